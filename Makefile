@@ -1,0 +1,34 @@
+# `make demo` and `make test` set everything up on a machine that has Python 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench clean
+
+# installed again when what is to be installed changes
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'Bertsmith needs Python 3.11 or newer, this is %s' % sys.version.split()[0])"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[hf,parquet,report,track,test,lint]"
+	@touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/bertsmith demo --out demo --force
+	@echo "Look at demo/report.html"
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python benchmarks/corpus.py
+	$(BIN)/python benchmarks/encoder.py
+
+clean:
+	rm -rf $(VENV) demo build dist

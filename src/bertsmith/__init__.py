@@ -1,0 +1,71 @@
+"""Bertsmith: the workbench for efficient text encoders, from raw text to a model that fits a budget.
+
+The public names are resolved when they are first used, so that `import bertsmith` is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "InputError": "bertsmith.errors",
+    "Model": "bertsmith.models.model",
+    "SequenceLayout": "bertsmith.batches.layout",
+    "Subnet": "bertsmith.layers.subnet",
+    "Tokenizer": "bertsmith.text.tokenizer",
+    "build": "bertsmith.models.build",
+    "corpus": "bertsmith.commands.corpus",
+    "export": "bertsmith.checkpoint.store",
+    "extract": "bertsmith.models.build",
+    "inspect": "bertsmith.commands.inspect",
+    "load": "bertsmith.checkpoint.store",
+    "preset": "bertsmith.models.presets",
+    "pretrain": "bertsmith.commands.pretrain",
+    "save": "bertsmith.checkpoint.store",
+    "tokenizer": "bertsmith.commands.tokenizer",
+}
+
+__all__ = [
+    "InputError",
+    "Model",
+    "SequenceLayout",
+    "Subnet",
+    "Tokenizer",
+    "build",
+    "corpus",
+    "export",
+    "extract",
+    "inspect",
+    "load",
+    "preset",
+    "pretrain",
+    "save",
+    "tokenizer",
+]
+
+if TYPE_CHECKING:
+    from bertsmith.batches.layout import SequenceLayout
+    from bertsmith.checkpoint.store import export, load, save
+    from bertsmith.commands.corpus import corpus
+    from bertsmith.commands.inspect import inspect
+    from bertsmith.commands.pretrain import pretrain
+    from bertsmith.commands.tokenizer import tokenizer
+    from bertsmith.errors import InputError
+    from bertsmith.layers.subnet import Subnet
+    from bertsmith.models.build import build, extract
+    from bertsmith.models.model import Model
+    from bertsmith.models.presets import preset
+    from bertsmith.text.tokenizer import Tokenizer
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bertsmith' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,1 @@
+"""Tokens to batches: token shards, sequence layouts, corruption, loaders and tasks."""

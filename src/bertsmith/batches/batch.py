@@ -1,0 +1,54 @@
+"""What the loader hands to an objective."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bertsmith.batches.layout import SequenceLayout
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Sequences as they stand in the corpus, with their special tokens.
+
+    Shape: tokens and types (batch, length) or (tokens,); sample and is_next (batch,).
+    """
+
+    tokens: Tensor
+    layout: SequenceLayout
+    sample: Tensor
+    """A number that names each sequence for its random draws, the same however the batch is put together."""
+    real_tokens: int
+    """Tokens of the corpus and their special tokens, without filling."""
+    types: Tensor | None = None
+    is_next: Tensor | None = None
+    """For sentence pairs: 1 where the second follows the first, 0 where not, -100 for filling."""
+
+    def to(self, device: torch.device | str) -> "TokenBatch":
+        """The same batch on another device."""
+        return replace(
+            self,
+            tokens=self.tokens.to(device, non_blocking=True),
+            layout=self.layout.to(device),
+            sample=self.sample.to(device, non_blocking=True),
+            types=None if self.types is None else self.types.to(device, non_blocking=True),
+            is_next=None if self.is_next is None else self.is_next.to(device, non_blocking=True),
+        )
+
+    def pin_memory(self) -> "TokenBatch":
+        """The same batch in page-locked memory, from where a GPU copies without waiting."""
+        starts, is_token = self.layout.starts, self.layout.is_token
+        layout = replace(
+            self.layout,
+            starts=None if starts is None else starts.pin_memory(),
+            is_token=None if is_token is None else is_token.pin_memory(),
+        )
+        return replace(
+            self,
+            tokens=self.tokens.pin_memory(),
+            layout=layout,
+            sample=self.sample.pin_memory(),
+            types=None if self.types is None else self.types.pin_memory(),
+            is_next=None if self.is_next is None else self.is_next.pin_memory(),
+        )

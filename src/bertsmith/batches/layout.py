@@ -1,0 +1,109 @@
+"""How sequences lie in memory: padded rows or one packed run of tokens."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SequenceLayout:
+    """The place of every sequence in a batch; make one with `padded`, `full` or `packed`.
+
+    Padded: tensors are (batch, length, …), real tokens first in each row; `is_token` is True at them, or None where no
+    row has pads. Packed: tensors are (tokens, …), sequence i lies at starts[i]:starts[i + 1], none is longer than
+    `longest`. Trailing empty sequences are allowed, so that `starts` can keep one size from batch to batch.
+    """
+
+    batch: int
+    longest: int
+    is_token: Tensor | None = None
+    starts: Tensor | None = None
+
+    @classmethod
+    def padded(cls, is_token: Tensor) -> "SequenceLayout":
+        """Rows of one length with pads at their ends.
+
+        Shape: is_token (batch, length), bool.
+        """
+        return cls(batch=is_token.shape[0], longest=is_token.shape[1], is_token=is_token)
+
+    @classmethod
+    def full(cls, batch: int, length: int) -> "SequenceLayout":
+        """Rows of one length without any pad."""
+        return cls(batch=batch, longest=length)
+
+    @classmethod
+    def packed(cls, starts: Tensor, longest: int) -> "SequenceLayout":
+        """Sequences one after the other without pads between them.
+
+        Shape: starts (sequences + 1,), int32, first 0, last the number of tokens.
+        """
+        return cls(batch=starts.shape[0] - 1, longest=longest, starts=starts)
+
+    @property
+    def is_packed(self) -> bool:
+        return self.starts is not None
+
+    def to(self, device: torch.device | str) -> "SequenceLayout":
+        """The same layout with its tensors on another device."""
+        return SequenceLayout(
+            batch=self.batch,
+            longest=self.longest,
+            is_token=None if self.is_token is None else self.is_token.to(device, non_blocking=True),
+            starts=None if self.starts is None else self.starts.to(device, non_blocking=True),
+        )
+
+    def lengths(self, device: torch.device | str | None = None) -> Tensor:
+        """The number of tokens of each sequence, (batch,)."""
+        if self.starts is not None:
+            return self.starts.diff().long()
+        if self.is_token is not None:
+            return self.is_token.sum(-1)
+        return torch.full((self.batch,), self.longest, device=device)
+
+    def positions(self, tokens: Tensor) -> Tensor:
+        """The place of every token in its own sequence, from 0: (batch, length) or (tokens,).
+
+        `tokens` is any tensor that lies in this layout; only its device and, when packed, its length are read.
+        """
+        if self.starts is None:
+            row = torch.arange(self.longest, device=tokens.device)
+            return row.expand(self.batch, self.longest)
+        place = torch.arange(tokens.shape[0], device=tokens.device)
+        return place - self.starts[self.sequence_index(tokens)]
+
+    def sequence_index(self, tokens: Tensor) -> Tensor:
+        """Which sequence every token belongs to: (batch, length) or (tokens,)."""
+        if self.starts is None:
+            rows = torch.arange(self.batch, device=tokens.device)
+            return rows[:, None].expand(self.batch, self.longest)
+        place = torch.arange(tokens.shape[0], device=tokens.device, dtype=self.starts.dtype)
+        return torch.searchsorted(self.starts[1:].contiguous(), place, right=True)
+
+    def first_tokens(self, hidden: Tensor) -> Tensor:
+        """The states of each sequence's first token: (batch, width). Empty sequences give some other token's."""
+        if self.starts is None:
+            return hidden[:, 0]
+        return hidden[self.starts[:-1].clamp(max=hidden.shape[0] - 1).long()]
+
+    def pad(self, hidden: Tensor) -> tuple[Tensor, "SequenceLayout"]:
+        """Packed tensors (tokens, …) as padded rows (batch, longest, …), with their layout; pads repeat some token."""
+        if self.starts is None:
+            return hidden, self
+        offsets = torch.arange(self.longest, device=hidden.device)
+        is_token = offsets < self.lengths()[:, None]
+        places = (self.starts[:-1, None] + offsets).clamp(max=hidden.shape[0] - 1)
+        # index_select: its backward adds whole rows, the one of plain indexing adds single numbers
+        rows = hidden.index_select(0, places.flatten().long())
+        return rows.unflatten(0, (self.batch, self.longest)), SequenceLayout.padded(is_token)
+
+    def unpad(self, rows: Tensor, like: Tensor) -> Tensor:
+        """Padded rows (batch, longest, …) back in this packed layout, (tokens, …): the inverse of `pad`.
+
+        `like` is a tensor that lies in this layout.
+        """
+        if self.starts is None:
+            return rows
+        places = self.sequence_index(like) * self.longest + self.positions(like)
+        return rows.flatten(0, 1).index_select(0, places)

@@ -1,0 +1,145 @@
+"""Plans → batches of token ids, read from the corpus by worker processes."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from bertsmith.batches.batch import TokenBatch
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.batches.plan import Cursor, MicroBatchPlan, SequenceConfig
+from bertsmith.batches.sequences import Sequences
+from bertsmith.batches.shards import TokenCorpus
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The ids the loader puts around the text."""
+
+    pad: int
+    start: int
+    separator: int
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A batch and its place in the stream."""
+
+    batch: TokenBatch
+    cursor: Cursor
+
+    def pin_memory(self) -> "Loaded":
+        return Loaded(self.batch.pin_memory(), self.cursor)
+
+
+class BatchReader(Dataset[Loaded]):
+    """Reads the tokens of a plan. Runs in worker processes; keeps no state."""
+
+    def __init__(self, corpus: TokenCorpus, config: SequenceConfig, special: SpecialTokens, slots: int | None) -> None:
+        self.corpus, self.config, self.special = corpus, config, special
+        self.slots = slots
+        """Sequences every packed batch is filled up to, so that all have one shape; None for as many as there are."""
+
+    def __getitem__(self, plan: MicroBatchPlan) -> Loaded:
+        read = self._packed if self.config.layout == "packed" else self._padded
+        return Loaded(read(plan.sequences), plan.cursor)
+
+    def _packed(self, sequences: Sequences) -> TokenBatch:
+        capacity, longest = self.config.micro_tokens, self.config.length
+        lengths = sequences.lengths
+        used, count = int(lengths.sum()), len(lengths)
+        # the rest of the batch is filled with sequences of pads, which no other sequence sees
+        filling = np.diff(np.append(np.arange(used, capacity, longest), capacity)) if used < capacity else lengths[:0]
+        starts = np.concatenate([[0], np.cumsum(np.concatenate([lengths, filling]))])
+        if self.slots is not None:
+            # filled-up batches may need a few more sequences than text needs; the rest are empty
+            slots = self.slots + -(-capacity // longest)
+            starts = np.concatenate([starts, np.full(slots + 1 - len(starts), capacity)])
+        tokens = np.full(capacity, self.special.pad, dtype=np.int64)
+        types = np.zeros(capacity, dtype=np.int64) if sequences.second_start is not None else None
+        for index in range(count):
+            begin = int(starts[index])
+            self._write(sequences, index, tokens[begin:], None if types is None else types[begin:])
+        layout = SequenceLayout.packed(torch.from_numpy(starts.astype(np.int32)), longest)
+        return self._batch(tokens, layout, sequences, layout.batch, used, types)
+
+    def _padded(self, sequences: Sequences) -> TokenBatch:
+        rows, length = self.config.micro_tokens // self.config.length, self.config.length
+        tokens = np.full((rows, length), self.special.pad, dtype=np.int64)
+        types = np.zeros((rows, length), dtype=np.int64) if sequences.second_start is not None else None
+        lengths = np.zeros(rows, dtype=np.int64)
+        lengths[: len(sequences.sample)] = sequences.lengths
+        for index in range(len(sequences.sample)):
+            self._write(sequences, index, tokens[index], None if types is None else types[index])
+        is_token = torch.from_numpy(np.arange(length) < lengths[:, None])
+        used = int(lengths.sum())
+        return self._batch(tokens, SequenceLayout.padded(is_token), sequences, rows, used, types)
+
+    def _write(self, sequences: Sequences, index: int, tokens: np.ndarray, types: np.ndarray | None) -> None:
+        """Writes [CLS] a [SEP] or [CLS] a [SEP] b [SEP] to the front of an array."""
+        text = self.corpus.read(int(sequences.document[index]), int(sequences.start[index]), int(sequences.stop[index]))
+        end = len(text) + 1
+        tokens[0] = self.special.start
+        tokens[1:end] = text
+        tokens[end] = self.special.separator
+        if types is None or sequences.second_document is None:
+            return
+        assert sequences.second_start is not None
+        assert sequences.second_stop is not None
+        text = self.corpus.read(
+            int(sequences.second_document[index]),
+            int(sequences.second_start[index]),
+            int(sequences.second_stop[index]),
+        )
+        tokens[end + 1 : end + 1 + len(text)] = text
+        tokens[end + 1 + len(text)] = self.special.separator
+        types[end + 1 : end + 2 + len(text)] = 1
+
+    def _batch(
+        self,
+        tokens: np.ndarray,
+        layout: SequenceLayout,
+        sequences: Sequences,
+        slots: int,
+        used: int,
+        types: np.ndarray | None,
+    ) -> TokenBatch:
+        return TokenBatch(
+            tokens=torch.from_numpy(tokens),
+            layout=layout,
+            sample=torch.from_numpy(_filled(sequences.sample, slots, 0)),
+            real_tokens=used,
+            types=None if types is None else torch.from_numpy(types),
+            is_next=None if sequences.is_next is None else torch.from_numpy(_filled(sequences.is_next, slots, -100)),
+        )
+
+
+class _Order(Sampler[MicroBatchPlan]):
+    """Hands plans to the workers one after the other."""
+
+    def __init__(self, plans: Iterable[MicroBatchPlan]) -> None:
+        self.plans = plans
+
+    def __iter__(self) -> Iterator[MicroBatchPlan]:
+        return iter(self.plans)
+
+
+def load_batches(
+    reader: BatchReader, plans: Iterable[MicroBatchPlan], *, workers: int = 0, pin: bool = False
+) -> DataLoader[Loaded]:
+    """The batches of the plans, in their order, whatever the number of workers."""
+    return DataLoader(
+        reader,
+        batch_size=None,
+        sampler=_Order(plans),
+        num_workers=workers,
+        prefetch_factor=4 if workers else None,
+        pin_memory=pin,
+        multiprocessing_context="forkserver" if workers else None,
+    )
+
+
+def _filled(array: np.ndarray, slots: int, value: int) -> np.ndarray:
+    return np.concatenate([array, np.full(slots - len(array), value, dtype=array.dtype)])

@@ -1,0 +1,124 @@
+"""The order of all data: which sequences stand in which micro-batch, as a pure function of the seed.
+
+Documents are shuffled once an epoch and worked on in windows. A window becomes sequences, these are shuffled and put
+into micro-batches. The stream of micro-batches is the same whoever reads it: with N processes, process p takes
+those whose number leaves p when divided by N.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from bertsmith.batches.packing import pack
+from bertsmith.batches.random import shuffled
+from bertsmith.batches.sequences import Documents, Sequences, pieces, sentence_pairs
+from bertsmith.errors import InputError
+from bertsmith.settings import Record
+
+_WINDOW_TOKENS = 1 << 20
+
+
+class SequenceConfig(Record):
+    """How a corpus becomes sequences, and how these lie in memory."""
+
+    length: int = Field(default=128, ge=16)
+    """The most tokens of a sequence, special tokens counted in."""
+    cut: Literal["pieces", "sentence_pairs"] = "pieces"
+    """Runs of a document's text, or BERT's pairs of segments for next-sentence prediction."""
+    layout: Literal["packed", "padded"] = "packed"
+    """Sequences one after the other without pads, or rows of one length."""
+    micro_tokens: int = Field(default=8192, ge=16)
+    """Tokens (pads counted in) of a micro-batch, what one process computes at a time."""
+
+    @model_validator(mode="after")
+    def _check_room(self) -> "SequenceConfig":
+        if self.micro_tokens < self.length:
+            raise ValueError(f"micro_tokens {self.micro_tokens} is less than length {self.length}")
+        return self
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A place in the stream of micro-batches."""
+
+    epoch: int = 0
+    window: int = 0
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class MicroBatchPlan:
+    """The sequences of one micro-batch, and its place in the stream."""
+
+    sequences: Sequences
+    cursor: Cursor
+
+
+class Plan:
+    """The endless stream of micro-batches of a corpus."""
+
+    def __init__(
+        self, corpus: Documents, config: SequenceConfig, seed: int, *, window_tokens: int | None = None
+    ) -> None:
+        self.corpus, self.config, self.seed = corpus, config, seed
+        documents = len(corpus.lengths)
+        total = int(corpus.lengths.sum())
+        if total == 0:
+            raise InputError("the corpus part has no tokens to make sequences from")
+        # enough micro-batches for the last one of a window, which is not full, not to matter
+        wanted = window_tokens or max(_WINDOW_TOKENS, 64 * config.micro_tokens)
+        self.window_documents = max(1, round(documents * wanted / total))
+        self.windows = -(-documents // self.window_documents)
+        self.slots = self._slots()
+
+    def _slots(self) -> int:
+        """The most sequences a micro-batch may hold: a quarter above the expected number."""
+        if self.config.layout == "padded":
+            return self.config.micro_tokens // self.config.length
+        body = self.config.length - 2
+        sizes = self.corpus.lengths
+        sequences = int((-(-sizes // body)).sum())
+        mean = int(sizes.sum()) / max(1, sequences) + 2
+        return int(1.25 * self.config.micro_tokens / mean) + 8
+
+    def from_cursor(self, cursor: Cursor, *, skip: int = 0, every: int = 1) -> Iterator[MicroBatchPlan]:
+        """The micro-batches from a cursor on, without the first `skip`, and of the rest one of `every`, for ever."""
+        number = 0
+        epoch, window, index = cursor.epoch, cursor.window, cursor.index
+        while True:
+            sequences, bins = self._window(epoch, window)
+            for place in range(index, len(bins)):
+                if number >= skip and (number - skip) % every == 0:
+                    yield MicroBatchPlan(sequences.take(bins[place]), Cursor(epoch, window, place))
+                number += 1
+            window, index = window + 1, 0
+            if window == self.windows:
+                epoch, window = epoch + 1, 0
+
+    def one_epoch(self) -> Iterator[MicroBatchPlan]:
+        """The micro-batches of the first epoch."""
+        for batch in self.from_cursor(Cursor()):
+            if batch.cursor.epoch:
+                return
+            yield batch
+
+    def _window(self, epoch: int, window: int) -> tuple[Sequences, list[np.ndarray]]:
+        order = self._order(epoch)
+        documents = order[window * self.window_documents : (window + 1) * self.window_documents]
+        cut = {"pieces": pieces, "sentence_pairs": sentence_pairs}[self.config.cut]
+        sequences = cut(self.corpus, documents, self.config.length, self.seed, epoch)
+        sequences = sequences.take(shuffled(len(sequences.sample), self.seed, epoch, window, 3))
+        if self.config.layout == "packed":
+            return sequences, pack(sequences.lengths, self.config.micro_tokens, self.slots)
+        whole = range(0, len(sequences.sample), self.slots)
+        return sequences, [np.arange(i, min(i + self.slots, len(sequences.sample))) for i in whole]
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """The documents in this epoch's order; the last one asked for is kept."""
+        kept = getattr(self, "_kept_order", None)
+        if kept is None or kept[0] != epoch:
+            kept = self._kept_order = (epoch, shuffled(len(self.corpus.lengths), self.seed, epoch, 4))
+        return kept[1]

@@ -1,0 +1,68 @@
+"""Random numbers as a pure function of what they are for: no state, so any process can draw any of them."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the constants of the splitmix64 finaliser
+_STEP = 0x9E3779B97F4A7C15
+
+
+def _signed(value: int) -> int:
+    """The two's complement of a 64-bit constant: PyTorch has no unsigned arithmetic."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def key(*parts: int) -> int:
+    """A 62-bit number that depends on all the parts, for seeding.
+
+    >>> key(1, 2) == key(1, 2), key(1, 2) == key(2, 1)
+    (True, False)
+    """
+    state = np.uint64(0)
+    with np.errstate(over="ignore"):
+        for part in parts:
+            state = _mix_numpy(state + np.uint64(part % (1 << 64)) * np.uint64(_STEP) + np.uint64(_STEP))
+    return int(state >> np.uint64(2))
+
+
+def _mix_numpy(value: np.uint64) -> np.uint64:
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(_MIX[0])
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(_MIX[1])
+    return value ^ (value >> np.uint64(31))
+
+
+def bits(stream: Tensor | int, counter: Tensor) -> Tensor:
+    """62 random bits for every counter of a stream (splitmix64), the same on every device.
+
+    Shape: stream and counter int64, any shapes that broadcast.
+    """
+    state = stream + (counter + 1) * _signed(_STEP)
+    state = (state ^ _shift(state, 30)) * _signed(_MIX[0])
+    state = (state ^ _shift(state, 27)) * _signed(_MIX[1])
+    return _shift(state ^ _shift(state, 31), 2)
+
+
+def uniform(stream: Tensor | int, counter: Tensor) -> Tensor:
+    """A float32 number in [0, 1) for every counter of a stream."""
+    return _shift(bits(stream, counter), 38).float() * 2.0**-24
+
+
+def _shift(value: Tensor, places: int) -> Tensor:
+    """The logical right shift: PyTorch's own repeats the sign bit."""
+    return (value >> places) & ((1 << (64 - places)) - 1)
+
+
+def shuffled(count: int, *parts: int) -> np.ndarray:
+    """A permutation of range(count) that depends only on the parts."""
+    return np.random.default_rng(key(*parts)).permutation(count)
+
+
+def generator(*parts: int) -> np.random.Generator:
+    """A NumPy generator that depends only on the parts."""
+    return np.random.default_rng(key(*parts))
+
+
+def seed_everything(*parts: int) -> None:
+    """Seeds PyTorch's own draws (dropout) for one micro-batch: they too depend on nothing but the parts."""
+    torch.manual_seed(key(*parts))

@@ -1,0 +1,158 @@
+"""Documents → the sequences a model reads, as plain arrays of places in the corpus: nothing is read here but lengths.
+
+What comes out depends only on (seed, epoch, document).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from bertsmith.batches.random import generator
+
+SHORTEST = 8  # tokens of text; less teaches nothing and is left to another epoch's cut
+
+
+class Documents(Protocol):
+    """What sequences are cut from; a TokenCorpus is one."""
+
+    @property
+    def lengths(self) -> np.ndarray: ...
+
+    def sentence_starts(self, document: int) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Some sequences, one entry of each array for each: a first segment and, for pairs, a second one.
+
+    Segments are token ranges start:stop of a document. A sequence's length counts its special tokens in.
+    """
+
+    document: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    sample: np.ndarray
+    second_document: np.ndarray | None = None
+    second_start: np.ndarray | None = None
+    second_stop: np.ndarray | None = None
+    is_next: np.ndarray | None = None
+
+    @property
+    def lengths(self) -> np.ndarray:
+        lengths = self.stop - self.start + 2  # [CLS] a [SEP]
+        if self.second_start is not None and self.second_stop is not None:
+            lengths = lengths + self.second_stop - self.second_start + 1  # b [SEP]
+        return lengths
+
+    def take(self, index: np.ndarray) -> "Sequences":
+        """The sequences at these places, in this order."""
+        chosen: dict[str, Any] = {name: None if array is None else array[index] for name, array in vars(self).items()}
+        return Sequences(**chosen)
+
+
+def pieces(corpus: Documents, documents: np.ndarray, length: int, seed: int, epoch: int) -> Sequences:
+    """Every document cut into runs of `length` tokens with [CLS] and [SEP]; each epoch begins at other places."""
+    body = length - 2
+    sizes = corpus.lengths[documents]
+    shift = generator(seed, epoch, int(documents[0]), 1).integers(0, body, size=len(documents))
+    # a document that fits stays whole; a first run too short to be kept is joined to no other, so do not make one
+    shift = np.where((sizes <= body) | (shift < SHORTEST), 0, shift)
+    counts = -(-np.maximum(sizes - shift, 0) // body) + (shift > 0)
+    owner = np.repeat(np.arange(len(documents)), counts)
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    stop = np.where(shift[owner] > 0, shift[owner] + place * body, (place + 1) * body)
+    start = np.maximum(stop - body, 0)
+    stop = np.minimum(stop, sizes[owner])
+    is_kept = (stop - start >= SHORTEST) | ((counts[owner] == 1) & (stop > start))
+    owner, place, start, stop = owner[is_kept], place[is_kept], start[is_kept], stop[is_kept]
+    document = documents[owner]
+    return Sequences(document, start, stop, _samples(corpus, document, place, epoch))
+
+
+def sentence_pairs(
+    corpus: Documents, documents: np.ndarray, length: int, seed: int, epoch: int, *, short_share: float = 0.1
+) -> Sequences:
+    """BERT's pairs for next-sentence prediction (Devlin et al. 2019 and its data code).
+
+    A run of sentences of about `length` tokens is cut in two; half of the time the second part is taken from another
+    document instead, and the sentences it displaced are used again. With the chance `short_share` a document is cut
+    into shorter runs.
+    """
+    rows: list[tuple[int, ...]] = []
+    for document in documents.tolist():
+        rows += _pairs_of(corpus, document, length - 3, generator(seed, epoch, document, 2), short_share)
+    table = np.array(rows, dtype=np.int64).reshape(-1, 8)
+    document, place = table[:, 0], table[:, 1]
+    return Sequences(
+        document,
+        table[:, 2],
+        table[:, 3],
+        _samples(corpus, document, place, epoch),
+        second_document=table[:, 4],
+        second_start=table[:, 5],
+        second_stop=table[:, 6],
+        is_next=table[:, 7],
+    )
+
+
+def _pairs_of(
+    corpus: Documents, document: int, room: int, draw: np.random.Generator, short_share: float
+) -> list[tuple[int, ...]]:
+    """Rows (document, place, start, stop, second document, second start, second stop, is next)."""
+    starts = corpus.sentence_starts(document)
+    sentences, total = len(starts) - 1, len(corpus.lengths)
+    target = room if draw.random() >= short_share else int(draw.integers(2, room + 1))
+    rows: list[tuple[int, ...]] = []
+    sentence = 0
+    while sentence < sentences:
+        # sentences until the target is reached, at least one
+        end = int(np.searchsorted(starts, starts[sentence] + target, side="left"))
+        end = min(max(end, sentence + 1), sentences)
+        cut = sentence + 1 if end - sentence < 2 else sentence + int(draw.integers(1, end - sentence))
+        first = (int(starts[sentence]), int(starts[cut]))
+        is_random = total > 1 and (end - sentence == 1 or draw.random() < 0.5)
+        if is_random:
+            other = int(draw.integers(0, total - 1))
+            other += other >= document
+            second = _run(corpus, other, target - (first[1] - first[0]), draw)
+            following = cut  # the displaced sentences are put back
+        else:
+            other, second, following = document, (int(starts[cut]), int(starts[end])), end
+        if first[1] > first[0] and second[1] > second[0]:
+            first, second = _truncate(first, second, room, draw)
+            rows.append((document, len(rows), *first, other, *second, int(not is_random)))
+        sentence = following
+    return rows
+
+
+def _run(corpus: Documents, document: int, target: int, draw: np.random.Generator) -> tuple[int, int]:
+    """Consecutive sentences of a document from a random one on, about `target` tokens."""
+    starts = corpus.sentence_starts(document)
+    begin = int(draw.integers(0, max(1, len(starts) - 1)))
+    end = int(np.searchsorted(starts, starts[begin] + max(1, target), side="left"))
+    return int(starts[begin]), int(starts[min(max(end, begin + 1), len(starts) - 1)])
+
+
+def _truncate(
+    first: tuple[int, int], second: tuple[int, int], room: int, draw: np.random.Generator
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The longer of the two loses tokens, each from the front or the back with equal chance, until both fit."""
+    sizes = [first[1] - first[0], second[1] - second[0]]
+    surplus = max(0, sum(sizes) - room)
+    # token by token from the longer one is the same as levelling them first and then taking turns
+    difference = sizes[0] - sizes[1]
+    levelled = min(surplus, abs(difference))
+    lost = [levelled, 0] if difference > 0 else [0, levelled]
+    lost[0] += (surplus - levelled) // 2
+    lost[1] += (surplus - levelled + 1) // 2
+    result = []
+    for (start, stop), loss in zip((first, second), lost, strict=True):
+        front = int(draw.binomial(loss, 0.5)) if loss else 0
+        result.append((start + front, stop - (loss - front)))
+    return result[0], result[1]
+
+
+def _samples(corpus: Documents, document: np.ndarray, place: np.ndarray, epoch: int) -> np.ndarray:
+    """A number for each sequence that no other sequence of any epoch has."""
+    return ((epoch * len(corpus.lengths) + document) << 24) + place

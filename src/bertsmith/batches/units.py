@@ -1,0 +1,94 @@
+"""The units that masking takes whole (words, n-grams of words), and the choice among them.
+
+The units of a sequence are put in a random order and taken one after the other until its exact count of tokens is
+reached; one that would exceed it is passed over (the rule of Google's BERT code). Everything is worked out for a whole
+batch at once, and no tensor's shape depends on a draw: there are always as many unit slots as tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from bertsmith.batches.random import bits, uniform
+
+
+def word_units(starts_word: Tensor, is_candidate: Tensor, position: Tensor) -> Tensor:
+    """The number of the word each token belongs to, rising from 0; a special token is a word of its own.
+
+    Shape: all (tokens,).
+    """
+    after_special = torch.cat([is_candidate.new_ones(1), ~is_candidate[:-1]])
+    begins = starts_word | ~is_candidate | after_special | (position == 0)
+    return begins.long().cumsum(0) - 1
+
+
+def ngram_units(word: Tensor, sequence: Tensor, is_candidate: Tensor, stream: Tensor, longest: int) -> Tensor:
+    """The words of each sequence tiled with n-grams of 1 to `longest` words, chance in proportion to 1/n.
+
+    Shape: word, sequence, is_candidate (tokens,); stream (sequences,): the source of each sequence's draws.
+    """
+    slots = word.shape[0]
+    first = _first_token(word)
+    of_sequence, joins = sequence[first], is_candidate[first]
+    begin = _segment_begins(of_sequence)
+    place = torch.arange(slots, device=word.device) - begin
+
+    weights = 1 / torch.arange(1, longest + 1, device=word.device, dtype=torch.float32)
+    chances = (weights / weights.sum()).cumsum(0)[:-1]
+    length = 1 + torch.bucketize(uniform(stream[of_sequence], place), chances, right=True)  # of the place-th n-gram
+    end = begin + _running_sum(length, begin)
+    reached = end.clamp(max=slots - 1)
+    is_inside = (end < slots) & (of_sequence[reached] == of_sequence)
+    opens = (place == 0).long().scatter_add(0, reached, is_inside.long()) > 0
+    # a special token never joins its neighbours
+    opens |= ~joins | torch.cat([opens.new_ones(1), ~joins[:-1]])
+    return (opens.long().cumsum(0) - 1)[word]
+
+
+def choose_units(unit: Tensor, sequence: Tensor, is_candidate: Tensor, counts: Tensor, stream: Tensor) -> Tensor:
+    """True for the tokens of the units that are taken.
+
+    Shape: unit, sequence, is_candidate (tokens,); counts, the tokens to take, and stream (sequences,).
+    """
+    size = torch.zeros_like(unit).scatter_add(0, unit, is_candidate.long())
+    first = _first_token(unit)
+    of_sequence = sequence[first]
+    # counted from the start of the sequence, so that neighbours never matter
+    draw = bits(stream[of_sequence], first - _segment_begins(sequence)[first])
+    # by sequence, then by draw (42 bits of it), and slots without a candidate at the very end
+    order = torch.argsort(torch.where(size > 0, (of_sequence << 42) | (draw >> 20), (1 << 62) - 1))
+    size, of_sequence = size[order], of_sequence[order]
+    begin = _segment_begins(of_sequence)
+
+    left = counts[of_sequence]
+    is_taken = torch.zeros_like(size, dtype=torch.bool)
+    for _ in range(_ROUNDS):
+        # what is larger than the rest of the count will never fit; of the others, the longest run that does
+        fitting = torch.where((size <= left) & ~is_taken, size, 0)
+        now = (fitting > 0) & (_running_sum(fitting, begin) <= left)
+        is_taken |= now
+        used = torch.zeros_like(counts).scatter_add(0, of_sequence, torch.where(now, size, 0))
+        left = left - used[of_sequence]
+    return torch.zeros_like(is_taken).scatter(0, order, is_taken)[unit] & is_candidate
+
+
+# a round leaves less than the size of the first unit that did not fit, so a few end every search
+_ROUNDS = 8
+
+
+def _first_token(unit: Tensor) -> Tensor:
+    """The first token of each unit; slots that are no unit give the last token."""
+    index = torch.arange(unit.shape[0], device=unit.device)
+    return torch.full_like(unit, unit.shape[0] - 1).scatter_reduce(0, unit, index, "amin")
+
+
+def _segment_begins(segment: Tensor) -> Tensor:
+    """For every slot the first slot of its run of equal numbers."""
+    index = torch.arange(segment.shape[0], device=segment.device)
+    changes = torch.cat([index.new_ones(1, dtype=torch.bool), segment[1:] != segment[:-1]])
+    return torch.where(changes, index, 0).cummax(0).values
+
+
+def _running_sum(values: Tensor, begin: Tensor) -> Tensor:
+    """The sum of the values from the first slot of the run to each slot, both counted in."""
+    total = values.cumsum(0)
+    return total - (total - values)[begin]

@@ -1,0 +1,122 @@
+"""Files of weights and settings, read with care and written under a temporary name first."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bertsmith.errors import InputError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{str(path)!r} does not exist") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{str(path)!r} is not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{str(path)!r} holds a {type(data).__name__}; allowed: an object")
+    return data
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of all the files an index.json names."""
+    if path.suffix == ".json":
+        names = sorted(set(read_json(path).get("weight_map", {}).values()))
+        if not names:
+            raise InputError(f"{str(path)!r} lists no weight files under 'weight_map'")
+        tensors: dict[str, Tensor] = {}
+        for name in names:
+            if Path(name).name != name:
+                raise InputError(f"{str(path)!r} names {name!r}; allowed: a file in the same folder")
+            tensors |= read_tensors(path.parent / name)
+        return tensors
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise InputError(f"{str(path)!r} does not exist") from None
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{str(path)!r} is not a whole safetensors file: {error}") from None
+
+
+def find_weights(folder: Path) -> Path:
+    """The weights file of a model folder; says so if there is only a pickle."""
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        if (folder / name).exists():
+            return folder / name
+    pickles = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt"))
+    if pickles:
+        raise InputError(
+            f"{str(folder)!r} holds its weights only as {pickles[0]!r}, a pickle, which can run code when opened; "
+            "allowed: model.safetensors (transformers writes it with save_pretrained)"
+        )
+    raise InputError(f"{str(folder)!r} has no model.safetensors")
+
+
+def copy_tensors(tensors: dict[str, Tensor], model: torch.nn.Module, source: str) -> None:
+    """Fills a model's parameters; every name and shape must match, and the sentence says which does not."""
+    wanted = dict(model.named_parameters())
+    missing = sorted(wanted.keys() - tensors.keys())
+    if missing:
+        raise InputError(f"{source} lacks {len(missing)} tensors of this model, the first is {missing[0]!r}")
+    foreign = sorted(tensors.keys() - wanted.keys())
+    if foreign:
+        raise InputError(f"{source} has {len(foreign)} tensors this model does not know, the first is {foreign[0]!r}")
+    for name, parameter in wanted.items():
+        if tensors[name].shape != parameter.shape:
+            got, want = tuple(tensors[name].shape), tuple(parameter.shape)
+            raise InputError(f"{source}: {name!r} has shape {got}; the config asks for {want}")
+    # half precision is widened, which is exact; double precision stays
+    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors.values()) else torch.float32
+    model.to(dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[name])
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Writes a safetensors file; tensors that share memory get copies of their own."""
+    plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    save_file(plain, path, metadata=metadata or {"format": "pt"})
+
+
+def write_json(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+class NewFolder:
+    """A folder that appears whole or not at all: written under a temporary name, synced, renamed on success.
+
+    An old folder of that name is replaced only when the new one is complete.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.final = folder
+        self.temporary = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+
+    def __enter__(self) -> Path:
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        self.temporary.mkdir(parents=True)
+        return self.temporary
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            return
+        for path in self.temporary.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        old = self.final.with_name(f".{self.final.name}.old-{os.getpid()}")
+        if self.final.exists():
+            self.final.rename(old)
+        self.temporary.rename(self.final)
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,108 @@
+"""Hugging Face folders, read and written without that library."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertsmith.checkpoint.files import copy_tensors, find_weights, read_json, read_tensors, write_json, write_tensors
+from bertsmith.checkpoint.hf.bert import BERT, ELECTRA
+from bertsmith.checkpoint.hf.twin import Twin
+from bertsmith.checkpoint.names import to_ours, to_theirs
+from bertsmith.errors import InputError, nearest
+from bertsmith.models.build import assemble
+from bertsmith.models.model import Model
+
+TWINS: dict[str, Twin] = {twin.model_type: twin for twin in (BERT, ELECTRA)}
+
+
+def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
+    """The model in a Hugging Face folder, every weight mapped; `ignore` lists starts of names to leave out."""
+    data = read_json(folder / "config.json")
+    twin = _twin(str(data.get("model_type")), folder)
+    path = find_weights(folder)
+    theirs = _canonical(read_tensors(path), twin, ignore)
+    _check_tied(theirs, twin, path)
+    parts = frozenset(part for part, rows in twin.optional.items() if rows[0].theirs[0] in theirs)
+    config = twin.read_config(data, parts)
+    rows = twin.rows(config, parts)
+    used = {name for line in rows for name in line.theirs}
+    foreign = sorted(theirs.keys() - used - twin.tied.keys())
+    if foreign:
+        raise InputError(
+            f"{str(path)!r} has {len(foreign)} tensors that have no place in a {twin.model_type} model here, the first "
+            f"is {foreign[0]!r}; leave them out with ignore=({foreign[0].split('.')[0]!r},)"
+        )
+    model = assemble(config)
+    copy_tensors(to_ours(rows, theirs, str(path)), model, str(path))
+    return model.eval()
+
+
+def check_exportable(model: Model) -> Twin:
+    """The twin a model can be written as; a sentence says why if there is none."""
+    twin = TWINS.get(model.config.family)
+    if twin is None:
+        raise InputError(f"family is {model.config.family!r}; Hugging Face twins exist for: {', '.join(TWINS)}")
+    twin.write_config(model.config)
+    lost = [kind for kind in model.heads if f"heads.{kind}" not in twin.optional]
+    if lost:
+        raise InputError(f"a Hugging Face {twin.model_type} has no place for the {lost[0]!r} head")
+    return twin
+
+
+def save_hf(model: Model, folder: Path) -> None:
+    """Writes config.json, model.safetensors and the tokenizer as `transformers` reads them."""
+    twin = check_exportable(model)
+    ours = dict(model.named_parameters())
+    parts = frozenset(part for part in twin.optional if any(name.startswith(part + ".") for name in ours))
+    write_json(folder / "config.json", twin.write_config(model.config) | _token_ids(model))
+    theirs = to_theirs(twin.rows(model.config, parts), {name: p.detach() for name, p in ours.items()})
+    write_tensors(folder / "model.safetensors", theirs)
+    if model.tokenizer is not None:
+        model.tokenizer.save(folder)
+        write_json(folder / "tokenizer_config.json", _tokenizer_config(model))
+
+
+def _twin(model_type: str, folder: Path) -> Twin:
+    if model_type not in TWINS:
+        raise InputError(f"{str(folder / 'config.json')!r}: model_type is {model_type!r}; {nearest(model_type, TWINS)}")
+    return TWINS[model_type]
+
+
+def _canonical(tensors: dict[str, Tensor], twin: Twin, ignore: tuple[str, ...]) -> dict[str, Tensor]:
+    """The tensors under today's names: old norm names renewed, the encoder's prefix put where a file left it out."""
+    result = {}
+    bare = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")
+    for name, tensor in tensors.items():
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        if name.startswith(bare):
+            name = twin.prefix + name
+        if name.endswith("embeddings.position_ids") or name.startswith(ignore or ("\0",)):
+            continue
+        result[name] = tensor
+    return result
+
+
+def _check_tied(tensors: dict[str, Tensor], twin: Twin, path: Path) -> None:
+    for copy, original in twin.tied.items():
+        if copy in tensors and original in tensors and not torch.equal(tensors[copy], tensors[original]):
+            raise InputError(f"{str(path)!r}: {copy!r} differs from {original!r}; allowed: tied weights")
+
+
+def _token_ids(model: Model) -> dict[str, Any]:
+    return {} if model.tokenizer is None else {"pad_token_id": model.tokenizer.pad}
+
+
+def _tokenizer_config(model: Model) -> dict[str, Any]:
+    tokenizer = model.require_tokenizer()
+    roles = {
+        "pad_token": tokenizer.pad,
+        "unk_token": tokenizer.unknown,
+        "cls_token": tokenizer.start,
+        "sep_token": tokenizer.separator,
+        "mask_token": tokenizer.mask,
+    }
+    names = {role: tokenizer.pieces([index])[0] for role, index in roles.items()}
+    longest = model.config.encoder.embedding.longest
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, **names}

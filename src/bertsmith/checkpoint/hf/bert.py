@@ -1,0 +1,196 @@
+"""BERT and ELECTRA as Hugging Face names and configures them."""
+
+from typing import Any
+
+from bertsmith.checkpoint.hf.twin import Twin, read_activation, write_activation
+from bertsmith.checkpoint.names import Row, linear, row
+from bertsmith.errors import InputError
+from bertsmith.layers.embedding import EmbeddingConfig
+from bertsmith.layers.feedforward import FeedForwardConfig
+from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.norm import NormConfig
+from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
+from bertsmith.models.heads import HEADS, HeadConfig, MaskedTokensConfig, ReplacedTokensConfig
+
+
+def _encoder_rows(prefix: str) -> tuple[Row, ...]:
+    ours, theirs = "encoder.blocks.{i}", f"{prefix}encoder.layer.{{i}}"
+    return (
+        row("encoder.embedding.token_table", f"{prefix}embeddings.word_embeddings.weight"),
+        row("encoder.embedding.position.table", f"{prefix}embeddings.position_embeddings.weight"),
+        row("encoder.embedding.type_table", f"{prefix}embeddings.token_type_embeddings.weight"),
+        *linear("encoder.embedding.norm", f"{prefix}embeddings.LayerNorm"),
+        *linear(f"{ours}.mixer.project", *(f"{theirs}.attention.self.{name}" for name in ("query", "key", "value"))),
+        *linear(f"{ours}.mixer.output", f"{theirs}.attention.output.dense"),
+        *linear(f"{ours}.mixer_norm", f"{theirs}.attention.output.LayerNorm"),
+        *linear(f"{ours}.feedforward.expand", f"{theirs}.intermediate.dense"),
+        *linear(f"{ours}.feedforward.contract", f"{theirs}.output.dense"),
+        *linear(f"{ours}.feedforward_norm", f"{theirs}.output.LayerNorm"),
+    )
+
+
+def _read(data: dict[str, Any], parts: frozenset[str], family: str) -> ModelConfig:
+    source = "config.json"
+    _refuse(data, "position_embedding_type", "absolute")
+    _refuse(data, "is_decoder", False)
+    _refuse(data, "add_cross_attention", False)
+    try:
+        width, layers, heads = data["hidden_size"], data["num_hidden_layers"], data["num_attention_heads"]
+        vocabulary, neurons = data["vocab_size"], data["intermediate_size"]
+    except KeyError as missing:
+        raise InputError(f"{source} lacks {missing.args[0]!r}") from None
+    activation = read_activation(data.get("hidden_act", "gelu"), source)
+    norm = NormConfig(epsilon=data.get("layer_norm_eps", 1e-12))
+    dropout = float(data.get("hidden_dropout_prob", 0.1))
+    embedding_width = data.get("embedding_size", width)
+    embedding = EmbeddingConfig(
+        width=None if embedding_width == width else embedding_width,
+        longest=data.get("max_position_embeddings", 512),
+        types=data.get("type_vocab_size", 2),
+        epsilon=norm.epsilon,
+        dropout=dropout,
+    )
+    layer = LayerConfig(
+        mixer=FullConfig(heads=heads, dropout=float(data.get("attention_probs_dropout_prob", 0.1))),
+        feedforward=FeedForwardConfig(neurons=neurons, activation=activation),
+        norm=norm,
+        dropout=dropout,
+    )
+    encoder = EncoderConfig(
+        vocabulary=vocabulary,
+        width=width,
+        embedding=embedding,
+        layers=(layer,) * layers,
+        deviation=data.get("initializer_range", 0.02),
+    )
+    kinds = [part.removeprefix("heads.") for part in sorted(parts) if part.startswith("heads.")]
+    made = tuple(_read_head(kind, family, data, norm.epsilon) for kind in kinds)
+    return ModelConfig(family=family, encoder=encoder, heads=made)
+
+
+def _read_head(kind: str, family: str, data: dict[str, Any], epsilon: float) -> HeadConfig:
+    activation = read_activation(data.get("hidden_act", "gelu"), "config.json")
+    if kind == "masked_tokens":
+        # ELECTRA's generator keeps gelu here whatever the layers use
+        return MaskedTokensConfig(activation="gelu" if family == "electra" else activation, epsilon=epsilon)
+    if kind == "replaced_tokens":
+        return ReplacedTokensConfig(activation=activation)
+    return HEADS[kind]()  # type: ignore[call-arg]
+
+
+def _write(config: ModelConfig, model_type: str) -> dict[str, Any]:
+    encoder, layer = config.encoder, config.encoder.layers[0]
+    reason = _inexpressible(config)
+    if reason:
+        raise InputError(f"this model cannot be exported as a Hugging Face {model_type}: {reason}")
+    mixer = layer.mixer
+    assert isinstance(mixer, FullConfig)
+    data = {
+        "model_type": model_type,
+        "vocab_size": encoder.vocabulary,
+        "hidden_size": encoder.width,
+        "num_hidden_layers": len(encoder.layers),
+        "num_attention_heads": mixer.heads,
+        "intermediate_size": layer.feedforward.neurons,
+        "hidden_act": write_activation(layer.feedforward.activation),
+        "hidden_dropout_prob": layer.dropout,
+        "attention_probs_dropout_prob": mixer.dropout,
+        "max_position_embeddings": encoder.embedding.longest,
+        "type_vocab_size": encoder.embedding.types,
+        "initializer_range": encoder.deviation,
+        "layer_norm_eps": layer.norm.epsilon,
+        "tie_word_embeddings": True,
+    }
+    if model_type == "electra":
+        data["embedding_size"] = encoder.embedding_width
+    return data
+
+
+def _inexpressible(config: ModelConfig) -> str | None:
+    """Why the Hugging Face class cannot be this model, or None."""
+    encoder, layer, embedding = config.encoder, config.encoder.layers[0], config.encoder.embedding
+    norms = {layer.norm.epsilon, embedding.epsilon}
+    norms |= {head.epsilon for head in config.heads if isinstance(head, MaskedTokensConfig)}
+    activations = {head.activation for head in config.heads if hasattr(head, "activation")}
+    checks = {
+        "its layers differ from each other": len(set(encoder.layers)) == 1,
+        "its mixer is not full attention in both directions": isinstance(layer.mixer, FullConfig)
+        and not layer.mixer.is_causal,
+        "its heads do not fill its width": getattr(layer.mixer, "head_width", None)
+        in (None, encoder.width // layer.mixer.heads)
+        and encoder.width % layer.mixer.heads == 0,
+        "it is pre-norm": layer.norm.placement == "post" and encoder.final_norm is None,
+        "its positions are not learned": embedding.positions == "learned" and not embedding.is_scaled,
+        "it has no token types": embedding.types > 0,
+        "its embedding has no norm": embedding.has_norm,
+        "its embedding is factorised": config.family == "electra" or embedding.width in (None, encoder.width),
+        "its norms differ in epsilon": len(norms) == 1,
+        "its heads use another activation than its layers": activations <= {layer.feedforward.activation}
+        or config.family == "electra",
+        "its embedding and layers differ in dropout": embedding.dropout == layer.dropout,
+    }
+    return next((reason for reason, holds in checks.items() if not holds), None)
+
+
+def _refuse(data: dict[str, Any], key: str, only: Any) -> None:
+    if data.get(key, only) not in (only, None):
+        raise InputError(f"config.json: {key} is {data[key]!r}; allowed: {only!r}")
+
+
+def _bert_architecture(config: ModelConfig) -> str:
+    kinds = {head.kind for head in config.heads}
+    if {"masked_tokens", "next_sentence"} <= kinds:
+        return "BertForPreTraining"
+    if "masked_tokens" in kinds:
+        return "BertForMaskedLM"
+    return "BertForNextSentencePrediction" if "next_sentence" in kinds else "BertModel"
+
+
+def _electra_architecture(config: ModelConfig) -> str:
+    kinds = {head.kind for head in config.heads}
+    if "replaced_tokens" in kinds:
+        return "ElectraForPreTraining"
+    return "ElectraForMaskedLM" if "masked_tokens" in kinds else "ElectraModel"
+
+
+BERT = Twin(
+    model_type="bert",
+    prefix="bert.",
+    encoder=_encoder_rows("bert."),
+    optional={
+        "heads.pooler": tuple(linear("heads.pooler.project", "bert.pooler.dense")),
+        "heads.masked_tokens": (
+            *linear("heads.masked_tokens.transform", "cls.predictions.transform.dense"),
+            *linear("heads.masked_tokens.norm", "cls.predictions.transform.LayerNorm"),
+            row("heads.masked_tokens.bias", "cls.predictions.bias"),
+        ),
+        "heads.next_sentence": tuple(linear("heads.next_sentence", "cls.seq_relationship")),
+    },
+    tied={
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    read_config=lambda data, parts: _read(data, parts, "bert"),
+    write_config=lambda config: {"architectures": [_bert_architecture(config)], **_write(config, "bert")},
+)
+
+ELECTRA = Twin(
+    model_type="electra",
+    prefix="electra.",
+    encoder=_encoder_rows("electra."),
+    optional={
+        "encoder.embedding.widen": tuple(linear("encoder.embedding.widen", "electra.embeddings_project")),
+        "heads.replaced_tokens": (
+            *linear("heads.replaced_tokens.transform", "discriminator_predictions.dense"),
+            *linear("heads.replaced_tokens.score", "discriminator_predictions.dense_prediction"),
+        ),
+        "heads.masked_tokens": (
+            *linear("heads.masked_tokens.transform", "generator_predictions.dense"),
+            *linear("heads.masked_tokens.norm", "generator_predictions.LayerNorm"),
+            row("heads.masked_tokens.bias", "generator_lm_head.bias"),
+        ),
+    },
+    tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    read_config=lambda data, parts: _read(data, parts, "electra"),
+    write_config=lambda config: {"architectures": [_electra_architecture(config)], **_write(config, "electra")},
+)

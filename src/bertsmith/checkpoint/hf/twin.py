@@ -1,0 +1,56 @@
+"""What it takes to exchange one family with Hugging Face: a config translation and a table of names."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bertsmith.checkpoint.names import Row
+from bertsmith.errors import InputError, nearest
+from bertsmith.layers.activation import Activation
+from bertsmith.models.config import ModelConfig
+
+ACTIVATION_NAMES: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "tanh": "tanh",
+}
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A family of ours and the Hugging Face model type that computes the same."""
+
+    model_type: str
+    prefix: str
+    """What Hugging Face writes before the encoder's names; some files leave it out."""
+    encoder: tuple[Row, ...]
+    optional: Mapping[str, tuple[Row, ...]]
+    """Rows of parts a model may lack, by the start of our names, such as `heads.pooler`."""
+    tied: Mapping[str, str]
+    """Their names that repeat another tensor of theirs; read only to check, never written."""
+    read_config: Callable[[dict[str, Any], frozenset[str]], ModelConfig]
+    """(their config.json, the optional parts that are there) → our config."""
+    write_config: Callable[[ModelConfig], dict[str, Any]]
+
+    def rows(self, config: ModelConfig, parts: frozenset[str]) -> list[Row]:
+        """The table for one model with these optional parts."""
+        from bertsmith.checkpoint.names import expand
+
+        rows = expand(self.encoder, len(config.encoder.layers))
+        for part in sorted(parts):
+            rows += self.optional[part]
+        return rows
+
+
+def read_activation(name: str, source: str) -> Activation:
+    """Our name of an activation of theirs."""
+    if name not in ACTIVATION_NAMES:
+        raise InputError(f"{source}: hidden_act is {name!r}; {nearest(name, ACTIVATION_NAMES)}")
+    return ACTIVATION_NAMES[name]
+
+
+def write_activation(activation: Activation) -> str:
+    """Their name of an activation of ours."""
+    return next(theirs for theirs, ours in ACTIVATION_NAMES.items() if ours == activation)

@@ -1,0 +1,62 @@
+"""Reversible tables of tensor names: ours on the left, another library's on the right.
+
+A row is data, so one table serves reading and writing. `{i}` in a row stands for every layer.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bertsmith.errors import InputError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of our tensors and the tensor, or the stack of tensors, it is elsewhere."""
+
+    ours: str
+    theirs: tuple[str, ...]
+
+    def at(self, layer: int) -> "Row":
+        index = str(layer)
+        return Row(self.ours.replace("{i}", index), tuple(name.replace("{i}", index) for name in self.theirs))
+
+
+def row(ours: str, *theirs: str) -> Row:
+    return Row(ours, theirs)
+
+
+def linear(ours: str, *theirs: str) -> list[Row]:
+    """The two rows of a layer with weight and bias."""
+    return [Row(f"{ours}.{part}", tuple(f"{name}.{part}" for name in theirs)) for part in ("weight", "bias")]
+
+
+def expand(rows: Iterable[Row], layers: int) -> list[Row]:
+    """The rows of a model with this many layers."""
+    result: list[Row] = []
+    for line in rows:
+        result += [line.at(layer) for layer in range(layers)] if "{i}" in line.ours else [line]
+    return result
+
+
+def to_ours(rows: Iterable[Row], theirs: dict[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Our tensors, taken from another library's; says which one is missing."""
+    ours = {}
+    for line in rows:
+        missing = [name for name in line.theirs if name not in theirs]
+        if missing:
+            raise InputError(f"{source} lacks the tensor {missing[0]!r}")
+        parts = [theirs[name] for name in line.theirs]
+        ours[line.ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return ours
+
+
+def to_theirs(rows: Iterable[Row], ours: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Another library's tensors, taken from ours."""
+    theirs: dict[str, Tensor] = {}
+    for line in rows:
+        parts = ours[line.ours].chunk(len(line.theirs))
+        theirs.update(zip(line.theirs, parts, strict=True))
+    return theirs

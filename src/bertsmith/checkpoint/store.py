@@ -1,0 +1,85 @@
+"""Our own folder: config.json + model.safetensors + tokenizer.json; and the one door to all folders, `load`."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from bertsmith.checkpoint.files import (
+    NewFolder,
+    copy_tensors,
+    find_weights,
+    read_json,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
+from bertsmith.checkpoint.hf import load_hf, save_hf
+from bertsmith.errors import InputError, nearest
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.build import assemble, extract
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.model import Model
+from bertsmith.text.tokenizer import Tokenizer
+
+FORMAT = 1
+
+
+def load(
+    folder: str | Path,
+    *,
+    subnet: Subnet | None = None,
+    device: str | torch.device = "cpu",
+    ignore: tuple[str, ...] = (),
+) -> Model:
+    """The model in a folder of ours or of Hugging Face, in eval mode, whole or cut down to a sub-network."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"model folder {str(folder)!r} does not exist")
+    data = read_json(folder / "config.json")
+    model = _load_ours(folder, data) if "bertsmith" in data else load_hf(folder, ignore=ignore)
+    if (folder / "tokenizer.json").exists() or (folder / "vocab.txt").exists():
+        model.tokenizer = Tokenizer.load(folder)
+        rows = model.config.encoder.vocabulary
+        if model.tokenizer.size > rows:
+            raise InputError(
+                f"{str(folder)!r}: the tokenizer has {model.tokenizer.size} pieces and the embedding {rows} rows"
+            )
+    if subnet is not None:
+        model = extract(model, subnet)
+    return model.to(device)
+
+
+def save(model: Model, folder: str | Path) -> None:
+    """Writes the model as a folder of ours; it appears whole or not at all."""
+    with NewFolder(Path(folder)) as new:
+        write_model(model, new)
+
+
+def export(model: Model, folder: str | Path, *, to: Literal["hf"] = "hf") -> None:
+    """Writes the model for another program; "hf" is a folder that `transformers` loads without our code."""
+    if to != "hf":
+        raise InputError(f"to is {to!r}; {nearest(str(to), ['hf'])}")
+    with NewFolder(Path(folder)) as new:
+        save_hf(model, new)
+
+
+def write_model(model: Model, folder: Path) -> None:
+    """Writes the model's files into a folder that exists."""
+    write_json(folder / "config.json", {"bertsmith": FORMAT, "model": model.config.plain()})
+    write_tensors(folder / "model.safetensors", dict(model.named_parameters()))
+    if model.tokenizer is not None:
+        model.tokenizer.save(folder)
+
+
+def _load_ours(folder: Path, data: dict[str, object]) -> Model:
+    path = folder / "config.json"
+    if data["bertsmith"] != FORMAT:
+        raise InputError(f"{str(path)!r} has format {data['bertsmith']!r}; this version reads {FORMAT}")
+    if not isinstance(data.get("model"), dict):
+        raise InputError(f"{str(path)!r} has no 'model'")
+    config = ModelConfig.parse(data["model"], source=str(path))  # type: ignore[arg-type]
+    model = assemble(config)
+    weights = find_weights(folder)
+    copy_tensors(read_tensors(weights), model, str(weights))
+    return model.eval()

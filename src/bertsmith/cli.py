@@ -1,0 +1,51 @@
+"""The command line: every command is a function of commands/, its flags and help come from the signature."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cyclopts import App, CycloptsError
+
+from bertsmith import __version__
+from bertsmith.commands.corpus import corpus
+from bertsmith.commands.demo import demo
+from bertsmith.commands.exchange import export_model, import_model
+from bertsmith.commands.inspect import inspect
+from bertsmith.commands.pretrain import pretrain
+from bertsmith.commands.tokenizer import tokenizer
+from bertsmith.errors import InputError
+
+app = App(
+    name="bertsmith",
+    help="The workbench for efficient text encoders: from raw text to a model that fits your budget.",
+    version=__version__,
+    result_action="return_value",
+    exit_on_error=False,
+    print_error=False,
+)
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "demo": demo,
+    "tokenizer": tokenizer,
+    "corpus": corpus,
+    "pretrain": pretrain,
+    "inspect": inspect,
+    "import": import_model,
+    "export": export_model,
+}
+for _name, _function in COMMANDS.items():
+    app.command(_function, name=_name)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command; bad input ends with one sentence on standard error and exit code 2."""
+    try:
+        app(arguments)
+    except (InputError, CycloptsError) as error:
+        sys.exit(_complain(str(error)))
+    except KeyboardInterrupt:
+        sys.exit(_complain("interrupted", 130))
+
+
+def _complain(text: str, code: int = 2) -> int:
+    print(f"bertsmith: {text}", file=sys.stderr)
+    return code

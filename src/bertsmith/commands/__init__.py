@@ -1,0 +1,1 @@
+"""One function per command: the command line, recipes and Python call it alike."""

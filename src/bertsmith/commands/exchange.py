@@ -1,0 +1,80 @@
+"""`bertsmith import` and `bertsmith export`: models to and from other programs."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+
+def import_model(
+    model: Path,
+    *,
+    out: Path,
+    ignore: Annotated[list[str] | None, Parameter(negative=())] = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Turn a Hugging Face folder (bert, electra) into one of ours, every weight mapped exactly.
+
+    Parameters
+    ----------
+    model
+        The folder with config.json, model.safetensors and, if there is one, the tokenizer.
+    out
+        The folder to write.
+    ignore
+        The start of the names of tensors to leave out, such as "classifier"; may be given several times.
+    force
+        Replace what --out holds.
+    """
+    from bertsmith.checkpoint.store import load, write_model
+    from bertsmith.commands.output import claim, write_result
+
+    loaded = load(model, ignore=tuple(ignore or ()))
+    write_model(loaded, claim(out, force))
+    return _finish(loaded, out, write_result)
+
+
+def export_model(model: Path, *, out: Path, to: Literal["hf"] = "hf", force: bool = False) -> dict[str, Any]:
+    """Write a model for another program: "hf" is a folder that transformers loads without Bertsmith.
+
+    Parameters
+    ----------
+    model
+        A model folder.
+    out
+        The folder to write.
+    to
+        The form to write.
+    force
+        Replace what --out holds.
+    """
+    from bertsmith.checkpoint.hf import check_exportable, save_hf
+    from bertsmith.checkpoint.store import load
+    from bertsmith.commands.output import claim, write_result
+
+    loaded = load(model)
+    check_exportable(loaded)  # before claiming: a model that cannot be exported must not cost the folder that is there
+    save_hf(loaded, claim(out, force))
+    return _finish(loaded, out, write_result)
+
+
+def _finish(model: Any, out: Path, write_result: Any) -> dict[str, Any]:
+    from rich.console import Console
+
+    encoder = model.config.encoder
+    figures = {
+        "family": model.config.family,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "layers": len(encoder.layers),
+        "width": encoder.width,
+        "vocabulary": encoder.vocabulary,
+        "heads": list(model.heads),
+        "has_tokenizer": model.tokenizer is not None,
+    }
+    write_result(out, figures)
+    Console().print(
+        f"[bold]{figures['family']}[/], {figures['layers']} layers of width {figures['width']}, "
+        f"{figures['parameters']:,} parameters, heads: {', '.join(model.heads) or 'none'}; written to {out}",
+        highlight=False,
+    )
+    return figures

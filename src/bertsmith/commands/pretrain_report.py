@@ -1,0 +1,60 @@
+"""The page of a pre-training run, made from what the run left in its folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bertsmith.report.pretraining import FilledMask, PretrainingReport, pretraining_page
+
+
+def write_report(
+    run: Path,
+    page: Path,
+    *,
+    title: str,
+    filled: tuple[FilledMask, ...] = (),
+    attention: str | None = None,
+    commands: tuple[str, ...] = (),
+) -> None:
+    """Writes the page of a finished run (its log.jsonl, result.json, recipe.toml and config.json)."""
+    rows = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    figures = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    config = json.loads((run / "config.json").read_text(encoding="utf-8"))["model"]
+    report = PretrainingReport(
+        title=title,
+        facts=_facts(config, figures),
+        steps=[_named(row) for row in rows if row["kind"] == "training"],
+        held_out=[_named(row) for row in rows if row["kind"] == "held_out"],
+        unigram_entropy=figures.get("unigram_level"),
+        filled=filled,
+        attention=attention,
+        settings=(run / "recipe.toml").read_text(encoding="utf-8"),
+        commands=commands,
+    )
+    page.write_text(pretraining_page(report), encoding="utf-8")
+
+
+def _named(row: dict[str, Any]) -> dict[str, Any]:
+    """A log row under the page's names: its loss is the masked tokens' own, which the unigram level compares with."""
+    return {**row, "loss": row["masked_tokens_loss"], "masked_accuracy": row["masked_tokens_accuracy"]}
+
+
+def _facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[str, str]:
+    """The run in a few lines."""
+    encoder = config["encoder"]
+    facts = {
+        "network": f"{config['family']}, {len(encoder['layers'])} layers of width {encoder['width']}",
+        "parameters": f"{figures['parameters']:,}",
+        "vocabulary": f"{encoder['vocabulary']:,}",
+        "tokens seen": f"{figures['tokens']:,}",
+        "time": f"{figures['seconds']:,.0f} s",
+        "speed": f"{figures['tokens_per_second']:,.0f} tokens/s",
+    }
+    held_out = figures.get("held_out")
+    if held_out:
+        facts["held-out loss"] = f"{held_out['masked_tokens_loss']:.3f}"
+        facts["unigram level"] = f"{figures['unigram_level']:.3f}"
+        facts["masked tokens guessed"] = f"{held_out['masked_tokens_accuracy']:.1%}"
+        if "next_sentence_accuracy" in held_out:
+            facts["next sentences told apart"] = f"{held_out['next_sentence_accuracy']:.1%}"
+    return facts

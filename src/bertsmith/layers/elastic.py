@@ -1,0 +1,88 @@
+"""The linear layer whose rows and columns come in units (heads, neurons), so that a prefix is a smaller layer."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+
+class ElasticLinear(nn.Module):
+    """A linear layer that can work with its first units only.
+
+    `units_in` and `units_out` say of how many equal units the input and the output consist (None: that side never
+    shrinks). `parts` stacks several projections of the same input, query, key and value for example, in one matrix;
+    each part has all the units.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        units_in: int | None = None,
+        units_out: int | None = None,
+        parts: int = 1,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if inputs % (units_in or 1) or outputs % ((units_out or 1) * parts):
+            raise ValueError(
+                f"{inputs} inputs and {outputs} outputs do not divide into {units_in} and {units_out} units"
+            )
+        self.inputs, self.outputs = inputs, outputs
+        self.units_in, self.units_out, self.parts = units_in, units_out, parts
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+
+    def forward(self, hidden: Tensor, *, keep_in: int | None = None, keep_out: int | None = None) -> Tensor:
+        """The projection by the first `keep_out` units of the first `keep_in` units (None: all)."""
+        return linear(hidden, *self.prefix(keep_in, keep_out))
+
+    def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the first units; views where the memory allows it."""
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if keep_out is not None and keep_out != self.units_out:
+            weight = self._by_unit_out(weight)[:, :keep_out].flatten(0, 2)
+            bias = None if bias is None else self._by_unit_out(bias)[:, :keep_out].flatten()
+        if keep_in is not None and keep_in != self.units_in:
+            weight = self._by_unit_in(weight)[:, :keep_in].flatten(1)
+        return weight, bias
+
+    @torch.no_grad()
+    def reorder(self, *, units_in: Tensor | None = None, units_out: Tensor | None = None) -> None:
+        """Puts the units in the given order, in place, so that optimisers keep their parameters."""
+        if units_in is not None:
+            self.weight.copy_(self._by_unit_in(self.weight)[:, units_in].flatten(1))
+        if units_out is not None:
+            self.weight.copy_(self._by_unit_out(self.weight)[:, units_out].flatten(0, 2))
+            if self.bias is not None:
+                self.bias.copy_(self._by_unit_out(self.bias)[:, units_out].flatten())
+
+    @torch.no_grad()
+    def extract(self, *, keep_in: int | None = None, keep_out: int | None = None) -> "ElasticLinear":
+        """A layer of its own with only the first units."""
+        weight, bias = self.prefix(keep_in, keep_out)
+        small = ElasticLinear(
+            weight.shape[1],
+            weight.shape[0],
+            units_in=self.units_in if keep_in is None else keep_in,
+            units_out=self.units_out if keep_out is None else keep_out,
+            parts=self.parts,
+            bias=bias is not None,
+        ).to(weight)
+        small.weight.copy_(weight)
+        if bias is not None and small.bias is not None:
+            small.bias.copy_(bias)
+        return small
+
+    def extra_repr(self) -> str:
+        units = f"units_in={self.units_in}, units_out={self.units_out}, parts={self.parts}"
+        return f"inputs={self.inputs}, outputs={self.outputs}, {units}, bias={self.bias is not None}"
+
+    def _by_unit_out(self, tensor: Tensor) -> Tensor:
+        assert self.units_out is not None, "the outputs of this layer have no units"
+        return tensor.unflatten(0, (self.parts, self.units_out, -1))  # (outputs, …) -> (parts, units, size, …)
+
+    def _by_unit_in(self, weight: Tensor) -> Tensor:
+        assert self.units_in is not None, "the inputs of this layer have no units"
+        return weight.unflatten(1, (self.units_in, -1))  # (outputs, inputs) -> (outputs, units, size)

@@ -1,0 +1,67 @@
+"""Token ids → vectors: token, position and type tables, norm, dropout, and the widening of a factorised table."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
+from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.norm import Norm
+from bertsmith.layers.positions import POSITIONS
+from bertsmith.settings import Record
+
+
+class EmbeddingConfig(Record):
+    """The input of an encoder."""
+
+    width: int | None = Field(default=None, gt=0)
+    """Width of the tables; if it differs from the encoder's, a linear layer follows (factorised embedding)."""
+    positions: Literal["learned", "sinusoid"] = "learned"
+    longest: int = Field(default=512, gt=0)
+    """The most tokens a sequence may have."""
+    types: int = Field(default=2, ge=0)
+    """Number of token types (segments); 0 for none."""
+    is_scaled: bool = False
+    """Multiply token vectors by √width, as the Transformer does."""
+    has_norm: bool = True
+    epsilon: float = Field(default=1e-12, gt=0)
+    """Of the norm."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+
+    def build(self, vocabulary: int, width: int) -> "Embedding":
+        return Embedding(self, vocabulary, width)
+
+
+class Embedding(nn.Module):
+    """The sum of token, position and type vectors, normalised."""
+
+    def __init__(self, config: EmbeddingConfig, vocabulary: int, width: int) -> None:
+        super().__init__()
+        inner = config.width or width
+        self.longest = config.longest
+        self.scale = inner**0.5 if config.is_scaled else None
+        self.token_table = nn.Parameter(torch.empty(vocabulary, inner))
+        self.position = POSITIONS[config.positions](config.longest, inner)
+        self.type_table = nn.Parameter(torch.empty(config.types, inner)) if config.types else None
+        self.norm = Norm(inner, config.epsilon) if config.has_norm else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+        self.widen = ElasticLinear(inner, width) if inner != width else nn.Identity()
+
+    def forward(self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None) -> Tensor:
+        """The first states.
+
+        Shape: tokens and types (batch, length) or (tokens,); the result has one more axis, the encoder's width.
+        """
+        if layout.longest > self.longest:
+            raise InputError(f"a sequence may have {layout.longest} tokens; this model takes at most {self.longest}")
+        vectors = embedding(tokens, self.token_table)
+        if self.scale is not None:
+            vectors = vectors * self.scale
+        vectors = vectors + self.position(tokens, layout)
+        if self.type_table is not None:
+            vectors = vectors + (self.type_table[0] if types is None else embedding(types, self.type_table))
+        return self.widen(self.dropout(self.norm(vectors)))

@@ -1,0 +1,56 @@
+"""The point-wise half of a block."""
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from bertsmith.layers.activation import ACTIVATIONS, Activation
+from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.subnet import LayerCut
+from bertsmith.settings import Record
+
+
+class FeedForwardConfig(Record):
+    """Two linear layers with an activation between them."""
+
+    neurons: int = Field(gt=0)
+    activation: Activation = "gelu"
+
+    def build(self, width: int) -> "FeedForward":
+        return FeedForward(width, self.neurons, self.activation)
+
+    def cut(self, cut: LayerCut) -> "FeedForwardConfig":
+        """The config of the extracted part."""
+        return self.model_copy(update={"neurons": cut.neurons})
+
+    def flops(self, width: int) -> int:
+        """Floating-point operations of one token's forward pass."""
+        return 2 * 2 * width * self.neurons
+
+
+class FeedForward(nn.Module):
+    """width → neurons → width; each neuron is a unit that can be left out."""
+
+    def __init__(self, width: int, neurons: int, activation: Activation) -> None:
+        super().__init__()
+        self.neurons = neurons
+        self.activation = activation
+        self.expand = ElasticLinear(width, neurons, units_out=neurons)
+        self.contract = ElasticLinear(neurons, width, units_in=neurons)
+
+    def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+        keep = None if call.cut is None else call.cut.neurons
+        inner = ACTIVATIONS[self.activation](self.expand(hidden, keep_out=keep))
+        return self.contract(inner, keep_in=keep)
+
+    def reorder(self, neurons: Tensor) -> None:
+        """Puts the neurons in the given order, most important first; the output does not change."""
+        self.expand.reorder(units_out=neurons)
+        self.contract.reorder(units_in=neurons)
+
+    def extract(self, cut: LayerCut) -> "FeedForward":
+        """A part of its own with the first neurons only."""
+        small = FeedForward(self.expand.inputs, cut.neurons, self.activation)
+        small.expand = self.expand.extract(keep_out=cut.neurons)
+        small.contract = self.contract.extract(keep_in=cut.neurons)
+        return small

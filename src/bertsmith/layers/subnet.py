@@ -1,0 +1,80 @@
+"""Sub-networks as data: how many heads and neurons each layer keeps, and which layers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from bertsmith.errors import InputError
+from bertsmith.settings import Record
+
+
+@dataclass(frozen=True)
+class LayerCut:
+    """The units one layer keeps: its first `heads` heads and its first `neurons` neurons."""
+
+    heads: int
+    neurons: int
+
+
+class Subnet(Record):
+    """A smaller network inside a larger one: an even width and depth, or counts layer by layer.
+
+    >>> Subnet(width=0.5, depth=0.5)
+    Subnet(width=0.5, depth=0.5, heads=None, neurons=None, layers=None, depth_rule='keep_last')
+    """
+
+    width: float = Field(default=1.0, gt=0, le=1)
+    """Share of heads and of neurons that every layer keeps."""
+    depth: float = Field(default=1.0, gt=0, le=1)
+    """Share of layers that are kept, evenly spread."""
+    heads: tuple[int, ...] | None = None
+    """Heads of each kept layer, instead of the even width."""
+    neurons: tuple[int, ...] | None = None
+    """Neurons of each kept layer, instead of the even width."""
+    layers: tuple[int, ...] | None = None
+    """Indices of the kept layers, instead of the even depth."""
+    depth_rule: Literal["keep_last", "drop_last"] = "keep_last"
+    """Which layers an even depth keeps; "drop_last" is the rule of the released DynaBERT weights."""
+
+    def cuts(self, full: Sequence[LayerCut]) -> list[tuple[int, LayerCut]]:
+        """The kept layers in order, each with its index and its cut, for an encoder whose layers have `full` units."""
+        kept = self.kept_layers(len(full))
+        cuts = []
+        for place, index in enumerate(kept):
+            units = full[index]
+            heads = _even(units.heads, self.width) if self.heads is None else _listed("heads", self.heads, kept, place)
+            # one ratio for both kinds of units, as DynaBERT trains them
+            neurons = (
+                heads * units.neurons // units.heads
+                if self.neurons is None
+                else _listed("neurons", self.neurons, kept, place)
+            )
+            for name, count, limit in (("heads", heads, units.heads), ("neurons", neurons, units.neurons)):
+                if not 1 <= count <= limit:
+                    raise InputError(f"subnet.{name} is {count} for layer {index}; allowed: 1 to {limit}")
+            cuts.append((index, LayerCut(heads, neurons)))
+        return cuts
+
+    def kept_layers(self, layers: int) -> tuple[int, ...]:
+        """The indices of the layers that stay, of `layers` in all (Hou et al. 2020; both published depth rules)."""
+        if self.layers is not None:
+            if not self.layers or list(self.layers) != sorted({i for i in self.layers if 0 <= i < layers}):
+                raise InputError(f"subnet.layers is {self.layers}; allowed: rising indices from 0 to {layers - 1}")
+            return self.layers
+        kept = _even(layers, self.depth)
+        if self.depth_rule == "drop_last":
+            return tuple(i * layers // kept for i in range(kept))
+        return tuple(i * layers // kept - 1 for i in range(1, kept + 1))
+
+
+def _even(units: int, share: float) -> int:
+    """The rounded share of a count, at least one; half rounds up, unlike Python's `round`."""
+    return max(1, int(units * share + 0.5))
+
+
+def _listed(name: str, counts: tuple[int, ...], kept: tuple[int, ...], place: int) -> int:
+    if len(counts) != len(kept):
+        raise InputError(f"subnet.{name} lists {len(counts)} layers but {len(kept)} layers are kept")
+    return counts[place]

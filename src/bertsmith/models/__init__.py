@@ -1,0 +1,1 @@
+"""Whole networks: their configs, the published sizes, the encoder and its heads."""

@@ -1,0 +1,105 @@
+"""A model a person works with: an encoder, its heads, and the tokenizer that belongs to it."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.encoder import Encoder
+from bertsmith.text.tokenizer import Tokenizer
+
+
+class Model(nn.Module):
+    """What `load` and `build` return."""
+
+    def __init__(self, config: ModelConfig, encoder: Encoder, heads: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = encoder
+        self.heads = nn.ModuleDict(heads)
+        self.tokenizer: Tokenizer | None = None
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        *,
+        subnet: Subnet | None = None,
+        backend: str = "auto",
+    ) -> Tensor:
+        """The last states, (batch, length, width); pads, where attention_mask is 0, stand at the ends of the rows.
+
+        Shape: input_ids, attention_mask, token_type_ids (batch, length).
+        """
+        layout = (
+            SequenceLayout.full(*input_ids.shape)
+            if attention_mask is None
+            else SequenceLayout.padded(attention_mask.bool())
+        )
+        return self.encoder(input_ids, layout, token_type_ids, subnet=subnet, backend=backend)
+
+    def head(self, kind: str) -> nn.Module:
+        """One of the model's heads; says which there are if it lacks this one."""
+        if kind not in self.heads:
+            have = ", ".join(self.heads) or "none"
+            raise InputError(f"this model has no {kind!r} head (its heads: {have})")
+        return self.heads[kind]
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[str], *, batch_size: int = 32, subnet: Subnet | None = None) -> Tensor:
+        """One vector per text, the mean of its token states: (texts, width)."""
+        if isinstance(texts, str):
+            raise InputError("encode takes a list of texts, and was given one string; put it in a list")
+        was_training = self.training
+        self.eval()
+        vectors = [self._means(texts[i : i + batch_size], subnet) for i in range(0, len(texts), batch_size)]
+        self.train(was_training)
+        return torch.cat(vectors) if vectors else torch.empty(0, self.config.encoder.width, device=self.device)
+
+    @torch.inference_mode()
+    def fill_mask(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
+        """For every mask in the text the likeliest pieces with their probabilities."""
+        tokenizer = self.require_tokenizer()
+        batch = self._batch([text])
+        is_mask = batch["input_ids"] == tokenizer.mask
+        if not is_mask.any():
+            mask = tokenizer.pieces([tokenizer.mask])[0]
+            raise InputError(f"the text {text!r} has no {mask} to fill")
+        head = self.head("masked_tokens")
+        was_training = self.training
+        self.eval()
+        scores = head(self(**batch)[is_mask], self.encoder.embedding.token_table).float().softmax(-1)
+        self.train(was_training)
+        best = scores.topk(top)
+        return [
+            list(zip(tokenizer.pieces(pieces), shares, strict=True))
+            for pieces, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    @property
+    def device(self) -> torch.device:
+        return self.encoder.embedding.token_table.device
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, or a sentence that it has none."""
+        if self.tokenizer is None:
+            raise InputError("this model has no tokenizer; load one with its folder or set model.tokenizer")
+        return self.tokenizer
+
+    def _means(self, texts: Sequence[str], subnet: Subnet | None) -> Tensor:
+        batch = self._batch(texts)
+        states = self(**batch, subnet=subnet)
+        is_token = batch["attention_mask"][..., None]
+        return (states * is_token).sum(1) / is_token.sum(1)
+
+    def _batch(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        arrays = self.require_tokenizer().encode(list(texts), max_length=self.config.encoder.embedding.longest)
+        batch = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
+        if not self.config.encoder.embedding.types:
+            batch["token_type_ids"] = None  # type: ignore[assignment]
+        return batch

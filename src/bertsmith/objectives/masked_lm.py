@@ -1,0 +1,99 @@
+"""Masked language modelling, with or without next-sentence prediction (Devlin et al. 2019)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from bertsmith.batches.batch import TokenBatch
+from bertsmith.batches.corruption import IGNORED, Corrupted, MaskingConfig, Vocabulary, corrupt
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
+from bertsmith.models.model import Model
+from bertsmith.objectives.base import Objective, Sums
+from bertsmith.settings import Record
+from bertsmith.text.tokenizer import Tokenizer
+
+
+class MaskedLMConfig(Record):
+    """Guess the masked tokens; optionally also whether two segments belong together."""
+
+    kind: Literal["masked_lm"] = "masked_lm"
+    masking: MaskingConfig = MaskingConfig()
+    next_sentence: bool = False
+    """Needs sequences.cut = "sentence_pairs"."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads this objective trains."""
+        return ("masked_tokens", "pooler", "next_sentence") if self.next_sentence else ("masked_tokens",)
+
+    def build(self, tokenizer: Tokenizer) -> "MaskedLM":
+        is_special = torch.zeros(tokenizer.size, dtype=torch.bool)
+        is_special[list(tokenizer.special_ids)] = True
+        starts_word = torch.from_numpy(tokenizer.starts_word)
+        return MaskedLM(self, Vocabulary(tokenizer.size, tokenizer.mask, is_special, starts_word))
+
+
+@dataclass(frozen=True)
+class MaskedBatch:
+    """A corrupted batch and what stood there."""
+
+    corrupted: Corrupted
+    layout: SequenceLayout
+    types: Tensor | None
+    sentence_targets: Tensor | None
+    """(batch,): 0 where the second segment follows the first, 1 where not, as in the released models."""
+
+
+class MaskedLM(Objective[MaskedBatch]):
+    """Cross-entropy at the masked positions, and of the pair's label."""
+
+    def __init__(self, config: MaskedLMConfig, vocabulary: Vocabulary) -> None:
+        self.config, self.vocabulary = config, vocabulary
+        self.terms = ("masked_tokens", "next_sentence") if config.next_sentence else ("masked_tokens",)
+
+    def to(self, device: torch.device | str) -> "MaskedLM":
+        return MaskedLM(self.config, self.vocabulary.to(device))
+
+    def prepare(self, batch: TokenBatch, seed: int) -> MaskedBatch:
+        corrupted = corrupt(batch, seed, self.config.masking, self.vocabulary)
+        sentence_targets = None
+        if self.config.next_sentence:
+            if batch.is_next is None:
+                raise InputError('objective.next_sentence is true, which needs sequences.cut = "sentence_pairs"')
+            sentence_targets = torch.where(batch.is_next >= 0, 1 - batch.is_next, IGNORED)
+        return MaskedBatch(corrupted, batch.layout, batch.types, sentence_targets)
+
+    def counts(self, prepared: MaskedBatch) -> dict[str, Tensor]:
+        counts = {"masked_tokens": (prepared.corrupted.targets >= 0).sum()}
+        if prepared.sentence_targets is not None:
+            counts["next_sentence"] = (prepared.sentence_targets >= 0).sum()
+        return counts
+
+    def __call__(self, model: Model, prepared: MaskedBatch) -> dict[str, Sums]:
+        states = model.encoder(prepared.corrupted.tokens, prepared.layout, prepared.types)
+        # (batch, length, width) or (tokens, width) -> (targets, width): scores are computed nowhere else
+        chosen = states.flatten(0, -2).index_select(0, prepared.corrupted.places)
+        scores = model.head("masked_tokens")(chosen, model.encoder.embedding.token_table)
+        sums = {"masked_tokens": _sums(scores, prepared.corrupted.targets)}
+        if prepared.sentence_targets is not None:
+            pooled = model.head("pooler")(prepared.layout.first_tokens(states))
+            sums["next_sentence"] = _sums(model.head("next_sentence")(pooled), prepared.sentence_targets)
+        return sums
+
+    def for_evaluation(self) -> "MaskedLM":
+        # 15 % of single tokens, 80/10/10: losses at other rates cannot be compared
+        return MaskedLM(self.config.model_copy(update={"masking": MaskingConfig()}), self.vocabulary)
+
+    def targets_per_token(self) -> float:
+        return self.config.masking.rate
+
+
+def _sums(scores: Tensor, targets: Tensor) -> Sums:
+    # at least float32: the sum over a large vocabulary would lose most of its digits in half precision
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    loss = cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum")
+    return Sums(loss, (scores.detach().argmax(-1) == targets).sum())

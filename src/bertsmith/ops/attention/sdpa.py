@@ -1,0 +1,30 @@
+"""Attention by PyTorch's fused kernels for padded rows; packed inputs are padded for the call."""
+
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from bertsmith.ops.attention.inputs import AttentionInputs, through_padding
+
+
+def unsupported(inputs: AttentionInputs) -> str | None:
+    return None
+
+
+def attention(inputs: AttentionInputs) -> Tensor:
+    """The attention output, in the shape of the query."""
+    layout = inputs.layout
+    if layout.is_packed:
+        return through_padding(attention, inputs)
+    mask = None if layout.is_token is None else layout.is_token[:, None, None, :]
+    is_causal = inputs.is_causal
+    if mask is not None and is_causal:
+        mask, is_causal = mask.expand(-1, 1, layout.longest, -1).tril(), False
+    mixed = scaled_dot_product_attention(
+        inputs.query.transpose(1, 2),  # (batch, length, heads, head_width) -> (batch, heads, length, head_width)
+        inputs.key.transpose(1, 2),
+        inputs.value.transpose(1, 2),
+        attn_mask=mask,
+        dropout_p=inputs.dropout,
+        is_causal=is_causal,
+    )
+    return mixed.transpose(1, 2)

@@ -1,0 +1,1 @@
+"""Pages and pictures for people: self-contained, without any outside resource."""

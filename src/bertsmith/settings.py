@@ -1,0 +1,134 @@
+"""Strict, frozen, nested settings: the base of every config and recipe.
+
+A misspelt key or a wrong value never falls back to a default: it raises one sentence that names the field, the value
+and what is allowed.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, core_schema
+
+from bertsmith.errors import InputError, nearest
+
+
+class Record(BaseModel):
+    """A frozen, strict group of settings. A docstring under a field is its help text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any], source: str = "settings") -> Self:
+        """The record that plain data (from TOML, JSON or the command line) describes; raises InputError otherwise."""
+        try:
+            # JSON mode, because only there strict validation takes a list for a tuple and a string for a path
+            return cls.model_validate_json(json.dumps(_expand_repeats(data)))
+        except ValidationError as error:
+            raise InputError(f"{source}: {explain(cls, error)}") from None
+
+    def plain(self) -> dict[str, Any]:
+        """The record as JSON-ready data; `parse` turns it back into an equal record."""
+        return self.model_dump(mode="json")
+
+
+class ByKind:
+    """Annotation for a field whose record is chosen by its `kind` from a table: `Annotated[Base, ByKind(TABLE)]`."""
+
+    def __init__(self, table: Mapping[str, type[Record]]) -> None:
+        self.table = table
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices = {kind: handler.generate_schema(record) for kind, record in self.table.items()}
+        return core_schema.tagged_union_schema(choices, discriminator="kind")
+
+
+def _expand_repeats(data: Any) -> Any:
+    """The data with every table of a list that says `repeat = n` written out n times."""
+    if isinstance(data, Mapping):
+        return {key: _expand_repeats(value) for key, value in data.items()}
+    if not isinstance(data, list | tuple):
+        return data
+    items: list[Any] = []
+    for item in data:
+        repeat = item.get("repeat", 1) if isinstance(item, Mapping) else 1
+        if not isinstance(repeat, int) or repeat < 1:
+            raise InputError(f"repeat is {repeat!r}; allowed: a whole number from 1 up")
+        if isinstance(item, Mapping):
+            item = {key: value for key, value in item.items() if key != "repeat"}
+        items += [_expand_repeats(item)] * repeat
+    return items
+
+
+def explain(record: type[Record], error: ValidationError) -> str:
+    """The first problem of a validation error as one sentence; `record` is what the locations in it start from."""
+    # a misspelt key first: it explains the missing one
+    problem = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")[0]
+    owner, names = _walk(record, problem["loc"])
+    path = ".".join(names)
+    value = problem["input"]
+    match problem["type"]:
+        case "extra_forbidden":
+            fields = owner.model_fields if owner else {}
+            return f"{path} is not a known setting; {nearest(names[-1], fields)}"
+        case "missing":
+            return f"{path} is required and not given"
+        case "union_tag_invalid":
+            tag = str(problem["ctx"]["tag"])
+            kinds = [kind.strip(" '") for kind in str(problem["ctx"]["expected_tags"]).split(",")]
+            return f"{path}.kind is {tag!r}; {nearest(tag, kinds)} (all: {', '.join(kinds)})"
+        case "union_tag_not_found":
+            return f"{path}.kind is required and not given"
+        case "value_error":
+            text = str(problem["ctx"]["error"])
+            return f"{path}: {text}" if path else text
+        case _:
+            shown, text = repr(value), problem["msg"]
+            shown = shown if len(shown) <= 80 else shown[:77] + "…"
+            return f"{path} is {shown}: {text[0].lower()}{text[1:]}"
+
+
+def _walk(record: type[Record], location: tuple[int | str, ...]) -> tuple[type[Record] | None, list[str]]:
+    """The record that owns the last name of a location, and the location without the kinds pydantic puts in it."""
+    owner: type[Record] | None = record
+    names: list[str] = []
+    kinds: Mapping[str, type[Record]] | None = None
+    target: type[Record] | None = record
+    for part in location:
+        if kinds is not None and isinstance(part, str) and part in kinds:
+            target, kinds = kinds[part], None
+            continue
+        names.append(str(part))
+        if isinstance(part, int):
+            continue
+        owner = target
+        field = owner.model_fields.get(part) if owner else None
+        if field is None:
+            target = None
+            continue
+        kinds = next((mark.table for mark in _marks(field.annotation, field.metadata)), None)
+        target = _record_in(field.annotation)
+    return owner, names
+
+
+def _marks(annotation: Any, metadata: list[Any]) -> list[ByKind]:
+    """Every ByKind mark in a field's annotation, however deep in tuples and dicts."""
+    found = [mark for mark in metadata if isinstance(mark, ByKind)]
+    for argument in getattr(annotation, "__metadata__", ()):
+        if isinstance(argument, ByKind):
+            found.append(argument)
+    for argument in get_args(annotation):
+        found += _marks(argument, [])
+    return found
+
+
+def _record_in(annotation: Any) -> type[Record] | None:
+    """The record class a field's annotation holds, directly or inside a tuple, a dict or an optional."""
+    if isinstance(annotation, type) and issubclass(annotation, Record):
+        return annotation
+    for argument in get_args(annotation):
+        found = _record_in(argument)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,1 @@
+"""Text to tokens: corpus readers, sentence splitting, tokenizers learned and loaded."""

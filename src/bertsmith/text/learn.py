@@ -1,0 +1,229 @@
+"""A tokenizer learned from documents: WordPiece, byte-level BPE or Unigram, with BERT's special tokens and layout.
+
+The same documents give the same tokenizer, byte for byte, in every run. The library's own WordPiece and Unigram
+trainers do not promise that, because they number some pieces in the random order of a hash table; so WordPiece is
+learned as BPE over words with a mark in front, and Unigram's scores are put in order afterwards.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, Literal, get_args
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from bertsmith.errors import InputError, nearest
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.tokenizer_files import SPECIAL_TOKENS, bert_template
+
+Kind = Literal["wordpiece", "bytes", "unigram"]
+
+# the rarest characters of a large corpus (one in ten thousand together) would fill a vocabulary with letters of
+# scripts the text hardly uses
+_COVERAGE = 0.9999
+_SPACE_MARK = "▁"
+_BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
+# always letters of a Unigram vocabulary: a literal "<0x41>" in a text must have something better to match
+_BYTE_PIECE_LETTERS = "<0x123456789ABCDEF>"
+
+
+def learn_tokenizer(
+    documents: Iterable[str],
+    kind: Kind,
+    vocabulary: int,
+    *,
+    lowercase: bool = True,
+    minimum_frequency: int = 2,
+    progress: bool = True,
+) -> Tokenizer:
+    """The tokenizer of a kind whose vocabulary, at most `vocabulary` pieces, was learned from documents.
+
+    The vocabulary comes out smaller when the text is too short to fill it. A pair of pieces seen fewer than
+    `minimum_frequency` times is never joined ("unigram" weighs pieces in another way and takes no notice of it).
+    """
+    if kind not in get_args(Kind):
+        raise InputError(f"kind is {kind!r}; {nearest(str(kind), get_args(Kind))}")
+    if vocabulary < 1:
+        raise InputError(f"vocabulary is {vocabulary}; it must be at least 1")
+    if minimum_frequency < 1:
+        raise InputError(f"minimum_frequency is {minimum_frequency}; it must be at least 1")
+    learn = {"wordpiece": _learn_wordpiece, "bytes": _learn_bytes, "unigram": _learn_unigram}[kind]
+    backend = learn(documents, vocabulary, lowercase, minimum_frequency, progress)
+    backend.post_processor = bert_template(SPECIAL_TOKENS.index("[CLS]"), SPECIAL_TOKENS.index("[SEP]"))
+    backend.add_special_tokens(list(SPECIAL_TOKENS))
+    return Tokenizer(backend)
+
+
+def _learn_wordpiece(
+    documents: Iterable[str], vocabulary: int, lowercase: bool, minimum_frequency: int, progress: bool
+) -> tokenizers.Tokenizer:
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    splitter = pre_tokenizers.BertPreTokenizer()
+    marked = tokenizers.Tokenizer(models.BPE())
+    marked.normalizer = normalizer
+    marked.pre_tokenizer = pre_tokenizers.Sequence([splitter, pre_tokenizers.Metaspace(_SPACE_MARK)])
+    tally = _Tally()
+    # room for the joins of the mark with each first letter, which give no piece of their own, and for rare letters
+    room = vocabulary + max(vocabulary, 10_000)
+    trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=minimum_frequency, show_progress=progress)
+    marked.train_from_iterator(tally.counted(documents), trainer)
+    letters = [letter for letter in tally.frequent(normalizer) if not letter.isspace()]
+    inner = [
+        letter for letter in letters if len(splitter.pre_tokenize_str(_normalized(normalizer, f"a{letter}a"))) == 1
+    ]
+    pieces = dict.fromkeys([*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in inner)])
+    _refuse_small(vocabulary, len(pieces), len(letters))
+    known = set(letters)
+    for left, right in json.loads(marked.to_str())["model"]["merges"]:
+        if len(pieces) == vocabulary:
+            break
+        joined = left + right
+        piece = joined[1:] if joined.startswith(_SPACE_MARK) else f"##{joined}"
+        if known.issuperset(joined.removeprefix(_SPACE_MARK)):
+            pieces[piece] = None
+    table = {piece: index for index, piece in enumerate(pieces)}
+    backend = tokenizers.Tokenizer(models.WordPiece(table, unk_token="[UNK]", max_input_chars_per_word=100))
+    backend.normalizer = normalizer
+    backend.pre_tokenizer = splitter
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
+
+
+def _learn_bytes(
+    documents: Iterable[str], vocabulary: int, lowercase: bool, minimum_frequency: int, progress: bool
+) -> tokenizers.Tokenizer:
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    _refuse_small(vocabulary, len(SPECIAL_TOKENS) + len(alphabet), len(alphabet))
+    backend = tokenizers.Tokenizer(models.BPE())
+    if lowercase:
+        backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    tally = _Tally()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        min_frequency=minimum_frequency,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=alphabet,
+        show_progress=progress,
+    )
+    backend.train_from_iterator(tally.counted(documents), trainer)
+    tally.refuse_nothing()
+    return backend
+
+
+def _learn_unigram(
+    documents: Iterable[str], vocabulary: int, lowercase: bool, minimum_frequency: int, progress: bool
+) -> tokenizers.Tokenizer:
+    steps: list[Any] = [normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(r"\s+"), " ")]
+    normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps] if lowercase else steps)
+    splitter = pre_tokenizers.Metaspace(_SPACE_MARK, prepend_scheme="always")
+    tally = _Tally()
+    with tempfile.TemporaryFile() as spool:
+        # two passes, because rare letters must be known before training: bytes stand for them later
+        _spool(tally.counted(documents), spool)
+        letters = {*tally.frequent(normalizer), *_BYTE_PIECE_LETTERS, " "} - {_SPACE_MARK}
+        needed = len(SPECIAL_TOKENS) + len(_BYTE_PIECES) + len(letters)
+        _refuse_small(vocabulary, needed, len(letters))
+        rare = {
+            ord(letter): " " for letter in tally.letters() if not letters.issuperset(_normalized(normalizer, letter))
+        }
+        learned = tokenizers.Tokenizer(models.Unigram())
+        learned.normalizer, learned.pre_tokenizer = normalizer, splitter
+        trainer = trainers.UnigramTrainer(
+            vocab_size=vocabulary - len(SPECIAL_TOKENS) - len(_BYTE_PIECES) + 1,
+            special_tokens=["[UNK]"],
+            initial_alphabet=list(_BYTE_PIECE_LETTERS),
+            unk_token="[UNK]",
+            show_progress=progress,
+        )
+        learned.train_from_iterator((text.translate(rare) for text in _despool(spool)), trainer)
+    scored = _in_order(json.loads(learned.to_str())["model"]["vocab"])
+    # byte pieces only stand in for letters without a piece; with this score no text matches them
+    lowest = min(score for _, score in scored) - 1000.0
+    table = [*((piece, 0.0) for piece in SPECIAL_TOKENS), *((piece, lowest) for piece in _BYTE_PIECES), *scored]
+    unknown = SPECIAL_TOKENS.index("[UNK]")
+    backend = tokenizers.Tokenizer(models.Unigram(table, unk_id=unknown, byte_fallback=True))
+    backend.normalizer, backend.pre_tokenizer = normalizer, splitter
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return backend
+
+
+def _in_order(scored: list[list[Any]]) -> list[tuple[str, float]]:
+    """Unigram pieces with their scores, best first, freed from the random order of the trainer's hash tables."""
+    pieces = [(piece, score) for piece, score in scored if piece not in SPECIAL_TOKENS]
+    lowest = min(score for _, score in pieces)
+    letters = sum(len(piece) == 1 for piece, _ in pieces)
+    # letters that no sampled piece covers get the lowest score plus a ten-thousandth more each, in random order
+    band = lowest + 1e-4 * (letters + 1)
+    even = [(piece, lowest if len(piece) == 1 and score < band else score) for piece, score in pieces]
+    # sums of floats depend on their order in the last digits
+    rounded = [(piece, round(score, 5)) for piece, score in even]
+    return sorted(rounded, key=lambda entry: (-entry[1], entry[0]))
+
+
+def _refuse_small(vocabulary: int, needed: int, letters: int) -> None:
+    if vocabulary < needed:
+        raise InputError(
+            f"vocabulary is {vocabulary}, too small for the {letters} letters of this text and the pieces that must "
+            f"be there besides; it must be at least {needed}"
+        )
+
+
+def _normalized(normalizer: Any, text: str) -> str:
+    result: str = normalizer.normalize_str(text)
+    return result
+
+
+class _Tally:
+    """How often each character occurs in the documents that pass by."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(0x110000, dtype=np.int64)
+
+    def counted(self, documents: Iterable[str]) -> Iterator[str]:
+        """The documents unchanged, counted on their way."""
+        for document in documents:
+            points = np.frombuffer(document.encode("utf-32-le"), dtype=np.uint32)
+            found = np.bincount(points)
+            self.counts[: len(found)] += found
+            yield document
+
+    def letters(self) -> list[str]:
+        return [chr(point) for point in np.flatnonzero(self.counts)]
+
+    def refuse_nothing(self) -> None:
+        if not self.counts.any():
+            raise InputError("the data holds no text to learn a tokenizer from")
+
+    def frequent(self, normalizer: Any) -> list[str]:
+        """The normalized characters that make up nearly all of the text, sorted."""
+        self.refuse_nothing()
+        totals: dict[str, int] = {}
+        for letter in self.letters():
+            for normal in _normalized(normalizer, letter):
+                totals[normal] = totals.get(normal, 0) + int(self.counts[ord(letter)])
+        wanted = sum(totals.values()) * _COVERAGE
+        kept, covered = [], 0
+        for letter, count in sorted(totals.items(), key=lambda entry: (-entry[1], entry[0])):
+            if covered >= wanted:
+                break
+            kept.append(letter)
+            covered += count
+        return sorted(kept)
+
+
+def _spool(documents: Iterable[str], spool: IO[bytes]) -> None:
+    for document in documents:
+        content = document.encode()
+        spool.write(len(content).to_bytes(8, "little") + content)
+
+
+def _despool(spool: IO[bytes]) -> Iterator[str]:
+    spool.seek(0)
+    while head := spool.read(8):
+        yield spool.read(int.from_bytes(head, "little")).decode()

@@ -1,0 +1,259 @@
+"""Documents streamed from .txt and .jsonl (plain, .gz, .xz, .zst) and .parquet files, never a whole file in memory."""
+
+import gzip
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import InputError, nearest
+
+FORMATS = (".txt", ".jsonl")
+PACKINGS = ("", ".gz", ".xz", ".zst")
+ENDINGS = (*(format_ + packing for format_ in FORMATS for packing in PACKINGS), ".parquet")
+
+READ_BYTES = 1 << 20
+LONGEST_LINE = 64 << 20
+# a .txt file without blank lines would be one document of any size; it is cut at the next line end after this many
+# characters, so that memory stays bounded
+LONGEST_TEXT_DOCUMENT = 4 << 20
+
+# something a reader could see: not a space, a control, a zero-width or direction mark, or the replacement character
+_VISIBLE = re.compile("[^\\s\x00-\x1f\x7f-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufffd]")
+
+Watch = Callable[[int], None]
+"""Called with the number of bytes just read from disk."""
+
+
+def find_files(paths: Iterable[str | Path]) -> list[Path]:
+    """The readable files among `paths` and inside the folders among them, sorted and without repeats."""
+    found: set[Path] = set()
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = [file for file in path.rglob("*") if file.is_file() and _ending(file) and file.name[0] != "."]
+            if not inside:
+                raise InputError(f"folder {str(path)!r} holds no text file; allowed endings: {', '.join(ENDINGS)}")
+            found.update(inside)
+        elif not path.exists():
+            raise InputError(f"data {str(path)!r} does not exist")
+        elif not _ending(path):
+            raise InputError(f"file {str(path)!r} has no known ending; allowed: {', '.join(ENDINGS)}")
+        else:
+            found.add(path)
+    if not found:
+        raise InputError("data names no file; give text files or folders that hold them")
+    return sorted(found)
+
+
+def read_documents(files: Iterable[str | Path], field: str = "text", watch: Watch | None = None) -> Iterator[str]:
+    """The documents of all files in order; empty ones are skipped.
+
+    In .txt files blank lines separate documents, in .jsonl files every line is an object whose `field` holds one, in
+    .parquet files every row of the column `field` is one.
+    """
+    for file in map(Path, files):
+        ending = _ending(file)
+        if not ending:
+            raise InputError(f"file {str(file)!r} has no known ending; allowed: {', '.join(ENDINGS)}")
+        if ending == ".parquet":
+            documents = _parquet_documents(file, field, watch)
+        elif ending.startswith(".jsonl"):
+            documents = _json_documents(file, field, watch)
+        else:
+            documents = _text_documents(file, watch)
+        for document in documents:
+            if _VISIBLE.search(document):
+                yield document
+
+
+def _ending(file: Path) -> str:
+    """The known ending of a file name, or nothing."""
+    name = file.name.lower()
+    return next((ending for ending in ENDINGS if name.endswith(ending)), "")
+
+
+def _text_documents(file: Path, watch: Watch | None) -> Iterator[str]:
+    lines: list[str] = []
+    characters = 0
+    for number, raw in _lines(file, watch):
+        line = _decode(raw, file, number)
+        if line and not line.isspace():
+            lines.append(line)
+            characters += len(line)
+            if characters < LONGEST_TEXT_DOCUMENT:
+                continue
+        if lines:
+            yield "\n".join(lines)
+            lines, characters = [], 0
+    if lines:
+        yield "\n".join(lines)
+
+
+def _json_documents(file: Path, field: str, watch: Watch | None) -> Iterator[str]:
+    for number, raw in _lines(file, watch):
+        if not raw or raw.isspace():
+            continue
+        try:
+            # decoding comes first: json.loads would guess UTF-16 or UTF-32 from zero bytes
+            row = json.loads(_decode(raw, file, number))
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"file {str(file)!r} line {number} is not valid JSON ({error}); every line must be one JSON object"
+            ) from None
+        if not isinstance(row, dict):
+            raise InputError(
+                f"file {str(file)!r} line {number} holds a {type(row).__name__}; every line must be one JSON object"
+            )
+        if field not in row:
+            raise InputError(f"file {str(file)!r} line {number} has no field {field!r}; {nearest(field, row)}")
+        yield _checked(row[field], field, file, f"line {number}")
+
+
+def _parquet_documents(file: Path, field: str, watch: Watch | None) -> Iterator[str]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise InputError(
+            f"file {str(file)!r} needs pyarrow, which is not installed: pip install 'bertsmith[parquet]'"
+        ) from None
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            columns = table.schema_arrow.names
+            if field not in columns:
+                raise InputError(f"file {str(file)!r} has no column {field!r}; {nearest(field, columns)}")
+            # whole row groups may be gigabytes; batches of rows are read page by page
+            for batch in table.iter_batches(batch_size=256, columns=[field]):
+                if watch:
+                    watch(batch.nbytes)
+                for value in batch.column(0).to_pylist():
+                    number += 1
+                    yield _checked(value, field, file, f"row {number}")
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"file {str(file)!r} cannot be read as parquet after row {number}: {reason}") from None
+
+
+def _checked(value: Any, field: str, file: Path, place: str) -> str:
+    """The value when it is text that can be encoded."""
+    if not isinstance(value, str):
+        kind = "null" if value is None else type(value).__name__
+        raise InputError(f"file {str(file)!r} {place}: field {field!r} is {kind}; it must be a string")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"file {str(file)!r} {place}: field {field!r} holds half a surrogate pair "
+                f"({value[error.start]!a}), which is no character; it must be valid Unicode"
+            ) from None
+    return value
+
+
+def _decode(raw: bytes, file: Path, number: int) -> str:
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"file {str(file)!r} line {number} is not UTF-8 (byte 0x{raw[error.start]:02x} at position {error.start}); "
+            "text files must be UTF-8"
+        ) from None
+
+
+def _lines(file: Path, watch: Watch | None) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file with their numbers from 1, without line ends."""
+    number = 0
+    rest: list[bytes] = []
+    waiting = 0
+    try:
+        for chunk in _chunks(file, watch):
+            head, newline, tail = chunk.partition(b"\n")
+            rest.append(head)
+            waiting += len(head)
+            if waiting > LONGEST_LINE:
+                raise InputError(
+                    f"file {str(file)!r} line {number + 1} is longer than {LONGEST_LINE >> 20} MB; "
+                    "break it into lines or rows"
+                )
+            if not newline:
+                continue
+            number += 1
+            yield number, b"".join(rest).removesuffix(b"\r")
+            *whole, last = tail.split(b"\n")
+            for line in whole:
+                number += 1
+                yield number, line.removesuffix(b"\r")
+            rest, waiting = [last], len(last)
+    except EOFError:
+        raise InputError(
+            f"file {str(file)!r} is a truncated archive: it ends in the middle, after line {number}"
+        ) from None
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, _BrokenArchive) as error:
+        raise InputError(f"file {str(file)!r} is a broken {file.suffix} archive after line {number}: {error}") from None
+    except OSError as error:
+        raise InputError(f"file {str(file)!r} cannot be read: {error.strerror or error}") from None
+    if waiting:
+        yield number + 1, b"".join(rest).removesuffix(b"\r")
+
+
+class _BrokenArchive(Exception):
+    """A damaged zstandard stream."""
+
+
+class _Watched:
+    """A file that tells how many bytes were read; just enough of a file for gzip and lzma."""
+
+    def __init__(self, file: Any, watch: Watch) -> None:
+        self.file = file
+        self.watch = watch
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self.file.read(size)
+        self.watch(len(data))
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+def _chunks(file: Path, watch: Watch | None) -> Iterator[bytes]:
+    """The unpacked content of a file in chunks; a truncated archive ends in EOFError."""
+    with file.open("rb") as source:
+        raw: Any = _Watched(source, watch) if watch else source
+        if file.suffix.lower() == ".zst":
+            yield from _zstandard_chunks(raw)
+            return
+        opened: Any = raw
+        if file.suffix.lower() == ".gz":
+            opened = gzip.GzipFile(fileobj=raw)
+        elif file.suffix.lower() == ".xz":
+            opened = lzma.LZMAFile(raw)  # noqa: SIM115 (closing the source is enough)
+        while chunk := opened.read(READ_BYTES):
+            yield chunk
+
+
+def _zstandard_chunks(source: Any) -> Iterator[bytes]:
+    """The frames of a zstandard file unpacked; the library's own reader says nothing when the last one is cut off."""
+    import zstandard
+
+    unpacker = None
+    try:
+        while packed := source.read(READ_BYTES >> 4):
+            while packed:
+                if unpacker is None:
+                    unpacker = zstandard.ZstdDecompressor().decompressobj()
+                if chunk := unpacker.decompress(packed):
+                    yield chunk
+                packed = b""
+                if unpacker.eof:
+                    packed, unpacker = unpacker.unused_data, None
+    except zstandard.ZstdError as error:
+        raise _BrokenArchive(error) from None
+    if unpacker is not None:
+        raise EOFError

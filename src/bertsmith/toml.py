@@ -1,0 +1,78 @@
+"""Recipes as files: plain data from TOML, with overrides, and back."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import InputError
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file as plain data."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise InputError(f"recipe {str(path)!r} does not exist") from None
+    except IsADirectoryError:
+        raise InputError(f"recipe {str(path)!r} is a folder; give a .toml file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"recipe {str(path)!r} is not valid TOML: {error}") from None
+
+
+def override(data: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:
+    """A copy of `data` with assignments such as `schedule.warmup=0.1` applied; values are TOML, bare words are text."""
+    result = json.loads(json.dumps(data))
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        keys = [key.strip() for key in path.split(".")]
+        if not equals or not all(keys):
+            raise InputError(f"--set {assignment!r} is not of the form group.name=value")
+        node = result
+        for key in keys[:-1]:
+            node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                raise InputError(f"--set {assignment!r}: {key!r} holds a value, not a group of settings")
+        node[keys[-1]] = _value(text.strip())
+    return result
+
+
+def to_toml(data: Mapping[str, Any]) -> str:
+    """Plain data as TOML text; values that are None are left out, since leaving out is how TOML says it."""
+    return "\n".join(_toml_lines(data, ())).strip() + "\n"
+
+
+def _toml_lines(data: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+    scalars = {k: v for k, v in data.items() if not isinstance(v, Mapping) and v is not None}
+    tables = {k: v for k, v in data.items() if isinstance(v, Mapping)}
+    lines = [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in scalars.items()]
+    if lines and path:
+        lines = [f"[{'.'.join(map(_toml_key, path))}]", *lines]
+    if lines:
+        lines.append("")
+    for key, table in tables.items():
+        lines += _toml_lines(table, (*path, key))
+    return lines
+
+
+def _toml_key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items() if v is not None)
+        return f"{{{inner}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    # JSON writes text, numbers and truth values as TOML does
+    return json.dumps(value)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,1 @@
+"""The loop: one trainer for every objective."""

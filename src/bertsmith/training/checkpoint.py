@@ -1,0 +1,120 @@
+"""Checkpoints of a run: whole or not there at all, checked when read, the last two and the best kept."""
+
+import hashlib
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+from bertsmith.checkpoint.files import NewFolder, copy_tensors, read_json, read_tensors, write_json, write_tensors
+from bertsmith.checkpoint.store import write_model
+from bertsmith.errors import InputError
+from bertsmith.models.model import Model
+
+_SEAL = "seal.json"  # written last: the hash of every other file
+
+
+@dataclass
+class Progress:
+    """Where a run stands: with the settings and the weights, all that the next step depends on."""
+
+    step: int = 0
+    """Steps done."""
+    cursor: tuple[int, int, int] = (0, 0, 0)
+    """Epoch, window and index of the first micro-batch of the last round of all processes."""
+    skip: int = 0
+    """Micro-batches from the cursor on that are done."""
+    tokens: int = 0
+    """Real tokens seen; with several processes, the main one's times their number."""
+    seconds: float = 0.0
+    best_loss: float | None = None
+    """The lowest held-out loss so far, and the step it was measured after."""
+    best_step: int = -1
+
+
+def save_checkpoint(
+    folder: Path, model: Model, optimizer: torch.optim.Optimizer, progress: Progress, settings: dict[str, Any]
+) -> Path:
+    """Writes `step-…` into the folder and removes what is no longer needed; returns the new checkpoint."""
+    path = folder / f"step-{progress.step:08d}"
+    with NewFolder(path) as new:
+        write_model(model, new)
+        tensors, numbers = _split(get_optimizer_state_dict(model, optimizer, options=_OPTIONS))
+        write_tensors(new / "optimizer.safetensors", tensors)
+        write_json(new / "progress.json", {**asdict(progress), "optimizer": numbers, "settings": settings})
+        write_json(new / _SEAL, {file.name: _hash(file) for file in sorted(new.iterdir())})
+    _prune(folder, progress)
+    return path
+
+
+def load_checkpoint(path: Path, model: Model, optimizer: torch.optim.Optimizer) -> Progress:
+    """Puts weights and optimiser state back; returns where the run stands."""
+    weights = path / "model.safetensors"
+    copy_tensors(read_tensors(weights), model, str(weights))
+    data = read_json(path / "progress.json")
+    state: dict[str, Any] = {**read_tensors(path / "optimizer.safetensors"), **data.pop("optimizer")}
+    set_optimizer_state_dict(model, optimizer, state, options=_OPTIONS)
+    data.pop("settings")
+    return Progress(**{**data, "cursor": tuple(data["cursor"])})
+
+
+def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is whole, and a sentence for each newer one that is not."""
+    complaints: list[str] = []
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        reason = _torn(path)
+        if reason is None:
+            return path, complaints
+        complaints.append(f"checkpoint {path.name} is not whole ({reason}) and is passed over")
+    return None, complaints
+
+
+def recorded_settings(path: Path) -> dict[str, Any]:
+    """The settings a checkpoint was made with."""
+    return read_json(path / "progress.json")["settings"]
+
+
+_OPTIONS = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
+
+
+def _split(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of an optimiser's flat state, and everything else."""
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return tensors, {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+
+
+def _torn(path: Path) -> str | None:
+    """Why a checkpoint cannot be used, or None."""
+    try:
+        seal = read_json(path / _SEAL)
+    except InputError as error:
+        return str(error)
+    for name, digest in seal.items():
+        file = path / name
+        if not file.exists():
+            return f"{name} is missing"
+        if _hash(file) != digest:
+            return f"{name} has changed since it was written"
+    return None
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _prune(folder: Path, progress: Progress) -> None:
+    """Keeps the last two checkpoints and the best one."""
+    paths = sorted(folder.glob("step-*"))
+    keep = {path.name for path in paths[-2:]} | {f"step-{progress.best_step:08d}"}
+    for path in paths:
+        if path.name not in keep:
+            shutil.rmtree(path)

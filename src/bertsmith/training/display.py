@@ -1,0 +1,59 @@
+"""The live progress line of a run."""
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Display:
+    """Shows step, losses, speed and time left; silent on all processes but the main one."""
+
+    def __init__(self, steps: int, done: int, *, visible: bool) -> None:
+        self.console = Console(stderr=True)
+        self.progress = Progress(
+            BarColumn(bar_width=12),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+            console=self.console,
+            disable=not visible,
+        )
+        self.task = self.progress.add_task("training", total=steps, completed=done, status="")
+        self.held_out = ""
+
+    def __enter__(self) -> "Display":
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def advance(self) -> None:
+        self.progress.advance(self.task)
+
+    def show(self, row: dict[str, Any]) -> None:
+        """Puts the figures of a log row beside the bar."""
+        if row["kind"] == "held_out":
+            self.held_out = f" · held out {row['loss']:.3f}"
+            return
+        parts = [f"loss {row['loss']:.3f}{self.held_out}", f"{_short(row['tokens_per_second'])} tokens/s"]
+        if "utilisation" in row:
+            parts.append(f"MFU {row['utilisation']:.0%}")
+        self.progress.update(self.task, status=" · ".join(parts))
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if not self.progress.disable:
+            self.console.print(text)
+
+
+def _short(number: float) -> str:
+    for limit, mark in ((1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.1f}{mark}"
+    return f"{number:.0f}"

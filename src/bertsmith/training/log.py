@@ -1,0 +1,46 @@
+"""The log of a run: one JSON object per line, and the trackers a person asked for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+
+class RunLog:
+    """Appends rows to log.jsonl and hands them to accelerate's trackers; only the main process writes."""
+
+    def __init__(self, path: Path, accelerator: Accelerator) -> None:
+        self.path, self.accelerator = path, accelerator
+        self.rows: list[dict[str, Any]] = []
+
+    def rewind(self, step: int) -> None:
+        """Drops the rows after a step: a resumed run writes them again."""
+        self.rows = [row for row in _read(self.path) if row["step"] <= step]
+        if self.accelerator.is_main_process:
+            self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
+
+    def write(self, row: dict[str, Any]) -> None:
+        """One row; `step` and `kind` ("training" or "held_out") tell where it belongs."""
+        self.rows.append(row)
+        if self.accelerator.is_main_process:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        values = {f"{row['kind']}/{name}": value for name, value in row.items() if name not in ("step", "kind")}
+        self.accelerator.log(values, step=row["step"])
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """The rows of one kind, in order."""
+        return [row for row in self.rows if row["kind"] == kind]
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break  # the line that was being written when the run was killed
+    return rows

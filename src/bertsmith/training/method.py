@@ -1,0 +1,39 @@
+"""How a run is carried out and how weights are moved, as settings."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from bertsmith.settings import Record
+from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
+
+
+class RunConfig(Record):
+    """How long a run takes and how it is carried out."""
+
+    steps: int = Field(default=1000, gt=0)
+    seed: int = Field(default=0, ge=0)
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
+    compile: bool = False
+    """torch.compile the forward and backward pass: minutes at the start, faster steps on a GPU."""
+    workers: int = Field(default=0, ge=0)
+    """Processes that read batches."""
+    log_every: int = Field(default=10, gt=0)
+    evaluate_every: int = Field(default=500, gt=0)
+    evaluate_batches: int = Field(default=16, gt=0)
+    """Micro-batches of the held-out part that an evaluation reads."""
+    checkpoint_every: int = Field(default=500, gt=0)
+    track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Trackers that get the log, too."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How weights are moved."""
+
+    run: RunConfig
+    batch: BatchConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig

@@ -1,0 +1,139 @@
+"""A pre-training run from its settings: corpus, model, objective and method put together."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field, model_validator
+
+from bertsmith.batches.loader import BatchReader, SpecialTokens
+from bertsmith.batches.plan import Plan, SequenceConfig
+from bertsmith.batches.shards import TokenCorpus
+from bertsmith.errors import InputError
+from bertsmith.models.build import build
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.cost import parameters, training_flops, training_memory
+from bertsmith.models.heads import HEADS
+from bertsmith.models.presets import preset
+from bertsmith.objectives.masked_lm import MaskedLMConfig
+from bertsmith.settings import ByKind, Record
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.method import Method, RunConfig
+from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
+from bertsmith.training.trainer import Trainer, TrainingData
+
+OBJECTIVES: dict[str, type[Record]] = {"masked_lm": MaskedLMConfig}
+
+
+class ModelChoice(Record):
+    """The network: a preset with overrides, or written out whole."""
+
+    preset: str | None = None
+    """A published size, such as "bert-mini"."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the preset's family to change, such as layers or dropout."""
+    network: ModelConfig | None = None
+    """A config written out, instead of a preset."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "ModelChoice":
+        if (self.preset is None) == (self.network is None):
+            raise ValueError("give either preset or network")
+        if self.network is not None and self.overrides:
+            raise ValueError("overrides change a preset; write them into the network instead")
+        return self
+
+
+class PretrainSettings(Record):
+    """All that a pre-training run depends on."""
+
+    data: str | None = None
+    """The folder that `bertsmith corpus` wrote."""
+    model: ModelChoice
+    sequences: SequenceConfig = SequenceConfig()
+    objective: Annotated[MaskedLMConfig, ByKind(OBJECTIVES)] = MaskedLMConfig()
+    batch: BatchConfig = BatchConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> "PretrainSettings":
+        if self.objective.next_sentence and self.sequences.cut != "sentence_pairs":
+            raise ValueError('objective.next_sentence is true, which needs sequences.cut = "sentence_pairs"')
+        return self
+
+    def network(self, vocabulary: int) -> ModelConfig:
+        """The model's config for a vocabulary, with exactly the heads the objective trains."""
+        choice = self.model
+        if choice.network is not None:
+            config = choice.network
+            if config.encoder.vocabulary < vocabulary:
+                rows = config.encoder.vocabulary
+                raise InputError(f"model.network.encoder.vocabulary is {rows}; the corpus needs at least {vocabulary}")
+        else:
+            assert choice.preset is not None
+            config = preset(choice.preset, **{"vocabulary": vocabulary, **choice.overrides})
+        longest = config.encoder.embedding.longest
+        if self.sequences.length > longest:
+            raise InputError(f"sequences.length is {self.sequences.length}; the model takes at most {longest} tokens")
+        given = {head.kind: head for head in config.heads}
+        heads = tuple(given.get(kind) or HEADS[kind]() for kind in self.objective.heads)  # type: ignore[call-arg]
+        return config.model_copy(update={"heads": heads})
+
+
+def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto", show: bool = True) -> Trainer:
+    """The trainer of a run, ready to go."""
+    if settings.data is None:
+        raise InputError("data is not given: pass --data with a folder that `bertsmith corpus` wrote")
+    tokenizer = Tokenizer.load(Path(settings.data))
+    config = settings.network(tokenizer.size)
+    model = build(config, seed=settings.run.seed)
+    model.tokenizer = tokenizer
+    return Trainer(
+        model,
+        settings.objective.build(tokenizer),
+        _data(settings, tokenizer),
+        Method(settings.run, settings.batch, settings.optimizer, settings.schedule),
+        out,
+        settings=settings.plain(),
+        flops_per_token=training_flops(config, settings.sequences.length, settings.objective.masking.rate),
+        device=device,
+        show=show,
+    )
+
+
+def explain(settings: PretrainSettings) -> dict[str, str]:
+    """What a run will cost, as names and values to print."""
+    vocabulary = Tokenizer.load(Path(settings.data)).size if settings.data else 30522
+    config = settings.network(vocabulary)
+    rate, length = settings.objective.masking.rate, settings.sequences.length
+    is_half = settings.run.precision == "bfloat16" or (settings.run.precision == "auto" and torch.cuda.is_available())
+    flops = training_flops(config, length, rate)
+    run, batch, micro = settings.run, settings.batch, settings.sequences.micro_tokens
+    tokens = sum(batch.micro_batches(step, run.steps, micro, 1) * micro for step in range(run.steps))
+    memory = training_memory(config, micro, rate, half=is_half)
+    return {
+        "vocabulary": f"{vocabulary:,}" + ("" if settings.data else " (no --data given)"),
+        "parameters": f"{parameters(config):,}",
+        "training FLOPs per token": f"{flops:.3e}",
+        "tokens": f"{tokens:,} in {run.steps:,} steps",
+        "training FLOPs in all": f"{flops * tokens:.3e}",
+        "memory": f"about {memory / 2**30:.2f} GiB on each device",
+    }
+
+
+def _data(settings: PretrainSettings, tokenizer: Tokenizer) -> TrainingData:
+    assert settings.data is not None
+    folder, config = Path(settings.data), settings.sequences
+    special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
+    corpus = TokenCorpus(folder, "train")
+    if corpus.manifest.tokenizer_hash != tokenizer.hash:
+        raise InputError(f"{settings.data!r}: tokenizer.json is not the tokenizer the shards were made with")
+    plan = Plan(corpus, config, settings.run.seed)
+    # a compiled step wants one shape; otherwise empty sequences would only cost time
+    slots = plan.slots if settings.run.compile else None
+    held_out = TokenCorpus(folder, "held_out")
+    held_out_plan = Plan(held_out, config, 0) if held_out.tokens else None
+    held_out_reader = BatchReader(held_out, config, special, None) if held_out.tokens else None
+    return TrainingData(plan, BatchReader(corpus, config, special, slots), held_out_plan, held_out_reader)

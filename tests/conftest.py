@@ -1,0 +1,50 @@
+"""What every test shares: fixed seeds, and fresh memory full of NaN, so that reading what was never written shows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _repeatable() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small corpus of our own: short stories made from a handful of words."""
+    folder = tmp_path_factory.mktemp("texts")
+    subjects = ["the smith", "a traveller", "the old clerk", "my neighbour", "the captain"]
+    verbs = ["forges", "carries", "repairs", "forgets", "describes", "weighs"]
+    objects = ["an iron gate", "the letter", "seven lanterns", "a broken clock", "the heavy anvil", "nothing at all"]
+    places = ["by the river", "in the cold workshop", "near the harbour", "before sunrise"]
+    stories = []
+    for index in range(120):
+        lines = []
+        for line in range(3 + index % 9):
+            k = index * 7 + line * 13
+            words = [subjects[k % 5], verbs[(k // 2) % 6], objects[(k // 3) % 6], places[(k // 5) % 4]]
+            lines.append(" ".join(words).capitalize() + ".")
+        stories.append(" ".join(lines))
+    (folder / "stories.txt").write_text("\n\n".join(stories), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpus_folder(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small corpus, tokenised."""
+    from bertsmith.batches.build_corpus import build_corpus
+    from bertsmith.text.learn import learn_tokenizer
+    from bertsmith.text.readers import find_files, read_documents
+
+    files = find_files([texts])
+    tokenizer = learn_tokenizer(read_documents(files), "wordpiece", 160, progress=False)
+    out = tmp_path_factory.mktemp("corpus") / "corpus"
+    build_corpus(files, tokenizer, out, held_out=0.1, workers=1, shard_megabytes=0.01)
+    return out

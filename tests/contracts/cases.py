@@ -1,0 +1,60 @@
+"""The tables the contracts run over: a new kind added to a table is tested without a new test."""
+
+import torch
+from torch import Tensor
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.layers.mixers import MIXERS, MixerConfig
+from bertsmith.models.build import build
+from bertsmith.models.model import Model
+from bertsmith.models.presets import PRESETS, preset
+
+WIDTH, HEADS = 24, 4
+LENGTH_CASES = {"one": [1], "odd": [7, 3, 1], "mixed": [5, 12, 1, 9, 2], "equal": [6, 6]}
+TINY = {"width": WIDTH, "layers": 3, "heads": HEADS, "vocabulary": 50, "longest": 16, "dropout": 0.0}
+
+
+def mixer_config(kind: str) -> MixerConfig:
+    return MIXERS[kind](heads=HEADS, dropout=0.0)
+
+
+def tiny_model(name: str, seed: int = 0) -> Model:
+    """A preset shrunk to a few weights, in float64, with weights large enough for every part to matter."""
+    overrides = {key: value for key, value in TINY.items() if key in preset_settings(name)}
+    if "embedding_width" in preset_settings(name):
+        overrides["embedding_width"] = 12
+    model = build(preset(name, **overrides, deviation=0.3), seed=seed).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.2)
+    return model
+
+
+def preset_settings(name: str) -> tuple[str, ...]:
+    from bertsmith.models.presets import overridable
+
+    return overridable(name)
+
+
+# one of each family: sizes of one family differ in numbers only
+FAMILIES = sorted({name.rsplit("-", 1)[0]: name for name in PRESETS}.values())
+
+
+def packed_layout(lengths: list[int], empty: int = 0) -> SequenceLayout:
+    starts = torch.tensor([0, *lengths, *[0] * empty]).cumsum(0).int()
+    return SequenceLayout.packed(starts, max(lengths))
+
+
+def padded_layout(lengths: list[int], extra: int = 0) -> SequenceLayout:
+    longest = max(lengths) + extra
+    return SequenceLayout.padded(torch.arange(longest) < torch.tensor(lengths)[:, None])
+
+
+def rows_of(items: list[Tensor], extra: int = 0, filling: float = 0.0) -> Tensor:
+    """Sequences as padded rows whose pads hold `filling`."""
+    longest = max(len(item) for item in items) + extra
+    rows = torch.full((len(items), longest, *items[0].shape[1:]), filling, dtype=items[0].dtype)
+    for row, item in zip(rows, items, strict=True):
+        row[: len(item)] = item
+    return rows

@@ -1,0 +1,86 @@
+"""Every form of attention against the reference, and the choice between them."""
+
+import pytest
+import torch
+from cases import LENGTH_CASES, packed_layout, padded_layout
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
+from bertsmith.ops.attention import FORMS, attention, attention_map
+
+
+def inputs(shape: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.randn(*shape, 3, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("case", LENGTH_CASES)
+@pytest.mark.parametrize("form", [name for name in FORMS if name not in ("reference", "varlen")])
+def test_forms_equal_the_reference_with_gradients(form: str, case: str, is_causal: bool) -> None:
+    lengths = LENGTH_CASES[case]
+    layouts = {
+        (sum(lengths),): packed_layout(lengths, empty=1),
+        (len(lengths), max(lengths) + 1): padded_layout(lengths, extra=1),
+        (2, 5): SequenceLayout.full(2, 5),
+    }
+    for shape, layout in layouts.items():
+        tensors = inputs(shape)
+        real = torch.ones(shape, dtype=torch.bool) if layout.is_token is None else layout.is_token
+        results = []
+        for name in (form, "reference"):
+            mixed = attention(*tensors, layout, is_causal=is_causal, backend=name)
+            gradients = torch.autograd.grad(mixed[real].square().sum(), tensors)
+            results.append([mixed[real], *gradients])
+        for fast, slow in zip(*results, strict=True):
+            torch.testing.assert_close(fast, slow, rtol=0, atol=1e-10)
+
+
+def test_reference_is_the_formula() -> None:
+    query, key, value = inputs((1, 4))
+    expected = torch.empty(1, 4, 3, 8, dtype=torch.float64)
+    for head in range(3):
+        for i in range(4):
+            scores = torch.stack([query[0, i, head] @ key[0, j, head] / 8**0.5 for j in range(4)])
+            expected[0, i, head] = sum(scores.softmax(0)[j] * value[0, j, head] for j in range(4))
+    mixed = attention(query, key, value, SequenceLayout.full(1, 4), backend="reference")
+    torch.testing.assert_close(mixed, expected)
+
+
+def test_causal_means_the_future_changes_nothing() -> None:
+    query, key, value = inputs((6,))
+    layout = packed_layout([6])
+    before = attention(query, key, value, layout, is_causal=True)
+    key2, value2 = (torch.cat([tensor[:4], torch.randn(2, 3, 8, dtype=torch.float64)]) for tensor in (key, value))
+    after = attention(query, key2, value2, layout, is_causal=True)
+    assert torch.equal(before[:4], after[:4])
+    assert not torch.equal(before[4:], after[4:])
+
+
+def test_empty_sequences_give_no_nan() -> None:
+    query, key, value = inputs((2, 3))
+    layout = SequenceLayout.padded(torch.tensor([[True, True, False], [False, False, False]]))
+    for backend in ("sdpa", "reference"):
+        mixed = attention(query, key, value, layout, backend=backend)
+        gradients = torch.autograd.grad(mixed.square().sum(), (query, key, value))
+        assert all(tensor.isfinite().all() for tensor in (mixed, *gradients)), backend
+
+
+def test_a_named_form_that_cannot_says_why() -> None:
+    tensors, layout = inputs((5,)), packed_layout([5])
+    with pytest.raises(InputError, match="backend 'varlen' cannot compute this: the tensors are on cpu"):
+        attention(*tensors, layout, backend="varlen")
+    with pytest.raises(InputError, match="backend is 'sdp'; did you mean 'sdpa'"):
+        attention(*tensors, layout, backend="sdp")
+
+
+def test_varlen_names_each_reason() -> None:
+    tensors = inputs((2, 3))
+    with pytest.raises(InputError, match="the layout is padded"):
+        attention(*tensors, SequenceLayout.full(2, 3), backend="varlen")
+
+
+def test_maps_do_not_reach_other_sequences() -> None:
+    query, key, _ = inputs((5,))
+    maps = attention_map(query, key, packed_layout([3, 2]))
+    assert maps.shape == (2, 3, 3, 3)
+    assert (maps[1, :, :, 2] == 0).all()

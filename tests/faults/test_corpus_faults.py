@@ -1,0 +1,186 @@
+"""A corpus build survives being killed, and damaged or foreign folders are refused."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bertsmith.batches.build_corpus import build_corpus
+from bertsmith.batches.shards import JOURNAL, MANIFEST, TokenCorpus
+from bertsmith.commands.corpus import corpus as corpus_command
+from bertsmith.commands.output import claim
+from bertsmith.commands.tokenizer import tokenizer as tokenizer_command
+from bertsmith.errors import InputError
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.tokenizer import Tokenizer
+
+SENTENCES = [
+    "The ferry leaves the harbour at noon.",
+    "Nobody saw the grey cat on the roof.",
+    "Rain fell on the market, and the traders packed their tents!",
+    "Where does the old road end?",
+]
+SETTINGS = {"shard_megabytes": 0.02, "held_out": 0.05}
+BUILD = """
+import sys
+from pathlib import Path
+from bertsmith.batches.build_corpus import build_corpus
+from bertsmith.text.tokenizer import Tokenizer
+folder = Path(sys.argv[1])
+build_corpus([folder / "data.jsonl"], Tokenizer.load(folder), Path(sys.argv[2]), workers=2, **{settings!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    rows = (" ".join([f"Entry {number}.", *SENTENCES[number % 4 :]]) for number in range(20_000))
+    (folder / "data.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    learn_tokenizer(SENTENCES, "wordpiece", 120, minimum_frequency=1, progress=False).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """The folder of a build nobody disturbed, by one worker."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    build_corpus([data / "data.jsonl"], Tokenizer.load(data), out, workers=1, **SETTINGS)
+    return out
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def start(data: Path, out: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", BUILD.format(settings=SETTINGS), str(data), str(out)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.Popen(command, env=environment)
+
+
+@pytest.mark.parametrize("blocks", [1, 12])
+def test_killed_build_continues_to_the_same_folder(data, whole, tmp_path, blocks):
+    out = tmp_path / "out"
+    process = start(data, out)
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit and process.poll() is None:
+        if (out / JOURNAL).is_file() and (out / JOURNAL).read_bytes().count(b"\n") > blocks:
+            break
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / MANIFEST).exists(), "the build ended before it could be killed"
+    # only shards in the journal count as finished; the last line may be half of one
+    entries = [json.loads(line) for line in (out / JOURNAL).read_text().split("\n")[1:-1]]
+    assert len(entries) >= blocks
+    files = [out / entry["train"]["file"] for entry in entries]
+    finished = {file: file.stat().st_mtime_ns for file in files}
+    with pytest.raises(InputError, match="is half-built"):
+        TokenCorpus(out)
+    # what a kill in the middle of writing leaves behind
+    with (out / JOURNAL).open("a") as journal:
+        journal.write('{"block": 3, "tra')
+    (out / ".train-000099.shard.1234").write_bytes(b"half")
+    build_corpus([data / "data.jsonl"], Tokenizer.load(data), out, workers=2, **SETTINGS)
+    assert content(out) == content(whole)
+    assert {file: file.stat().st_mtime_ns for file in files} == finished, "a finished shard was made again"
+
+
+def test_number_of_workers_does_not_matter(data, whole, tmp_path):
+    build_corpus([data / "data.jsonl"], Tokenizer.load(data), tmp_path / "out", workers=3, **SETTINGS)
+    assert content(tmp_path / "out") == content(whole)
+
+
+def test_finished_folder_is_returned_as_it_is(data, whole):
+    before = content(whole)
+    manifest = build_corpus([data / "data.jsonl"], Tokenizer.load(data), whole, workers=1, **SETTINGS)
+    assert manifest.parts["train"].documents + manifest.parts["held_out"].documents == 20_000
+    assert content(whole) == before
+
+
+def test_another_tokenizer_or_setting_is_refused(data, whole, tmp_path):
+    other = learn_tokenizer(SENTENCES, "wordpiece", 90, progress=False)
+    with pytest.raises(InputError, match="holds a corpus with another tokenizer_hash"):
+        build_corpus([data / "data.jsonl"], other, whole, workers=1, **SETTINGS)
+    out = tmp_path / "out"
+    out.mkdir()
+    manifest = json.loads((whole / MANIFEST).read_text())
+    (out / JOURNAL).write_text(json.dumps(manifest) + "\n")
+    with pytest.raises(InputError, match=r"another seed \(0 there, 5 here\)"):
+        build_corpus([data / "data.jsonl"], Tokenizer.load(data), out, seed=5, **SETTINGS)
+
+
+@pytest.mark.parametrize("part", ["train", "held_out"])
+def test_damaged_shards_are_refused(whole, tmp_path, part):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    shard = sorted(out.glob(f"{part}-*.shard"))[1]
+    healthy = shard.read_bytes()
+    shard.write_bytes(healthy[:-1] + bytes([healthy[-1] ^ 1]))
+    with pytest.raises(InputError, match=rf"{shard.name}' is damaged"):
+        TokenCorpus(out, part).verify()
+    shard.write_bytes(healthy[:-2])
+    with pytest.raises(InputError, match=rf"{shard.name}' has {len(healthy) - 2} bytes instead of {len(healthy)}"):
+        TokenCorpus(out, part)
+    shard.unlink()
+    with pytest.raises(InputError, match=rf"{shard.name}' is missing"):
+        TokenCorpus(out, part)
+
+
+def test_broken_row_is_named_and_leaves_no_process(data, tmp_path, monkeypatch):
+    started = []
+    popen = subprocess.Popen
+
+    def noted(*arguments, **settings):
+        started.append(popen(*arguments, **settings))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    file = tmp_path / "data.jsonl"
+    file.write_text((data / "data.jsonl").read_text() + "{broken\n")
+    with pytest.raises(InputError, match="line 20001 is not valid JSON"):
+        build_corpus([file], Tokenizer.load(data), tmp_path / "out", workers=2, **SETTINGS)
+    assert not (tmp_path / "out" / MANIFEST).exists()
+    assert len(started) == 2
+    assert all(process.poll() is not None for process in started)
+
+
+def test_dead_worker_is_reported(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertsmith.batches.corpus_pool._START", "import os; os._exit(9)")
+    with pytest.raises(RuntimeError, match="ended with status 9"):
+        build_corpus([data / "data.jsonl"], Tokenizer.load(data), tmp_path / "out", workers=2, **SETTINGS)
+
+
+def test_workers_never_import_torch():
+    code = "import sys, bertsmith.batches.build_corpus, bertsmith.text.learn; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+def test_commands_leave_their_figures_and_protect_folders(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(SENTENCES))
+    vocabulary, out = tmp_path / "tokenizer", tmp_path / "corpus"
+    tokenizer_command([text], out=vocabulary, vocabulary=120)
+    assert json.loads((vocabulary / "result.json").read_text())["documents"] == 4
+    figures = corpus_command([text], tokenizer=vocabulary, out=out, workers=1)
+    assert json.loads((out / "result.json").read_text()) == figures
+    assert figures["documents"] == figures["sentences"] == 4
+    assert figures["held_out_documents"] == 1
+    assert figures["peak_memory_mb"] > 10
+    assert f"{figures['tokens']} tokens" in capsys.readouterr().out
+    with pytest.raises(InputError, match=r"not empty.*--force"):
+        corpus_command([text], tokenizer=vocabulary, out=out, workers=1)
+    again = corpus_command([text], tokenizer=vocabulary, out=out, workers=1, force=True)
+    assert again["tokens"] == figures["tokens"]
+    (out / "result.json").unlink()  # killed after the manifest
+    assert corpus_command([text], tokenizer=vocabulary, out=out, workers=1)["tokens"] == figures["tokens"]
+    with pytest.raises(InputError, match="no bertsmith command made"):
+        claim(tmp_path, force=True)
+    assert text.exists()

@@ -1,0 +1,326 @@
+"""The report pages: well-formed, escaped, self-contained, and true to the numbers they were given."""
+
+import base64
+import json
+import math
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertsmith.errors import InputError
+from bertsmith.report.attention import attention_fragment, attention_page, attention_picture, head_figures
+from bertsmith.report.chart import Series, line_chart, nice_ticks, short_number, thinned
+from bertsmith.report.page import facts_table, page, section
+from bertsmith.report.pretraining import FilledMask, PretrainingReport, duration, headline, pretraining_page
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+HOSTILE = "</script><script>alert('x')</script><b title=\"&\">"
+
+
+class Outline(HTMLParser):
+    """The elements of a page; a closing tag that does not fit raises."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag, f"</{tag}> closes another element"
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+    def visible(self) -> str:
+        return "".join(text for tag, text in self.texts if tag not in {"script", "style"})
+
+
+def random_maps(layers: int, heads: int, length: int) -> np.ndarray:
+    scores = np.random.default_rng(7).normal(size=(layers, heads, length, length))
+    weights = np.exp(2 * scores)
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def report(**changes: object) -> PretrainingReport:
+    base = PretrainingReport(
+        title="small run",
+        facts={"preset": "bert-small"},
+        steps=[
+            {
+                "step": step,
+                "loss": 4 + 5 * math.exp(-step / 300),
+                "learning_rate": 1e-4,
+                "tokens": step * 1000,
+                "tokens_per_second": 2000.0,
+                "seconds": step / 2,
+            }
+            for step in range(10, 1001, 10)
+        ],
+        held_out=[
+            {"step": 500, "loss": 5.0, "masked_accuracy": 0.2},
+            {"step": 1000, "loss": 4.0, "masked_accuracy": 0.3},
+        ],
+        unigram_entropy=7.0,
+        filled=(FilledMask("The [MASK] is blue.", (("sky", 0.5), ("sea", 0.25))),),
+        attention=attention_fragment(["[CLS]", "a", "[SEP]"], random_maps(2, 2, 3))[0],
+        settings="seed = 1",
+        commands=("bertsmith pretrain",),
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def all_pages() -> dict[str, str]:
+    tokens = ["[CLS]", HOSTILE, "b", "[SEP]"]
+    return {
+        "attention": attention_page(tokens, random_maps(2, 3, 4), title=HOSTILE, facts={HOSTILE: HOSTILE}),
+        "pretraining": pretraining_page(
+            report(
+                title=HOSTILE,
+                facts={HOSTILE: HOSTILE},
+                filled=(FilledMask(f"{HOSTILE} [MASK]", ((HOSTILE, 0.5),)),),
+                settings=HOSTILE,
+                commands=(HOSTILE,),
+                attention=attention_fragment(tokens, random_maps(2, 3, 4))[0],
+            )
+        ),
+        "nothing logged": pretraining_page(
+            report(
+                facts={},
+                steps=[],
+                held_out=[],
+                unigram_entropy=None,
+                filled=(),
+                attention=None,
+                settings="",
+                commands=(),
+            )
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["attention", "pretraining", "nothing logged"])
+def test_page_is_balanced_and_loads_nothing(name: str) -> None:
+    text = all_pages()[name]
+    outline = Outline(text)
+    assert outline.count("h1") == 1
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(", text)
+    addresses = [
+        value for _, attributes in outline.elements for key, value in attributes.items() if key in ("src", "href")
+    ]
+    assert addresses == []
+
+
+def test_hostile_text_is_shown_and_never_run() -> None:
+    pages = all_pages()
+    for name, scripts in (("attention", 2), ("pretraining", 2)):
+        outline = Outline(pages[name])
+        assert outline.count("script") == scripts, name  # the data and the page's own
+        assert outline.count("b") == (name == "pretraining"), name  # the run's name is set in bold by the page itself
+        assert "alert('x')" in outline.visible(), name
+    shell = page("<i>", section("<i>", facts_table({"<i>": "<i>"}), note="<i>"))
+    assert Outline(shell).count("i") == 0
+
+
+def test_page_carries_style_and_script_as_given() -> None:
+    text = page("title", "<p>body</p>", style="p > b {}", script="1 < 2;")
+    assert "p > b {}" in text
+    assert "<script>1 < 2;</script>" in text
+    assert "<script>" not in page("title", "")
+
+
+def test_maps_decode_to_what_was_given() -> None:
+    tokens, maps = ["[CLS]", HOSTILE, "é", "日本", "[SEP]"], random_maps(3, 2, 5)
+    body, _, _ = attention_fragment(tokens, maps)
+    match = re.search(r'class="attention-data">(.*?)</script>', body, re.DOTALL)
+    assert match is not None
+    data = json.loads(match.group(1))
+    decoded = np.frombuffer(base64.b64decode(data["maps"]), dtype=np.uint8).reshape(3, 2, 5, 5) / 255
+    assert data["tokens"] == tokens
+    assert (data["layers"], data["heads"]) == (3, 2)
+    assert np.abs(decoded - maps).max() < 1 / 255
+
+
+def test_page_of_a_base_model_is_small() -> None:
+    text = attention_page(["token"] * 40, random_maps(12, 12, 40), title="base", facts={})
+    assert len(text.encode()) < 1_500_000
+    assert Outline(text).count("tr") == 1 + 12 * 12
+
+
+def test_head_figures_of_heads_that_are_known() -> None:
+    tokens = ["[CLS]", "a", "b", "c", "d", "[SEP]"]
+    itself, to_first, even = np.eye(6), np.zeros((6, 6)), np.full((6, 6), 1 / 6)
+    to_first[:, 0] = 1
+    first, second, third = head_figures(tokens, np.stack([itself, to_first, even])[None])[0]
+    assert (first.entropy, first.distance, first.near) == (0, 0, 1)
+    assert (second.first, second.separator, second.distance) == (1, 0, 2.5)
+    assert second.near == pytest.approx(5 / 6)  # the last token is five positions away
+    assert third.entropy == pytest.approx(math.log(6))
+    assert third.separator == pytest.approx(1 / 6)
+
+
+def test_separator_column_only_where_there_is_a_separator() -> None:
+    assert "On separator" in attention_fragment(["a", "[SEP]"], random_maps(1, 1, 2))[0]
+    assert "On separator" not in attention_fragment(["a", "b"], random_maps(1, 1, 2))[0]
+
+
+@pytest.mark.parametrize(
+    ("maps", "message"),
+    [
+        (np.ones((1, 1, 3, 3)), "for 2 tokens"),
+        (np.ones((1, 2, 2)), "are not"),
+        (np.full((1, 1, 2, 2), 1.5), "between 0 and 1"),
+        (np.full((1, 1, 2, 2), np.nan), "between 0 and 1"),
+    ],
+)
+def test_maps_that_are_no_attention_are_refused(maps: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        attention_fragment(["a", "b"], maps)
+
+
+def test_picture_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "grid.png"
+    attention_picture(["$a", "日本", "_b$"], random_maps(2, 3, 3), path, title="$x^$")
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_picture_without_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("matplotlib", "matplotlib.colors", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=re.escape("pip install 'bertsmith[report]'")):
+        attention_picture(["a"], np.ones((1, 1, 1, 1)), tmp_path / "grid.png", title="")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "points",
+    [[(5.0, 2.0)], [(0.0, 0.0)], [(1.0, 3.0), (2.0, 3.0)], [(1.0, 1e-7), (2.0, 2e-7)], [(1.0, 2.0), (1.0, 9.0)]],
+    ids=["one point", "one point at nought", "equal values", "tiny values", "one step twice"],
+)
+def test_chart_places_every_point_inside(points: list[tuple[float, float]]) -> None:
+    outline = Outline(line_chart([Series("loss", points)], x_label="step", y_label="nats", height=200))
+    circles = [attributes for tag, attributes in outline.elements if tag == "circle"]
+    assert len(circles) == len(points)
+    for circle in circles:
+        assert 0 <= float(str(circle["cx"]).rstrip("%")) <= 100
+        assert 0 <= float(str(circle["cy"])) <= 200
+
+
+@pytest.mark.parametrize("series", [[], [Series("a", [])], [Series("a", [(1.0, math.nan)])]])
+def test_chart_of_nothing_says_so(series: list[Series]) -> None:
+    outline = Outline(line_chart(series, x_label="step", y_label="nats", reference=("level", 1.0)))
+    assert outline.count("svg") == 0
+    assert "No values of nats yet" in outline.visible()
+
+
+def test_chart_is_higher_for_larger_values_and_breaks_at_gaps() -> None:
+    text = line_chart([Series("a", [(0, 1), (1, math.inf), (2, 2), (3, 3)])], x_label="x", y_label="y")
+    match = re.search(r' d="([^"]+)"', text)
+    assert match is not None
+    assert re.sub(r"[^ML]", "", match.group(1)) == "MML"
+    heights = [float(place) for place in re.findall(r'cy="([\d.]+)"', text)]
+    assert heights == sorted(heights, reverse=True)
+    assert len(set(heights)) == 3
+
+
+def test_chart_shows_reference_legend_and_hover_titles() -> None:
+    series = [Series("training", [(0, 9), (10, 4)]), Series("<held-out>", [(10, 4.5)])]
+    outline = Outline(line_chart(series, x_label="step", y_label="nats", reference=("unigram level", 12.0)))
+    (dashed,) = [attributes for tag, attributes in outline.elements if attributes.get("class") == "reference"]
+    assert float(str(dashed["y1"])) >= 0  # above every point, and still inside the chart
+    assert "unigram level 12.00" in outline.visible()
+    assert outline.count("li") == 2
+    assert "<held-out>: 4.5 at step 10" in [text for tag, text in outline.texts if tag == "title"]
+
+
+def test_thinning_keeps_the_spike() -> None:
+    points = [(float(step), 1.0) for step in range(10_000)]
+    points[4321] = (4321.0, 50.0)
+    kept = thinned(points, 200)
+    assert len(kept) <= 200
+    assert (4321.0, 50.0) in kept
+    assert kept == sorted(kept)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted", "covers", "ticks"),
+    [
+        (0, 10, 5, False, [0, 2, 4, 6, 8, 10]),
+        (3.98, 9.1, 6, True, [3, 4, 5, 6, 7, 8, 9, 10]),
+        (50, 990, 5, False, [200, 400, 600, 800]),
+        (-1, 1, 4, True, [-1, -0.5, 0, 0.5, 1]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, wanted: int, covers: bool, ticks: list[float]) -> None:
+    assert nice_ticks(low, high, wanted=wanted, covers=covers) == pytest.approx(ticks)
+
+
+def test_numbers_are_written_short() -> None:
+    numbers = [0, 0.25, 1500, 20_000, 1_500_000, 2e9, 3e-5, -12_000]
+    assert [short_number(number) for number in numbers] == ["0", "0.25", "1,500", "20k", "1.5M", "2B", "3e-5", "-12k"]
+    assert short_number(5000, largest=20_000) == "5k"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, "Held-out loss fell 3.00 nats below the unigram level: perplexity 54.6 instead of 1,097."),
+        (
+            {"unigram_entropy": 3.5},
+            "Held-out loss is still 0.50 nats above the unigram level: word frequencies alone do better.",
+        ),
+        ({"unigram_entropy": None}, "Held-out loss fell from 5 to 4."),
+        ({"unigram_entropy": None, "held_out": [{"step": 1, "loss": 4.25}]}, "Held-out loss is 4.25."),
+        ({"held_out": [], "steps": [{"step": 1, "loss": 6.0}]}, "Training loss fell 1.00 nats below the unigram level"),
+        ({"held_out": [{"step": 1, "loss": math.nan}], "steps": []}, "No step has been logged yet."),
+        ({"held_out": [{"step": 1, "loss": 5000.0}]}, "Held-out loss is still 4993.00 nats above"),
+    ],
+)
+def test_headline_follows_the_data(changes: dict[str, object], sentence: str) -> None:
+    made = report(**changes)
+    assert headline(made).startswith(sentence)
+    assert sentence in Outline(pretraining_page(made)).visible()
+
+
+def test_pretraining_page_tells_everything() -> None:
+    outline = Outline(pretraining_page(report()))
+    text = outline.visible()
+    for expected in ("1,000 steps over 1 million tokens in 8 min 20 s.", "unigram level 7.00", "30.0 %", "seed = 1"):
+        assert expected in text
+    for expected in ("bertsmith pretrain", "The sky is blue.", "25.0 %", "Learning rate", "Speed", "Where it looks"):
+        assert expected in text
+    assert "Where it looks" not in Outline(pretraining_page(report(attention=None))).visible()
+
+
+def test_two_masks_stay_masks() -> None:
+    filled = FilledMask("A [MASK] and a [MASK].", (("cat", 0.9),))
+    assert "A [MASK] and a [MASK]." in Outline(pretraining_page(report(filled=(filled,)))).visible()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.2, "0 s"), (42, "42 s"), (185, "3 min 5 s"), (8040, "2 h 14 min"), (7200, "2 h"), (273_600, "3 d 4 h")],
+)
+def test_duration_in_two_units(seconds: float, told: str) -> None:
+    assert duration(seconds) == told

@@ -1,0 +1,85 @@
+"""Strict settings: round trips, overrides, and one clear sentence for each kind of mistake."""
+
+from typing import Annotated, Literal
+
+import pytest
+
+from bertsmith.errors import InputError
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.presets import preset
+from bertsmith.settings import ByKind, Record
+from bertsmith.toml import override, read_toml, to_toml
+
+
+class Shape(Record):
+    kind: str
+
+
+class Square(Shape):
+    kind: Literal["square"] = "square"
+    side: int = 1
+
+
+class Circle(Shape):
+    kind: Literal["circle"] = "circle"
+    radius: float = 1.0
+
+
+class Drawing(Record):
+    title: str = "none"
+    shapes: tuple[Annotated[Shape, ByKind({"square": Square, "circle": Circle})], ...] = ()
+
+
+def test_kinds_are_chosen_and_round_trip() -> None:
+    drawing = Drawing.parse({"shapes": [{"kind": "circle", "radius": 2}, {"kind": "square", "side": 3, "repeat": 2}]})
+    assert drawing.shapes == (Circle(radius=2.0), Square(side=3), Square(side=3))
+    assert Drawing.parse(drawing.plain()) == drawing
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ({"titel": "x"}, "titel is not a known setting; did you mean 'title'?"),
+        ({"title": 3}, "title is 3: input should be a valid string"),
+        ({"shapes": [{"kind": "sqare"}]}, "shapes.0.kind is 'sqare'; did you mean 'square'? (all: square, circle)"),
+        ({"shapes": [{"side": 2}]}, "shapes.0.kind is required and not given"),
+        ({"shapes": [{"kind": "square", "sied": 2}]}, "shapes.0.sied is not a known setting; did you mean 'side'?"),
+        ({"shapes": [{"kind": "square", "side": "2"}]}, "shapes.0.side is '2': input should be a valid integer"),
+        ({"shapes": [{"kind": "square", "repeat": 0}]}, "repeat is 0; allowed: a whole number from 1 up"),
+    ],
+)
+def test_mistakes_are_named(data: dict, sentence: str) -> None:
+    with pytest.raises(InputError) as error:
+        Drawing.parse(data, source="file")
+    assert str(error.value).removeprefix("file: ") == sentence
+
+
+def test_records_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Square().side = 4  # type: ignore[misc]
+
+
+def test_overrides() -> None:
+    data = override({"a": {"b": 1}}, ["a.b=2", "a.c = [1, 2]", "d=word", "e=true"])
+    assert data == {"a": {"b": 2, "c": [1, 2]}, "d": "word", "e": True}
+    with pytest.raises(InputError, match="not of the form"):
+        override({}, ["novalue"])
+    with pytest.raises(InputError, match="holds a value, not a group"):
+        override({"a": 1}, ["a.b=2"])
+
+
+@pytest.mark.parametrize("name", ["bert-mini", "electra-small"])
+def test_toml_round_trip(name: str, tmp_path) -> None:
+    config = preset(name)
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(config.plain()), encoding="utf-8")
+    assert ModelConfig.parse(read_toml(path)) == config
+
+
+def test_broken_toml(tmp_path) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text("a = = 1")
+    with pytest.raises(InputError, match="not valid TOML"):
+        read_toml(path)
+    with pytest.raises(InputError, match="does not exist"):
+        read_toml(tmp_path / "absent.toml")

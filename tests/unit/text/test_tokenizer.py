@@ -1,0 +1,272 @@
+"""The tokenizer agrees with Hugging Face's, finds its special tokens, and learned ones keep their promises."""
+
+import json
+import pickle
+import random
+import threading
+
+import numpy as np
+import pytest
+import tokenizers
+
+from bertsmith.errors import InputError
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.word_cache import WordCache
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCXYZ0123456789éß東京가α.,!?'-([@"
+VOCABULARY = [
+    *SPECIAL,
+    *LETTERS,
+    *(f"##{letter}" for letter in LETTERS[:46]),
+    *["the", "The", "un", "##known", "##ing", "naive", "naïve", "Ünder", "under", "resume", "##e\u0301", "ss"],
+]
+TEXT = [
+    "The quick brown fox jumps over the lazy dog near the river bank.",
+    "A lazy dog sleeps; the quick fox runs and jumps, runs and jumps again!",
+    "Rivers flow quickly through the brown hills, and foxes sleep near banks.",
+] * 5
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture(scope="module", params=["wordpiece", "bytes", "unigram"])
+def learned(request):
+    return learn_tokenizer(TEXT, request.param, 400, minimum_frequency=1, progress=False)
+
+
+def random_text(generator):
+    parts = []
+    for _ in range(generator.randint(1, 12)):
+        kind = generator.randrange(9)
+        if kind < 3:
+            parts.append("".join(generator.choices(LETTERS, k=generator.randint(1, 9))))
+        elif kind == 3:
+            parts.append("".join(chr(generator.randint(0, 0x2FF)) for _ in range(3)))
+        elif kind == 4:
+            parts.append(chr(generator.choice([0x4E00, 0x3400, 0x20000, 0xF900, 0x2F800, 0x3042, 0xAC00])))
+        elif kind == 5:
+            parts.append("e\u0301n\u0303" + chr(generator.randint(0x300, 0x36F)))
+        elif kind == 6:
+            parts.append(
+                generator.choice(["[MASK]", "[SEP]", "[mask]", "\u200b", "\ufffd", "\x00", "\u00ad", "\u0130", "Σ"])
+            )
+        elif kind == 7:
+            parts.append(generator.choice("abc") * generator.choice([99, 100, 101, 230]))
+        else:
+            point = generator.randint(0x300, 0x1FFFF)
+            parts.append("x" if 0xD800 <= point < 0xE000 else chr(point))
+        parts.append(generator.choice(["", " ", "  ", "\t", "\n", "\u00a0", "\u3000", "\u2028", "\x1c"]))
+    return "".join(parts)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"do_lower_case": False},
+        {"do_lower_case": False, "strip_accents": True},
+        {"do_lower_case": True, "strip_accents": False, "tokenize_chinese_chars": False},
+    ],
+)
+def test_wordpiece_agrees_with_hugging_face(folder, settings):
+    transformers = pytest.importorskip("transformers")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **settings}))
+    theirs = transformers.BertTokenizer.from_pretrained(folder)
+    ours = Tokenizer.load(folder)
+    generator = random.Random(3)
+    texts = [random_text(generator) for _ in range(400)]
+    assert ours.encode_plain(texts) == theirs(texts, add_special_tokens=False)["input_ids"]
+    pairs = [random_text(generator) for _ in texts]
+    for given, limit in ((None, 20), (pairs, 24)):
+        wanted = theirs(texts, given, truncation=True, max_length=limit, padding=True, return_tensors="np")
+        found = ours.encode(texts, given, max_length=limit)
+        for name in ("input_ids", "attention_mask", "token_type_ids"):
+            np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
+            assert found[name].dtype == np.int64
+
+
+def test_words_at_once_give_the_same_tokens(folder):
+    generator = random.Random(4)
+    learned = [learn_tokenizer(TEXT, kind, 320, progress=False) for kind in ("wordpiece", "bytes", "unigram")]
+    for tokenizer in (Tokenizer.load(folder), *learned):
+        cache = WordCache(tokenizer)
+        for _ in range(15):
+            texts = [random_text(generator) for _ in range(20)]
+            tokens, lengths = cache.encode([*texts, ""])
+            wanted = tokenizer.encode_plain([*texts, ""])
+            assert tokens.tolist() == [token for row in wanted for token in row]
+            assert lengths.tolist() == [len(row) for row in wanted]
+            lines = [text.replace("\n", " ").replace("\r", " ") for text in texts]
+            tokens, lengths = cache.encode(lines)
+            wanted = tokenizer.encode_plain(lines)
+            assert tokens.tolist() == [token for row in wanted for token in row]
+            assert lengths.tolist() == [len(row) for row in wanted]
+
+
+def test_words_at_once_forget_and_stay_right(folder, monkeypatch):
+    monkeypatch.setattr("bertsmith.text.word_cache.WORDS_KEPT", 5)
+    tokenizer = Tokenizer.load(folder)
+    cache = WordCache(tokenizer)
+    for text in ("the un unknown abc cab, bca.", "abc the un (unknown) bac"):
+        assert cache.encode([text])[0].tolist() == tokenizer.encode_plain([text])[0]
+
+
+def test_roles_and_size(folder):
+    tokenizer = Tokenizer.load(folder / "vocab.txt")
+    roles = (tokenizer.pad, tokenizer.unknown, tokenizer.start, tokenizer.separator, tokenizer.mask)
+    assert roles == (0, 1, 2, 3, 4) == tokenizer.special_ids
+    assert tokenizer.size == len(VOCABULARY)
+    starts = tokenizer.starts_word
+    assert starts.shape == (tokenizer.size,)
+    assert not starts[VOCABULARY.index("##ing")]
+    assert starts[VOCABULARY.index("the")]
+    assert starts[:5].all()
+
+
+def test_missing_role_is_named_only_on_access(tmp_path):
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "a": 5}, unk_token="<s>"))
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.start == 0
+    assert tokenizer.size == 6
+    with pytest.raises(InputError, match=r"no mask token; its vocabulary must hold \[MASK\] or <mask>"):
+        _ = tokenizer.mask
+
+
+def test_settings_of_a_file_do_not_leak_into_calls(folder):
+    backend = Tokenizer.load(folder)._backend
+    backend.enable_padding(direction="left", length=50)
+    backend.enable_truncation(3)
+    (folder / "other").mkdir()
+    backend.save(str(folder / "other" / "tokenizer.json"))
+    loaded = Tokenizer.load(folder / "other")
+    assert loaded.hash == Tokenizer.load(folder).hash
+    encoded = loaded.encode(["the un", "the un abc cab"])
+    assert encoded["attention_mask"][0].tolist() == [1] * 4 + [0] * (encoded["input_ids"].shape[1] - 4)
+    assert encoded["input_ids"][0, -1] == loaded.pad
+
+
+def test_encode_without_padding_and_bad_arguments(folder):
+    tokenizer = Tokenizer.load(folder)
+    rows = tokenizer.encode(["the", "the un the"], padding=False)["input_ids"]
+    assert [len(row) for row in rows] == [3, 5]
+    assert tokenizer.encode([])["input_ids"].shape == (0, 0)
+    for arguments, message in [
+        (("the",), "texts is one string"),
+        ((["the", 3],), r"texts\[1\] is a int"),
+        ((["the"], ["a", "b"]), "pairs holds 2 texts and texts holds 1"),
+        ((["the"], ["a"], 3), "max_length is 3; at least 4"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            tokenizer.encode(*arguments)
+
+
+def test_threads_with_different_lengths_do_not_disturb_each_other(folder):
+    tokenizer = Tokenizer.load(folder)
+    texts = ["the un " * 50] * 20
+    wrong = []
+
+    def work(limit):
+        for _ in range(30):
+            shape = tokenizer.encode(texts, max_length=limit)["input_ids"].shape
+            if shape != (20, limit):
+                wrong.append(shape)
+
+    threads = [threading.Thread(target=work, args=(limit,)) for limit in (8, 16, 32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{", "is not a usable tokenizer.json"),
+        ("tokenizer.json", "{}", "is not a usable tokenizer.json"),
+        ("tokenizer.json", '{"model": {"type": "Strange"}}', "is not a usable tokenizer.json"),
+        ("vocab.txt", "a\nb\n", r"lacks \[UNK\], \[CLS\], \[SEP\]"),
+        ("vocab.bin", "", "unknown ending; allowed: tokenizer.json, vocab.txt"),
+    ],
+)
+def test_broken_files_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=message):
+        Tokenizer.load(tmp_path / name)
+
+
+def test_missing_files_are_named(tmp_path):
+    with pytest.raises(InputError, match=r"holds neither tokenizer\.json nor vocab\.txt"):
+        Tokenizer.load(tmp_path)
+    with pytest.raises(InputError, match="does not exist"):
+        Tokenizer.load(tmp_path / "none")
+
+
+def test_saved_and_pickled_tokenizers_are_equal(learned, tmp_path):
+    learned.save(tmp_path)
+    text = ["The lazy fox, again."]
+    for other in (Tokenizer.load(tmp_path), pickle.loads(pickle.dumps(learned))):
+        assert other.hash == learned.hash
+        assert other.encode_plain(text) == learned.encode_plain(text)
+    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_learned_tokenizers_keep_their_promises(learned, tmp_path):
+    assert learned.special_ids == (0, 1, 2, 3, 4)
+    assert learned.pieces(range(5)) == SPECIAL
+    assert learned.size <= 400
+    encoded = learned.encode(["the fox"], ["a dog"])
+    ids, types = encoded["input_ids"][0], encoded["token_type_ids"][0]
+    assert ids[0] == learned.start
+    (first, second) = np.flatnonzero(ids == learned.separator)
+    assert second == len(ids) - 1
+    assert types.tolist() == [0] * (first + 1) + [1] * (len(ids) - first - 1)
+    assert learned.decode(ids) == "the fox a dog"
+    starts = learned.starts_word[learned.encode_plain(["the lazy river"])[0]]
+    assert starts.sum() == 3
+    assert starts[0]
+    transformers = pytest.importorskip("transformers")
+    file = learned.save(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file))
+    assert theirs(["the fox"], ["a dog"])["input_ids"][0] == ids.tolist()
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
+def test_learning_twice_gives_the_same_hash(kind):
+    first, second = (learn_tokenizer(iter(TEXT), kind, 380, progress=False).hash for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("kind", ["bytes", "unigram"])
+def test_no_text_is_lost(kind):
+    tokenizer = learn_tokenizer(TEXT, kind, 400, lowercase=False, progress=False)
+    text = "Ünseen 東京 😀 <0x41> text"
+    assert tokenizer.decode(tokenizer.encode_plain([text])[0]) == text
+    assert tokenizer.unknown not in tokenizer.encode_plain([text])[0]
+
+
+def test_lowercase_is_a_choice():
+    tokenizer = learn_tokenizer(TEXT, "wordpiece", 300, lowercase=False, progress=False)
+    assert tokenizer.pieces(tokenizer.encode_plain(["The"])[0]) == ["The"]
+
+
+@pytest.mark.parametrize(
+    ("documents", "kind", "vocabulary", "message"),
+    [
+        (TEXT, "wordpiece", 40, "vocabulary is 40, too small for the .* letters"),
+        (TEXT, "bytes", 260, "at least 261"),
+        (TEXT, "unigram", 270, "vocabulary is 270, too small"),
+        (TEXT, "wordpeice", 400, "kind is 'wordpeice'; did you mean 'wordpiece'"),
+        ([], "bytes", 400, "holds no text"),
+    ],
+)
+def test_impossible_wishes_are_refused(documents, kind, vocabulary, message):
+    with pytest.raises(InputError, match=message):
+        learn_tokenizer(documents, kind, vocabulary, progress=False)

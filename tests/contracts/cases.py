@@ -5,7 +5,9 @@ from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.layers.mixers import MIXERS, MixerConfig
+from bertsmith.layers.norm import NormConfig
 from bertsmith.models.build import build
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.models.presets import PRESETS, preset
 
@@ -20,15 +22,26 @@ def mixer_config(kind: str) -> MixerConfig:
 
 def tiny_model(name: str, seed: int = 0) -> Model:
     """A preset shrunk to a few weights, in float64, with weights large enough for every part to matter."""
+    name, _, variant = name.partition(" ")
     overrides = {key: value for key, value in TINY.items() if key in preset_settings(name)}
     if "embedding_width" in preset_settings(name):
         overrides["embedding_width"] = 12
-    model = build(preset(name, **overrides, deviation=0.3), seed=seed).double().eval()
+    config = preset(name, **overrides, deviation=0.3)
+    model = build(_pre_norm(config) if variant else config, seed=seed).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.2)
     return model
+
+
+def _pre_norm(config: ModelConfig) -> ModelConfig:
+    """The same network with norms before the parts, a last norm, and sinusoid positions."""
+    encoder, norm = config.encoder, NormConfig(placement="pre")
+    layers = tuple(layer.model_copy(update={"norm": norm}) for layer in encoder.layers)
+    embedding = encoder.embedding.model_copy(update={"positions": "sinusoid", "is_scaled": True, "has_norm": False})
+    changes = {"layers": layers, "embedding": embedding, "final_norm": norm}
+    return config.model_copy(update={"encoder": encoder.model_copy(update=changes)})
 
 
 def preset_settings(name: str) -> tuple[str, ...]:
@@ -38,7 +51,7 @@ def preset_settings(name: str) -> tuple[str, ...]:
 
 
 # one of each family: sizes of one family differ in numbers only
-FAMILIES = sorted({name.rsplit("-", 1)[0]: name for name in PRESETS}.values())
+FAMILIES = [*sorted({name.rsplit("-", 1)[0]: name for name in PRESETS}.values()), "bert-tiny pre-norm"]
 
 
 def packed_layout(lengths: list[int], empty: int = 0) -> SequenceLayout:

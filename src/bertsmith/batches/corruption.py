@@ -89,12 +89,13 @@ def corrupt(batch: TokenBatch, seed: int, masking: MaskingConfig, vocabulary: Vo
     order = _stream(seed, batch.sample, _ORDER)
     if masking.unit == "ngram":
         grams = ngram_units(unit, sequence, is_candidate, _stream(seed, batch.sample, _GRAM), masking.longest_ngram)
-        is_chosen = choose_units(grams, sequence, is_candidate, counts, order)
+        is_chosen = choose_units(grams, sequence, is_candidate, counts, order, rounds=4)
         # where no n-gram fits any more, single words fill the count
         missing = counts - torch.zeros_like(counts).scatter_add(0, sequence, is_chosen.long())
         is_chosen |= choose_units(unit, sequence, is_candidate & ~is_chosen, missing, order)
     else:
-        is_chosen = choose_units(unit, sequence, is_candidate, counts, order)
+        rounds = 1 if masking.unit == "token" else 8
+        is_chosen = choose_units(unit, sequence, is_candidate, counts, order, rounds=rounds)
 
     kind = uniform(_stream(seed, sample, _KIND), position)
     anything = bits(_stream(seed, sample, _REPLACEMENT), position) % vocabulary.size

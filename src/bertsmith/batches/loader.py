@@ -1,5 +1,6 @@
 """Plans → batches of token ids, read from the corpus by worker processes."""
 
+import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -138,7 +139,13 @@ def load_batches(
         prefetch_factor=4 if workers else None,
         pin_memory=pin,
         multiprocessing_context="forkserver" if workers else None,
+        worker_init_fn=_leave_signals_alone if workers else None,
     )
+
+
+def _leave_signals_alone(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; what to do about it is the main one's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _filled(array: np.ndarray, slots: int, value: int) -> np.ndarray:

@@ -3,12 +3,14 @@
 What comes out depends only on (seed, epoch, document).
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from random import Random
 from typing import Any, Protocol
 
 import numpy as np
 
-from bertsmith.batches.random import generator
+from bertsmith.batches.random import generator, key
 
 SHORTEST = 8  # tokens of text; less teaches nothing and is left to another epoch's cut
 
@@ -81,7 +83,7 @@ def sentence_pairs(
     """
     rows: list[tuple[int, ...]] = []
     for document in documents.tolist():
-        rows += _pairs_of(corpus, document, length - 3, generator(seed, epoch, document, 2), short_share)
+        rows += _pairs_of(corpus, document, length - 3, Random(key(seed, epoch, document, 2)), short_share)
     table = np.array(rows, dtype=np.int64).reshape(-1, 8)
     document, place = table[:, 0], table[:, 1]
     return Sequences(
@@ -96,29 +98,27 @@ def sentence_pairs(
     )
 
 
-def _pairs_of(
-    corpus: Documents, document: int, room: int, draw: np.random.Generator, short_share: float
-) -> list[tuple[int, ...]]:
+def _pairs_of(corpus: Documents, document: int, room: int, draw: Random, short_share: float) -> list[tuple[int, ...]]:
     """Rows (document, place, start, stop, second document, second start, second stop, is next)."""
-    starts = corpus.sentence_starts(document)
+    starts = corpus.sentence_starts(document).tolist()
     sentences, total = len(starts) - 1, len(corpus.lengths)
-    target = room if draw.random() >= short_share else int(draw.integers(2, room + 1))
+    target = room if draw.random() >= short_share else draw.randint(2, room)
     rows: list[tuple[int, ...]] = []
     sentence = 0
     while sentence < sentences:
         # sentences until the target is reached, at least one
-        end = int(np.searchsorted(starts, starts[sentence] + target, side="left"))
+        end = bisect_left(starts, starts[sentence] + target, sentence)
         end = min(max(end, sentence + 1), sentences)
-        cut = sentence + 1 if end - sentence < 2 else sentence + int(draw.integers(1, end - sentence))
-        first = (int(starts[sentence]), int(starts[cut]))
+        cut = sentence + 1 if end - sentence < 2 else draw.randrange(sentence + 1, end)
+        first = (starts[sentence], starts[cut])
         is_random = total > 1 and (end - sentence == 1 or draw.random() < 0.5)
         if is_random:
-            other = int(draw.integers(0, total - 1))
+            other = draw.randrange(total - 1)
             other += other >= document
             second = _run(corpus, other, target - (first[1] - first[0]), draw)
             following = cut  # the displaced sentences are put back
         else:
-            other, second, following = document, (int(starts[cut]), int(starts[end])), end
+            other, second, following = document, (starts[cut], starts[end]), end
         if first[1] > first[0] and second[1] > second[0]:
             first, second = _truncate(first, second, room, draw)
             rows.append((document, len(rows), *first, other, *second, int(not is_random)))
@@ -126,20 +126,22 @@ def _pairs_of(
     return rows
 
 
-def _run(corpus: Documents, document: int, target: int, draw: np.random.Generator) -> tuple[int, int]:
+def _run(corpus: Documents, document: int, target: int, draw: Random) -> tuple[int, int]:
     """Consecutive sentences of a document from a random one on, about `target` tokens."""
     starts = corpus.sentence_starts(document)
-    begin = int(draw.integers(0, max(1, len(starts) - 1)))
+    begin = draw.randrange(max(1, len(starts) - 1))
     end = int(np.searchsorted(starts, starts[begin] + max(1, target), side="left"))
     return int(starts[begin]), int(starts[min(max(end, begin + 1), len(starts) - 1)])
 
 
 def _truncate(
-    first: tuple[int, int], second: tuple[int, int], room: int, draw: np.random.Generator
+    first: tuple[int, int], second: tuple[int, int], room: int, draw: Random
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """The longer of the two loses tokens, each from the front or the back with equal chance, until both fit."""
     sizes = [first[1] - first[0], second[1] - second[0]]
-    surplus = max(0, sum(sizes) - room)
+    surplus = sum(sizes) - room
+    if surplus <= 0:
+        return first, second
     # token by token from the longer one is the same as levelling them first and then taking turns
     difference = sizes[0] - sizes[1]
     levelled = min(surplus, abs(difference))
@@ -148,7 +150,7 @@ def _truncate(
     lost[1] += (surplus - levelled + 1) // 2
     result = []
     for (start, stop), loss in zip((first, second), lost, strict=True):
-        front = int(draw.binomial(loss, 0.5)) if loss else 0
+        front = draw.getrandbits(loss).bit_count() if loss else 0  # as many coins as tokens
         result.append((start + front, stop - (loss - front)))
     return result[0], result[1]
 

@@ -44,8 +44,13 @@ def ngram_units(word: Tensor, sequence: Tensor, is_candidate: Tensor, stream: Te
     return (opens.long().cumsum(0) - 1)[word]
 
 
-def choose_units(unit: Tensor, sequence: Tensor, is_candidate: Tensor, counts: Tensor, stream: Tensor) -> Tensor:
+def choose_units(
+    unit: Tensor, sequence: Tensor, is_candidate: Tensor, counts: Tensor, stream: Tensor, *, rounds: int = 8
+) -> Tensor:
     """True for the tokens of the units that are taken.
+
+    A round leaves less than the size of the first unit that did not fit, so a few end every search; units of one token
+    need one.
 
     Shape: unit, sequence, is_candidate (tokens,); counts, the tokens to take, and stream (sequences,).
     """
@@ -61,7 +66,7 @@ def choose_units(unit: Tensor, sequence: Tensor, is_candidate: Tensor, counts: T
 
     left = counts[of_sequence]
     is_taken = torch.zeros_like(size, dtype=torch.bool)
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         # what is larger than the rest of the count will never fit; of the others, the longest run that does
         fitting = torch.where((size <= left) & ~is_taken, size, 0)
         now = (fitting > 0) & (_running_sum(fitting, begin) <= left)
@@ -69,10 +74,6 @@ def choose_units(unit: Tensor, sequence: Tensor, is_candidate: Tensor, counts: T
         used = torch.zeros_like(counts).scatter_add(0, of_sequence, torch.where(now, size, 0))
         left = left - used[of_sequence]
     return torch.zeros_like(is_taken).scatter(0, order, is_taken)[unit] & is_candidate
-
-
-# a round leaves less than the size of the first unit that did not fit, so a few end every search
-_ROUNDS = 8
 
 
 def _first_token(unit: Tensor) -> Tensor:

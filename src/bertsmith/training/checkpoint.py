@@ -47,9 +47,11 @@ def save_checkpoint(
     path = folder / f"step-{progress.step:08d}"
     with NewFolder(path) as new:
         write_model(model, new)
-        tensors, numbers = _split(get_optimizer_state_dict(model, optimizer, options=_OPTIONS))
-        write_tensors(new / "optimizer.safetensors", tensors)
-        write_json(new / "progress.json", {**asdict(progress), "optimizer": numbers, "settings": settings})
+        state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
+        moments = {f"{name}/{kind}": value for name, kinds in state["state"].items() for kind, value in kinds.items()}
+        write_tensors(new / "optimizer.safetensors", moments)
+        record = {**asdict(progress), "groups": state["param_groups"], "settings": settings}
+        write_json(new / "progress.json", record)
         write_json(new / _SEAL, {file.name: _hash(file) for file in sorted(new.iterdir())})
     _prune(folder, progress)
     return path
@@ -60,7 +62,11 @@ def load_checkpoint(path: Path, model: Model, optimizer: torch.optim.Optimizer) 
     weights = path / "model.safetensors"
     copy_tensors(read_tensors(weights), model, str(weights))
     data = read_json(path / "progress.json")
-    state: dict[str, Any] = {**read_tensors(path / "optimizer.safetensors"), **data.pop("optimizer")}
+    moments: dict[str, dict[str, Tensor]] = {}
+    for key, value in read_tensors(path / "optimizer.safetensors").items():
+        name, _, kind = key.rpartition("/")
+        moments.setdefault(name, {})[kind] = value
+    state = {"state": moments, "param_groups": data.pop("groups")}
     set_optimizer_state_dict(model, optimizer, state, options=_OPTIONS)
     data.pop("settings")
     return Progress(**{**data, "cursor": tuple(data["cursor"])})
@@ -77,18 +83,8 @@ def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     return None, complaints
 
 
-def recorded_settings(path: Path) -> dict[str, Any]:
-    """The settings a checkpoint was made with."""
-    return read_json(path / "progress.json")["settings"]
-
-
-_OPTIONS = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
-
-
-def _split(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of an optimiser's flat state, and everything else."""
-    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    return tensors, {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+# state by parameter name, whole on the CPU, however the model is spread over devices
+_OPTIONS = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def _torn(path: Path) -> str | None:

@@ -16,8 +16,8 @@ class RunConfig(Record):
     seed: int = Field(default=0, ge=0)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
-    compile: bool = False
-    """torch.compile the forward and backward pass: minutes at the start, faster steps on a GPU."""
+    compile: Literal["off", "on", "graphs"] = "off"
+    """torch.compile the forward and backward pass; "graphs" also replays them as CUDA graphs, for GPUs."""
     workers: int = Field(default=0, ge=0)
     """Processes that read batches."""
     log_every: int = Field(default=10, gt=0)

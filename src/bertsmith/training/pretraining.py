@@ -132,8 +132,9 @@ def _data(settings: PretrainSettings, tokenizer: Tokenizer) -> TrainingData:
         raise InputError(f"{settings.data!r}: tokenizer.json is not the tokenizer the shards were made with")
     plan = Plan(corpus, config, settings.run.seed)
     # a compiled step wants one shape; otherwise empty sequences would only cost time
-    slots = plan.slots if settings.run.compile else None
+    slots = plan.slots if settings.run.compile != "off" else None
+    reader = BatchReader(corpus, config, special, slots)
+    if not corpus.manifest.parts["held_out"].tokens:
+        return TrainingData(plan, reader, None, None)
     held_out = TokenCorpus(folder, "held_out")
-    held_out_plan = Plan(held_out, config, 0) if held_out.tokens else None
-    held_out_reader = BatchReader(held_out, config, special, None) if held_out.tokens else None
-    return TrainingData(plan, BatchReader(corpus, config, special, slots), held_out_plan, held_out_reader)
+    return TrainingData(plan, reader, Plan(held_out, config, 0), BatchReader(held_out, config, special, None))

@@ -22,12 +22,14 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from bertsmith.batches.loader import BatchReader, Loaded, load_batches
 from bertsmith.batches.plan import Cursor, Plan
 from bertsmith.batches.random import key, seed_everything
+from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Sums
 from bertsmith.training.checkpoint import Progress, find_checkpoint, load_checkpoint, save_checkpoint
@@ -80,6 +82,8 @@ class Trainer:
         run = method.run
         is_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
         is_half = run.precision == "bfloat16" or (run.precision == "auto" and not is_cpu)
+        # accelerate keeps its precision for the whole process; a second run in it may want another one
+        AcceleratorState._reset_state(reset_partial_state=False)
         self.accelerator = Accelerator(
             cpu=is_cpu,
             mixed_precision="bf16" if is_half else "no",
@@ -92,9 +96,17 @@ class Trainer:
         self.objective = objective.to(self.device)
         self.evaluation = objective.for_evaluation().to(self.device)
         compute: Callable[[Model, Any], dict[str, Sums]] = self.objective
-        if run.compile:
-            compute = torch.compile(lambda model, prepared: self.objective(model, prepared))
+        self.is_graphed = run.compile == "graphs"
+        if self.is_graphed and self.device.type != "cuda":
+            raise InputError(f'run.compile is "graphs", which needs a GPU; the device is {self.device.type}')
+        if run.compile != "off":
+            mode = "reduce-overhead" if self.is_graphed else "default"
+            compute = torch.compile(lambda model, prepared: self.objective(model, prepared), mode=mode)
         self.optimizer = method.optimizer.build(self.model)
+        if self.is_graphed:
+            # gradients must not live in the memory of a graph, which its next replay overwrites
+            for parameter in self.model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
         self.step_module = self.accelerator.prepare(_Step(self.model, compute))
         self.log = RunLog(out / "log.jsonl", self.accelerator)
         self.progress = Progress()
@@ -161,6 +173,8 @@ class Trainer:
         for index, (item, inputs) in enumerate(zip(loaded, prepared, strict=True)):
             seed_everything(run.seed, item.cursor.epoch, item.cursor.window, item.cursor.index)
             is_synchronised = index == count - 1
+            if self.is_graphed:
+                torch.compiler.cudagraph_mark_step_begin()
             with nullcontext() if is_synchronised else self.accelerator.no_sync(self.step_module):
                 sums = self.step_module(inputs)
                 # an average over processes is taken in the backward pass; a sum is wanted
@@ -170,7 +184,7 @@ class Trainer:
         if self.method.optimizer.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.method.optimizer.clip)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=not self.is_graphed)
         cursor = loaded[-1].cursor
         self.progress.step += 1
         self.progress.tokens += sum(item.batch.real_tokens for item in loaded) * self.processes

@@ -1,0 +1,82 @@
+"""What every objective must keep, over the table of objectives."""
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+import bertsmith
+from bertsmith.batches.loader import BatchReader, SpecialTokens
+from bertsmith.batches.plan import Cursor, Plan, SequenceConfig
+from bertsmith.batches.shards import TokenCorpus
+from bertsmith.models.heads import HEADS
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.pretraining import OBJECTIVES
+
+CASES = [
+    (kind, changes, layout)
+    for kind in OBJECTIVES
+    for changes in ({}, {"next_sentence": True})
+    for layout in ("packed", "padded")
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "layout"), CASES)
+def test_objective_learns_and_counts(kind: str, changes: dict, layout: str, corpus_folder: Path) -> None:
+    tokenizer = Tokenizer.load(corpus_folder)
+    config = OBJECTIVES[kind](**changes)
+    objective = config.build(tokenizer)
+    base = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=32, layers=1, dropout=0.0, longest=32)
+    heads = tuple(HEADS[name]() for name in config.heads)
+    model = bertsmith.build(base.model_copy(update={"heads": heads}), seed=0)
+    sequences = SequenceConfig(length=32, micro_tokens=512, cut="sentence_pairs", layout=layout)
+    corpus = TokenCorpus(corpus_folder)
+    reader = BatchReader(corpus, sequences, SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator), None)
+    batch = reader[next(Plan(corpus, sequences, 0).from_cursor(Cursor()))].batch
+
+    prepared = objective.prepare(batch, 5)
+    counts, sums = objective.counts(prepared), objective(model, prepared)
+    assert counts.keys() == sums.keys() == set(objective.terms)
+    for term in objective.terms:
+        assert int(counts[term]) > 0
+        assert 0 <= int(sums[term].correct) <= int(counts[term])
+    again = objective(model, objective.prepare(batch, 5))
+    assert all(torch.equal(sums[term].loss, again[term].loss) for term in objective.terms)
+    other = objective(model, objective.prepare(batch, 6))
+    assert any(not torch.equal(sums[term].loss, other[term].loss) for term in objective.terms)
+
+    total = sum(sums[term].loss / counts[term] for term in objective.terms)
+    total.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters()), "a head that is never trained"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = objective(model, prepared)["masked_tokens"].loss / counts["masked_tokens"]
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.6 * sums["masked_tokens"].loss / counts["masked_tokens"]
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_the_loss_does_not_depend_on_the_packing(layout: str, corpus_folder: Path) -> None:
+    """The same sequences in other micro-batches have the same sum of losses."""
+    tokenizer = Tokenizer.load(corpus_folder)
+    objective = OBJECTIVES["masked_lm"]().build(tokenizer)
+    base = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=32, layers=2, dropout=0.0, longest=32)
+    model = bertsmith.build(base, seed=0).double()
+    corpus = TokenCorpus(corpus_folder)
+    special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
+    sums, counts = [], []
+    for micro_tokens in (128, 1024):
+        sequences = SequenceConfig(length=32, micro_tokens=micro_tokens, layout=layout)
+        reader = BatchReader(corpus, sequences, special, None)
+        loss, count = 0.0, 0
+        for plan in islice(Plan(corpus, sequences, 3).one_epoch(), None):
+            prepared = objective.prepare(reader[plan].batch, 1)
+            loss += objective(model, prepared)["masked_tokens"].loss.item()
+            count += int(objective.counts(prepared)["masked_tokens"])
+        sums.append(loss)
+        counts.append(count)
+    assert counts[0] == counts[1]
+    assert sums[0] == pytest.approx(sums[1], rel=1e-9)

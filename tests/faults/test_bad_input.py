@@ -1,0 +1,194 @@
+"""Bad input: one sentence on standard error, exit code 2, no traceback, nothing lost or half-written."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.errors import InputError
+
+RECIPE = str(Path(__file__).parents[2] / "recipes" / "bert-tiny-cpu.toml")
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=40, width=16, heads=2, longest=8), seed=0)
+    bertsmith.save(model, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["pretrain", "absent.toml", "--out", "X"], "recipe 'absent.toml' does not exist"),
+        (["pretrain", "--out", "X"], "no recipe is given"),
+        (["pretrain", RECIPE, "--out", "X"], "--data is not given"),
+        (["pretrain", RECIPE, "--data", "nowhere", "--out", "X"], "'nowhere'"),
+        (["pretrain", RECIPE, "--resume", "--out", "X"], "holds no run"),
+        (["pretrain", RECIPE, "--explain", "--set", "model.preset=bert-tinny"], "did you mean 'bert-tiny'"),
+        (["pretrain", RECIPE, "--explain", "--set", "optimizer.learning_rat=1"], "did you mean 'learning_rate'"),
+        (["pretrain", RECIPE, "--explain", "--set", "run.steps=-1"], "run.steps is -1"),
+        (["pretrain", RECIPE, "--explain", "--set", "schedule.kind=wds"], "schedule.kind is 'wds'"),
+        (["pretrain", RECIPE, "--explain", "--set", "model.overrides.layer=3"], "no setting 'layer'"),
+        (["pretrain", RECIPE, "--explain", "--set", "objective.next_sentence=true"], "sentence_pairs"),
+        (["pretrain", RECIPE, "--explain", "--set", "sequences.length=8192"], "micro_tokens 4096 is less than"),
+        (["pretrain", RECIPE, "--explain", "--set", "sequences.length=256"], "the model takes at most 128"),
+        (["inspect", "nowhere", "--text", "a", "--out", "X"], "model folder 'nowhere' does not exist"),
+        (["import", "nowhere", "--out", "X"], "model folder 'nowhere' does not exist"),
+        (["tokenizer", "nowhere", "--out", "X"], "nowhere"),
+        (["pretrian"], "pretrian"),
+        (["pretrain", RECIPE, "--sett", "a=b"], "--sett"),
+        (["inspect", "m", "--out", "X"], "--text"),
+    ],
+)
+def test_commands_complain_in_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("bertsmith: ")
+    assert sentence in said
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_is_never_overwritten_unasked(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out = tmp_path / "out"
+    main(["export", str(model_folder), "--out", str(out)])
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(SystemExit):
+        main(["export", str(model_folder), "--out", str(out)])
+    assert "--force" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    main(["export", str(model_folder), "--out", str(out), "--force"])
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("years of work")
+    with pytest.raises(SystemExit):
+        main(["export", str(model_folder), "--out", str(foreign), "--force"])
+    assert (foreign / "thesis.txt").read_text() == "years of work"
+
+
+def damaged(folder: Path, name: str, tmp_path: Path) -> Path:
+    copy = tmp_path / name
+    shutil.copytree(folder, copy)
+    return copy
+
+
+def test_damaged_model_folders_are_refused(model_folder: Path, tmp_path: Path) -> None:
+    weights = "model.safetensors"
+
+    truncated = damaged(model_folder, "truncated", tmp_path)
+    content = (truncated / weights).read_bytes()
+    (truncated / weights).write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match="is not a whole safetensors file"):
+        bertsmith.load(truncated)
+
+    lacking = damaged(model_folder, "lacking", tmp_path)
+    tensors = load_file(lacking / weights)
+    del tensors["encoder.embedding.token_table"]
+    save_file(tensors, lacking / weights)
+    with pytest.raises(
+        InputError, match=r"lacks 1 tensors of this model, the first is 'encoder.embedding.token_table'"
+    ):
+        bertsmith.load(lacking)
+
+    foreign = damaged(model_folder, "foreign", tmp_path)
+    save_file({**load_file(model_folder / weights), "surprise": torch.ones(2)}, foreign / weights)
+    with pytest.raises(InputError, match="has 1 tensors this model does not know, the first is 'surprise'"):
+        bertsmith.load(foreign)
+
+    mismatching = damaged(model_folder, "mismatching", tmp_path)
+    data = json.loads((mismatching / "config.json").read_text())
+    data["model"]["encoder"]["vocabulary"] = 41
+    (mismatching / "config.json").write_text(json.dumps(data))
+    with pytest.raises(InputError, match=r"has shape \(40.*the config asks for \(41"):
+        bertsmith.load(mismatching)
+
+    misspelt = damaged(model_folder, "misspelt", tmp_path)
+    data["model"]["encoder"]["widht"] = 16
+    (misspelt / "config.json").write_text(json.dumps(data))
+    with pytest.raises(InputError, match="widht is not a known setting; did you mean 'width'"):
+        bertsmith.load(misspelt)
+
+    newer = damaged(model_folder, "newer", tmp_path)
+    (newer / "config.json").write_text(json.dumps({"bertsmith": 99}))
+    with pytest.raises(InputError, match="has format 99; this version reads 1"):
+        bertsmith.load(newer)
+
+    broken = damaged(model_folder, "broken", tmp_path)
+    (broken / "config.json").write_text("{")
+    with pytest.raises(InputError, match="is not valid JSON"):
+        bertsmith.load(broken)
+
+
+def test_pickles_are_never_opened(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple:
+            return (tmp_path.joinpath("sprung").write_text, ("x",))
+
+    folder = tmp_path / "pickled"
+    folder.mkdir()
+    settings = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "intermediate_size": 16, **settings}))
+    torch.save(Trap(), folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"'pytorch_model.bin', a pickle"):
+        bertsmith.load(folder)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_foreign_hugging_face_folders_are_refused(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+    tiny = {
+        "vocab_size": 30,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
+    (tmp_path / "gpt").mkdir()
+    (tmp_path / "gpt" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(InputError, match="model_type is 'gpt2'; allowed: bert, electra"):
+        bertsmith.load(tmp_path / "gpt")
+
+    BertForSequenceClassification(BertConfig(**tiny)).save_pretrained(tmp_path / "classifier")
+    with pytest.raises(
+        InputError, match=r"the first is 'classifier.bias'; leave them out with ignore=\('classifier',\)"
+    ):
+        bertsmith.load(tmp_path / "classifier")
+    assert list(bertsmith.load(tmp_path / "classifier", ignore=("classifier",)).heads) == ["pooler"]
+
+    BertModel(BertConfig(**tiny)).save_pretrained(tmp_path / "decoder")
+    path = tmp_path / "decoder" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "is_decoder": True}))
+    with pytest.raises(InputError, match="is_decoder is True; allowed: False"):
+        bertsmith.load(tmp_path / "decoder")
+
+
+def test_a_cut_model_says_why_it_has_no_twin(model_folder: Path, tmp_path: Path) -> None:
+    small = bertsmith.load(model_folder, subnet=bertsmith.Subnet(width=0.5))
+    with pytest.raises(InputError, match="cannot be exported as a Hugging Face bert: its heads do not fill its width"):
+        bertsmith.export(small, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_model_calls_complain_clearly(model_folder: Path) -> None:
+    model = bertsmith.load(model_folder)
+    with pytest.raises(InputError, match="may have 9 tokens; this model takes at most 8"):
+        model(torch.zeros(1, 9, dtype=torch.long))
+    with pytest.raises(InputError, match="this model has no tokenizer"):
+        model.encode(["a"])
+    with pytest.raises(InputError, match="given one string"):
+        model.encode("a")
+    with pytest.raises(InputError, match="no 'replaced_tokens' head"):
+        model.head("replaced_tokens")

@@ -1,0 +1,166 @@
+"""Interrupted, killed and damaged runs; several processes against one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers_training import RECIPE, command, losses, run
+
+from bertsmith.training.checkpoint import find_checkpoint
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def straight(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 20 steps that nothing disturbed."""
+    out = tmp_path_factory.mktemp("straight") / "run"
+    run(command(recipe, corpus_folder, out))
+    return out
+
+
+def wait_for_checkpoint(out: Path, name: str, process: subprocess.Popen) -> None:
+    for _ in range(600):
+        if (out / "checkpoints" / name / "seal.json").exists():
+            return
+        assert process.poll() is None, "the run ended before it could be interrupted"
+        time.sleep(0.02)
+    raise AssertionError(f"{name} was not written")
+
+
+def slowed() -> dict[str, str]:
+    """An environment in which each step waits a little, so that a signal meets the run in the middle."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent / "slow")}
+
+
+def assert_same(out: Path, straight: Path) -> None:
+    assert losses(out) == losses(straight)
+    assert (out / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
+
+
+def test_killed_and_resumed_is_bitwise_the_same(
+    recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(command(recipe, corpus_folder, out), env=slowed(), stderr=subprocess.DEVNULL)
+    wait_for_checkpoint(out, "step-00000010", process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "result.json").exists()
+    run(command(None, None, out, "--resume"))
+    assert_same(out, straight)
+    steps = {path.name for path in (out / "checkpoints").iterdir()}
+    assert len(steps) <= 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_saves_and_ends_well(
+    number: signal.Signals, recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    # Ctrl-C goes to the whole group, reading processes included; SIGTERM to the main process
+    words = command(recipe, corpus_folder, out, *(["--set", "run.workers=2"] if number == signal.SIGINT else []))
+    process = subprocess.Popen(words, env=slowed(), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for_checkpoint(out, "step-00000005", process)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert "go on with --resume" in said
+    newest, _ = find_checkpoint(out / "checkpoints")
+    assert newest is not None
+    assert 5 < json.loads((newest / "progress.json").read_text())["step"] < 20
+    run(command(None, None, out, "--resume"))
+    assert_same(out, straight)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "seal"])
+def test_a_torn_checkpoint_is_passed_over(
+    damage: str, recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(command(recipe, corpus_folder, out), env=slowed(), stderr=subprocess.DEVNULL)
+    wait_for_checkpoint(out, "step-00000010", process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    for path in sorted((out / "checkpoints").glob("step-*"))[2:]:
+        path.rename(tmp_path / path.name)
+    newest = out / "checkpoints" / "step-00000010"
+    weights = newest / "model.safetensors"
+    content = weights.read_bytes()
+    if damage == "truncate":
+        weights.write_bytes(content[: len(content) // 2])
+    elif damage == "flip":
+        weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif damage == "remove":
+        (newest / "optimizer.safetensors").unlink()
+    else:
+        (newest / "seal.json").unlink()
+    found, complaints = find_checkpoint(out / "checkpoints")
+    assert found is not None
+    assert found.name == "step-00000005"
+    assert "step-00000010 is not whole" in complaints[0]
+    if damage == "truncate":
+        said = run(command(None, None, out, "--resume")).stderr
+        assert "is not whole" in said
+        assert_same(out, straight)
+
+
+def test_reading_processes_do_not_change_the_run(
+    recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    run(command(recipe, corpus_folder, out, "--set", "run.workers=2"))
+    assert_same(out, straight)
+
+
+def test_two_processes_equal_one(recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+    ]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m"]
+    words = command(recipe, corpus_folder, out)
+    run([*launch, *words[2:]], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    pairs = list(zip(losses(out), losses(straight), strict=True))
+    assert len(pairs) == 22
+    for (kind, step, loss), (other_kind, other_step, expected) in pairs:
+        assert (kind, step) == (other_kind, other_step)
+        assert abs(loss - expected) < 2e-5, (kind, step)
+
+
+def test_resume_refuses_other_settings_and_finished_runs(
+    recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(command(None, None, straight, "--resume"), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "is finished (20 steps); there is nothing to resume" in done.stderr
+    out = tmp_path / "run"
+    process = subprocess.Popen(command(recipe, corpus_folder, out), env=slowed(), stderr=subprocess.DEVNULL)
+    wait_for_checkpoint(out, "step-00000005", process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    words = command(recipe, corpus_folder, out, "--resume", "--set", "optimizer.learning_rate=1e-4")
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "optimizer.learning_rate is 0.0001 but the run began with 0.0005" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,117 @@
+"""Every shipped recipe parses, builds and takes two steps; command line equals Python; documented commands parse."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import bertsmith
+from bertsmith.cli import app, main
+from bertsmith.toml import override, read_toml
+from bertsmith.training.pretraining import PretrainSettings
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.steps=2", "run.evaluate_batches=1", "run.workers=0"]
+SMALL += ["run.compile=off", "run.log_every=1"]
+
+
+def test_there_are_recipes() -> None:
+    assert len(RECIPES) >= 3
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_takes_two_steps(path: Path, corpus_folder: Path, tmp_path: Path) -> None:
+    plain = read_toml(path)
+    PretrainSettings.parse(plain)
+    changes = list(SMALL)
+    if "ramp_from" in plain["batch"]:
+        changes.append("batch.ramp_from=256")
+    if plain["model"]["preset"] == "bert-base":
+        changes += ["model.overrides.layers=2", "model.overrides.width=48", "model.overrides.heads=4"]
+    figures = bertsmith.pretrain(path, data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")
+    assert figures["steps"] == 2
+    model = bertsmith.load(tmp_path / "run")
+    assert model.encode(["the smith forges"]).shape == (1, model.config.encoder.width)
+    # the resolved recipe beside the result reruns the run
+    again = bertsmith.pretrain(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", device="cpu")
+    assert again["training_loss"] == figures["training_loss"]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_explain_prints_and_writes_nothing(path: Path, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    main(["pretrain", str(path), "--explain", "--set", "run.seed=7"])
+    printed = capsys.readouterr().out
+    for word in ("seed = 7", "parameters", "training FLOPs per token", "memory"):
+        assert word in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_explained_parameters_are_the_published_ones(capsys: pytest.CaptureFixture) -> None:
+    main(["pretrain", str(ROOT / "recipes" / "bert-base-paper.toml"), "--explain"])
+    assert "110,106,428" in capsys.readouterr().out
+
+
+def test_command_line_equals_python(corpus_folder: Path, tmp_path: Path) -> None:
+    recipe = ROOT / "recipes" / "bert-tiny-cpu.toml"
+    flags = [word for change in SMALL for word in ("--set", change)]
+    main(
+        ["pretrain", str(recipe), "--data", str(corpus_folder), "--out", str(tmp_path / "a"), "--device", "cpu", *flags]
+    )
+    bertsmith.pretrain(recipe, data=corpus_folder, out=tmp_path / "b", set=SMALL, device="cpu")
+    first, second = (json.loads((tmp_path / name / "result.json").read_text()) for name in "ab")
+    for name in ("training_loss", "held_out", "tokens", "parameters"):
+        assert first[name] == second[name]
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+
+
+def test_whole_way_through_the_commands(texts: Path, tmp_path: Path) -> None:
+    """Text → tokenizer → corpus → pretrain → inspect → export → import, each by its command."""
+    main(["tokenizer", str(texts), "--out", str(tmp_path / "tokenizer"), "--vocabulary", "160"])
+    tokenizer = str(tmp_path / "tokenizer")
+    main(["corpus", str(texts), "--tokenizer", tokenizer, "--out", str(tmp_path / "corpus"), "--held-out", "0.1"])
+    flags = [word for change in SMALL for word in ("--set", change)]
+    run = ["--data", str(tmp_path / "corpus"), "--out", str(tmp_path / "run"), "--device", "cpu", *flags]
+    main(["pretrain", str(ROOT / "recipes" / "bert-tiny-cpu.toml"), *run])
+    main(["inspect", str(tmp_path / "run"), "--text", "The smith forges.", "--out", str(tmp_path / "maps")])
+    assert {path.name for path in (tmp_path / "maps").iterdir()} == {"attention.html", "attention.png", "result.json"}
+    main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "hf")])
+    main(["import", str(tmp_path / "hf"), "--out", str(tmp_path / "back")])
+    first, second = (bertsmith.load(tmp_path / name).encode(["the old clerk"]) for name in ("run", "back"))
+    assert first.equal(second)
+    assert "unigram" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_demo_is_whole(tmp_path: Path) -> None:
+    main(["demo", "--out", str(tmp_path / "demo"), "--steps", "3"])
+    result = json.loads((tmp_path / "demo" / "result.json").read_text())
+    assert result["steps"] == 3
+    assert len(result["filled"]) == 5
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert "[MASK]" in page or "mask" in page
+
+
+def documented_commands() -> list[str]:
+    found = []
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *RECIPES):
+        text = path.read_text(encoding="utf-8")
+        found += re.findall(r"^[ \t#$]*(bertsmith [a-z]+ .*)$", text, flags=re.MULTILINE)
+    return sorted(set(found))
+
+
+def test_documented_commands_are_found() -> None:
+    assert len(documented_commands()) >= 6
+
+
+@pytest.mark.parametrize("line", documented_commands())
+def test_documented_commands_parse(line: str) -> None:
+    words = shlex.split(line.split(" #")[0])[1:]
+    app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def test_overrides_do_not_touch_their_source() -> None:
+    data = {"a": {"b": 1}}
+    override(data, ["a.b=2"])
+    assert data == {"a": {"b": 1}}

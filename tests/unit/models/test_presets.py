@@ -1,0 +1,74 @@
+"""Published parameter counts, and overrides."""
+
+import pytest
+
+import bertsmith
+from bertsmith.errors import InputError
+from bertsmith.models.cost import parameters, training_flops
+from bertsmith.models.presets import preset
+
+
+def without_heads(name: str, keep: tuple[str, ...] = ()) -> int:
+    config = preset(name)
+    return parameters(config.model_copy(update={"heads": tuple(h for h in config.heads if h.kind in keep)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("bert-base", 109_482_240), ("bert-large", 335_141_888)],
+)
+def test_bert_with_pooler(name: str, count: int) -> None:
+    assert without_heads(name, ("pooler",)) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("bert-base", 110_106_428), ("bert-large", 336_226_108)],
+)
+def test_bert_with_all_heads(name: str, count: int) -> None:
+    assert parameters(preset(name)) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("bert-tiny", 4.39), ("bert-mini", 11.17), ("bert-small", 28.76), ("bert-medium", 41.37)]
+)
+def test_small_berts(name: str, millions: float) -> None:
+    assert round(without_heads(name, ("pooler",)) / 1e6, 2) == millions
+
+
+@pytest.mark.parametrize(("name", "count"), [("electra-small", 13_483_008), ("electra-base", 108_891_648)])
+def test_electra(name: str, count: int) -> None:
+    assert without_heads(name) == count
+
+
+def test_flops_follow_the_cost_model() -> None:
+    # 6·(12LH² + p·V·H) + 12·L·H·S, to which the transform before the vocabulary is added here
+    for name, layers, width in (("bert-base", 12, 768), ("bert-small", 4, 512)):
+        simple = 6 * (12 * layers * width**2 + 0.15 * 30522 * width) + 12 * layers * width * 128
+        assert training_flops(preset(name), 128, 0.15) == pytest.approx(simple + 6 * 0.15 * width**2, rel=1e-9)
+
+
+def test_overrides() -> None:
+    config = preset("bert-base", layers=3, vocabulary=100)
+    assert (len(config.encoder.layers), config.encoder.vocabulary) == (3, 100)
+    with pytest.raises(InputError, match="preset is 'bert-bse'; did you mean 'bert-base'"):
+        preset("bert-bse")
+    with pytest.raises(InputError, match="has no setting 'layer'; did you mean 'layers'"):
+        preset("bert-base", layer=3)
+    with pytest.raises(InputError, match="width 770 is not a multiple of heads 12"):
+        preset("bert-base", width=770)
+
+
+def test_encode_ignores_the_company_of_a_text(corpus_folder) -> None:
+    tokenizer = bertsmith.Tokenizer.load(corpus_folder)
+    model = bertsmith.build(preset("bert-tiny", vocabulary=tokenizer.size), seed=0)
+    model.tokenizer = tokenizer
+    together = model.encode(["the smith", "a traveller forgets the letter by the river"], batch_size=2)
+    alone = model.encode(["the smith"])
+    assert together.shape == (2, 128)
+    assert (together[0] - alone[0]).abs().max() < 1e-5
+    assert model.training
+    with pytest.raises(InputError, match=r"has no \[MASK\] to fill"):
+        model.fill_mask("the smith")
+    guesses = model.fill_mask("the [MASK] forges the [MASK].", top=3)
+    assert [len(row) for row in guesses] == [3, 3]

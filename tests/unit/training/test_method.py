@@ -1,0 +1,70 @@
+"""Schedules, optimiser groups and the batch ramp."""
+
+import math
+
+import pytest
+import torch
+
+import bertsmith
+from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
+
+
+def curve(schedule: ScheduleConfig, steps: int = 1000) -> list[float]:
+    return [schedule.factor(step, steps) for step in range(steps)]
+
+
+def test_warmup_is_a_straight_line_to_the_peak() -> None:
+    for kind in ("linear", "cosine", "wsd", "noam", "constant"):
+        factors = curve(ScheduleConfig(kind=kind, warmup=0.1))
+        assert factors[0] == pytest.approx(0.01)
+        assert factors[99] == pytest.approx(1.0)
+        assert max(factors) == pytest.approx(1.0)
+
+
+def test_linear_and_cosine_end_at_the_floor() -> None:
+    for kind in ("linear", "cosine", "wsd"):
+        assert curve(ScheduleConfig(kind=kind))[-1] == pytest.approx(0.0, abs=1e-9)
+        assert curve(ScheduleConfig(kind=kind, floor=0.1))[-1] == pytest.approx(0.1)
+    middle = curve(ScheduleConfig(kind="cosine", warmup=0.0))[499]
+    assert middle == pytest.approx(0.5, abs=1e-3)
+
+
+def test_wsd_is_constant_then_falls_by_one_minus_root() -> None:
+    factors = curve(ScheduleConfig(kind="wsd", warmup=0.05, decay=0.2))
+    assert set(factors[50:800]) == {1.0}
+    assert factors[849] == pytest.approx(1 - math.sqrt(50 / 200))
+
+
+def test_noam_is_the_formula_of_the_paper() -> None:
+    width, warmup, steps = 512, 4000, 100_000
+    schedule = ScheduleConfig(kind="noam", warmup=warmup / steps)
+    peak = width**-0.5 * warmup**-0.5
+    for step in (1, 100, 4000, 4001, 50_000):
+        expected = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
+        assert peak * schedule.factor(step - 1, steps) == pytest.approx(expected)
+
+
+def test_decay_never_reaches_biases_and_norms() -> None:
+    model = bertsmith.build(bertsmith.preset("electra-small", layers=1))
+    optimizer = OptimizerConfig(weight_decay=0.3).build(model)
+    decayed, spared = ({id(p) for p in group["params"]} for group in optimizer.param_groups)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
+    for name, parameter in model.named_parameters():
+        is_spared = name.endswith("bias") or "norm" in name
+        assert (id(parameter) in spared) == is_spared, name
+        assert (id(parameter) in decayed) == (not is_spared), name
+
+
+def test_batch_ramp() -> None:
+    batch = BatchConfig(tokens=8192, ramp_from=1024, ramp=0.5)
+    counts = [batch.micro_batches(step, 100, micro_tokens=1024, processes=1) for step in range(100)]
+    assert counts[0] == 1
+    assert counts == sorted(counts)
+    assert set(counts[50:]) == {8}
+    assert BatchConfig(tokens=8192).micro_batches(0, 100, micro_tokens=1024, processes=4) == 2
+    assert BatchConfig(tokens=10).micro_batches(0, 100, micro_tokens=1024, processes=1) == 1
+
+
+def test_rates_reach_the_optimiser() -> None:
+    model = torch.nn.Linear(2, 2)
+    assert OptimizerConfig(learning_rate=0.5).build(model).param_groups[0]["lr"] == 0.5

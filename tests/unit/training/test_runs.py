@@ -1,0 +1,68 @@
+"""Whole small runs in this process: precision, trackers, a corpus without a held-out part, what is kept."""
+
+from pathlib import Path
+
+import pytest
+
+import bertsmith
+from bertsmith.batches.build_corpus import build_corpus
+from bertsmith.errors import InputError
+from bertsmith.text.tokenizer import Tokenizer
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
+SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=2", "run.log_every=1"]
+SMALL += ["model.overrides={width=32,layers=1,heads=2,longest=128}"]
+
+
+def run(corpus: Path, out: Path, *changes: str) -> dict:
+    return bertsmith.pretrain(RECIPE, data=corpus, out=out, set=[*SMALL, *changes], device="cpu")
+
+
+def test_precisions_in_one_process(corpus_folder: Path, tmp_path: Path) -> None:
+    full = run(corpus_folder, tmp_path / "full", "run.steps=4")
+    half = run(corpus_folder, tmp_path / "half", "run.steps=4", "run.precision=bfloat16")
+    assert half["training_loss"] != full["training_loss"]
+    assert half["training_loss"] == pytest.approx(full["training_loss"], rel=0.02)
+    assert bertsmith.load(tmp_path / "half").encoder.embedding.token_table.dtype.itemsize == 4
+
+
+def test_the_loss_falls_below_the_unigram_level(corpus_folder: Path, tmp_path: Path) -> None:
+    figures = run(corpus_folder, tmp_path / "run", "run.steps=100", "optimizer.learning_rate=4e-3")
+    assert figures["held_out"]["masked_tokens_loss"] < figures["unigram_level"] - 0.1
+
+
+def test_the_last_two_and_the_best_are_kept(corpus_folder: Path, tmp_path: Path) -> None:
+    run(corpus_folder, tmp_path / "run", "run.steps=9", "run.checkpoint_every=1", "run.evaluate_every=4")
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept[-2:] == ["step-00000008", "step-00000009"]
+    assert len(kept) <= 3
+
+
+def test_without_a_held_out_part(texts: Path, corpus_folder: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    build_corpus([texts / "stories.txt"], Tokenizer.load(corpus_folder), corpus, held_out=0.0, workers=1)
+    figures = run(corpus, tmp_path / "run", "run.steps=2")
+    assert "held_out" not in figures
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_trackers_get_the_log(corpus_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run(corpus_folder, tmp_path / "run", "run.steps=2", "run.track=['tensorboard']")
+    assert list((tmp_path / "run").rglob("events.out.tfevents*"))
+
+
+def test_graphs_need_a_gpu(corpus_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r'run.compile is "graphs", which needs a GPU'):
+        run(corpus_folder, tmp_path / "run", "run.steps=2", "run.compile=graphs")
+
+
+def test_a_compiled_run_learns_the_same(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    real = torch.compile
+    # without the code generator: what is compiled is what is tested here, not how
+    monkeypatch.setattr(torch, "compile", lambda function, mode: real(function, backend="aot_eager"))
+    plain = run(corpus_folder, tmp_path / "plain", "run.steps=3")
+    compiled = run(corpus_folder, tmp_path / "compiled", "run.steps=3", "run.compile=on")
+    assert compiled["training_loss"] == pytest.approx(plain["training_loss"], rel=1e-4)

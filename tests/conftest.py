@@ -1,7 +1,11 @@
 """What every test shares: fixed seeds, and fresh memory full of NaN, so that reading what was never written shows."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+# before PyTorch is loaded: for networks this small, threads that wait for each other cost more than they give
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

@@ -27,7 +27,7 @@ def model_folder(tmp_path: Path) -> Path:
     [
         (["pretrain", "absent.toml", "--out", "X"], "recipe 'absent.toml' does not exist"),
         (["pretrain", "--out", "X"], "no recipe is given"),
-        (["pretrain", RECIPE, "--out", "X"], "--data is not given"),
+        (["pretrain", RECIPE, "--out", "X"], "data is not given: pass --data"),
         (["pretrain", RECIPE, "--data", "nowhere", "--out", "X"], "'nowhere'"),
         (["pretrain", RECIPE, "--resume", "--out", "X"], "holds no run"),
         (["pretrain", RECIPE, "--explain", "--set", "model.preset=bert-tinny"], "did you mean 'bert-tiny'"),

@@ -87,9 +87,13 @@ class Plan:
     def from_cursor(self, cursor: Cursor, *, skip: int = 0, every: int = 1) -> Iterator[MicroBatchPlan]:
         """The micro-batches from a cursor on, without the first `skip`, and of the rest one of `every`, for ever."""
         number = 0
+        empty = 0
         epoch, window, index = cursor.epoch, cursor.window, cursor.index
         while True:
             sequences, bins = self._window(epoch, window)
+            empty = 0 if bins else empty + 1
+            if empty > self.windows:
+                raise InputError(f"the corpus is too small: it gives no sequences with cut = {self.config.cut!r}")
             for place in range(index, len(bins)):
                 if number >= skip and (number - skip) % every == 0:
                     yield MicroBatchPlan(sequences.take(bins[place]), Cursor(epoch, window, place))
@@ -97,6 +101,11 @@ class Plan:
             window, index = window + 1, 0
             if window == self.windows:
                 epoch, window = epoch + 1, 0
+
+    def check(self) -> "Plan":
+        """The plan itself, after making sure that it gives at least one micro-batch."""
+        next(self.from_cursor(Cursor()))
+        return self
 
     def one_epoch(self) -> Iterator[MicroBatchPlan]:
         """The micro-batches of the first epoch."""

@@ -96,12 +96,11 @@ def _run(settings: Any, out: Path, *, device: str, resume: bool, force: bool) ->
             raise InputError(f"the run in {str(out)!r} is finished ({steps} steps); there is nothing to resume")
         earlier = PretrainSettings.parse(read_toml(recorded), source=str(recorded))
         _check_same(earlier.plain(), settings.plain())
+    trainer = make_trainer(settings, out, device=device)  # first: what is wrong with the input must cost no folder
     if state.is_main_process and not resume:
-        _check_data(settings)
         claim(out, force)
         recorded.write_text(to_toml(settings.plain()), encoding="utf-8")
     state.wait_for_everyone()
-    trainer = make_trainer(settings, out, device=device)
     progress = trainer.run(resume=resume)
     if not trainer.is_finished:
         return {"steps": progress.step, "is_finished": False}
@@ -117,15 +116,6 @@ def _run(settings: Any, out: Path, *, device: str, resume: bool, force: bool) ->
         _print_figures(figures, out)
     state.wait_for_everyone()
     return figures
-
-
-def _check_data(settings: Any) -> None:
-    """Finds a wrong corpus or model before anything is written."""
-    from bertsmith.training.pretraining import explain
-
-    if settings.data is None:
-        raise InputError("--data is not given: it names a folder that `bertsmith corpus` wrote")
-    explain(settings)
 
 
 def _check_same(earlier: dict[str, Any], now: dict[str, Any], path: str = "") -> None:

@@ -130,11 +130,12 @@ def _data(settings: PretrainSettings, tokenizer: Tokenizer) -> TrainingData:
     corpus = TokenCorpus(folder, "train")
     if corpus.manifest.tokenizer_hash != tokenizer.hash:
         raise InputError(f"{settings.data!r}: tokenizer.json is not the tokenizer the shards were made with")
-    plan = Plan(corpus, config, settings.run.seed)
+    plan = Plan(corpus, config, settings.run.seed).check()
     # a compiled step wants one shape; otherwise empty sequences would only cost time
     slots = plan.slots if settings.run.compile != "off" else None
     reader = BatchReader(corpus, config, special, slots)
     if not corpus.manifest.parts["held_out"].tokens:
         return TrainingData(plan, reader, None, None)
     held_out = TokenCorpus(folder, "held_out")
-    return TrainingData(plan, reader, Plan(held_out, config, 0), BatchReader(held_out, config, special, None))
+    held_out_plan = Plan(held_out, config, 0).check()
+    return TrainingData(plan, reader, held_out_plan, BatchReader(held_out, config, special, None))

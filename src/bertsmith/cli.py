@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(arguments)
     except (InputError, CycloptsError) as error:
         sys.exit(_complain(str(error)))
+    except OSError as error:  # a folder that cannot be written, a full disk
+        sys.exit(_complain(f"{error.filename or 'the system'}: {error.strerror or error}"))
     except KeyboardInterrupt:
         sys.exit(_complain("interrupted", 130))
 

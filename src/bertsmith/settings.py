@@ -27,6 +27,8 @@ class Record(BaseModel):
             return cls.model_validate_json(json.dumps(_expand_repeats(data)))
         except ValidationError as error:
             raise InputError(f"{source}: {explain(cls, error)}") from None
+        except TypeError as error:  # a TOML date, for example
+            raise InputError(f"{source}: {error}; allowed: text, numbers, true and false, lists, tables") from None
 
     def plain(self) -> dict[str, Any]:
         """The record as JSON-ready data; `parse` turns it back into an equal record."""
@@ -36,12 +38,15 @@ class Record(BaseModel):
 class ByKind:
     """Annotation for a field whose record is chosen by its `kind` from a table: `Annotated[Base, ByKind(TABLE)]`."""
 
-    def __init__(self, table: Mapping[str, type[Record]]) -> None:
-        self.table = table
+    def __init__(self, table: Mapping[str, type[Record]], default: str | None = None) -> None:
+        self.table, self.default = table, default
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         choices = {kind: handler.generate_schema(record) for kind, record in self.table.items()}
-        return core_schema.tagged_union_schema(choices, discriminator="kind")
+        return core_schema.tagged_union_schema(choices, discriminator=self._kind)
+
+    def _kind(self, value: Any) -> str | None:
+        return value.get("kind", self.default) if isinstance(value, Mapping) else getattr(value, "kind", None)
 
 
 def _expand_repeats(data: Any) -> Any:

@@ -67,8 +67,8 @@ def _toml_value(value: Any) -> str:
         return f"{{{inner}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml_value, value))}]"
-    # JSON writes text, numbers and truth values as TOML does
-    return json.dumps(value)
+    # JSON writes text, numbers and truth values as TOML does, but for one control character
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _value(text: str) -> Any:

@@ -1,6 +1,7 @@
 """Bad input: one sentence on standard error, exit code 2, no traceback, nothing lost or half-written."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -76,6 +77,74 @@ def test_output_is_never_overwritten_unasked(model_folder: Path, tmp_path: Path,
     with pytest.raises(SystemExit):
         main(["export", str(model_folder), "--out", str(foreign), "--force"])
     assert (foreign / "thesis.txt").read_text() == "years of work"
+
+
+def test_inputs_survive_force(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    main(["import", str(model_folder), "--out", str(tmp_path / "ours")])
+    folder = tmp_path / "ours"
+    before = sorted(path.name for path in folder.iterdir())
+    for words in (["export", str(folder), "--out", str(folder)], ["export", str(folder), "--out", str(tmp_path)]):
+        with pytest.raises(SystemExit):
+            main([*words, "--force"])
+        assert "inside each other" in capsys.readouterr().err
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_force_keeps_the_old_until_the_new_is_sure(texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tokenizer"
+    main(["tokenizer", str(texts), "--out", str(out), "--vocabulary", "160"])
+    before = (out / "tokenizer.json").read_bytes()
+    with pytest.raises(SystemExit):
+        main(["tokenizer", str(texts), "--out", str(out), "--vocabulary", "3", "--force"])
+    assert (out / "tokenizer.json").read_bytes() == before
+
+
+def test_saving_destroys_nothing(model_folder: Path, tmp_path: Path) -> None:
+    model = bertsmith.load(model_folder)
+    with pytest.raises(InputError, match="is not empty"):
+        bertsmith.save(model, model_folder)
+    bertsmith.save(model, model_folder, force=True)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match=r"holds more than a model \('thesis.txt'\)"):
+        bertsmith.save(model, precious, force=True)
+    assert (precious / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["model.overrides.vocabulary=50"], "the model's vocabulary is 50; the corpus needs"),
+        (["model.overrides.layers=abc"], "wrong type"),
+        (["batch.tokens=300", "sequences.micro_tokens=256"], "not a multiple of sequences.micro_tokens 256"),
+        (["optimizer.betas=[2.0, 3.0]"], "optimizer.betas"),
+        (["run.seed=99999999999999999999"], "run.seed"),
+        (["run.steps=2020-01-01"], "not JSON serializable"),
+        (["run.track=['trackio']"], "run.track names 'trackio', which is not installed"),
+    ],
+)
+def test_settings_that_cannot_work_leave_no_folder(
+    changes: list[str], sentence: str, corpus_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        bertsmith.pretrain(RECIPE, data=str(corpus_folder), out=str(tmp_path / "run"), set=changes, device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_named_device_must_be_there(corpus_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="this machine has no GPU"):
+        bertsmith.pretrain(RECIPE, data=corpus_folder, out=tmp_path / "run", device="cuda")
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": "16"}, {"num_attention_heads": 3}, {"hidden_act": {}}])
+def test_strange_hugging_face_configs_are_named(change: dict, model_folder: Path, tmp_path: Path) -> None:
+    bertsmith.export(bertsmith.load(model_folder), tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(InputError, match=r"config\.json"):
+        bertsmith.load(tmp_path / "hf")
 
 
 def damaged(folder: Path, name: str, tmp_path: Path) -> Path:
@@ -190,5 +259,9 @@ def test_model_calls_complain_clearly(model_folder: Path) -> None:
         model.encode(["a"])
     with pytest.raises(InputError, match="given one string"):
         model.encode("a")
+    with pytest.raises(InputError, match="attention_mask has shape"):
+        model(torch.zeros(2, 5, dtype=torch.long), torch.ones(1, 5))
+    with pytest.raises(InputError, match=r"allowed: \(batch, length\)"):
+        model(torch.zeros(5, dtype=torch.long))
     with pytest.raises(InputError, match="no 'replaced_tokens' head"):
         model.head("replaced_tokens")

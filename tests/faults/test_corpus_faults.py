@@ -181,6 +181,6 @@ def test_commands_leave_their_figures_and_protect_folders(tmp_path, capsys):
     assert again["tokens"] == figures["tokens"]
     (out / "result.json").unlink()  # killed after the manifest
     assert corpus_command([text], tokenizer=vocabulary, out=out, workers=1)["tokens"] == figures["tokens"]
-    with pytest.raises(InputError, match="no bertsmith command made"):
+    with pytest.raises(InputError, match="was not made by a bertsmith command"):
         claim(tmp_path, force=True)
     assert text.exists()

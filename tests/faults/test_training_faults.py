@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,24 +132,40 @@ def test_reading_processes_do_not_change_the_run(
 
 def test_two_processes_equal_one(recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-    ]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m"]
-    words = command(recipe, corpus_folder, out)
-    run([*launch, *words[2:]], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "-m"]
+    run([*launch, *command(recipe, corpus_folder, out)[2:]])
+    assert json.loads((out / "result.json").read_text())["processes"] == 2
     pairs = list(zip(losses(out), losses(straight), strict=True))
     assert len(pairs) == 22
     for (kind, step, loss), (other_kind, other_step, expected) in pairs:
         assert (kind, step) == (other_kind, other_step)
         assert abs(loss - expected) < 2e-5, (kind, step)
+
+
+def test_resume_refuses_what_it_cannot_continue(
+    recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path, texts: Path
+) -> None:
+    """All checkpoints torn, or another corpus in the old one's place: a sentence, and the log is left alone."""
+    out = tmp_path / "run"
+    shutil.copytree(straight, out)
+    (out / "result.json").unlink()
+    corpus = tmp_path / "corpus"
+    shutil.copytree(corpus_folder, corpus)
+    manifest = corpus / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 0 '))
+    text = (out / "recipe.toml").read_text().replace(str(corpus_folder), str(corpus))
+    (out / "recipe.toml").write_text(text)
+    done = subprocess.run(command(None, None, out, "--resume"), capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "was made with another corpus" in done.stderr
+    (out / "recipe.toml").write_text((straight / "recipe.toml").read_text())
+    for seal in out.glob("checkpoints/*/seal.json"):
+        seal.unlink()
+    done = subprocess.run(command(None, None, out, "--resume"), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "has no whole checkpoint" in done.stderr
+    assert losses(out) == losses(straight)
 
 
 def test_resume_refuses_other_settings_and_finished_runs(

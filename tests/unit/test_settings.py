@@ -83,3 +83,10 @@ def test_broken_toml(tmp_path) -> None:
         read_toml(path)
     with pytest.raises(InputError, match="does not exist"):
         read_toml(tmp_path / "absent.toml")
+
+
+def test_any_text_survives_toml(tmp_path) -> None:
+    path = tmp_path / "recipe.toml"
+    data = {"data": '/tmp/\U0001f600 \x7f "quoted" \n', "run": {"steps": 3}}
+    path.write_text(to_toml(data), encoding="utf-8")
+    assert read_toml(path) == data

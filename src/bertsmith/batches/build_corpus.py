@@ -60,8 +60,7 @@ def build_corpus(
 
     Whole documents are held out: a share `held_out` of them, chosen by the seed, and at least one when there are two.
     """
-    if not 0 <= held_out < 1:
-        raise InputError(f"held_out is {held_out}; it must be at least 0 and below 1")
+    check_held_out(held_out)
     if workers < 1:
         raise InputError(f"workers is {workers}; it must be at least 1")
     if shard_megabytes <= 0:
@@ -101,6 +100,12 @@ def build_corpus(
     for leftover in out.glob(".*.shard.*"):
         leftover.unlink(missing_ok=True)
     return manifest
+
+
+def check_held_out(held_out: float) -> None:
+    """Raises a sentence if this is no share of documents."""
+    if not 0 <= held_out < 1:
+        raise InputError(f"held_out is {held_out}; it must be at least 0 and below 1")
 
 
 def _blocks(documents: Iterator[str], limit: int, held_out: float, seed: int) -> Iterator[Block]:

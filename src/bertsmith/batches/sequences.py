@@ -1,6 +1,6 @@
 """Documents → the sequences a model reads, as plain arrays of places in the corpus: nothing is read here but lengths.
 
-What comes out depends only on (seed, epoch, document).
+What comes out depends only on the seed, the epoch and the documents given.
 """
 
 from bisect import bisect_left

@@ -23,6 +23,7 @@ from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
 FORMAT = 1
+_MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 
 def load(
@@ -50,18 +51,34 @@ def load(
     return model.to(device)
 
 
-def save(model: Model, folder: str | Path) -> None:
-    """Writes the model as a folder of ours; it appears whole or not at all."""
-    with NewFolder(Path(folder)) as new:
+def save(model: Model, folder: str | Path, *, force: bool = False) -> None:
+    """Writes the model as a folder of ours, whole or not at all; `force` replaces a model folder that is there."""
+    with NewFolder(_free(folder, force)) as new:
         write_model(model, new)
 
 
-def export(model: Model, folder: str | Path, *, to: Literal["hf"] = "hf") -> None:
+def export(model: Model, folder: str | Path, *, to: Literal["hf"] = "hf", force: bool = False) -> None:
     """Writes the model for another program; "hf" is a folder that `transformers` loads without our code."""
     if to != "hf":
         raise InputError(f"to is {to!r}; {nearest(str(to), ['hf'])}")
-    with NewFolder(Path(folder)) as new:
+    with NewFolder(_free(folder, force)) as new:
         save_hf(model, new)
+
+
+def _free(folder: str | Path, force: bool) -> Path:
+    """The folder, if writing a model there destroys nothing but, with `force`, another model."""
+    path = Path(folder).resolve()
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{str(folder)!r} is a file; give a folder")
+    if names and not force:
+        raise InputError(f"{str(folder)!r} is not empty; give another folder, or force=True to replace a model in it")
+    if names - _MODEL_FILES:
+        other = sorted(names - _MODEL_FILES)[0]
+        raise InputError(
+            f"{str(folder)!r} holds more than a model ({other!r}), so it is not replaced; give another folder"
+        )
+    return path
 
 
 def write_model(model: Model, folder: Path) -> None:

@@ -46,17 +46,22 @@ def corpus(
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    from bertsmith.batches.build_corpus import Progress, build_corpus
+    from bertsmith.batches.build_corpus import Progress, build_corpus, check_held_out
     from bertsmith.batches.shards import JOURNAL, MANIFEST
     from bertsmith.commands.output import RESULT, claim, write_result
+    from bertsmith.errors import InputError
     from bertsmith.text.readers import find_files
     from bertsmith.text.tokenizer import Tokenizer
 
-    files = find_files(data)
+    out, tokenizer = Path(out), Path(tokenizer)
+    files = find_files([data] if isinstance(data, str | Path) else data)
     loaded = Tokenizer.load(tokenizer)
+    check_held_out(held_out)
+    if workers is not None and workers < 1:
+        raise InputError(f"--workers is {workers}; allowed: 1 or more")
     is_unfinished = (out / JOURNAL).is_file() or ((out / MANIFEST).is_file() and not (out / RESULT).is_file())
     if force or not is_unfinished:
-        claim(out, force)
+        claim(out, force, tokenizer, *files)
     console = Console()
     started = time.perf_counter()
     state = Progress(0, 0, 0, 0, 0.0)

@@ -53,8 +53,7 @@ def demo(*, out: Path = Path("demo"), steps: int = 900, force: bool = False) -> 
     from bertsmith.toml import override, to_toml
 
     console = Console()
-    folder = claim(out, force)
-    write_result(folder, {"is_finished": False})  # marks the folder as ours, should the demo be interrupted
+    folder = claim(Path(out), force)
     console.rule("text")
     text = folder / "stories.jsonl"
     with text.open("w", encoding="utf-8") as file:
@@ -70,6 +69,7 @@ def demo(*, out: Path = Path("demo"), steps: int = 900, force: bool = False) -> 
     recipe.write_text(to_toml(override(RECIPE, [f"run.steps={steps}"])), encoding="utf-8")
     figures = pretrain(recipe, data=folder / "corpus", out=folder / "model")
     if not figures["is_finished"]:
+        console.print("the demo was interrupted; start it anew with --force")
         return figures
     console.rule("fill masks")
     model = load(folder / "model")

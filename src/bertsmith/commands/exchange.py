@@ -29,8 +29,9 @@ def import_model(
     from bertsmith.checkpoint.store import load, write_model
     from bertsmith.commands.output import claim, write_result
 
+    model, out = Path(model), Path(out)
     loaded = load(model, ignore=tuple(ignore or ()))
-    write_model(loaded, claim(out, force))
+    write_model(loaded, claim(out, force, model))
     return _finish(loaded, out, write_result)
 
 
@@ -52,9 +53,10 @@ def export_model(model: Path, *, out: Path, to: Literal["hf"] = "hf", force: boo
     from bertsmith.checkpoint.store import load
     from bertsmith.commands.output import claim, write_result
 
+    model, out = Path(model), Path(out)
     loaded = load(model)
     check_exportable(loaded)  # before claiming: a model that cannot be exported must not cost the folder that is there
-    save_hf(loaded, claim(out, force))
+    save_hf(loaded, claim(out, force, model))
     return _finish(loaded, out, write_result)
 
 
@@ -73,8 +75,9 @@ def _finish(model: Any, out: Path, write_result: Any) -> dict[str, Any]:
     }
     write_result(out, figures)
     Console().print(
-        f"[bold]{figures['family']}[/], {figures['layers']} layers of width {figures['width']}, "
+        f"{figures['family']}, {figures['layers']} layers of width {figures['width']}, "
         f"{figures['parameters']:,} parameters, heads: {', '.join(model.heads) or 'none'}; written to {out}",
         highlight=False,
+        markup=False,
     )
     return figures

@@ -32,9 +32,10 @@ def inspect(model: Path, *, text: str, out: Path, pair: str | None = None, force
     from bertsmith.commands.output import claim, write_result
     from bertsmith.report.attention import attention_page, attention_picture, head_figures
 
+    model, out = Path(model), Path(out)
     loaded = load(model)
     tokens, maps = attention_of(loaded, text, pair)
-    folder = claim(out, force)
+    folder = claim(out, force, model)
     encoder = loaded.config.encoder
     facts = {
         "model": str(model),
@@ -50,7 +51,9 @@ def inspect(model: Path, *, text: str, out: Path, pair: str | None = None, force
     figures = {"tokens": tokens, "layers": maps.shape[0], "heads": maps.shape[1], "files": files, "figures": heads}
     write_result(folder, figures)
     console = Console()
-    console.print(f"{maps.shape[0]} × {maps.shape[1]} maps of {len(tokens)} tokens: {', '.join(files)} in {out}")
+    console.print(
+        f"{maps.shape[0]} × {maps.shape[1]} maps of {len(tokens)} tokens: {', '.join(files)} in {out}", markup=False
+    )
     if len(files) == 1:
         console.print("no picture: that needs matplotlib (pip install 'bertsmith[report]')", markup=False)
     return figures

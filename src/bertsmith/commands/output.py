@@ -9,30 +9,45 @@ from typing import Any
 from bertsmith.errors import InputError
 
 RESULT = "result.json"
-# what only our own commands leave (a killed pre-training or corpus run has no result yet); a folder without any of
-# them is never emptied
-_MARKS = (RESULT, "journal.jsonl", "recipe.toml", "train-*.shard")
+MARK = ".bertsmith"  # put into every folder a command makes; one without it is never emptied
 
 
-def claim(out: Path, force: bool) -> Path:
-    """The output folder, made and empty; one that holds something is emptied only with `force` and if it is ours."""
+def check_out(out: Path, force: bool, *inputs: Path | None) -> None:
+    """Raises a sentence if a command must not write to this folder; touches nothing."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {str(out)!r} is a file; give a folder")
-    if out.is_dir() and any(out.iterdir()):
-        if not force:
-            raise InputError(f"--out {str(out)!r} is not empty; give another folder, or --force to replace its content")
-        if not any(file.is_file() for mark in _MARKS for file in out.glob(mark)):
+    for path in inputs:
+        if path is not None and _overlap(out.resolve(), path.resolve()):
             raise InputError(
-                f"--out {str(out)!r} holds files that no bertsmith command made, so --force does not empty it; "
-                "give another folder"
+                f"--out {str(out)!r} and the input {str(path)!r} lie inside each other; give another folder"
             )
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    if not force:
+        raise InputError(f"--out {str(out)!r} is not empty; give another folder, or --force to replace its content")
+    if not (out / MARK).is_file():
+        raise InputError(
+            f"--out {str(out)!r} was not made by a bertsmith command, so --force does not empty it; give another folder"
+        )
+
+
+def claim(out: Path, force: bool, *inputs: Path | None) -> Path:
+    """The output folder, made and empty; one that holds something is emptied only with `force` and if it is ours."""
+    check_out(out, force, *inputs)
+    if out.is_dir():
         for entry in out.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
     out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
     return out
+
+
+def _overlap(out: Path, path: Path) -> bool:
+    """Whether emptying `out` would take the input with it, or writing would change it."""
+    return out == path or out in path.parents or (path.is_dir() and path in out.parents and (path / MARK).exists())
 
 
 def write_result(out: Path, figures: dict[str, Any]) -> None:

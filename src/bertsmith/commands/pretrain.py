@@ -47,6 +47,7 @@ def pretrain(
     """
     from bertsmith.training.pretraining import PretrainSettings
 
+    recipe, data, out = (None if path is None else Path(path) for path in (recipe, data, out))
     if resume and out is None:
         raise InputError("--resume needs --out with the folder of the run")
     plain = _plain_settings(recipe, data, out if resume else None, set or [], seed)
@@ -83,7 +84,7 @@ def _run(settings: Any, out: Path, *, device: str, resume: bool, force: bool) ->
 
     from bertsmith.checkpoint.files import read_json
     from bertsmith.checkpoint.store import write_model
-    from bertsmith.commands.output import claim, write_result
+    from bertsmith.commands.output import check_out, claim, write_result
     from bertsmith.commands.pretrain_report import write_report
     from bertsmith.toml import read_toml, to_toml
     from bertsmith.training.pretraining import PretrainSettings, make_trainer
@@ -91,21 +92,26 @@ def _run(settings: Any, out: Path, *, device: str, resume: bool, force: bool) ->
     state = PartialState(cpu=device == "cpu" or None)
     recorded = out / RECIPE
     if resume:
-        if (out / "result.json").exists():
+        if (out / "result.json").exists() and read_json(out / "result.json").get("is_finished"):
             steps = read_json(out / "result.json")["steps"]
             raise InputError(f"the run in {str(out)!r} is finished ({steps} steps); there is nothing to resume")
         earlier = PretrainSettings.parse(read_toml(recorded), source=str(recorded))
         _check_same(earlier.plain(), settings.plain())
-    trainer = make_trainer(settings, out, device=device)  # first: what is wrong with the input must cost no folder
+    inputs = [] if settings.data is None else [Path(settings.data)]
     if state.is_main_process and not resume:
-        claim(out, force)
+        check_out(out, force, *inputs)
+    trainer = make_trainer(settings, out, device=device)  # what is wrong with the input must cost no folder
+    if state.is_main_process and not resume:
+        claim(out, force, *inputs)
         recorded.write_text(to_toml(settings.plain()), encoding="utf-8")
     state.wait_for_everyone()
     progress = trainer.run(resume=resume)
     if not trainer.is_finished:
+        trainer.close()
         return {"steps": progress.step, "is_finished": False}
-    figures = _figures(settings, trainer)
+    figures: dict[str, Any] = {"steps": progress.step, "is_finished": True}
     if state.is_main_process:
+        figures = _figures(settings, trainer)
         write_model(trainer.model, out)
         write_result(out, figures)
         commands = (
@@ -114,7 +120,7 @@ def _run(settings: Any, out: Path, *, device: str, resume: bool, force: bool) ->
         )
         write_report(out, out / "report.html", title=out.name, commands=commands)
         _print_figures(figures, out)
-    state.wait_for_everyone()
+    trainer.close()
     return figures
 
 
@@ -136,17 +142,18 @@ def _figures(settings: Any, trainer: Any) -> dict[str, Any]:
     from bertsmith.batches.statistics import unigram_level
     from bertsmith.models.cost import parameters, training_flops
 
-    progress, config = trainer.progress, trainer.model.config
+    progress, config, targets = trainer.progress, trainer.model.config, settings.objective.targets_per_token
     last = trainer.log.of_kind("training")[-1]
     held_out = trainer.log.of_kind("held_out")
     figures: dict[str, Any] = {
         "steps": progress.step,
         "is_finished": True,
+        "processes": trainer.processes,
         "parameters": parameters(config),
         "tokens": progress.tokens,
         "seconds": round(progress.seconds, 1),
         "tokens_per_second": round(progress.tokens / max(progress.seconds, 1e-9), 1),
-        "training_flops_per_token": training_flops(config, settings.sequences.length, settings.objective.masking.rate),
+        "training_flops_per_token": training_flops(config, settings.sequences.length, targets),
         "training_loss": last["loss"],
     }
     if held_out:
@@ -178,4 +185,4 @@ def _print_figures(figures: dict[str, Any], out: Path) -> None:
     if "held_out" in figures:
         loss, level = figures["held_out"]["masked_tokens_loss"], figures["unigram_level"]
         console.print(f"held-out loss {loss:.3f} (unigram level {level:.3f})")
-    console.print(f"written to {out}: model.safetensors, report.html, result.json", highlight=False)
+    console.print(f"written to {out}: model.safetensors, report.html, result.json", highlight=False, markup=False)

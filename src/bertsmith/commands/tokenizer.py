@@ -37,12 +37,13 @@ def tokenizer(
 
     from rich.console import Console
 
-    from bertsmith.commands.output import claim, write_result
+    from bertsmith.commands.output import check_out, claim, write_result
     from bertsmith.text.learn import learn_tokenizer
     from bertsmith.text.readers import find_files, read_documents
 
-    files = find_files(data)
-    claim(out, force)
+    out = Path(out)
+    files = find_files([data] if isinstance(data, str | Path) else data)
+    check_out(out, force, *files)
     console = Console()
     started = time.perf_counter()
     read = {"documents": 0, "bytes": 0}
@@ -54,6 +55,7 @@ def tokenizer(
             yield document
 
     learned = learn_tokenizer(documents(), kind, vocabulary, lowercase=lowercase, progress=console.is_terminal)
+    claim(out, force, *files)
     learned.save(out)
     figures = {
         "kind": kind,

@@ -30,7 +30,7 @@ class Subnet(Record):
     depth: float = Field(default=1.0, gt=0, le=1)
     """Share of layers that are kept, evenly spread."""
     heads: tuple[int, ...] | None = None
-    """Heads of each kept layer, instead of the even width."""
+    """Heads of each kept layer, instead of the even width; neurons follow in proportion unless they are given."""
     neurons: tuple[int, ...] | None = None
     """Neurons of each kept layer, instead of the even width."""
     layers: tuple[int, ...] | None = None

@@ -1,6 +1,7 @@
 """A model a person works with: an encoder, its heads, and the tokenizer that belongs to it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,12 @@ class Model(nn.Module):
 
         Shape: input_ids, attention_mask, token_type_ids (batch, length).
         """
+        if input_ids.dim() != 2:
+            raise InputError(f"input_ids has shape {tuple(input_ids.shape)}; allowed: (batch, length)")
+        for name, tensor in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
+            if tensor is not None and tensor.shape != input_ids.shape:
+                shapes = f"{tuple(tensor.shape)} and input_ids {tuple(input_ids.shape)}"
+                raise InputError(f"{name} has shape {shapes}; they must be equal")
         layout = (
             SequenceLayout.full(*input_ids.shape)
             if attention_mask is None
@@ -55,10 +62,10 @@ class Model(nn.Module):
         """One vector per text, the mean of its token states: (texts, width)."""
         if isinstance(texts, str):
             raise InputError("encode takes a list of texts, and was given one string; put it in a list")
-        was_training = self.training
-        self.eval()
-        vectors = [self._means(texts[i : i + batch_size], subnet) for i in range(0, len(texts), batch_size)]
-        self.train(was_training)
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; allowed: 1 or more")
+        with self._evaluating():
+            vectors = [self._means(texts[i : i + batch_size], subnet) for i in range(0, len(texts), batch_size)]
         return torch.cat(vectors) if vectors else torch.empty(0, self.config.encoder.width, device=self.device)
 
     @torch.inference_mode()
@@ -71,11 +78,9 @@ class Model(nn.Module):
             mask = tokenizer.pieces([tokenizer.mask])[0]
             raise InputError(f"the text {text!r} has no {mask} to fill")
         head = self.head("masked_tokens")
-        was_training = self.training
-        self.eval()
-        scores = head(self(**batch)[is_mask], self.encoder.embedding.token_table).float().softmax(-1)
-        self.train(was_training)
-        best = scores.topk(top)
+        with self._evaluating():
+            scores = head(self(**batch)[is_mask], self.encoder.embedding.token_table).float().softmax(-1)
+        best = scores.topk(min(top, self.config.encoder.vocabulary))
         return [
             list(zip(tokenizer.pieces(pieces), shares, strict=True))
             for pieces, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -90,6 +95,16 @@ class Model(nn.Module):
         if self.tokenizer is None:
             raise InputError("this model has no tokenizer; load one with its folder or set model.tokenizer")
         return self.tokenizer
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Eval mode inside, the mode there was after."""
+        was_training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(was_training)
 
     def _means(self, texts: Sequence[str], subnet: Subnet | None) -> Tensor:
         batch = self._batch(texts)

@@ -90,6 +90,8 @@ def preset(name: str, **overrides: Any) -> ModelConfig:
         return make(**overrides)
     except ValidationError as error:
         raise InputError(f"preset {name!r}: {explain(ModelConfig, error)}") from None
+    except TypeError as error:
+        raise InputError(f"preset {name!r} with {overrides}: a value has a wrong type ({error})") from None
 
 
 def overridable(name: str) -> tuple[str, ...]:

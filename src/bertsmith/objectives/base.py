@@ -51,7 +51,3 @@ class Objective(ABC, Generic[Prepared]):
     @abstractmethod
     def for_evaluation(self) -> "Objective[Prepared]":
         """The objective in the form in which runs are compared, whatever they were trained with."""
-
-    @abstractmethod
-    def targets_per_token(self) -> float:
-        """The share of tokens whose scores are computed, for the count of operations."""

@@ -30,6 +30,11 @@ class MaskedLMConfig(Record):
         """The heads this objective trains."""
         return ("masked_tokens", "pooler", "next_sentence") if self.next_sentence else ("masked_tokens",)
 
+    @property
+    def targets_per_token(self) -> float:
+        """The share of tokens whose scores are computed, for the count of operations."""
+        return self.masking.rate
+
     def build(self, tokenizer: Tokenizer) -> "MaskedLM":
         is_special = torch.zeros(tokenizer.size, dtype=torch.bool)
         is_special[list(tokenizer.special_ids)] = True
@@ -87,9 +92,6 @@ class MaskedLM(Objective[MaskedBatch]):
     def for_evaluation(self) -> "MaskedLM":
         # 15 % of single tokens, 80/10/10: losses at other rates cannot be compared
         return MaskedLM(self.config.model_copy(update={"masking": MaskingConfig()}), self.vocabulary)
-
-    def targets_per_token(self) -> float:
-        return self.config.masking.rate
 
 
 def _sums(scores: Tensor, targets: Tensor) -> Sums:

@@ -41,34 +41,40 @@ class Progress:
 
 
 def save_checkpoint(
-    folder: Path, model: Model, optimizer: torch.optim.Optimizer, progress: Progress, settings: dict[str, Any]
+    folder: Path, model: Model, optimizer: torch.optim.Optimizer, progress: Progress, fingerprint: str
 ) -> Path:
-    """Writes `step-…` into the folder and removes what is no longer needed; returns the new checkpoint."""
+    """Writes `step-…` into the folder and removes what is no longer needed; returns the new checkpoint.
+
+    `fingerprint` stands for the data and the precision, which the next step depends on, too.
+    """
     path = folder / f"step-{progress.step:08d}"
     with NewFolder(path) as new:
         write_model(model, new)
         state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
         moments = {f"{name}/{kind}": value for name, kinds in state["state"].items() for kind, value in kinds.items()}
         write_tensors(new / "optimizer.safetensors", moments)
-        record = {**asdict(progress), "groups": state["param_groups"], "settings": settings}
+        record = {**asdict(progress), "groups": state["param_groups"], "fingerprint": fingerprint}
         write_json(new / "progress.json", record)
         write_json(new / _SEAL, {file.name: _hash(file) for file in sorted(new.iterdir())})
     _prune(folder, progress)
     return path
 
 
-def load_checkpoint(path: Path, model: Model, optimizer: torch.optim.Optimizer) -> Progress:
+def load_checkpoint(path: Path, model: Model, optimizer: torch.optim.Optimizer, fingerprint: str) -> Progress:
     """Puts weights and optimiser state back; returns where the run stands."""
+    data = read_json(path / "progress.json")
+    if data.pop("fingerprint") != fingerprint:
+        raise InputError(
+            f"{str(path)!r} was made with another corpus or in another precision; go on with the same ones"
+        )
     weights = path / "model.safetensors"
     copy_tensors(read_tensors(weights), model, str(weights))
-    data = read_json(path / "progress.json")
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in read_tensors(path / "optimizer.safetensors").items():
         name, _, kind = key.rpartition("/")
         moments.setdefault(name, {})[kind] = value
     state = {"state": moments, "param_groups": data.pop("groups")}
     set_optimizer_state_dict(model, optimizer, state, options=_OPTIONS)
-    data.pop("settings")
     return Progress(**{**data, "cursor": tuple(data["cursor"])})
 
 
@@ -81,6 +87,13 @@ def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
             return path, complaints
         complaints.append(f"checkpoint {path.name} is not whole ({reason}) and is passed over")
     return None, complaints
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what killed runs left half-written."""
+    for pattern in (".step-*.partial-*", ".step-*.old-*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 # state by parameter name, whole on the CPU, however the model is spread over devices

@@ -21,5 +21,5 @@ def peak_flops(device: torch.device) -> float | None:
     """The device's peak rate in bfloat16, or None where it is not known."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((rate for mark, rate in _PEAKS.items() if mark in name), None)
+    words = f" {torch.cuda.get_device_name(device).replace('-', ' ')} "
+    return next((rate for mark, rate in _PEAKS.items() if f" {mark} " in words), None)

@@ -14,10 +14,9 @@ class Meter:
     """Adds up losses, hits and targets on the device: reading them at every step would make the loop wait."""
 
     def __init__(self, terms: tuple[str, ...], device: torch.device) -> None:
-        zero = torch.zeros((), device=device)
-        self.loss = dict.fromkeys(terms, zero)
-        self.correct = dict.fromkeys(terms, zero)
-        self.count = dict.fromkeys(terms, zero)
+        self.loss = dict.fromkeys(terms, torch.zeros((), device=device))
+        self.correct = dict.fromkeys(terms, torch.zeros((), dtype=torch.long, device=device))
+        self.count = dict.fromkeys(terms, torch.zeros((), dtype=torch.long, device=device))
         self.tokens = 0
         self._begin = time.perf_counter()
 

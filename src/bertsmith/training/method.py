@@ -13,7 +13,7 @@ class RunConfig(Record):
     """How long a run takes and how it is carried out."""
 
     steps: int = Field(default=1000, gt=0)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**62)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
     compile: Literal["off", "on", "graphs"] = "off"

@@ -1,7 +1,7 @@
 """AdamW with the right groups, and the learning rate over time."""
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -9,13 +9,15 @@ from torch import nn
 
 from bertsmith.settings import Record
 
+Share = Annotated[float, Field(ge=0, lt=1)]
+
 
 class OptimizerConfig(Record):
     """AdamW with decoupled weight decay."""
 
-    learning_rate: float = Field(default=5e-4, gt=0)
+    learning_rate: float = Field(default=5e-4, gt=0, le=10)
     """The highest rate the schedule reaches."""
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Share, Share] = (0.9, 0.98)
     epsilon: float = Field(default=1e-6, gt=0)
     weight_decay: float = Field(default=0.01, ge=0)
     """On matrices and embeddings; never on biases and norms."""

@@ -1,5 +1,6 @@
 """A pre-training run from its settings: corpus, model, objective and method put together."""
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +9,7 @@ from pydantic import Field, model_validator
 
 from bertsmith.batches.loader import BatchReader, SpecialTokens
 from bertsmith.batches.plan import Plan, SequenceConfig
-from bertsmith.batches.shards import TokenCorpus
+from bertsmith.batches.shards import MANIFEST, TokenCorpus
 from bertsmith.errors import InputError
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
@@ -51,7 +52,7 @@ class PretrainSettings(Record):
     """The folder that `bertsmith corpus` wrote."""
     model: ModelChoice
     sequences: SequenceConfig = SequenceConfig()
-    objective: Annotated[MaskedLMConfig, ByKind(OBJECTIVES)] = MaskedLMConfig()
+    objective: Annotated[MaskedLMConfig, ByKind(OBJECTIVES, default="masked_lm")] = MaskedLMConfig()
     batch: BatchConfig = BatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -68,12 +69,16 @@ class PretrainSettings(Record):
         choice = self.model
         if choice.network is not None:
             config = choice.network
-            if config.encoder.vocabulary < vocabulary:
-                rows = config.encoder.vocabulary
-                raise InputError(f"model.network.encoder.vocabulary is {rows}; the corpus needs at least {vocabulary}")
         else:
             assert choice.preset is not None
             config = preset(choice.preset, **{"vocabulary": vocabulary, **choice.overrides})
+        if config.encoder.vocabulary < vocabulary:
+            raise InputError(f"the model's vocabulary is {config.encoder.vocabulary}; the corpus needs {vocabulary}")
+        types = config.encoder.embedding.types
+        if self.sequences.cut == "sentence_pairs" and types < 2:
+            raise InputError(
+                f"sequences.cut is 'sentence_pairs' and the model has {types} token types; allowed: 2 or more"
+            )
         longest = config.encoder.embedding.longest
         if self.sequences.length > longest:
             raise InputError(f"sequences.length is {self.sequences.length}; the model takes at most {longest} tokens")
@@ -96,8 +101,8 @@ def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto",
         _data(settings, tokenizer),
         Method(settings.run, settings.batch, settings.optimizer, settings.schedule),
         out,
-        settings=settings.plain(),
-        flops_per_token=training_flops(config, settings.sequences.length, settings.objective.masking.rate),
+        fingerprint=_fingerprint(settings, device),
+        flops_per_token=training_flops(config, settings.sequences.length, settings.objective.targets_per_token),
         device=device,
         show=show,
     )
@@ -107,7 +112,7 @@ def explain(settings: PretrainSettings) -> dict[str, str]:
     """What a run will cost, as names and values to print."""
     vocabulary = Tokenizer.load(Path(settings.data)).size if settings.data else 30522
     config = settings.network(vocabulary)
-    rate, length = settings.objective.masking.rate, settings.sequences.length
+    rate, length = settings.objective.targets_per_token, settings.sequences.length
     is_half = settings.run.precision == "bfloat16" or (settings.run.precision == "auto" and torch.cuda.is_available())
     flops = training_flops(config, length, rate)
     run, batch, micro = settings.run, settings.batch, settings.sequences.micro_tokens
@@ -121,6 +126,13 @@ def explain(settings: PretrainSettings) -> dict[str, str]:
         "training FLOPs in all": f"{flops * tokens:.3e}",
         "memory": f"about {memory / 2**30:.2f} GiB on each device",
     }
+
+
+def _fingerprint(settings: PretrainSettings, device: str) -> str:
+    """What a resumed run must share with its first part besides the settings: the corpus and the precision."""
+    manifest = hashlib.sha256((Path(str(settings.data)) / MANIFEST).read_bytes()).hexdigest()
+    is_half = device != "cpu" and torch.cuda.is_available()
+    return f"{manifest} {'half' if is_half else 'full'}" if settings.run.precision == "auto" else manifest
 
 
 def _data(settings: PretrainSettings, tokenizer: Tokenizer) -> TrainingData:

@@ -6,7 +6,7 @@ from types import FrameType, TracebackType
 
 
 class StopRequest:
-    """While it is entered, the first signal only asks; a second SIGINT interrupts at once, as usual."""
+    """While it is entered, the first signal only asks; a second one interrupts at once."""
 
     def __init__(self) -> None:
         self.is_made = False
@@ -26,6 +26,6 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.is_made and number == signal.SIGINT:
+        if self.is_made:
             raise KeyboardInterrupt
         self.is_made = True

@@ -14,6 +14,7 @@ Every random draw (order of the data, masks, dropout) is a function of the seed 
 so neither the number of processes nor an interruption changes it.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
@@ -32,12 +34,18 @@ from bertsmith.batches.random import key, seed_everything
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Sums
-from bertsmith.training.checkpoint import Progress, find_checkpoint, load_checkpoint, save_checkpoint
+from bertsmith.training.checkpoint import (
+    Progress,
+    find_checkpoint,
+    load_checkpoint,
+    remove_leftovers,
+    save_checkpoint,
+)
 from bertsmith.training.display import Display
 from bertsmith.training.hardware import peak_flops
 from bertsmith.training.log import RunLog
 from bertsmith.training.meter import Meter
-from bertsmith.training.method import Method
+from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.signals import StopRequest
 
 
@@ -62,6 +70,16 @@ class _Step(nn.Module):
         return self.compute(self.model, prepared)
 
 
+def _check_means(run: RunConfig, device: str) -> None:
+    """Raises a sentence if the machine lacks what was asked for by name."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError('device is "cuda" and this machine has no GPU that PyTorch can use; allowed: auto, cpu')
+    available = {str(tracker) for tracker in get_available_trackers()}
+    for tracker in run.track:
+        if tracker not in available:
+            raise InputError(f"run.track names {tracker!r}, which is not installed (pip install {tracker})")
+
+
 class Trainer:
     """Trains a model; `run` returns where it stands at the end or when it was asked to stop."""
 
@@ -73,13 +91,15 @@ class Trainer:
         method: Method,
         out: Path,
         *,
-        settings: dict[str, Any],
+        fingerprint: str,
         flops_per_token: float,
         device: str = "auto",
         show: bool = True,
     ) -> None:
-        self.data, self.method, self.out, self.settings = data, method, out, settings
+        self.data, self.method, self.out = data, method, out
+        self.fingerprint = fingerprint
         run = method.run
+        _check_means(run, device)
         is_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
         is_half = run.precision == "bfloat16" or (run.precision == "auto" and not is_cpu)
         # accelerate keeps its precision for the whole process; a second run in it may want another one
@@ -92,6 +112,12 @@ class Trainer:
             kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
         )
         self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
+        micro, whole = data.plan.config.micro_tokens, method.batch.tokens
+        if whole % (micro * self.processes):
+            raise InputError(
+                f"batch.tokens is {whole}, which is not a multiple of sequences.micro_tokens {micro} times the "
+                f"{self.processes} processes; change one of them"
+            )
         self.model = model.to(self.device)
         self.objective = objective.to(self.device)
         self.evaluation = objective.for_evaluation().to(self.device)
@@ -126,8 +152,11 @@ class Trainer:
             for complaint in complaints:
                 display.say(f"[yellow]{complaint}")
             self._loop(batches, stop, display)
-        self.accelerator.end_training()
         return self.progress
+
+    def close(self) -> None:
+        """Ends trackers and the talk between processes; nothing may follow that waits for the others."""
+        self.accelerator.end_training()
 
     @property
     def is_finished(self) -> bool:
@@ -144,6 +173,11 @@ class Trainer:
             if step % run.log_every == 0 or is_last:
                 row = self._training_row(meter)
                 self.log.write(row)
+                if not math.isfinite(row["loss"]):
+                    raise InputError(
+                        f"the loss is {row['loss']} after step {step} with a learning rate of "
+                        f"{row['learning_rate']:g}; start again with a lower optimizer.learning_rate"
+                    )
                 display.show(row)
                 meter = self._meter()
             with meter.paused():
@@ -198,7 +232,7 @@ class Trainer:
             return False
         self.log.write({"kind": "held_out", "step": self.progress.step, **row})
         display.show({"kind": "held_out", **row})
-        if self.progress.best_loss is not None and row["loss"] >= self.progress.best_loss:
+        if self.progress.best_loss is not None and not row["loss"] < self.progress.best_loss:
             return False
         self.progress.best_loss, self.progress.best_step = row["loss"], self.progress.step
         return True
@@ -226,13 +260,17 @@ class Trainer:
         """Writes a checkpoint."""
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            save_checkpoint(self.out / "checkpoints", self.model, self.optimizer, self.progress, self.settings)
+            save_checkpoint(self.out / "checkpoints", self.model, self.optimizer, self.progress, self.fingerprint)
         self.accelerator.wait_for_everyone()
 
     def _resume(self) -> list[str]:
-        path, complaints = find_checkpoint(self.out / "checkpoints")
+        folder = self.out / "checkpoints"
+        remove_leftovers(folder)
+        path, complaints = find_checkpoint(folder)
+        if path is None and complaints:
+            raise InputError(f"{str(folder)!r} has no whole checkpoint: {complaints[0]}")
         if path is not None:
-            self.progress = load_checkpoint(path, self.model, self.optimizer)
+            self.progress = load_checkpoint(path, self.model, self.optimizer, self.fingerprint)
         return complaints
 
     def _stream(self) -> Iterator[Loaded]:

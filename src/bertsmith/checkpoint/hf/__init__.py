@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from bertsmith.checkpoint.files import copy_tensors, find_weights, read_json, read_tensors, write_json, write_tensors
@@ -12,7 +13,9 @@ from bertsmith.checkpoint.hf.twin import Twin
 from bertsmith.checkpoint.names import to_ours, to_theirs
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.build import assemble
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
+from bertsmith.settings import explain
 
 TWINS: dict[str, Twin] = {twin.model_type: twin for twin in (BERT, ELECTRA)}
 
@@ -25,7 +28,12 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
     theirs = _canonical(read_tensors(path), twin, ignore)
     _check_tied(theirs, twin, path)
     parts = frozenset(part for part, rows in twin.optional.items() if rows[0].theirs[0] in theirs)
-    config = twin.read_config(data, parts)
+    try:
+        config = twin.read_config(data, parts)
+    except ValidationError as error:
+        raise InputError(f"{str(folder / 'config.json')!r}: {explain(ModelConfig, error)}") from None
+    except TypeError as error:
+        raise InputError(f"{str(folder / 'config.json')!r} has a value of a wrong type: {error}") from None
     rows = twin.rows(config, parts)
     used = {name for line in rows for name in line.theirs}
     foreign = sorted(theirs.keys() - used - twin.tied.keys())

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bertsmith.checkpoint.names import Row
+from bertsmith.checkpoint.names import Row, expand
 from bertsmith.errors import InputError, nearest
 from bertsmith.layers.activation import Activation
 from bertsmith.models.config import ModelConfig
@@ -36,8 +36,6 @@ class Twin:
 
     def rows(self, config: ModelConfig, parts: frozenset[str]) -> list[Row]:
         """The table for one model with these optional parts."""
-        from bertsmith.checkpoint.names import expand
-
         rows = expand(self.encoder, len(config.encoder.layers))
         for part in sorted(parts):
             rows += self.optional[part]

@@ -141,7 +141,8 @@ def attention_picture(tokens: Sequence[str], maps: np.ndarray, path: Path, *, ti
                 axes.set_ylabel(str(layer + 1), fontsize=9, color=muted, rotation=0, ha="right", va="center")
     # Tokens may hold dollar signs, which are not meant as formulas.
     place: dict[str, Any] = {"ha": "center", "parse_math": False}
-    figure.text(0.5, 1 - 0.3 / height, title, fontsize=13, color=ink, va="center", **place)
+    heading = _shortened(title, letters=int(width * 9))
+    figure.text(0.5, 1 - 0.3 / height, heading, fontsize=12, color=ink, va="center", **place)
     figure.text(0.5, 1 - 0.55 / height, "layers down, heads across", fontsize=9, color=muted, va="center", **place)
     caption = _shortened(" ".join(tokens), letters=int(width * 13))
     figure.text(0.5, 0.35 / height, caption, fontsize=8, color=muted, va="center", **place)

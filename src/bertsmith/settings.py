@@ -30,6 +30,17 @@ class Record(BaseModel):
         except TypeError as error:  # a TOML date, for example
             raise InputError(f"{source}: {error}; allowed: text, numbers, true and false, lists, tables") from None
 
+    def help(self) -> dict[str, str]:
+        """The help text of every setting that has one, by its path, such as `objective.masking.rate`."""
+        texts: dict[str, str] = {}
+        for name, field in type(self).model_fields.items():
+            if field.description:
+                texts[name] = " ".join(field.description.split())
+            value = getattr(self, name)
+            if isinstance(value, Record):
+                texts |= {f"{name}.{inner}": text for inner, text in value.help().items()}
+        return texts
+
     def plain(self) -> dict[str, Any]:
         """The record as JSON-ready data; `parse` turns it back into an equal record."""
         return self.model_dump(mode="json")

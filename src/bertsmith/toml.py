@@ -39,21 +39,27 @@ def override(data: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:
     return result
 
 
-def to_toml(data: Mapping[str, Any]) -> str:
-    """Plain data as TOML text; values that are None are left out, since leaving out is how TOML says it."""
-    return "\n".join(_toml_lines(data, ())).strip() + "\n"
+def to_toml(data: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> str:
+    """Plain data as TOML text; values that are None are left out, since leaving out is how TOML says it.
+
+    `notes` are comments by path, such as `run.steps`.
+    """
+    return "\n".join(_toml_lines(data, (), notes or {})).strip() + "\n"
 
 
-def _toml_lines(data: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+def _toml_lines(data: Mapping[str, Any], path: tuple[str, ...], notes: Mapping[str, str]) -> list[str]:
     scalars = {k: v for k, v in data.items() if not isinstance(v, Mapping) and v is not None}
     tables = {k: v for k, v in data.items() if isinstance(v, Mapping)}
-    lines = [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in scalars.items()]
+    lines = []
+    for key, value in scalars.items():
+        note = notes.get(".".join((*path, key)))
+        lines.append(f"{_toml_key(key)} = {_toml_value(value)}" + (f"  # {note}" if note else ""))
     if lines and path:
         lines = [f"[{'.'.join(map(_toml_key, path))}]", *lines]
     if lines:
         lines.append("")
     for key, table in tables.items():
-        lines += _toml_lines(table, (*path, key))
+        lines += _toml_lines(table, (*path, key), notes)
     return lines
 
 

@@ -85,6 +85,17 @@ def test_broken_toml(tmp_path) -> None:
         read_toml(tmp_path / "absent.toml")
 
 
+def test_help_texts_become_comments(tmp_path) -> None:
+    from bertsmith.batches.corruption import MaskingConfig
+
+    config = MaskingConfig()
+    text = to_toml({"masking": config.plain()}, {f"masking.{name}": note for name, note in config.help().items()})
+    assert "rate = 0.15  # Share of a sequence's tokens" in text
+    path = tmp_path / "recipe.toml"
+    path.write_text(text, encoding="utf-8")
+    assert MaskingConfig.parse(read_toml(path)["masking"]) == config
+
+
 def test_any_text_survives_toml(tmp_path) -> None:
     path = tmp_path / "recipe.toml"
     data = {"data": '/tmp/\U0001f600 \x7f "quoted" \n', "run": {"steps": 3}}

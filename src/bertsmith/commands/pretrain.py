@@ -1,11 +1,15 @@
 """`bertsmith pretrain`: a corpus and a recipe → a pre-trained model."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from bertsmith.errors import InputError
+
+if TYPE_CHECKING:
+    from bertsmith.training.pretraining import PretrainSettings
+    from bertsmith.training.trainer import Trainer
 
 RECIPE = "recipe.toml"
 
@@ -79,7 +83,7 @@ def _plain_settings(
     return plain
 
 
-def _run(settings: Any, out: Path, *, device: str, resume: bool, force: bool) -> dict[str, Any]:
+def _run(settings: "PretrainSettings", out: Path, *, device: str, resume: bool, force: bool) -> dict[str, Any]:
     from accelerate import PartialState
 
     from bertsmith.checkpoint.files import read_json
@@ -136,7 +140,7 @@ def _check_same(earlier: dict[str, Any], now: dict[str, Any], path: str = "") ->
             )
 
 
-def _figures(settings: Any, trainer: Any) -> dict[str, Any]:
+def _figures(settings: "PretrainSettings", trainer: "Trainer") -> dict[str, Any]:
     """Every figure of the run, for result.json."""
     from bertsmith.batches.shards import TokenCorpus
     from bertsmith.batches.statistics import unigram_level
@@ -157,13 +161,13 @@ def _figures(settings: Any, trainer: Any) -> dict[str, Any]:
         "training_loss": last["loss"],
     }
     if held_out:
-        part = Path(settings.data)
+        part = Path(str(settings.data))
         figures["held_out"] = {name: value for name, value in held_out[-1].items() if name not in ("kind", "step")}
         figures["unigram_level"] = unigram_level(TokenCorpus(part, "train"), TokenCorpus(part, "held_out"))
     return figures
 
 
-def _print_explanation(settings: Any) -> dict[str, Any]:
+def _print_explanation(settings: "PretrainSettings") -> dict[str, Any]:
     from rich.console import Console
 
     from bertsmith.toml import to_toml
@@ -171,7 +175,7 @@ def _print_explanation(settings: Any) -> dict[str, Any]:
 
     facts = explain(settings)
     console = Console()
-    console.print(to_toml(settings.plain()), highlight=False, markup=False)
+    console.print(to_toml(settings.plain(), settings.help()), highlight=False, markup=False, soft_wrap=True)
     for name, value in facts.items():
         console.print(f"{name:<26}{value}", highlight=False)
     return dict(facts)

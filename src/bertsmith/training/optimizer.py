@@ -68,7 +68,7 @@ class BatchConfig(Record):
     """How many tokens an optimiser step sees."""
 
     tokens: int = Field(default=32768, gt=0)
-    """Tokens of one step, over all processes; rounded to whole micro-batches."""
+    """Tokens of one step, over all processes: a multiple of sequences.micro_tokens times the processes."""
     ramp_from: int | None = Field(default=None, gt=0)
     """Tokens of the first step; None for no ramp."""
     ramp: float = Field(default=0.6, ge=0, le=1)

@@ -42,6 +42,14 @@ def wait_for_checkpoint(out: Path, name: str, process: subprocess.Popen) -> None
     raise AssertionError(f"{name} was not written")
 
 
+def killed_at(name: str, recipe: Path, corpus: Path, out: Path) -> None:
+    """A run that got kill -9 once it had written a checkpoint."""
+    process = subprocess.Popen(command(recipe, corpus, out), env=slowed(), stderr=subprocess.DEVNULL)
+    wait_for_checkpoint(out, name, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
 def slowed() -> dict[str, str]:
     """An environment in which each step waits a little, so that a signal meets the run in the middle."""
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parent / "slow")}
@@ -56,10 +64,7 @@ def test_killed_and_resumed_is_bitwise_the_same(
     recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    process = subprocess.Popen(command(recipe, corpus_folder, out), env=slowed(), stderr=subprocess.DEVNULL)
-    wait_for_checkpoint(out, "step-00000010", process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    killed_at("step-00000010", recipe, corpus_folder, out)
     assert not (out / "result.json").exists()
     run(command(None, None, out, "--resume"))
     assert_same(out, straight)
@@ -95,10 +100,7 @@ def test_a_torn_checkpoint_is_passed_over(
     damage: str, recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    process = subprocess.Popen(command(recipe, corpus_folder, out), env=slowed(), stderr=subprocess.DEVNULL)
-    wait_for_checkpoint(out, "step-00000010", process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    killed_at("step-00000010", recipe, corpus_folder, out)
     for path in sorted((out / "checkpoints").glob("step-*"))[2:]:
         path.rename(tmp_path / path.name)
     newest = out / "checkpoints" / "step-00000010"
@@ -175,10 +177,7 @@ def test_resume_refuses_other_settings_and_finished_runs(
     assert done.returncode == 2
     assert "is finished (20 steps); there is nothing to resume" in done.stderr
     out = tmp_path / "run"
-    process = subprocess.Popen(command(recipe, corpus_folder, out), env=slowed(), stderr=subprocess.DEVNULL)
-    wait_for_checkpoint(out, "step-00000005", process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    killed_at("step-00000005", recipe, corpus_folder, out)
     words = command(recipe, corpus_folder, out, "--resume", "--set", "optimizer.learning_rate=1e-4")
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 2

@@ -93,7 +93,7 @@ class Plan:
             sequences, bins = self._window(epoch, window)
             empty = 0 if bins else empty + 1
             if empty > self.windows:
-                raise InputError(f"the corpus is too small: it gives no sequences with cut = {self.config.cut!r}")
+                raise InputError(f"it is too small, it gives no sequences with sequences.cut = {self.config.cut!r}")
             for place in range(index, len(bins)):
                 if number >= skip and (number - skip) % every == 0:
                     yield MicroBatchPlan(sequences.take(bins[place]), Cursor(epoch, window, place))
@@ -102,9 +102,12 @@ class Plan:
             if window == self.windows:
                 epoch, window = epoch + 1, 0
 
-    def check(self) -> "Plan":
-        """The plan itself, after making sure that it gives at least one micro-batch."""
-        next(self.from_cursor(Cursor()))
+    def check(self, part: str) -> "Plan":
+        """The plan itself, after making sure that this part of a corpus gives at least one micro-batch."""
+        try:
+            next(self.from_cursor(Cursor()))
+        except InputError as error:
+            raise InputError(f"{part} part: {error}") from None
         return self
 
     def one_epoch(self) -> Iterator[MicroBatchPlan]:

@@ -47,9 +47,9 @@ class Display:
         self.progress.update(self.task, status=" · ".join(parts))
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
+        """A line above the bar, for what a person should notice."""
         if not self.progress.disable:
-            self.console.print(text)
+            self.console.print(text, style="yellow", markup=False, highlight=False)
 
 
 def _short(number: float) -> str:

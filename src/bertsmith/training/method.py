@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from pydantic import Field
 
 from bertsmith.settings import Record
@@ -27,6 +28,12 @@ class RunConfig(Record):
     checkpoint_every: int = Field(default=500, gt=0)
     track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Trackers that get the log, too."""
+
+    def is_half(self, device: str) -> bool:
+        """Whether the matrix products are in bfloat16 on a device asked for as "auto", "cpu" or "cuda"."""
+        if self.precision == "auto":
+            return device != "cpu" and torch.cuda.is_available()
+        return self.precision == "bfloat16"
 
 
 @dataclass(frozen=True)

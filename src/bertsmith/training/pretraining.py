@@ -4,7 +4,6 @@ import hashlib
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import Field, model_validator
 
 from bertsmith.batches.loader import BatchReader, SpecialTokens
@@ -113,11 +112,10 @@ def explain(settings: PretrainSettings) -> dict[str, str]:
     vocabulary = Tokenizer.load(Path(settings.data)).size if settings.data else 30522
     config = settings.network(vocabulary)
     rate, length = settings.objective.targets_per_token, settings.sequences.length
-    is_half = settings.run.precision == "bfloat16" or (settings.run.precision == "auto" and torch.cuda.is_available())
     flops = training_flops(config, length, rate)
     run, batch, micro = settings.run, settings.batch, settings.sequences.micro_tokens
     tokens = sum(batch.micro_batches(step, run.steps, micro, 1) * micro for step in range(run.steps))
-    memory = training_memory(config, micro, rate, half=is_half)
+    memory = training_memory(config, micro, rate, half=settings.run.is_half("auto"))
     return {
         "vocabulary": f"{vocabulary:,}" + ("" if settings.data else " (no --data given)"),
         "parameters": f"{parameters(config):,}",
@@ -131,8 +129,7 @@ def explain(settings: PretrainSettings) -> dict[str, str]:
 def _fingerprint(settings: PretrainSettings, device: str) -> str:
     """What a resumed run must share with its first part besides the settings: the corpus and the precision."""
     manifest = hashlib.sha256((Path(str(settings.data)) / MANIFEST).read_bytes()).hexdigest()
-    is_half = device != "cpu" and torch.cuda.is_available()
-    return f"{manifest} {'half' if is_half else 'full'}" if settings.run.precision == "auto" else manifest
+    return f"{manifest} {'bfloat16' if settings.run.is_half(device) else 'float32'}"
 
 
 def _data(settings: PretrainSettings, tokenizer: Tokenizer) -> TrainingData:
@@ -142,12 +139,12 @@ def _data(settings: PretrainSettings, tokenizer: Tokenizer) -> TrainingData:
     corpus = TokenCorpus(folder, "train")
     if corpus.manifest.tokenizer_hash != tokenizer.hash:
         raise InputError(f"{settings.data!r}: tokenizer.json is not the tokenizer the shards were made with")
-    plan = Plan(corpus, config, settings.run.seed).check()
+    plan = Plan(corpus, config, settings.run.seed).check("train")
     # a compiled step wants one shape; otherwise empty sequences would only cost time
     slots = plan.slots if settings.run.compile != "off" else None
     reader = BatchReader(corpus, config, special, slots)
     if not corpus.manifest.parts["held_out"].tokens:
         return TrainingData(plan, reader, None, None)
     held_out = TokenCorpus(folder, "held_out")
-    held_out_plan = Plan(held_out, config, 0).check()
+    held_out_plan = Plan(held_out, config, 0).check("held_out")
     return TrainingData(plan, reader, held_out_plan, BatchReader(held_out, config, special, None))

@@ -101,12 +101,11 @@ class Trainer:
         run = method.run
         _check_means(run, device)
         is_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
-        is_half = run.precision == "bfloat16" or (run.precision == "auto" and not is_cpu)
         # accelerate keeps its precision for the whole process; a second run in it may want another one
         AcceleratorState._reset_state(reset_partial_state=False)
         self.accelerator = Accelerator(
             cpu=is_cpu,
-            mixed_precision="bf16" if is_half else "no",
+            mixed_precision="bf16" if run.is_half(device) else "no",
             log_with=list(run.track) or None,
             project_dir=out,
             kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
@@ -150,7 +149,7 @@ class Trainer:
         batches = self._stream()
         with StopRequest() as stop, Display(run.steps, self.progress.step, visible=self.show) as display:
             for complaint in complaints:
-                display.say(f"[yellow]{complaint}")
+                display.say(complaint)
             self._loop(batches, stop, display)
         return self.progress
 
@@ -186,7 +185,7 @@ class Trainer:
                 if step % run.checkpoint_every == 0 or is_best or is_last or is_asked:
                     self.save()
             if is_asked and not is_last:
-                display.say(f"[yellow]asked to stop: saved after step {step}; go on with --resume")
+                display.say(f"asked to stop: saved after step {step}; go on with --resume")
                 return
 
     def _step(self, batches: Iterator[Loaded], meter: Meter) -> None:

@@ -48,7 +48,7 @@ def inspect(
     field
         The field or column that holds the text in .jsonl and .parquet files; "text" if not given.
     without_special
-        Leave [CLS], [SEP] and other special tokens out of the averages.
+        Leave [CLS] and [SEP] out of the averages, as queries and as keys.
     force
         Replace what --out holds.
     """

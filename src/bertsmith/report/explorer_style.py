@@ -38,7 +38,8 @@ STYLE = """
 .attention-lines button[aria-pressed=true] { background: var(--accent); color: var(--surface); }
 .attention-scale { display: flex; align-items: center; gap: 8px; margin-top: auto; padding-top: 16px;
   color: var(--muted);
-  font-size: 13px; line-height: 1.6; }
+  font-size: 13px; line-height: 1.6; white-space: nowrap; }
+.attention-scale span { white-space: normal; }
 .attention-scale i { flex: 0 1 120px; height: 9px; border-radius: 3px;
   background: linear-gradient(to right, var(--heat-low), var(--heat-middle), var(--heat-high)); }
 .attention-scale i.signed { background: linear-gradient(to right, var(--diverging-low), var(--heat-low),

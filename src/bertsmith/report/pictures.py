@@ -19,15 +19,16 @@ WEIGHTS, SCORES = ("#f2f5f9", "#5a93da", "#0a2048"), ("#b8460e", "#f2f5f9", "#16
 def attention_picture(tokens: Sequence[str], one: TextMap, path: Path, *, title: str) -> None:
     """Nothing; a PNG with the grid of all heads of a map, and the text below it, is at `path` afterwards."""
     figure_class, colours = _matplotlib()
-    layers, heads = len(one.layers), max(one.heads)
+    rows = [(layer, maps) for layer, maps in enumerate(one.layers) if len(maps)]
+    heads = max(one.heads)
     shades = colours.LinearSegmentedColormap.from_list(one.name, SCORES if one.is_score else WEIGHTS)
     norm = colours.Normalize(-one.scale, one.scale) if one.is_score else colours.PowerNorm(0.5, 0.0, 1.0)
     cell, top, bottom, side = 0.9, 0.95, 0.75, 0.5  # inches
-    width, height = max(4.5, heads * cell + 2 * side), layers * cell + top + bottom
+    width, height = max(4.5, heads * cell + 2 * side), len(rows) * cell + top + bottom
     figure = figure_class(figsize=(width, height), dpi=150, facecolor="white")
     left = (width - heads * cell) / 2
-    for layer, maps in enumerate(one.layers):
-        lower = height - top - (layer + 1) * cell
+    for row, (layer, maps) in enumerate(rows):
+        lower = height - top - (row + 1) * cell
         middle = (lower + cell / 2 - 0.04) / height
         figure.text((left - 0.06) / width, middle, str(layer + 1), fontsize=9, color=MUTED, ha="right", va="center")
         for head, weights in enumerate(maps):
@@ -57,12 +58,14 @@ def study_picture(studies: Mapping[str, MapStudy], path: Path) -> None:
     figure_class, colours = _matplotlib()
     columns = max(2, len(studies))
     has_kernels = any(is_convolution(name) for study in studies.values() for name in study.names)
-    width, row = 4.6 * columns, 3.9
-    figure = figure_class(figsize=(width, row * (3 if has_kernels else 2)), dpi=110, facecolor="white")
-    grid = figure.add_gridspec(3 if has_kernels else 2, 2 * columns, hspace=0.42, wspace=0.9)
+    rows = 3 if has_kernels else 2
+    size = 4.6 * columns, 4.3 + 3.3 * (rows - 1)
+    figure = figure_class(figsize=size, dpi=110, facecolor="white", layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+    grid = figure.add_gridspec(rows, 2 * columns, height_ratios=[4.3, *[3.3] * (rows - 1)])
     shift = columns - len(studies)  # one model stands in the middle of its row
     shown = {model: (study, main_map(study)) for model, study in studies.items()}
-    highest = max(float(np.abs(study.average(name)).max()) for study, name in shown.values())
+    highest = max(_strongest(study.average(name), study.is_score(name)) for study, name in shown.values())
     for index, (model, (study, name)) in enumerate(shown.items()):
         axes = figure.add_subplot(grid[0, shift + 2 * index : shift + 2 * index + 2])
         has_scores = study.is_score(name)
@@ -70,7 +73,9 @@ def study_picture(studies: Mapping[str, MapStudy], path: Path) -> None:
         norm = colours.Normalize(-highest, highest) if has_scores else colours.PowerNorm(0.5, 0.0, highest)
         ends = (0.5, study.length + 0.5, study.length + 0.5, 0.5)
         image = axes.imshow(study.average(name), cmap=shades, norm=norm, interpolation="nearest", extent=ends)
-        figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03).outline.set_visible(False)
+        bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, extend="neither" if has_scores else "max")
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=8, colors=MUTED, length=0)
         share = "" if has_scores else f": {study.near(name):.1%} within ±{NEAR}"
         _dressed(axes, f"{model}{share}", "key", "query")
     half = columns
@@ -94,6 +99,12 @@ def study_picture(studies: Mapping[str, MapStudy], path: Path) -> None:
     if has_kernels:
         _kernel_row(figure, grid, studies, shift)
     _write(figure, path)
+
+
+def _strongest(average: np.ndarray, has_scores: bool) -> float:
+    """What the strongest colour stands for: the 98th percentile, lest one token all look at leave the rest pale."""
+    sizes = np.abs(average[average != 0])
+    return float(np.quantile(sizes, 1.0 if has_scores else 0.98)) if sizes.size else 1.0
 
 
 def _kernel_row(figure: Any, grid: Any, studies: Mapping[str, MapStudy], shift: int) -> None:
@@ -136,7 +147,7 @@ def _write(figure: Any, path: Path) -> None:
     with warnings.catch_warnings():
         # a box in the caption is not worth a failure
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(path, format="png", bbox_inches=None)
+        figure.savefig(path, format="png")
 
 
 def _shortened(text: str, *, letters: int) -> str:

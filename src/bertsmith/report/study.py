@@ -21,6 +21,7 @@ from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.report.maps import NEAR, Kernels, in_order, is_convolution, is_score, trimmed
+from bertsmith.text.tokenizer import ROLES, Tokenizer
 
 LARGEST_BATCH = 32  # texts
 LARGEST_MAPS = 64 << 20  # weights of all layers' maps that are computed at once: 256 MB
@@ -190,8 +191,7 @@ def study_texts(
     longest = model.config.encoder.embedding.longest
     if not 3 <= length <= longest:
         raise InputError(f"--length is {length}; allowed: 3 to {longest}, the most tokens the model takes")
-    tokenizer = model.require_tokenizer()
-    special = torch.tensor(tokenizer.special_ids, device=model.device)
+    special = torch.tensor(_frame(model.require_tokenizer()), device=model.device)
     study = MapStudy(length)
     was_training = model.training
     model.eval()
@@ -207,6 +207,13 @@ def study_texts(
     if not study.queries:
         raise InputError("the texts hold no token that counts; give texts with words in them")
     return study
+
+
+def _frame(tokenizer: Tokenizer) -> list[int]:
+    """The special tokens that stand around a text; an unknown word or a mask is a word of it."""
+    words = {*ROLES["unknown"], *ROLES["mask"]}
+    ids = list(tokenizer.special_ids)
+    return [token for token, piece in zip(ids, tokenizer.pieces(ids), strict=True) if piece not in words]
 
 
 def _batches(model: Model, texts: Sequence[str], length: int) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:

@@ -20,13 +20,13 @@ Studies = Mapping[str, MapStudy]
 
 MAPS_NOTE = (
     "Rows are queries, columns keys, by their place in the text. Each cell is the average over the texts that have "
-    "both places, and over heads. The models share one colour scale."
+    "both places, and over heads."
 )
 MASS_NOTE = (
     "The share of a query's weight that lies at each distance, query − key (positive: it looks back), averaged over "
-    "all queries and heads. Queries near an end of the text lack some distances and add nothing to them. The curve "
-    "“spread evenly” is what equal weights on all tokens would give."
+    "all queries and heads. Queries near an end of the text lack some distances and add nothing to them."
 )
+EVEN_NOTE = "The curve “spread evenly” is what equal weights on all tokens would give."
 SCORE_NOTE = "The average of each term of the score before the softmax, over the pairs of tokens at each distance."
 
 
@@ -34,13 +34,15 @@ def study_page(studies: Studies, facts: Mapping[str, str]) -> str:
     """The study as one self-contained HTML document."""
     models = list(studies)
     body = masthead("Attention study", ", ".join(models), headline(studies), lead=_lead(studies))
-    body += section("Average maps", _explorer(studies), note=MAPS_NOTE)
+    together = " The models share one colour scale." if len(models) > 1 else ""
+    body += section("Average maps", _explorer(studies), note=MAPS_NOTE + together)
     body += section(f"Share within ±{NEAR}", _shares_table(studies))
     names = in_order([name for study in studies.values() for name in study.names])
     for name in names:
         having = {model: study for model, study in studies.items() if name in study.names and not study.is_score(name)}
         if having:
-            body += section(f"{label(name).capitalize()} by distance", _mass_charts(name, having), note=MASS_NOTE)
+            note = MASS_NOTE if is_convolution(name) else f"{MASS_NOTE} {EVEN_NOTE}"
+            body += section(f"{label(name).capitalize()} by distance", _mass_charts(name, having), note=note)
     for model, study in studies.items():
         terms = [name for name in study.names if study.is_score(name)]
         if terms:
@@ -63,12 +65,13 @@ def headline(studies: Studies) -> str:
     if not shares:
         return "Scores of " + " and ".join(studies) + " by distance."
     even = {round(100 * study.even_near) for study, _ in shares.values()}
-    rest = f"; spread evenly it would be {even.pop()} %." if len(even) == 1 else "."
+    rest = f"; spread evenly it would be {even.pop()}\u00a0%." if len(even) == 1 else "."
     if len(shares) == 1:
         ((model, (study, name)),) = shares.items()
-        return f"{model} puts {100 * study.near(name):.0f} % of its {label(name)} within ±{NEAR} tokens{rest}"
+        return f"{model} puts {100 * study.near(name):.0f}\u00a0% of its {label(name)} within ±{NEAR} tokens{rest}"
     told = [
-        f"{model} puts {100 * study.near(name):.0f} % of its {label(name)}" for model, (study, name) in shares.items()
+        f"{model} puts {100 * study.near(name):.0f}\u00a0% of its {label(name)}"
+        for model, (study, name) in shares.items()
     ]
     return f"Within ±{NEAR} tokens {' and '.join([', '.join(told[:-1]), told[-1]])}{rest}"
 
@@ -112,7 +115,8 @@ def _explorer(studies: Studies) -> str:
 def _packed(study: MapStudy, name: str) -> dict[str, object]:
     """The average maps of a name for the script: over all layers, then layer by layer, one byte a cell each.
 
-    A weight is level / 255, a score (level − 128) / 127 of the average's own scale, its largest absolute value.
+    A weight is (level / 255)², a score (level − 128) / 127 of the average's own scale, its largest absolute value: most
+    weights are small beside the largest, and the square keeps them apart.
     """
     has_scores, scales, levels = study.is_score(name), [], []
     places: list[int | None] = [None, *range(len(study.heads(name)))]
@@ -123,9 +127,8 @@ def _packed(study: MapStudy, name: str) -> dict[str, object]:
         average = study.average(name, layer)
         scale = float(np.abs(average).max()) or 1.0
         scales.append(scale)
-        levels.append(
-            128 + np.rint(average * (127 / scale)) if has_scores else np.rint(average * (255 / scale)).clip(0)
-        )
+        share = average / scale
+        levels.append(128 + np.rint(127 * share) if has_scores else np.rint(255 * np.sqrt(share.clip(0))))
     data = np.stack(levels).astype(np.uint8).tobytes()
     return {"isScore": has_scores, "scales": scales, "levels": base64.b64encode(data).decode("ascii")}
 
@@ -148,9 +151,15 @@ def _shares_table(studies: Studies) -> str:
                 f'<tr><th scope="row">{escape(model)}</th><td>{escape(label(name))}</td>'
                 f"{_share_cell(study.near(name), is_main=True)}{cells}</tr>"
             )
+    # models with one tokenizer read the same tokens, and need one line
+    even: dict[str, list[str]] = {}
+    for model, study in studies.items():
+        even.setdefault(_share_cell(study.even_near, is_main=True), []).append(model)
+    for cell, models in even.items():
+        name = ", ".join(models) if len(even) > 1 else ""
         rows.append(
-            f'<tr class="even"><th scope="row">{escape(model)}</th><td>spread evenly</td>'
-            f'{_share_cell(study.even_near, is_main=True)}<td colspan="{layers}"></td></tr>'
+            f'<tr class="even"><th scope="row">{escape(name)}</th><td>spread evenly</td>{cell}'
+            f'<td colspan="{layers}"></td></tr>'
         )
     return (
         '<div class="panel study-table" tabindex="0" role="region" aria-label="Shares"><table><thead><tr>'
@@ -170,10 +179,13 @@ def _share_cell(share: float | None, *, is_main: bool = False) -> str:
 def _mass_charts(name: str, studies: Studies) -> str:
     curves = [Series(model, _points(study.distances, study.mass(name))) for model, study in studies.items()]
     first = next(iter(studies.values()))
+    if is_convolution(name):  # only its own distances; and its share within ±NEAR tells its width only
+        reach = 1 + max(abs(tap) for study in studies.values() for tap in study.kernels(name).distances)
+        curves = [Series(one.name, [point for point in one.points if abs(point[0]) <= reach]) for one in curves]
+        narrow = line_chart(curves, x_label="query − key", y_label="share of the mass", height=220, from_zero=True)
+        return f'<div class="panel">{narrow}</div>'
     even = Series("spread evenly", _points(first.distances, first.even_mass))
     large = line_chart([*curves, even], x_label="query − key", y_label="share of the mass", height=300, from_zero=True)
-    if is_convolution(name):
-        return f'<div class="panel">{large}</div>'  # a kernel's share within ±NEAR tells its width only
     shares = [
         Series(
             model,

@@ -30,8 +30,8 @@ STYLE = """
 .study-table tbody th { font-weight: 600; }
 .study-table th:first-child, .study-table td:nth-child(2), .study-table th:nth-child(2) { text-align: left; }
 .study-table td.main { font-weight: 600; }
-.study-table td[style] { background: linear-gradient(to top, var(--wash) var(--share), transparent 0); }
-.study-table .even > * { color: var(--muted); font-weight: 400; }
+.study-table td[style] { background: color-mix(in srgb, var(--accent) calc(.45 * var(--share)), transparent); }
+.study-table tr.even > * { color: var(--muted); font-weight: 400; }
 """
 
 SCRIPT = """
@@ -49,7 +49,7 @@ for (const root of document.querySelectorAll(".study")) {
       let place = 0;  // a layer without the map has a scale of 0 and no bytes
       one.averages = one.scales.map(most => {
         if (!most) return null;
-        const read = one.isScore ? byte => (byte - 128) / 127 * most : byte => byte / 255 * most;
+        const read = one.isScore ? byte => (byte - 128) / 127 * most : byte => (byte / 255) ** 2 * most;
         return Float32Array.from(bytes.subarray(place, place += size), read);
       });
     }
@@ -65,22 +65,27 @@ for (const root of document.querySelectorAll(".study")) {
   }
   function draw() {
     const isScore = models.some(model => model[chosen.name]?.isScore);
-    const largest = map => map.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
-    const most = Math.max(1e-9, ...models.map(model => largest(shown(model) || [])));
+    // A token that every other one looks at would leave all the rest pale: the strongest shade starts at the 98th
+    // percentile of the weights that are there.
+    const sizes = map => map.map(Math.abs).filter(Boolean).sort();
+    const strongest = (all, share) => all.length ? all[Math.ceil(share * all.length) - 1] : 0;
+    const all = models.map(model => sizes(shown(model) || new Float32Array()));
+    const most = Math.max(1e-9, ...all.map(one => strongest(one, isScore ? 1 : 0.98)));
+    const isCut = all.some(one => strongest(one, 1) > most);
     const shade = isScore ? mix(["--diverging-low", "--heat-low", "--diverging-high"])
       : mix(["--heat-low", "--heat-middle", "--heat-high"]);
     low.textContent = isScore ? number(-most) : "0";
-    high.textContent = isScore ? "+" + number(most) : number(most);
+    high.textContent = (isScore ? "+" : "") + number(most) + (isCut ? " and more" : "");
     told.textContent = isScore ? "signed scores" : "shade grows with the root of the weight";
     scale.querySelector("i").className = isScore ? "signed" : "";
     for (const button of names) button.setAttribute("aria-pressed", button.dataset.map === chosen.name);
     figures.forEach((figure, index) => drawOne(figure, shown(models[index]),
-      value => shade(isScore ? (value / most + 1) / 2 : Math.sqrt(Math.max(0, value) / most))));
+      value => shade(isScore ? (value / most + 1) / 2 : Math.sqrt(Math.min(1, Math.max(0, value) / most)))));
   }
   function drawOne(figure, map, shade) {
     const canvas = figure.querySelector("canvas"), readout = figure.querySelector(".study-readout");
     const ratio = window.devicePixelRatio || 1, width = canvas.parentElement.clientWidth, margin = 30;
-    const side = width - margin, cell = side / length, pen = canvas.getContext("2d");
+    const side = width - margin - 8, cell = side / length, pen = canvas.getContext("2d");
     canvas.hidden = !map;
     canvas.onpointermove = canvas.onpointerdown = canvas.onkeydown = null;
     readout.textContent = map ? "" : "No such map here.";
@@ -89,8 +94,8 @@ for (const root of document.querySelectorAll(".study")) {
     heat.width = heat.height = length;
     map.forEach((value, place) => image.data.set([...shade(value), 255], place * 4));
     heat.getContext("2d").putImageData(image, 0, 0);
-    Object.assign(canvas, { width: width * ratio, height: width * ratio });
-    canvas.style.height = width + "px";
+    Object.assign(canvas, { width: width * ratio, height: (margin + side + 2) * ratio });
+    canvas.style.height = margin + side + 2 + "px";
     const step = [1, 2, 4, 8, 16, 32, 64, 128].find(one => length / one <= 8) || 256;
     function paint(pointed) {
       pen.setTransform(ratio, 0, 0, ratio, 0, 0);

@@ -36,6 +36,7 @@ class EncoderConfig(Record):
     def _check_layers(self) -> "EncoderConfig":
         for layer in self.layers:
             layer.mixer.check(self.width)
+            layer.feedforward.check(self.width)
         return self
 
     @property

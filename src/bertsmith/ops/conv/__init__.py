@@ -10,7 +10,8 @@ from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.ops.conv import reference, taps
-from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, check_taps, tap_weights
+from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, odd_taps, tap_weights
+from bertsmith.ops.conv.shift import shifted
 from bertsmith.ops.dispatch import Form, choose
 
 DEPTHWISE_FORMS: dict[str, Form[DepthwiseInputs]] = {
@@ -36,7 +37,7 @@ def depthwise(
 
     Shape: hidden (batch, length, width), or (tokens, width) when packed; kernel (width, taps), taps odd.
     """
-    check_taps(kernel.shape[-1])
+    odd_taps(kernel.shape[-1])
     inputs = DepthwiseInputs(hidden, kernel, layout, is_causal, legacy_padding)
     return choose(DEPTHWISE_FORMS, backend, inputs).compute(inputs)
 
@@ -58,7 +59,7 @@ def light_conv(
     Shape: value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed; scores (heads, taps),
     the same kernels everywhere, or (batch, length, heads, taps), (tokens, heads, taps), a kernel for each position.
     """
-    check_taps(scores.shape[-1])
+    odd_taps(scores.shape[-1])
     inputs = LightConvInputs(value, scores, layout, is_causal, legacy_padding, dropout)
     return choose(FORMS, backend, inputs).compute(inputs)
 
@@ -88,7 +89,7 @@ def kernel_map(
 
     Shape: weights (heads, taps), or (batch, length, heads, taps) and (tokens, heads, taps): `tap_weights(scores)`.
     """
-    check_taps(weights.shape[-1])
+    odd_taps(weights.shape[-1])
     return reference.kernel_map(weights, layout, is_causal, legacy_padding)
 
 
@@ -100,5 +101,7 @@ __all__ = [
     "kernel_map",
     "light_conv",
     "light_conv_step",
+    "odd_taps",
+    "shifted",
     "tap_weights",
 ]

@@ -39,10 +39,11 @@ class LightConvInputs:
     dropout: float = 0.0
 
 
-def check_taps(taps: int) -> None:
-    """Raises InputError for an even number of taps, whose window would have no middle."""
+def odd_taps(taps: int) -> int:
+    """The number itself; an even one, whose window would have no middle, raises InputError."""
     if taps < 1 or taps % 2 == 0:
         raise InputError(f"taps is {taps}; allowed: odd numbers from 1 up")
+    return taps
 
 
 def reach(taps: int, is_causal: bool) -> tuple[int, int]:

@@ -39,8 +39,14 @@ class DynamicConvConfig(MixerConfig):
         self._head_width(width)
 
     def build(self, width: int) -> "DynamicConv":
-        options = {"is_causal": self.is_causal, "dropout": self.dropout}
-        kernel = KERNELS[self.kernel](self.heads, self._head_width(width), self.taps, **options)
+        kernel = KERNELS[self.kernel](
+            self.heads,
+            self._head_width(width),
+            self.taps,
+            is_causal=self.is_causal,
+            dropout=self.dropout,
+            has_bias=False,  # the paper predicts by a plain product
+        )
         return DynamicConv(width, self.heads, self._head_width(width), kernel, is_gated=self.is_gated)
 
     def cut(self, cut: LayerCut, width: int) -> "DynamicConvConfig":

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bertsmith.checkpoint.files import copy_tensors, find_weights, read_json, read_tensors, write_json, write_tensors
 from bertsmith.checkpoint.hf.bert import BERT, ELECTRA
+from bertsmith.checkpoint.hf.convbert import CONVBERT
 from bertsmith.checkpoint.hf.twin import Twin
 from bertsmith.checkpoint.names import to_ours, to_theirs
 from bertsmith.errors import InputError, nearest
@@ -17,7 +18,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import explain
 
-TWINS: dict[str, Twin] = {twin.model_type: twin for twin in (BERT, ELECTRA)}
+TWINS: dict[str, Twin] = {twin.model_type: twin for twin in (BERT, ELECTRA, CONVBERT)}
 
 
 def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:

@@ -55,9 +55,7 @@ class Mixer(nn.Module, ABC):
     def refuse_memory(self, call: ForwardPass) -> None:
         """Raises InputError if the call has a memory, for kinds that cannot look at one."""
         if call.memory is not None:
-            raise InputError(
-                f"{type(self).__name__} cannot look at a memory; allowed: kinds that read one, as full"
-            )
+            raise InputError(f"{type(self).__name__} cannot look at a memory; allowed: kinds that read one, as full")
 
 
 class MixerConfig(Record, ABC):

@@ -66,4 +66,5 @@ def _inside(value: Tensor, layout: SequenceLayout, before: int, after: int, lega
         return (neighbours >= 0) & (neighbours < layout.lengths()[layout.sequence_index(value)][:, None])
     if layout.is_token is None or legacy_padding:
         return None
-    return pad(layout.is_token, (before, after)).unfold(1, before + after + 1, 1)  # (batch, length, taps), a view
+    windows = pad(layout.is_token, (before, after)).unfold(1, before + after + 1, 1)  # (batch, length, taps)
+    return windows.contiguous()  # overlapping views make an exported program depend on the length

@@ -44,7 +44,7 @@ def test_neurons_in_groups_are_cut_evenly() -> None:
     assert Subnet(width=0.375).cuts(full)[0][1] == LayerCut(3, 12, groups=4)  # 13, rounded down to a multiple
     assert Subnet(width=0.01).cuts([LayerCut(8, 16, groups=4)])[0][1] == LayerCut(1, 4, groups=4)
     assert Subnet(neurons=(8,)).cuts(full)[0][1].neurons == 8
-    with pytest.raises(InputError, match="subnet.neurons is 10 for layer 0; allowed: multiples of 4"):
+    with pytest.raises(InputError, match=r"subnet.neurons is 10 for layer 0; allowed: multiples of 4"):
         Subnet(neurons=(10,)).cuts(full)
 
 

@@ -11,8 +11,15 @@ from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
+from bertsmith.layers.norm import NormConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
-from bertsmith.models.heads import MaskedTokensConfig, NextSentenceConfig, PoolerConfig, ReplacedTokensConfig
+from bertsmith.models.heads import (
+    MaskedTokensConfig,
+    NextSentenceConfig,
+    NextTokenConfig,
+    PoolerConfig,
+    ReplacedTokensConfig,
+)
 from bertsmith.settings import Record, explain
 
 
@@ -60,6 +67,16 @@ class DynamicConvSize(Size):
     """An encoder of convolutions only."""
 
     kernel: Literal["fixed", "predicted", "depthwise"]
+
+
+class TransformerSize(Size):
+    """A size of the Transformer; every row of the paper's table of variations is an override."""
+
+    neurons: int
+    head_width: int | None = None
+    value_width: int | None = None
+    positions: Literal["sinusoid", "sinusoid_halves", "learned"] = "sinusoid"
+    longest: int = 1024
 
 
 def bert(size: Size) -> ModelConfig:
@@ -113,6 +130,22 @@ def dynamic_conv(size: DynamicConvSize) -> ModelConfig:
     return ModelConfig(family="dynamic_conv", encoder=size.encoder(embedding, *layers), heads=(MaskedTokensConfig(),))
 
 
+def transformer(size: TransformerSize) -> ModelConfig:
+    """Vaswani et al. 2017: post-norm, ReLU, scaled token vectors from one table for source, target and scores."""
+    attention = FullConfig(
+        heads=size.heads, head_width=size.head_width, value_width=size.value_width or size.head_width, dropout=0.0
+    )
+    feedforward = FeedForwardConfig(neurons=size.neurons, activation="relu")
+    layer = LayerConfig(mixer=attention, feedforward=feedforward, norm=NormConfig(epsilon=1e-5), dropout=size.dropout)
+    causal = {"mixer": attention.model_copy(update={"is_causal": True}), "cross": attention}
+    parts = {"positions": size.positions, "is_scaled": True, "has_norm": False, "types": 0}
+    reading = EmbeddingConfig.parse({**parts, "longest": size.longest, "dropout": size.dropout})
+    encoder = size.encoder(reading, *[layer] * size.layers)
+    writing = reading.model_copy(update={"owns_table": False})
+    decoder = size.encoder(writing, *[layer.model_copy(update=causal)] * size.layers)
+    return ModelConfig(family="transformer", encoder=encoder, decoder=decoder, heads=(NextTokenConfig(),))
+
+
 PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "bert-tiny": (bert, Size(width=128, layers=2, heads=2)),
     "bert-mini": (bert, Size(width=256, layers=4, heads=4)),
@@ -140,6 +173,16 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     ),
     "lightconv-base": (dynamic_conv, DynamicConvSize(width=768, layers=12, heads=12, kernel="fixed")),
     "dynamicconv-base": (dynamic_conv, DynamicConvSize(width=768, layers=12, heads=12, kernel="predicted")),
+    "transformer-tiny": (transformer, TransformerSize(width=128, layers=2, heads=4, neurons=512, deviation=0.06)),
+    "transformer-small": (transformer, TransformerSize(width=256, layers=3, heads=4, neurons=1024, deviation=0.06)),
+    "transformer-base": (
+        transformer,
+        TransformerSize(width=512, layers=6, heads=8, neurons=2048, vocabulary=37000, deviation=0.044),
+    ),
+    "transformer-big": (
+        transformer,
+        TransformerSize(width=1024, layers=6, heads=16, neurons=4096, vocabulary=37000, deviation=0.031, dropout=0.3),
+    ),
 }
 
 

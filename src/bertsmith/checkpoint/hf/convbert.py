@@ -7,7 +7,7 @@ pads in; ours do not, imported weights or not.
 
 from typing import Any
 
-from bertsmith.checkpoint.hf.twin import Twin, read_activation, write_activation
+from bertsmith.checkpoint.hf.twin import Twin, read_activation, refuse, required, write_activation
 from bertsmith.checkpoint.names import Row, linear, row, shaped
 from bertsmith.errors import InputError
 from bertsmith.layers.embedding import EmbeddingConfig
@@ -16,8 +16,6 @@ from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.norm import NormConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, ReplacedTokensConfig
-
-_SOURCE = "config.json"
 
 
 def _encoder_rows() -> tuple[Row, ...]:
@@ -46,16 +44,12 @@ def _encoder_rows() -> tuple[Row, ...]:
 
 
 def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
-    for key in ("is_decoder", "add_cross_attention"):
-        if data.get(key):
-            raise InputError(f"{_SOURCE}: {key} is {data[key]!r}; allowed: False")
-    try:
-        width, layers, vocabulary = data["hidden_size"], data["num_hidden_layers"], data["vocab_size"]
-        all_heads, neurons = data["num_attention_heads"], data["intermediate_size"]
-    except KeyError as missing:
-        raise InputError(f"{_SOURCE} lacks {missing.args[0]!r}") from None
-    heads = max(1, all_heads // data.get("head_ratio", 2))
-    activation = read_activation(data.get("hidden_act", "gelu"), _SOURCE)
+    refuse(data, "is_decoder", False)
+    refuse(data, "add_cross_attention", False)
+    width, layers, vocabulary = (required(data, key) for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    heads = max(1, required(data, "num_attention_heads") // data.get("head_ratio", 2))
+    neurons = required(data, "intermediate_size")
+    activation = read_activation(data.get("hidden_act", "gelu"), "config.json")
     norm = NormConfig(epsilon=data.get("layer_norm_eps", 1e-12))
     dropout = float(data.get("hidden_dropout_prob", 0.1))
     embedding_width = data.get("embedding_size", 768)
@@ -129,6 +123,7 @@ def _inexpressible(config: ModelConfig) -> str | None:
     mixer = layer.mixer
     masked = [head for head in config.heads if isinstance(head, MaskedTokensConfig)]
     checks = {
+        "it has a decoder": config.decoder is None,
         "its layers differ from each other": len(set(encoder.layers)) == 1,
         "its layers share weights": encoder.sharing == "none",
         "its layers have more parts than a mixer and a feed-forward": layer.cross is None and layer.branch is None,
@@ -152,6 +147,7 @@ def _inexpressible(config: ModelConfig) -> str | None:
 
 CONVBERT = Twin(
     model_type="convbert",
+    family="convbert",
     prefix="convbert.",
     encoder=lambda config: _encoder_rows(),
     optional={

@@ -120,7 +120,9 @@ def _inspect_text(model: Path, text: str, pair: str | None, out: Path, force: bo
     write_result(folder, figures)
     layers = f"{figures['layers']} layers of {told_heads(shown)}"
     console = Console()
-    console.print(f"{layers} on {len(tokens)} tokens: {', '.join(files)} in {out}", markup=False)
+    console.print(
+        f"{layers} on {len(tokens)} tokens: {', '.join(files)} in {out}", markup=False, highlight=False, soft_wrap=True
+    )
     _say_without_picture(console)
     return figures
 
@@ -173,8 +175,8 @@ def _inspect_texts(
     for model, study in studies.items():
         shares = [f"{name} {study.near(name):.1%}" for name in study.names if not study.is_score(name)]
         told = ", ".join([*shares, f"spread evenly {study.even_near:.1%}"])
-        console.print(f"{model}: within ±{NEAR} {told}", markup=False, highlight=False)
-    console.print(f"{', '.join(files)} in {out}", markup=False, highlight=False)
+        console.print(f"{model}: within ±{NEAR} {told}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{', '.join(files)} in {out}", markup=False, highlight=False, soft_wrap=True)
     _say_without_picture(console)
     return figures
 
@@ -263,4 +265,6 @@ def _has_matplotlib() -> bool:
 
 def _say_without_picture(console: Any) -> None:
     if not _has_matplotlib():
-        console.print("no picture: that needs matplotlib (pip install 'bertsmith[report]')", markup=False)
+        console.print(
+            "no picture: that needs matplotlib (pip install 'bertsmith[report]')", markup=False, soft_wrap=True
+        )

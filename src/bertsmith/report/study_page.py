@@ -20,7 +20,8 @@ Studies = Mapping[str, MapStudy]
 
 MAPS_NOTE = (
     "Rows are queries, columns keys, by their place in the text. Each cell is the average over the texts that have "
-    "both places, and over heads."
+    "both places, and over heads. Short texts share their weight out among few tokens, so the corner at the top left, "
+    "which all texts have, is darker."
 )
 MASS_NOTE = (
     "The share of a query's weight that lies at each distance, query − key (positive: it looks back), averaged over "

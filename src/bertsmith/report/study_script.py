@@ -82,6 +82,7 @@ for (const root of document.querySelectorAll(".study")) {
     figures.forEach((figure, index) => drawOne(figure, shown(models[index]),
       value => shade(isScore ? (value / most + 1) / 2 : Math.sqrt(Math.min(1, Math.max(0, value) / most)))));
   }
+  const points = new Map();  // the cell pointed at in each figure; it stays when another map or layer is chosen
   function drawOne(figure, map, shade) {
     const canvas = figure.querySelector("canvas"), readout = figure.querySelector(".study-readout");
     const ratio = window.devicePixelRatio || 1, width = canvas.parentElement.clientWidth, margin = 30;
@@ -97,7 +98,8 @@ for (const root of document.querySelectorAll(".study")) {
     Object.assign(canvas, { width: width * ratio, height: (margin + side + 2) * ratio });
     canvas.style.height = margin + side + 2 + "px";
     const step = [1, 2, 4, 8, 16, 32, 64, 128].find(one => length / one <= 8) || 256;
-    function paint(pointed) {
+    function paint() {
+      const pointed = points.get(figure);
       pen.setTransform(ratio, 0, 0, ratio, 0, 0);
       pen.clearRect(0, 0, width, width);
       pen.imageSmoothingEnabled = false;
@@ -118,8 +120,7 @@ for (const root of document.querySelectorAll(".study")) {
       readout.textContent = `query ${pointed.query + 1} → key ${pointed.key + 1}: `
         + map[pointed.query * length + pointed.key].toPrecision(2).replace("-", "−");
     }
-    let pointed = null;
-    const point = (query, key) => paint(pointed = { query: clamp(query), key: clamp(key) });
+    const point = (query, key) => { points.set(figure, { query: clamp(query), key: clamp(key) }); paint(); };
     canvas.onpointermove = canvas.onpointerdown = event => {
       const box = canvas.getBoundingClientRect(), place = value => Math.floor((value - margin) / cell);
       const query = place(event.clientY - box.top), key = place(event.clientX - box.left);
@@ -129,9 +130,10 @@ for (const root of document.querySelectorAll(".study")) {
       const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
       if (!step) return;
       event.preventDefault();
-      pointed ? point(pointed.query + step[0], pointed.key + step[1]) : point(0, 0);
+      const { query, key } = points.get(figure) || { query: 0, key: 0 };
+      point(query + step[0], key + step[1]);
     };
-    paint(null);
+    paint();
   }
 
   for (const button of names) button.onclick = () => { chosen.name = button.dataset.map; draw(); };

@@ -219,7 +219,9 @@ for (const root of document.querySelectorAll(".attention")) {
     if ("map" in change) layOut();
     layerChoice.value = chosen.layer;
     const numbers = Array.from({ length: heads[chosen.layer] }, (_, head) => head);
-    headChoice.replaceChildren(make("option", { value: AVERAGE, textContent: "average" }),
+    // only when they change: a list that is open would close
+    if (headChoice.length !== numbers.length + 1) headChoice.replaceChildren(
+      make("option", { value: AVERAGE, textContent: "average" }),
       ...numbers.map(head => make("option", { value: head, textContent: head + 1 })));
     headChoice.value = chosen.head;
     for (const { button, layer, head } of thumbnails) {

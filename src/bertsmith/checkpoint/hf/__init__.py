@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from bertsmith.checkpoint.files import copy_tensors, find_weights, read_json, read_tensors, write_json, write_tensors
+from bertsmith.checkpoint.hf.albert import ALBERT
 from bertsmith.checkpoint.hf.bert import BERT, ELECTRA
 from bertsmith.checkpoint.hf.twin import Twin
 from bertsmith.checkpoint.names import to_ours, to_theirs
@@ -17,7 +18,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import explain
 
-TWINS: dict[str, Twin] = {twin.model_type: twin for twin in (BERT, ELECTRA)}
+TWINS: dict[str, Twin] = {twin.model_type: twin for twin in (BERT, ELECTRA, ALBERT)}
 
 
 def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:

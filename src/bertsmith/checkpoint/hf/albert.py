@@ -58,6 +58,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 ALBERT = Twin(
     model_type="albert",
+    family="albert",
     prefix="albert.",
     encoder=lambda config: _rows(),
     optional={

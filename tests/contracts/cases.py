@@ -6,6 +6,7 @@ from torch import Tensor
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.layers.call import ForwardPass, Memory
 from bertsmith.layers.mixers import MixerConfig
+from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.norm import NormConfig
 from bertsmith.layers.relative import RelativeConfig
@@ -26,12 +27,23 @@ TINY = {
     "dropout": 0.0,
     "deviation": 0.3,
     "embedding_width": 12,
+    "span": 6,
+    "farthest": 9,
 }
 
 MIXER_CASES: dict[str, MixerConfig] = {
     "full": FullConfig(heads=HEADS, dropout=0.0),
     "full causal": FullConfig(heads=HEADS, dropout=0.0, is_causal=True),
     "full with wider values": FullConfig(heads=HEADS, head_width=3, value_width=7, dropout=0.0),
+}
+DISENTANGLED = DisentangledConfig(heads=HEADS, dropout=0.0, position_dropout=0.0)
+MIXER_CASES |= {
+    "disentangled": DISENTANGLED,
+    "disentangled causal": DISENTANGLED.model_copy(update={"is_causal": True}),
+    "disentangled v1": DISENTANGLED.model_copy(update={"shares_projections": False, "has_key_bias": False}),
+    "disentangled own": DISENTANGLED.model_copy(update={"shares_projections": False, "head_width": 5}),
+    "disentangled c2p": DISENTANGLED.model_copy(update={"position_to_content": False}),
+    "disentangled p2c": DISENTANGLED.model_copy(update={"content_to_position": False, "shares_projections": False}),
 }
 CAUSAL_CASES = [name for name, config in MIXER_CASES.items() if getattr(config, "is_causal", False)]
 MEMORY_CASES = [

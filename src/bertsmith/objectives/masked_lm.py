@@ -79,12 +79,14 @@ class MaskedLM(Objective[MaskedBatch]):
         return counts
 
     def __call__(self, model: Model, prepared: MaskedBatch) -> dict[str, Sums]:
-        states = model.encoder(prepared.corrupted.tokens, prepared.layout, prepared.types)
-        # (batch, length, width) or (tokens, width) -> (targets, width): scores are computed nowhere else
-        chosen = states.flatten(0, -2).index_select(0, prepared.corrupted.places)
+        corrupted, has_pairs = prepared.corrupted, prepared.sentence_targets is not None
+        # (targets, width): scores are computed nowhere else
+        chosen, states = model.masked_states(
+            corrupted.tokens, prepared.layout, prepared.types, corrupted.places, needs_last=has_pairs
+        )
         scores = model.head("masked_tokens")(chosen, model.token_table)
-        sums = {"masked_tokens": _sums(scores, prepared.corrupted.targets)}
-        if prepared.sentence_targets is not None:
+        sums = {"masked_tokens": _sums(scores, corrupted.targets)}
+        if prepared.sentence_targets is not None and states is not None:
             pooled = model.head("pooler")(prepared.layout.first_tokens(states))
             sums["next_sentence"] = _sums(model.head("next_sentence")(pooled), prepared.sentence_targets)
         return sums

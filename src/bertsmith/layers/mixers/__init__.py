@@ -3,10 +3,14 @@
 from typing import Annotated
 
 from bertsmith.layers.mixers.base import Mixer, MixerConfig
+from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.settings import ByKind
 
-MIXERS: dict[str, type[MixerConfig]] = {"full": FullConfig}
+MIXERS: dict[str, type[MixerConfig]] = {
+    "full": FullConfig,
+    "disentangled": DisentangledConfig,
+}
 
 AnyMixer = Annotated[MixerConfig, ByKind(MIXERS)]
 

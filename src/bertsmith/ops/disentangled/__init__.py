@@ -23,7 +23,7 @@ def disentangled(
     position_key: Tensor | None,
     position_query: Tensor | None,
     layout: SequenceLayout,
-    relative: RelativePositions,
+    relative: RelativePositions | None,
     *,
     key_layout: SequenceLayout | None = None,
     is_causal: bool = False,
@@ -33,7 +33,8 @@ def disentangled(
     """softmax(content·content + content·position + position·content)V over each query's own sequence, like `query`.
 
     The score of query i and key j is (Qᵢ·Kⱼ + Qᵢ·PKᵣ + Kⱼ·PQᵣ) / √(head_width · terms), r the row of the relative table
-    for i − j. A None for position_key or position_query leaves that term out.
+    for i − j. A None for position_key or position_query leaves that term out; without both there is no need of
+    `relative`.
     Shape: query (batch, length, heads, head_width), or (tokens, heads, head_width) when packed; key and value so in
     `key_layout` (None: the queries' layout); position_key, position_query (rows, heads, head_width).
     """
@@ -45,8 +46,7 @@ def disentangled(
         position_query,
         layout,
         layout if key_layout is None else key_layout,
-        relative.slots,
-        relative.query_positions,
+        relative,
         is_causal=is_causal,
         dropout=dropout,
     )
@@ -59,7 +59,7 @@ def disentangled_terms(
     position_key: Tensor | None,
     position_query: Tensor | None,
     layout: SequenceLayout,
-    relative: RelativePositions,
+    relative: RelativePositions | None,
     *,
     key_layout: SequenceLayout | None = None,
     is_causal: bool = False,
@@ -76,8 +76,7 @@ def disentangled_terms(
         position_query,
         layout,
         layout if key_layout is None else key_layout,
-        relative.slots,
-        relative.query_positions,
+        relative,
         is_causal=is_causal,
     )
     return reference.terms(inputs)

@@ -7,15 +7,15 @@ from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
+from bertsmith.ops.disentangled.positions import RelativePositions
 
 
 @dataclass(frozen=True)
 class DisentangledInputs:
     """One call of disentangled attention.
 
-    Shape: query (batch, length, heads, head_width) or (tokens, heads, head_width), key and value in key_layout;
-    position_key and position_query (rows, heads, head_width); slots (2·reach + 1,), a row for every offset; positions
-    in the queries' layout.
+    Shape: query (batch, length, heads, head_width) or (tokens, heads, head_width), key and value so in key_layout;
+    position_key and position_query (rows, heads, head_width).
     """
 
     query: Tensor
@@ -25,8 +25,7 @@ class DisentangledInputs:
     position_query: Tensor | None
     layout: SequenceLayout
     key_layout: SequenceLayout
-    slots: Tensor
-    query_positions: Tensor | None = None
+    relative: RelativePositions | None = None
     is_causal: bool = False
     dropout: float = 0.0
 
@@ -40,6 +39,11 @@ class DisentangledInputs:
         """1/√(head_width · terms): each term adds as much variance as the first."""
         terms = 1 + (self.position_key is not None) + (self.position_query is not None)
         return (self.query.shape[-1] * terms) ** -0.5
+
+    @property
+    def query_positions(self) -> Tensor | None:
+        """The places of the queries; None for 0, 1, 2, …."""
+        return None if self.relative is None else self.relative.query_positions
 
     def rows(self) -> "DisentangledInputs":
         """The same call in padded rows and in float32 at least: in half precision the sum of scores loses digits."""
@@ -56,7 +60,7 @@ class DisentangledInputs:
             position_query=None if self.position_query is None else self.position_query.to(wide),
             layout=layout,
             key_layout=key_layout,
-            query_positions=positions,
+            relative=None if self.relative is None else replace(self.relative, query_positions=positions),
         )
 
     def allowed(self) -> Tensor | None:
@@ -76,5 +80,7 @@ class DisentangledInputs:
 
     def row_of(self, offsets: Tensor) -> Tensor:
         """The row of the relative table for each offset."""
-        reach = self.slots.shape[0] // 2
-        return self.slots[offsets.clamp(-reach, reach) + reach]
+        assert self.relative is not None, "position terms need relative positions"
+        slots = self.relative.slots
+        reach = slots.shape[0] // 2
+        return slots[offsets.clamp(-reach, reach) + reach]

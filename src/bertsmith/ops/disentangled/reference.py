@@ -42,7 +42,9 @@ def _terms(rows: DisentangledInputs) -> dict[str, Tensor]:
     """The scaled terms, each (batch, heads, queries, keys)."""
     query, key, scale = rows.query, rows.key, rows.scale
     found = {"content_to_content": torch.einsum("bqhd,bkhd->bhqk", query, key) * scale}
-    row = rows.row_of(rows.offsets())[:, None]  # (batch or 1, 1, queries, keys)
+    if rows.position_key is None and rows.position_query is None:
+        return found
+    row = rows.row_of(rows.offsets())[:, None]  # (batch or 1, queries, keys) -> (batch or 1, 1, queries, keys)
     row = row.expand(*found["content_to_content"].shape)
     if rows.position_key is not None:
         by_row = torch.einsum("bqhd,rhd->bhqr", query, rows.position_key) * scale

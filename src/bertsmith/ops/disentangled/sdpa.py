@@ -41,6 +41,8 @@ def _with_mask(bias: Tensor | None, allowed: Tensor | None, rows: DisentangledIn
 
 def _bias(rows: DisentangledInputs) -> Tensor | None:
     """The scaled position terms of the scores, (batch, heads, queries, keys)."""
+    if rows.position_key is None and rows.position_query is None:
+        return None
     terms = []
     query, key = rows.query.transpose(1, 2) * rows.scale, rows.key.transpose(1, 2) * rows.scale
     if rows.query_positions is None:
@@ -56,7 +58,7 @@ def _bias(rows: DisentangledInputs) -> Tensor | None:
             terms.append((query @ rows.position_key.permute(1, 2, 0)).gather(-1, row))
         if rows.position_query is not None:
             terms.append((key @ rows.position_query.permute(1, 2, 0)).gather(-1, row.mT).mT)
-    return None if not terms else terms[0] if len(terms) == 1 else terms[0] + terms[1]
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 
 def _by_offset(table: Tensor, row: Tensor) -> Tensor:

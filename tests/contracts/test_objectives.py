@@ -20,15 +20,20 @@ CASES = [
     for changes in ({}, {"next_sentence": True})
     for layout in ("packed", "padded")
 ]
+# a plain model, and one with a mask decoder
+MODELS = ["bert-tiny", "deberta-base"]
 
 
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("kind", "changes", "layout"), CASES)
-def test_objective_learns_and_counts(kind: str, changes: dict, layout: str, corpus_folder: Path) -> None:
+def test_objective_learns_and_counts(kind: str, changes: dict, layout: str, name: str, corpus_folder: Path) -> None:
     tokenizer = Tokenizer.load(corpus_folder)
     config = OBJECTIVES[kind](**changes)
     objective = config.build(tokenizer)
-    base = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=32, layers=1, dropout=0.0, longest=32)
-    heads = tuple(HEADS[name]() for name in config.heads)
+    size = {"vocabulary": tokenizer.size, "width": 32, "layers": 1, "heads": 2, "dropout": 0.0, "longest": 32}
+    base = bertsmith.preset(name, **size)
+    heads = tuple(head for head in base.heads if head.kind == "mask_decoder")
+    heads += tuple(HEADS[head]() for head in config.heads)
     model = bertsmith.build(base.model_copy(update={"heads": heads}), seed=0)
     sequences = SequenceConfig(length=32, micro_tokens=512, cut="sentence_pairs", layout=layout)
     corpus = TokenCorpus(corpus_folder)
@@ -58,12 +63,14 @@ def test_objective_learns_and_counts(kind: str, changes: dict, layout: str, corp
     assert loss < 0.6 * sums["masked_tokens"].loss / counts["masked_tokens"]
 
 
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_the_loss_does_not_depend_on_the_packing(layout: str, corpus_folder: Path) -> None:
+def test_the_loss_does_not_depend_on_the_packing(layout: str, name: str, corpus_folder: Path) -> None:
     """The same sequences in other micro-batches have the same sum of losses."""
     tokenizer = Tokenizer.load(corpus_folder)
     objective = OBJECTIVES["masked_lm"]().build(tokenizer)
-    base = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=32, layers=2, dropout=0.0, longest=32)
+    size = {"vocabulary": tokenizer.size, "width": 32, "layers": 2, "heads": 2, "dropout": 0.0, "longest": 32}
+    base = bertsmith.preset(name, **size)
     model = bertsmith.build(base, seed=0).double()
     corpus = TokenCorpus(corpus_folder)
     special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)

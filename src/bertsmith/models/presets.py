@@ -1,7 +1,7 @@
 """The published sizes, each architecture whole in a few lines."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -10,7 +10,9 @@ from bertsmith.layers.branch import BranchConfig
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
+from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.norm import NormConfig
 from bertsmith.layers.relative import RelativeConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
@@ -18,6 +20,7 @@ from bertsmith.models.heads import (
     MaskDecoderConfig,
     MaskedTokensConfig,
     NextSentenceConfig,
+    NextTokenConfig,
     PoolerConfig,
     ReplacedTokensConfig,
 )
@@ -67,6 +70,33 @@ class BucketSize(Size):
     span: int = 256
     farthest: int = 512
     taps: int = 0
+
+
+class ConvBertSize(FactorisedSize):
+    """A ConvBERT; `heads` are counted as in its paper, before the bottleneck divides them by `ratio`."""
+
+    ratio: int = 2
+    taps: int = 9
+    groups: int = 1
+    """Of the feed-forwards."""
+    kernel_from: Literal["span", "token", "fixed", "depthwise", "none"] = "span"
+    """Others than "span" are the paper's ablations; "none" is the bottleneck alone."""
+
+
+class DynamicConvSize(Size):
+    """An encoder of convolutions only."""
+
+    kernel: Literal["fixed", "predicted", "depthwise"]
+
+
+class TransformerSize(Size):
+    """A size of the Transformer; every row of the paper's table of variations is an override."""
+
+    neurons: int
+    head_width: int | None = None
+    value_width: int | None = None
+    positions: Literal["sinusoid", "sinusoid_halves", "learned"] = "sinusoid"
+    longest: int = 1024
 
 
 def bert(size: Size) -> ModelConfig:
@@ -130,6 +160,55 @@ def deberta_v3(size: BucketSize) -> ModelConfig:
     return deberta_v2(size).model_copy(update={"heads": (ReplacedTokensConfig(adds_first=True),)})
 
 
+def convbert(size: ConvBertSize) -> ModelConfig:
+    """Jiang et al. 2020: ELECTRA with mixed attention, a bottleneck in it, and feed-forwards in groups."""
+    heads = size.heads // size.ratio or size.heads  # with fewer heads than the ratio, the released code drops it
+    mixer = SpanConvConfig(
+        heads=heads,
+        head_width=size.width // size.heads,
+        taps=size.taps,
+        kernel_from=size.kernel_from,
+        dropout=size.dropout,
+    )
+    feedforward = FeedForwardConfig(neurons=4 * size.width, groups=size.groups)
+    layer = LayerConfig(mixer=mixer, feedforward=feedforward, dropout=size.dropout)
+    embedding = EmbeddingConfig(width=size.embedding_width, longest=size.longest, dropout=size.dropout)
+    encoder = size.encoder(embedding, *[layer] * size.layers)
+    return ModelConfig(family="convbert", encoder=encoder, heads=(ReplacedTokensConfig(),))
+
+
+def convbert_generator(size: ConvBertSize) -> ModelConfig:
+    """The small ConvBERT whose guesses the large one is trained to find: the same encoder, scores over tokens."""
+    return convbert(size).model_copy(update={"heads": (MaskedTokensConfig(),)})
+
+
+def dynamic_conv(size: DynamicConvSize) -> ModelConfig:
+    """Wu et al. 2019 as an encoder (sizes are ours): gated convolutions that reach further from layer to layer."""
+    feedforward, layers = FeedForwardConfig(neurons=4 * size.width), []
+    for index in range(size.layers):
+        taps = min(2 ** (index + 2) - 1, 31)  # 3, 7, 15, then 31, as published
+        mixer = DynamicConvConfig(heads=size.heads, taps=taps, kernel=size.kernel, dropout=size.dropout)
+        layers.append(LayerConfig(mixer=mixer, feedforward=feedforward, dropout=size.dropout))
+    embedding = EmbeddingConfig(positions="sinusoid", longest=size.longest, dropout=size.dropout)
+    return ModelConfig(family="dynamic_conv", encoder=size.encoder(embedding, *layers), heads=(MaskedTokensConfig(),))
+
+
+def transformer(size: TransformerSize) -> ModelConfig:
+    """Vaswani et al. 2017: post-norm, ReLU, scaled token vectors from one table for source, target and scores."""
+    attention = FullConfig(
+        heads=size.heads, head_width=size.head_width, value_width=size.value_width or size.head_width, dropout=0.0
+    )
+    feedforward = FeedForwardConfig(neurons=size.neurons, activation="relu")
+    layer = LayerConfig(mixer=attention, feedforward=feedforward, norm=NormConfig(epsilon=1e-5), dropout=size.dropout)
+    causal = {"mixer": attention.model_copy(update={"is_causal": True}), "cross": attention}
+    parts = {"positions": size.positions, "is_scaled": True, "has_norm": False, "types": 0}
+    reading = EmbeddingConfig.parse({**parts, "longest": size.longest, "dropout": size.dropout})
+    encoder = size.encoder(reading, *[layer] * size.layers)
+    writing = reading.model_copy(update={"owns_table": False})
+    decoder = size.encoder(writing, *[layer.model_copy(update=causal)] * size.layers)
+    return ModelConfig(family="transformer", encoder=encoder, decoder=decoder, heads=(NextTokenConfig(),))
+
+
 PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "bert-tiny": (bert, Size(width=128, layers=2, heads=2)),
     "bert-mini": (bert, Size(width=256, layers=4, heads=4)),
@@ -151,11 +230,38 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "deberta-v3-base": (deberta_v3, BucketSize(width=768, layers=12, heads=12)),
     "deberta-v3-large": (deberta_v3, BucketSize(width=1024, layers=24, heads=16)),
     "mdeberta-v3-base": (deberta_v3, BucketSize(width=768, layers=12, heads=12, vocabulary=251000)),
-    "deberta-v3-generator-xsmall": (deberta_v2, BucketSize(width=384, layers=6, heads=6)),
-    "deberta-v3-generator-small": (deberta_v2, BucketSize(width=768, layers=3, heads=12)),
-    "deberta-v3-generator-base": (deberta_v2, BucketSize(width=768, layers=6, heads=12)),
-    "deberta-v3-generator-large": (deberta_v2, BucketSize(width=1024, layers=12, heads=16)),
-    "mdeberta-v3-generator-base": (deberta_v2, BucketSize(width=768, layers=6, heads=12, vocabulary=251000)),
+    "deberta-v3-xsmall-generator": (deberta_v2, BucketSize(width=384, layers=6, heads=6)),
+    "deberta-v3-small-generator": (deberta_v2, BucketSize(width=768, layers=3, heads=12)),
+    "deberta-v3-base-generator": (deberta_v2, BucketSize(width=768, layers=6, heads=12)),
+    "deberta-v3-large-generator": (deberta_v2, BucketSize(width=1024, layers=12, heads=16)),
+    "mdeberta-v3-base-generator": (deberta_v2, BucketSize(width=768, layers=6, heads=12, vocabulary=251000)),
+    "convbert-small": (convbert, ConvBertSize(width=256, layers=12, heads=4, embedding_width=128)),
+    "convbert-medium-small": (convbert, ConvBertSize(width=384, layers=12, heads=8, embedding_width=128, groups=2)),
+    "convbert-base": (convbert, ConvBertSize(width=768, layers=12, heads=12, embedding_width=768)),
+    "convbert-small-generator": (
+        convbert_generator,
+        ConvBertSize(width=64, layers=12, heads=1, embedding_width=128),
+    ),
+    "convbert-medium-small-generator": (
+        convbert_generator,
+        ConvBertSize(width=96, layers=12, heads=2, embedding_width=128, groups=2),
+    ),
+    "convbert-base-generator": (
+        convbert_generator,
+        ConvBertSize(width=256, layers=12, heads=4, embedding_width=768),
+    ),
+    "lightconv-base": (dynamic_conv, DynamicConvSize(width=768, layers=12, heads=12, kernel="fixed")),
+    "dynamicconv-base": (dynamic_conv, DynamicConvSize(width=768, layers=12, heads=12, kernel="predicted")),
+    "transformer-tiny": (transformer, TransformerSize(width=128, layers=2, heads=4, neurons=512, deviation=0.06)),
+    "transformer-small": (transformer, TransformerSize(width=256, layers=3, heads=4, neurons=1024, deviation=0.06)),
+    "transformer-base": (
+        transformer,
+        TransformerSize(width=512, layers=6, heads=8, neurons=2048, vocabulary=37000, deviation=0.044),
+    ),
+    "transformer-big": (
+        transformer,
+        TransformerSize(width=1024, layers=6, heads=16, neurons=4096, vocabulary=37000, deviation=0.031, dropout=0.3),
+    ),
 }
 
 

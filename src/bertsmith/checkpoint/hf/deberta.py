@@ -222,6 +222,7 @@ def _written(config: ModelConfig) -> Mapping[str, str]:
 
 def _twin(family: str) -> Twin:
     return Twin(
+        family=family,
         model_type=family,
         prefix="deberta.",
         bare=("embeddings.", "encoder."),  # the pooler stands beside the encoder

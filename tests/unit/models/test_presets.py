@@ -114,9 +114,14 @@ def test_convbert_takes_any_ratio_and_every_ablation() -> None:
     mixer = preset("convbert-base", ratio=4).encoder.layers[0].mixer
     assert (mixer.heads, mixer.head_width) == (3, 64)
     assert preset("convbert-base", ratio=1).encoder.layers[0].mixer.heads == 12
-    # the published 106M count a value projection of the convolution's own
     counts = [parameters(preset("convbert-small", kernel_from=source)) for source in ("span", "token", "fixed", "none")]
     assert counts == sorted(counts, reverse=True)
+    # only with a value of the convolution's own does base have the published 106M; the paper's formulas give 102M
+    config = preset("convbert-base").model_copy(update={"heads": ()})
+    mixer = config.encoder.layers[0].mixer.model_copy(update={"shares_value": True})
+    layers = tuple(layer.model_copy(update={"mixer": mixer}) for layer in config.encoder.layers)
+    shared = config.model_copy(update={"encoder": config.encoder.model_copy(update={"layers": layers})})
+    assert round(parameters(shared) / 1e6, 1) == 102.1
     with pytest.raises(InputError, match="taps is 8; allowed: odd numbers"):
         preset("convbert-base", taps=8)
     with pytest.raises(InputError, match="width 768 is not a multiple of groups 5"):

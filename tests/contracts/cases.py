@@ -8,6 +8,7 @@ from torch import Tensor
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.layers.call import ForwardPass, Memory
 from bertsmith.layers.mixers import MixerConfig
+from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
@@ -30,6 +31,8 @@ TINY = {
     "dropout": 0.0,
     "deviation": 0.3,
     "embedding_width": 12,
+    "span": 6,
+    "farthest": 9,
 }
 
 MIXER_CASES: dict[str, MixerConfig] = {
@@ -52,6 +55,15 @@ MIXER_CASES: dict[str, MixerConfig] = {
     "span_conv causal": SpanConvConfig(heads=HEADS, taps=5, dropout=0.0, is_causal=True),
     "span_conv depthwise causal": SpanConvConfig(heads=HEADS, kernel_from="depthwise", dropout=0.0, is_causal=True),
     "span_conv none causal": SpanConvConfig(heads=HEADS, kernel_from="none", dropout=0.0, is_causal=True),
+}
+DISENTANGLED = DisentangledConfig(heads=HEADS, dropout=0.0, position_dropout=0.0)
+MIXER_CASES |= {
+    "disentangled": DISENTANGLED,
+    "disentangled causal": DISENTANGLED.model_copy(update={"is_causal": True}),
+    "disentangled v1": DISENTANGLED.model_copy(update={"shares_projections": False, "has_key_bias": False}),
+    "disentangled own": DISENTANGLED.model_copy(update={"shares_projections": False, "head_width": 5}),
+    "disentangled c2p": DISENTANGLED.model_copy(update={"position_to_content": False}),
+    "disentangled p2c": DISENTANGLED.model_copy(update={"content_to_position": False, "shares_projections": False}),
 }
 CAUSAL_CASES = [name for name, config in MIXER_CASES.items() if getattr(config, "is_causal", False)]
 MEMORY_CASES = [

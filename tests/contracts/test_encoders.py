@@ -94,7 +94,7 @@ def test_backends_agree_with_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_compiles_as_one_graph(name: str) -> None:
-    torch._dynamo.reset()  # all families run the same code, and PyTorch counts how often it compiles one
+    torch.compiler.reset()  # or the families before this one count as recompilations
     model = tiny_model(name)
     torch._dynamo.reset()  # all families share the encoder's code, and PyTorch limits how often it is compiled anew
     encoder = torch.compile(model.encoder, fullgraph=True, backend="aot_eager")

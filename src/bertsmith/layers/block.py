@@ -56,7 +56,10 @@ class Block(nn.Module):
             cross = self.cross
             hidden = self._around(hidden, self.cross_norm, lambda states: cross(states, call))
         hidden = self._around(hidden, self.feedforward_norm, lambda states: self.feedforward(states, call))
-        return hidden if self.branch is None else self.branch(entered, hidden, call)
+        # queries that look at a memory are no run of neighbours
+        if self.branch is None or own.memory is not None:
+            return hidden
+        return self.branch(entered, hidden, call)
 
     def start(self, call: ForwardPass) -> tuple[State, State]:
         """The states of the two mixers before the first token."""

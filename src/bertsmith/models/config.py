@@ -76,6 +76,9 @@ class EncoderConfig(Record):
             layer.feedforward.check(self.width)
             if layer.cross is not None:
                 layer.cross.check(self.width)
+            mixers = (layer.mixer, layer.cross) if layer.cross is not None else (layer.mixer,)
+            if self.relative is None and any(mixer.reads_positions for mixer in mixers):
+                raise ValueError("a layer's mixer reads relative positions; give relative")
         return self
 
     @model_validator(mode="after")
@@ -123,6 +126,17 @@ class ModelConfig(Record):
         kinds = [head.kind for head in self.heads]
         if len(set(kinds)) != len(kinds):
             raise ValueError(f"heads are {kinds}; each kind may stand once")
+        if "mask_decoder" in kinds and self.encoder.universal is not None:
+            raise ValueError("heads have a mask_decoder, which needs a last layer; the steps of universal have none")
+        return self
+
+    @model_validator(mode="after")
+    def _check_mask_decoder(self) -> "ModelConfig":
+        if not any(head.kind == "mask_decoder" for head in self.heads):
+            return self
+        last = self.encoder.layers[-1]
+        if self.decoder is not None or last.cross is not None or not last.mixer.reads_memory:
+            raise ValueError("a mask_decoder needs an encoder whose last mixer can look at other states than its own")
         return self
 
     @model_validator(mode="after")

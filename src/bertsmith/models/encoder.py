@@ -77,6 +77,23 @@ class Encoder(nn.Module):
         """The last states with what else there is to know of the way to them, for objectives."""
         return Encoded(self(tokens, layout, types, subnet=subnet, backend=backend))
 
+    def before_last(
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        *,
+        subnet: Subnet | None = None,
+        backend: str = "auto",
+    ) -> tuple[Tensor, Block, ForwardPass]:
+        """The states that enter the last kept block, that block, and the call that is meant for it."""
+        call = self.call(layout, backend)
+        hidden = self.embedding(tokens, layout, types)
+        *before, last = [(block, call if cut is None else call.with_cut(cut)) for block, cut in self.kept(subnet)]
+        for block, own_call in before:
+            hidden = block(hidden, own_call)
+        return hidden, *last
+
     def layer_states(
         self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, *, subnet: Subnet | None = None
     ) -> list[Tensor]:

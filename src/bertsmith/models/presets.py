@@ -6,15 +6,19 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from bertsmith.errors import InputError, nearest
+from bertsmith.layers.branch import BranchConfig
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.halting import HaltingConfig
+from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.norm import NormConfig
+from bertsmith.layers.relative import RelativeConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.heads import (
+    MaskDecoderConfig,
     MaskedTokensConfig,
     NextSentenceConfig,
     NextTokenConfig,
@@ -52,6 +56,22 @@ class FactorisedSize(Size):
     """A size whose embedding is narrower than its layers."""
 
     embedding_width: int
+
+
+class DebertaSize(Size):
+    """A size with relative positions, one row for each distance."""
+
+    vocabulary: int = 50265
+    span: int = 512
+
+
+class BucketSize(Size):
+    """A size with relative positions in buckets, and a convolution of some taps beside the first layer (0: none)."""
+
+    vocabulary: int = 128100
+    span: int = 256
+    farthest: int = 512
+    taps: int = 0
 
 
 class ConvBertSize(FactorisedSize):
@@ -111,6 +131,49 @@ def electra(size: FactorisedSize) -> ModelConfig:
     embedding = EmbeddingConfig(width=size.embedding_width, longest=size.longest, dropout=size.dropout)
     encoder = size.encoder(embedding, *[layer] * size.layers)
     return ModelConfig(family="electra", encoder=encoder, heads=(ReplacedTokensConfig(),))
+
+
+def deberta(size: DebertaSize) -> ModelConfig:
+    """He et al. 2021: content and relative position scored apart; absolute positions only where masks are filled."""
+    shares: dict[str, Any] = {"dropout": size.dropout, "position_dropout": size.dropout}
+    mixer = DisentangledConfig(heads=size.heads, shares_projections=False, has_key_bias=False, **shares)
+    feedforward, norm = FeedForwardConfig(neurons=4 * size.width), NormConfig(epsilon=1e-7)
+    layer = LayerConfig(mixer=mixer, feedforward=feedforward, norm=norm, dropout=size.dropout)
+    embedding = EmbeddingConfig(
+        positions="none", types=0, longest=size.longest, epsilon=norm.epsilon, dropout=size.dropout
+    )
+    encoder = size.encoder(embedding, *[layer] * size.layers, relative=RelativeConfig(span=size.span))
+    heads = (MaskDecoderConfig(longest=size.longest), MaskedTokensConfig(epsilon=norm.epsilon))
+    return ModelConfig(family="deberta", encoder=encoder, heads=heads)
+
+
+def deberta_ap(size: DebertaSize) -> ModelConfig:
+    """He et al. 2021, appendix A.4: DeBERTa with absolute positions at the input instead of the mask decoder."""
+    config = deberta(size)
+    embedding = config.encoder.embedding.model_copy(update={"positions": "learned"})
+    encoder = config.encoder.model_copy(update={"embedding": embedding})
+    return ModelConfig(family="deberta", encoder=encoder, heads=config.heads[1:])
+
+
+def deberta_v2(size: BucketSize) -> ModelConfig:
+    """DeBERTa with one projection for content and positions, and bucketed distances; v3's generators as well."""
+    mixer = DisentangledConfig(heads=size.heads, dropout=size.dropout, position_dropout=size.dropout)
+    feedforward, norm = FeedForwardConfig(neurons=4 * size.width), NormConfig(epsilon=1e-7)
+    layer = LayerConfig(mixer=mixer, feedforward=feedforward, norm=norm, dropout=size.dropout)
+    branch = BranchConfig(taps=size.taps, dropout=size.dropout) if size.taps else None
+    first = layer.model_copy(update={"branch": branch})
+    embedding = EmbeddingConfig(
+        positions="none", types=0, longest=size.longest, epsilon=norm.epsilon, dropout=size.dropout
+    )
+    relative = RelativeConfig(span=size.span, farthest=size.farthest, has_norm=True)
+    encoder = size.encoder(embedding, first, *[layer] * (size.layers - 1), relative=relative)
+    heads = (MaskDecoderConfig(longest=size.longest), MaskedTokensConfig(epsilon=norm.epsilon))
+    return ModelConfig(family="deberta-v2", encoder=encoder, heads=heads)
+
+
+def deberta_v3(size: BucketSize) -> ModelConfig:
+    """He et al. 2023, the discriminator: v2's encoder, a score for every token that looks at the first one as well."""
+    return deberta_v2(size).model_copy(update={"heads": (ReplacedTokensConfig(adds_first=True),)})
 
 
 def convbert(size: ConvBertSize) -> ModelConfig:
@@ -193,6 +256,22 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "electra-small": (electra, FactorisedSize(width=256, layers=12, heads=4, embedding_width=128)),
     "electra-base": (electra, FactorisedSize(width=768, layers=12, heads=12, embedding_width=768)),
     "electra-large": (electra, FactorisedSize(width=1024, layers=24, heads=16, embedding_width=1024)),
+    "deberta-base": (deberta, DebertaSize(width=768, layers=12, heads=12)),
+    "deberta-large": (deberta, DebertaSize(width=1024, layers=24, heads=16)),
+    "deberta-xlarge": (deberta, DebertaSize(width=1024, layers=48, heads=16)),
+    "deberta-ap-base": (deberta_ap, DebertaSize(width=768, layers=12, heads=12)),
+    "deberta-v2-xlarge": (deberta_v2, BucketSize(width=1536, layers=24, heads=24, taps=3)),
+    "deberta-v2-xxlarge": (deberta_v2, BucketSize(width=1536, layers=48, heads=24, taps=3)),
+    "deberta-v3-xsmall": (deberta_v3, BucketSize(width=384, layers=12, heads=6)),
+    "deberta-v3-small": (deberta_v3, BucketSize(width=768, layers=6, heads=12)),
+    "deberta-v3-base": (deberta_v3, BucketSize(width=768, layers=12, heads=12)),
+    "deberta-v3-large": (deberta_v3, BucketSize(width=1024, layers=24, heads=16)),
+    "mdeberta-v3-base": (deberta_v3, BucketSize(width=768, layers=12, heads=12, vocabulary=251000)),
+    "deberta-v3-xsmall-generator": (deberta_v2, BucketSize(width=384, layers=6, heads=6)),
+    "deberta-v3-small-generator": (deberta_v2, BucketSize(width=768, layers=3, heads=12)),
+    "deberta-v3-base-generator": (deberta_v2, BucketSize(width=768, layers=6, heads=12)),
+    "deberta-v3-large-generator": (deberta_v2, BucketSize(width=1024, layers=12, heads=16)),
+    "mdeberta-v3-base-generator": (deberta_v2, BucketSize(width=768, layers=6, heads=12, vocabulary=251000)),
     "convbert-small": (convbert, ConvBertSize(width=256, layers=12, heads=4, embedding_width=128)),
     "convbert-medium-small": (convbert, ConvBertSize(width=384, layers=12, heads=8, embedding_width=128, groups=2)),
     "convbert-base": (convbert, ConvBertSize(width=768, layers=12, heads=12, embedding_width=768)),

@@ -88,17 +88,19 @@ class MaskedLM(Objective[MaskedBatch]):
         return counts
 
     def __call__(self, model: Model, prepared: MaskedBatch) -> dict[str, Sums]:
-        encoded = model.encoder.run(prepared.corrupted.tokens, prepared.layout, prepared.types)
-        states = encoded.states
-        # (batch, length, width) or (tokens, width) -> (targets, width): scores are computed nowhere else
-        chosen = states.flatten(0, -2).index_select(0, prepared.corrupted.places)
+        corrupted, has_pairs = prepared.corrupted, prepared.sentence_targets is not None
+        # (targets, width): scores are computed nowhere else
+        chosen, encoded = model.masked_states(
+            corrupted.tokens, prepared.layout, prepared.types, corrupted.places, needs_last=has_pairs
+        )
         scores = model.head("masked_tokens")(chosen, model.token_table)
-        sums = {"masked_tokens": _sums(scores, prepared.corrupted.targets)}
-        if prepared.sentence_targets is not None:
-            pooled = model.head("pooler")(prepared.layout.first_tokens(states))
+        sums = {"masked_tokens": _sums(scores, corrupted.targets)}
+        if prepared.sentence_targets is not None and encoded is not None:
+            pooled = model.head("pooler")(prepared.layout.first_tokens(encoded.states))
             sums["next_sentence"] = _sums(model.head("next_sentence")(pooled), prepared.sentence_targets)
-        if encoded.pondering is not None or self.ponder_weight is not None:
-            sums["ponder"] = self._ponder(encoded.pondering, prepared.is_real)
+        pondering = None if encoded is None else encoded.pondering
+        if pondering is not None or self.ponder_weight is not None:
+            sums["ponder"] = self._ponder(pondering, prepared.is_real)
         return sums
 
     def _ponder(self, pondering: Pondering | None, is_real: Tensor | None) -> Sums:

@@ -10,7 +10,7 @@ from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.norm import NormConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
-from bertsmith.models.heads import HEADS, HeadConfig, MaskedTokensConfig, ReplacedTokensConfig
+from bertsmith.models.heads import HEADS, HeadConfig, MaskedTokensConfig, PoolerConfig, ReplacedTokensConfig
 
 
 def _encoder_rows(prefix: str) -> tuple[Row, ...]:
@@ -108,7 +108,8 @@ def _inexpressible(config: ModelConfig) -> str | None:
     encoder, layer, embedding = config.encoder, config.encoder.layers[0], config.encoder.embedding
     norms = {layer.norm.epsilon, embedding.epsilon}
     norms |= {head.epsilon for head in config.heads if isinstance(head, MaskedTokensConfig)}
-    activations = {head.activation for head in config.heads if hasattr(head, "activation")}
+    scoring = [head for head in config.heads if isinstance(head, MaskedTokensConfig | ReplacedTokensConfig)]
+    activations = {head.activation for head in scoring}
     checks = {
         "its layers differ from each other": len(set(encoder.layers)) == 1,
         "its layers share weights": encoder.sharing == "none" or config.family == "albert",
@@ -128,6 +129,12 @@ def _inexpressible(config: ModelConfig) -> str | None:
         "its norms differ in epsilon": len(norms) == 1,
         "its heads use another activation than its layers": activations <= {layer.feedforward.activation}
         or config.family == "electra",
+        "its pooler's activation is not tanh": all(
+            head.activation == "tanh" for head in config.heads if isinstance(head, PoolerConfig)
+        ),
+        "its replaced_tokens head adds the first token": not any(
+            head.adds_first for head in config.heads if isinstance(head, ReplacedTokensConfig)
+        ),
         "its embedding and layers differ in dropout": embedding.dropout == layer.dropout,
     }
     return next((reason for reason, holds in checks.items() if not holds), None)

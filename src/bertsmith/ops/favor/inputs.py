@@ -1,0 +1,52 @@
+"""What every form of linear attention is given."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.ops.favor.kernels import KERNELS, Kernel
+
+
+@dataclass(frozen=True)
+class FavorInputs:
+    """One call of linear attention.
+
+    Shape: query, key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed; projection
+    (features, head_width).
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    projection: Tensor
+    layout: SequenceLayout
+    key_layout: SequenceLayout
+    kernel: str = "softmax"
+    epsilon: float = 0.0
+    is_causal: bool = False
+    chunk: int = 128
+
+    @property
+    def rule(self) -> Kernel:
+        return KERNELS[self.kernel]
+
+    @property
+    def matrix(self) -> Tensor:
+        """The random matrix in the precision of the whole computation: float32, or float64 for float64 inputs."""
+        return self.projection.to(torch.float64 if self.query.dtype == torch.float64 else torch.float32)
+
+
+def padded(inputs: FavorInputs) -> FavorInputs:
+    """The same call with padded rows."""
+    query, layout = inputs.layout.pad(inputs.query)
+    key, key_layout = inputs.key_layout.pad(inputs.key)
+    value, _ = inputs.key_layout.pad(inputs.value)
+    return replace(inputs, query=query, key=key, value=value, layout=layout, key_layout=key_layout)
+
+
+def through_padding(compute: Callable[[FavorInputs], Tensor], inputs: FavorInputs) -> Tensor:
+    """What a form that knows only padded rows gives for packed inputs: pad → compute → unpad."""
+    return inputs.layout.unpad(compute(padded(inputs)), inputs.query)

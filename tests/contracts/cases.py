@@ -4,29 +4,53 @@ import torch
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
-from bertsmith.layers.mixers import MIXERS, MixerConfig
+from bertsmith.layers.call import ForwardPass, Memory
+from bertsmith.layers.mixers import MixerConfig
+from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.norm import NormConfig
+from bertsmith.layers.relative import RelativeConfig
+from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
-from bertsmith.models.presets import PRESETS, preset
+from bertsmith.models.presets import PRESETS, overridable, preset
 
 WIDTH, HEADS = 24, 4
 LENGTH_CASES = {"one": [1], "odd": [7, 3, 1], "mixed": [5, 12, 1, 9, 2], "equal": [6, 6]}
-TINY = {"width": WIDTH, "layers": 3, "heads": HEADS, "vocabulary": 50, "longest": 16, "dropout": 0.0}
+TINY = {
+    "width": WIDTH,
+    "layers": 3,
+    "heads": HEADS,
+    "vocabulary": 50,
+    "longest": 16,
+    "dropout": 0.0,
+    "deviation": 0.3,
+    "embedding_width": 12,
+}
+
+MIXER_CASES: dict[str, MixerConfig] = {
+    "full": FullConfig(heads=HEADS, dropout=0.0),
+    "full causal": FullConfig(heads=HEADS, dropout=0.0, is_causal=True),
+    "full with wider values": FullConfig(heads=HEADS, head_width=3, value_width=7, dropout=0.0),
+}
+CAUSAL_CASES = [name for name, config in MIXER_CASES.items() if getattr(config, "is_causal", False)]
+MEMORY_CASES = [
+    name for name, config in MIXER_CASES.items() if config.reads_memory and not getattr(config, "is_causal", False)
+]
 
 
-def mixer_config(kind: str) -> MixerConfig:
-    return MIXERS[kind](heads=HEADS, dropout=0.0)
+def forward_pass(layout: SequenceLayout, cut: LayerCut | None = None, memory: Memory | None = None) -> ForwardPass:
+    """A call as an encoder makes it, with a relative table for those who read one."""
+    table = RelativeConfig(span=8, farthest=10).build(WIDTH).double()
+    with torch.no_grad():
+        table.table.copy_(torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
+    return ForwardPass(layout, cut, relative_positions=table(), memory=memory)
 
 
 def tiny_model(name: str, seed: int = 0) -> Model:
     """A preset shrunk to a few weights, in float64, with weights large enough for every part to matter."""
     name, _, variant = name.partition(" ")
-    overrides = {key: value for key, value in TINY.items() if key in preset_settings(name)}
-    if "embedding_width" in preset_settings(name):
-        overrides["embedding_width"] = 12
-    config = preset(name, **overrides, deviation=0.3)
+    config = preset(name, **{key: value for key, value in TINY.items() if key in overridable(name)})
     model = build(_pre_norm(config) if variant else config, seed=seed).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -42,12 +66,6 @@ def _pre_norm(config: ModelConfig) -> ModelConfig:
     embedding = encoder.embedding.model_copy(update={"positions": "sinusoid", "is_scaled": True, "has_norm": False})
     changes = {"layers": layers, "embedding": embedding, "final_norm": norm}
     return config.model_copy(update={"encoder": encoder.model_copy(update=changes)})
-
-
-def preset_settings(name: str) -> tuple[str, ...]:
-    from bertsmith.models.presets import overridable
-
-    return overridable(name)
 
 
 # one of each family: sizes of one family differ in numbers only

@@ -2,17 +2,29 @@
 
 import pytest
 import torch
-from cases import HEADS, LENGTH_CASES, WIDTH, mixer_config, packed_layout, padded_layout, rows_of
+from cases import (
+    CAUSAL_CASES,
+    HEADS,
+    LENGTH_CASES,
+    MEMORY_CASES,
+    MIXER_CASES,
+    WIDTH,
+    forward_pass,
+    packed_layout,
+    padded_layout,
+    rows_of,
+)
 
-from bertsmith.layers.call import ForwardPass
+from bertsmith.errors import InputError
+from bertsmith.layers.call import Memory
 from bertsmith.layers.mixers import MIXERS, Mixer
 from bertsmith.layers.subnet import LayerCut
 
-pytestmark = pytest.mark.parametrize("kind", MIXERS)
+every_case = pytest.mark.parametrize("name", MIXER_CASES)
 
 
-def make(kind: str) -> Mixer:
-    mixer = mixer_config(kind).build(WIDTH).double().eval()
+def make(name: str, **changes: object) -> Mixer:
+    mixer = MIXER_CASES[name].model_copy(update=changes).build(WIDTH).double().eval()
     with torch.no_grad():
         for parameter in mixer.parameters():
             parameter.normal_(std=0.3)
@@ -24,95 +36,187 @@ def sequences(lengths: list[int]) -> list[torch.Tensor]:
 
 
 def alone(mixer: Mixer, item: torch.Tensor) -> torch.Tensor:
-    return mixer(item, ForwardPass(packed_layout([len(item)])))
+    return mixer(item, forward_pass(packed_layout([len(item)])))
 
 
+def test_every_kind_has_a_case() -> None:
+    assert {config.kind for config in MIXER_CASES.values()} == MIXERS.keys()
+
+
+@every_case
 @pytest.mark.parametrize("case", LENGTH_CASES)
-def test_alone_padded_and_packed_are_the_same(kind: str, case: str) -> None:
-    mixer, items = make(kind), sequences(LENGTH_CASES[case])
+def test_alone_padded_and_packed_are_the_same(name: str, case: str) -> None:
+    mixer, items = make(name), sequences(LENGTH_CASES[case])
     lengths = LENGTH_CASES[case]
     expected = torch.cat([alone(mixer, item) for item in items])
-    packed = mixer(torch.cat(items), ForwardPass(packed_layout(lengths, empty=2)))
+    packed = mixer(torch.cat(items), forward_pass(packed_layout(lengths, empty=2)))
     torch.testing.assert_close(packed, expected, rtol=0, atol=1e-12)
     for extra in (0, 3):
         layout = padded_layout(lengths, extra)
-        rows = mixer(rows_of(items, extra, filling=1e3), ForwardPass(layout))
+        rows = mixer(rows_of(items, extra, filling=1e3), forward_pass(layout))
         torch.testing.assert_close(rows[layout.is_token], expected, rtol=0, atol=1e-12)
 
 
-def test_neighbours_never_matter(kind: str) -> None:
-    mixer, items = make(kind), sequences([5, 4, 6])
-    layout = ForwardPass(packed_layout([5, 4, 6]))
-    before = mixer(torch.cat(items), layout)
+@every_case
+def test_neighbours_never_matter(name: str) -> None:
+    mixer, items = make(name), sequences([5, 4, 6])
+    call = forward_pass(packed_layout([5, 4, 6]))
+    before = mixer(torch.cat(items), call)
     items[1] = torch.randn(4, WIDTH, dtype=torch.float64) * 100
-    after = mixer(torch.cat(items), layout)
+    after = mixer(torch.cat(items), call)
     assert torch.equal(before[:5], after[:5])
     assert torch.equal(before[9:], after[9:])
     assert not torch.equal(before[5:9], after[5:9])
 
 
-def test_order_of_sequences_is_irrelevant(kind: str) -> None:
-    mixer, items = make(kind), sequences([3, 7])
-    first = mixer(torch.cat(items), ForwardPass(packed_layout([3, 7])))
-    second = mixer(torch.cat(items[::-1]), ForwardPass(packed_layout([7, 3])))
+@every_case
+def test_order_of_sequences_is_irrelevant(name: str) -> None:
+    mixer, items = make(name), sequences([3, 7])
+    first = mixer(torch.cat(items), forward_pass(packed_layout([3, 7])))
+    second = mixer(torch.cat(items[::-1]), forward_pass(packed_layout([7, 3])))
     torch.testing.assert_close(first, torch.cat([second[7:], second[:7]]), rtol=0, atol=1e-12)
 
 
+@every_case
 @pytest.mark.parametrize("heads", [1, 3, HEADS])
-def test_extracted_equals_cut(kind: str, heads: int) -> None:
-    mixer, cut = make(kind), LayerCut(heads, 1)
+def test_extracted_equals_cut(name: str, heads: int) -> None:
+    mixer, cut = make(name), LayerCut(heads, 1)
     hidden, layout = torch.randn(2, 6, WIDTH, dtype=torch.float64), padded_layout([6, 4])
     small = mixer.extract(cut)
     assert small.heads == heads
     torch.testing.assert_close(
-        small(hidden, ForwardPass(layout)), mixer(hidden, ForwardPass(layout, cut)), rtol=0, atol=1e-12
+        small(hidden, forward_pass(layout)), mixer(hidden, forward_pass(layout, cut)), rtol=0, atol=1e-12
     )
-    config = mixer_config(kind).cut(cut, WIDTH).build(WIDTH)
-    assert {n: p.shape for n, p in config.named_parameters()} == {n: p.shape for n, p in small.named_parameters()}
+    config = MIXER_CASES[name].cut(cut, WIDTH).build(WIDTH)
+    assert {n: t.shape for n, t in config.state_dict().items()} == {n: t.shape for n, t in small.state_dict().items()}
 
 
-def test_reorder_moves_heads_and_keeps_the_output(kind: str) -> None:
-    mixer, call = make(kind), ForwardPass(padded_layout([6, 4]))
+@every_case
+def test_reorder_moves_heads_and_keeps_the_output(name: str) -> None:
+    mixer, call = make(name), forward_pass(padded_layout([6, 4]))
     hidden = torch.randn(2, 6, WIDTH, dtype=torch.float64)
     before, maps = mixer(hidden, call), mixer.maps(hidden, call)
     order = torch.tensor([2, 0, 3, 1])
     mixer.reorder(order)
     torch.testing.assert_close(mixer(hidden, call), before, rtol=0, atol=1e-12)
-    torch.testing.assert_close(mixer.maps(hidden, call), maps[:, order], rtol=0, atol=1e-12)
+    for kind, after in mixer.maps(hidden, call).items():
+        torch.testing.assert_close(after, maps[kind][:, order], rtol=0, atol=1e-12)
 
 
-def test_gradients(kind: str) -> None:
-    mixer, call = make(kind), ForwardPass(packed_layout([3, 2]))
+@every_case
+def test_gradients(name: str) -> None:
+    mixer, call = make(name), forward_pass(packed_layout([3, 2]))
     hidden = torch.randn(5, WIDTH, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda h: mixer(h, call), hidden, fast_mode=True)
     mixer(hidden, call).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in mixer.parameters())
 
 
-def test_maps_sum_to_one_over_real_tokens(kind: str) -> None:
-    mixer, layout = make(kind), padded_layout([6, 4])
-    maps = mixer.maps(torch.randn(2, 6, WIDTH, dtype=torch.float64), ForwardPass(layout))
-    assert maps.shape == (2, HEADS, 6, 6)
-    assert (maps[1, :, :, 4:] == 0).all()
-    torch.testing.assert_close(maps.sum(-1), torch.ones(2, HEADS, 6, dtype=torch.float64))
+@every_case
+def test_maps_stay_inside_the_sequence(name: str) -> None:
+    mixer, layout = make(name), padded_layout([6, 4])
+    maps = mixer.maps(torch.randn(2, 6, WIDTH, dtype=torch.float64), forward_pass(layout))
+    assert maps
+    for kind, values in maps.items():
+        assert values.shape == (2, HEADS, 6, 6), kind
+        assert (values[1, :, :, 4:] == 0).all(), kind
+        if name in CAUSAL_CASES:
+            assert (values.triu(1) == 0).all(), kind
+    if "attention" in maps:
+        torch.testing.assert_close(maps["attention"].sum(-1), torch.ones(2, HEADS, 6, dtype=torch.float64))
 
 
-def test_dropout_works_in_training_and_only_there(kind: str) -> None:
-    mixer = mixer_config(kind).model_copy(update={"dropout": 0.5}).build(WIDTH).double()
+@every_case
+def test_dropout_works_in_training_and_only_there(name: str) -> None:
+    mixer = make(name, dropout=0.5)
+    hidden, call = torch.randn(4, 9, WIDTH, dtype=torch.float64), forward_pass(padded_layout([9, 7, 9, 2]))
     with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.normal_(std=0.3)
-    hidden, call = torch.randn(4, 9, WIDTH, dtype=torch.float64), ForwardPass(padded_layout([9, 7, 9, 2]))
-    clean = mixer.eval()(hidden, call)
-    assert torch.equal(clean, mixer(hidden, call))
-    mixer.train()
-    noisy = torch.stack([mixer(hidden, call) for _ in range(3000)])
+        clean = mixer(hidden, call)
+        assert torch.equal(clean, mixer(hidden, call))
+        mixer.train()
+        noisy = torch.stack([mixer(hidden, call) for _ in range(3000)])
     assert noisy.std(0).mean() > 0.05
     # dropout leaves the expectation where it was
     error = (noisy.mean(0) - clean)[call.layout.is_token].abs().mean() / noisy.std(0)[call.layout.is_token].mean()
     assert error < 3 / 3000**0.5
 
 
-def test_config_round_trips(kind: str) -> None:
-    config = mixer_config(kind)
+@pytest.mark.parametrize("name", CAUSAL_CASES)
+def test_the_future_changes_nothing_before(name: str) -> None:
+    mixer, call = make(name), forward_pass(packed_layout([9]))
+    hidden = torch.randn(9, WIDTH, dtype=torch.float64)
+    before = mixer(hidden, call)
+    changed = torch.cat([hidden[:5], torch.randn(4, WIDTH, dtype=torch.float64) * 10])
+    after = mixer(changed, call)
+    torch.testing.assert_close(after[:5], before[:5], rtol=0, atol=1e-12)
+    assert not torch.allclose(after[5:], before[5:])
+
+
+@pytest.mark.parametrize("name", CAUSAL_CASES)
+@pytest.mark.parametrize("heads", [None, 2])
+def test_step_by_step_equals_the_whole(name: str, heads: int | None) -> None:
+    mixer, cut = make(name), None if heads is None else LayerCut(heads, 1)
+    hidden = torch.randn(3, 12, WIDTH, dtype=torch.float64)
+    expected = mixer(hidden, forward_pass(padded_layout([12, 12, 12]), cut))
+    call = forward_pass(padded_layout([1, 1, 1]), cut)
+    state = mixer.start(call)
+    for place in range(12):
+        if place == 6:  # a beam search picks and repeats rows
+            rows = torch.tensor([2, 0, 0])
+            state, hidden, expected = tuple(part[rows] for part in state), hidden[rows], expected[rows]
+        mixed, state = mixer.step(hidden[:, place], state, call)
+        torch.testing.assert_close(mixed, expected[:, place], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name in MIXER_CASES if name not in CAUSAL_CASES])
+def test_without_a_causal_form_a_step_is_refused(name: str) -> None:
+    call = forward_pass(padded_layout([1]))
+    with pytest.raises(InputError, match="is_causal"):
+        make(name).step(torch.randn(1, WIDTH, dtype=torch.float64), (), call)
+
+
+@pytest.mark.parametrize("name", MEMORY_CASES)
+def test_a_memory_is_looked_at(name: str) -> None:
+    mixer, queries, seen = make(name), sequences([2, 5, 1]), sequences([6, 1, 4])
+    expected = []
+    for item, states in zip(queries, seen, strict=True):
+        call = forward_pass(packed_layout([len(item)]), memory=Memory(states, packed_layout([len(states)])))
+        expected.append(mixer(item, call))
+    layouts = {
+        "packed": (torch.cat(queries), packed_layout([2, 5, 1]), torch.cat(seen), packed_layout([6, 1, 4])),
+        "padded": (rows_of(queries), padded_layout([2, 5, 1]), rows_of(seen, 2, 1e3), padded_layout([6, 1, 4], 2)),
+        "mixed": (torch.cat(queries), packed_layout([2, 5, 1]), rows_of(seen, 2, 1e3), padded_layout([6, 1, 4], 2)),
+    }
+    for hidden, layout, states, seen_layout in layouts.values():
+        mixed = mixer(hidden, forward_pass(layout, memory=Memory(states, seen_layout)))
+        mixed = mixed if layout.is_packed else mixed[layout.is_token]
+        torch.testing.assert_close(mixed, torch.cat(expected), rtol=0, atol=1e-12)
+    maps = mixer.maps(hidden, forward_pass(layout, memory=Memory(states, seen_layout)))
+    assert all(values.shape == (3, HEADS, 5, 8) for values in maps.values())
+
+
+@pytest.mark.parametrize("name", MEMORY_CASES)
+def test_a_memory_is_stepped_through(name: str) -> None:
+    mixer, memory = make(name), Memory(torch.randn(2, 6, WIDTH, dtype=torch.float64), padded_layout([6, 4]))
+    hidden = torch.randn(2, 3, WIDTH, dtype=torch.float64)
+    expected = mixer(hidden, forward_pass(padded_layout([3, 3]), memory=memory))
+    call = forward_pass(padded_layout([1, 1]), memory=memory)
+    state = mixer.start(call)
+    for place in range(3):
+        if call.relative_positions is not None and MIXER_CASES[name].kind == "disentangled":
+            pytest.skip("its queries have places, which a step of its own counts")
+        mixed, state = mixer.step(hidden[:, place], state, call)
+        torch.testing.assert_close(mixed, expected[:, place], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name, config in MIXER_CASES.items() if not config.reads_memory])
+def test_a_memory_is_refused(name: str) -> None:
+    memory = Memory(torch.randn(4, WIDTH, dtype=torch.float64), packed_layout([4]))
+    with pytest.raises(InputError, match="memory"):
+        make(name)(torch.randn(2, WIDTH, dtype=torch.float64), forward_pass(packed_layout([2]), memory=memory))
+
+
+@every_case
+def test_config_round_trips(name: str) -> None:
+    config = MIXER_CASES[name]
     assert type(config).parse(config.plain()) == config

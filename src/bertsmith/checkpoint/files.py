@@ -61,25 +61,33 @@ def find_weights(folder: Path) -> Path:
     raise InputError(f"{str(folder)!r} has no model.safetensors")
 
 
+def tensors_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    """What a model consists of: its parameters and the buffers that do not follow from its config."""
+    saved = model.state_dict(keep_vars=True)
+    parameters = dict(model.named_parameters())  # each once, however many parts share it
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    return {**parameters, **buffers}
+
+
 def copy_tensors(tensors: dict[str, Tensor], model: torch.nn.Module, source: str) -> None:
-    """Fills a model's parameters; every name and shape must match, and the sentence says which does not."""
-    wanted = dict(model.named_parameters())
+    """Fills a model's tensors; every name and shape must match, and the sentence says which does not."""
+    wanted = tensors_of(model)
     missing = sorted(wanted.keys() - tensors.keys())
     if missing:
         raise InputError(f"{source} lacks {len(missing)} tensors of this model, the first is {missing[0]!r}")
     foreign = sorted(tensors.keys() - wanted.keys())
     if foreign:
         raise InputError(f"{source} has {len(foreign)} tensors this model does not know, the first is {foreign[0]!r}")
-    for name, parameter in wanted.items():
-        if tensors[name].shape != parameter.shape:
-            got, want = tuple(tensors[name].shape), tuple(parameter.shape)
+    for name, tensor in wanted.items():
+        if tensors[name].shape != tensor.shape:
+            got, want = tuple(tensors[name].shape), tuple(tensor.shape)
             raise InputError(f"{source}: {name!r} has shape {got}; the config asks for {want}")
     # half precision is widened, which is exact; double precision stays
     dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors.values()) else torch.float32
     model.to(dtype)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[name])
+        for name, tensor in tensors_of(model).items():
+            tensor.copy_(tensors[name])
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

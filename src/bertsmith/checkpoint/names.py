@@ -3,7 +3,7 @@
 A row is data, so one table serves reading and writing. `{i}` in a row stands for every layer.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,19 +13,41 @@ from bertsmith.errors import InputError
 
 
 @dataclass(frozen=True)
+class Change:
+    """How tensors differ in form from one library to the other, both ways."""
+
+    to_ours: Callable[[list[Tensor]], Tensor]
+    to_theirs: Callable[[Tensor, int], Sequence[Tensor]]
+    """(our tensor, how many tensors it is there) → their tensors."""
+
+
+STACKED = Change(
+    to_ours=lambda parts: parts[0] if len(parts) == 1 else torch.cat(parts),
+    to_theirs=lambda tensor, count: tensor.chunk(count),
+)
+
+
+def shaped(to_ours: Callable[[Tensor], Tensor], to_theirs: Callable[[Tensor], Tensor]) -> Change:
+    """The change of one tensor's axes."""
+    return Change(lambda parts: to_ours(parts[0]), lambda tensor, _: [to_theirs(tensor)])
+
+
+@dataclass(frozen=True)
 class Row:
     """One of our tensors and the tensor, or the stack of tensors, it is elsewhere."""
 
     ours: str
     theirs: tuple[str, ...]
+    change: Change = STACKED
 
     def at(self, layer: int) -> "Row":
         index = str(layer)
-        return Row(self.ours.replace("{i}", index), tuple(name.replace("{i}", index) for name in self.theirs))
+        theirs = tuple(name.replace("{i}", index) for name in self.theirs)
+        return Row(self.ours.replace("{i}", index), theirs, self.change)
 
 
-def row(ours: str, *theirs: str) -> Row:
-    return Row(ours, theirs)
+def row(ours: str, *theirs: str, change: Change = STACKED) -> Row:
+    return Row(ours, theirs, change)
 
 
 def linear(ours: str, *theirs: str) -> list[Row]:
@@ -48,8 +70,7 @@ def to_ours(rows: Iterable[Row], theirs: dict[str, Tensor], source: str) -> dict
         missing = [name for name in line.theirs if name not in theirs]
         if missing:
             raise InputError(f"{source} lacks the tensor {missing[0]!r}")
-        parts = [theirs[name] for name in line.theirs]
-        ours[line.ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
+        ours[line.ours] = line.change.to_ours([theirs[name] for name in line.theirs])
     return ours
 
 
@@ -57,6 +78,6 @@ def to_theirs(rows: Iterable[Row], ours: dict[str, Tensor]) -> dict[str, Tensor]
     """Another library's tensors, taken from ours."""
     theirs: dict[str, Tensor] = {}
     for line in rows:
-        parts = ours[line.ours].chunk(len(line.theirs))
+        parts = line.change.to_theirs(ours[line.ours], len(line.theirs))
         theirs.update(zip(line.theirs, parts, strict=True))
     return theirs

@@ -11,6 +11,7 @@ from bertsmith.checkpoint.files import (
     find_weights,
     read_json,
     read_tensors,
+    tensors_of,
     write_json,
     write_tensors,
 )
@@ -84,7 +85,7 @@ def _free(folder: str | Path, force: bool) -> Path:
 def write_model(model: Model, folder: Path) -> None:
     """Writes the model's files into a folder that exists."""
     write_json(folder / "config.json", {"bertsmith": FORMAT, "model": model.config.plain()})
-    write_tensors(folder / "model.safetensors", dict(model.named_parameters()))
+    write_tensors(folder / "model.safetensors", tensors_of(model))
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
 

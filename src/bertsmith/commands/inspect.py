@@ -75,7 +75,8 @@ def attention_of(model: Any, text: str, pair: str | None = None) -> tuple[list[s
         raise InputError(f"--text has {ids.shape[1]} tokens; allowed: up to {longest}")
     types = torch.from_numpy(arrays["token_type_ids"]) if model.config.encoder.embedding.types else None
     with torch.inference_mode():
-        maps = model.eval().encoder.attention_maps(ids, SequenceLayout.full(*ids.shape), types)
+        by_layer = model.eval().encoder.attention_maps(ids, SequenceLayout.full(*ids.shape), types)
+    maps = [next(iter(layer.values())) for layer in by_layer]
     most = max(layer.shape[1] for layer in maps)
     if any(layer.shape[1] != most for layer in maps):
         # layers of a cut model may differ in heads; missing ones show as empty maps

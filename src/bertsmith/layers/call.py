@@ -2,8 +2,22 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.layers.subnet import LayerCut
+from bertsmith.ops.disentangled.positions import RelativePositions
+
+
+@dataclass(frozen=True)
+class Memory:
+    """States that are looked at from outside: an encoder's output, or the states below an enhanced mask decoder.
+
+    Shape: states (batch, length, width) or (tokens, width).
+    """
+
+    states: Tensor
+    layout: SequenceLayout
 
 
 @dataclass(frozen=True)
@@ -11,11 +25,30 @@ class ForwardPass:
     """The record of one call: nothing is written to a module while it runs."""
 
     layout: SequenceLayout
+    """How the states that come in, the queries, lie."""
     cut: LayerCut | None = None
     """The units the present layer keeps; None for all."""
     backend: str = "auto"
     """The form of the ops across positions."""
+    relative_positions: RelativePositions | None = None
+    """The encoder's relative table and its indices, for mixers that read it."""
+    memory: Memory | None = None
+    """What the queries look at; None for their own sequence."""
+
+    @property
+    def keep_heads(self) -> int | None:
+        """How many heads the present layer keeps; None for all."""
+        return None if self.cut is None else self.cut.heads
+
+    @property
+    def keep_neurons(self) -> int | None:
+        """How many neurons the present layer keeps; None for all."""
+        return None if self.cut is None else self.cut.neurons
 
     def with_cut(self, cut: LayerCut) -> "ForwardPass":
         """The same call for a layer that keeps only these units."""
-        return ForwardPass(self.layout, cut, self.backend)
+        return ForwardPass(self.layout, cut, self.backend, self.relative_positions, self.memory)
+
+    def with_memory(self, memory: Memory | None) -> "ForwardPass":
+        """The same call for a part that looks at something else."""
+        return ForwardPass(self.layout, self.cut, self.backend, self.relative_positions, memory)

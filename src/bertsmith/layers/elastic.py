@@ -33,9 +33,15 @@ class ElasticLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
-    def forward(self, hidden: Tensor, *, keep_in: int | None = None, keep_out: int | None = None) -> Tensor:
-        """The projection by the first `keep_out` units of the first `keep_in` units (None: all)."""
-        return linear(hidden, *self.prefix(keep_in, keep_out))
+    def forward(
+        self, hidden: Tensor, *, keep_in: int | None = None, keep_out: int | None = None, parts: slice | None = None
+    ) -> Tensor:
+        """The projection by the first `keep_out` units of the first `keep_in` units (None: all), or of some parts."""
+        weight, bias = self.prefix(keep_in, keep_out)
+        if parts is not None:
+            weight = weight.unflatten(0, (self.parts, -1))[parts].flatten(0, 1)
+            bias = None if bias is None else bias.unflatten(0, (self.parts, -1))[parts].flatten()
+        return linear(hidden, weight, bias)
 
     def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the first units; views where the memory allows it."""

@@ -20,13 +20,17 @@ class EmbeddingConfig(Record):
 
     width: int | None = Field(default=None, gt=0)
     """Width of the tables; if it differs from the encoder's, a linear layer follows (factorised embedding)."""
-    positions: Literal["learned", "sinusoid"] = "learned"
+    positions: Literal["learned", "sinusoid", "sinusoid_halves", "none"] = "learned"
+    """What is added for the place of a token; "none" leaves places to the mixers. Sines and cosines alternate in
+    "sinusoid" and stand in two halves in "sinusoid_halves"."""
     longest: int = Field(default=512, gt=0)
-    """The most tokens a sequence may have."""
+    """The most tokens a text is given, and, where positions are added, the most that a sequence may have."""
     types: int = Field(default=2, ge=0)
     """Number of token types (segments); 0 for none."""
     is_scaled: bool = False
     """Multiply token vectors by √width, as the Transformer does."""
+    owns_table: bool = True
+    """False for a decoder that reads the token vectors of its encoder."""
     has_norm: bool = True
     epsilon: float = Field(default=1e-12, gt=0)
     """Of the norm."""
@@ -44,24 +48,44 @@ class Embedding(nn.Module):
         inner = config.width or width
         self.longest = config.longest
         self.scale = inner**0.5 if config.is_scaled else None
-        self.token_table = nn.Parameter(torch.empty(vocabulary, inner))
-        self.position = POSITIONS[config.positions](config.longest, inner)
+        self.token_table = nn.Parameter(torch.empty(vocabulary, inner)) if config.owns_table else None
+        self.position = None if config.positions == "none" else POSITIONS[config.positions](config.longest, inner)
         self.type_table = nn.Parameter(torch.empty(config.types, inner)) if config.types else None
         self.norm = Norm(inner, config.epsilon) if config.has_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.widen = ElasticLinear(inner, width) if inner != width else nn.Identity()
 
-    def forward(self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None) -> Tensor:
-        """The first states.
+    def forward(
+        self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, table: Tensor | None = None
+    ) -> Tensor:
+        """The first states; `table` holds the token vectors where the embedding has none of its own.
 
         Shape: tokens and types (batch, length) or (tokens,); the result has one more axis, the encoder's width.
         """
-        if layout.longest > self.longest:
-            raise InputError(f"a sequence may have {layout.longest} tokens; this model takes at most {self.longest}")
-        vectors = embedding(tokens, self.token_table)
+        if self.position is None:
+            return self._sum(tokens, None, types, table)
+        self._check_length(layout.longest)
+        return self._sum(tokens, self.position(tokens, layout), types, table)
+
+    def at(self, tokens: Tensor, place: int, table: Tensor | None = None) -> Tensor:
+        """The first states of one token of each sequence, all at the same place: (batch,) -> (batch, width)."""
+        if self.position is None:
+            return self._sum(tokens, None, None, table)
+        self._check_length(place + 1)
+        return self._sum(tokens, self.position.table[place], None, table)
+
+    def _sum(self, tokens: Tensor, positions: Tensor | None, types: Tensor | None, table: Tensor | None) -> Tensor:
+        table = self.token_table if table is None else table
+        assert table is not None, "an embedding without a table of its own must be given one"
+        vectors = embedding(tokens, table)
         if self.scale is not None:
             vectors = vectors * self.scale
-        vectors = vectors + self.position(tokens, layout)
+        if positions is not None:
+            vectors = vectors + positions
         if self.type_table is not None:
             vectors = vectors + (self.type_table[0] if types is None else embedding(types, self.type_table))
         return self.widen(self.dropout(self.norm(vectors)))
+
+    def _check_length(self, length: int) -> None:
+        if length > self.longest:
+            raise InputError(f"a sequence may have {length} tokens; this model takes at most {self.longest}")

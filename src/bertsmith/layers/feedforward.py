@@ -39,9 +39,8 @@ class FeedForward(nn.Module):
         self.contract = ElasticLinear(neurons, width, units_in=neurons)
 
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        keep = None if call.cut is None else call.cut.neurons
-        inner = ACTIVATIONS[self.activation](self.expand(hidden, keep_out=keep))
-        return self.contract(inner, keep_in=keep)
+        inner = ACTIVATIONS[self.activation](self.expand(hidden, keep_out=call.keep_neurons))
+        return self.contract(inner, keep_in=call.keep_neurons)
 
     def reorder(self, neurons: Tensor) -> None:
         """Puts the neurons in the given order, most important first; the output does not change."""

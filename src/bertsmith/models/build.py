@@ -10,6 +10,7 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.encoder import Encoder
 from bertsmith.models.model import Model
+from bertsmith.models.seq2seq import Seq2Seq
 
 
 def build(config: ModelConfig, *, seed: int | None = None) -> Model:
@@ -22,17 +23,19 @@ def build(config: ModelConfig, *, seed: int | None = None) -> Model:
 
 def assemble(config: ModelConfig) -> Model:
     """The network of a config with weights that are not set yet, for those who fill them in."""
-    encoder = config.encoder
-    blocks = [_block(layer, encoder.width) for layer in encoder.layers]
-    final_norm = encoder.final_norm.build(encoder.width) if encoder.final_norm else None
-    embedding = encoder.embedding.build(encoder.vocabulary, encoder.width)
-    heads = {head.kind: head.build(encoder.width, encoder.embedding_width, encoder.vocabulary) for head in config.heads}
-    return Model(config, Encoder(embedding, blocks, final_norm), heads)
+    last = config.decoder or config.encoder  # heads stand on the last stack
+    heads = {head.kind: head.build(last.width, last.embedding_width, last.vocabulary) for head in config.heads}
+    if config.decoder is None:
+        return Model(config, _stack(config.encoder), heads)
+    return Seq2Seq(config, _stack(config.encoder), _stack(config.decoder), heads)
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, deviation: float, generator: torch.Generator | None = None) -> None:
-    """BERT's first weights: matrices from a truncated normal, biases 0, norms 1."""
+    """BERT's first weights: matrices from a truncated normal, biases 0, norms 1.
+
+    A part that needs others has a method `initialise(deviation, generator)`, which is called after the common rule.
+    """
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2:
             limit = 2 * deviation
@@ -41,14 +44,33 @@ def initialise(model: nn.Module, deviation: float, generator: torch.Generator | 
             nn.init.ones_(parameter)
         else:
             nn.init.zeros_(parameter)
+    for module in model.modules():
+        own = getattr(module, "initialise", None)
+        if callable(own):
+            own(deviation, generator)
 
 
 def extract(model: Model, subnet: Subnet) -> Model:
-    """The sub-network as an ordinary, smaller model with weights of its own."""
-    small = Model(_cut_config(model, subnet), model.encoder.extract(subnet), {})
+    """The sub-network as an ordinary, smaller model with weights of its own; of a seq2seq model both stacks are cut."""
+    config = model.config.model_copy(update={"encoder": _cut_config(model.config.encoder, model.encoder, subnet)})
+    if isinstance(model, Seq2Seq):
+        assert config.decoder is not None
+        config = config.model_copy(update={"decoder": _cut_config(config.decoder, model.decoder, subnet)})
+        small: Model = Seq2Seq(config, model.encoder.extract(subnet), model.decoder.extract(subnet), {})
+    else:
+        small = Model(config, model.encoder.extract(subnet), {})
     small.heads.update({kind: copy.deepcopy(head) for kind, head in model.heads.items()})
     small.tokenizer = model.tokenizer
     return small.train(model.training)
+
+
+def _stack(config: EncoderConfig) -> Encoder:
+    return Encoder(
+        config.embedding.build(config.vocabulary, config.width),
+        [_block(layer, config.width) for layer in config.layers],
+        config.final_norm.build(config.width) if config.final_norm else None,
+        config.relative.build(config.width) if config.relative else None,
+    )
 
 
 def _block(layer: LayerConfig, width: int) -> Block:
@@ -59,14 +81,18 @@ def _block(layer: LayerConfig, width: int) -> Block:
         layer.norm.build(width),
         dropout=layer.dropout,
         is_pre_norm=layer.norm.placement == "pre",
+        cross=layer.cross.build(width) if layer.cross else None,
+        cross_norm=layer.norm.build(width) if layer.cross else None,
+        branch=layer.branch.build(width) if layer.branch else None,
     )
 
 
-def _cut_config(model: Model, subnet: Subnet) -> ModelConfig:
-    encoder: EncoderConfig = model.config.encoder
+def _cut_config(config: EncoderConfig, stack: Encoder, subnet: Subnet) -> EncoderConfig:
     layers = []
-    for index, cut in subnet.cuts(model.encoder.units):
-        layer = encoder.layers[index]
-        parts = {"mixer": layer.mixer.cut(cut, encoder.width), "feedforward": layer.feedforward.cut(cut)}
+    for index, cut in subnet.cuts(stack.units):
+        layer = config.layers[index]
+        parts = {"mixer": layer.mixer.cut(cut, config.width), "feedforward": layer.feedforward.cut(cut)}
+        if layer.cross is not None:
+            parts["cross"] = layer.cross.cut(cut, config.width)
         layers.append(layer.model_copy(update=parts))
-    return model.config.model_copy(update={"encoder": encoder.model_copy(update={"layers": tuple(layers)})})
+    return config.model_copy(update={"layers": tuple(layers)})

@@ -1,11 +1,15 @@
 """The schema of a whole model. Sizes live in presets.py; each part's settings beside the part."""
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
+from bertsmith.layers.branch import BranchConfig
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import AnyMixer
 from bertsmith.layers.norm import NormConfig
+from bertsmith.layers.relative import RelativeConfig
 from bertsmith.models.heads import AnyHead
 from bertsmith.settings import Record
 
@@ -18,6 +22,22 @@ class LayerConfig(Record):
     norm: NormConfig = NormConfig()
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """On the output of mixer and feed-forward, before the residual sum."""
+    cross: AnyMixer | None = None
+    """In a decoder: the mixer that looks at the encoder's states, between mixer and feed-forward."""
+    branch: BranchConfig | None = None
+    """A convolution beside the whole layer."""
+
+    @model_validator(mode="after")
+    def _check_cross(self) -> "LayerConfig":
+        if self.cross is None:
+            return self
+        if not self.cross.reads_memory:
+            raise ValueError(f"cross is of kind {self.cross.kind!r}, which cannot look at an encoder")  # type: ignore[attr-defined]
+        if self.cross.heads != self.mixer.heads:
+            raise ValueError(f"cross has {self.cross.heads} heads and mixer {self.mixer.heads}; allowed: as many")
+        if getattr(self.cross, "is_causal", False):
+            raise ValueError("cross.is_causal is true; a cross mixer sees the whole encoder")
+        return self
 
 
 class EncoderConfig(Record):
@@ -29,6 +49,10 @@ class EncoderConfig(Record):
     layers: tuple[LayerConfig, ...] = Field(min_length=1)
     final_norm: NormConfig | None = None
     """A norm after the last layer; pre-norm encoders need one."""
+    relative: RelativeConfig | None = None
+    """The table of relative positions that disentangled mixers read."""
+    sharing: Literal["none", "all", "mixer", "feedforward"] = "none"
+    """What all layers have in common: nothing, everything, their mixers, or their feed-forwards (with their norms)."""
     deviation: float = Field(default=0.02, gt=0)
     """Standard deviation of fresh weights, drawn from a normal cut off at two deviations."""
 
@@ -36,6 +60,11 @@ class EncoderConfig(Record):
     def _check_layers(self) -> "EncoderConfig":
         for layer in self.layers:
             layer.mixer.check(self.width)
+            if layer.cross is not None:
+                layer.cross.check(self.width)
+        for part in ("mixer", "feedforward"):
+            if self.sharing in ("all", part) and len({getattr(layer, part) for layer in self.layers}) > 1:
+                raise ValueError(f"sharing is {self.sharing!r} and the layers differ in their {part}")
         return self
 
     @property
@@ -45,16 +74,23 @@ class EncoderConfig(Record):
     def flops(self, length: int) -> int:
         """Floating-point operations of one token's forward pass through the layers (2 per multiply-add)."""
         widening = 0 if self.embedding_width == self.width else 2 * self.embedding_width * self.width
-        layers = (layer.mixer.flops(self.width, length) + layer.feedforward.flops(self.width) for layer in self.layers)
-        return widening + sum(layers)
+        return widening + sum(self._layer_flops(layer, length) for layer in self.layers)
+
+    def _layer_flops(self, layer: LayerConfig, length: int) -> int:
+        flops = layer.mixer.flops(self.width, length) + layer.feedforward.flops(self.width)
+        if layer.cross is not None:
+            flops += layer.cross.flops(self.width, length)
+        return flops if layer.branch is None else flops + layer.branch.flops(self.width)
 
 
 class ModelConfig(Record):
-    """An encoder and the heads that stand on it."""
+    """An encoder and the heads that stand on it; with a decoder, a model that writes sequences."""
 
     family: str
     """Whose architecture it is, for exchange with other libraries: "bert", "electra", …"""
     encoder: EncoderConfig
+    decoder: EncoderConfig | None = None
+    """A stack whose layers have cross mixers that look at the encoder's states."""
     heads: tuple[AnyHead, ...] = ()
 
     @model_validator(mode="after")
@@ -62,4 +98,21 @@ class ModelConfig(Record):
         kinds = [head.kind for head in self.heads]
         if len(set(kinds)) != len(kinds):
             raise ValueError(f"heads are {kinds}; each kind may stand once")
+        return self
+
+    @model_validator(mode="after")
+    def _check_decoder(self) -> "ModelConfig":
+        decoder = self.decoder
+        if decoder is None:
+            if not self.encoder.embedding.owns_table:
+                raise ValueError("encoder.embedding.owns_table is false; only a decoder reads another table")
+            return self
+        for index, layer in enumerate(decoder.layers):
+            if layer.cross is None or not getattr(layer.mixer, "is_causal", False):
+                raise ValueError(f"decoder.layers.{index} needs a causal mixer and a cross mixer")
+        if decoder.width != self.encoder.width:
+            raise ValueError(f"decoder.width is {decoder.width}; allowed: encoder.width, {self.encoder.width}")
+        tables = (decoder.vocabulary, decoder.embedding_width)
+        if not decoder.embedding.owns_table and tables != (self.encoder.vocabulary, self.encoder.embedding_width):
+            raise ValueError("decoder.embedding.owns_table is false; its vocabulary and width must be the encoder's")
         return self

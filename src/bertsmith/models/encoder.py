@@ -1,4 +1,4 @@
-"""The one encoder all families share: embedding → blocks → states."""
+"""The one stack all families share: embedding → blocks → states. With cross mixers in its blocks it is a decoder."""
 
 import copy
 from collections.abc import Sequence
@@ -8,18 +8,26 @@ from torch import Tensor, nn
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.layers.block import Block
-from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.call import ForwardPass, Memory
 from bertsmith.layers.embedding import Embedding
 from bertsmith.layers.norm import Norm
+from bertsmith.layers.relative import RelativeTable
 from bertsmith.layers.subnet import LayerCut, Subnet
 
 
 class Encoder(nn.Module):
     """Token ids → states, whole or as one of its sub-networks."""
 
-    def __init__(self, embedding: Embedding, blocks: Sequence[Block], final_norm: Norm | None) -> None:
+    def __init__(
+        self,
+        embedding: Embedding,
+        blocks: Sequence[Block],
+        final_norm: Norm | None,
+        relative: RelativeTable | None = None,
+    ) -> None:
         super().__init__()
         self.embedding = embedding
+        self.relative = relative
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = final_norm if final_norm is not None else nn.Identity()
 
@@ -31,14 +39,16 @@ class Encoder(nn.Module):
         *,
         subnet: Subnet | None = None,
         backend: str = "auto",
+        memory: Memory | None = None,
+        table: Tensor | None = None,
     ) -> Tensor:
-        """The last states.
+        """The last states; a decoder looks at a memory, and may be given the encoder's table of token vectors.
 
         Shape: tokens and types (batch, length), or (tokens,) when packed; the result has one more axis, the width.
         """
-        call = ForwardPass(layout, backend=backend)
-        hidden = self.embedding(tokens, layout, types)
-        for block, cut in self._kept(subnet):
+        call = self.call(layout, backend, memory)
+        hidden = self.embedding(tokens, layout, types, table)
+        for block, cut in self.kept(subnet):
             hidden = block(hidden, call if cut is None else call.with_cut(cut))
         return self.final_norm(hidden)
 
@@ -46,41 +56,60 @@ class Encoder(nn.Module):
         self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, *, subnet: Subnet | None = None
     ) -> list[Tensor]:
         """The states after the embedding and after every kept block, without the final norm."""
-        call = ForwardPass(layout)
+        call = self.call(layout)
         states = [self.embedding(tokens, layout, types)]
-        for block, cut in self._kept(subnet):
+        for block, cut in self.kept(subnet):
             states.append(block(states[-1], call if cut is None else call.with_cut(cut)))
         return states
 
-    def attention_maps(self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None) -> list[Tensor]:
-        """The maps of every block, each (batch, heads, longest, longest): computed here only, never in training."""
-        call = ForwardPass(layout)
+    def attention_maps(
+        self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None
+    ) -> list[dict[str, Tensor]]:
+        """The maps of every block by name, each (batch, heads, longest, longest): computed here only."""
+        call = self.call(layout)
         states = self.layer_states(tokens, layout, types)
         return [block.maps(hidden, call) for block, hidden in zip(self._blocks(), states, strict=False)]
+
+    def call(self, layout: SequenceLayout, backend: str = "auto", memory: Memory | None = None) -> ForwardPass:
+        """The record of one call of this encoder's blocks."""
+        relative = None if self.relative is None else self.relative()
+        return ForwardPass(layout, backend=backend, relative_positions=relative, memory=memory)
+
+    def kept(self, subnet: Subnet | None) -> list[tuple[Block, LayerCut | None]]:
+        """The blocks a sub-network keeps, each with its cut."""
+        blocks = self._blocks()
+        if subnet is None:
+            return [(block, None) for block in blocks]
+        return [(blocks[index], cut) for index, cut in subnet.cuts(self.units)]
 
     @property
     def units(self) -> tuple[LayerCut, ...]:
         """The heads and neurons of every layer."""
         return tuple(block.units for block in self._blocks())
 
+    def renew(self, step: int, seed: int) -> None:
+        """The trainer's moment before a step: mixers that draw random features draw them anew when it is time."""
+        for layer, block in enumerate(self._blocks()):
+            block.mixer.renew(step, seed, layer)
+            if block.cross is not None:
+                block.cross.renew(step, seed, layer)
+
     def reorder(self, heads: Sequence[Tensor], neurons: Sequence[Tensor]) -> None:
         """Puts the heads and neurons of every layer in the given orders; the full encoder's output does not change."""
         for block, head_order, neuron_order in zip(self._blocks(), heads, neurons, strict=True):
-            block.mixer.reorder(head_order)
-            block.feedforward.reorder(neuron_order)
+            block.reorder(head_order, neuron_order)
 
     @torch.no_grad()
     def extract(self, subnet: Subnet) -> "Encoder":
         """An ordinary, smaller encoder that computes what this one does with `subnet`."""
         blocks = [self._blocks()[index].extract(cut) for index, cut in subnet.cuts(self.units)]
         final_norm = copy.deepcopy(self.final_norm)
-        return Encoder(copy.deepcopy(self.embedding), blocks, final_norm if isinstance(final_norm, Norm) else None)
-
-    def _kept(self, subnet: Subnet | None) -> list[tuple[Block, LayerCut | None]]:
-        blocks = self._blocks()
-        if subnet is None:
-            return [(block, None) for block in blocks]
-        return [(blocks[index], cut) for index, cut in subnet.cuts(self.units)]
+        return Encoder(
+            copy.deepcopy(self.embedding),
+            blocks,
+            final_norm if isinstance(final_norm, Norm) else None,
+            copy.deepcopy(self.relative),
+        )
 
     def _blocks(self) -> list[Block]:
         return list(self.blocks)  # type: ignore[arg-type]

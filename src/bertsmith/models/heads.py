@@ -62,8 +62,21 @@ class ReplacedTokensConfig(HeadConfig):
         return ReplacedTokens(width, self.activation)
 
 
+class NextTokenConfig(HeadConfig):
+    """Scores over the vocabulary for the token that comes next."""
+
+    kind: Literal["next_token"] = "next_token"
+    has_bias: bool = False
+
+    def build(self, width: int, embedding_width: int, vocabulary: int) -> "NextToken":
+        if width != embedding_width:
+            raise ValueError(f"a next_token head needs an embedding as wide as the states: {embedding_width} ≠ {width}")
+        return NextToken(vocabulary if self.has_bias else None)
+
+
 HEADS: dict[str, type[HeadConfig]] = {
     "masked_tokens": MaskedTokensConfig,
+    "next_token": NextTokenConfig,
     "pooler": PoolerConfig,
     "next_sentence": NextSentenceConfig,
     "replaced_tokens": ReplacedTokensConfig,
@@ -88,12 +101,28 @@ class MaskedTokens(nn.Module):
         Shape: hidden (…, width), table (vocabulary, embedding width) -> (…, vocabulary). On a GPU the last axis is
         rounded up to a multiple of 64, the extra scores being -inf: the matrix units want aligned rows.
         """
-        hidden = self.norm(ACTIVATIONS[self.activation](self.transform(hidden)))
-        bias: Tensor = self.bias
-        missing = -table.shape[0] % 64 if table.is_cuda else 0
-        if missing:
-            table, bias = pad(table, (0, 0, 0, missing)), pad(bias, (0, missing), value=-torch.inf)
-        return linear(hidden, table, bias)
+        return _token_scores(self.norm(ACTIVATIONS[self.activation](self.transform(hidden))), table, self.bias)
+
+
+class NextToken(nn.Module):
+    """The product with the embedding table, which the caller hands in."""
+
+    def __init__(self, vocabulary: int | None) -> None:
+        super().__init__()
+        self.bias = None if vocabulary is None else nn.Parameter(torch.zeros(vocabulary))
+
+    def forward(self, hidden: Tensor, table: Tensor) -> Tensor:
+        """The scores of every token of the vocabulary, as those of `MaskedTokens`."""
+        bias = table.new_zeros(table.shape[0]) if self.bias is None else self.bias
+        return _token_scores(hidden, table, bias)
+
+
+def _token_scores(hidden: Tensor, table: Tensor, bias: Tensor) -> Tensor:
+    """hidden · tableᵀ + bias; on a GPU the last axis is rounded up to a multiple of 64, which the matrix units want."""
+    missing = -table.shape[0] % 64 if table.is_cuda else 0
+    if missing:
+        table, bias = pad(table, (0, 0, 0, missing)), pad(bias, (0, missing), value=-torch.inf)
+    return linear(hidden, table, bias)
 
 
 class Pooler(nn.Module):

@@ -79,7 +79,7 @@ class Model(nn.Module):
             raise InputError(f"the text {text!r} has no {mask} to fill")
         head = self.head("masked_tokens")
         with self._evaluating():
-            scores = head(self(**batch)[is_mask], self.encoder.embedding.token_table).float().softmax(-1)
+            scores = head(self(**batch)[is_mask], self.token_table).float().softmax(-1)
         best = scores.topk(min(top, self.config.encoder.vocabulary))
         return [
             list(zip(tokenizer.pieces(pieces), shares, strict=True))
@@ -87,8 +87,15 @@ class Model(nn.Module):
         ]
 
     @property
+    def token_table(self) -> Tensor:
+        """The encoder's token vectors, (vocabulary, embedding width); heads over the vocabulary read them, too."""
+        table = self.encoder.embedding.token_table
+        assert table is not None
+        return table
+
+    @property
     def device(self) -> torch.device:
-        return self.encoder.embedding.token_table.device
+        return self.token_table.device
 
     def require_tokenizer(self) -> Tokenizer:
         """The model's tokenizer, or a sentence that it has none."""

@@ -1,8 +1,6 @@
 """The published sizes, each architecture whole in a few lines."""
 
-import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,87 +11,81 @@ from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.heads import MaskedTokensConfig, NextSentenceConfig, PoolerConfig, ReplacedTokensConfig
-from bertsmith.settings import explain
+from bertsmith.settings import Record, explain
 
 
-def bert(
-    width: int,
-    layers: int,
-    heads: int,
-    *,
-    vocabulary: int = 30522,
-    longest: int = 512,
-    dropout: float = 0.1,
-    deviation: float = 0.02,
-) -> ModelConfig:
+class Size(Record):
+    """The numbers of a published model; any of them can be overridden."""
+
+    width: int
+    layers: int
+    heads: int
+    vocabulary: int = 30522
+    longest: int = 512
+    dropout: float = 0.1
+    deviation: float = 0.02
+
+    def encoder(self, embedding: EmbeddingConfig, *layers: LayerConfig, **parts: Any) -> EncoderConfig:
+        """An encoder of this size."""
+        return EncoderConfig(
+            vocabulary=self.vocabulary,
+            width=self.width,
+            embedding=embedding,
+            layers=layers,
+            deviation=self.deviation,
+            **parts,
+        )
+
+
+class FactorisedSize(Size):
+    """A size whose embedding is narrower than its layers."""
+
+    embedding_width: int
+
+
+def bert(size: Size) -> ModelConfig:
     """Devlin et al. 2019: post-norm, learned positions, two segments, masked tokens and next sentence."""
-    layer = LayerConfig(
-        mixer=FullConfig(heads=heads, dropout=dropout),
-        feedforward=FeedForwardConfig(neurons=4 * width),
-        dropout=dropout,
-    )
-    embedding = EmbeddingConfig(longest=longest, dropout=dropout)
-    encoder = EncoderConfig(
-        vocabulary=vocabulary, width=width, embedding=embedding, layers=(layer,) * layers, deviation=deviation
-    )
-    return ModelConfig(
-        family="bert", encoder=encoder, heads=(MaskedTokensConfig(), PoolerConfig(), NextSentenceConfig())
-    )
+    mixer = FullConfig(heads=size.heads, dropout=size.dropout)
+    layer = LayerConfig(mixer=mixer, feedforward=FeedForwardConfig(neurons=4 * size.width), dropout=size.dropout)
+    embedding = EmbeddingConfig(longest=size.longest, dropout=size.dropout)
+    heads = (MaskedTokensConfig(), PoolerConfig(), NextSentenceConfig())
+    return ModelConfig(family="bert", encoder=size.encoder(embedding, *[layer] * size.layers), heads=heads)
 
 
-def electra(
-    width: int,
-    layers: int,
-    heads: int,
-    embedding_width: int,
-    *,
-    vocabulary: int = 30522,
-    longest: int = 512,
-    dropout: float = 0.1,
-    deviation: float = 0.02,
-) -> ModelConfig:
+def electra(size: FactorisedSize) -> ModelConfig:
     """Clark et al. 2020, the discriminator: BERT's encoder on a factorised embedding, a score for every token."""
-    layer = LayerConfig(
-        mixer=FullConfig(heads=heads, dropout=dropout),
-        feedforward=FeedForwardConfig(neurons=4 * width),
-        dropout=dropout,
-    )
-    embedding = EmbeddingConfig(width=embedding_width, longest=longest, dropout=dropout)
-    encoder = EncoderConfig(
-        vocabulary=vocabulary, width=width, embedding=embedding, layers=(layer,) * layers, deviation=deviation
-    )
+    mixer = FullConfig(heads=size.heads, dropout=size.dropout)
+    layer = LayerConfig(mixer=mixer, feedforward=FeedForwardConfig(neurons=4 * size.width), dropout=size.dropout)
+    embedding = EmbeddingConfig(width=size.embedding_width, longest=size.longest, dropout=size.dropout)
+    encoder = size.encoder(embedding, *[layer] * size.layers)
     return ModelConfig(family="electra", encoder=encoder, heads=(ReplacedTokensConfig(),))
 
 
-PRESETS: dict[str, Callable[..., ModelConfig]] = {
-    "bert-tiny": partial(bert, width=128, layers=2, heads=2),
-    "bert-mini": partial(bert, width=256, layers=4, heads=4),
-    "bert-small": partial(bert, width=512, layers=4, heads=8),
-    "bert-medium": partial(bert, width=512, layers=8, heads=8),
-    "bert-base": partial(bert, width=768, layers=12, heads=12),
-    "bert-large": partial(bert, width=1024, layers=24, heads=16),
-    "electra-small": partial(electra, width=256, layers=12, heads=4, embedding_width=128),
-    "electra-base": partial(electra, width=768, layers=12, heads=12, embedding_width=768),
-    "electra-large": partial(electra, width=1024, layers=24, heads=16, embedding_width=1024),
+PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
+    "bert-tiny": (bert, Size(width=128, layers=2, heads=2)),
+    "bert-mini": (bert, Size(width=256, layers=4, heads=4)),
+    "bert-small": (bert, Size(width=512, layers=4, heads=8)),
+    "bert-medium": (bert, Size(width=512, layers=8, heads=8)),
+    "bert-base": (bert, Size(width=768, layers=12, heads=12)),
+    "bert-large": (bert, Size(width=1024, layers=24, heads=16)),
+    "electra-small": (electra, FactorisedSize(width=256, layers=12, heads=4, embedding_width=128)),
+    "electra-base": (electra, FactorisedSize(width=768, layers=12, heads=12, embedding_width=768)),
+    "electra-large": (electra, FactorisedSize(width=1024, layers=24, heads=16, embedding_width=1024)),
 }
 
 
 def preset(name: str, **overrides: Any) -> ModelConfig:
-    """The config of a published size; overrides are arguments of its family, such as layers=6 or vocabulary=8000."""
+    """The config of a published size; overrides are numbers of its size, such as layers=6 or vocabulary=8000."""
     if name not in PRESETS:
         raise InputError(f"preset is {name!r}; {nearest(name, PRESETS)} (all: {', '.join(PRESETS)})")
-    make, allowed = PRESETS[name], overridable(name)
-    for key in overrides:
-        if key not in allowed:
-            raise InputError(f"preset {name!r} has no setting {key!r}; {nearest(key, allowed)}")
+    family, size = PRESETS[name]
+    changed = type(size).parse({**size.plain(), **overrides}, source=f"preset {name!r}")
     try:
-        return make(**overrides)
+        return family(changed)
     except ValidationError as error:
         raise InputError(f"preset {name!r}: {explain(ModelConfig, error)}") from None
-    except TypeError as error:
-        raise InputError(f"preset {name!r} with {overrides}: a value has a wrong type ({error})") from None
 
 
 def overridable(name: str) -> tuple[str, ...]:
     """The settings of a preset that can be overridden."""
-    return tuple(inspect.signature(PRESETS[name]).parameters)
+    return tuple(type(PRESETS[name][1]).model_fields)

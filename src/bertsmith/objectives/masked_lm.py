@@ -82,7 +82,7 @@ class MaskedLM(Objective[MaskedBatch]):
         states = model.encoder(prepared.corrupted.tokens, prepared.layout, prepared.types)
         # (batch, length, width) or (tokens, width) -> (targets, width): scores are computed nowhere else
         chosen = states.flatten(0, -2).index_select(0, prepared.corrupted.places)
-        scores = model.head("masked_tokens")(chosen, model.encoder.embedding.token_table)
+        scores = model.head("masked_tokens")(chosen, model.token_table)
         sums = {"masked_tokens": _sums(scores, prepared.corrupted.targets)}
         if prepared.sentence_targets is not None:
             pooled = model.head("pooler")(prepared.layout.first_tokens(states))

@@ -53,7 +53,7 @@ def test_overrides() -> None:
     assert (len(config.encoder.layers), config.encoder.vocabulary) == (3, 100)
     with pytest.raises(InputError, match="preset is 'bert-bse'; did you mean 'bert-base'"):
         preset("bert-bse")
-    with pytest.raises(InputError, match="has no setting 'layer'; did you mean 'layers'"):
+    with pytest.raises(InputError, match="layer is not a known setting; did you mean 'layers'"):
         preset("bert-base", layer=3)
     with pytest.raises(InputError, match="width 770 is not a multiple of heads 12"):
         preset("bert-base", width=770)

@@ -156,7 +156,7 @@ def _electra_architecture(config: ModelConfig) -> str:
 BERT = Twin(
     model_type="bert",
     prefix="bert.",
-    encoder=_encoder_rows("bert."),
+    encoder=lambda config: _encoder_rows("bert."),
     optional={
         "heads.pooler": tuple(linear("heads.pooler.project", "bert.pooler.dense")),
         "heads.masked_tokens": (
@@ -177,7 +177,7 @@ BERT = Twin(
 ELECTRA = Twin(
     model_type="electra",
     prefix="electra.",
-    encoder=_encoder_rows("electra."),
+    encoder=lambda config: _encoder_rows("electra."),
     optional={
         "encoder.embedding.widen": tuple(linear("encoder.embedding.widen", "electra.embeddings_project")),
         "heads.replaced_tokens": (

@@ -1,6 +1,6 @@
 """What it takes to exchange one family with Hugging Face: a config translation and a table of names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ ACTIVATION_NAMES: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
     "tanh": "tanh",
 }
 
@@ -25,7 +27,8 @@ class Twin:
     model_type: str
     prefix: str
     """What Hugging Face writes before the encoder's names; some files leave it out."""
-    encoder: tuple[Row, ...]
+    encoder: Callable[[ModelConfig], Sequence[Row]]
+    """The rows every model has; `{i}` stands for every layer of the encoder."""
     optional: Mapping[str, tuple[Row, ...]]
     """Rows of parts a model may lack, by the start of our names, such as `heads.pooler`."""
     tied: Mapping[str, str]
@@ -36,9 +39,9 @@ class Twin:
 
     def rows(self, config: ModelConfig, parts: frozenset[str]) -> list[Row]:
         """The table for one model with these optional parts."""
-        rows = expand(self.encoder, len(config.encoder.layers))
+        rows = expand(self.encoder(config), len(config.encoder.layers))
         for part in sorted(parts):
-            rows += self.optional[part]
+            rows += expand(self.optional[part], len(config.encoder.layers))
         return rows
 
 

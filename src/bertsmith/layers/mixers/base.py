@@ -1,13 +1,17 @@
 """The contract of a mixer: the one place where the families of encoders differ."""
 
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
+from bertsmith.errors import InputError
 from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.settings import Record
+
+State = tuple[Tensor, ...]
+"""What a causal mixer keeps of the tokens it has seen; the first axis of every tensor is the batch."""
 
 
 class Mixer(nn.Module, ABC):
@@ -17,11 +21,14 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        """The mixed states, in the shape of `hidden`."""
+        """The mixed states, in the shape of `hidden`; they look at `call.memory` if there is one."""
 
     @abstractmethod
-    def maps(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        """How much each position takes from each other one: (batch, heads, longest, longest), rows are receivers."""
+    def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
+        """How much each position takes from each other one, by name of the map; rows are receivers.
+
+        Shape: each map (batch, heads, longest, longest of what is looked at).
+        """
 
     @abstractmethod
     def reorder(self, heads: Tensor) -> None:
@@ -31,9 +38,26 @@ class Mixer(nn.Module, ABC):
     def extract(self, cut: LayerCut) -> "Mixer":
         """A part of its own with the first heads only."""
 
+    def start(self, call: ForwardPass) -> State:
+        """The state before the first token; what can be computed of the memory once is computed here."""
+        return ()
+
+    def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
+        """The mixed states of one more token of each sequence, and the next state: the causal pass, token by token.
+
+        Shape: hidden (batch, width).
+        """
+        raise InputError(f"{type(self).__name__} has no step-by-step form; allowed: mixers with is_causal")
+
+    def renew(self, step: int, seed: int, layer: int) -> None:
+        """The trainer's moment before a step: kinds that draw random features draw them anew when it is time."""
+
 
 class MixerConfig(Record, ABC):
     """The settings of one kind of mixer; `kind` is its name in the table."""
+
+    reads_memory: ClassVar[bool] = False
+    """Whether the kind can look at states other than those that come in."""
 
     heads: int
 

@@ -20,18 +20,40 @@ def attention(
     value: Tensor,
     layout: SequenceLayout,
     *,
+    key_layout: SequenceLayout | None = None,
     is_causal: bool = False,
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    """softmax(QKᵀ/√head_width)V over the real tokens of each query's own sequence, in the shape of `query`.
+    """softmax(QKᵀ/√head_width)V over the real tokens of each query's own sequence, in the layout of `query`.
+
+    `key_layout` says how key and value lie where they are not the queries' own sequences; the i-th sequence of queries
+    looks at the i-th sequence of keys.
 
     Shape: query, key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed.
     """
-    inputs = AttentionInputs(query, key, value, layout, is_causal=is_causal, dropout=dropout)
+    _check(layout, key_layout, is_causal)
+    inputs = AttentionInputs(query, key, value, layout, key_layout or layout, is_causal=is_causal, dropout=dropout)
     return choose(FORMS, backend, inputs).compute(inputs)
 
 
-def attention_map(query: Tensor, key: Tensor, layout: SequenceLayout, *, is_causal: bool = False) -> Tensor:
-    """The attention probabilities, (batch, heads, longest, longest); rows are queries, pads get 0."""
-    return reference.probabilities(AttentionInputs(query, key, key, layout, is_causal=is_causal))
+def attention_map(
+    query: Tensor,
+    key: Tensor,
+    layout: SequenceLayout,
+    *,
+    key_layout: SequenceLayout | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """The attention probabilities, (batch, heads, longest, longest key); rows are queries, pads get 0."""
+    _check(layout, key_layout, is_causal)
+    return reference.probabilities(AttentionInputs(query, key, key, layout, key_layout or layout, is_causal=is_causal))
+
+
+def _check(layout: SequenceLayout, key_layout: SequenceLayout | None, is_causal: bool) -> None:
+    if key_layout is None:
+        return
+    if is_causal:
+        raise ValueError("causal attention has no key_layout: before and after mean something in one sequence only")
+    if layout.batch != key_layout.batch:
+        raise ValueError(f"{layout.batch} sequences of queries cannot look at {key_layout.batch} sequences of keys")

@@ -11,21 +11,21 @@ def unsupported(inputs: AttentionInputs) -> str | None:
 
 
 def attention(inputs: AttentionInputs) -> Tensor:
-    """The attention output, in the shape of the query."""
-    if inputs.layout.is_packed:
+    """The attention output, in the layout of the query."""
+    if inputs.layout.is_packed or inputs.key_layout.is_packed:
         return through_padding(attention, inputs)
     weights = torch.dropout(probabilities(inputs), inputs.dropout, train=inputs.dropout > 0)
     return torch.einsum("bhqk,bkhd->bqhd", weights, inputs.value)
 
 
 def probabilities(inputs: AttentionInputs) -> Tensor:
-    """Vaswani et al. 2017, eq. 1, without the value: (batch, heads, longest, longest)."""
+    """Vaswani et al. 2017, eq. 1, without the value: (batch, heads, longest, longest key)."""
     query, layout = inputs.layout.pad(inputs.query)
-    key, _ = inputs.layout.pad(inputs.key)
+    key, key_layout = inputs.key_layout.pad(inputs.key)
     scores = torch.einsum("bqhd,bkhd->bhqk", query, key) / query.shape[-1] ** 0.5
-    allowed = torch.ones(layout.batch, 1, layout.longest, layout.longest, dtype=torch.bool, device=query.device)
-    if layout.is_token is not None:
-        allowed = allowed & layout.is_token[:, None, None, :]
+    allowed = torch.ones(layout.batch, 1, layout.longest, key_layout.longest, dtype=torch.bool, device=query.device)
+    if key_layout.is_token is not None:
+        allowed = allowed & key_layout.is_token[:, None, None, :]
     if inputs.is_causal:
         allowed = allowed.tril()
     # a finite floor, so that an empty sequence gives zeros and not NaN

@@ -11,14 +11,13 @@ def unsupported(inputs: AttentionInputs) -> str | None:
 
 
 def attention(inputs: AttentionInputs) -> Tensor:
-    """The attention output, in the shape of the query."""
-    layout = inputs.layout
-    if layout.is_packed:
+    """The attention output, in the layout of the query."""
+    if inputs.layout.is_packed or inputs.key_layout.is_packed:
         return through_padding(attention, inputs)
-    mask = None if layout.is_token is None else layout.is_token[:, None, None, :]
-    is_causal = inputs.is_causal
+    is_token, is_causal = inputs.key_layout.is_token, inputs.is_causal
+    mask = None if is_token is None else is_token[:, None, None, :]
     if mask is not None and is_causal:
-        mask, is_causal = mask.expand(-1, 1, layout.longest, -1).tril(), False
+        mask, is_causal = mask.expand(-1, 1, inputs.layout.longest, -1).tril(), False
     mixed = scaled_dot_product_attention(
         inputs.query.transpose(1, 2),  # (batch, length, heads, head_width) -> (batch, heads, length, head_width)
         inputs.key.transpose(1, 2),

@@ -8,7 +8,7 @@ from bertsmith.ops.attention.inputs import AttentionInputs
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:
-    if not inputs.layout.is_packed:
+    if not (inputs.layout.is_packed and inputs.key_layout.is_packed):
         return "the layout is padded and this form takes packed sequences"
     if not inputs.query.is_cuda:
         return f"the tensors are on {inputs.query.device.type} and the kernel runs on CUDA"
@@ -16,22 +16,25 @@ def unsupported(inputs: AttentionInputs) -> str | None:
         return f"the tensors are {inputs.query.dtype} and the kernel takes bfloat16 or float16"
     if inputs.dropout > 0:
         return "the kernel has no attention dropout"
+    if inputs.value.shape[-1] != inputs.key.shape[-1]:
+        return f"the head width of value, {inputs.value.shape[-1]}, differs from that of key, {inputs.key.shape[-1]}"
     return None
 
 
 def attention(inputs: AttentionInputs) -> Tensor:
     """The attention output, (tokens, heads, head_width)."""
-    starts, longest = inputs.layout.starts, inputs.layout.longest
+    starts, key_starts = inputs.layout.starts, inputs.key_layout.starts
     assert starts is not None
-    # longest stays a Python number: as a tensor it would recompile the kernel at every step
+    assert key_starts is not None
+    # the longest stay Python numbers: as tensors they would recompile the kernel at every step
     mixed = varlen_attn(
         inputs.query,
         inputs.key,
         inputs.value,
         starts,
-        starts,
-        longest,
-        longest,
+        key_starts,
+        inputs.layout.longest,
+        inputs.key_layout.longest,
         window_size=(-1, 0) if inputs.is_causal else (-1, -1),
     )
     assert isinstance(mixed, Tensor)  # a pair comes back only where auxiliary outputs are asked for

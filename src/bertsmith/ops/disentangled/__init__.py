@@ -1,0 +1,1 @@
+"""Attention that scores content against relative positions beside content against content (He et al. 2021)."""

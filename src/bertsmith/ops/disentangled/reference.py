@@ -1,0 +1,1 @@
+"""Disentangled attention written out."""

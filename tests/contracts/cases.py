@@ -6,6 +6,7 @@ from torch import Tensor
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.layers.call import ForwardPass, Memory
 from bertsmith.layers.mixers import MixerConfig
+from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.norm import NormConfig
 from bertsmith.layers.relative import RelativeConfig
@@ -32,6 +33,12 @@ MIXER_CASES: dict[str, MixerConfig] = {
     "full": FullConfig(heads=HEADS, dropout=0.0),
     "full causal": FullConfig(heads=HEADS, dropout=0.0, is_causal=True),
     "full with wider values": FullConfig(heads=HEADS, head_width=3, value_width=7, dropout=0.0),
+    "favor": FavorConfig(heads=HEADS, dropout=0.0, features=32),
+    "favor causal": FavorConfig(heads=HEADS, dropout=0.0, features=32, is_causal=True),
+    "favor relu": FavorConfig(heads=HEADS, dropout=0.0, features=32, kernel="relu"),
+    "favor hyperbolic with wider values": FavorConfig(
+        heads=HEADS, head_width=3, value_width=7, dropout=0.0, features=16, kernel="hyperbolic"
+    ),
 }
 CAUSAL_CASES = [name for name, config in MIXER_CASES.items() if getattr(config, "is_causal", False)]
 MEMORY_CASES = [

@@ -51,7 +51,7 @@ def favor(
     chunk: int = 128,
     backend: str = "auto",
 ) -> Tensor:
-    """φ(Q)φ(K)ᵀV over its row sums, for the real tokens of each query's own sequence, in the shape of `query`.
+    """φ(Q)φ(K)ᵀV over its row sums, for the real tokens of each query's own sequence, a row for every query.
 
     Features, sums and row sums are float32 (float64 for float64 inputs), under autocast too. `epsilon` None is the
     kernel's own; for exponential kernels it is relative to the largest feature of the query, and of the keys of the
@@ -80,10 +80,12 @@ def favor_map(
     return reference.probabilities(inputs)
 
 
-def favor_start(batch: int, heads: int, projection: Tensor, *, kernel: str = "softmax") -> FavorState:
-    """The decoding state before the first token."""
+def favor_start(
+    batch: int, heads: int, projection: Tensor, *, kernel: str = "softmax", value_width: int | None = None
+) -> FavorState:
+    """The decoding state before the first token; values are as wide as keys unless `value_width` says otherwise."""
     features, head_width = projection.shape
-    return step.empty_state(batch, heads, feature_width(kernel, features), head_width, projection)
+    return step.empty_state(batch, heads, feature_width(kernel, features), value_width or head_width, projection)
 
 
 def favor_memory(

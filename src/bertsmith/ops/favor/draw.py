@@ -19,7 +19,7 @@ def draw(
     the identity: the kernel reads the coordinates of queries and keys themselves.
     """
     if features == 0:
-        return torch.eye(head_width, dtype=torch.float64)
+        return torch.eye(head_width, dtype=torch.float64, device="cpu")
     normal = _normal(features, head_width, generator)
     if not is_orthogonal and not has_constant_norms:
         return normal

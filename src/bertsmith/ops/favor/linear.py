@@ -4,7 +4,7 @@ The backward pass computes features and states anew, so that training keeps only
 With V1 = [V 1], φ the features, and the row sums in the last column of O1 (Choromanski et al. 2021, section 3):
 
     both directions   S = φ(K)ᵀV1,  O1 = φ(Q)S
-    causal            chunks of positions; T_c = φ(K_c)ᵀV1_c, S_c = Σ_{b<c} T_b, O1_c = φ(Q_c)S_c + tril(φ(Q_c)φ(K_c)ᵀ)V1_c
+    causal, chunk c   S_c = Σ_{b<c} φ(K_b)ᵀV1_b,  O1_c = φ(Q_c)S_c + tril(φ(Q_c)φ(K_c)ᵀ)V1_c
 
 A causal key is divided by exp(level), the largest exponent up to it. Products between positions of different levels are
 multiplied by exp(difference), never above 1: nothing overflows, and nothing before a token depends on what follows it.
@@ -32,6 +32,8 @@ from bertsmith.ops.favor.kernels import KERNELS, Kernel
 
 
 def unsupported(inputs: FavorInputs) -> str | None:
+    if inputs.is_causal and torch.compiler.is_exporting() and not isinstance(inputs.layout.longest, int):
+        return "the causal form needs the number of chunks, and a graph is exported with a free length"
     return None
 
 
@@ -53,9 +55,8 @@ def favor(inputs: FavorInputs) -> Tensor:
 
 
 def _chunk(inputs: FavorInputs) -> int:
-    """Positions of one chunk; a short sequence is one chunk. An exported graph has a free length and keeps the size."""
-    length = inputs.key.shape[1]
-    return max(length, 1) if isinstance(length, int) and length < inputs.chunk else inputs.chunk
+    """Positions of one chunk; a short sequence is one chunk."""
+    return max(1, min(inputs.key.shape[1], inputs.chunk))
 
 
 class _Side(NamedTuple):
@@ -71,7 +72,7 @@ class _Side(NamedTuple):
 
 
 class _Products(NamedTuple):
-    """The two sides, [V 1], and in the causal form the levels by chunk."""
+    """The two sides, [V 1], and a row of the random matrix for every feature."""
 
     queries: _Side
     keys: _Side

@@ -13,7 +13,7 @@ from bertsmith.ops.favor.inputs import FavorInputs, padded
 class FavorState(NamedTuple):
     """What linear attention keeps of the keys and values it has seen.
 
-    Shape: sums (batch, heads, feature width, head_width + 1), level (batch, heads, 1, 1): the sums are divided by its
+    Shape: sums (batch, heads, feature width, value width + 1), level (batch, heads, 1, 1): the sums are divided by its
     exponential.
     """
 
@@ -21,9 +21,9 @@ class FavorState(NamedTuple):
     level: Tensor
 
 
-def empty_state(batch: int, heads: int, width: int, head_width: int, like: Tensor) -> FavorState:
+def empty_state(batch: int, heads: int, width: int, value_width: int, like: Tensor) -> FavorState:
     """The state before the first token, in the precision and on the device of `like`."""
-    sums = torch.zeros(batch, heads, width, head_width + 1, dtype=like.dtype, device=like.device)
+    sums = torch.zeros(batch, heads, width, value_width + 1, dtype=like.dtype, device=like.device)
     level = torch.full((batch, heads, 1, 1), torch.finfo(like.dtype).min, dtype=like.dtype, device=like.device)
     return FavorState(sums, level)
 

@@ -15,6 +15,7 @@ _HOMES = {
     "Subnet": "bertsmith.layers.subnet",
     "Tokenizer": "bertsmith.text.tokenizer",
     "build": "bertsmith.models.build",
+    "convert": "bertsmith.models.convert",
     "corpus": "bertsmith.commands.corpus",
     "export": "bertsmith.checkpoint.store",
     "extract": "bertsmith.models.build",
@@ -33,6 +34,7 @@ __all__ = [
     "Subnet",
     "Tokenizer",
     "build",
+    "convert",
     "corpus",
     "export",
     "extract",
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from bertsmith.errors import InputError
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import build, extract
+    from bertsmith.models.convert import convert
     from bertsmith.models.model import Model
     from bertsmith.models.presets import preset
     from bertsmith.text.tokenizer import Tokenizer

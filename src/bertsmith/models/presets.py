@@ -8,9 +8,11 @@ from pydantic import ValidationError
 from bertsmith.errors import InputError, nearest
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
+from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.heads import MaskedTokensConfig, NextSentenceConfig, PoolerConfig, ReplacedTokensConfig
+from bertsmith.ops.favor import KernelName
 from bertsmith.settings import Record, explain
 
 
@@ -43,6 +45,14 @@ class FactorisedSize(Size):
     embedding_width: int
 
 
+class PerformerSize(Size):
+    """A size whose attention works with random features."""
+
+    features: int = 256
+    kernel: KernelName = "softmax"
+    redraw_every: int = 1000
+
+
 def bert(size: Size) -> ModelConfig:
     """Devlin et al. 2019: post-norm, learned positions, two segments, masked tokens and next sentence."""
     mixer = FullConfig(heads=size.heads, dropout=size.dropout)
@@ -61,6 +71,16 @@ def electra(size: FactorisedSize) -> ModelConfig:
     return ModelConfig(family="electra", encoder=encoder, heads=(ReplacedTokensConfig(),))
 
 
+def performer(size: PerformerSize) -> ModelConfig:
+    """Choromanski et al. 2021: BERT whose attention is FAVOR+, linear in the length."""
+    features: dict[str, Any] = {name: getattr(size, name) for name in ("features", "kernel", "redraw_every")}
+    mixer = FavorConfig(heads=size.heads, dropout=size.dropout, **features)
+    layer = LayerConfig(mixer=mixer, feedforward=FeedForwardConfig(neurons=4 * size.width), dropout=size.dropout)
+    embedding = EmbeddingConfig(longest=size.longest, dropout=size.dropout)
+    heads = (MaskedTokensConfig(), PoolerConfig(), NextSentenceConfig())
+    return ModelConfig(family="performer", encoder=size.encoder(embedding, *[layer] * size.layers), heads=heads)
+
+
 PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "bert-tiny": (bert, Size(width=128, layers=2, heads=2)),
     "bert-mini": (bert, Size(width=256, layers=4, heads=4)),
@@ -71,6 +91,10 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "electra-small": (electra, FactorisedSize(width=256, layers=12, heads=4, embedding_width=128)),
     "electra-base": (electra, FactorisedSize(width=768, layers=12, heads=12, embedding_width=768)),
     "electra-large": (electra, FactorisedSize(width=1024, layers=24, heads=16, embedding_width=1024)),
+    "performer-small": (performer, PerformerSize(width=512, layers=4, heads=8)),
+    "performer-base": (performer, PerformerSize(width=768, layers=12, heads=12)),
+    "performer-relu-small": (performer, PerformerSize(width=512, layers=4, heads=8, kernel="relu")),
+    "performer-relu-base": (performer, PerformerSize(width=768, layers=12, heads=12, kernel="relu")),
 }
 
 

@@ -90,6 +90,7 @@ def test_backends_agree_with_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_compiles_as_one_graph(name: str) -> None:
+    torch._dynamo.reset()  # it counts how often one function was compiled, over all families
     model = tiny_model(name)
     encoder = torch.compile(model.encoder, fullgraph=True, backend="aot_eager")
     tokens, layout = torch.randint(0, 50, (12,)), packed_layout([5, 7])

@@ -2,7 +2,7 @@
 
     resume, if there is a checkpoint
     for step in steps:
-        renew: parts that draw random features draw them anew           (encoder.renew)
+        renew: parts that draw random features draw them anew           (model.renew)
         take this step's micro-batches; prepare them                    (objective.prepare)
         add up the targets of all micro-batches and processes
         for each micro-batch: forward, divide by the targets, backward  (objective)
@@ -33,7 +33,6 @@ from bertsmith.batches.loader import BatchReader, Loaded, load_batches
 from bertsmith.batches.plan import Cursor, Plan
 from bertsmith.batches.random import key, seed_everything
 from bertsmith.errors import InputError
-from bertsmith.models.encoder import Encoder
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Sums
 from bertsmith.training.checkpoint import (
@@ -193,9 +192,7 @@ class Trainer:
     def _step(self, batches: Iterator[Loaded], meter: Meter) -> None:
         """One optimiser step."""
         step, run = self.progress.step, self.method.run
-        for stack in self.model.modules():
-            if isinstance(stack, Encoder):
-                stack.renew(step, run.seed)
+        self.model.renew(step, run.seed)
         micro = self.data.plan.config.micro_tokens
         count = self.method.batch.micro_batches(step, run.steps, micro, self.processes)
         loaded = [next(batches) for _ in range(count)]

@@ -5,7 +5,9 @@ import torch
 from cases import TINY, padded_layout
 
 import bertsmith
+from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
+from bertsmith.layers.call import Memory
 from bertsmith.models.model import Model
 from bertsmith.models.presets import overridable, preset
 
@@ -73,9 +75,23 @@ def test_what_cannot_be_is_said() -> None:
         bertsmith.convert(model, "favor", features=-1)
     with pytest.raises(InputError, match="this model has no attention of the other kind"):
         bertsmith.convert(model, "full")
-    with pytest.raises(
-        InputError, match="convert to 'favor': features is 0 and kernel 'softmax' needs a"
-    ):
+    with pytest.raises(InputError, match="convert to 'favor': features is 0 and kernel 'softmax' needs a"):
         bertsmith.convert(model, "favor", features=0)
     plain = bertsmith.convert(model, "favor", features=0, kernel="relu")
     assert plain.encoder.blocks[0].mixer.projection.shape == (6, 6)
+
+
+def test_a_translator_becomes_a_performer_with_a_state_of_fixed_size() -> None:
+    model = tiny("transformer-tiny")
+    other = bertsmith.convert(model, "favor", features=12)
+    assert {block.cross.projection.shape for block in other.decoder.blocks} == {(12, 6)}
+    ids, mask = torch.randint(3, 50, (3, 6)), padded_layout([6, 2, 4]).is_token.long()
+    written = other.generate(ids, mask, bertsmith.GenerationConfig(method="greedy", extra_length=3), start=1, end=2)
+    for row, tokens in enumerate(written):
+        length = int(mask[row].sum())
+        states = other(ids[row : row + 1, :length])
+        memory = Memory(states, SequenceLayout.full(1, length))
+        prefix = torch.tensor([[1, *tokens]])
+        scores = other.scores(other.decode(prefix, SequenceLayout.full(*prefix.shape), memory))
+        assert scores.argmax(-1)[0, : len(tokens)].tolist() == tokens
+    assert bertsmith.convert(other, "full").config == model.config

@@ -159,17 +159,19 @@ def test_pads_never_matter(kernel: str, is_causal: bool) -> None:
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_a_constant_in_the_exponents_cancels(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bertsmith.ops.favor import features, linear
+    from bertsmith.ops.favor import features
 
     query, key, value = (tensor.detach() for tensor in inputs(1, 9))
     projection, layout = matrix(), SequenceLayout.full(1, 9)
     plain = favor(query, key, value, projection, layout, is_causal=is_causal)
 
+    project = features.project
+
     def moved(*arguments: object) -> features.Projected:
-        projected = features.project(*arguments)
+        projected = project(*arguments)
         return projected._replace(exponent=projected.exponent + 300.0)
 
-    monkeypatch.setattr(linear, "project", moved)
+    monkeypatch.setattr(features, "project", moved)
     torch.testing.assert_close(
         favor(query, key, value, projection, layout, is_causal=is_causal), plain, rtol=1e-11, atol=1e-11
     )

@@ -4,6 +4,7 @@
 and `favor_read` for decoding, `draw` for the random matrix.
 """
 
+import torch
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
@@ -77,7 +78,8 @@ def favor_map(
 ) -> Tensor:
     """The estimate of the attention probabilities, (batch, heads, queries' longest, keys' longest); pads get 0."""
     inputs = _inputs(query, key, key, projection, layout, key_layout, kernel, epsilon, is_causal, 1)
-    return reference.probabilities(inputs)
+    with torch.autocast(query.device.type, enabled=False):
+        return reference.probabilities(inputs)
 
 
 def favor_start(

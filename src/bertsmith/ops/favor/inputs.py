@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
+from bertsmith.ops.favor.features import widened
 from bertsmith.ops.favor.kernels import KERNELS, Kernel
 
 
@@ -34,9 +35,13 @@ class FavorInputs:
         return KERNELS[self.kernel]
 
     @property
-    def matrix(self) -> Tensor:
-        """The random matrix in the precision of the whole computation: float32, or float64 for float64 inputs."""
-        return self.projection.to(torch.float64 if self.query.dtype == torch.float64 else torch.float32)
+    def rows(self) -> Tensor:
+        """A row of the random matrix for every feature, in the precision of all that follows.
+
+        That is float32, whatever autocast says, or float64 for float64 inputs.
+        """
+        precision = torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        return widened(self.projection.to(precision), self.rule)
 
 
 def padded(inputs: FavorInputs) -> FavorInputs:

@@ -16,19 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bertsmith.ops.favor.features import (
-    Projected,
-    features,
-    gradient,
-    project,
-    row_level,
-    running_level,
-    scaled,
-    sequence_level,
-    widened,
-)
+from bertsmith.ops.favor.features import Side, gradient, key_side, query_side, with_ones
 from bertsmith.ops.favor.inputs import FavorInputs, through_padding
-from bertsmith.ops.favor.kernels import KERNELS, Kernel
+from bertsmith.ops.favor.kernels import KERNELS
 
 
 def unsupported(inputs: FavorInputs) -> str | None:
@@ -45,7 +35,7 @@ def favor(inputs: FavorInputs) -> Tensor:
         inputs.query,
         inputs.key,
         inputs.value,
-        inputs.matrix,
+        inputs.rows,
         inputs.key_layout.is_token,
         inputs.kernel,
         inputs.epsilon,
@@ -59,27 +49,6 @@ def _chunk(inputs: FavorInputs) -> int:
     return max(1, min(inputs.key.shape[1], inputs.chunk))
 
 
-class _Side(NamedTuple):
-    """Queries or keys on their way through the feature map.
-
-    Shape: x (batch, heads, length, head_width), features (batch, heads, length, width), level (…, length or 1, 1).
-    """
-
-    x: Tensor
-    projected: Projected
-    level: Tensor
-    features: Tensor
-
-
-class _Products(NamedTuple):
-    """The two sides, [V 1], and a row of the random matrix for every feature."""
-
-    queries: _Side
-    keys: _Side
-    values: Tensor
-    matrix: Tensor
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -87,80 +56,50 @@ class _Linear(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        matrix: Tensor,
+        rows: Tensor,
         is_token: Tensor | None,
         kernel: str,
         epsilon: float,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
+        rule = KERNELS[kernel]
         with torch.autocast(query.device.type, enabled=False):
-            made = _products(query, key, value, matrix, is_token, KERNELS[kernel], epsilon, chunk > 0)
-            sums = _causal(made, chunk) if chunk else made.queries.features @ _state(made)
+            values = with_ones(value, rows)
+            if chunk:
+                keys = key_side(key, rows, rule, epsilon, is_token, is_causal=True)
+                sums = _causal(query_side(query, rows, rule, epsilon), keys, values, chunk)
+            else:
+                # the features of the keys are let go before those of the queries are made
+                state = key_side(key, rows, rule, epsilon, is_token, is_causal=False).features.mT @ values
+                sums = query_side(query, rows, rule, epsilon).features @ state
             total = sums[..., -1:]  # (batch, heads, length, 1)
             total = torch.where(total == 0, 1.0, total)
             mixed = (sums[..., :-1] / total).transpose(1, 2).to(value.dtype)
-        ctx.save_for_backward(query, key, value, matrix, is_token, mixed, total)
+        ctx.save_for_backward(query, key, value, rows, is_token, mixed, total)
         ctx.kernel, ctx.epsilon, ctx.chunk = kernel, epsilon, chunk
         ctx.mark_non_differentiable(total)
         return mixed, total
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, matrix, is_token, mixed, total = ctx.saved_tensors
-        kernel = KERNELS[ctx.kernel]
+        query, key, value, rows, is_token, mixed, total = ctx.saved_tensors
+        rule = KERNELS[ctx.kernel]
         with torch.autocast(query.device.type, enabled=False):
-            made = _products(query, key, value, matrix, is_token, kernel, ctx.epsilon, ctx.chunk > 0)
-            by_mixed = upstream.to(matrix.dtype).transpose(1, 2) / total
-            by_total = -(by_mixed * mixed.to(matrix.dtype).transpose(1, 2)).sum(-1, keepdim=True)
+            queries = query_side(query, rows, rule, ctx.epsilon)
+            keys = key_side(key, rows, rule, ctx.epsilon, is_token, is_causal=ctx.chunk > 0)
+            values = with_ones(value, rows)
+            by_mixed = upstream.to(rows.dtype).transpose(1, 2) / total
+            by_total = -(by_mixed * mixed.to(rows.dtype).transpose(1, 2)).sum(-1, keepdim=True)
             by_sums = torch.cat([by_mixed, by_total], -1)
             if ctx.chunk:
-                by_queries, by_keys, by_values = _causal_gradient(made, by_sums, ctx.chunk)
+                by_queries, by_keys, by_values = _causal_gradient(queries, keys, values, by_sums, ctx.chunk)
             else:
-                state, by_state = _state(made), made.queries.features.mT @ by_sums
-                by_queries, by_keys = by_sums @ state.mT, made.values @ by_state.mT
-                by_values = made.keys.features @ by_state
-            by_query = _back(made.queries, by_queries, made.matrix, kernel, query)
-            by_key = _back(made.keys, by_keys, made.matrix, kernel, key)
+                state, by_state = keys.features.mT @ values, queries.features.mT @ by_sums
+                by_queries, by_keys, by_values = by_sums @ state.mT, values @ by_state.mT, keys.features @ by_state
+            by_query = gradient(queries, rows, rule, by_queries, query)
+            by_key = gradient(keys, rows, rule, by_keys, key)
             by_value = by_values[..., :-1].transpose(1, 2).to(value.dtype)
         return by_query, by_key, by_value, None, None, None, None, None
-
-
-def _products(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    matrix: Tensor,
-    is_token: Tensor | None,
-    kernel: Kernel,
-    epsilon: float,
-    is_causal: bool,
-) -> _Products:
-    """Everything the products need, from what is kept for the backward pass."""
-    rows = widened(matrix, kernel)
-    mask = None if is_token is None else is_token[:, None, :, None]
-    x = scaled(query, matrix).transpose(
-        1, 2
-    )  # (batch, length, heads, head_width) -> (batch, heads, length, head_width)
-    projected = project(x, rows, kernel)
-    level = row_level(projected)
-    queries = _Side(x, projected, level, features(projected, level, epsilon))
-    x = scaled(key, matrix).transpose(1, 2)
-    projected = project(x, rows, kernel, mask)
-    level = running_level(projected) if is_causal else sequence_level(projected)
-    keys = _Side(x, projected, level, features(projected, level, epsilon, mask))
-    values = pad(value.to(matrix.dtype).transpose(1, 2), (0, 1), value=1.0)  # [V 1]
-    return _Products(queries, keys, values, rows)
-
-
-def _back(side: _Side, by_features: Tensor, matrix: Tensor, kernel: Kernel, states: Tensor) -> Tensor:
-    """The gradient of queries or keys as they came in."""
-    by_x = gradient(side.x, matrix, kernel, side.projected, side.level, by_features)
-    return (by_x * states.shape[-1] ** -0.25).transpose(1, 2).to(states.dtype)
-
-
-def _state(made: _Products) -> Tensor:
-    """φ(K)ᵀ[V 1]: (batch, heads, width, head_width + 1)."""
-    return made.keys.features.mT @ made.values
 
 
 class _Chunks(NamedTuple):
@@ -183,14 +122,12 @@ class _Chunks(NamedTuple):
     """From the end of chunk b (column) to the state before chunk c (row); 0 unless b < c."""
 
 
-def _chunks(made: _Products, chunk: int) -> _Chunks:
-    queries, keys, values = (
-        _split(tensor, chunk) for tensor in (made.queries.features, made.keys.features, made.values)
-    )
+def _chunks(query: Side, key: Side, values: Tensor, chunk: int) -> _Chunks:
+    queries, keys, values = (_split(tensor, chunk) for tensor in (query.features, key.features, values))
     # the last level repeated in the filling keeps levels rising; the filling's keys are 0
-    missing = keys.shape[2] * chunk - made.keys.level.shape[-2]
-    last = made.keys.level[..., -1:, :]
-    level = torch.cat([made.keys.level, last.expand(*last.shape[:-2], missing, 1)], -2)
+    missing = keys.shape[2] * chunk - key.level.shape[-2]
+    last = key.level[..., -1:, :]
+    level = torch.cat([key.level, last.expand(*last.shape[:-2], missing, 1)], -2)
     level = level.unflatten(-2, (-1, chunk))  # (batch, heads, length, 1) -> (batch, heads, chunks, chunk, 1)
     ends = level[..., -1, 0]  # (batch, heads, chunks)
     starts = torch.cat([level[:, :, :1, 0, 0], ends[..., :-1]], -1)
@@ -221,17 +158,19 @@ def _carried(between: Tensor, sums: Tensor) -> Tensor:
     return (between @ sums.flatten(-2)).unflatten(-1, sums.shape[-2:])
 
 
-def _causal(made: _Products, chunk: int) -> Tensor:
+def _causal(queries: Side, keys: Side, values: Tensor, chunk: int) -> Tensor:
     """Sums over all keys up to each query, of values and of ones: (batch, heads, length, head_width + 1)."""
-    c = _chunks(made, chunk)
+    c = _chunks(queries, keys, values, chunk)
     states = _carried(c.between, (c.keys * c.leaving).mT @ c.values)
     sums = (c.queries @ c.keys.mT * c.within) @ c.values + c.entering * (c.queries @ states)
-    return sums.flatten(2, 3)[:, :, : made.values.shape[2]]
+    return sums.flatten(2, 3)[:, :, : values.shape[2]]
 
 
-def _causal_gradient(made: _Products, by_sums: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+def _causal_gradient(
+    queries: Side, keys: Side, values: Tensor, by_sums: Tensor, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the features of queries and keys, and of [V 1]."""
-    c, by_sums = _chunks(made, chunk), _split(by_sums, chunk)
+    c, by_sums = _chunks(queries, keys, values, chunk), _split(by_sums, chunk)
     states = _carried(c.between, (c.keys * c.leaving).mT @ c.values)
     by_states = _carried(c.between.mT, (c.queries * c.entering).mT @ by_sums)
     pairs = c.queries @ c.keys.mT * c.within
@@ -239,7 +178,7 @@ def _causal_gradient(made: _Products, by_sums: Tensor, chunk: int) -> tuple[Tens
     by_queries = by_pairs @ c.keys + c.entering * (by_sums @ states.mT)
     by_keys = by_pairs.mT @ c.queries + c.leaving * (c.values @ by_states.mT)
     by_values = pairs.mT @ by_sums + c.leaving * (c.keys @ by_states)
-    length = made.values.shape[2]
+    length = values.shape[2]
     by_queries, by_keys, by_values = (
         tensor.flatten(2, 3)[:, :, :length] for tensor in (by_queries, by_keys, by_values)
     )

@@ -4,9 +4,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from bertsmith.ops.favor.features import features, project, row_level, scaled, sequence_level, widened
+from bertsmith.ops.favor.features import key_side, query_side, with_ones
 from bertsmith.ops.favor.inputs import FavorInputs, padded
 
 
@@ -31,13 +30,10 @@ def empty_state(batch: int, heads: int, width: int, value_width: int, like: Tens
 def whole_state(inputs: FavorInputs) -> FavorState:
     """The state after all keys and values of each sequence, for queries that see every one of them."""
     inputs = padded(inputs)
-    kernel, matrix = inputs.rule, inputs.matrix
-    is_token = None if inputs.key_layout.is_token is None else inputs.key_layout.is_token[:, None, :, None]
     with torch.autocast(inputs.key.device.type, enabled=False):
-        keys = project(scaled(inputs.key, matrix).transpose(1, 2), widened(matrix, kernel), kernel, is_token)
-        level = sequence_level(keys)
-        values = pad(inputs.value.to(matrix.dtype).transpose(1, 2), (0, 1), value=1.0)  # [V 1]
-        return FavorState(features(keys, level, inputs.epsilon, is_token).mT @ values, level)
+        is_token = inputs.key_layout.is_token
+        keys = key_side(inputs.key, inputs.rows, inputs.rule, inputs.epsilon, is_token, is_causal=False)
+        return FavorState(keys.features.mT @ with_ones(inputs.value, inputs.rows), keys.level)
 
 
 def extended(inputs: FavorInputs, state: FavorState) -> FavorState:
@@ -45,24 +41,23 @@ def extended(inputs: FavorInputs, state: FavorState) -> FavorState:
 
     Shape: key and value of the inputs (batch, 1, heads, head_width).
     """
-    kernel, matrix = inputs.rule, inputs.matrix
     with torch.autocast(inputs.key.device.type, enabled=False):
-        keys = project(scaled(inputs.key, matrix).transpose(1, 2), widened(matrix, kernel), kernel)
-        level = torch.maximum(state.level, row_level(keys))
-        values = pad(inputs.value.to(matrix.dtype).transpose(1, 2), (0, 1), value=1.0)  # [V 1]
-        sums = state.sums * (state.level - level).exp() + features(keys, level, inputs.epsilon).mT @ values
+        keys = key_side(inputs.key, inputs.rows, inputs.rule, 0.0, None, is_causal=False)
+        level = torch.maximum(state.level, keys.level)
+        # ε is relative to the largest feature so far
+        features = keys.features * (keys.level - level).exp() + inputs.epsilon
+        sums = state.sums * (state.level - level).exp() + features.mT @ with_ones(inputs.value, inputs.rows)
     return FavorState(sums, level)
 
 
 def read(inputs: FavorInputs, state: FavorState) -> Tensor:
-    """What the queries take from the state, in the shape of the query.
+    """What the queries take from the state: (batch, length, heads, value width).
 
     Shape: query of the inputs (batch, length, heads, head_width).
     """
-    kernel, matrix = inputs.rule, inputs.matrix
     with torch.autocast(inputs.query.device.type, enabled=False):
-        queries = project(scaled(inputs.query, matrix).transpose(1, 2), widened(matrix, kernel), kernel)
-        sums = features(queries, row_level(queries), inputs.epsilon) @ state.sums
+        queries = query_side(inputs.query, inputs.rows, inputs.rule, inputs.epsilon)
+        sums = queries.features @ state.sums
         total = sums[..., -1:]
         mixed = sums[..., :-1] / torch.where(total == 0, 1.0, total)
     return mixed.transpose(1, 2).to(inputs.query.dtype)

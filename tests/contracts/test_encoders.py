@@ -15,7 +15,7 @@ SUBNETS = {
     "width": Subnet(width=0.5),
     "depth": Subnet(depth=0.67),
     "both": Subnet(width=0.25, depth=0.34, depth_rule="drop_last"),
-    "by layer": Subnet(layers=(0, 2), heads=(1, 3), neurons=(5, 90)),
+    "by layer": Subnet(layers=(0, 2), heads=(1, 2), neurons=(6, 90)),
 }
 
 
@@ -90,8 +90,8 @@ def test_backends_agree_with_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_compiles_as_one_graph(name: str) -> None:
-    torch._dynamo.reset()  # it counts how often one function was compiled, over all families
     model = tiny_model(name)
+    torch._dynamo.reset()  # all families share the encoder's code, and PyTorch limits how often it is compiled anew
     encoder = torch.compile(model.encoder, fullgraph=True, backend="aot_eager")
     tokens, layout = torch.randint(0, 50, (12,)), packed_layout([5, 7])
     torch.testing.assert_close(encoder(tokens, layout), model.encoder(tokens, layout), rtol=0, atol=1e-11)

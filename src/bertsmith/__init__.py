@@ -20,6 +20,7 @@ _HOMES = {
     "corpus": "bertsmith.commands.corpus",
     "export": "bertsmith.checkpoint.store",
     "extract": "bertsmith.models.build",
+    "factorise": "bertsmith.models.factorise",
     "inspect": "bertsmith.commands.inspect",
     "load": "bertsmith.checkpoint.store",
     "preset": "bertsmith.models.presets",
@@ -40,6 +41,7 @@ __all__ = [
     "corpus",
     "export",
     "extract",
+    "factorise",
     "inspect",
     "load",
     "preset",
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from bertsmith.models.build import build, extract
     from bertsmith.models.convert import convert
     from bertsmith.models.decoding import GenerationConfig
+    from bertsmith.models.factorise import factorise
     from bertsmith.models.model import Model
     from bertsmith.models.presets import preset
     from bertsmith.text.tokenizer import Tokenizer

@@ -93,13 +93,13 @@ class Model(nn.Module):
     @property
     def token_table(self) -> Tensor:
         """The encoder's token vectors, (vocabulary, embedding width); heads over the vocabulary read them, too."""
-        table = self.encoder.embedding.token_table
+        table, factor = self.encoder.embedding.token_table, self.encoder.embedding.token_factor
         assert table is not None
-        return table
+        return table if factor is None else table @ factor
 
     @property
     def device(self) -> torch.device:
-        return self.token_table.device
+        return next(self.parameters()).device
 
     def require_tokenizer(self) -> Tokenizer:
         """The model's tokenizer, or a sentence that it has none."""

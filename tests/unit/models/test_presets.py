@@ -84,13 +84,38 @@ def test_convbert_takes_any_ratio_and_every_ablation() -> None:
     mixer = preset("convbert-base", ratio=4).encoder.layers[0].mixer
     assert (mixer.heads, mixer.head_width) == (3, 64)
     assert preset("convbert-base", ratio=1).encoder.layers[0].mixer.heads == 12
-    # the published 106M count a value projection of the convolution's own
     counts = [parameters(preset("convbert-small", kernel_from=source)) for source in ("span", "token", "fixed", "none")]
     assert counts == sorted(counts, reverse=True)
+    # only with a value of the convolution's own does base have the published 106M; the paper's formulas give 102M
+    config = preset("convbert-base").model_copy(update={"heads": ()})
+    mixer = config.encoder.layers[0].mixer.model_copy(update={"shares_value": True})
+    layers = tuple(layer.model_copy(update={"mixer": mixer}) for layer in config.encoder.layers)
+    shared = config.model_copy(update={"encoder": config.encoder.model_copy(update={"layers": layers})})
+    assert round(parameters(shared) / 1e6, 1) == 102.1
     with pytest.raises(InputError, match="taps is 8; allowed: odd numbers"):
         preset("convbert-base", taps=8)
     with pytest.raises(InputError, match="width 768 is not a multiple of groups 5"):
         preset("convbert-base", groups=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "published"),
+    [
+        ("albert-base", 11_683_584, 12),
+        ("albert-large", 17_683_968, 18),
+        ("albert-xlarge", 58_724_864, 60),
+        ("albert-xxlarge", 222_595_584, 235),
+    ],
+)
+def test_albert_with_pooler(name: str, count: int, published: int) -> None:
+    # the paper rounds; the exact counts are those of the released models
+    assert without_heads(name, ("pooler",)) == count
+    assert abs(count / 1e6 - published) < 0.06 * published
+
+
+def test_universal_is_one_layer_of_bert() -> None:
+    # without 11 layers and the position table; with the halting weights
+    assert without_heads("universal-base") == without_heads("bert-base") - 11 * 7_087_872 - 512 * 768 + 768 + 1
 
 
 def test_flops_follow_the_cost_model() -> None:

@@ -16,6 +16,7 @@ from bertsmith.checkpoint.files import (
     write_json,
     write_tensors,
 )
+from bertsmith.checkpoint.hf.albert import ALBERT
 from bertsmith.checkpoint.hf.bert import BERT, ELECTRA
 from bertsmith.checkpoint.hf.convbert import CONVBERT
 from bertsmith.checkpoint.hf.marian import MARIAN
@@ -27,7 +28,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import explain
 
-TWINS: dict[str, Twin] = {twin.model_type: twin for twin in (BERT, ELECTRA, CONVBERT, MARIAN)}
+TWINS: dict[str, Twin] = {twin.model_type: twin for twin in (BERT, ELECTRA, ALBERT, CONVBERT, MARIAN)}
 
 
 def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:

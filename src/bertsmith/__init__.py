@@ -16,6 +16,7 @@ _HOMES = {
     "Subnet": "bertsmith.layers.subnet",
     "Tokenizer": "bertsmith.text.tokenizer",
     "build": "bertsmith.models.build",
+    "convert": "bertsmith.models.convert",
     "corpus": "bertsmith.commands.corpus",
     "export": "bertsmith.checkpoint.store",
     "extract": "bertsmith.models.build",
@@ -36,6 +37,7 @@ __all__ = [
     "Subnet",
     "Tokenizer",
     "build",
+    "convert",
     "corpus",
     "export",
     "extract",
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from bertsmith.errors import InputError
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import build, extract
+    from bertsmith.models.convert import convert
     from bertsmith.models.decoding import GenerationConfig
     from bertsmith.models.factorise import factorise
     from bertsmith.models.model import Model

@@ -10,6 +10,7 @@ from bertsmith.layers.call import ForwardPass, Memory
 from bertsmith.layers.mixers import MixerConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
+from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.norm import NormConfig
@@ -55,6 +56,12 @@ MIXER_CASES: dict[str, MixerConfig] = {
     "span_conv causal": SpanConvConfig(heads=HEADS, taps=5, dropout=0.0, is_causal=True),
     "span_conv depthwise causal": SpanConvConfig(heads=HEADS, kernel_from="depthwise", dropout=0.0, is_causal=True),
     "span_conv none causal": SpanConvConfig(heads=HEADS, kernel_from="none", dropout=0.0, is_causal=True),
+    "favor": FavorConfig(heads=HEADS, dropout=0.0, features=32),
+    "favor causal": FavorConfig(heads=HEADS, dropout=0.0, features=32, is_causal=True),
+    "favor relu": FavorConfig(heads=HEADS, dropout=0.0, features=32, kernel="relu"),
+    "favor hyperbolic with wider values": FavorConfig(
+        heads=HEADS, head_width=3, value_width=7, dropout=0.0, features=16, kernel="hyperbolic"
+    ),
 }
 DISENTANGLED = DisentangledConfig(heads=HEADS, dropout=0.0, position_dropout=0.0)
 MIXER_CASES |= {

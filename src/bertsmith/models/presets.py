@@ -12,6 +12,7 @@ from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.halting import HaltingConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
+from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.norm import NormConfig
@@ -26,6 +27,7 @@ from bertsmith.models.heads import (
     ReplacedTokensConfig,
 )
 from bertsmith.models.universal import UniversalConfig
+from bertsmith.ops.favor import KernelName
 from bertsmith.settings import Record, explain
 
 
@@ -113,6 +115,14 @@ class UniversalSize(Size):
     """A size whose layers are the steps of one layer."""
 
     is_halting: bool = True
+
+
+class PerformerSize(Size):
+    """A size whose attention works with random features."""
+
+    features: int = 256
+    kernel: KernelName = "softmax"
+    redraw_every: int = 1000
 
 
 def bert(size: Size) -> ModelConfig:
@@ -246,6 +256,16 @@ def universal(size: UniversalSize) -> ModelConfig:
     return ModelConfig(family="universal", encoder=encoder, heads=(MaskedTokensConfig(), PoolerConfig()))
 
 
+def performer(size: PerformerSize) -> ModelConfig:
+    """Choromanski et al. 2021: BERT whose attention is FAVOR+, linear in the length."""
+    features: dict[str, Any] = {name: getattr(size, name) for name in ("features", "kernel", "redraw_every")}
+    mixer = FavorConfig(heads=size.heads, dropout=size.dropout, **features)
+    layer = LayerConfig(mixer=mixer, feedforward=FeedForwardConfig(neurons=4 * size.width), dropout=size.dropout)
+    embedding = EmbeddingConfig(longest=size.longest, dropout=size.dropout)
+    heads = (MaskedTokensConfig(), PoolerConfig(), NextSentenceConfig())
+    return ModelConfig(family="performer", encoder=size.encoder(embedding, *[layer] * size.layers), heads=heads)
+
+
 PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "bert-tiny": (bert, Size(width=128, layers=2, heads=2)),
     "bert-mini": (bert, Size(width=256, layers=4, heads=4)),
@@ -304,6 +324,10 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "albert-xlarge": (albert, AlbertSize(width=2048, layers=24, heads=16)),
     "albert-xxlarge": (albert, AlbertSize(width=4096, layers=12, heads=64)),
     "universal-base": (universal, UniversalSize(width=768, layers=12, heads=12)),  # a size of ours
+    "performer-small": (performer, PerformerSize(width=512, layers=4, heads=8)),
+    "performer-base": (performer, PerformerSize(width=768, layers=12, heads=12)),
+    "performer-relu-small": (performer, PerformerSize(width=512, layers=4, heads=8, kernel="relu")),
+    "performer-relu-base": (performer, PerformerSize(width=768, layers=12, heads=12, kernel="relu")),
 }
 
 

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
+from bertsmith.errors import InputError
 from bertsmith.layers.branch import ConvolutionBranch
 from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.feedforward import FeedForward
@@ -49,13 +50,12 @@ class Block(nn.Module):
         return LayerCut(self.mixer.heads, self.feedforward.neurons, self.feedforward.groups)
 
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        entered = hidden
-        own = call if self.cross is None else call.with_memory(None)
-        hidden = self._around(hidden, self.mixer_norm, lambda states: self.mixer(states, own))
+        entered, own = hidden, self._own_call(call)
+        hidden = self._joined(hidden, self.mixer(self._entering(hidden, self.mixer_norm), own), self.mixer_norm)
         if self.cross is not None and self.cross_norm is not None:
-            cross = self.cross
-            hidden = self._around(hidden, self.cross_norm, lambda states: cross(states, call))
-        hidden = self._around(hidden, self.feedforward_norm, lambda states: self.feedforward(states, call))
+            mixed = self.cross(self._entering(hidden, self.cross_norm), call)
+            hidden = self._joined(hidden, mixed, self.cross_norm)
+        hidden = self._fed_forward(hidden, call)
         # queries that look at a memory are no run of neighbours
         if self.branch is None or own.memory is not None:
             return hidden
@@ -63,33 +63,25 @@ class Block(nn.Module):
 
     def start(self, call: ForwardPass) -> tuple[State, State]:
         """The states of the two mixers before the first token."""
-        if self.cross is None:
-            return self.mixer.start(call), ()
-        return self.mixer.start(call.with_memory(None)), self.cross.start(call)
+        return self.mixer.start(self._own_call(call)), () if self.cross is None else self.cross.start(call)
 
     def step(
         self, hidden: Tensor, states: tuple[State, State], call: ForwardPass
     ) -> tuple[Tensor, tuple[State, State]]:
         """The states of one more token of each sequence, (batch, width), and the mixers' next states."""
-        kept: list[State] = list(states)
-
-        def step(mixer: Mixer, place: int, call: ForwardPass) -> Callable[[Tensor], Tensor]:
-            def take(entering: Tensor) -> Tensor:
-                mixed, kept[place] = mixer.step(entering, kept[place], call)
-                return mixed
-
-            return take
-
-        own = call if self.cross is None else call.with_memory(None)
-        hidden = self._around(hidden, self.mixer_norm, step(self.mixer, 0, own))
+        if self.branch is not None:
+            raise InputError("a layer with a branch sees the token after it; allowed in steps: layers without one")
+        state, cross_state = states
+        mixed, state = self.mixer.step(self._entering(hidden, self.mixer_norm), state, self._own_call(call))
+        hidden = self._joined(hidden, mixed, self.mixer_norm)
         if self.cross is not None and self.cross_norm is not None:
-            hidden = self._around(hidden, self.cross_norm, step(self.cross, 1, call))
-        hidden = self._around(hidden, self.feedforward_norm, lambda entering: self.feedforward(entering, call))
-        return hidden, (kept[0], kept[1])
+            mixed, cross_state = self.cross.step(self._entering(hidden, self.cross_norm), cross_state, call)
+            hidden = self._joined(hidden, mixed, self.cross_norm)
+        return self._fed_forward(hidden, call), (state, cross_state)
 
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
         """The mixer's maps for the states that enter this block."""
-        return self.mixer.maps(self.mixer_norm(hidden) if self.is_pre_norm else hidden, call)
+        return self.mixer.maps(self._entering(hidden, self.mixer_norm), self._own_call(call))
 
     def orders(self, heads: Tensor, neurons: Tensor) -> dict[Mixer | FeedForward, Tensor]:
         """The order that each part with units takes for these orders of heads and neurons."""
@@ -121,8 +113,19 @@ class Block(nn.Module):
             branch=None if branch is None else once(branch, copy.deepcopy),
         )
 
-    def _around(self, hidden: Tensor, norm: Norm, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """The residual sum around a part, with its norm."""
-        if self.is_pre_norm:
-            return hidden + self.dropout(part(norm(hidden)))
-        return norm(hidden + self.dropout(part(hidden)))
+    def _own_call(self, call: ForwardPass) -> ForwardPass:
+        """The call for the mixer: the memory is the cross mixer's, if there is one."""
+        return call if self.cross is None else call.with_memory(None)
+
+    def _fed_forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+        fed = self.feedforward(self._entering(hidden, self.feedforward_norm), call)
+        return self._joined(hidden, fed, self.feedforward_norm)
+
+    def _entering(self, hidden: Tensor, norm: Norm) -> Tensor:
+        """What a part gets to see."""
+        return norm(hidden) if self.is_pre_norm else hidden
+
+    def _joined(self, hidden: Tensor, news: Tensor, norm: Norm) -> Tensor:
+        """The residual sum after a part."""
+        summed = hidden + self.dropout(news)
+        return summed if self.is_pre_norm else norm(summed)

@@ -6,14 +6,16 @@ from bertsmith.batches.layout import SequenceLayout
 from bertsmith.ops.disentangled import reference, sdpa
 from bertsmith.ops.disentangled.inputs import DisentangledInputs
 from bertsmith.ops.disentangled.positions import RelativePositions, bucket_slots, linear_slots
-from bertsmith.ops.dispatch import Form, choose
+from bertsmith.ops.dispatch import Form, Forms, choose
 
 __all__ = ["FORMS", "RelativePositions", "bucket_slots", "disentangled", "disentangled_terms", "linear_slots"]
 
-FORMS: dict[str, Form[DisentangledInputs]] = {
-    "sdpa": Form(sdpa.disentangled, sdpa.unsupported),
-    "reference": Form(reference.disentangled, reference.unsupported),
-}
+FORMS: Forms[DisentangledInputs] = Forms(
+    {
+        "sdpa": Form(sdpa.disentangled, sdpa.unsupported),
+        "reference": Form(reference.disentangled, reference.unsupported),
+    }
+)
 
 
 def disentangled(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError, nearest
-from bertsmith.ops.dispatch import Form, choose
+from bertsmith.ops.dispatch import Form, Forms, choose
 from bertsmith.ops.favor import linear, reference, step
 from bertsmith.ops.favor.draw import draw
 from bertsmith.ops.favor.features import feature_width
@@ -32,10 +32,12 @@ __all__ = [
     "feature_width",
 ]
 
-FORMS: dict[str, Form[FavorInputs]] = {
-    "linear": Form(linear.favor, linear.unsupported),
-    "reference": Form(reference.favor, reference.unsupported),
-}
+FORMS: Forms[FavorInputs] = Forms(
+    {
+        "linear": Form(linear.favor, linear.unsupported),
+        "reference": Form(reference.favor, reference.unsupported),
+    }
+)
 
 
 def favor(

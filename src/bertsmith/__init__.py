@@ -19,6 +19,7 @@ _HOMES = {
     "corpus": "bertsmith.commands.corpus",
     "export": "bertsmith.checkpoint.store",
     "extract": "bertsmith.models.build",
+    "factorise": "bertsmith.models.factorise",
     "inspect": "bertsmith.commands.inspect",
     "load": "bertsmith.checkpoint.store",
     "preset": "bertsmith.models.presets",
@@ -38,6 +39,7 @@ __all__ = [
     "corpus",
     "export",
     "extract",
+    "factorise",
     "inspect",
     "load",
     "preset",
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import build, extract
     from bertsmith.models.decoding import GenerationConfig
+    from bertsmith.models.factorise import factorise
     from bertsmith.models.model import Model
     from bertsmith.models.presets import preset
     from bertsmith.text.tokenizer import Tokenizer

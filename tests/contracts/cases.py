@@ -1,5 +1,7 @@
 """The tables the contracts run over: a new kind added to a table is tested without a new test."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -81,7 +83,7 @@ def tiny_model(name: str, seed: int = 0) -> Model:
     """A preset shrunk to a few weights, in float64, with weights large enough for every part to matter."""
     name, _, variant = name.partition(" ")
     config = preset(name, **{key: value for key, value in TINY.items() if key in overridable(name)})
-    model = build(_pre_norm(config) if variant else config, seed=seed).double().eval()
+    model = build(VARIANTS[variant](config) if variant else config, seed=seed).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -98,9 +100,31 @@ def _pre_norm(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"encoder": encoder.model_copy(update=changes)})
 
 
+def _shares(sharing: str) -> Callable[[ModelConfig], ModelConfig]:
+    """The same network with parts that all layers share."""
+    return lambda config: config.model_copy(update={"encoder": config.encoder.model_copy(update={"sharing": sharing})})
+
+
+VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
+    "pre-norm": _pre_norm,
+    "sharing mixers": _shares("mixer"),
+    "sharing feed-forwards": _shares("feedforward"),
+}
+
 # one of each family: sizes of one family differ in numbers only, generators from what they teach in the head
 _SIZES = [name for name in PRESETS if not name.endswith("-generator")]
-FAMILIES = [*sorted({name.rsplit("-", 1)[0]: name for name in _SIZES}.values()), "bert-tiny pre-norm"]
+FAMILIES = sorted({name.rsplit("-", 1)[0]: name for name in _SIZES}.values())
+FAMILIES += [f"bert-tiny {variant}" for variant in VARIANTS]
+
+
+def orders_of(model: Model) -> tuple[list[Tensor], list[Tensor]]:
+    """New orders for the heads and the neurons of every layer, the same for layers that share them."""
+    sharing, units = model.config.encoder.sharing, model.encoder.units
+    heads, neurons = [torch.randperm(u.heads) for u in units], [torch.randperm(u.neurons) for u in units]
+    return (
+        heads[:1] * len(units) if sharing in ("all", "mixer") else heads,
+        neurons[:1] * len(units) if sharing in ("all", "feedforward") else neurons,
+    )
 
 
 def packed_layout(lengths: list[int], empty: int = 0) -> SequenceLayout:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import TypeVar
 
 from torch import Tensor, nn
 
@@ -12,6 +13,8 @@ from bertsmith.layers.mixers import Mixer
 from bertsmith.layers.mixers.base import State
 from bertsmith.layers.norm import Norm
 from bertsmith.layers.subnet import LayerCut
+
+Part = TypeVar("Part", bound=nn.Module)
 
 
 class Block(nn.Module):
@@ -88,25 +91,34 @@ class Block(nn.Module):
         """The mixer's maps for the states that enter this block."""
         return self.mixer.maps(self.mixer_norm(hidden) if self.is_pre_norm else hidden, call)
 
-    def reorder(self, heads: Tensor, neurons: Tensor) -> None:
-        """Puts heads and neurons in the given orders; the output does not change."""
-        self.mixer.reorder(heads)
-        if self.cross is not None:
-            self.cross.reorder(heads)
-        self.feedforward.reorder(neurons)
+    def orders(self, heads: Tensor, neurons: Tensor) -> dict[Mixer | FeedForward, Tensor]:
+        """The order that each part with units takes for these orders of heads and neurons."""
+        orders: dict[Mixer | FeedForward, Tensor] = {self.mixer: heads, self.feedforward: neurons}
+        return orders if self.cross is None else {**orders, self.cross: heads}
 
-    def extract(self, cut: LayerCut) -> "Block":
-        """A block of its own with the first units only."""
+    def extract(self, cut: LayerCut, made: dict[nn.Module, nn.Module]) -> "Block":
+        """A block of its own with the first units only.
+
+        `made` says what has been made of the parts so far, and is added to: a part that several layers share is made
+        once. Layers that are cut differently must not be given the same one.
+        """
+
+        def once(part: Part, make: Callable[[Part], Part]) -> Part:
+            if part not in made:
+                made[part] = make(part)
+            return made[part]  # type: ignore[return-value]
+
+        cross, cross_norm, branch = self.cross, self.cross_norm, self.branch
         return Block(
-            self.mixer.extract(cut),
-            self.feedforward.extract(cut),
-            copy.deepcopy(self.mixer_norm),
-            copy.deepcopy(self.feedforward_norm),
+            once(self.mixer, lambda mixer: mixer.extract(cut)),
+            once(self.feedforward, lambda feedforward: feedforward.extract(cut)),
+            once(self.mixer_norm, copy.deepcopy),
+            once(self.feedforward_norm, copy.deepcopy),
             dropout=self.dropout.p,
             is_pre_norm=self.is_pre_norm,
-            cross=None if self.cross is None else self.cross.extract(cut),
-            cross_norm=copy.deepcopy(self.cross_norm),
-            branch=copy.deepcopy(self.branch),
+            cross=None if cross is None else once(cross, lambda mixer: mixer.extract(cut)),
+            cross_norm=None if cross_norm is None else once(cross_norm, copy.deepcopy),
+            branch=None if branch is None else once(branch, copy.deepcopy),
         )
 
     def _around(self, hidden: Tensor, norm: Norm, part: Callable[[Tensor], Tensor]) -> Tensor:

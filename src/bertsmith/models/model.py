@@ -10,7 +10,7 @@ from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.encoder import Encoder
+from bertsmith.models.encoder import Encoded, Encoder
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -60,20 +60,20 @@ class Model(nn.Module):
         needs_last: bool = False,
         subnet: Subnet | None = None,
         backend: str = "auto",
-    ) -> tuple[Tensor, Tensor | None]:
-        """The states at some places that the masked_tokens head reads, and the encoder's last states.
+    ) -> tuple[Tensor, Encoded | None]:
+        """The states at some places that the masked_tokens head reads, and what the encoder gives.
 
-        They come from the mask decoder if the model has one, which needs no last states: these are None then, unless
-        `needs_last` asks for them.
+        They come from the mask decoder if the model has one, which does without the encoder's last states: these are
+        None then, unless `needs_last` asks for them.
         Shape: tokens and types (batch, length) or (tokens,); places (places,) index the flattened tokens.
         """
         if "mask_decoder" not in self.heads:
-            last = self.encoder(tokens, layout, types, subnet=subnet, backend=backend)
+            encoded = self.encoder.run(tokens, layout, types, subnet=subnet, backend=backend)
             # (batch, length, width) or (tokens, width) -> (places, width)
-            return last.flatten(0, -2).index_select(0, places), last
+            return encoded.states.flatten(0, -2).index_select(0, places), encoded
         below, block, call = self.encoder.before_last(tokens, layout, types, subnet=subnet, backend=backend)
         chosen = self.encoder.final_norm(self.heads["mask_decoder"](below, block, call, places))
-        return chosen, self.encoder.final_norm(block(below, call)) if needs_last else None
+        return chosen, Encoded(self.encoder.final_norm(block(below, call))) if needs_last else None
 
     def head(self, kind: str) -> nn.Module:
         """One of the model's heads; says which there are if it lacks this one."""
@@ -121,13 +121,13 @@ class Model(nn.Module):
     @property
     def token_table(self) -> Tensor:
         """The encoder's token vectors, (vocabulary, embedding width); heads over the vocabulary read them, too."""
-        table = self.encoder.embedding.token_table
+        table, factor = self.encoder.embedding.token_table, self.encoder.embedding.token_factor
         assert table is not None
-        return table
+        return table if factor is None else table @ factor
 
     @property
     def device(self) -> torch.device:
-        return self.token_table.device
+        return next(self.parameters()).device
 
     def require_tokenizer(self) -> Tokenizer:
         """The model's tokenizer, or a sentence that it has none."""

@@ -9,6 +9,7 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.layers.branch import BranchConfig
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
+from bertsmith.layers.halting import HaltingConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.full import FullConfig
@@ -24,6 +25,7 @@ from bertsmith.models.heads import (
     PoolerConfig,
     ReplacedTokensConfig,
 )
+from bertsmith.models.universal import UniversalConfig
 from bertsmith.settings import Record, explain
 
 
@@ -97,6 +99,20 @@ class TransformerSize(Size):
     value_width: int | None = None
     positions: Literal["sinusoid", "sinusoid_halves", "learned"] = "sinusoid"
     longest: int = 1024
+
+
+class AlbertSize(FactorisedSize):
+    """The numbers all of ALBERT's second version share: its vocabulary, no dropout."""
+
+    embedding_width: int = 128
+    vocabulary: int = 30000
+    dropout: float = 0.0
+
+
+class UniversalSize(Size):
+    """A size whose layers are the steps of one layer."""
+
+    is_halting: bool = True
 
 
 def bert(size: Size) -> ModelConfig:
@@ -209,6 +225,27 @@ def transformer(size: TransformerSize) -> ModelConfig:
     return ModelConfig(family="transformer", encoder=encoder, decoder=decoder, heads=(NextTokenConfig(),))
 
 
+def albert(size: FactorisedSize) -> ModelConfig:
+    """Lan et al. 2020: one layer applied again and again, on a factorised embedding."""
+    mixer = FullConfig(heads=size.heads, dropout=size.dropout)
+    feedforward = FeedForwardConfig(neurons=4 * size.width, activation="gelu_tanh")
+    layer = LayerConfig(mixer=mixer, feedforward=feedforward, dropout=size.dropout)
+    embedding = EmbeddingConfig(width=size.embedding_width, longest=size.longest, dropout=size.dropout)
+    encoder = size.encoder(embedding, *[layer] * size.layers, sharing="all")
+    heads = (MaskedTokensConfig(activation="gelu_tanh"), PoolerConfig())
+    return ModelConfig(family="albert", encoder=encoder, heads=heads)
+
+
+def universal(size: UniversalSize) -> ModelConfig:
+    """Dehghani et al. 2019 as a text encoder: one layer of BERT's, its steps told apart by a signal, with halting."""
+    mixer = FullConfig(heads=size.heads, dropout=size.dropout)
+    layer = LayerConfig(mixer=mixer, feedforward=FeedForwardConfig(neurons=4 * size.width), dropout=size.dropout)
+    embedding = EmbeddingConfig(positions="none", longest=size.longest, dropout=size.dropout)
+    steps = UniversalConfig(halting=HaltingConfig() if size.is_halting else None)
+    encoder = size.encoder(embedding, *[layer] * size.layers, sharing="all", universal=steps)
+    return ModelConfig(family="universal", encoder=encoder, heads=(MaskedTokensConfig(), PoolerConfig()))
+
+
 PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "bert-tiny": (bert, Size(width=128, layers=2, heads=2)),
     "bert-mini": (bert, Size(width=256, layers=4, heads=4)),
@@ -262,6 +299,11 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
         transformer,
         TransformerSize(width=1024, layers=6, heads=16, neurons=4096, vocabulary=37000, deviation=0.031, dropout=0.3),
     ),
+    "albert-base": (albert, AlbertSize(width=768, layers=12, heads=12)),
+    "albert-large": (albert, AlbertSize(width=1024, layers=24, heads=16)),
+    "albert-xlarge": (albert, AlbertSize(width=2048, layers=24, heads=16)),
+    "albert-xxlarge": (albert, AlbertSize(width=4096, layers=12, heads=64)),
+    "universal-base": (universal, UniversalSize(width=768, layers=12, heads=12)),  # a size of ours
 }
 
 

@@ -97,7 +97,7 @@ def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto",
     model.tokenizer = tokenizer
     return Trainer(
         model,
-        settings.objective.build(tokenizer),
+        settings.objective.build(tokenizer, config.encoder.ponder_weight),
         _data(settings, tokenizer),
         Method(settings.run, settings.batch, settings.optimizer, settings.schedule),
         out,

@@ -128,6 +128,26 @@ def test_convbert_takes_any_ratio_and_every_ablation() -> None:
         preset("convbert-base", groups=5)
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "published"),
+    [
+        ("albert-base", 11_683_584, 12),
+        ("albert-large", 17_683_968, 18),
+        ("albert-xlarge", 58_724_864, 60),
+        ("albert-xxlarge", 222_595_584, 235),
+    ],
+)
+def test_albert_with_pooler(name: str, count: int, published: int) -> None:
+    # the paper rounds; the exact counts are those of the released models
+    assert without_heads(name, ("pooler",)) == count
+    assert abs(count / 1e6 - published) < 0.06 * published
+
+
+def test_universal_is_one_layer_of_bert() -> None:
+    # without 11 layers and the position table; with the halting weights
+    assert without_heads("universal-base") == without_heads("bert-base") - 11 * 7_087_872 - 512 * 768 + 768 + 1
+
+
 def test_flops_follow_the_cost_model() -> None:
     # 6·(12LH² + p·V·H) + 12·L·H·S, to which the transform before the vocabulary is added here
     for name, layers, width in (("bert-base", 12, 768), ("bert-small", 4, 512)):

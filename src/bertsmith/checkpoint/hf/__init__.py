@@ -17,6 +17,7 @@ from bertsmith.checkpoint.files import (
     write_json,
     write_tensors,
 )
+from bertsmith.checkpoint.hf.albert import ALBERT
 from bertsmith.checkpoint.hf.bert import BERT, ELECTRA
 from bertsmith.checkpoint.hf.convbert import CONVBERT
 from bertsmith.checkpoint.hf.deberta import DEBERTA, DEBERTA_V2
@@ -29,7 +30,9 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import explain
 
-TWINS: dict[str, Twin] = {twin.model_type: twin for twin in (BERT, ELECTRA, CONVBERT, DEBERTA, DEBERTA_V2, MARIAN)}
+TWINS: dict[str, Twin] = {
+    twin.model_type: twin for twin in (BERT, ELECTRA, ALBERT, CONVBERT, DEBERTA, DEBERTA_V2, MARIAN)
+}
 
 
 def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:

@@ -126,8 +126,6 @@ class ModelConfig(Record):
         kinds = [head.kind for head in self.heads]
         if len(set(kinds)) != len(kinds):
             raise ValueError(f"heads are {kinds}; each kind may stand once")
-        if "mask_decoder" in kinds and self.encoder.universal is not None:
-            raise ValueError("heads have a mask_decoder, which needs a last layer; the steps of universal have none")
         return self
 
     @model_validator(mode="after")
@@ -137,6 +135,8 @@ class ModelConfig(Record):
         last = self.encoder.layers[-1]
         if self.decoder is not None or last.cross is not None or not last.mixer.reads_memory:
             raise ValueError("a mask_decoder needs an encoder whose last mixer can look at other states than its own")
+        if self.encoder.universal is not None:
+            raise ValueError("a mask_decoder needs a last layer; encoder.universal has steps instead")
         return self
 
     @model_validator(mode="after")

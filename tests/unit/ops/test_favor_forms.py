@@ -254,5 +254,5 @@ def test_what_cannot_be_is_said() -> None:
         favor(*tensors, projection[:, :7], layout)
     with pytest.raises(InputError, match="the keys have a layout of their own"):
         favor(*tensors, projection, layout, key_layout=SequenceLayout.full(1, 3), is_causal=True)
-    with pytest.raises(InputError, match="backend is .linera.; did you mean .linear."):
+    with pytest.raises(InputError, match="backend is 'linera'; did you mean 'linear'"):
         favor(*tensors, projection, layout, backend="linera")

@@ -197,6 +197,7 @@ def _inexpressible(config: ModelConfig) -> str | None:
         "it is pre-norm": layer.norm.placement == "post" and encoder.final_norm is None,
         "its positions are not learned": embedding.positions in ("learned", "none") and not embedding.is_scaled,
         "its embedding has no norm or is factorised": embedding.has_norm and embedding.width in (None, encoder.width),
+        "its token table is a product of two": embedding.rank is None,
         "its norms differ in epsilon": len(norms) == 1,
         "its parts differ in dropout": len(dropouts) == 1,
         "its heads use another activation than its layers": activations <= {layer.feedforward.activation},

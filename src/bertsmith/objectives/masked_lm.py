@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from bertsmith.batches.batch import TokenBatch
-from bertsmith.batches.corruption import IGNORED, Corrupted, MaskingConfig, Vocabulary, corrupt
+from bertsmith.batches.batch import IGNORED, TokenBatch
+from bertsmith.batches.corruption import Corrupted, MaskingConfig, Vocabulary, corrupt
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
@@ -53,7 +53,7 @@ class MaskedBatch:
     """(batch,): 0 where the second segment follows the first, 1 where not, as in the released models."""
 
 
-class MaskedLM(Objective[MaskedBatch]):
+class MaskedLM(Objective[TokenBatch, MaskedBatch]):
     """Cross-entropy at the masked positions, and of the pair's label."""
 
     def __init__(self, config: MaskedLMConfig, vocabulary: Vocabulary) -> None:

@@ -27,9 +27,10 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from bertsmith.batches.loader import BatchReader, Loaded, load_batches
-from bertsmith.batches.plan import Cursor, Plan
+from bertsmith.batches.loader import Loaded, load_batches
+from bertsmith.batches.plan import Cursor, Stream
 from bertsmith.batches.random import key, seed_everything
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
@@ -53,10 +54,10 @@ from bertsmith.training.signals import StopRequest
 class TrainingData:
     """The stream to learn from and the part that is held out."""
 
-    plan: Plan
-    reader: BatchReader
-    held_out_plan: Plan | None
-    held_out_reader: BatchReader | None
+    plan: Stream[Any]
+    reader: Dataset[Loaded]
+    held_out_plan: Stream[Any] | None
+    held_out_reader: Dataset[Loaded] | None
 
 
 class _Step(nn.Module):
@@ -86,7 +87,7 @@ class Trainer:
     def __init__(
         self,
         model: Model,
-        objective: Objective[Any],
+        objective: Objective[Any, Any],
         data: TrainingData,
         method: Method,
         out: Path,
@@ -305,11 +306,13 @@ class Trainer:
     def _figures(self, meter: Meter) -> dict[str, float]:
         """Loss in all, and loss and accuracy of each term, over all processes."""
         losses, correct, counts = (self._reduce([sums]) for sums in (meter.loss, meter.correct, meter.count))
+        others = {name: self._reduce([sums]) for name, sums in meter.others.items()}
         figures = {"loss": 0.0}
         for term, count in counts.items():
             count = count.clamp(min=1)
             figures[f"{term}_loss"] = float(losses[term] / count)
             figures[f"{term}_accuracy"] = float(correct[term] / count)
+            figures |= {f"{term}_{name}": float(sums[term] / count) for name, sums in others.items()}
             figures["loss"] += figures[f"{term}_loss"]
         return figures
 
@@ -321,4 +324,4 @@ class Trainer:
         return {term: self.accelerator.reduce(total, reduction="sum") for term, total in totals.items()}
 
     def _meter(self) -> Meter:
-        return Meter(self.objective.terms, self.device)
+        return Meter(self.objective.terms, self.objective.others, self.device)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "GenerationConfig": "bertsmith.models.decoding",
     "InputError": "bertsmith.errors",
     "Model": "bertsmith.models.model",
     "SequenceLayout": "bertsmith.batches.layout",
@@ -27,6 +28,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "GenerationConfig",
     "InputError",
     "Model",
     "SequenceLayout",
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from bertsmith.errors import InputError
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import build, extract
+    from bertsmith.models.decoding import GenerationConfig
     from bertsmith.models.model import Model
     from bertsmith.models.presets import preset
     from bertsmith.text.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ from transformers import (
 import bertsmith
 from bertsmith import SequenceLayout
 from bertsmith.batches.corruption import IGNORED, Corrupted, Vocabulary
-from bertsmith.checkpoint.hf import TWINS
+from bertsmith.checkpoint.hf import twin_of
 from bertsmith.checkpoint.names import to_theirs
 from bertsmith.models.model import Model
 from bertsmith.objectives.masked_lm import MaskedBatch, MaskedLM, MaskedLMConfig
@@ -63,7 +63,7 @@ def batch(lengths: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def gradients_as_theirs(model: Model) -> dict[str, torch.Tensor]:
-    twin = TWINS[model.config.family]
+    twin = twin_of(model)
     names = [name for name, _ in model.named_parameters()]
     parts = frozenset(part for part in twin.optional if any(name.startswith(part + ".") for name in names))
     return to_theirs(twin.rows(model.config, parts), {name: p.grad for name, p in model.named_parameters()})

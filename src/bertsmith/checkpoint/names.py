@@ -1,6 +1,6 @@
 """Reversible tables of tensor names: ours on the left, another library's on the right.
 
-A row is data, so one table serves reading and writing. `{i}` in a row stands for every layer.
+A row is data, so one table serves reading and writing.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -40,10 +40,9 @@ class Row:
     theirs: tuple[str, ...]
     change: Change = STACKED
 
-    def at(self, layer: int) -> "Row":
-        index = str(layer)
-        theirs = tuple(name.replace("{i}", index) for name in self.theirs)
-        return Row(self.ours.replace("{i}", index), theirs, self.change)
+    def at(self, mark: str, layer: int) -> "Row":
+        theirs = tuple(name.replace(mark, str(layer)) for name in self.theirs)
+        return Row(self.ours.replace(mark, str(layer)), theirs, self.change)
 
 
 def row(ours: str, *theirs: str, change: Change = STACKED) -> Row:
@@ -55,11 +54,16 @@ def linear(ours: str, *theirs: str) -> list[Row]:
     return [Row(f"{ours}.{part}", tuple(f"{name}.{part}" for name in theirs)) for part in ("weight", "bias")]
 
 
-def expand(rows: Iterable[Row], layers: int) -> list[Row]:
-    """The rows of a model with this many layers."""
+def expand(rows: Iterable[Row], layers: int, decoder_layers: int = 0) -> list[Row]:
+    """The rows of a model with so many layers: `{i}` stands for those of the encoder, `{j}` for those of a decoder."""
     result: list[Row] = []
     for line in rows:
-        result += [line.at(layer) for layer in range(layers)] if "{i}" in line.ours else [line]
+        if "{i}" in line.ours:
+            result += [line.at("{i}", layer) for layer in range(layers)]
+        elif "{j}" in line.ours:
+            result += [line.at("{j}", layer) for layer in range(decoder_layers)]
+        else:
+            result.append(line)
     return result
 
 

@@ -86,6 +86,10 @@ class Model(nn.Module):
             for pieces, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
 
+    def renew(self, step: int, seed: int) -> None:
+        """The trainer's moment before a step: parts that draw random features draw them anew when it is time."""
+        self.encoder.renew(step, seed)
+
     @property
     def token_table(self) -> Tensor:
         """The encoder's token vectors, (vocabulary, embedding width); heads over the vocabulary read them, too."""

@@ -1,7 +1,7 @@
 """The published sizes, each architecture whole in a few lines."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -9,8 +9,15 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.norm import NormConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
-from bertsmith.models.heads import MaskedTokensConfig, NextSentenceConfig, PoolerConfig, ReplacedTokensConfig
+from bertsmith.models.heads import (
+    MaskedTokensConfig,
+    NextSentenceConfig,
+    NextTokenConfig,
+    PoolerConfig,
+    ReplacedTokensConfig,
+)
 from bertsmith.settings import Record, explain
 
 
@@ -43,6 +50,16 @@ class FactorisedSize(Size):
     embedding_width: int
 
 
+class TransformerSize(Size):
+    """A size of the Transformer; every row of the paper's table of variations is an override."""
+
+    neurons: int
+    head_width: int | None = None
+    value_width: int | None = None
+    positions: Literal["sinusoid", "sinusoid_halves", "learned"] = "sinusoid"
+    longest: int = 1024
+
+
 def bert(size: Size) -> ModelConfig:
     """Devlin et al. 2019: post-norm, learned positions, two segments, masked tokens and next sentence."""
     mixer = FullConfig(heads=size.heads, dropout=size.dropout)
@@ -61,6 +78,22 @@ def electra(size: FactorisedSize) -> ModelConfig:
     return ModelConfig(family="electra", encoder=encoder, heads=(ReplacedTokensConfig(),))
 
 
+def transformer(size: TransformerSize) -> ModelConfig:
+    """Vaswani et al. 2017: post-norm, ReLU, scaled token vectors from one table for source, target and scores."""
+    attention = FullConfig(
+        heads=size.heads, head_width=size.head_width, value_width=size.value_width or size.head_width, dropout=0.0
+    )
+    feedforward = FeedForwardConfig(neurons=size.neurons, activation="relu")
+    layer = LayerConfig(mixer=attention, feedforward=feedforward, norm=NormConfig(epsilon=1e-5), dropout=size.dropout)
+    causal = {"mixer": attention.model_copy(update={"is_causal": True}), "cross": attention}
+    parts = {"positions": size.positions, "is_scaled": True, "has_norm": False, "types": 0}
+    reading = EmbeddingConfig.parse({**parts, "longest": size.longest, "dropout": size.dropout})
+    encoder = size.encoder(reading, *[layer] * size.layers)
+    writing = reading.model_copy(update={"owns_table": False})
+    decoder = size.encoder(writing, *[layer.model_copy(update=causal)] * size.layers)
+    return ModelConfig(family="transformer", encoder=encoder, decoder=decoder, heads=(NextTokenConfig(),))
+
+
 PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "bert-tiny": (bert, Size(width=128, layers=2, heads=2)),
     "bert-mini": (bert, Size(width=256, layers=4, heads=4)),
@@ -71,6 +104,16 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "electra-small": (electra, FactorisedSize(width=256, layers=12, heads=4, embedding_width=128)),
     "electra-base": (electra, FactorisedSize(width=768, layers=12, heads=12, embedding_width=768)),
     "electra-large": (electra, FactorisedSize(width=1024, layers=24, heads=16, embedding_width=1024)),
+    "transformer-tiny": (transformer, TransformerSize(width=128, layers=2, heads=4, neurons=512, deviation=0.06)),
+    "transformer-small": (transformer, TransformerSize(width=256, layers=3, heads=4, neurons=1024, deviation=0.06)),
+    "transformer-base": (
+        transformer,
+        TransformerSize(width=512, layers=6, heads=8, neurons=2048, vocabulary=37000, deviation=0.044),
+    ),
+    "transformer-big": (
+        transformer,
+        TransformerSize(width=1024, layers=6, heads=16, neurons=4096, vocabulary=37000, deviation=0.031, dropout=0.3),
+    ),
 }
 
 

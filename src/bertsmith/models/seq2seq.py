@@ -1,11 +1,17 @@
 """The encoder-decoder model: reads one sequence, writes another (Vaswani et al. 2017)."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 
 from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
 from bertsmith.layers.call import Memory
 from bertsmith.layers.subnet import Subnet
+from bertsmith.models import beam
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.decoding import GenerationConfig, Steps, write
 from bertsmith.models.encoder import Encoder
 from bertsmith.models.model import Model
 
@@ -30,13 +36,72 @@ class Seq2Seq(Model):
 
         Shape: tokens (batch, length), or (tokens,) when packed; the result has one more axis, the width.
         """
-        return self.decoder(tokens, layout, subnet=subnet, backend=backend, memory=memory, table=self._table())
+        return self.decoder(tokens, layout, subnet=subnet, backend=backend, memory=memory, table=self._borrowed_table())
 
     def scores(self, states: Tensor) -> Tensor:
         """The scores of every token of the target vocabulary: (…, width) -> (…, vocabulary)."""
         table = self.decoder.embedding.token_table
         return self.head("next_token")(states, self.token_table if table is None else table)
 
-    def _table(self) -> Tensor | None:
+    @torch.inference_mode()
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        config: GenerationConfig | None = None,
+        *,
+        start: int | None = None,
+        end: int | None = None,
+        subnet: Subnet | None = None,
+    ) -> list[list[int]]:
+        """The sequence written for each row, without its start and end; these default to the tokenizer's.
+
+        Shape: input_ids, attention_mask (batch, length).
+        """
+        config = config or GenerationConfig()
+        start = self.require_tokenizer().start if start is None else start
+        end = self.require_tokenizer().separator if end is None else end
+        with self._evaluating():
+            states = self(input_ids, attention_mask, subnet=subnet)
+            layout = (
+                SequenceLayout.full(*input_ids.shape)
+                if attention_mask is None
+                else SequenceLayout.padded(attention_mask.bool())
+            )
+            limits = layout.lengths(input_ids.device) + config.extra_length
+            longest = self.decoder.embedding.longest
+            if self.decoder.embedding.position is not None:
+                limits = limits.clamp(max=longest)
+            table = self._borrowed_table()
+            steps = Steps(self.decoder, self.scores, Memory(states, layout), table=table, subnet=subnet)
+            make = beam.search if config.method == "beam" else write
+            return make(steps, config, start, end, limits)
+
+    def translate(
+        self, texts: Sequence[str], config: GenerationConfig | None = None, *, batch_size: int = 32
+    ) -> list[str]:
+        """One text for each text."""
+        if isinstance(texts, str):
+            raise InputError("translate takes a list of texts, and was given one string; put it in a list")
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; allowed: 1 or more")
+        tokenizer = self.require_tokenizer()
+        # texts of like length together: rows that are done wait for the longest
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        results = [""] * len(texts)
+        for first in range(0, len(order), batch_size):
+            places = order[first : first + batch_size]
+            batch = self._batch([texts[place] for place in places])
+            for place, tokens in zip(
+                places, self.generate(batch["input_ids"], batch["attention_mask"], config), strict=True
+            ):
+                results[place] = tokenizer.decode(tokens)
+        return results
+
+    def renew(self, step: int, seed: int) -> None:
+        super().renew(step, seed)
+        self.decoder.renew(step, seed)
+
+    def _borrowed_table(self) -> Tensor | None:
         """The encoder's token vectors, if the decoder has none of its own."""
         return self.token_table if self.decoder.embedding.token_table is None else None

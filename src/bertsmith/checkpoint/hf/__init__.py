@@ -7,8 +7,17 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from bertsmith.checkpoint.files import copy_tensors, find_weights, read_json, read_tensors, write_json, write_tensors
+from bertsmith.checkpoint.files import (
+    copy_tensors,
+    find_weights,
+    read_json,
+    read_tensors,
+    tensors_of,
+    write_json,
+    write_tensors,
+)
 from bertsmith.checkpoint.hf.bert import BERT, ELECTRA
+from bertsmith.checkpoint.hf.marian import MARIAN
 from bertsmith.checkpoint.hf.twin import Twin
 from bertsmith.checkpoint.names import to_ours, to_theirs
 from bertsmith.errors import InputError, nearest
@@ -17,7 +26,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import explain
 
-TWINS: dict[str, Twin] = {twin.model_type: twin for twin in (BERT, ELECTRA)}
+TWINS: dict[str, Twin] = {twin.model_type: twin for twin in (BERT, ELECTRA, MARIAN)}
 
 
 def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
@@ -49,9 +58,7 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
 
 def check_exportable(model: Model) -> Twin:
     """The twin a model can be written as; a sentence says why if there is none."""
-    twin = TWINS.get(model.config.family)
-    if twin is None:
-        raise InputError(f"family is {model.config.family!r}; Hugging Face twins exist for: {', '.join(TWINS)}")
+    twin = twin_of(model)
     twin.write_config(model.config)
     lost = [kind for kind in model.heads if f"heads.{kind}" not in twin.optional]
     if lost:
@@ -59,10 +66,18 @@ def check_exportable(model: Model) -> Twin:
     return twin
 
 
+def twin_of(model: Model) -> Twin:
+    """The twin of a model's family."""
+    by_family = {twin.family: twin for twin in TWINS.values()}
+    if model.config.family not in by_family:
+        raise InputError(f"family is {model.config.family!r}; Hugging Face twins exist for: {', '.join(by_family)}")
+    return by_family[model.config.family]
+
+
 def save_hf(model: Model, folder: Path) -> None:
     """Writes config.json, model.safetensors and the tokenizer as `transformers` reads them."""
     twin = check_exportable(model)
-    ours = dict(model.named_parameters())
+    ours = tensors_of(model)
     parts = frozenset(part for part in twin.optional if any(name.startswith(part + ".") for name in ours))
     write_json(folder / "config.json", twin.write_config(model.config) | _token_ids(model))
     theirs = to_theirs(twin.rows(model.config, parts), {name: p.detach() for name, p in ours.items()})
@@ -86,7 +101,8 @@ def _canonical(tensors: dict[str, Tensor], twin: Twin, ignore: tuple[str, ...]) 
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         if name.startswith(bare):
             name = twin.prefix + name
-        if name.endswith("embeddings.position_ids") or name.startswith(ignore or ("\0",)):
+        is_derived = name in twin.derived or name.endswith("embeddings.position_ids")
+        if is_derived or name.startswith(ignore or ("\0",)):
             continue
         result[name] = tensor
     return result
@@ -99,7 +115,13 @@ def _check_tied(tensors: dict[str, Tensor], twin: Twin, path: Path) -> None:
 
 
 def _token_ids(model: Model) -> dict[str, Any]:
-    return {} if model.tokenizer is None else {"pad_token_id": model.tokenizer.pad}
+    if model.tokenizer is None:
+        return {}
+    ids = {"pad_token_id": model.tokenizer.pad}
+    if model.config.decoder is None:
+        return ids
+    start, end = model.tokenizer.start, model.tokenizer.separator
+    return {**ids, "decoder_start_token_id": start, "eos_token_id": end, "forced_eos_token_id": end}
 
 
 def _tokenizer_config(model: Model) -> dict[str, Any]:

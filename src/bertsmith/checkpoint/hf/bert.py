@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bertsmith.checkpoint.hf.twin import Twin, read_activation, write_activation
+from bertsmith.checkpoint.hf.twin import Twin, read_activation, refuse, required, write_activation
 from bertsmith.checkpoint.names import Row, linear, row
 from bertsmith.errors import InputError
 from bertsmith.layers.embedding import EmbeddingConfig
@@ -31,14 +31,11 @@ def _encoder_rows(prefix: str) -> tuple[Row, ...]:
 
 def _read(data: dict[str, Any], parts: frozenset[str], family: str) -> ModelConfig:
     source = "config.json"
-    _refuse(data, "position_embedding_type", "absolute")
-    _refuse(data, "is_decoder", False)
-    _refuse(data, "add_cross_attention", False)
-    try:
-        width, layers, heads = data["hidden_size"], data["num_hidden_layers"], data["num_attention_heads"]
-        vocabulary, neurons = data["vocab_size"], data["intermediate_size"]
-    except KeyError as missing:
-        raise InputError(f"{source} lacks {missing.args[0]!r}") from None
+    refuse(data, "position_embedding_type", "absolute")
+    refuse(data, "is_decoder", False)
+    refuse(data, "add_cross_attention", False)
+    width, layers, heads = (required(data, key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    vocabulary, neurons = required(data, "vocab_size"), required(data, "intermediate_size")
     activation = read_activation(data.get("hidden_act", "gelu"), source)
     norm = NormConfig(epsilon=data.get("layer_norm_eps", 1e-12))
     dropout = float(data.get("hidden_dropout_prob", 0.1))
@@ -132,11 +129,6 @@ def _inexpressible(config: ModelConfig) -> str | None:
     return next((reason for reason, holds in checks.items() if not holds), None)
 
 
-def _refuse(data: dict[str, Any], key: str, only: Any) -> None:
-    if data.get(key, only) not in (only, None):
-        raise InputError(f"config.json: {key} is {data[key]!r}; allowed: {only!r}")
-
-
 def _bert_architecture(config: ModelConfig) -> str:
     kinds = {head.kind for head in config.heads}
     if {"masked_tokens", "next_sentence"} <= kinds:
@@ -155,6 +147,7 @@ def _electra_architecture(config: ModelConfig) -> str:
 
 BERT = Twin(
     model_type="bert",
+    family="bert",
     prefix="bert.",
     encoder=lambda config: _encoder_rows("bert."),
     optional={
@@ -176,6 +169,7 @@ BERT = Twin(
 
 ELECTRA = Twin(
     model_type="electra",
+    family="electra",
     prefix="electra.",
     encoder=lambda config: _encoder_rows("electra."),
     optional={

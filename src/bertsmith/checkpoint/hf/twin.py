@@ -25,10 +25,12 @@ class Twin:
     """A family of ours and the Hugging Face model type that computes the same."""
 
     model_type: str
+    family: str
+    """Our name of it."""
     prefix: str
     """What Hugging Face writes before the encoder's names; some files leave it out."""
     encoder: Callable[[ModelConfig], Sequence[Row]]
-    """The rows every model has; `{i}` stands for every layer of the encoder."""
+    """The rows every model has."""
     optional: Mapping[str, tuple[Row, ...]]
     """Rows of parts a model may lack, by the start of our names, such as `heads.pooler`."""
     tied: Mapping[str, str]
@@ -36,13 +38,15 @@ class Twin:
     read_config: Callable[[dict[str, Any], frozenset[str]], ModelConfig]
     """(their config.json, the optional parts that are there) → our config."""
     write_config: Callable[[ModelConfig], dict[str, Any]]
+    derived: tuple[str, ...] = ()
+    """Their names of tensors that follow from the config; left out when read, never written."""
 
     def rows(self, config: ModelConfig, parts: frozenset[str]) -> list[Row]:
         """The table for one model with these optional parts."""
-        rows = expand(self.encoder(config), len(config.encoder.layers))
+        rows = [*self.encoder(config)]
         for part in sorted(parts):
-            rows += expand(self.optional[part], len(config.encoder.layers))
-        return rows
+            rows += self.optional[part]
+        return expand(rows, len(config.encoder.layers), 0 if config.decoder is None else len(config.decoder.layers))
 
 
 def read_activation(name: str, source: str) -> Activation:
@@ -55,3 +59,16 @@ def read_activation(name: str, source: str) -> Activation:
 def write_activation(activation: Activation) -> str:
     """Their name of an activation of ours."""
     return next(theirs for theirs, ours in ACTIVATION_NAMES.items() if ours == activation)
+
+
+def refuse(data: dict[str, Any], key: str, only: Any) -> None:
+    """Raises a sentence if a setting of theirs has another value than the one our network computes."""
+    if data.get(key, only) not in (only, None):
+        raise InputError(f"config.json: {key} is {data[key]!r}; allowed: {only!r}")
+
+
+def required(data: dict[str, Any], key: str) -> Any:
+    """A setting of theirs that must be there."""
+    if key not in data:
+        raise InputError(f"config.json lacks {key!r}")
+    return data[key]

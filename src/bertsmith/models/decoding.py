@@ -1,0 +1,127 @@
+"""Writing sequences token by token: how a decoder is stepped, and the choice of each next token."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.batches.random import bits, uniform
+from bertsmith.layers.call import Memory
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.encoder import Encoder
+from bertsmith.settings import Record
+
+
+class GenerationConfig(Record):
+    """How the next tokens are chosen and when a sequence ends."""
+
+    method: Literal["beam", "greedy", "sample"] = "beam"
+    beam: int = Field(default=4, gt=0)
+    """Hypotheses that are followed side by side, for method = "beam"."""
+    length_penalty: float = Field(default=0.6, ge=0)
+    """α of log P / ((5 + length) / 6)^α, by which finished hypotheses are compared; 0 for none."""
+    extra_length: int = Field(default=50, ge=0)
+    """A sequence ends at the latest when it has this many tokens more than its source."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Below 1 likely tokens become likelier, for method = "sample"."""
+    top_k: int | None = Field(default=None, gt=0)
+    """Sample among this many likeliest tokens only."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample among the fewest tokens that have this much probability together."""
+    seed: int = Field(default=0, ge=0)
+
+
+class Steps:
+    """A decoder that is fed one token of every row at a time and keeps what its mixers have seen."""
+
+    def __init__(
+        self,
+        stack: Encoder,
+        score: Callable[[Tensor], Tensor],
+        memory: Memory,
+        *,
+        table: Tensor | None = None,
+        subnet: Subnet | None = None,
+        backend: str = "auto",
+    ) -> None:
+        self.stack, self.score, self.table = stack, score, table
+        self.rows, self.place = memory.layout.batch, 0
+        call = stack.call(SequenceLayout.full(self.rows, 1), backend, memory)
+        self.blocks = [(block, call if cut is None else call.with_cut(cut)) for block, cut in stack.kept(subnet)]
+        self.states = [block.start(call) for block, call in self.blocks]
+
+    def next(self, tokens: Tensor) -> Tensor:
+        """The log-probabilities of what follows these tokens: (rows,) -> (rows, vocabulary)."""
+        hidden = self.stack.embedding.at(tokens, self.place, self.table)
+        for index, (block, call) in enumerate(self.blocks):
+            hidden, self.states[index] = block.step(hidden, self.states[index], call)
+        self.place += 1
+        return self.score(self.stack.final_norm(hidden)).float().log_softmax(-1)
+
+    def repeat(self, times: int) -> None:
+        """Makes every row `times` rows, one after the other."""
+        self.rows *= times
+
+        def repeated(tensor: Tensor) -> Tensor:
+            return tensor.repeat_interleave(times, dim=0)
+
+        self.states = [(tuple(map(repeated, own)), tuple(map(repeated, cross))) for own, cross in self.states]
+        blocks = []
+        for block, call in self.blocks:
+            assert call.memory is not None
+            is_token = call.memory.layout.is_token
+            layout = (
+                SequenceLayout.full(self.rows, call.memory.layout.longest)
+                if is_token is None
+                else SequenceLayout.padded(repeated(is_token))
+            )
+            # the cross mixers have projected the memory; its states are not read again
+            blocks.append((block, call.with_memory(Memory(call.memory.states, layout))))
+        self.blocks = blocks
+
+    def select(self, rows: Tensor) -> None:
+        """Goes on with these rows; each must look at the memory of the row whose place it takes."""
+        self.states = [(tuple(part[rows] for part in own), cross) for own, cross in self.states]
+
+
+def write(steps: Steps, config: GenerationConfig, start: int, end: int, limits: Tensor) -> list[list[int]]:
+    """One sequence per row, without start and end, each token the likeliest or drawn by chance.
+
+    Shape: limits (rows,), the most tokens of each sequence.
+    """
+    tokens = torch.full((steps.rows,), start, device=limits.device)
+    is_done = limits <= 0
+    written: list[Tensor] = []
+    streams = bits(config.seed, torch.arange(steps.rows, device=limits.device))
+    while not is_done.all():
+        scores = steps.next(tokens)
+        if config.method == "sample":
+            tokens = _drawn(scores, config, uniform(streams, torch.full_like(streams, len(written))))
+        else:
+            tokens = scores.argmax(-1)
+        is_done = is_done | (tokens == end)
+        written.append(torch.where(is_done, end, tokens))
+        is_done = is_done | (len(written) >= limits)
+    rows = torch.stack(written, dim=1).tolist() if written else [[] for _ in range(steps.rows)]
+    return [until(row, end) for row in rows]
+
+
+def until(tokens: list[int], end: int) -> list[int]:
+    """The tokens before the first `end`."""
+    return tokens[: tokens.index(end)] if end in tokens else tokens
+
+
+def _drawn(scores: Tensor, config: GenerationConfig, chance: Tensor) -> Tensor:
+    """One token of each row, drawn by its probability among those that are let in: (rows, vocabulary) -> (rows,)."""
+    ordered, tokens = (scores / config.temperature).softmax(-1).sort(descending=True, dim=-1)
+    before = ordered.cumsum(-1) - ordered  # the probability of the likelier ones
+    is_let_in = before < config.top_p
+    if config.top_k is not None:
+        is_let_in[:, config.top_k :] = False
+    shares = (ordered * is_let_in).cumsum(-1)
+    place = torch.searchsorted(shares, (chance[:, None] * shares[:, -1:]).contiguous(), right=True)
+    last = is_let_in.sum(-1, keepdim=True) - 1  # rounding must not reach past the last one
+    return tokens.gather(-1, torch.minimum(place, last)).squeeze(-1)

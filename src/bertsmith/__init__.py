@@ -17,10 +17,13 @@ _HOMES = {
     "Tokenizer": "bertsmith.text.tokenizer",
     "build": "bertsmith.models.build",
     "corpus": "bertsmith.commands.corpus",
+    "evaluate": "bertsmith.commands.evaluate",
     "export": "bertsmith.checkpoint.store",
     "extract": "bertsmith.models.build",
+    "finetune": "bertsmith.commands.finetune",
     "inspect": "bertsmith.commands.inspect",
     "load": "bertsmith.checkpoint.store",
+    "predict": "bertsmith.commands.predict",
     "preset": "bertsmith.models.presets",
     "pretrain": "bertsmith.commands.pretrain",
     "save": "bertsmith.checkpoint.store",
@@ -36,10 +39,13 @@ __all__ = [
     "Tokenizer",
     "build",
     "corpus",
+    "evaluate",
     "export",
     "extract",
+    "finetune",
     "inspect",
     "load",
+    "predict",
     "preset",
     "pretrain",
     "save",
@@ -50,7 +56,10 @@ if TYPE_CHECKING:
     from bertsmith.batches.layout import SequenceLayout
     from bertsmith.checkpoint.store import export, load, save
     from bertsmith.commands.corpus import corpus
+    from bertsmith.commands.evaluate import evaluate
+    from bertsmith.commands.finetune import finetune
     from bertsmith.commands.inspect import inspect
+    from bertsmith.commands.predict import predict
     from bertsmith.commands.pretrain import pretrain
     from bertsmith.commands.tokenizer import tokenizer
     from bertsmith.errors import InputError

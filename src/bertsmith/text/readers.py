@@ -97,6 +97,17 @@ def _json_documents(file: Path, field: str, watch: Watch | None) -> Iterator[str
         yield text_of(row, field, file, number)
 
 
+def read_lines(file: Path) -> list[str]:
+    """The lines of a .txt file (plain or packed), empty ones included."""
+    if not file.is_file():
+        raise InputError(f"data {str(file)!r} does not exist")
+    if not _ending(file).startswith(".txt"):
+        raise InputError(
+            f"file {str(file)!r} does not end as lines of text do; allowed: .txt, .txt.gz, .txt.xz, .txt.zst"
+        )
+    return [_decode(raw, file, number) for number, raw in _lines(file, None)]
+
+
 def read_rows(file: Path, watch: Watch | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a .jsonl file (plain or packed) with the numbers of their lines; blank lines are skipped."""
     for number, raw in _lines(file, watch):

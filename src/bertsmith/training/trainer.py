@@ -9,6 +9,7 @@
         log            every `log_every` steps
         evaluate       every `evaluate_every` steps and at the end
         checkpoint     every `checkpoint_every` steps, at a best held-out loss, at the end, and when asked to stop
+    average the last checkpoints, if asked for
 
 Every random draw (order of the data, masks, dropout) is a function of the seed and the micro-batch's place in the data,
 so neither the number of processes nor an interruption changes it.
@@ -38,6 +39,7 @@ from bertsmith.objectives.base import Objective, Sums
 from bertsmith.training.checkpoint import (
     Progress,
     find_checkpoint,
+    load_average,
     load_checkpoint,
     remove_leftovers,
     save_checkpoint,
@@ -152,6 +154,8 @@ class Trainer:
             for complaint in complaints:
                 display.say(complaint)
             self._loop(batches, stop, display)
+            if self.is_finished and run.average_last > 1:
+                self._average(display)
         return self.progress
 
     def close(self) -> None:
@@ -260,8 +264,19 @@ class Trainer:
         """Writes a checkpoint."""
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            save_checkpoint(self.out / "checkpoints", self.model, self.optimizer, self.progress, self.fingerprint)
+            keep = max(2, self.method.run.average_last)
+            save_checkpoint(
+                self.out / "checkpoints", self.model, self.optimizer, self.progress, self.fingerprint, keep=keep
+            )
         self.accelerator.wait_for_everyone()
+
+    def _average(self, display: Display) -> None:
+        """Leaves the model with the mean of the last checkpoints' weights, and measures it."""
+        count = load_average(self.out / "checkpoints", self.model, self.method.run.average_last)
+        row = self.evaluate()
+        if row is not None:
+            self.log.write({"kind": "held_out", "step": self.progress.step, "averaged": count, **row})
+            display.show({"kind": "held_out", **row})
 
     def _resume(self) -> list[str]:
         folder = self.out / "checkpoints"

@@ -46,11 +46,11 @@ def _train(options: argparse.Namespace) -> None:
             device=options.device,
         )
         print(f"{figures['steps']} steps, {figures['tokens']:,} tokens, {time.perf_counter() - begin:.0f} s in all")
-        for part in PARTS:
-            made = bertsmith.evaluate(run, data=options.data, part=part, out=Path(folder) / part, device=options.device)
-            shutil.copy(Path(folder) / part / "translations.jsonl", options.out / f"{part}.translations.jsonl")
-            figures[part] = made
-        for name in ("log.jsonl", "recipe.toml"):
+        figures["test"] = bertsmith.evaluate(
+            run, data=options.data, part="test", out=Path(folder) / "test", device=options.device
+        )
+        shutil.copy(Path(folder) / "test" / "translations.jsonl", options.out / "test.translations.jsonl")
+        for name in ("log.jsonl", "recipe.toml", "dev.translations.jsonl"):
             shutil.copy(run / name, options.out / name)
     (options.out / "result.json").write_text(json.dumps(figures, indent=2, ensure_ascii=False), encoding="utf-8")
 
@@ -58,7 +58,8 @@ def _train(options: argparse.Namespace) -> None:
 def _score(folder: Path) -> None:
     for part in PARTS:
         path = folder / f"{part}.translations.jsonl"
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        with path.open(encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file]
         references = [row["reference"] for row in rows]
         scores = {name: bleu([row[name] for row in rows], references) for name in ("hypothesis", "source")}
         if scores["hypothesis"] is None or scores["source"] is None:

@@ -6,7 +6,9 @@ from torch import Tensor
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.layers.call import ForwardPass, Memory
 from bertsmith.layers.mixers import MixerConfig
+from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.norm import NormConfig
 from bertsmith.layers.relative import RelativeConfig
 from bertsmith.layers.subnet import LayerCut
@@ -32,6 +34,22 @@ MIXER_CASES: dict[str, MixerConfig] = {
     "full": FullConfig(heads=HEADS, dropout=0.0),
     "full causal": FullConfig(heads=HEADS, dropout=0.0, is_causal=True),
     "full with wider values": FullConfig(heads=HEADS, head_width=3, value_width=7, dropout=0.0),
+    "dynamic_conv": DynamicConvConfig(heads=HEADS, dropout=0.0),
+    "dynamic_conv fixed": DynamicConvConfig(heads=HEADS, taps=3, kernel="fixed", dropout=0.0),
+    "dynamic_conv depthwise": DynamicConvConfig(heads=HEADS, head_width=5, kernel="depthwise", dropout=0.0),
+    "dynamic_conv ungated": DynamicConvConfig(heads=HEADS, taps=13, is_gated=False, dropout=0.0),
+    "dynamic_conv causal": DynamicConvConfig(heads=HEADS, taps=5, dropout=0.0, is_causal=True),
+    "dynamic_conv fixed causal": DynamicConvConfig(heads=HEADS, kernel="fixed", dropout=0.0, is_causal=True),
+    "dynamic_conv depthwise causal": DynamicConvConfig(heads=HEADS, kernel="depthwise", dropout=0.0, is_causal=True),
+    "span_conv": SpanConvConfig(heads=HEADS, dropout=0.0),
+    "span_conv wide, one value": SpanConvConfig(heads=HEADS, head_width=7, taps=5, shares_value=True, dropout=0.0),
+    "span_conv token": SpanConvConfig(heads=HEADS, kernel_from="token", dropout=0.0),
+    "span_conv fixed": SpanConvConfig(heads=HEADS, kernel_from="fixed", dropout=0.0),
+    "span_conv depthwise": SpanConvConfig(heads=HEADS, kernel_from="depthwise", dropout=0.0),
+    "span_conv none": SpanConvConfig(heads=HEADS, kernel_from="none", dropout=0.0),
+    "span_conv causal": SpanConvConfig(heads=HEADS, taps=5, dropout=0.0, is_causal=True),
+    "span_conv depthwise causal": SpanConvConfig(heads=HEADS, kernel_from="depthwise", dropout=0.0, is_causal=True),
+    "span_conv none causal": SpanConvConfig(heads=HEADS, kernel_from="none", dropout=0.0, is_causal=True),
 }
 CAUSAL_CASES = [name for name, config in MIXER_CASES.items() if getattr(config, "is_causal", False)]
 MEMORY_CASES = [
@@ -68,8 +86,9 @@ def _pre_norm(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"encoder": encoder.model_copy(update=changes)})
 
 
-# one of each family: sizes of one family differ in numbers only
-FAMILIES = [*sorted({name.rsplit("-", 1)[0]: name for name in PRESETS}.values()), "bert-tiny pre-norm"]
+# one of each family: sizes of one family differ in numbers only, generators from what they teach in the head
+_SIZES = [name for name in PRESETS if not name.endswith("-generator")]
+FAMILIES = [*sorted({name.rsplit("-", 1)[0]: name for name in _SIZES}.values()), "bert-tiny pre-norm"]
 
 
 def packed_layout(lengths: list[int], empty: int = 0) -> SequenceLayout:

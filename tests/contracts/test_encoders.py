@@ -15,7 +15,7 @@ SUBNETS = {
     "width": Subnet(width=0.5),
     "depth": Subnet(depth=0.67),
     "both": Subnet(width=0.25, depth=0.34, depth_rule="drop_last"),
-    "by layer": Subnet(layers=(0, 2), heads=(1, 3), neurons=(5, 90)),
+    "by layer": Subnet(layers=(0, 2), heads=(1, 2), neurons=(6, 90)),
 }
 
 
@@ -79,18 +79,19 @@ def test_backends_agree_with_gradients(name: str) -> None:
     model, layout = tiny_model(name), packed_layout([5, 1, 7])
     tokens = torch.randint(0, 50, (13,))
     results = {}
-    for backend in ("sdpa", "reference"):
+    for backend in ("auto", "reference"):
         model.zero_grad()
         states = model.encoder(tokens, layout, backend=backend)
         states.square().sum().backward()
         results[backend] = [states, *(p.grad.clone() for p in model.encoder.parameters())]
-    for fast, slow in zip(results["sdpa"], results["reference"], strict=True):
+    for fast, slow in zip(results["auto"], results["reference"], strict=True):
         torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_compiles_as_one_graph(name: str) -> None:
     model = tiny_model(name)
+    torch._dynamo.reset()  # all families share the encoder's code, and PyTorch limits how often it is compiled anew
     encoder = torch.compile(model.encoder, fullgraph=True, backend="aot_eager")
     tokens, layout = torch.randint(0, 50, (12,)), packed_layout([5, 7])
     torch.testing.assert_close(encoder(tokens, layout), model.encoder(tokens, layout), rtol=0, atol=1e-11)

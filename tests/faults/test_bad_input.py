@@ -35,7 +35,7 @@ def model_folder(tmp_path: Path) -> Path:
         (["pretrain", RECIPE, "--explain", "--set", "optimizer.learning_rat=1"], "did you mean 'learning_rate'"),
         (["pretrain", RECIPE, "--explain", "--set", "run.steps=-1"], "run.steps is -1"),
         (["pretrain", RECIPE, "--explain", "--set", "schedule.kind=wds"], "schedule.kind is 'wds'"),
-        (["pretrain", RECIPE, "--explain", "--set", "model.overrides.layer=3"], "no setting 'layer'"),
+        (["pretrain", RECIPE, "--explain", "--set", "model.overrides.layer=3"], "layer is not a known setting"),
         (["pretrain", RECIPE, "--explain", "--set", "objective.next_sentence=true"], "sentence_pairs"),
         (["pretrain", RECIPE, "--explain", "--set", "sequences.length=8192"], "micro_tokens 4096 is less than"),
         (["pretrain", RECIPE, "--explain", "--set", "sequences.length=256"], "the model takes at most 128"),
@@ -116,7 +116,7 @@ def test_saving_destroys_nothing(model_folder: Path, tmp_path: Path) -> None:
     ("changes", "sentence"),
     [
         (["model.overrides.vocabulary=50"], "the model's vocabulary is 50; the corpus needs"),
-        (["model.overrides.layers=abc"], "wrong type"),
+        (["model.overrides.layers=abc"], "layers is 'abc': input should be a valid integer"),
         (["batch.tokens=300", "sequences.micro_tokens=256"], "not a multiple of sequences.micro_tokens 256"),
         (["optimizer.betas=[2.0, 3.0]"], "optimizer.betas"),
         (["run.seed=99999999999999999999"], "run.seed"),
@@ -227,7 +227,7 @@ def test_foreign_hugging_face_folders_are_refused(tmp_path: Path) -> None:
     }
     (tmp_path / "gpt").mkdir()
     (tmp_path / "gpt" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(InputError, match="model_type is 'gpt2'; allowed: bert, electra"):
+    with pytest.raises(InputError, match="model_type is 'gpt2'; allowed: bert, "):
         bertsmith.load(tmp_path / "gpt")
 
     BertForSequenceClassification(BertConfig(**tiny)).save_pretrained(tmp_path / "classifier")

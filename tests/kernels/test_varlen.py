@@ -37,7 +37,7 @@ def test_auto_takes_varlen_for_packed_half_precision() -> None:
 
     layout = packed_layout([3, 5]).to("cuda")
     tensors = [torch.randn(8, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-    assert choose(FORMS, "auto", AttentionInputs(*tensors, layout)) is FORMS["varlen"]
-    with_dropout = AttentionInputs(*tensors, layout, dropout=0.1)
+    assert choose(FORMS, "auto", AttentionInputs(*tensors, layout, layout)) is FORMS["varlen"]
+    with_dropout = AttentionInputs(*tensors, layout, layout, dropout=0.1)
     assert choose(FORMS, "auto", with_dropout) is FORMS["sdpa"]
     assert FORMS["varlen"].unsupported(with_dropout) == "the kernel has no attention dropout"

@@ -43,7 +43,7 @@ class Block(nn.Module):
     @property
     def units(self) -> LayerCut:
         """All the units this layer has."""
-        return LayerCut(self.mixer.heads, self.feedforward.neurons)
+        return LayerCut(self.mixer.heads, self.feedforward.neurons, self.feedforward.groups)
 
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
         entered = hidden

@@ -10,7 +10,7 @@ class ElasticLinear(nn.Module):
 
     `units_in` and `units_out` say of how many equal units the input and the output consist (None: that side never
     shrinks). `parts` stacks several projections of the same input, query, key and value for example, in one matrix;
-    each part has all the units.
+    each part has all the units. `parts_in` is the same for the input: several stretches that each have all the units.
     """
 
     def __init__(
@@ -21,15 +21,17 @@ class ElasticLinear(nn.Module):
         units_in: int | None = None,
         units_out: int | None = None,
         parts: int = 1,
+        parts_in: int = 1,
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if inputs % (units_in or 1) or outputs % ((units_out or 1) * parts):
+        if inputs % ((units_in or 1) * parts_in) or outputs % ((units_out or 1) * parts):
             raise ValueError(
                 f"{inputs} inputs and {outputs} outputs do not divide into {units_in} and {units_out} units"
             )
         self.inputs, self.outputs = inputs, outputs
-        self.units_in, self.units_out, self.parts = units_in, units_out, parts
+        self.units_in, self.units_out = units_in, units_out
+        self.parts, self.parts_in = parts, parts_in
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
@@ -51,14 +53,14 @@ class ElasticLinear(nn.Module):
             weight = self._by_unit_out(weight)[:, :keep_out].flatten(0, 2)
             bias = None if bias is None else self._by_unit_out(bias)[:, :keep_out].flatten()
         if keep_in is not None and keep_in != self.units_in:
-            weight = self._by_unit_in(weight)[:, :keep_in].flatten(1)
+            weight = self._by_unit_in(weight)[:, :, :keep_in].flatten(1)
         return weight, bias
 
     @torch.no_grad()
     def reorder(self, *, units_in: Tensor | None = None, units_out: Tensor | None = None) -> None:
         """Puts the units in the given order, in place, so that optimisers keep their parameters."""
         if units_in is not None:
-            self.weight.copy_(self._by_unit_in(self.weight)[:, units_in].flatten(1))
+            self.weight.copy_(self._by_unit_in(self.weight)[:, :, units_in].flatten(1))
         if units_out is not None:
             self.weight.copy_(self._by_unit_out(self.weight)[:, units_out].flatten(0, 2))
             if self.bias is not None:
@@ -74,6 +76,7 @@ class ElasticLinear(nn.Module):
             units_in=self.units_in if keep_in is None else keep_in,
             units_out=self.units_out if keep_out is None else keep_out,
             parts=self.parts,
+            parts_in=self.parts_in,
             bias=bias is not None,
         ).to(weight)
         small.weight.copy_(weight)
@@ -82,7 +85,7 @@ class ElasticLinear(nn.Module):
         return small
 
     def extra_repr(self) -> str:
-        units = f"units_in={self.units_in}, units_out={self.units_out}, parts={self.parts}"
+        units = f"units_in={self.units_in}, units_out={self.units_out}, parts={self.parts}, parts_in={self.parts_in}"
         return f"inputs={self.inputs}, outputs={self.outputs}, {units}, bias={self.bias is not None}"
 
     def _by_unit_out(self, tensor: Tensor) -> Tensor:
@@ -91,4 +94,4 @@ class ElasticLinear(nn.Module):
 
     def _by_unit_in(self, weight: Tensor) -> Tensor:
         assert self.units_in is not None, "the inputs of this layer have no units"
-        return weight.unflatten(1, (self.units_in, -1))  # (outputs, inputs) -> (outputs, units, size)
+        return weight.unflatten(1, (self.parts_in, self.units_in, -1))  # (outputs, inputs) -> (…, parts, units, size)

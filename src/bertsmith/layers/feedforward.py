@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from bertsmith.layers.activation import ACTIVATIONS, Activation
 from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.grouped import GroupedLinear
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.settings import Record
 
@@ -15,9 +16,17 @@ class FeedForwardConfig(Record):
 
     neurons: int = Field(gt=0)
     activation: Activation = "gelu"
+    groups: int = Field(default=1, gt=0)
+    """Blocks of the width and of the neurons that speak only to each other; ConvBERT's medium-small has 2."""
+
+    def check(self, width: int) -> None:
+        """Raises ValueError if width or neurons do not divide into the groups."""
+        for name, count in (("width", width), ("neurons", self.neurons)):
+            if count % self.groups:
+                raise ValueError(f"{name} {count} is not a multiple of groups {self.groups}")
 
     def build(self, width: int) -> "FeedForward":
-        return FeedForward(width, self.neurons, self.activation)
+        return FeedForward(width, self.neurons, self.activation, self.groups)
 
     def cut(self, cut: LayerCut) -> "FeedForwardConfig":
         """The config of the extracted part."""
@@ -25,31 +34,41 @@ class FeedForwardConfig(Record):
 
     def flops(self, width: int) -> int:
         """Floating-point operations of one token's forward pass."""
-        return 2 * 2 * width * self.neurons
+        return 2 * 2 * width * self.neurons // self.groups
 
 
 class FeedForward(nn.Module):
     """width → neurons → width; each neuron is a unit that can be left out."""
 
-    def __init__(self, width: int, neurons: int, activation: Activation) -> None:
+    expand: ElasticLinear | GroupedLinear
+    contract: ElasticLinear | GroupedLinear
+
+    def __init__(self, width: int, neurons: int, activation: Activation, groups: int = 1) -> None:
         super().__init__()
-        self.neurons = neurons
+        self.neurons, self.groups = neurons, groups
         self.activation = activation
-        self.expand = ElasticLinear(width, neurons, units_out=neurons)
-        self.contract = ElasticLinear(neurons, width, units_in=neurons)
+        if groups == 1:
+            self.expand = ElasticLinear(width, neurons, units_out=neurons)
+            self.contract = ElasticLinear(neurons, width, units_in=neurons)
+        else:
+            self.expand = GroupedLinear(width, neurons, groups)
+            self.contract = GroupedLinear(neurons, width, groups)
 
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
         inner = ACTIVATIONS[self.activation](self.expand(hidden, keep_out=call.keep_neurons))
         return self.contract(inner, keep_in=call.keep_neurons)
 
     def reorder(self, neurons: Tensor) -> None:
-        """Puts the neurons in the given order, most important first; the output does not change."""
+        """Puts the neurons in the given order, most important first; the output does not change.
+
+        Neurons never leave their group: each group's own take the order they have among all.
+        """
         self.expand.reorder(units_out=neurons)
         self.contract.reorder(units_in=neurons)
 
     def extract(self, cut: LayerCut) -> "FeedForward":
         """A part of its own with the first neurons only."""
-        small = FeedForward(self.expand.inputs, cut.neurons, self.activation)
+        small = FeedForward(self.expand.inputs, cut.neurons, self.activation, self.groups)
         small.expand = self.expand.extract(keep_out=cut.neurons)
         small.contract = self.contract.extract(keep_in=cut.neurons)
         return small

@@ -12,10 +12,14 @@ from bertsmith.settings import Record
 
 @dataclass(frozen=True)
 class LayerCut:
-    """The units one layer keeps: its first `heads` heads and its first `neurons` neurons."""
+    """The units one layer keeps: its first `heads` heads and its first `neurons` neurons.
+
+    Neurons that come in `groups` are kept evenly: the first neurons / groups of each.
+    """
 
     heads: int
     neurons: int
+    groups: int = 1
 
 
 class Subnet(Record):
@@ -47,14 +51,16 @@ class Subnet(Record):
             heads = _even(units.heads, self.width) if self.heads is None else _listed("heads", self.heads, kept, place)
             # one ratio for both kinds of units, as DynaBERT trains them
             neurons = (
-                heads * units.neurons // units.heads
+                _multiple(heads * units.neurons // units.heads, units.groups)
                 if self.neurons is None
                 else _listed("neurons", self.neurons, kept, place)
             )
+            if neurons % units.groups:
+                raise InputError(f"subnet.neurons is {neurons} for layer {index}; allowed: multiples of {units.groups}")
             for name, count, limit in (("heads", heads, units.heads), ("neurons", neurons, units.neurons)):
                 if not 1 <= count <= limit:
                     raise InputError(f"subnet.{name} is {count} for layer {index}; allowed: 1 to {limit}")
-            cuts.append((index, LayerCut(heads, neurons)))
+            cuts.append((index, LayerCut(heads, neurons, units.groups)))
         return cuts
 
     def kept_layers(self, layers: int) -> tuple[int, ...]:
@@ -72,6 +78,11 @@ class Subnet(Record):
 def _even(units: int, share: float) -> int:
     """The rounded share of a count, at least one; half rounds up, unlike Python's `round`."""
     return max(1, int(units * share + 0.5))
+
+
+def _multiple(count: int, of: int) -> int:
+    """The count rounded down to a multiple, at least the first one."""
+    return max(of, count // of * of)
 
 
 def _listed(name: str, counts: tuple[int, ...], kept: tuple[int, ...], place: int) -> int:

@@ -5,6 +5,7 @@ import copy
 import torch
 from torch import nn
 
+from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
@@ -48,6 +49,19 @@ def initialise(model: nn.Module, deviation: float, generator: torch.Generator | 
         own = getattr(module, "initialise", None)
         if callable(own):
             own(deviation, generator)
+
+
+def rebuild(model: Model, config: ModelConfig) -> Model:
+    """The same weights in the network of another config, one that asks for the same tensors."""
+    other, weight = assemble(config), next(model.parameters())
+    try:
+        other.to(weight).load_state_dict(model.state_dict())
+    except RuntimeError as error:
+        raise InputError(
+            f"the weights of this model do not fit the config: {str(error).splitlines()[1].strip()}"
+        ) from None
+    other.tokenizer = model.tokenizer
+    return other.train(model.training)
 
 
 def extract(model: Model, subnet: Subnet) -> Model:

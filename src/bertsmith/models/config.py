@@ -60,6 +60,7 @@ class EncoderConfig(Record):
     def _check_layers(self) -> "EncoderConfig":
         for layer in self.layers:
             layer.mixer.check(self.width)
+            layer.feedforward.check(self.width)
             if layer.cross is not None:
                 layer.cross.check(self.width)
         for part in ("mixer", "feedforward"):

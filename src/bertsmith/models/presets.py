@@ -8,7 +8,9 @@ from pydantic import ValidationError
 from bertsmith.errors import InputError, nearest
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
+from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.norm import NormConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.heads import (
@@ -50,6 +52,23 @@ class FactorisedSize(Size):
     embedding_width: int
 
 
+class ConvBertSize(FactorisedSize):
+    """A ConvBERT; `heads` are counted as in its paper, before the bottleneck divides them by `ratio`."""
+
+    ratio: int = 2
+    taps: int = 9
+    groups: int = 1
+    """Of the feed-forwards."""
+    kernel_from: Literal["span", "token", "fixed", "depthwise", "none"] = "span"
+    """Others than "span" are the paper's ablations; "none" is the bottleneck alone."""
+
+
+class DynamicConvSize(Size):
+    """An encoder of convolutions only."""
+
+    kernel: Literal["fixed", "predicted", "depthwise"]
+
+
 class TransformerSize(Size):
     """A size of the Transformer; every row of the paper's table of variations is an override."""
 
@@ -78,6 +97,39 @@ def electra(size: FactorisedSize) -> ModelConfig:
     return ModelConfig(family="electra", encoder=encoder, heads=(ReplacedTokensConfig(),))
 
 
+def convbert(size: ConvBertSize) -> ModelConfig:
+    """Jiang et al. 2020: ELECTRA with mixed attention, a bottleneck in it, and feed-forwards in groups."""
+    heads = size.heads // size.ratio or size.heads  # with fewer heads than the ratio, the released code drops it
+    mixer = SpanConvConfig(
+        heads=heads,
+        head_width=size.width // size.heads,
+        taps=size.taps,
+        kernel_from=size.kernel_from,
+        dropout=size.dropout,
+    )
+    feedforward = FeedForwardConfig(neurons=4 * size.width, groups=size.groups)
+    layer = LayerConfig(mixer=mixer, feedforward=feedforward, dropout=size.dropout)
+    embedding = EmbeddingConfig(width=size.embedding_width, longest=size.longest, dropout=size.dropout)
+    encoder = size.encoder(embedding, *[layer] * size.layers)
+    return ModelConfig(family="convbert", encoder=encoder, heads=(ReplacedTokensConfig(),))
+
+
+def convbert_generator(size: ConvBertSize) -> ModelConfig:
+    """The small ConvBERT whose guesses the large one is trained to find: the same encoder, scores over tokens."""
+    return convbert(size).model_copy(update={"heads": (MaskedTokensConfig(),)})
+
+
+def dynamic_conv(size: DynamicConvSize) -> ModelConfig:
+    """Wu et al. 2019 as an encoder (sizes are ours): gated convolutions that reach further from layer to layer."""
+    feedforward, layers = FeedForwardConfig(neurons=4 * size.width), []
+    for index in range(size.layers):
+        taps = min(2 ** (index + 2) - 1, 31)  # 3, 7, 15, then 31, as published
+        mixer = DynamicConvConfig(heads=size.heads, taps=taps, kernel=size.kernel, dropout=size.dropout)
+        layers.append(LayerConfig(mixer=mixer, feedforward=feedforward, dropout=size.dropout))
+    embedding = EmbeddingConfig(positions="sinusoid", longest=size.longest, dropout=size.dropout)
+    return ModelConfig(family="dynamic_conv", encoder=size.encoder(embedding, *layers), heads=(MaskedTokensConfig(),))
+
+
 def transformer(size: TransformerSize) -> ModelConfig:
     """Vaswani et al. 2017: post-norm, ReLU, scaled token vectors from one table for source, target and scores."""
     attention = FullConfig(
@@ -104,6 +156,23 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "electra-small": (electra, FactorisedSize(width=256, layers=12, heads=4, embedding_width=128)),
     "electra-base": (electra, FactorisedSize(width=768, layers=12, heads=12, embedding_width=768)),
     "electra-large": (electra, FactorisedSize(width=1024, layers=24, heads=16, embedding_width=1024)),
+    "convbert-small": (convbert, ConvBertSize(width=256, layers=12, heads=4, embedding_width=128)),
+    "convbert-medium-small": (convbert, ConvBertSize(width=384, layers=12, heads=8, embedding_width=128, groups=2)),
+    "convbert-base": (convbert, ConvBertSize(width=768, layers=12, heads=12, embedding_width=768)),
+    "convbert-small-generator": (
+        convbert_generator,
+        ConvBertSize(width=64, layers=12, heads=1, embedding_width=128),
+    ),
+    "convbert-medium-small-generator": (
+        convbert_generator,
+        ConvBertSize(width=96, layers=12, heads=2, embedding_width=128, groups=2),
+    ),
+    "convbert-base-generator": (
+        convbert_generator,
+        ConvBertSize(width=256, layers=12, heads=4, embedding_width=768),
+    ),
+    "lightconv-base": (dynamic_conv, DynamicConvSize(width=768, layers=12, heads=12, kernel="fixed")),
+    "dynamicconv-base": (dynamic_conv, DynamicConvSize(width=768, layers=12, heads=12, kernel="predicted")),
     "transformer-tiny": (transformer, TransformerSize(width=128, layers=2, heads=4, neurons=512, deviation=0.06)),
     "transformer-small": (transformer, TransformerSize(width=256, layers=3, heads=4, neurons=1024, deviation=0.06)),
     "transformer-base": (

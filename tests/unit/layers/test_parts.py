@@ -6,9 +6,15 @@ import pytest
 import torch
 
 from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
+from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.feedforward import FeedForwardConfig
+from bertsmith.layers.grouped import GroupedLinear
 from bertsmith.layers.norm import Norm
 from bertsmith.layers.positions import SinusoidPositions
+from bertsmith.models.build import build, rebuild
+from bertsmith.models.presets import preset
 
 
 def test_sinusoids_are_the_formula() -> None:
@@ -51,6 +57,87 @@ def test_elastic_parts_and_units() -> None:
     assert full.data_ptr() == layer.weight.data_ptr(), "the whole layer must not be copied"
     with pytest.raises(ValueError, match="do not divide"):
         ElasticLinear(6, 10, units_out=4)
+
+
+def test_elastic_parts_of_the_input() -> None:
+    layer = ElasticLinear(12, 2, units_in=3, parts_in=2)
+    with torch.no_grad():
+        layer.weight.copy_(torch.arange(12.0).expand(2, 12))
+        layer.bias.zero_()
+    # the first of three units of two columns, in each of two parts
+    assert layer.prefix(1, None)[0][0].tolist() == [0, 1, 6, 7]
+    layer.reorder(units_in=torch.tensor([2, 0, 1]))
+    assert layer.weight[0].tolist() == [4, 5, 0, 1, 2, 3, 10, 11, 6, 7, 8, 9]
+    small = layer.extract(keep_in=2)
+    assert (small.inputs, small.units_in, small.parts_in) == (8, 2, 2)
+    assert small.weight[0].tolist() == [4, 5, 0, 1, 10, 11, 6, 7]
+    with pytest.raises(ValueError, match="do not divide"):
+        ElasticLinear(9, 2, units_in=3, parts_in=2)
+
+
+def test_groups_are_blocks_of_a_dense_layer() -> None:
+    layer = GroupedLinear(6, 4, groups=2)
+    with torch.no_grad():
+        layer.weight.normal_()
+        layer.bias.normal_()
+    dense = torch.block_diag(*layer.weight)  # (inputs, outputs)
+    hidden = torch.randn(2, 5, 6)
+    torch.testing.assert_close(layer(hidden), hidden @ dense + layer.bias)
+    # the first two of three inputs and the first of two outputs, in each group
+    kept = hidden[..., [0, 1, 3, 4]]
+    expected = kept @ dense[[0, 1, 3, 4]][:, [0, 2]] + layer.bias[[0, 2]]
+    torch.testing.assert_close(layer(kept, keep_in=4, keep_out=2), expected)
+    torch.testing.assert_close(layer.extract(keep_in=4, keep_out=2)(kept), expected)
+    with pytest.raises(ValueError, match="do not divide into 4 groups"):
+        GroupedLinear(6, 4, groups=4)
+
+
+def test_reordered_neurons_stay_in_their_group() -> None:
+    layer = FeedForwardConfig(neurons=6, groups=2).build(4)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
+        layer.expand.bias.copy_(torch.arange(6.0))
+    hidden, call = torch.randn(3, 4), ForwardPass(SequenceLayout.full(1, 3))
+    before = layer(hidden, call)
+    layer.reorder(torch.tensor([5, 2, 0, 3, 1, 4]))
+    assert layer.expand.bias.tolist() == [2, 0, 1, 5, 3, 4]
+    torch.testing.assert_close(layer(hidden, call), before)
+
+
+def test_groups_must_divide() -> None:
+    for config, width, match in (
+        (FeedForwardConfig(neurons=6, groups=4), 8, "neurons 6 is not a multiple of groups 4"),
+        (FeedForwardConfig(neurons=8, groups=4), 6, "width 6 is not a multiple of groups 4"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            config.check(width)
+    assert FeedForwardConfig(neurons=8, groups=4).flops(8) * 4 == FeedForwardConfig(neurons=8).flops(8)
+
+
+def test_depthwise_kernels_start_at_one_over_taps() -> None:
+    model = build(preset("convbert-small", layers=1, vocabulary=100), seed=0)
+    mixer = model.encoder.blocks[0].mixer
+    assert mixer.span.depthwise.abs().max() <= 2 / 9
+    # the deviation of a normal cut off at two of its deviations is 0.88 of it
+    assert mixer.span.depthwise.std().item() == pytest.approx(0.88 / 9, rel=0.03)
+    assert mixer.span.pointwise.weight.abs().max() <= 0.04
+    again = build(preset("convbert-small", layers=1, vocabulary=100), seed=0)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+    free = build(preset("convbert-small", layers=1, vocabulary=100, kernel_from="depthwise"), seed=0)
+    assert free.encoder.blocks[0].mixer.kernel.table.weight.std().item() == pytest.approx(0.88 / 9, rel=0.05)
+
+
+def test_rebuild_keeps_the_weights_or_says_why_not() -> None:
+    model = build(preset("bert-tiny", vocabulary=50), seed=0).double().eval()
+    tokens = torch.randint(0, 50, (2, 7))
+    layers = tuple(layer.model_copy(update={"dropout": 0.5}) for layer in model.config.encoder.layers)
+    config = model.config.model_copy(update={"encoder": model.config.encoder.model_copy(update={"layers": layers})})
+    other = rebuild(model, config)
+    assert torch.equal(other(tokens), model(tokens))
+    assert other.encoder.blocks[0].dropout.p == 0.5
+    with pytest.raises(InputError, match="weights of this model do not fit the config: size mismatch for"):
+        rebuild(model, preset("bert-tiny", vocabulary=51))
 
 
 def test_layout_pads_and_unpads() -> None:

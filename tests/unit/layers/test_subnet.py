@@ -39,6 +39,15 @@ def test_layer_by_layer() -> None:
     assert subnet.cuts(BASE) == [(1, LayerCut(2, 10)), (3, LayerCut(12, 20))]
 
 
+def test_neurons_in_groups_are_cut_evenly() -> None:
+    full = [LayerCut(8, 36, groups=4)]
+    assert Subnet(width=0.375).cuts(full)[0][1] == LayerCut(3, 12, groups=4)  # 13, rounded down to a multiple
+    assert Subnet(width=0.01).cuts([LayerCut(8, 16, groups=4)])[0][1] == LayerCut(1, 4, groups=4)
+    assert Subnet(neurons=(8,)).cuts(full)[0][1].neurons == 8
+    with pytest.raises(InputError, match=r"subnet.neurons is 10 for layer 0; allowed: multiples of 4"):
+        Subnet(neurons=(10,)).cuts(full)
+
+
 @pytest.mark.parametrize(
     ("subnet", "match"),
     [

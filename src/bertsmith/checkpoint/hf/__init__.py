@@ -17,6 +17,7 @@ from bertsmith.checkpoint.files import (
     write_tensors,
 )
 from bertsmith.checkpoint.hf.bert import BERT, ELECTRA
+from bertsmith.checkpoint.hf.convbert import CONVBERT
 from bertsmith.checkpoint.hf.marian import MARIAN
 from bertsmith.checkpoint.hf.twin import Twin
 from bertsmith.checkpoint.names import to_ours, to_theirs
@@ -26,7 +27,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import explain
 
-TWINS: dict[str, Twin] = {twin.model_type: twin for twin in (BERT, ELECTRA, MARIAN)}
+TWINS: dict[str, Twin] = {twin.model_type: twin for twin in (BERT, ELECTRA, CONVBERT, MARIAN)}
 
 
 def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:

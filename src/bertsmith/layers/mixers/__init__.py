@@ -3,10 +3,16 @@
 from typing import Annotated
 
 from bertsmith.layers.mixers.base import Mixer, MixerConfig
+from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.settings import ByKind
 
-MIXERS: dict[str, type[MixerConfig]] = {"full": FullConfig}
+MIXERS: dict[str, type[MixerConfig]] = {
+    "full": FullConfig,
+    "dynamic_conv": DynamicConvConfig,
+    "span_conv": SpanConvConfig,
+}
 
 AnyMixer = Annotated[MixerConfig, ByKind(MIXERS)]
 

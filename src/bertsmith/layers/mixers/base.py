@@ -52,6 +52,11 @@ class Mixer(nn.Module, ABC):
     def renew(self, step: int, seed: int, layer: int) -> None:
         """The trainer's moment before a step: kinds that draw random features draw them anew when it is time."""
 
+    def refuse_memory(self, call: ForwardPass) -> None:
+        """Raises InputError if the call has a memory, for kinds that cannot look at one."""
+        if call.memory is not None:
+            raise InputError(f"{type(self).__name__} cannot look at a memory; allowed: kinds that read one, as full")
+
 
 class MixerConfig(Record, ABC):
     """The settings of one kind of mixer; `kind` is its name in the table."""

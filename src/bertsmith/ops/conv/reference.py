@@ -1,1 +1,54 @@
-"""Convolutions written out."""
+"""Convolutions written out: short, differentiable in any dtype, the truth the fast forms are tested against."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv1d, pad
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, reach, tap_weights
+
+
+def unsupported(inputs: DepthwiseInputs | LightConvInputs) -> str | None:
+    return None
+
+
+def depthwise(inputs: DepthwiseInputs) -> Tensor:
+    """The convolved states, in the shape of `hidden`, by PyTorch's own convolution over padded rows."""
+    rows, _ = inputs.layout.pad(inputs.hidden)
+    is_outside = _outside(inputs.layout, inputs.legacy_padding)
+    if is_outside is not None:
+        rows = rows.masked_fill(is_outside[..., None], 0.0)
+    channels = rows.transpose(1, 2)  # (batch, length, width) -> (batch, width, length)
+    kernel = inputs.kernel[:, None].to(rows.dtype)  # (width, taps) -> (width, 1, taps)
+    mixed = conv1d(pad(channels, reach(kernel.shape[-1], inputs.is_causal)), kernel, groups=rows.shape[-1])
+    return inputs.layout.unpad(mixed.transpose(1, 2), inputs.hidden)
+
+
+def light_conv(inputs: LightConvInputs) -> Tensor:
+    """The convolved values, in the shape of `value`: their product with the banded matrix of the tap weights."""
+    rows, _ = inputs.layout.pad(inputs.value)
+    weights = tap_weights(inputs.scores, inputs.dropout)
+    band = kernel_map(weights, inputs.layout, inputs.is_causal, inputs.legacy_padding)
+    mixed = torch.einsum("bhqk,bkhd->bqhd", band, rows.to(band.dtype)).to(rows.dtype)
+    return inputs.layout.unpad(mixed, inputs.value)
+
+
+def kernel_map(weights: Tensor, layout: SequenceLayout, is_causal: bool, legacy_padding: bool) -> Tensor:
+    """The banded matrix of the tap weights: (batch, heads, longest, longest), 0 where a tap falls outside."""
+    is_fixed = weights.dim() == 2
+    rows = weights.expand(layout.batch, layout.longest, -1, -1) if is_fixed else layout.pad(weights)[0]
+    heads, taps = rows.shape[2:]
+    places = torch.arange(layout.longest, device=rows.device)
+    tap = places - places[:, None] + reach(taps, is_causal)[0]  # (queries, keys): the tap at which they meet
+    index = tap.clamp(0, taps - 1).expand(layout.batch, heads, -1, -1)
+    band = rows.transpose(1, 2).gather(-1, index)  # (batch, longest, heads, taps) -> (batch, heads, longest, longest)
+    band = band.masked_fill((tap < 0) | (tap >= taps), 0.0)
+    is_outside = _outside(layout, legacy_padding)
+    return band if is_outside is None else band.masked_fill(is_outside[:, None, None, :], 0.0)
+
+
+def _outside(layout: SequenceLayout, legacy_padding: bool) -> Tensor | None:
+    """True at the places of the padded rows, (batch, longest), that belong to no sequence; None if there is none."""
+    if layout.starts is not None:
+        return torch.arange(layout.longest, device=layout.starts.device) >= layout.lengths()[:, None]
+    return None if layout.is_token is None or legacy_padding else ~layout.is_token

@@ -1,0 +1,168 @@
+"""ConvBERT as Hugging Face names and configures it.
+
+Their mixed attention always fills the width, two branches of width / 2, whatever the head ratio; the released code
+keeps the heads' width. Here both are heads and head_width, so only the numbers are translated. Their convolutions let
+pads in; ours do not, imported weights or not.
+"""
+
+from typing import Any
+
+from bertsmith.checkpoint.hf.twin import Twin, read_activation, refuse, required, write_activation
+from bertsmith.checkpoint.names import Row, linear, row, shaped
+from bertsmith.errors import InputError
+from bertsmith.layers.embedding import EmbeddingConfig
+from bertsmith.layers.feedforward import FeedForwardConfig
+from bertsmith.layers.mixers.span_conv import SpanConvConfig
+from bertsmith.layers.norm import NormConfig
+from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
+from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, ReplacedTokensConfig
+
+
+def _encoder_rows() -> tuple[Row, ...]:
+    ours, theirs = "encoder.blocks.{i}", "convbert.encoder.layer.{i}"
+    looking, span = f"{theirs}.attention.self", f"{theirs}.attention.self.key_conv_attn_layer"
+    projections = ("query", "key", "value", "conv_out_layer")
+    # theirs have an axis of size 1 more, as convolutions of one dimension want it
+    middle = shaped(lambda tensor: tensor.squeeze(1), lambda tensor: tensor.unsqueeze(1))
+    last = shaped(lambda tensor: tensor.squeeze(-1), lambda tensor: tensor.unsqueeze(-1))
+    return (
+        row("encoder.embedding.token_table", "convbert.embeddings.word_embeddings.weight"),
+        row("encoder.embedding.position.table", "convbert.embeddings.position_embeddings.weight"),
+        row("encoder.embedding.type_table", "convbert.embeddings.token_type_embeddings.weight"),
+        *linear("encoder.embedding.norm", "convbert.embeddings.LayerNorm"),
+        *linear(f"{ours}.mixer.project", *(f"{looking}.{name}" for name in projections)),
+        row(f"{ours}.mixer.span.depthwise", f"{span}.depthwise.weight", change=middle),
+        row(f"{ours}.mixer.span.pointwise.weight", f"{span}.pointwise.weight", change=last),
+        row(f"{ours}.mixer.span.pointwise.bias", f"{span}.bias", change=last),
+        *linear(f"{ours}.mixer.kernel.table", f"{looking}.conv_kernel_layer"),
+        *linear(f"{ours}.mixer.output", f"{theirs}.attention.output.dense"),
+        *linear(f"{ours}.mixer_norm", f"{theirs}.attention.output.LayerNorm"),
+        *linear(f"{ours}.feedforward.expand", f"{theirs}.intermediate.dense"),
+        *linear(f"{ours}.feedforward.contract", f"{theirs}.output.dense"),
+        *linear(f"{ours}.feedforward_norm", f"{theirs}.output.LayerNorm"),
+    )
+
+
+def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
+    refuse(data, "is_decoder", False)
+    refuse(data, "add_cross_attention", False)
+    width, layers, vocabulary = (required(data, key) for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    heads = max(1, required(data, "num_attention_heads") // data.get("head_ratio", 2))
+    neurons = required(data, "intermediate_size")
+    activation = read_activation(data.get("hidden_act", "gelu"), "config.json")
+    norm = NormConfig(epsilon=data.get("layer_norm_eps", 1e-12))
+    dropout = float(data.get("hidden_dropout_prob", 0.1))
+    embedding_width = data.get("embedding_size", 768)
+    embedding = EmbeddingConfig(
+        width=None if embedding_width == width else embedding_width,
+        longest=data.get("max_position_embeddings", 512),
+        types=data.get("type_vocab_size", 2),
+        epsilon=norm.epsilon,
+        dropout=dropout,
+    )
+    mixer = SpanConvConfig(
+        heads=heads,
+        head_width=width // heads // 2,
+        taps=data.get("conv_kernel_size", 9),
+        dropout=float(data.get("attention_probs_dropout_prob", 0.1)),
+    )
+    feedforward = FeedForwardConfig(neurons=neurons, activation=activation, groups=data.get("num_groups", 1))
+    layer = LayerConfig(mixer=mixer, feedforward=feedforward, norm=norm, dropout=dropout)
+    encoder = EncoderConfig(
+        vocabulary=vocabulary,
+        width=width,
+        embedding=embedding,
+        layers=(layer,) * layers,
+        deviation=data.get("initializer_range", 0.02),
+    )
+    heads_there: dict[str, HeadConfig] = {
+        "heads.masked_tokens": MaskedTokensConfig(epsilon=norm.epsilon),  # gelu, whatever the layers use
+        "heads.replaced_tokens": ReplacedTokensConfig(activation=activation),
+    }
+    made = tuple(head for part, head in heads_there.items() if part in parts)
+    return ModelConfig(family="convbert", encoder=encoder, heads=made)
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    encoder, layer = config.encoder, config.encoder.layers[0]
+    reason = _inexpressible(config)
+    if reason:
+        raise InputError(f"this model cannot be exported as a Hugging Face convbert: {reason}")
+    mixer = layer.mixer
+    assert isinstance(mixer, SpanConvConfig)
+    has_masked_tokens = any(isinstance(head, MaskedTokensConfig) for head in config.heads)
+    return {
+        "architectures": ["ConvBertForMaskedLM" if has_masked_tokens else "ConvBertModel"],
+        "model_type": "convbert",
+        "vocab_size": encoder.vocabulary,
+        "embedding_size": encoder.embedding_width,
+        "hidden_size": encoder.width,
+        "num_hidden_layers": len(encoder.layers),
+        "num_attention_heads": 2 * mixer.heads,
+        "head_ratio": 2,
+        "conv_kernel_size": mixer.taps,
+        "num_groups": layer.feedforward.groups,
+        "intermediate_size": layer.feedforward.neurons,
+        "hidden_act": write_activation(layer.feedforward.activation),
+        "hidden_dropout_prob": layer.dropout,
+        "attention_probs_dropout_prob": mixer.dropout,
+        "max_position_embeddings": encoder.embedding.longest,
+        "type_vocab_size": encoder.embedding.types,
+        "initializer_range": encoder.deviation,
+        "layer_norm_eps": layer.norm.epsilon,
+        "pad_token_id": 0,  # their default is 1, which no ConvBERT vocabulary has as its pad
+        "tie_word_embeddings": True,
+    }
+
+
+def _inexpressible(config: ModelConfig) -> str | None:
+    """Why the Hugging Face class cannot be this model, or None."""
+    encoder, layer, embedding = config.encoder, config.encoder.layers[0], config.encoder.embedding
+    if not isinstance(layer.mixer, SpanConvConfig):
+        return "its mixer is not span_conv"
+    mixer = layer.mixer
+    masked = [head for head in config.heads if isinstance(head, MaskedTokensConfig)]
+    checks = {
+        "it has a decoder": config.decoder is None,
+        "its layers differ from each other": len(set(encoder.layers)) == 1,
+        "its layers share weights": encoder.sharing == "none",
+        "its layers have more parts than a mixer and a feed-forward": layer.cross is None and layer.branch is None,
+        f"its taps come from {mixer.kernel_from!r}, not from the span": mixer.kernel_from == "span",
+        "its convolutions share the attention's values": not mixer.shares_value,
+        "it is causal": not mixer.is_causal,
+        f"its {mixer.heads} attention and convolution heads do not fill its width of {encoder.width}": (
+            2 * mixer.heads * (mixer.head_width or encoder.width // (2 * mixer.heads)) == encoder.width
+        ),
+        "it is pre-norm": layer.norm.placement == "post" and encoder.final_norm is None,
+        "its positions are not learned": embedding.positions == "learned" and not embedding.is_scaled,
+        "it reads relative positions": encoder.relative is None,
+        "it has no token types": embedding.types > 0,
+        "its embedding has no norm": embedding.has_norm,
+        "its norms differ in epsilon": {embedding.epsilon, *(head.epsilon for head in masked)} == {layer.norm.epsilon},
+        "its masked-token head uses another activation than gelu": all(head.activation == "gelu" for head in masked),
+        "its embedding and layers differ in dropout": embedding.dropout == layer.dropout,
+    }
+    return next((reason for reason, holds in checks.items() if not holds), None)
+
+
+CONVBERT = Twin(
+    model_type="convbert",
+    family="convbert",
+    prefix="convbert.",
+    encoder=lambda config: _encoder_rows(),
+    optional={
+        "encoder.embedding.widen": tuple(linear("encoder.embedding.widen", "convbert.embeddings_project")),
+        "heads.masked_tokens": (
+            *linear("heads.masked_tokens.transform", "generator_predictions.dense"),
+            *linear("heads.masked_tokens.norm", "generator_predictions.LayerNorm"),
+            row("heads.masked_tokens.bias", "generator_lm_head.bias"),
+        ),
+        "heads.replaced_tokens": (
+            *linear("heads.replaced_tokens.transform", "discriminator_predictions.dense"),
+            *linear("heads.replaced_tokens.score", "discriminator_predictions.dense_prediction"),
+        ),
+    },
+    tied={"generator_lm_head.weight": "convbert.embeddings.word_embeddings.weight"},
+    read_config=_read,
+    write_config=_write,
+)

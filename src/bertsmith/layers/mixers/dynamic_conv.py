@@ -1,0 +1,118 @@
+"""Light-weight and dynamic convolution (Wu et al. 2019): a few taps per head instead of attention."""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import AfterValidator, Field
+from torch import Tensor
+from torch.nn.functional import glu
+
+from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.mixers.base import Mixer, MixerConfig, State
+from bertsmith.layers.mixers.kernels import KERNELS, Kernel
+from bertsmith.layers.subnet import LayerCut
+from bertsmith.ops.conv import odd_taps
+
+
+class DynamicConvConfig(MixerConfig):
+    """Every token takes from the tokens a few places around it."""
+
+    kind: Literal["dynamic_conv"] = "dynamic_conv"
+    heads: int = Field(gt=0)
+    """Groups of channels that share a kernel."""
+    head_width: int | None = Field(default=None, gt=0)
+    """Channels of one head; None for width / heads."""
+    taps: Annotated[int, AfterValidator(odd_taps)] = 7
+    """Places a token takes from, its own counted in; odd."""
+    kernel: Literal["fixed", "predicted", "depthwise"] = "predicted"
+    """The taps' weights: one softmax per head for all tokens (light-weight convolution), a softmax that each token
+    predicts (dynamic convolution), or free weights per channel (depthwise convolution)."""
+    is_gated: bool = True
+    """A gated linear unit makes what is convolved, instead of a plain linear layer."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    """On the taps' weights."""
+    is_causal: bool = False
+    """A token takes only from itself and what stands before it."""
+
+    def check(self, width: int) -> None:
+        self._head_width(width)
+
+    def build(self, width: int) -> "DynamicConv":
+        kernel = KERNELS[self.kernel](
+            self.heads,
+            self._head_width(width),
+            self.taps,
+            is_causal=self.is_causal,
+            dropout=self.dropout,
+            has_bias=False,  # the paper predicts by a plain product
+        )
+        return DynamicConv(width, self.heads, self._head_width(width), kernel, is_gated=self.is_gated)
+
+    def cut(self, cut: LayerCut, width: int) -> "DynamicConvConfig":
+        return self.model_copy(update={"heads": cut.heads, "head_width": self._head_width(width)})
+
+    def flops(self, width: int, length: int) -> int:
+        inner = self.heads * self._head_width(width)
+        predicting = inner * self.heads * self.taps if self.kernel == "predicted" else 0
+        return 2 * (width * inner * (3 if self.is_gated else 2) + predicting + inner * self.taps)
+
+    def _head_width(self, width: int) -> int:
+        if self.head_width is None and width % self.heads:
+            raise ValueError(f"width {width} is not a multiple of heads {self.heads}; give head_width")
+        return self.head_width or width // self.heads
+
+
+class DynamicConv(Mixer):
+    """linear → gate → convolution → linear."""
+
+    def __init__(self, width: int, heads: int, head_width: int, kernel: Kernel, *, is_gated: bool) -> None:
+        super().__init__()
+        self.heads, self.head_width, self.is_gated = heads, head_width, is_gated
+        parts = 2 if is_gated else 1
+        self.project = ElasticLinear(width, parts * heads * head_width, units_out=heads, parts=parts)
+        self.kernel = kernel
+        self.output = ElasticLinear(heads * head_width, width, units_in=heads)
+
+    def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+        self.refuse_memory(call)
+        inner = self._project(hidden, call)
+        mixed = self.kernel.mix(self._by_head(inner), inner, call)
+        return self.output(mixed.flatten(-2), keep_in=call.keep_heads)  # (…, heads, head_width) -> (…, width)
+
+    def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
+        return {"convolution": self.kernel.map(self._project(hidden, call), call)}
+
+    def start(self, call: ForwardPass) -> State:
+        """The values of the taps − 1 tokens before the first: zeros."""
+        heads = call.keep_heads or self.heads
+        before = self.output.weight.new_zeros(call.layout.batch, self.kernel.taps - 1, heads, self.head_width)
+        return (before,)
+
+    def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
+        if not self.kernel.is_causal:
+            return super().step(hidden, state, call)
+        inner = self._project(hidden, call)
+        window = torch.cat([state[0], self._by_head(inner)[:, None]], dim=1)  # (batch, taps, heads, head_width)
+        mixed = self.kernel.step(window, inner, call)
+        return self.output(mixed.flatten(-2), keep_in=call.keep_heads), (window[:, 1:],)
+
+    def reorder(self, heads: Tensor) -> None:
+        self.project.reorder(units_out=heads)
+        self.kernel.reorder(heads)
+        self.output.reorder(units_in=heads)
+
+    def extract(self, cut: LayerCut) -> "DynamicConv":
+        kernel = self.kernel.extract(cut.heads)
+        small = DynamicConv(self.project.inputs, cut.heads, self.head_width, kernel, is_gated=self.is_gated)
+        small.project = self.project.extract(keep_out=cut.heads)
+        small.output = self.output.extract(keep_in=cut.heads)
+        return small
+
+    def _project(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+        """What is convolved: (…, heads · head_width)."""
+        projected = self.project(hidden, keep_out=call.keep_heads)
+        return glu(projected) if self.is_gated else projected
+
+    def _by_head(self, inner: Tensor) -> Tensor:
+        return inner.unflatten(-1, (-1, self.head_width))  # (…, heads · head_width) -> (…, heads, head_width)

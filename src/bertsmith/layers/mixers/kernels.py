@@ -1,0 +1,152 @@
+"""Where a convolution mixer has its taps from: the same for all tokens, or made from a vector of each token."""
+
+import copy
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.ops.conv import depthwise, depthwise_step, kernel_map, light_conv, light_conv_step, tap_weights
+
+
+class Kernel(nn.Module, ABC):
+    """The taps of every head, and the convolution by them.
+
+    `source` is the vector of each token that its taps may be made from, (…, heads · head_width). `table` has a unit for
+    every head. `dropout` falls on the tap weights; `has_bias` is for kinds that predict.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        head_width: int,
+        taps: int,
+        *,
+        is_causal: bool = False,
+        legacy_padding: bool = False,
+        dropout: float = 0.0,
+        has_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.head_width, self.taps = head_width, taps
+        self.is_causal, self.legacy_padding, self.dropout = is_causal, legacy_padding, dropout
+        self.table = self._make_table(heads, has_bias)
+
+    @abstractmethod
+    def _make_table(self, heads: int, has_bias: bool) -> ElasticLinear: ...
+
+    @abstractmethod
+    def mix(self, value: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
+        """The values of each token's neighbours, weighted by its taps.
+
+        Shape: value (…, heads, head_width), and so is what comes back.
+        """
+
+    @abstractmethod
+    def step(self, window: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
+        """`mix` at the last of (batch, taps, heads, head_width) values: (batch, heads, head_width)."""
+
+    @abstractmethod
+    def weights(self, source: Tensor, call: ForwardPass) -> Tensor:
+        """What each tap counts: (heads, taps), or (…, heads, taps) where tokens differ."""
+
+    def map(self, source: Tensor, call: ForwardPass) -> Tensor:
+        """The taps as a banded matrix, (batch, heads, longest, longest)."""
+        return kernel_map(self.weights(source, call), call.layout, **self._options)
+
+    def reorder(self, heads: Tensor) -> None:
+        """Puts the heads in the given order."""
+        self.table.reorder(units_in=None if self.table.units_in is None else heads, units_out=heads)
+
+    def extract(self, heads: int) -> "Kernel":
+        """A kernel of its own with the first heads only."""
+        small = copy.deepcopy(self)
+        small.table = self.table.extract(keep_in=None if self.table.units_in is None else heads, keep_out=heads)
+        return small
+
+    @property
+    def _options(self) -> dict[str, bool]:
+        return {"is_causal": self.is_causal, "legacy_padding": self.legacy_padding}
+
+
+class SoftmaxKernel(Kernel):
+    """Taps that are a softmax over scores, one kernel per head."""
+
+    @abstractmethod
+    def scores(self, source: Tensor, call: ForwardPass) -> Tensor:
+        """What the softmax is taken of: (heads, taps) or (…, heads, taps)."""
+
+    def mix(self, value: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
+        scores, dropout = self.scores(source, call), self.dropout if self.training else 0.0
+        return light_conv(value, scores, call.layout, **self._options, dropout=dropout, backend=call.backend)
+
+    def step(self, window: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
+        return light_conv_step(window, self.scores(source, call))
+
+    def weights(self, source: Tensor, call: ForwardPass) -> Tensor:
+        return tap_weights(self.scores(source, call))
+
+
+class FixedKernel(SoftmaxKernel):
+    """The scores are weights: light-weight convolution (Wu et al. 2019, section 3)."""
+
+    def _make_table(self, heads: int, has_bias: bool) -> ElasticLinear:
+        return ElasticLinear(self.taps, heads, units_out=heads, bias=False)
+
+    def scores(self, source: Tensor, call: ForwardPass) -> Tensor:
+        return self.table.prefix(None, call.keep_heads)[0]
+
+
+class PredictedKernel(SoftmaxKernel):
+    """The scores are a linear function of the source: dynamic convolution (Wu et al. 2019, section 4)."""
+
+    def _make_table(self, heads: int, has_bias: bool) -> ElasticLinear:
+        inner = heads * self.head_width
+        return ElasticLinear(inner, heads * self.taps, units_in=heads, units_out=heads, bias=has_bias)
+
+    def scores(self, source: Tensor, call: ForwardPass) -> Tensor:
+        scores = self.table(source, keep_in=call.keep_heads, keep_out=call.keep_heads)
+        return scores.unflatten(-1, (-1, self.taps))  # (…, heads · taps) -> (…, heads, taps)
+
+
+class DepthwiseKernel(Kernel):
+    """Free weights for every channel, without a softmax."""
+
+    def _make_table(self, heads: int, has_bias: bool) -> ElasticLinear:
+        return ElasticLinear(self.taps, heads * self.head_width, units_out=heads, bias=False)
+
+    def initialise(self, deviation: float, generator: torch.Generator | None) -> None:
+        """Fresh weights; the model's deviation is for matrices."""
+        initialise_depthwise(self.table.weight, generator)
+
+    def mix(self, value: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
+        kernel = torch.dropout(self._kernel(call), self.dropout, train=self.training)
+        mixed = depthwise(value.flatten(-2), kernel, call.layout, **self._options, backend=call.backend)
+        return mixed.unflatten(-1, (-1, self.head_width))  # (…, heads · head_width) -> (…, heads, head_width)
+
+    def step(self, window: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
+        mixed = depthwise_step(window.flatten(-2), self._kernel(call))
+        return mixed.unflatten(-1, (-1, self.head_width))  # (batch, heads · head_width) -> (batch, heads, head_width)
+
+    def weights(self, source: Tensor, call: ForwardPass) -> Tensor:
+        """The mean over the channels of each head: (heads, taps)."""
+        return self._kernel(call).unflatten(0, (-1, self.head_width)).mean(1)
+
+    def _kernel(self, call: ForwardPass) -> Tensor:
+        return self.table.prefix(None, call.keep_heads)[0]  # (heads · head_width, taps)
+
+
+KERNELS: dict[str, type[Kernel]] = {
+    "fixed": FixedKernel,
+    "predicted": PredictedKernel,
+    "depthwise": DepthwiseKernel,
+}
+
+
+@torch.no_grad()
+def initialise_depthwise(kernel: Tensor, generator: torch.Generator | None) -> None:
+    """Sets a depthwise kernel (channels, taps) to fresh weights, of deviation 1/taps as in ConvBERT's code."""
+    deviation = 1 / kernel.shape[-1]
+    nn.init.trunc_normal_(kernel, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator)

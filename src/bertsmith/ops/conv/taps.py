@@ -1,0 +1,70 @@
+"""Convolutions as sums of shifted slices: what is kept for the backward pass is the input and the tap weights."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, reach, tap_weights
+
+
+def unsupported(inputs: DepthwiseInputs | LightConvInputs) -> str | None:
+    return None
+
+
+def depthwise(inputs: DepthwiseInputs) -> Tensor:
+    """The convolved states, in the shape of `hidden`."""
+    hidden, layout = inputs.hidden, inputs.layout
+    taps = inputs.kernel.shape[-1]
+    before, after = reach(taps, inputs.is_causal)
+    if layout.is_packed:
+        spaced, places = _spread(hidden, layout, max(before, after))
+        length = spaced.shape[0] - before - after
+        mixed = _tap_sum(spaced, inputs.kernel, axis=0, length=length)
+        return mixed.index_select(0, places - before).to(hidden.dtype)
+    if layout.is_token is not None and not inputs.legacy_padding:
+        hidden = hidden.masked_fill(~layout.is_token[..., None], 0.0)
+    spaced = pad(hidden, (0, 0, before, after))
+    return _tap_sum(spaced, inputs.kernel, axis=1, length=hidden.shape[1]).to(hidden.dtype)
+
+
+def light_conv(inputs: LightConvInputs) -> Tensor:
+    """The convolved values, in the shape of `value`."""
+    value, layout = inputs.value, inputs.layout
+    weights = tap_weights(inputs.scores, inputs.dropout)
+    before, after = reach(weights.shape[-1], inputs.is_causal)
+    is_inside = _inside(value, layout, before, after, inputs.legacy_padding)
+    if is_inside is not None:
+        # a weight per position and tap is far smaller than the value, so the weights are masked and not the values
+        weights = weights.where(is_inside[..., None, :], 0.0)
+    axis = value.dim() - 3
+    spaced = pad(value, (0, 0, 0, 0, before, after))
+    return _tap_sum(spaced, weights[..., None, :], axis=axis, length=value.shape[axis]).to(value.dtype)
+
+
+def _tap_sum(spaced: Tensor, weights: Tensor, *, axis: int, length: int) -> Tensor:
+    """Σ_j weights[…, j] · spaced[j : j + length], accumulated at least in float32; the slices are views."""
+    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    total = spaced.narrow(axis, 0, length) * weights[..., 0]
+    for tap in range(1, weights.shape[-1]):
+        total = torch.addcmul(total, spaced.narrow(axis, tap, length), weights[..., tap])
+    return total
+
+
+def _spread(hidden: Tensor, layout: SequenceLayout, gap: int) -> tuple[Tensor, Tensor]:
+    """Packed states with `gap` zeros before, between and after the sequences, and the place of each token in them."""
+    places = torch.arange(hidden.shape[0], device=hidden.device) + gap * (layout.sequence_index(hidden) + 1)
+    spaced = hidden.new_zeros(hidden.shape[0] + gap * (layout.batch + 1), hidden.shape[1])
+    return spaced.index_copy(0, places, hidden), places
+
+
+def _inside(value: Tensor, layout: SequenceLayout, before: int, after: int, legacy_padding: bool) -> Tensor | None:
+    """True where a position's tap falls inside its sequence: (…, taps); None if zeros at the ends of rows suffice."""
+    if layout.starts is not None:
+        offsets = torch.arange(-before, after + 1, device=value.device)
+        neighbours = layout.positions(value)[:, None] + offsets  # (tokens, taps)
+        return (neighbours >= 0) & (neighbours < layout.lengths()[layout.sequence_index(value)][:, None])
+    if layout.is_token is None or legacy_padding:
+        return None
+    windows = pad(layout.is_token, (before, after)).unfold(1, before + after + 1, 1)  # (batch, length, taps)
+    return windows.contiguous()  # overlapping views make an exported program depend on the length

@@ -105,6 +105,24 @@ def test_goes_on_from_a_model_and_from_a_checkpoint(run: Path, pairs_folder: Pat
         bertsmith.finetune(out=tmp_path / "whole", resume=True, device="cpu")
 
 
+def test_a_compiled_run_learns_the_same(pairs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.compile
+    # without the code generator: what is compiled is what is tested here, not how
+    monkeypatch.setattr(torch, "compile", lambda function, mode: real(function, backend="aot_eager"))
+    plain = tune(pairs_folder, tmp_path / "plain", "run.steps=2")
+    compiled = tune(pairs_folder, tmp_path / "compiled", "run.steps=2", "run.compile=on")
+    assert compiled["training_loss"] == pytest.approx(plain["training_loss"], rel=1e-4)
+
+
+def test_padded_batches_learn_the_same(pairs_folder: Path, tmp_path: Path) -> None:
+    """One step over all pairs: the layout must not matter."""
+    changes = ["run.steps=2", "sequences.micro_tokens=2048", "batch.tokens=2048"]
+    changes += ["model.overrides={width=32,layers=1,heads=2,neurons=64,dropout=0.0}"]
+    packed = tune(pairs_folder, tmp_path / "packed", *changes)
+    padded = tune(pairs_folder, tmp_path / "padded", *changes, "sequences.layout=padded")
+    assert packed["loss"] == pytest.approx(padded["loss"], rel=1e-4)
+
+
 def test_without_sacrebleu(pairs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(translation_metrics, "find_spec", lambda name: None)
     figures = tune(pairs_folder, tmp_path / "run", "run.steps=1")

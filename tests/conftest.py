@@ -1,5 +1,6 @@
 """What every test shares: fixed seeds, and fresh memory full of NaN, so that reading what was never written shows."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,3 +53,16 @@ def corpus_folder(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     out = tmp_path_factory.mktemp("corpus") / "corpus"
     build_corpus(files, tokenizer, out, held_out=0.1, workers=1, shard_megabytes=0.01)
     return out
+
+
+@pytest.fixture(scope="session")
+def pairs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small task of pairs: phrases with their words in reverse, longer ones among them."""
+    folder = tmp_path_factory.mktemp("pairs")
+    words = ["the", "smith", "weighs", "seven", "old", "lanterns", "near", "a", "cold", "river"]
+    for part, begin, end in (("train", 0, 160), ("dev", 160, 180), ("test", 180, 190)):
+        with (folder / f"{part}.jsonl").open("w", encoding="utf-8") as file:
+            for index in range(begin, end):
+                chosen = [words[(index * 7 + place * (3 + index // 10)) % 10] for place in range(2 + index % 6)]
+                file.write(json.dumps({"forth": " ".join(chosen), "back": " ".join(chosen[::-1])}) + "\n")
+    return folder

@@ -18,11 +18,14 @@ _HOMES = {
     "build": "bertsmith.models.build",
     "convert": "bertsmith.models.convert",
     "corpus": "bertsmith.commands.corpus",
+    "evaluate": "bertsmith.commands.evaluate",
     "export": "bertsmith.checkpoint.store",
     "extract": "bertsmith.models.build",
     "factorise": "bertsmith.models.factorise",
+    "finetune": "bertsmith.commands.finetune",
     "inspect": "bertsmith.commands.inspect",
     "load": "bertsmith.checkpoint.store",
+    "predict": "bertsmith.commands.predict",
     "preset": "bertsmith.models.presets",
     "pretrain": "bertsmith.commands.pretrain",
     "save": "bertsmith.checkpoint.store",
@@ -39,11 +42,14 @@ __all__ = [
     "build",
     "convert",
     "corpus",
+    "evaluate",
     "export",
     "extract",
     "factorise",
+    "finetune",
     "inspect",
     "load",
+    "predict",
     "preset",
     "pretrain",
     "save",
@@ -54,7 +60,10 @@ if TYPE_CHECKING:
     from bertsmith.batches.layout import SequenceLayout
     from bertsmith.checkpoint.store import export, load, save
     from bertsmith.commands.corpus import corpus
+    from bertsmith.commands.evaluate import evaluate
+    from bertsmith.commands.finetune import finetune
     from bertsmith.commands.inspect import inspect
+    from bertsmith.commands.predict import predict
     from bertsmith.commands.pretrain import pretrain
     from bertsmith.commands.tokenizer import tokenizer
     from bertsmith.errors import InputError

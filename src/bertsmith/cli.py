@@ -4,13 +4,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from bertsmith import __version__
 from bertsmith.commands.corpus import corpus
 from bertsmith.commands.demo import demo
+from bertsmith.commands.evaluate import evaluate
 from bertsmith.commands.exchange import export_model, import_model
+from bertsmith.commands.finetune import finetune
 from bertsmith.commands.inspect import inspect
+from bertsmith.commands.predict import predict
 from bertsmith.commands.pretrain import pretrain
 from bertsmith.commands.tokenizer import tokenizer
 from bertsmith.errors import InputError
@@ -19,6 +22,7 @@ app = App(
     name="bertsmith",
     help="The workbench for efficient text encoders: from raw text to a model that fits your budget.",
     version=__version__,
+    default_parameter=Parameter(negative_iterable=()),  # no --empty-set beside --set
     result_action="return_value",
     exit_on_error=False,
     print_error=False,
@@ -28,6 +32,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "tokenizer": tokenizer,
     "corpus": corpus,
     "pretrain": pretrain,
+    "finetune": finetune,
+    "evaluate": evaluate,
+    "predict": predict,
     "inspect": inspect,
     "import": import_model,
     "export": export_model,

@@ -11,18 +11,38 @@ import bertsmith
 from bertsmith.cli import app, main
 from bertsmith.toml import override, read_toml
 from bertsmith.training.pretraining import PretrainSettings
+from bertsmith.training.translation import TranslationSettings
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+PRETRAINING = [path for path in RECIPES if "preset" in read_toml(path)["model"]]
+TRANSLATION = [path for path in RECIPES if "name" in read_toml(path)["model"]]
 SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.steps=2", "run.evaluate_batches=1", "run.workers=0"]
 SMALL += ["run.compile=off", "run.log_every=1"]
 
 
 def test_there_are_recipes() -> None:
-    assert len(RECIPES) >= 3
+    assert len(PRETRAINING) >= 3
+    assert len(TRANSLATION) >= 2
+    assert {*PRETRAINING, *TRANSLATION} == {*RECIPES}
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", TRANSLATION, ids=lambda path: path.stem)
+def test_translation_recipe_takes_two_steps(path: Path, pairs_folder: Path, tmp_path: Path) -> None:
+    TranslationSettings.parse(read_toml(path))
+    changes = ["model.overrides={width=32,layers=1,heads=2,neurons=64}", "tokenizer.vocabulary=300", "run.steps=2"]
+    changes += ["sequences.length=64", "sequences.micro_tokens=256", "batch.tokens=512", "run.log_every=1"]
+    changes += ["generation={method='greedy',extra_length=2}"]
+    figures = bertsmith.finetune(recipe=path, data=pairs_folder, out=tmp_path / "run", set=changes, device="cpu")
+    assert figures["steps"] == 2
+    assert len(bertsmith.load(tmp_path / "run").translate(["seven lanterns"])) == 1
+    # the resolved recipe beside the result reruns the run
+    again = bertsmith.finetune(recipe=tmp_path / "run" / "recipe.toml", out=tmp_path / "again", device="cpu")
+    for name in ("training_loss", "loss", "exact_match", "bleu"):
+        assert again[name] == figures[name]
+
+
+@pytest.mark.parametrize("path", PRETRAINING, ids=lambda path: path.stem)
 def test_recipe_takes_two_steps(path: Path, corpus_folder: Path, tmp_path: Path) -> None:
     plain = read_toml(path)
     PretrainSettings.parse(plain)
@@ -40,7 +60,7 @@ def test_recipe_takes_two_steps(path: Path, corpus_folder: Path, tmp_path: Path)
     assert again["training_loss"] == figures["training_loss"]
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PRETRAINING, ids=lambda path: path.stem)
 def test_explain_prints_and_writes_nothing(path: Path, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     main(["pretrain", str(path), "--explain", "--set", "run.seed=7"])
     printed = capsys.readouterr().out

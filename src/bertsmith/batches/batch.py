@@ -1,11 +1,23 @@
 """What the loader hands to an objective."""
 
 from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
+
+IGNORED = -100  # the target of a position that is not to be predicted
+
+
+class Batch(Protocol):
+    """What the trainer must know of a batch; what is in it is between loader and objective."""
+
+    @property
+    def real_tokens(self) -> int: ...
+    def to(self, device: torch.device | str) -> Self: ...
+    def pin_memory(self) -> Self: ...
 
 
 @dataclass(frozen=True)
@@ -38,16 +50,10 @@ class TokenBatch:
 
     def pin_memory(self) -> "TokenBatch":
         """The same batch in page-locked memory, from where a GPU copies without waiting."""
-        starts, is_token = self.layout.starts, self.layout.is_token
-        layout = replace(
-            self.layout,
-            starts=None if starts is None else starts.pin_memory(),
-            is_token=None if is_token is None else is_token.pin_memory(),
-        )
         return replace(
             self,
             tokens=self.tokens.pin_memory(),
-            layout=layout,
+            layout=self.layout.pin_memory(),
             sample=self.sample.pin_memory(),
             types=None if self.types is None else self.types.pin_memory(),
             is_next=None if self.is_next is None else self.is_next.pin_memory(),

@@ -11,13 +11,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from bertsmith.batches.batch import TokenBatch
+from bertsmith.batches.batch import IGNORED, TokenBatch
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.batches.random import bits, uniform
 from bertsmith.batches.units import choose_units, ngram_units, word_units
 from bertsmith.settings import Record
-
-IGNORED = -100  # the target of a position that is not to be predicted
 
 # the streams of random numbers of one sample
 _ORDER, _KIND, _REPLACEMENT, _GRAM = range(4)

@@ -54,6 +54,15 @@ class SequenceLayout:
             starts=None if self.starts is None else self.starts.to(device, non_blocking=True),
         )
 
+    def pin_memory(self) -> "SequenceLayout":
+        """The same layout with its tensors in page-locked memory."""
+        return SequenceLayout(
+            batch=self.batch,
+            longest=self.longest,
+            is_token=None if self.is_token is None else self.is_token.pin_memory(),
+            starts=None if self.starts is None else self.starts.pin_memory(),
+        )
+
     def lengths(self, device: torch.device | str | None = None) -> Tensor:
         """The number of tokens of each sequence, (batch,)."""
         if self.starts is not None:

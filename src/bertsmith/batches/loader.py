@@ -3,12 +3,13 @@
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from bertsmith.batches.batch import TokenBatch
+from bertsmith.batches.batch import Batch, TokenBatch
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.batches.plan import Cursor, MicroBatchPlan, SequenceConfig
 from bertsmith.batches.sequences import Sequences
@@ -28,7 +29,7 @@ class SpecialTokens:
 class Loaded:
     """A batch and its place in the stream."""
 
-    batch: TokenBatch
+    batch: Batch
     cursor: Cursor
 
     def pin_memory(self) -> "Loaded":
@@ -43,7 +44,7 @@ class BatchReader(Dataset[Loaded]):
         self.slots = slots
         """Sequences every packed batch is filled up to, so that all have one shape; None for as many as there are."""
 
-    def __getitem__(self, plan: MicroBatchPlan) -> Loaded:
+    def __getitem__(self, plan: MicroBatchPlan[Sequences]) -> Loaded:
         read = self._packed if self.config.layout == "packed" else self._padded
         return Loaded(read(plan.sequences), plan.cursor)
 
@@ -117,18 +118,18 @@ class BatchReader(Dataset[Loaded]):
         )
 
 
-class _Order(Sampler[MicroBatchPlan]):
+class _Order(Sampler[MicroBatchPlan[Any]]):
     """Hands plans to the workers one after the other."""
 
-    def __init__(self, plans: Iterable[MicroBatchPlan]) -> None:
+    def __init__(self, plans: Iterable[MicroBatchPlan[Any]]) -> None:
         self.plans = plans
 
-    def __iter__(self) -> Iterator[MicroBatchPlan]:
+    def __iter__(self) -> Iterator[MicroBatchPlan[Any]]:
         return iter(self.plans)
 
 
 def load_batches(
-    reader: BatchReader, plans: Iterable[MicroBatchPlan], *, workers: int = 0, pin: bool = False
+    reader: Dataset[Loaded], plans: Iterable[MicroBatchPlan[Any]], *, workers: int = 0, pin: bool = False
 ) -> DataLoader[Loaded]:
     """The batches of the plans, in their order, whatever the number of workers."""
     return DataLoader(

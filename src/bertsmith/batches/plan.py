@@ -5,9 +5,10 @@ into micro-batches. The stream of micro-batches is the same whoever reads it: wi
 those whose number leaves p when divided by N.
 """
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -49,16 +50,64 @@ class Cursor:
     index: int = 0
 
 
+Content = TypeVar("Content")
+
+
 @dataclass(frozen=True)
-class MicroBatchPlan:
+class MicroBatchPlan(Generic[Content]):
     """The sequences of one micro-batch, and its place in the stream."""
 
-    sequences: Sequences
+    sequences: Content
     cursor: Cursor
 
 
-class Plan:
+class StreamConfig(Protocol):
+    """What the trainer must know of the settings of a stream."""
+
+    @property
+    def micro_tokens(self) -> int: ...
+
+
+class Stream(ABC, Generic[Content]):
+    """An endless stream of micro-batches, the same whoever reads it: epochs, each of some windows."""
+
+    config: StreamConfig
+    windows: int
+
+    @abstractmethod
+    def window(self, epoch: int, window: int) -> tuple[int, Callable[[int], Content]]:
+        """How many micro-batches a window has, and a function that gives the content of one of them."""
+
+    def from_cursor(self, cursor: Cursor, *, skip: int = 0, every: int = 1) -> Iterator[MicroBatchPlan[Content]]:
+        """The micro-batches from a cursor on, without the first `skip`, and of the rest one of `every`, for ever."""
+        number = 0
+        empty = 0
+        epoch, window, index = cursor.epoch, cursor.window, cursor.index
+        while True:
+            count, content = self.window(epoch, window)
+            empty = 0 if count else empty + 1
+            if empty > self.windows:
+                raise InputError("it is too small, it gives no sequences")
+            for place in range(index, count):
+                if number >= skip and (number - skip) % every == 0:
+                    yield MicroBatchPlan(content(place), Cursor(epoch, window, place))
+                number += 1
+            window, index = window + 1, 0
+            if window == self.windows:
+                epoch, window = epoch + 1, 0
+
+    def one_epoch(self) -> Iterator[MicroBatchPlan[Content]]:
+        """The micro-batches of the first epoch."""
+        for batch in self.from_cursor(Cursor()):
+            if batch.cursor.epoch:
+                return
+            yield batch
+
+
+class Plan(Stream[Sequences]):
     """The endless stream of micro-batches of a corpus."""
+
+    config: SequenceConfig
 
     def __init__(
         self, corpus: Documents, config: SequenceConfig, seed: int, *, window_tokens: int | None = None
@@ -84,49 +133,26 @@ class Plan:
         mean = int(sizes.sum()) / max(1, sequences) + 2
         return int(1.25 * self.config.micro_tokens / mean) + 8
 
-    def from_cursor(self, cursor: Cursor, *, skip: int = 0, every: int = 1) -> Iterator[MicroBatchPlan]:
-        """The micro-batches from a cursor on, without the first `skip`, and of the rest one of `every`, for ever."""
-        number = 0
-        empty = 0
-        epoch, window, index = cursor.epoch, cursor.window, cursor.index
-        while True:
-            sequences, bins = self._window(epoch, window)
-            empty = 0 if bins else empty + 1
-            if empty > self.windows:
-                raise InputError(f"it is too small, it gives no sequences with sequences.cut = {self.config.cut!r}")
-            for place in range(index, len(bins)):
-                if number >= skip and (number - skip) % every == 0:
-                    yield MicroBatchPlan(sequences.take(bins[place]), Cursor(epoch, window, place))
-                number += 1
-            window, index = window + 1, 0
-            if window == self.windows:
-                epoch, window = epoch + 1, 0
-
     def check(self, part: str) -> "Plan":
         """The plan itself, after making sure that this part of a corpus gives at least one micro-batch."""
         try:
             next(self.from_cursor(Cursor()))
         except InputError as error:
-            raise InputError(f"{part} part: {error}") from None
+            raise InputError(f"{part} part: {error} with sequences.cut = {self.config.cut!r}") from None
         return self
 
-    def one_epoch(self) -> Iterator[MicroBatchPlan]:
-        """The micro-batches of the first epoch."""
-        for batch in self.from_cursor(Cursor()):
-            if batch.cursor.epoch:
-                return
-            yield batch
-
-    def _window(self, epoch: int, window: int) -> tuple[Sequences, list[np.ndarray]]:
+    def window(self, epoch: int, window: int) -> tuple[int, Callable[[int], Sequences]]:
         order = self._order(epoch)
         documents = order[window * self.window_documents : (window + 1) * self.window_documents]
         cut = {"pieces": pieces, "sentence_pairs": sentence_pairs}[self.config.cut]
         sequences = cut(self.corpus, documents, self.config.length, self.seed, epoch)
         sequences = sequences.take(shuffled(len(sequences.sample), self.seed, epoch, window, 3))
         if self.config.layout == "packed":
-            return sequences, pack(sequences.lengths, self.config.micro_tokens, self.slots)
-        whole = range(0, len(sequences.sample), self.slots)
-        return sequences, [np.arange(i, min(i + self.slots, len(sequences.sample))) for i in whole]
+            bins = pack(sequences.lengths, self.config.micro_tokens, self.slots)
+        else:
+            whole = range(0, len(sequences.sample), self.slots)
+            bins = [np.arange(i, min(i + self.slots, len(sequences.sample))) for i in whole]
+        return len(bins), lambda place: sequences.take(bins[place])
 
     def _order(self, epoch: int) -> np.ndarray:
         """The documents in this epoch's order; the last one asked for is kept."""

@@ -1,16 +1,14 @@
 """`bertsmith import` and `bertsmith export`: models to and from other programs."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from cyclopts import Parameter
+from typing import Any, Literal
 
 
 def import_model(
     model: Path,
     *,
     out: Path,
-    ignore: Annotated[list[str] | None, Parameter(negative=())] = None,
+    ignore: list[str] | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
     """Turn a Hugging Face folder (bert, electra) into one of ours, every weight mapped exactly.

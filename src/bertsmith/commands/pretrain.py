@@ -1,17 +1,14 @@
 """`bertsmith pretrain`: a corpus and a recipe → a pre-trained model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from cyclopts import Parameter
-
+from bertsmith.commands.run import carry_out, recipe_of, run_figures
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
     from bertsmith.training.pretraining import PretrainSettings
     from bertsmith.training.trainer import Trainer
-
-RECIPE = "recipe.toml"
 
 
 def pretrain(
@@ -19,7 +16,7 @@ def pretrain(
     *,
     data: Path | None = None,
     out: Path | None = None,
-    set: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    set: list[str] | None = None,
     seed: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     explain: bool = False,
@@ -67,15 +64,12 @@ def _plain_settings(
     recipe: Path | None, data: Path | None, run: Path | None, assignments: list[str], seed: int | None
 ) -> dict[str, Any]:
     """The settings as plain data: the recipe (or that of the run to go on with), then the flags."""
-    from bertsmith.toml import override, read_toml
+    from bertsmith.toml import override
 
-    if run is not None and not (run / RECIPE).exists():
-        raise InputError(f"--resume: {str(run)!r} holds no run ({RECIPE} is missing)")
-    if recipe is None and run is not None:
-        recipe = run / RECIPE
-    if recipe is None:
+    given = recipe_of(recipe, run)
+    if given is None:
         raise InputError("no recipe is given; recipes/ has some to start from")
-    plain = override(read_toml(recipe), assignments)
+    plain = override(given, assignments)
     if data is not None:
         plain["data"] = str(data)
     if seed is not None:
@@ -84,82 +78,48 @@ def _plain_settings(
 
 
 def _run(settings: "PretrainSettings", out: Path, *, device: str, resume: bool, force: bool) -> dict[str, Any]:
-    from accelerate import PartialState
+    from bertsmith.training.pretraining import make_trainer
 
-    from bertsmith.checkpoint.files import read_json
+    return carry_out(
+        settings,
+        out,
+        inputs=[] if settings.data is None else [Path(settings.data)],
+        make=lambda: make_trainer(settings, out, device=device),
+        finish=lambda trainer: _finish(settings, trainer, out),
+        device=device,
+        resume=resume,
+        force=force,
+    )
+
+
+def _finish(settings: "PretrainSettings", trainer: "Trainer", out: Path) -> dict[str, Any]:
+    """Writes the model, its figures and its page; returns the figures."""
     from bertsmith.checkpoint.store import write_model
-    from bertsmith.commands.output import check_out, claim, write_result
+    from bertsmith.commands.output import write_result
     from bertsmith.commands.pretrain_report import write_report
-    from bertsmith.toml import read_toml, to_toml
-    from bertsmith.training.pretraining import PretrainSettings, make_trainer
 
-    state = PartialState(cpu=device == "cpu" or None)
-    recorded = out / RECIPE
-    if resume:
-        if (out / "result.json").exists() and read_json(out / "result.json").get("is_finished"):
-            steps = read_json(out / "result.json")["steps"]
-            raise InputError(f"the run in {str(out)!r} is finished ({steps} steps); there is nothing to resume")
-        earlier = PretrainSettings.parse(read_toml(recorded), source=str(recorded))
-        _check_same(earlier.plain(), settings.plain())
-    inputs = [] if settings.data is None else [Path(settings.data)]
-    if state.is_main_process and not resume:
-        check_out(out, force, *inputs)
-    trainer = make_trainer(settings, out, device=device)  # what is wrong with the input must cost no folder
-    if state.is_main_process and not resume:
-        claim(out, force, *inputs)
-        recorded.write_text(to_toml(settings.plain()), encoding="utf-8")
-    state.wait_for_everyone()
-    progress = trainer.run(resume=resume)
-    if not trainer.is_finished:
-        trainer.close()
-        return {"steps": progress.step, "is_finished": False}
-    figures: dict[str, Any] = {"steps": progress.step, "is_finished": True}
-    if state.is_main_process:
-        figures = _figures(settings, trainer)
-        write_model(trainer.model, out)
-        write_result(out, figures)
-        commands = (
-            f'bertsmith inspect {out} --text "Some words." --out maps',
-            f"bertsmith export {out} --out hf-model",
-        )
-        write_report(out, out / "report.html", title=out.name, commands=commands)
-        _print_figures(figures, out)
-    trainer.close()
+    figures = _figures(settings, trainer)
+    write_model(trainer.model, out)
+    write_result(out, figures)
+    commands = (
+        f'bertsmith inspect {out} --text "Some words." --out maps',
+        f"bertsmith export {out} --out hf-model",
+    )
+    write_report(out, out / "report.html", title=out.name, commands=commands)
+    _print_figures(figures, out)
     return figures
-
-
-def _check_same(earlier: dict[str, Any], now: dict[str, Any], path: str = "") -> None:
-    """Refuses to resume with other settings than the run began with."""
-    for name in earlier:
-        where = f"{path}{name}"
-        if isinstance(earlier[name], dict) and isinstance(now[name], dict):
-            _check_same(earlier[name], now[name], f"{where}.")
-        elif earlier[name] != now[name]:
-            raise InputError(
-                f"--resume: {where} is {now[name]!r} but the run began with {earlier[name]!r}; start a new run for that"
-            )
 
 
 def _figures(settings: "PretrainSettings", trainer: "Trainer") -> dict[str, Any]:
     """Every figure of the run, for result.json."""
     from bertsmith.batches.shards import TokenCorpus
     from bertsmith.batches.statistics import unigram_level
-    from bertsmith.models.cost import parameters, training_flops
+    from bertsmith.models.cost import training_flops
 
-    progress, config, targets = trainer.progress, trainer.model.config, settings.objective.targets_per_token
-    last = trainer.log.of_kind("training")[-1]
+    targets, length = settings.objective.targets_per_token, settings.sequences.length
     held_out = trainer.log.of_kind("held_out")
-    figures: dict[str, Any] = {
-        "steps": progress.step,
-        "is_finished": True,
-        "processes": trainer.processes,
-        "parameters": parameters(config),
-        "tokens": progress.tokens,
-        "seconds": round(progress.seconds, 1),
-        "tokens_per_second": round(progress.tokens / max(progress.seconds, 1e-9), 1),
-        "training_flops_per_token": training_flops(config, settings.sequences.length, targets),
-        "training_loss": last["loss"],
-    }
+    figures = run_figures(trainer)
+    figures["training_flops_per_token"] = training_flops(trainer.model.config, length, targets)
     if held_out:
         part = Path(str(settings.data))
         figures["held_out"] = {name: value for name, value in held_out[-1].items() if name not in ("kind", "step")}

@@ -20,9 +20,13 @@ def training_flops(config: ModelConfig, length: int, targets_per_token: float) -
     """Floating-point operations of one token's forward and backward pass.
 
     Multiply-adds count as two, the backward pass as twice the forward one; embeddings are look-ups, and only the share
-    `targets_per_token` of the tokens goes through the head over the vocabulary.
+    `targets_per_token` of the tokens goes through the head over the vocabulary. With a decoder, half of the tokens are
+    read and half are written.
     """
     encoder = config.encoder
+    if config.decoder is not None:
+        head = 2 * config.decoder.embedding_width * config.decoder.vocabulary
+        return 3 * ((encoder.flops(length) + config.decoder.flops(length)) / 2 + targets_per_token * head)
     head = 2 * encoder.embedding_width * (encoder.width + encoder.vocabulary)
     return 3 * (encoder.flops(length) + targets_per_token * head)
 

@@ -1,13 +1,13 @@
 """The contract between an objective and the trainer."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from bertsmith.batches.batch import TokenBatch
+from bertsmith.batches.batch import Batch
 from bertsmith.models.model import Model
 
 
@@ -17,12 +17,15 @@ class Sums:
 
     loss: Tensor
     correct: Tensor
+    others: dict[str, Tensor] = field(default_factory=dict)
+    """Further sums to report, under the names in the objective's `others`."""
 
 
+Given = TypeVar("Given", bound=Batch)
 Prepared = TypeVar("Prepared")
 
 
-class Objective(ABC, Generic[Prepared]):
+class Objective(ABC, Generic[Given, Prepared]):
     """Prepares a batch without the model, which fixes the number of targets, then computes the losses.
 
     The split lets the trainer divide by the targets of the *whole* step, over all micro-batches and processes, before
@@ -31,13 +34,15 @@ class Objective(ABC, Generic[Prepared]):
 
     terms: tuple[str, ...]
     """The names of the losses, which are also the names of the heads they need."""
+    others: tuple[str, ...] = ()
+    """The names of further sums that every term reports, which are divided by its targets, too."""
 
     @abstractmethod
-    def to(self, device: torch.device | str) -> "Objective[Prepared]":
+    def to(self, device: torch.device | str) -> "Objective[Given, Prepared]":
         """The objective with its tables on a device."""
 
     @abstractmethod
-    def prepare(self, batch: TokenBatch, seed: int) -> Prepared:
+    def prepare(self, batch: Given, seed: int) -> Prepared:
         """What the model gets to see and what it shall say: a pure function of (batch, seed)."""
 
     @abstractmethod
@@ -49,5 +54,5 @@ class Objective(ABC, Generic[Prepared]):
         """The sums of each term."""
 
     @abstractmethod
-    def for_evaluation(self) -> "Objective[Prepared]":
+    def for_evaluation(self) -> "Objective[Given, Prepared]":
         """The objective in the form in which runs are compared, whatever they were trained with."""

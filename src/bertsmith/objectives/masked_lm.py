@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from bertsmith.batches.batch import TokenBatch
-from bertsmith.batches.corruption import IGNORED, Corrupted, MaskingConfig, Vocabulary, corrupt
+from bertsmith.batches.batch import IGNORED, TokenBatch
+from bertsmith.batches.corruption import Corrupted, MaskingConfig, Vocabulary, corrupt
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.halting import Pondering
@@ -57,7 +57,7 @@ class MaskedBatch:
     """Where tokens are neither pads nor filling, for the ponder cost; None without one."""
 
 
-class MaskedLM(Objective[MaskedBatch]):
+class MaskedLM(Objective[TokenBatch, MaskedBatch]):
     """Cross-entropy at the masked positions, and of the pair's label; the ponder cost of an encoder that halts."""
 
     def __init__(self, config: MaskedLMConfig, vocabulary: Vocabulary, ponder_weight: float | None = None) -> None:

@@ -65,7 +65,7 @@ def read_documents(files: Iterable[str | Path], field: str = "text", watch: Watc
         else:
             documents = _text_documents(file, watch)
         for document in documents:
-            if _VISIBLE.search(document):
+            if is_visible(document):
                 yield document
 
 
@@ -93,6 +93,23 @@ def _text_documents(file: Path, watch: Watch | None) -> Iterator[str]:
 
 
 def _json_documents(file: Path, field: str, watch: Watch | None) -> Iterator[str]:
+    for number, row in read_rows(file, watch):
+        yield text_of(row, field, file, number)
+
+
+def read_lines(file: Path) -> list[str]:
+    """The lines of a .txt file (plain or packed), empty ones included."""
+    if not file.is_file():
+        raise InputError(f"data {str(file)!r} does not exist")
+    if not _ending(file).startswith(".txt"):
+        raise InputError(
+            f"file {str(file)!r} does not end as lines of text do; allowed: .txt, .txt.gz, .txt.xz, .txt.zst"
+        )
+    return [_decode(raw, file, number) for number, raw in _lines(file, None)]
+
+
+def read_rows(file: Path, watch: Watch | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a .jsonl file (plain or packed) with the numbers of their lines; blank lines are skipped."""
     for number, raw in _lines(file, watch):
         if not raw or raw.isspace():
             continue
@@ -109,9 +126,19 @@ def _json_documents(file: Path, field: str, watch: Watch | None) -> Iterator[str
             raise InputError(
                 f"file {str(file)!r} line {number} holds a {type(row).__name__}; every line must be one JSON object"
             )
-        if field not in row:
-            raise InputError(f"file {str(file)!r} line {number} has no field {field!r}; {nearest(field, row)}")
-        yield _checked(row[field], field, file, f"line {number}")
+        yield number, row
+
+
+def text_of(row: dict[str, Any], field: str, file: Path, number: int) -> str:
+    """The text in a field of a row; `file` and `number` say where the row stands, for the sentence if there is none."""
+    if field not in row:
+        raise InputError(f"file {str(file)!r} line {number} has no field {field!r}; {nearest(field, row)}")
+    return _checked(row[field], field, file, f"line {number}")
+
+
+def is_visible(text: str) -> bool:
+    """Whether a reader could see anything of a text."""
+    return _VISIBLE.search(text) is not None
 
 
 def _parquet_documents(file: Path, field: str, watch: Watch | None) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole or not there at all, checked when read, the last two and the best kept."""
+"""Checkpoints of a run: whole or not there at all, checked when read, the last few and the best kept."""
 
 import hashlib
 import shutil
@@ -41,9 +41,15 @@ class Progress:
 
 
 def save_checkpoint(
-    folder: Path, model: Model, optimizer: torch.optim.Optimizer, progress: Progress, fingerprint: str
+    folder: Path,
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    fingerprint: str,
+    *,
+    keep: int = 2,
 ) -> Path:
-    """Writes `step-…` into the folder and removes what is no longer needed; returns the new checkpoint.
+    """Writes `step-…` into the folder and removes all but the last `keep` and the best; returns the new checkpoint.
 
     `fingerprint` stands for the data and the precision, which the next step depends on, too.
     """
@@ -56,7 +62,7 @@ def save_checkpoint(
         record = {**asdict(progress), "groups": state["param_groups"], "fingerprint": fingerprint}
         write_json(new / "progress.json", record)
         write_json(new / _SEAL, {file.name: _hash(file) for file in sorted(new.iterdir())})
-    _prune(folder, progress)
+    _prune(folder, progress, keep)
     return path
 
 
@@ -76,6 +82,23 @@ def load_checkpoint(path: Path, model: Model, optimizer: torch.optim.Optimizer, 
     state = {"state": moments, "param_groups": data.pop("groups")}
     set_optimizer_state_dict(model, optimizer, state, options=_OPTIONS)
     return Progress(**{**data, "cursor": tuple(data["cursor"])})
+
+
+def load_average(folder: Path, model: Model, count: int) -> int:
+    """Gives the model the mean of the weights of the last `count` whole checkpoints; returns how many there were.
+
+    Weights are float32 in a checkpoint, whatever the products were computed in; optimiser states are left alone.
+    """
+    paths = [path for path in sorted(folder.glob("step-*"), reverse=True) if _torn(path) is None][:count]
+    files = [read_tensors(path / "model.safetensors") for path in paths]
+    mean = {
+        name: torch.stack([file[name].double() for file in files]).mean(0).to(last.dtype)
+        if last.is_floating_point()
+        else last
+        for name, last in files[0].items()
+    }
+    copy_tensors(mean, model, str(folder))
+    return len(files)
 
 
 def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
@@ -120,10 +143,10 @@ def _hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _prune(folder: Path, progress: Progress) -> None:
-    """Keeps the last two checkpoints and the best one."""
+def _prune(folder: Path, progress: Progress, keep: int) -> None:
+    """Keeps the last few checkpoints and the best one."""
     paths = sorted(folder.glob("step-*"))
-    keep = {path.name for path in paths[-2:]} | {f"step-{progress.best_step:08d}"}
+    kept = {path.name for path in paths[-keep:]} | {f"step-{progress.best_step:08d}"}
     for path in paths:
-        if path.name not in keep:
+        if path.name not in kept:
             shutil.rmtree(path)

@@ -13,10 +13,11 @@ from bertsmith.objectives.base import Sums
 class Meter:
     """Adds up losses, hits and targets on the device: reading them at every step would make the loop wait."""
 
-    def __init__(self, terms: tuple[str, ...], device: torch.device) -> None:
+    def __init__(self, terms: tuple[str, ...], others: tuple[str, ...], device: torch.device) -> None:
         self.loss = dict.fromkeys(terms, torch.zeros((), device=device))
         self.correct = dict.fromkeys(terms, torch.zeros((), dtype=torch.long, device=device))
         self.count = dict.fromkeys(terms, torch.zeros((), dtype=torch.long, device=device))
+        self.others = {name: dict.fromkeys(terms, torch.zeros((), device=device)) for name in others}
         self.tokens = 0
         self._begin = time.perf_counter()
 
@@ -25,6 +26,8 @@ class Meter:
             self.loss[term] = self.loss[term] + value.loss.detach()
             self.correct[term] = self.correct[term] + value.correct
             self.count[term] = self.count[term] + counts[term]
+            for name, sums_so_far in self.others.items():
+                sums_so_far[term] = sums_so_far[term] + value.others[name].detach()
         self.tokens += tokens
 
     def seconds(self) -> float:

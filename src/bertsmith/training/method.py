@@ -26,6 +26,8 @@ class RunConfig(Record):
     evaluate_batches: int = Field(default=16, gt=0)
     """Micro-batches of the held-out part that an evaluation reads."""
     checkpoint_every: int = Field(default=500, gt=0)
+    average_last: int = Field(default=1, ge=1)
+    """The model at the end is the mean of the weights of the last so many checkpoints."""
     track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Trackers that get the log, too."""
 

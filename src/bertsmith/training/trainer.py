@@ -10,6 +10,7 @@
         log            every `log_every` steps
         evaluate       every `evaluate_every` steps and at the end
         checkpoint     every `checkpoint_every` steps, at a best held-out loss, at the end, and when asked to stop
+    average the last checkpoints, if asked for
 
 Every random draw (order of the data, masks, dropout) is a function of the seed and the micro-batch's place in the data,
 so neither the number of processes nor an interruption changes it.
@@ -28,9 +29,10 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from bertsmith.batches.loader import BatchReader, Loaded, load_batches
-from bertsmith.batches.plan import Cursor, Plan
+from bertsmith.batches.loader import Loaded, load_batches
+from bertsmith.batches.plan import Cursor, Stream
 from bertsmith.batches.random import key, seed_everything
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
@@ -38,6 +40,7 @@ from bertsmith.objectives.base import Objective, Sums
 from bertsmith.training.checkpoint import (
     Progress,
     find_checkpoint,
+    load_average,
     load_checkpoint,
     remove_leftovers,
     save_checkpoint,
@@ -54,10 +57,10 @@ from bertsmith.training.signals import StopRequest
 class TrainingData:
     """The stream to learn from and the part that is held out."""
 
-    plan: Plan
-    reader: BatchReader
-    held_out_plan: Plan | None
-    held_out_reader: BatchReader | None
+    plan: Stream[Any]
+    reader: Dataset[Loaded]
+    held_out_plan: Stream[Any] | None
+    held_out_reader: Dataset[Loaded] | None
 
 
 class _Step(nn.Module):
@@ -87,7 +90,7 @@ class Trainer:
     def __init__(
         self,
         model: Model,
-        objective: Objective[Any],
+        objective: Objective[Any, Any],
         data: TrainingData,
         method: Method,
         out: Path,
@@ -152,6 +155,8 @@ class Trainer:
             for complaint in complaints:
                 display.say(complaint)
             self._loop(batches, stop, display)
+            if self.is_finished and run.average_last > 1:
+                self._average(display)
         return self.progress
 
     def close(self) -> None:
@@ -261,8 +266,19 @@ class Trainer:
         """Writes a checkpoint."""
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            save_checkpoint(self.out / "checkpoints", self.model, self.optimizer, self.progress, self.fingerprint)
+            keep = max(2, self.method.run.average_last)
+            save_checkpoint(
+                self.out / "checkpoints", self.model, self.optimizer, self.progress, self.fingerprint, keep=keep
+            )
         self.accelerator.wait_for_everyone()
+
+    def _average(self, display: Display) -> None:
+        """Leaves the model with the mean of the last checkpoints' weights, and measures it."""
+        count = load_average(self.out / "checkpoints", self.model, self.method.run.average_last)
+        row = self.evaluate()
+        if row is not None:
+            self.log.write({"kind": "held_out", "step": self.progress.step, "averaged": count, **row})
+            display.show({"kind": "held_out", **row})
 
     def _resume(self) -> list[str]:
         folder = self.out / "checkpoints"
@@ -307,11 +323,13 @@ class Trainer:
     def _figures(self, meter: Meter) -> dict[str, float]:
         """Loss in all, and loss and accuracy of each term, over all processes."""
         losses, correct, counts = (self._reduce([sums]) for sums in (meter.loss, meter.correct, meter.count))
+        others = {name: self._reduce([sums]) for name, sums in meter.others.items()}
         figures = {"loss": 0.0}
         for term, count in counts.items():
             count = count.clamp(min=1)
             figures[f"{term}_loss"] = float(losses[term] / count)
             figures[f"{term}_accuracy"] = float(correct[term] / count)
+            figures |= {f"{term}_{name}": float(sums[term] / count) for name, sums in others.items()}
             figures["loss"] += figures[f"{term}_loss"]
         return figures
 
@@ -323,4 +341,4 @@ class Trainer:
         return {term: self.accelerator.reduce(total, reduction="sum") for term, total in totals.items()}
 
     def _meter(self) -> Meter:
-        return Meter(self.objective.terms, self.device)
+        return Meter(self.objective.terms, self.objective.others, self.device)

@@ -1,0 +1,91 @@
+"""English to German on a small corpus: trains by a recipe, translates dev and test, prints BLEU beside a copy baseline.
+
+python benchmarks/translation.py --data multi30k --out results                      # train, translate, score
+python benchmarks/translation.py --score results                                    # only score what was translated
+
+Training needs neither sacrebleu nor the command line's library, so it runs where only PyTorch is; the translations it
+leaves in --out can then be scored elsewhere.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import bertsmith
+from bertsmith.training.translation_metrics import NO_BLEU, bleu
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("dev", "test")
+
+
+def main() -> None:
+    options = _options()
+    if options.score is None:
+        _train(options)
+    _score(options.score or options.out)
+
+
+def _train(options: argparse.Namespace) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        # checkpoints are large and stay there; what a person looks at goes to --out
+        run = options.run or Path(folder) / "run"
+        begin = time.perf_counter()
+        figures: dict[str, Any] = bertsmith.finetune(
+            recipe=options.recipe,
+            data=options.data,
+            out=run,
+            source=options.source,
+            target=options.target,
+            set=options.set,
+            seed=options.seed,
+            device=options.device,
+        )
+        print(f"{figures['steps']} steps, {figures['tokens']:,} tokens, {time.perf_counter() - begin:.0f} s in all")
+        figures["test"] = bertsmith.evaluate(
+            run, data=options.data, part="test", out=Path(folder) / "test", device=options.device
+        )
+        shutil.copy(Path(folder) / "test" / "translations.jsonl", options.out / "test.translations.jsonl")
+        for name in ("log.jsonl", "recipe.toml", "dev.translations.jsonl"):
+            shutil.copy(run / name, options.out / name)
+    (options.out / "result.json").write_text(json.dumps(figures, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def _score(folder: Path) -> None:
+    for part in PARTS:
+        path = folder / f"{part}.translations.jsonl"
+        with path.open(encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file]
+        references = [row["reference"] for row in rows]
+        scores = {name: bleu([row[name] for row in rows], references) for name in ("hypothesis", "source")}
+        if scores["hypothesis"] is None or scores["source"] is None:
+            print(f"{part}: {NO_BLEU}; score {path} elsewhere with --score {folder}")
+            continue
+        (score, signature), (baseline, _) = scores["hypothesis"], scores["source"]
+        print(f"{part}: BLEU {score:.2f}, source copied {baseline:.2f}, {len(rows)} sentences, {signature}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="a folder with train, dev and test as .jsonl or .jsonl.xz")
+    parser.add_argument("--out", type=Path, default=Path("translation-results"))
+    parser.add_argument("--run", type=Path, help="keep the whole run, checkpoints too, in this folder")
+    parser.add_argument("--score", type=Path, help="a folder with translations to score")
+    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "transformer-multi30k.toml")
+    parser.add_argument("--source", default="en")
+    parser.add_argument("--target", default="de")
+    parser.add_argument("--set", action="append", default=[], help="one setting over the recipe")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    options = parser.parse_args()
+    if options.data is None and options.score is None:
+        parser.error("--data or --score is needed")
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""`bertsmith predict`: what a model makes of new texts. For now it translates them."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from bertsmith.errors import InputError
+
+
+def predict(
+    model: Path,
+    *,
+    out: Path,
+    data: Path | None = None,
+    text: list[str] | None = None,
+    beam: int = 4,
+    length_penalty: float = 0.6,
+    extra_length: int = 50,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    force: bool = False,
+) -> dict[str, Any]:
+    """Translate texts: the lines of a file, or those on the command line.
+
+    Parameters
+    ----------
+    model
+        The folder of a model that translates.
+    out
+        The folder to write: predictions.txt, predictions.jsonl and result.json.
+    data
+        A .txt file (also .gz, .xz, .zst), one text a line; empty lines stay empty.
+    text
+        A text; may be given several times.
+    beam
+        Hypotheses that are followed side by side; 1 takes the likeliest token each time.
+    length_penalty
+        α of log P / ((5 + length) / 6)^α; 0 for none.
+    extra_length
+        Tokens a translation may have more than its source.
+    device
+        Where to compute; "auto" takes a GPU if there is one.
+    force
+        Replace what --out holds.
+    """
+    import time
+
+    from rich.console import Console
+
+    from bertsmith.commands.output import check_out, claim, write_result
+    from bertsmith.commands.translating import generation, load_translator
+    from bertsmith.text.readers import is_visible, read_lines
+    from bertsmith.training.translation_metrics import translations
+
+    model, out, data = Path(model), Path(out), None if data is None else Path(data)
+    if (data is None) == (not text):
+        raise InputError("give either --data with a .txt file or --text with the words to translate")
+    search = generation(beam, length_penalty, extra_length)
+    check_out(out, force, model, data)
+    texts = [text] if isinstance(text, str) else list(text or ()) if data is None else read_lines(data)
+    places = [place for place, line in enumerate(texts) if is_visible(line)]
+    if not places:
+        raise InputError(f"{'--text' if data is None else f'file {str(data)!r}'} holds no text")
+    translator = load_translator(model, device)
+    begin = time.perf_counter()
+    results = [""] * len(texts)
+    for place, result in zip(places, translations(translator, [texts[place] for place in places], search), strict=True):
+        results[place] = result
+    seconds = time.perf_counter() - begin
+    claim(out, force, model, data)
+    (out / "predictions.txt").write_text("".join(_one_line(line) + "\n" for line in results), encoding="utf-8")
+    with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
+        for given, made in zip(texts, results, strict=True):
+            file.write(json.dumps({"text": given, "prediction": made}, ensure_ascii=False) + "\n")
+    figures = {
+        "texts": len(texts),
+        "empty": len(texts) - len(places),
+        "seconds": round(seconds, 3),
+        "search": search.plain(),
+        "model": str(model),
+    }
+    if data is None:
+        figures["predictions"] = results
+    write_result(out, figures)
+    console = Console()
+    for result in results if data is None else ():
+        console.print(result, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{len(texts)} texts in {seconds:.1f} s; written to {out}", markup=False, highlight=False)
+    return figures
+
+
+def _one_line(text: str) -> str:
+    """The text without line ends, which would shift the lines of a file."""
+    return " ".join(text.split("\n"))

@@ -1,0 +1,113 @@
+"""Translation by teacher forcing: the decoder reads the true target and says its next token (Vaswani et al. 2017)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from bertsmith.batches.batch import IGNORED
+from bertsmith.batches.pairs import PairBatch
+from bertsmith.errors import InputError
+from bertsmith.layers.call import Memory
+from bertsmith.models.model import Model
+from bertsmith.models.seq2seq import Seq2Seq
+from bertsmith.objectives.base import Objective, Sums
+from bertsmith.settings import Record
+
+
+class TranslationConfig(Record):
+    """Say the target's next token, given the source and the target so far."""
+
+    kind: Literal["translation"] = "translation"
+    smoothing: float = Field(default=0.1, ge=0, lt=1)
+    """The share of probability to be given, evenly, to all tokens but the right one (as in tensor2tensor)."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads this objective trains."""
+        return ("next_token",)
+
+    @property
+    def targets_per_token(self) -> float:
+        """The share of tokens whose scores are computed: about half of them are the target's."""
+        return 0.5
+
+    def build(self) -> "Translation":
+        return Translation(self)
+
+
+@dataclass(frozen=True)
+class TeacherForced:
+    """A batch and the number of tokens to be said in it."""
+
+    batch: PairBatch
+    count: Tensor
+
+
+class Translation(Objective[PairBatch, TeacherForced]):
+    """Cross-entropy of every next token, against smoothed targets; the plain one is reported as `nll`."""
+
+    terms = ("next_token",)
+    others = ("nll",)
+
+    def __init__(self, config: TranslationConfig) -> None:
+        self.config = config
+
+    def to(self, device: torch.device | str) -> "Translation":
+        return self
+
+    def prepare(self, batch: PairBatch, seed: int) -> TeacherForced:
+        return TeacherForced(batch, (batch.expected != IGNORED).sum())
+
+    def counts(self, prepared: TeacherForced) -> dict[str, Tensor]:
+        return {"next_token": prepared.count}
+
+    def __call__(self, model: Model, prepared: TeacherForced) -> dict[str, Sums]:
+        scores = target_scores(model, prepared.batch)
+        vocabulary = model.config.decoder.vocabulary if model.config.decoder else 0
+        # (batch, length, scores) or (tokens, scores) -> (tokens, scores)
+        smoothed, nll = smoothed_loss(
+            scores.flatten(0, -2), prepared.batch.expected.flatten(), vocabulary, self.config.smoothing
+        )
+        correct = (scores.detach().argmax(-1) == prepared.batch.expected).sum()
+        return {"next_token": Sums(smoothed, correct, {"nll": nll.detach()})}
+
+    def for_evaluation(self) -> "Translation":
+        # without smoothing: the loss is the logarithm of the perplexity, whatever was trained with
+        return Translation(TranslationConfig(smoothing=0.0))
+
+
+def target_scores(model: Model, batch: PairBatch) -> Tensor:
+    """The scores of every next token: those at place t of a target see the source and the target up to t.
+
+    Shape: (batch, length, vocabulary) or (tokens, vocabulary), the last axis rounded up as in `Seq2Seq.scores`.
+    """
+    if not isinstance(model, Seq2Seq):
+        raise InputError(f"this {model.config.family} model has no decoder; translation needs one (transformer-base …)")
+    states = model.encoder(batch.source, batch.source_layout)
+    return model.scores(model.decode(batch.target, batch.target_layout, Memory(states, batch.source_layout)))
+
+
+def smoothed_loss(scores: Tensor, targets: Tensor, vocabulary: int, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The sums over all targets of the cross-entropy with smoothed targets, and of the plain one.
+
+    The right token is to get 1 - smoothing, each of the other vocabulary - 1 tokens an even share of the rest.
+    (PyTorch's own smoothing gives the right token a share of the rest, too.)
+
+    Shape: scores (targets, vocabulary or more), targets (targets,), IGNORED ones count as nothing.
+    """
+    is_target = targets != IGNORED
+    # at least float32: the sum over a large vocabulary would lose most of its digits in half precision
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    total = wide.logsumexp(-1)
+    right = wide.gather(-1, targets.clamp(min=0)[:, None]).squeeze(-1)
+    plain = torch.where(is_target, total - right, 0.0)
+    nll = plain.sum()
+    if smoothing == 0.0:
+        return nll, nll
+    # the last axis may be rounded up with scores of -inf, which stand for no token
+    everything = vocabulary * total - wide[:, :vocabulary].sum(-1)
+    wrong = torch.where(is_target, everything, 0.0).sum() - nll
+    return (1 - smoothing) * nll + smoothing / (vocabulary - 1) * wrong, nll

@@ -1,0 +1,76 @@
+"""A task as a folder: train, dev and test as .jsonl files, one example a line; here, pairs of texts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertsmith.errors import InputError, nearest
+from bertsmith.text.readers import PACKINGS, is_visible, read_rows, text_of
+
+_NAMES = ("id", "idx", "index")  # columns that only name a row
+
+
+@dataclass(frozen=True)
+class TextPairs:
+    """Two columns of texts, row by row."""
+
+    sources: list[str]
+    targets: list[str]
+    empty: int = 0
+    """Rows left out because one of their texts was empty."""
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+
+def find_part(folder: Path, part: str) -> Path:
+    """The file of one part of a task."""
+    if not folder.is_dir():
+        raise InputError(f"--data {str(folder)!r} is not a folder; give one with train.jsonl and dev.jsonl")
+    for packing in PACKINGS:
+        path = folder / f"{part}.jsonl{packing}"
+        if path.is_file():
+            return path
+    there = sorted(path.name.split(".jsonl")[0] for path in folder.glob("*.jsonl*"))
+    raise InputError(f"--data {str(folder)!r} has no {part}.jsonl (or .gz, .xz, .zst); {nearest(part, there)}")
+
+
+def pair_columns(folder: Path, part: str, source: str | None, target: str | None) -> tuple[str, str]:
+    """The names of the two columns: those given, or the only two that hold text, in the order of the file."""
+    file = find_part(folder, part)
+    _, row = next(read_rows(file), (0, None))
+    if row is None:
+        raise InputError(f"file {str(file)!r} has no rows")
+    for flag, name in (("--source", source), ("--target", target)):
+        if name is not None and name not in row:
+            raise InputError(f"{flag} is {name!r} and file {str(file)!r} has no such column; {nearest(name, row)}")
+    if source is not None and source == target:
+        raise InputError(f"--source and --target are both {source!r}; name two columns")
+    texts = [name for name, value in row.items() if isinstance(value, str) and name not in _NAMES]
+    others = [name for name in row if name not in texts and name not in _NAMES]
+    if source is not None and target is not None:
+        return source, target
+    if len(texts) != 2 or others:
+        raise InputError(
+            f"file {str(file)!r} has the columns {', '.join(row)}; this version fine-tunes on pairs of texts "
+            "(translation) only: if it is such a task, name its two columns with --source and --target"
+        )
+    first, second = texts
+    if source == second or target == first:
+        first, second = second, first
+    return source or first, target or second
+
+
+def read_pairs(folder: Path, part: str, source: str, target: str) -> TextPairs:
+    """The pairs of one part; rows with an empty text are left out and counted."""
+    file = find_part(folder, part)
+    sources, targets, empty = [], [], 0
+    for number, row in read_rows(file):
+        texts = text_of(row, source, file, number), text_of(row, target, file, number)
+        if all(map(is_visible, texts)):
+            sources.append(texts[0])
+            targets.append(texts[1])
+        else:
+            empty += 1
+    if not sources:
+        raise InputError(f"file {str(file)!r} has no row with a text in both {source!r} and {target!r}")
+    return TextPairs(sources, targets, empty)

@@ -1,0 +1,183 @@
+"""Training on pairs of texts from its settings: task folder, tokenizer, encoder-decoder and method put together."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from bertsmith.batches.loader import SpecialTokens
+from bertsmith.batches.pairs import PairConfig, PairPlan, PairReader, Pairs
+from bertsmith.checkpoint.store import load
+from bertsmith.errors import InputError
+from bertsmith.models.build import build
+from bertsmith.models.cost import training_flops
+from bertsmith.models.decoding import GenerationConfig
+from bertsmith.models.presets import PRESETS, preset
+from bertsmith.models.seq2seq import Seq2Seq
+from bertsmith.objectives.translation import TranslationConfig
+from bertsmith.settings import Record
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.task_folder import TextPairs, pair_columns, read_pairs
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.method import Method, RunConfig
+from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
+from bertsmith.training.trainer import Trainer, TrainingData
+
+
+class ModelSource(Record):
+    """The network to start from."""
+
+    name: str
+    """A preset with fresh weights, such as "transformer-small", or the folder of a model to go on with."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the preset to change, such as layers or dropout."""
+
+    @property
+    def is_preset(self) -> bool:
+        return self.name in PRESETS
+
+    @model_validator(mode="after")
+    def _check_overrides(self) -> "ModelSource":
+        if self.overrides and not self.is_preset:
+            raise ValueError(f"overrides change a preset, and name is {self.name!r}, which is none")
+        return self
+
+
+class TokenizerChoice(Record):
+    """The tokenizer that is learned from both sides of the training pairs, where the model has none yet."""
+
+    kind: Literal["wordpiece", "bytes", "unigram"] = "bytes"
+    """"bytes" is byte-level BPE: whatever the texts hold, decoding gives it back exactly."""
+    vocabulary: int = Field(default=8000, gt=0)
+    lowercase: bool = False
+
+
+class TranslationSettings(Record):
+    """All that a training run on pairs of texts depends on."""
+
+    data: str | None = None
+    """A folder with train.jsonl and dev.jsonl, plain or packed."""
+    source: str | None = None
+    """The column to translate from; None for the first of the only two that hold text …"""
+    target: str | None = None
+    """… and to."""
+    model: ModelSource
+    tokenizer: TokenizerChoice = TokenizerChoice()
+    sequences: PairConfig = PairConfig()
+    objective: TranslationConfig = TranslationConfig()
+    batch: BatchConfig = BatchConfig(tokens=4096)
+    # the paper's: Adam without decay and without clipping, a rate that falls by the root of the step
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, epsilon=1e-9, weight_decay=0.0, clip=0.0)
+    schedule: ScheduleConfig = ScheduleConfig(kind="noam", warmup=0.1)
+    run: RunConfig = RunConfig(steps=5000, evaluate_batches=1000)
+    generation: GenerationConfig = GenerationConfig()
+    """How the dev part is translated at the end."""
+
+    @model_validator(mode="after")
+    def _check_shapes(self) -> "TranslationSettings":
+        if self.run.compile == "graphs":
+            raise ValueError('run.compile is "graphs", which wants batches of one shape; allowed here: off, on')
+        return self
+
+
+@dataclass(frozen=True)
+class TranslationTask:
+    """The texts of a task and the settings with the columns that were found."""
+
+    settings: TranslationSettings
+    train: TextPairs
+    dev: TextPairs
+
+
+def read_task(settings: TranslationSettings) -> TranslationTask:
+    """The task of the settings, read whole: what is wrong with it is said before anything else happens."""
+    if settings.data is None:
+        raise InputError("data is not given: pass --data with a folder that holds train.jsonl and dev.jsonl")
+    folder = Path(settings.data)
+    source, target = pair_columns(folder, "train", settings.source, settings.target)
+    train, dev = (read_pairs(folder, part, source, target) for part in ("train", "dev"))
+    return TranslationTask(settings.model_copy(update={"source": source, "target": target}), train, dev)
+
+
+def make_trainer(
+    task: TranslationTask, out: Path, *, device: str = "auto", show: bool = True
+) -> tuple[Trainer, dict[str, int]]:
+    """The trainer of a run, ready to go, and how many pairs it has and lost."""
+    settings = task.settings
+    model = starting_model(settings, task.train)
+    _check_lengths(settings, model)
+    tokenizer, config, seed = model.require_tokenizer(), settings.sequences, settings.run.seed
+    train, dev = (Pairs.tokenised(part.sources, part.targets, tokenizer, config) for part in (task.train, task.dev))
+    special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
+    data = TrainingData(
+        PairPlan(train, config, seed),
+        PairReader(train, config, special),
+        PairPlan(dev, config, 0),
+        PairReader(dev, config, special),
+    )
+    length = int(max(side.mean() for side in train.lengths))
+    trainer = Trainer(
+        model,
+        settings.objective.build(),
+        data,
+        Method(settings.run, settings.batch, settings.optimizer, settings.schedule),
+        out,
+        fingerprint=_fingerprint(train, tokenizer, is_half=settings.run.is_half(device)),
+        flops_per_token=training_flops(model.config, length, settings.objective.targets_per_token),
+        device=device,
+        show=show,
+    )
+    counts = {"pairs": len(train), "empty": task.train.empty, "dropped": train.dropped, "cut": train.cut}
+    return trainer, counts
+
+
+def starting_model(settings: TranslationSettings, train: TextPairs) -> Seq2Seq:
+    """The model in the folder the settings name, or a fresh one with a tokenizer learned from the training pairs."""
+    choice = settings.model
+    if choice.is_preset:
+        network = preset(choice.name, **choice.overrides)
+        if network.decoder is not None:
+            tokenizer = _learned(settings.tokenizer, train)
+            network = preset(choice.name, **{"vocabulary": tokenizer.size, **choice.overrides})
+            if network.encoder.vocabulary < tokenizer.size:
+                raise InputError(
+                    f"model.overrides.vocabulary is {network.encoder.vocabulary}; the tokenizer has {tokenizer.size} "
+                    "pieces: leave it out"
+                )
+            model = build(network, seed=settings.run.seed)
+            model.tokenizer = tokenizer
+            assert isinstance(model, Seq2Seq)
+            return model
+    elif Path(choice.name).is_dir():
+        model = load(choice.name)
+        if isinstance(model, Seq2Seq):
+            model.require_tokenizer()
+            return model
+    else:
+        writers = [name for name in PRESETS if preset(name).decoder is not None]
+        raise InputError(f"MODEL is {choice.name!r}; allowed: the folder of a model, {', '.join(writers)}")
+    raise InputError(f"MODEL {choice.name!r} has no decoder; this version fine-tunes models that translate only")
+
+
+def _learned(choice: TokenizerChoice, train: TextPairs) -> Tokenizer:
+    texts = (text for part in (train.sources, train.targets) for text in part)
+    return learn_tokenizer(texts, choice.kind, choice.vocabulary, lowercase=choice.lowercase, progress=False)
+
+
+def _check_lengths(settings: TranslationSettings, model: Seq2Seq) -> None:
+    for stack in (model.encoder, model.decoder):
+        if stack.embedding.position is not None and settings.sequences.length > stack.embedding.longest:
+            raise InputError(
+                f"sequences.length is {settings.sequences.length}; the model takes at most {stack.embedding.longest}"
+            )
+
+
+def _fingerprint(train: Pairs, tokenizer: Tokenizer, *, is_half: bool) -> str:
+    """What a resumed run must share with its first part besides the settings: the pairs and the precision."""
+    digest = hashlib.sha256(tokenizer.hash.encode())
+    for side in (train.source, train.target):
+        digest.update(side.tokens.tobytes())
+        digest.update(side.starts.tobytes())
+    return f"{digest.hexdigest()} {'bfloat16' if is_half else 'float32'}"

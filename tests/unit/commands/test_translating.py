@@ -1,0 +1,197 @@
+"""finetune, evaluate and predict on pairs of texts: what they learn, write, resume and refuse."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+import bertsmith
+from bertsmith.checkpoint.files import read_tensors
+from bertsmith.cli import main
+from bertsmith.errors import InputError
+from bertsmith.training import translation_metrics
+
+SMALL = ["model.overrides={width=32,layers=1,heads=2,neurons=64,longest=64}", "tokenizer.vocabulary=300"]
+SMALL += ["sequences.length=64", "sequences.micro_tokens=256", "batch.tokens=512", "run.log_every=1"]
+SMALL += ["generation={method='greedy',extra_length=2}"]
+
+
+def tune(data: Path, out: Path, *changes: str, **more: object) -> dict:
+    return bertsmith.finetune("transformer-tiny", data=data, out=out, set=[*SMALL, *changes], device="cpu", **more)
+
+
+@pytest.fixture(scope="module")
+def run(pairs_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "run"
+    tune(pairs_folder, out, "run.steps=3")
+    return out
+
+
+def test_what_a_run_leaves(run: Path) -> None:
+    result = json.loads((run / "result.json").read_text())
+    assert result["metric"] == "bleu"
+    assert result["score"] == result["bleu"]
+    assert "tok:13a" in result["signature"]
+    assert result["perplexity"] == pytest.approx(torch.tensor(result["loss"]).exp().item(), rel=1e-4)
+    assert result["evaluated_pairs"] == 20
+    assert result["training_pairs"] == {"pairs": 160, "empty": 0, "dropped": 0, "cut": 0}
+    rows = [json.loads(line) for line in (run / "dev.translations.jsonl").read_text().splitlines()]
+    assert len(rows) == 20
+    assert set(rows[0]) == {"source", "reference", "hypothesis"}
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    training = [row for row in log if row["kind"] == "training"]
+    assert all(row["next_token_nll"] != row["next_token_loss"] for row in training)
+    held_out = [row for row in log if row["kind"] == "held_out"]
+    assert held_out[-1]["loss"] == pytest.approx(result["loss"], rel=1e-5)
+    assert 'source = "forth"' in (run / "recipe.toml").read_text()
+
+
+def test_evaluate_and_predict(run: Path, pairs_folder: Path, tmp_path: Path) -> None:
+    result = json.loads((run / "result.json").read_text())
+    same = bertsmith.evaluate(run, data=pairs_folder, out=tmp_path / "dev", beam=1, extra_length=2, device="cpu")
+    assert same["loss"] == pytest.approx(result["loss"], rel=1e-5)
+    assert same["bleu"] == pytest.approx(result["bleu"])  # beam 1 = greedy
+    words = ["evaluate", str(run), "--data", str(pairs_folder), "--part", "test", "--out", str(tmp_path / "test")]
+    main([*words, "--beam", "2", "--device", "cpu"])
+    figures = json.loads((tmp_path / "test" / "result.json").read_text())
+    assert (figures["evaluated_pairs"], figures["source"], figures["search"]["beam"]) == (10, "forth", 2)
+
+    lines = tmp_path / "lines.txt"
+    lines.write_text("the smith\n\na cold river\n", encoding="utf-8")
+    main(["predict", str(run), "--data", str(lines), "--out", str(tmp_path / "lines"), "--beam", "1"])
+    made = (tmp_path / "lines" / "predictions.txt").read_text().split("\n")
+    assert len(made) == 4
+    assert made[1] == ""
+    said = bertsmith.predict(run, text=["the smith", "a cold river"], out=tmp_path / "said", beam=1, device="cpu")
+    assert said["predictions"] == [made[0], made[2]]
+
+
+def test_the_direction_is_remembered(pairs_folder: Path, tmp_path: Path) -> None:
+    tune(pairs_folder, tmp_path / "run", "run.steps=1", source="back")
+    figures = bertsmith.evaluate(tmp_path / "run", data=pairs_folder, out=tmp_path / "dev", beam=1, device="cpu")
+    assert (figures["source"], figures["target"]) == ("back", "forth")
+
+
+def test_the_last_checkpoints_are_averaged(pairs_folder: Path, tmp_path: Path) -> None:
+    changes = ["run.steps=6", "run.checkpoint_every=1", "run.evaluate_every=100", "run.average_last=3"]
+    tune(pairs_folder, tmp_path / "run", *changes)
+    folder = tmp_path / "run" / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000004", "step-00000005", "step-00000006"]
+    parts = [read_tensors(path / "model.safetensors") for path in sorted(folder.iterdir())]
+    for name, tensor in read_tensors(tmp_path / "run" / "model.safetensors").items():
+        torch.testing.assert_close(tensor, sum(part[name] for part in parts) / 3, rtol=1e-5, atol=1e-7)
+        assert tensor.dtype == torch.float32
+    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [row.get("averaged") for row in rows if row["kind"] == "held_out"] == [None, 3]
+
+
+def test_goes_on_from_a_model_and_from_a_checkpoint(run: Path, pairs_folder: Path, tmp_path: Path) -> None:
+    small = [change for change in SMALL if not change.startswith(("model", "tokenizer"))]
+    more = bertsmith.finetune(
+        str(run), data=pairs_folder, out=tmp_path / "more", set=[*small, "run.steps=2"], device="cpu"
+    )
+    assert more["training_loss"] < json.loads((run / "log.jsonl").read_text().splitlines()[0])["loss"]
+    # a run that lost its end: checkpoints are there, the result is not
+    whole = tune(pairs_folder, tmp_path / "whole", "run.steps=4", "run.checkpoint_every=2")
+    lost = tmp_path / "whole" / "checkpoints" / "step-00000004"
+    (lost / "seal.json").unlink()
+    (tmp_path / "whole" / "result.json").unlink()
+    again = bertsmith.finetune(out=tmp_path / "whole", resume=True, device="cpu")
+    assert again["training_loss"] == whole["training_loss"]
+    assert again["loss"] == whole["loss"]
+    with pytest.raises(InputError, match="there is nothing to resume"):
+        bertsmith.finetune(out=tmp_path / "whole", resume=True, device="cpu")
+
+
+def test_a_compiled_run_learns_the_same(pairs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.compile
+    # without the code generator: what is compiled is what is tested here, not how
+    monkeypatch.setattr(torch, "compile", lambda function, mode: real(function, backend="aot_eager"))
+    plain = tune(pairs_folder, tmp_path / "plain", "run.steps=2")
+    compiled = tune(pairs_folder, tmp_path / "compiled", "run.steps=2", "run.compile=on")
+    assert compiled["training_loss"] == pytest.approx(plain["training_loss"], rel=1e-4)
+
+
+def test_padded_batches_learn_the_same(pairs_folder: Path, tmp_path: Path) -> None:
+    """One step over all pairs: the layout must not matter."""
+    changes = ["run.steps=2", "sequences.micro_tokens=2048", "batch.tokens=2048"]
+    changes += ["model.overrides={width=32,layers=1,heads=2,neurons=64,dropout=0.0}"]
+    packed = tune(pairs_folder, tmp_path / "packed", *changes)
+    padded = tune(pairs_folder, tmp_path / "padded", *changes, "sequences.layout=padded")
+    assert packed["loss"] == pytest.approx(padded["loss"], rel=1e-4)
+
+
+def test_without_sacrebleu(pairs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(translation_metrics, "find_spec", lambda name: None)
+    figures = tune(pairs_folder, tmp_path / "run", "run.steps=1")
+    assert figures["metric"] == "exact_match"
+    assert "no BLEU: that needs sacrebleu" in capsys.readouterr().out
+
+
+def test_bad_input_is_one_sentence_and_writes_nothing(pairs_folder: Path, run: Path, tmp_path: Path, capsys) -> None:
+    task = tmp_path / "task"
+    task.mkdir()
+    row = {"idx": 0, "sentence": "a", "label": 1}
+    for part in ("train", "dev"):
+        (task / f"{part}.jsonl").write_text(json.dumps(row) + "\n")
+    bert = tmp_path / "bert"
+    bertsmith.save(bertsmith.build(bertsmith.preset("bert-tiny", layers=1, vocabulary=50)), bert)
+    good, out = ["--data", str(pairs_folder)], tmp_path / "out"
+    cases = {
+        "this version fine-tunes on pairs of texts (translation) only": [
+            "finetune",
+            "transformer-tiny",
+            "--data",
+            str(task),
+        ],
+        "has no decoder": ["finetune", "bert-tiny", *good],
+        "MODEL is 'transformer-tinny'; allowed": ["finetune", "transformer-tinny", *good],
+        "MODEL is not given": ["finetune", *good],
+        "data is not given": ["finetune", "transformer-tiny"],
+        "--source is 'fort'": ["finetune", "transformer-tiny", *good, "--source", "fort"],
+        "has no dev.jsonl": ["finetune", "transformer-tiny", "--data", str(_only_train(tmp_path))],
+        "overrides change a preset": ["finetune", str(run), *good, "--set", "model.overrides.layers=3"],
+        "the model takes at most 1024": ["finetune", "transformer-tiny", *good, "--set", "sequences.length=2000"],
+        'run.compile is "graphs"': ["finetune", "transformer-tiny", *good, "--set", "run.compile=graphs"],
+        "is a bert without a decoder": ["evaluate", str(bert), *good],
+        "has no dev2.jsonl": ["evaluate", str(run), *good, "--part", "dev2"],
+        "beam is 0": ["evaluate", str(run), *good, "--beam", "0"],
+        "give either --data with a .txt file or --text": ["predict", str(run)],
+        "does not end as lines of text do": ["predict", str(run), "--data", str(task / "train.jsonl")],
+        "--text holds no text": ["predict", str(run), "--text", " "],
+    }
+    for sentence, words in cases.items():
+        with pytest.raises(SystemExit) as stopped:
+            main([*words, "--out", str(out)])
+        said = capsys.readouterr().err
+        assert stopped.value.code == 2, sentence
+        assert sentence in said
+        assert said.count("\n") == 1, said
+        assert not out.exists(), sentence
+
+
+def _only_train(tmp_path: Path) -> Path:
+    folder = tmp_path / "train-only"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text(json.dumps({"a": "x y", "b": "y x"}) + "\n")
+    return folder
+
+
+def test_a_small_copy_task_is_learned(tmp_path: Path) -> None:
+    draw = Random(0)
+    lines = sorted({" ".join(draw.choices("abcdefgh", k=draw.randint(2, 5))) for _ in range(1200)})
+    draw.shuffle(lines)
+    for part, chosen in (("dev", lines[:50]), ("train", lines[50:])):
+        rows = [json.dumps({"read": line, "write": line}) + "\n" for line in chosen]
+        (tmp_path / f"{part}.jsonl").write_text("".join(rows))
+    changes = [
+        "model.overrides={width=48,layers=1,heads=4,neurons=96,longest=16,dropout=0.0}",
+        "tokenizer.vocabulary=40",
+    ]
+    changes += ["tokenizer.kind=wordpiece", "sequences.length=8", "sequences.micro_tokens=768", "batch.tokens=768"]
+    changes += ["objective.smoothing=0.0", "run.steps=260", "optimizer.learning_rate=4e-3", "schedule.kind=linear"]
+    changes += ["run.evaluate_every=1000", "run.checkpoint_every=1000", "generation.method=greedy"]
+    figures = bertsmith.finetune("transformer-tiny", data=tmp_path, out=tmp_path / "run", set=changes, device="cpu")
+    assert figures["exact_match"] >= 90

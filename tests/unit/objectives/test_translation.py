@@ -1,0 +1,126 @@
+"""Translation: the smoothed loss is its definition, the future does not leak, sums do not depend on the batches."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import bertsmith
+from bertsmith.batches.batch import IGNORED
+from bertsmith.batches.loader import SpecialTokens
+from bertsmith.batches.pairs import PairBatch, PairConfig, PairPlan, PairReader, Pairs
+from bertsmith.errors import InputError
+from bertsmith.models.model import Model
+from bertsmith.objectives.translation import TranslationConfig, smoothed_loss, target_scores
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.task_folder import read_pairs
+
+LAYOUTS = ("packed", "padded")
+
+
+@pytest.fixture(scope="module")
+def made(pairs_folder: Path) -> tuple[Model, Pairs]:
+    texts = read_pairs(pairs_folder, "train", "forth", "back")
+    tokenizer = learn_tokenizer(texts.sources, "wordpiece", 120, progress=False)
+    small = {"width": 32, "layers": 2, "heads": 2, "neurons": 64, "dropout": 0.0, "longest": 32}
+    model = bertsmith.build(bertsmith.preset("transformer-tiny", vocabulary=tokenizer.size, **small), seed=0).double()
+    model.tokenizer = tokenizer
+    return model, Pairs.tokenised(texts.sources, texts.targets, tokenizer, PairConfig(length=16, micro_tokens=64))
+
+
+def batches(made: tuple[Model, Pairs], layout: str, micro_tokens: int = 256) -> list[PairBatch]:
+    model, pairs = made
+    tokenizer = model.require_tokenizer()
+    config = PairConfig(length=16, micro_tokens=micro_tokens, layout=layout)
+    reader = PairReader(pairs, config, SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator))
+    return [reader[plan].batch for plan in PairPlan(pairs, config, 0).one_epoch()]
+
+
+def test_smoothing_spreads_over_all_but_the_right_token() -> None:
+    scores, targets = torch.randn(5, 7, dtype=torch.float64), torch.tensor([0, 6, IGNORED, 3, 3])
+    logs = scores.log_softmax(-1)
+    smoothed = plain = 0.0
+    for row, right in enumerate(targets.tolist()):
+        if right == IGNORED:
+            continue
+        for token in range(7):
+            smoothed -= (0.9 if token == right else 0.1 / 6) * logs[row, token].item()
+        plain -= logs[row, right].item()
+    found = smoothed_loss(scores, targets, 7, 0.1)
+    assert [value.item() for value in found] == pytest.approx([smoothed, plain], rel=1e-12)
+    # a last axis that was rounded up changes nothing
+    wide = torch.nn.functional.pad(scores, (0, 3), value=-torch.inf)
+    assert [value.item() for value in smoothed_loss(wide, targets, 7, 0.1)] == pytest.approx([smoothed, plain])
+    without = torch.nn.functional.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum")
+    assert smoothed_loss(scores, targets, 7, 0.0)[0].item() == pytest.approx(without.item())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_contract(made: tuple[Model, Pairs], layout: str) -> None:
+    model, _ = made
+    objective = TranslationConfig().build()
+    batch = batches(made, layout)[0]
+    prepared = objective.prepare(batch, 5)
+    counts, sums = objective.counts(prepared), objective(model, prepared)
+    assert counts.keys() == sums.keys() == set(objective.terms)
+    assert set(sums["next_token"].others) == set(objective.others)
+    assert int(counts["next_token"]) == int((batch.expected >= 0).sum()) > 0
+    assert 0 <= int(sums["next_token"].correct) <= int(counts["next_token"])
+    again = objective(model, objective.prepare(batch, 5))
+    assert torch.equal(sums["next_token"].loss, again["next_token"].loss)
+    # held-out figures are without smoothing
+    evaluation = objective.for_evaluation()
+    plain = evaluation(model, evaluation.prepare(batch, 0))["next_token"].loss
+    assert plain.item() == pytest.approx(sums["next_token"].others["nll"].item())
+    assert plain.item() != pytest.approx(sums["next_token"].loss.item(), rel=1e-3)
+
+    model.zero_grad()
+    sums["next_token"].loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters()), "a part that is never trained"
+    model.zero_grad()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_loss_does_not_depend_on_the_batches(made: tuple[Model, Pairs], layout: str) -> None:
+    model, _ = made
+    objective = TranslationConfig().build()
+    totals = []
+    for kind, micro_tokens in ((layout, 64), (layout, 700), ("packed", 200)):
+        prepared = [objective.prepare(batch, 0) for batch in batches(made, kind, micro_tokens)]
+        loss = sum(objective(model, item)["next_token"].loss.item() for item in prepared)
+        totals.append((loss, sum(int(item.count) for item in prepared)))
+    assert totals[0] == pytest.approx(totals[1], rel=1e-10)
+    assert totals[0] == pytest.approx(totals[2], rel=1e-10)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_leaks_from_the_future(made: tuple[Model, Pairs], layout: str) -> None:
+    """Another y_t leaves the scores that predict y_1 … y_t as they are, and changes those after it."""
+    model, _ = made
+    batch = max(batches(made, layout), key=lambda batch: batch.target_layout.longest)
+    place = 3  # the decoder reads [CLS] y_1 y_2 y_3 …: y_3 stands here, and the scores here predict y_4
+    position = batch.target_layout.positions(batch.target)
+    changed = torch.where(position == place, (batch.target + 1) % model.config.encoder.vocabulary, batch.target)
+    assert not changed.equal(batch.target)
+
+    def difference(other: PairBatch) -> Tensor:
+        with torch.no_grad():
+            return (target_scores(model, other) - target_scores(model, batch)).abs().amax(-1)
+
+    moved = difference(replace(batch, target=changed))
+    assert moved[position < place].max() == 0
+    real = torch.ones_like(position, dtype=torch.bool)
+    if batch.target_layout.is_token is not None:
+        real = batch.target_layout.is_token
+    assert moved[(position >= place) & real].min() > 0
+    # while another source changes them all
+    source = (batch.source + 1) % model.config.encoder.vocabulary
+    assert difference(replace(batch, source=source))[real].min() > 0
+
+
+def test_a_model_without_decoder_is_refused(made: tuple[Model, Pairs]) -> None:
+    bert = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=120, layers=1))
+    with pytest.raises(InputError, match="this bert model has no decoder"):
+        target_scores(bert, batches(made, "packed")[0])

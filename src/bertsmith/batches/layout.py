@@ -88,7 +88,8 @@ class SequenceLayout:
             rows = torch.arange(self.batch, device=tokens.device)
             return rows[:, None].expand(self.batch, self.longest)
         place = torch.arange(tokens.shape[0], device=tokens.device, dtype=self.starts.dtype)
-        return torch.searchsorted(self.starts[1:].contiguous(), place, right=True)
+        # the number of starts up to a place; a slice of them would be a view, which compiled code cannot search
+        return torch.searchsorted(self.starts, place, right=True) - 1
 
     def first_tokens(self, hidden: Tensor) -> Tensor:
         """The states of each sequence's first token: (batch, width). Empty sequences give some other token's."""

@@ -16,10 +16,12 @@ _HOMES = {
     "Subnet": "bertsmith.layers.subnet",
     "Tokenizer": "bertsmith.text.tokenizer",
     "build": "bertsmith.models.build",
+    "convert": "bertsmith.models.convert",
     "corpus": "bertsmith.commands.corpus",
     "evaluate": "bertsmith.commands.evaluate",
     "export": "bertsmith.checkpoint.store",
     "extract": "bertsmith.models.build",
+    "factorise": "bertsmith.models.factorise",
     "finetune": "bertsmith.commands.finetune",
     "inspect": "bertsmith.commands.inspect",
     "load": "bertsmith.checkpoint.store",
@@ -38,10 +40,12 @@ __all__ = [
     "Subnet",
     "Tokenizer",
     "build",
+    "convert",
     "corpus",
     "evaluate",
     "export",
     "extract",
+    "factorise",
     "finetune",
     "inspect",
     "load",
@@ -65,7 +69,9 @@ if TYPE_CHECKING:
     from bertsmith.errors import InputError
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import build, extract
+    from bertsmith.models.convert import convert
     from bertsmith.models.decoding import GenerationConfig
+    from bertsmith.models.factorise import factorise
     from bertsmith.models.model import Model
     from bertsmith.models.presets import preset
     from bertsmith.text.tokenizer import Tokenizer

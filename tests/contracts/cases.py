@@ -1,12 +1,16 @@
 """The tables the contracts run over: a new kind added to a table is tested without a new test."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.layers.call import ForwardPass, Memory
 from bertsmith.layers.mixers import MixerConfig
+from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
+from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.norm import NormConfig
@@ -28,6 +32,8 @@ TINY = {
     "dropout": 0.0,
     "deviation": 0.3,
     "embedding_width": 12,
+    "span": 6,
+    "farthest": 9,
 }
 
 MIXER_CASES: dict[str, MixerConfig] = {
@@ -50,6 +56,21 @@ MIXER_CASES: dict[str, MixerConfig] = {
     "span_conv causal": SpanConvConfig(heads=HEADS, taps=5, dropout=0.0, is_causal=True),
     "span_conv depthwise causal": SpanConvConfig(heads=HEADS, kernel_from="depthwise", dropout=0.0, is_causal=True),
     "span_conv none causal": SpanConvConfig(heads=HEADS, kernel_from="none", dropout=0.0, is_causal=True),
+    "favor": FavorConfig(heads=HEADS, dropout=0.0, features=32),
+    "favor causal": FavorConfig(heads=HEADS, dropout=0.0, features=32, is_causal=True),
+    "favor relu": FavorConfig(heads=HEADS, dropout=0.0, features=32, kernel="relu"),
+    "favor hyperbolic with wider values": FavorConfig(
+        heads=HEADS, head_width=3, value_width=7, dropout=0.0, features=16, kernel="hyperbolic"
+    ),
+}
+DISENTANGLED = DisentangledConfig(heads=HEADS, dropout=0.0, position_dropout=0.0)
+MIXER_CASES |= {
+    "disentangled": DISENTANGLED,
+    "disentangled causal": DISENTANGLED.model_copy(update={"is_causal": True}),
+    "disentangled v1": DISENTANGLED.model_copy(update={"shares_projections": False, "has_key_bias": False}),
+    "disentangled own": DISENTANGLED.model_copy(update={"shares_projections": False, "head_width": 5}),
+    "disentangled c2p": DISENTANGLED.model_copy(update={"position_to_content": False}),
+    "disentangled p2c": DISENTANGLED.model_copy(update={"content_to_position": False, "shares_projections": False}),
 }
 CAUSAL_CASES = [name for name, config in MIXER_CASES.items() if getattr(config, "is_causal", False)]
 MEMORY_CASES = [
@@ -69,7 +90,7 @@ def tiny_model(name: str, seed: int = 0) -> Model:
     """A preset shrunk to a few weights, in float64, with weights large enough for every part to matter."""
     name, _, variant = name.partition(" ")
     config = preset(name, **{key: value for key, value in TINY.items() if key in overridable(name)})
-    model = build(_pre_norm(config) if variant else config, seed=seed).double().eval()
+    model = build(VARIANTS[variant](config) if variant else config, seed=seed).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -86,9 +107,31 @@ def _pre_norm(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"encoder": encoder.model_copy(update=changes)})
 
 
+def _shares(sharing: str) -> Callable[[ModelConfig], ModelConfig]:
+    """The same network with parts that all layers share."""
+    return lambda config: config.model_copy(update={"encoder": config.encoder.model_copy(update={"sharing": sharing})})
+
+
+VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
+    "pre-norm": _pre_norm,
+    "sharing mixers": _shares("mixer"),
+    "sharing feed-forwards": _shares("feedforward"),
+}
+
 # one of each family: sizes of one family differ in numbers only, generators from what they teach in the head
 _SIZES = [name for name in PRESETS if not name.endswith("-generator")]
-FAMILIES = [*sorted({name.rsplit("-", 1)[0]: name for name in _SIZES}.values()), "bert-tiny pre-norm"]
+FAMILIES = sorted({name.rsplit("-", 1)[0]: name for name in _SIZES}.values())
+FAMILIES += [f"bert-tiny {variant}" for variant in VARIANTS]
+
+
+def orders_of(model: Model) -> tuple[list[Tensor], list[Tensor]]:
+    """New orders for the heads and the neurons of every layer, the same for layers that share them."""
+    sharing, units = model.config.encoder.sharing, model.encoder.units
+    heads, neurons = [torch.randperm(u.heads) for u in units], [torch.randperm(u.neurons) for u in units]
+    return (
+        heads[:1] * len(units) if sharing in ("all", "mixer") else heads,
+        neurons[:1] * len(units) if sharing in ("all", "feedforward") else neurons,
+    )
 
 
 def packed_layout(lengths: list[int], empty: int = 0) -> SequenceLayout:

@@ -203,8 +203,6 @@ def test_a_memory_is_stepped_through(name: str) -> None:
     call = forward_pass(padded_layout([1, 1]), memory=memory)
     state = mixer.start(call)
     for place in range(3):
-        if call.relative_positions is not None and MIXER_CASES[name].kind == "disentangled":
-            pytest.skip("its queries have places, which a step of its own counts")
         mixed, state = mixer.step(hidden[:, place], state, call)
         torch.testing.assert_close(mixed, expected[:, place], rtol=0, atol=1e-10)
 

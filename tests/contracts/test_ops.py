@@ -84,3 +84,14 @@ def test_maps_do_not_reach_other_sequences() -> None:
     maps = attention_map(query, key, packed_layout([3, 2]))
     assert maps.shape == (2, 3, 3, 3)
     assert (maps[1, :, :, 2] == 0).all()
+
+
+def test_a_form_of_another_op_leaves_the_choice_free() -> None:
+    """A model with several ops is asked for one name: each op that knows it obeys, the others choose."""
+    from bertsmith.ops.conv import light_conv
+
+    value, scores, layout = torch.randn(5, 2, 4), torch.randn(5, 2, 3), packed_layout([5])
+    free = light_conv(value, scores, layout, backend="sdpa")
+    assert torch.equal(free, light_conv(value, scores, layout))
+    with pytest.raises(InputError, match="backend is 'tabs'; did you mean 'taps'"):
+        light_conv(value, scores, layout, backend="tabs")

@@ -227,7 +227,7 @@ def test_foreign_hugging_face_folders_are_refused(tmp_path: Path) -> None:
     }
     (tmp_path / "gpt").mkdir()
     (tmp_path / "gpt" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(InputError, match="model_type is 'gpt2'; allowed: bert, "):
+    with pytest.raises(InputError, match="model_type is 'gpt2'; allowed: albert, bert, "):
         bertsmith.load(tmp_path / "gpt")
 
     BertForSequenceClassification(BertConfig(**tiny)).save_pretrained(tmp_path / "classifier")

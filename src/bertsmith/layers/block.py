@@ -2,9 +2,11 @@
 
 import copy
 from collections.abc import Callable
+from typing import TypeVar
 
 from torch import Tensor, nn
 
+from bertsmith.errors import InputError
 from bertsmith.layers.branch import ConvolutionBranch
 from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.feedforward import FeedForward
@@ -12,6 +14,8 @@ from bertsmith.layers.mixers import Mixer
 from bertsmith.layers.mixers.base import State
 from bertsmith.layers.norm import Norm
 from bertsmith.layers.subnet import LayerCut
+
+Part = TypeVar("Part", bound=nn.Module)
 
 
 class Block(nn.Module):
@@ -46,68 +50,82 @@ class Block(nn.Module):
         return LayerCut(self.mixer.heads, self.feedforward.neurons, self.feedforward.groups)
 
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        entered = hidden
-        own = call if self.cross is None else call.with_memory(None)
-        hidden = self._around(hidden, self.mixer_norm, lambda states: self.mixer(states, own))
+        entered, own = hidden, self._own_call(call)
+        hidden = self._joined(hidden, self.mixer(self._entering(hidden, self.mixer_norm), own), self.mixer_norm)
         if self.cross is not None and self.cross_norm is not None:
-            cross = self.cross
-            hidden = self._around(hidden, self.cross_norm, lambda states: cross(states, call))
-        hidden = self._around(hidden, self.feedforward_norm, lambda states: self.feedforward(states, call))
-        return hidden if self.branch is None else self.branch(entered, hidden, call)
+            mixed = self.cross(self._entering(hidden, self.cross_norm), call)
+            hidden = self._joined(hidden, mixed, self.cross_norm)
+        hidden = self._fed_forward(hidden, call)
+        # queries that look at a memory are no run of neighbours
+        if self.branch is None or own.memory is not None:
+            return hidden
+        return self.branch(entered, hidden, call)
 
     def start(self, call: ForwardPass) -> tuple[State, State]:
         """The states of the two mixers before the first token."""
-        if self.cross is None:
-            return self.mixer.start(call), ()
-        return self.mixer.start(call.with_memory(None)), self.cross.start(call)
+        return self.mixer.start(self._own_call(call)), () if self.cross is None else self.cross.start(call)
 
     def step(
         self, hidden: Tensor, states: tuple[State, State], call: ForwardPass
     ) -> tuple[Tensor, tuple[State, State]]:
         """The states of one more token of each sequence, (batch, width), and the mixers' next states."""
-        kept: list[State] = list(states)
-
-        def step(mixer: Mixer, place: int, call: ForwardPass) -> Callable[[Tensor], Tensor]:
-            def take(entering: Tensor) -> Tensor:
-                mixed, kept[place] = mixer.step(entering, kept[place], call)
-                return mixed
-
-            return take
-
-        own = call if self.cross is None else call.with_memory(None)
-        hidden = self._around(hidden, self.mixer_norm, step(self.mixer, 0, own))
+        if self.branch is not None:
+            raise InputError("a layer with a branch sees the token after it; allowed in steps: layers without one")
+        state, cross_state = states
+        mixed, state = self.mixer.step(self._entering(hidden, self.mixer_norm), state, self._own_call(call))
+        hidden = self._joined(hidden, mixed, self.mixer_norm)
         if self.cross is not None and self.cross_norm is not None:
-            hidden = self._around(hidden, self.cross_norm, step(self.cross, 1, call))
-        hidden = self._around(hidden, self.feedforward_norm, lambda entering: self.feedforward(entering, call))
-        return hidden, (kept[0], kept[1])
+            mixed, cross_state = self.cross.step(self._entering(hidden, self.cross_norm), cross_state, call)
+            hidden = self._joined(hidden, mixed, self.cross_norm)
+        return self._fed_forward(hidden, call), (state, cross_state)
 
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
         """The mixer's maps for the states that enter this block."""
-        return self.mixer.maps(self.mixer_norm(hidden) if self.is_pre_norm else hidden, call)
+        return self.mixer.maps(self._entering(hidden, self.mixer_norm), self._own_call(call))
 
-    def reorder(self, heads: Tensor, neurons: Tensor) -> None:
-        """Puts heads and neurons in the given orders; the output does not change."""
-        self.mixer.reorder(heads)
-        if self.cross is not None:
-            self.cross.reorder(heads)
-        self.feedforward.reorder(neurons)
+    def orders(self, heads: Tensor, neurons: Tensor) -> dict[Mixer | FeedForward, Tensor]:
+        """The order that each part with units takes for these orders of heads and neurons."""
+        orders: dict[Mixer | FeedForward, Tensor] = {self.mixer: heads, self.feedforward: neurons}
+        return orders if self.cross is None else {**orders, self.cross: heads}
 
-    def extract(self, cut: LayerCut) -> "Block":
-        """A block of its own with the first units only."""
+    def extract(self, cut: LayerCut, made: dict[nn.Module, nn.Module]) -> "Block":
+        """A block of its own with the first units only.
+
+        `made` says what has been made of the parts so far, and is added to: a part that several layers share is made
+        once. Layers that are cut differently must not be given the same one.
+        """
+
+        def once(part: Part, make: Callable[[Part], Part]) -> Part:
+            if part not in made:
+                made[part] = make(part)
+            return made[part]  # type: ignore[return-value]
+
+        cross, cross_norm, branch = self.cross, self.cross_norm, self.branch
         return Block(
-            self.mixer.extract(cut),
-            self.feedforward.extract(cut),
-            copy.deepcopy(self.mixer_norm),
-            copy.deepcopy(self.feedforward_norm),
+            once(self.mixer, lambda mixer: mixer.extract(cut)),
+            once(self.feedforward, lambda feedforward: feedforward.extract(cut)),
+            once(self.mixer_norm, copy.deepcopy),
+            once(self.feedforward_norm, copy.deepcopy),
             dropout=self.dropout.p,
             is_pre_norm=self.is_pre_norm,
-            cross=None if self.cross is None else self.cross.extract(cut),
-            cross_norm=copy.deepcopy(self.cross_norm),
-            branch=copy.deepcopy(self.branch),
+            cross=None if cross is None else once(cross, lambda mixer: mixer.extract(cut)),
+            cross_norm=None if cross_norm is None else once(cross_norm, copy.deepcopy),
+            branch=None if branch is None else once(branch, copy.deepcopy),
         )
 
-    def _around(self, hidden: Tensor, norm: Norm, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """The residual sum around a part, with its norm."""
-        if self.is_pre_norm:
-            return hidden + self.dropout(part(norm(hidden)))
-        return norm(hidden + self.dropout(part(hidden)))
+    def _own_call(self, call: ForwardPass) -> ForwardPass:
+        """The call for the mixer: the memory is the cross mixer's, if there is one."""
+        return call if self.cross is None else call.with_memory(None)
+
+    def _fed_forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+        fed = self.feedforward(self._entering(hidden, self.feedforward_norm), call)
+        return self._joined(hidden, fed, self.feedforward_norm)
+
+    def _entering(self, hidden: Tensor, norm: Norm) -> Tensor:
+        """What a part gets to see."""
+        return norm(hidden) if self.is_pre_norm else hidden
+
+    def _joined(self, hidden: Tensor, news: Tensor, norm: Norm) -> Tensor:
+        """The residual sum after a part."""
+        summed = hidden + self.dropout(news)
+        return summed if self.is_pre_norm else norm(summed)

@@ -11,6 +11,7 @@ class ElasticLinear(nn.Module):
     `units_in` and `units_out` say of how many equal units the input and the output consist (None: that side never
     shrinks). `parts` stacks several projections of the same input, query, key and value for example, in one matrix;
     each part has all the units. `parts_in` is the same for the input: several stretches that each have all the units.
+    `bias` may say so part by part.
     """
 
     def __init__(
@@ -22,7 +23,7 @@ class ElasticLinear(nn.Module):
         units_out: int | None = None,
         parts: int = 1,
         parts_in: int = 1,
-        bias: bool = True,
+        bias: bool | tuple[bool, ...] = True,
     ) -> None:
         super().__init__()
         if inputs % ((units_in or 1) * parts_in) or outputs % ((units_out or 1) * parts):
@@ -33,7 +34,8 @@ class ElasticLinear(nn.Module):
         self.units_in, self.units_out = units_in, units_out
         self.parts, self.parts_in = parts, parts_in
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.biased = bias if isinstance(bias, tuple) else (bias,) * parts
+        self.bias = nn.Parameter(torch.empty(outputs // parts * sum(self.biased))) if any(self.biased) else None
 
     def forward(
         self, hidden: Tensor, *, keep_in: int | None = None, keep_out: int | None = None, parts: slice | None = None
@@ -47,6 +49,15 @@ class ElasticLinear(nn.Module):
 
     def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the first units; views where the memory allows it."""
+        weight, bias = self._first(keep_in, keep_out)
+        if bias is not None and not all(self.biased):
+            given = iter(bias.chunk(sum(self.biased)))
+            nothing = bias.new_zeros(bias.shape[0] // sum(self.biased))
+            bias = torch.cat([next(given) if has_bias else nothing for has_bias in self.biased])
+        return weight, bias
+
+    def _first(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the first units, the bias without the parts that have none."""
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         if keep_out is not None and keep_out != self.units_out:
@@ -69,7 +80,7 @@ class ElasticLinear(nn.Module):
     @torch.no_grad()
     def extract(self, *, keep_in: int | None = None, keep_out: int | None = None) -> "ElasticLinear":
         """A layer of its own with only the first units."""
-        weight, bias = self.prefix(keep_in, keep_out)
+        weight, bias = self._first(keep_in, keep_out)
         small = ElasticLinear(
             weight.shape[1],
             weight.shape[0],
@@ -77,7 +88,7 @@ class ElasticLinear(nn.Module):
             units_out=self.units_out if keep_out is None else keep_out,
             parts=self.parts,
             parts_in=self.parts_in,
-            bias=bias is not None,
+            bias=self.biased,
         ).to(weight)
         small.weight.copy_(weight)
         if bias is not None and small.bias is not None:
@@ -86,11 +97,12 @@ class ElasticLinear(nn.Module):
 
     def extra_repr(self) -> str:
         units = f"units_in={self.units_in}, units_out={self.units_out}, parts={self.parts}, parts_in={self.parts_in}"
-        return f"inputs={self.inputs}, outputs={self.outputs}, {units}, bias={self.bias is not None}"
+        return f"inputs={self.inputs}, outputs={self.outputs}, {units}, bias={self.biased}"
 
     def _by_unit_out(self, tensor: Tensor) -> Tensor:
         assert self.units_out is not None, "the outputs of this layer have no units"
-        return tensor.unflatten(0, (self.parts, self.units_out, -1))  # (outputs, …) -> (parts, units, size, …)
+        size = self.outputs // (self.parts * self.units_out)
+        return tensor.unflatten(0, (-1, self.units_out, size))  # (outputs, …) -> (parts, units, size, …)
 
     def _by_unit_in(self, weight: Tensor) -> Tensor:
         assert self.units_in is not None, "the inputs of this layer have no units"

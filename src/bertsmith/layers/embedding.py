@@ -29,6 +29,9 @@ class EmbeddingConfig(Record):
     """Number of token types (segments); 0 for none."""
     is_scaled: bool = False
     """Multiply token vectors by √width, as the Transformer does."""
+    rank: int | None = Field(default=None, gt=0)
+    """Keep the token table as a product of two, (vocabulary, rank) · (rank, width), and nothing else of the embedding;
+    `factorise` makes such a model of a trained one."""
     owns_table: bool = True
     """False for a decoder that reads the token vectors of its encoder."""
     has_norm: bool = True
@@ -48,7 +51,9 @@ class Embedding(nn.Module):
         inner = config.width or width
         self.longest = config.longest
         self.scale = inner**0.5 if config.is_scaled else None
-        self.token_table = nn.Parameter(torch.empty(vocabulary, inner)) if config.owns_table else None
+        columns = config.rank or inner
+        self.token_table = nn.Parameter(torch.empty(vocabulary, columns)) if config.owns_table else None
+        self.token_factor = None if config.rank is None else nn.Parameter(torch.empty(config.rank, inner))
         self.position = None if config.positions == "none" else POSITIONS[config.positions](config.longest, inner)
         self.type_table = nn.Parameter(torch.empty(config.types, inner)) if config.types else None
         self.norm = Norm(inner, config.epsilon) if config.has_norm else nn.Identity()
@@ -78,6 +83,8 @@ class Embedding(nn.Module):
         table = self.token_table if table is None else table
         assert table is not None, "an embedding without a table of its own must be given one"
         vectors = embedding(tokens, table)
+        if self.token_factor is not None:
+            vectors = vectors @ self.token_factor  # (…, rank) -> (…, embedding width)
         if self.scale is not None:
             vectors = vectors * self.scale
         if positions is not None:

@@ -75,6 +75,11 @@ class Subnet(Record):
         return tuple(i * layers // kept - 1 for i in range(1, kept + 1))
 
 
+def is_even(cuts: Sequence[tuple[int, LayerCut]]) -> bool:
+    """Whether all kept layers keep the same units, so that what they share can stay shared."""
+    return len({cut for _, cut in cuts}) == 1
+
+
 def _even(units: int, share: float) -> int:
     """The rounded share of a count, at least one; half rounds up, unlike Python's `round`."""
     return max(1, int(units * share + 0.5))

@@ -1,17 +1,19 @@
 """From a config to a network: `build` for a fresh one, `extract` for a part of a trained one."""
 
 import copy
+from typing import Any
 
 import torch
 from torch import nn
 
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
-from bertsmith.layers.subnet import Subnet
-from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
+from bertsmith.layers.subnet import Subnet, is_even
+from bertsmith.models.config import SHARED, EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.encoder import Encoder
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
+from bertsmith.models.universal import StepSignal, UniversalEncoder
 
 
 def build(config: ModelConfig, *, seed: int | None = None) -> Model:
@@ -79,34 +81,49 @@ def extract(model: Model, subnet: Subnet) -> Model:
 
 
 def _stack(config: EncoderConfig) -> Encoder:
-    return Encoder(
+    parts = (
         config.embedding.build(config.vocabulary, config.width),
-        [_block(layer, config.width) for layer in config.layers],
+        _blocks(config),
         config.final_norm.build(config.width) if config.final_norm else None,
         config.relative.build(config.width) if config.relative else None,
     )
+    if config.universal is None:
+        return Encoder(*parts)
+    signal = StepSignal(config.embedding.longest, len(config.layers), config.width)
+    halting = config.universal.halting
+    return UniversalEncoder(*parts, signal=signal, halting=halting.build(config.width) if halting else None)
 
 
-def _block(layer: LayerConfig, width: int) -> Block:
-    return Block(
-        layer.mixer.build(width),
-        layer.feedforward.build(width),
-        layer.norm.build(width),
-        layer.norm.build(width),
-        dropout=layer.dropout,
-        is_pre_norm=layer.norm.placement == "pre",
-        cross=layer.cross.build(width) if layer.cross else None,
-        cross_norm=layer.norm.build(width) if layer.cross else None,
-        branch=layer.branch.build(width) if layer.branch else None,
-    )
+def _blocks(config: EncoderConfig) -> list[Block]:
+    """The layers; the parts that `sharing` names are the first layer's in all of them."""
+    blocks: list[Block] = []
+    for layer in config.layers:
+        shared = {name: getattr(blocks[0], name) for name in SHARED[config.sharing]} if blocks else {}
+        blocks.append(_block(layer, config.width, shared))
+    return blocks
+
+
+def _block(layer: LayerConfig, width: int, shared: dict[str, nn.Module | None]) -> Block:
+    make = {
+        "mixer": lambda: layer.mixer.build(width),
+        "mixer_norm": lambda: layer.norm.build(width),
+        "cross": lambda: layer.cross.build(width) if layer.cross else None,
+        "cross_norm": lambda: layer.norm.build(width) if layer.cross else None,
+        "feedforward": lambda: layer.feedforward.build(width),
+        "feedforward_norm": lambda: layer.norm.build(width),
+        "branch": lambda: layer.branch.build(width) if layer.branch else None,
+    }
+    parts: dict[str, Any] = {name: shared[name] if name in shared else part() for name, part in make.items()}
+    return Block(**parts, dropout=layer.dropout, is_pre_norm=layer.norm.placement == "pre")
 
 
 def _cut_config(config: EncoderConfig, stack: Encoder, subnet: Subnet) -> EncoderConfig:
-    layers = []
-    for index, cut in subnet.cuts(stack.units):
+    layers, cuts = [], subnet.cuts(stack.units)
+    for index, cut in cuts:
         layer = config.layers[index]
         parts = {"mixer": layer.mixer.cut(cut, config.width), "feedforward": layer.feedforward.cut(cut)}
         if layer.cross is not None:
             parts["cross"] = layer.cross.cut(cut, config.width)
         layers.append(layer.model_copy(update=parts))
-    return config.model_copy(update={"layers": tuple(layers)})
+    sharing = config.sharing if is_even(cuts) else "none"
+    return config.model_copy(update={"layers": tuple(layers), "sharing": sharing})

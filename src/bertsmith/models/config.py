@@ -11,6 +11,7 @@ from bertsmith.layers.mixers import AnyMixer
 from bertsmith.layers.norm import NormConfig
 from bertsmith.layers.relative import RelativeConfig
 from bertsmith.models.heads import AnyHead
+from bertsmith.models.universal import UniversalConfig
 from bertsmith.settings import Record
 
 
@@ -40,6 +41,16 @@ class LayerConfig(Record):
         return self
 
 
+_MIXER, _FEEDFORWARD = ("mixer", "mixer_norm", "cross", "cross_norm"), ("feedforward", "feedforward_norm")
+SHARED: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "mixer": _MIXER,
+    "feedforward": _FEEDFORWARD,
+    "all": (*_MIXER, *_FEEDFORWARD, "branch"),
+}
+"""The parts of a block that each kind of sharing has once for all layers."""
+
+
 class EncoderConfig(Record):
     """embedding → layers → states. A layer in a file may say `repeat = 12`."""
 
@@ -53,6 +64,8 @@ class EncoderConfig(Record):
     """The table of relative positions that disentangled mixers read."""
     sharing: Literal["none", "all", "mixer", "feedforward"] = "none"
     """What all layers have in common: nothing, everything, their mixers, or their feed-forwards (with their norms)."""
+    universal: UniversalConfig | None = None
+    """Take the layers as steps of a Universal Transformer, which has `sharing = "all"`."""
     deviation: float = Field(default=0.02, gt=0)
     """Standard deviation of fresh weights, drawn from a normal cut off at two deviations."""
 
@@ -63,14 +76,28 @@ class EncoderConfig(Record):
             layer.feedforward.check(self.width)
             if layer.cross is not None:
                 layer.cross.check(self.width)
-        for part in ("mixer", "feedforward"):
-            if self.sharing in ("all", part) and len({getattr(layer, part) for layer in self.layers}) > 1:
+            mixers = (layer.mixer, layer.cross) if layer.cross is not None else (layer.mixer,)
+            if self.relative is None and any(mixer.reads_positions for mixer in mixers):
+                raise ValueError("a layer's mixer reads relative positions; give relative")
+        return self
+
+    @model_validator(mode="after")
+    def _check_sharing(self) -> "EncoderConfig":
+        parts = {name.replace("_norm", "") for name in SHARED[self.sharing]}
+        for part in sorted(parts | ({"norm"} if parts else set())):
+            if len({getattr(layer, part) for layer in self.layers}) > 1:
                 raise ValueError(f"sharing is {self.sharing!r} and the layers differ in their {part}")
         return self
 
     @property
     def embedding_width(self) -> int:
         return self.embedding.width or self.width
+
+    @property
+    def ponder_weight(self) -> float | None:
+        """The weight of the ponder cost in the loss; None where positions do not halt."""
+        halting = None if self.universal is None else self.universal.halting
+        return None if halting is None else halting.cost
 
     def flops(self, length: int) -> int:
         """Floating-point operations of one token's forward pass through the layers (2 per multiply-add)."""
@@ -102,8 +129,21 @@ class ModelConfig(Record):
         return self
 
     @model_validator(mode="after")
+    def _check_mask_decoder(self) -> "ModelConfig":
+        if not any(head.kind == "mask_decoder" for head in self.heads):
+            return self
+        last = self.encoder.layers[-1]
+        if self.decoder is not None or last.cross is not None or not last.mixer.reads_memory:
+            raise ValueError("a mask_decoder needs an encoder whose last mixer can look at other states than its own")
+        if self.encoder.universal is not None:
+            raise ValueError("a mask_decoder needs a last layer; encoder.universal has steps instead")
+        return self
+
+    @model_validator(mode="after")
     def _check_decoder(self) -> "ModelConfig":
         decoder = self.decoder
+        if decoder is not None and (decoder.embedding.rank or self.encoder.embedding.rank):
+            raise ValueError("embedding.rank is given; allowed: in a model without a decoder")
         if decoder is None:
             if not self.encoder.embedding.owns_table:
                 raise ValueError("encoder.embedding.owns_table is false; only a decoder reads another table")
@@ -111,6 +151,10 @@ class ModelConfig(Record):
         for index, layer in enumerate(decoder.layers):
             if layer.cross is None or not getattr(layer.mixer, "is_causal", False):
                 raise ValueError(f"decoder.layers.{index} needs a causal mixer and a cross mixer")
+        if decoder.universal is not None:
+            raise ValueError("decoder.universal is given; allowed: in an encoder only")
+        if self.encoder.ponder_weight is not None:
+            raise ValueError("encoder.universal.halting is given; allowed: in a model without a decoder")
         if decoder.width != self.encoder.width:
             raise ValueError(f"decoder.width is {decoder.width}; allowed: encoder.width, {self.encoder.width}")
         tables = (decoder.vocabulary, decoder.embedding_width)

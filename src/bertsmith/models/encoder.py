@@ -2,17 +2,30 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
 from bertsmith.layers.call import ForwardPass, Memory
 from bertsmith.layers.embedding import Embedding
+from bertsmith.layers.feedforward import FeedForward
+from bertsmith.layers.halting import Pondering
+from bertsmith.layers.mixers import Mixer
 from bertsmith.layers.norm import Norm
 from bertsmith.layers.relative import RelativeTable
-from bertsmith.layers.subnet import LayerCut, Subnet
+from bertsmith.layers.subnet import LayerCut, Subnet, is_even
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The last states, and how long each position took to get there where positions halt (models/universal.py)."""
+
+    states: Tensor
+    pondering: Pondering | None = None
 
 
 class Encoder(nn.Module):
@@ -52,6 +65,35 @@ class Encoder(nn.Module):
             hidden = block(hidden, call if cut is None else call.with_cut(cut))
         return self.final_norm(hidden)
 
+    def run(
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        *,
+        subnet: Subnet | None = None,
+        backend: str = "auto",
+    ) -> Encoded:
+        """The last states with what else there is to know of the way to them, for objectives."""
+        return Encoded(self(tokens, layout, types, subnet=subnet, backend=backend))
+
+    def before_last(
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        *,
+        subnet: Subnet | None = None,
+        backend: str = "auto",
+    ) -> tuple[Tensor, Block, ForwardPass]:
+        """The states that enter the last kept block, that block, and the call that is meant for it."""
+        call = self.call(layout, backend)
+        hidden = self.embedding(tokens, layout, types)
+        *before, last = [(block, call if cut is None else call.with_cut(cut)) for block, cut in self.kept(subnet)]
+        for block, own_call in before:
+            hidden = block(hidden, own_call)
+        return hidden, *last
+
     def layer_states(
         self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, *, subnet: Subnet | None = None
     ) -> list[Tensor]:
@@ -89,20 +131,33 @@ class Encoder(nn.Module):
 
     def renew(self, step: int, seed: int) -> None:
         """The trainer's moment before a step: mixers that draw random features draw them anew when it is time."""
+        renewed: set[Mixer] = set()
         for layer, block in enumerate(self._blocks()):
-            block.mixer.renew(step, seed, layer)
-            if block.cross is not None:
-                block.cross.renew(step, seed, layer)
+            for mixer in (block.mixer, block.cross):
+                if mixer is not None and mixer not in renewed:  # one that several layers share draws as the first
+                    mixer.renew(step, seed, layer)
+                    renewed.add(mixer)
 
     def reorder(self, heads: Sequence[Tensor], neurons: Sequence[Tensor]) -> None:
-        """Puts the heads and neurons of every layer in the given orders; the full encoder's output does not change."""
-        for block, head_order, neuron_order in zip(self._blocks(), heads, neurons, strict=True):
-            block.reorder(head_order, neuron_order)
+        """Puts the heads and neurons of every layer in the given orders; the full encoder's output does not change.
+
+        Layers that share a part must be given the same order for it.
+        """
+        orders: dict[Mixer | FeedForward, Tensor] = {}
+        for layer, (block, *asked) in enumerate(zip(self._blocks(), heads, neurons, strict=True)):
+            for part, order in block.orders(*asked).items():
+                if not torch.equal(orders.setdefault(part, order), order):
+                    name = type(part).__name__
+                    raise InputError(f"layer {layer} shares its {name} with one before it; allowed: the same order")
+        for part, order in orders.items():
+            part.reorder(order)
 
     @torch.no_grad()
     def extract(self, subnet: Subnet) -> "Encoder":
         """An ordinary, smaller encoder that computes what this one does with `subnet`."""
-        blocks = [self._blocks()[index].extract(cut) for index, cut in subnet.cuts(self.units)]
+        cuts = subnet.cuts(self.units)
+        made: dict[nn.Module, nn.Module] = {}
+        blocks = [self._blocks()[index].extract(cut, made if is_even(cuts) else {}) for index, cut in cuts]
         final_norm = copy.deepcopy(self.final_norm)
         return Encoder(
             copy.deepcopy(self.embedding),

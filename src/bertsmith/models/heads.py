@@ -8,9 +8,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
 from bertsmith.layers.activation import ACTIVATIONS, Activation
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.norm import Norm
+from bertsmith.models.mask_decoder import MaskDecoder
 from bertsmith.settings import ByKind, Record
 
 
@@ -38,9 +41,10 @@ class PoolerConfig(HeadConfig):
     """One vector for the sequence."""
 
     kind: Literal["pooler"] = "pooler"
+    activation: Activation = "tanh"
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "Pooler":
-        return Pooler(width)
+        return Pooler(width, self.activation)
 
 
 class NextSentenceConfig(HeadConfig):
@@ -53,13 +57,30 @@ class NextSentenceConfig(HeadConfig):
 
 
 class ReplacedTokensConfig(HeadConfig):
-    """Was the token replaced (ELECTRA)?"""
+    """Was the token replaced (ELECTRA, DeBERTa v3)?"""
 
     kind: Literal["replaced_tokens"] = "replaced_tokens"
     activation: Activation = "gelu"
+    adds_first: bool = False
+    """Add the state of the sequence's first token to every token's and normalise, as DeBERTa v3 does."""
+    epsilon: float = Field(default=1e-7, gt=0)
+    """Of that norm."""
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "ReplacedTokens":
-        return ReplacedTokens(width, self.activation)
+        return ReplacedTokens(width, self.activation, self.epsilon if self.adds_first else None)
+
+
+class MaskDecoderConfig(HeadConfig):
+    """States for the masked_tokens head from the last layer, asked again with absolute positions (DeBERTa)."""
+
+    kind: Literal["mask_decoder"] = "mask_decoder"
+    longest: int = Field(default=512, gt=0)
+    """Rows of the position table: the most tokens a sequence may have."""
+    steps: int = Field(default=2, gt=0)
+    """How often the last layer is applied."""
+
+    def build(self, width: int, embedding_width: int, vocabulary: int) -> "MaskDecoder":
+        return MaskDecoder(self.longest, width, self.steps)
 
 
 class NextTokenConfig(HeadConfig):
@@ -80,6 +101,7 @@ HEADS: dict[str, type[HeadConfig]] = {
     "pooler": PoolerConfig,
     "next_sentence": NextSentenceConfig,
     "replaced_tokens": ReplacedTokensConfig,
+    "mask_decoder": MaskDecoderConfig,
 }
 
 AnyHead = Annotated[HeadConfig, ByKind(HEADS)]
@@ -126,24 +148,32 @@ def _token_scores(hidden: Tensor, table: Tensor, bias: Tensor) -> Tensor:
 
 
 class Pooler(nn.Module):
-    """tanh of a linear layer on the first token's state."""
+    """A linear layer on the first token's state, and an activation."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, activation: Activation) -> None:
         super().__init__()
+        self.activation = activation
         self.project = ElasticLinear(width, width)
 
     def forward(self, first: Tensor) -> Tensor:
-        return torch.tanh(self.project(first))
+        return ACTIVATIONS[self.activation](self.project(first))
 
 
 class ReplacedTokens(nn.Module):
     """One score for every token: above 0 means "replaced"."""
 
-    def __init__(self, width: int, activation: Activation) -> None:
+    def __init__(self, width: int, activation: Activation, epsilon: float | None) -> None:
         super().__init__()
         self.activation = activation
+        self.norm = None if epsilon is None else Norm(width, epsilon)
         self.transform = ElasticLinear(width, width)
         self.score = ElasticLinear(width, 1)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, layout: SequenceLayout | None = None) -> Tensor:
+        """The scores, (batch, length) or (tokens,); a head that adds the first token's state needs the layout."""
+        if self.norm is not None:
+            if layout is None:
+                raise InputError("this replaced_tokens head adds the first token's state; give it the layout")
+            first = layout.first_tokens(hidden).index_select(0, layout.sequence_index(hidden[..., 0]).flatten())
+            hidden = self.norm(hidden + first.view_as(hidden))  # (tokens, width) -> as hidden lies
         return self.score(ACTIVATIONS[self.activation](self.transform(hidden))).squeeze(-1)

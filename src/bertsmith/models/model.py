@@ -10,7 +10,7 @@ from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.encoder import Encoder
+from bertsmith.models.encoder import Encoded, Encoder
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -50,6 +50,31 @@ class Model(nn.Module):
         )
         return self.encoder(input_ids, layout, token_type_ids, subnet=subnet, backend=backend)
 
+    def masked_states(
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None,
+        places: Tensor,
+        *,
+        needs_last: bool = False,
+        subnet: Subnet | None = None,
+        backend: str = "auto",
+    ) -> tuple[Tensor, Encoded | None]:
+        """The states at some places that the masked_tokens head reads, and what the encoder gave at its end.
+
+        They come from the mask decoder if the model has one, which works without the encoder's end: that is None then,
+        unless `needs_last` asks for it.
+        Shape: tokens and types (batch, length) or (tokens,); places (places,) index the flattened tokens.
+        """
+        if "mask_decoder" not in self.heads:
+            encoded = self.encoder.run(tokens, layout, types, subnet=subnet, backend=backend)
+            # (batch, length, width) or (tokens, width) -> (places, width)
+            return encoded.states.flatten(0, -2).index_select(0, places), encoded
+        below, block, call = self.encoder.before_last(tokens, layout, types, subnet=subnet, backend=backend)
+        chosen = self.encoder.final_norm(self.heads["mask_decoder"](below, block, call, places))
+        return chosen, Encoded(self.encoder.final_norm(block(below, call))) if needs_last else None
+
     def head(self, kind: str) -> nn.Module:
         """One of the model's heads; says which there are if it lacks this one."""
         if kind not in self.heads:
@@ -79,7 +104,10 @@ class Model(nn.Module):
             raise InputError(f"the text {text!r} has no {mask} to fill")
         head = self.head("masked_tokens")
         with self._evaluating():
-            scores = head(self(**batch)[is_mask], self.token_table).float().softmax(-1)
+            layout = SequenceLayout.padded(batch["attention_mask"].bool())
+            places = is_mask.flatten().nonzero().squeeze(-1)
+            states, _ = self.masked_states(batch["input_ids"], layout, batch["token_type_ids"], places)
+            scores = head(states, self.token_table).float().softmax(-1)
         best = scores.topk(min(top, self.config.encoder.vocabulary))
         return [
             list(zip(tokenizer.pieces(pieces), shares, strict=True))
@@ -93,13 +121,13 @@ class Model(nn.Module):
     @property
     def token_table(self) -> Tensor:
         """The encoder's token vectors, (vocabulary, embedding width); heads over the vocabulary read them, too."""
-        table = self.encoder.embedding.token_table
+        table, factor = self.encoder.embedding.token_table, self.encoder.embedding.token_factor
         assert table is not None
-        return table
+        return table if factor is None else table @ factor
 
     @property
     def device(self) -> torch.device:
-        return self.token_table.device
+        return next(self.parameters()).device
 
     def require_tokenizer(self) -> Tokenizer:
         """The model's tokenizer, or a sentence that it has none."""

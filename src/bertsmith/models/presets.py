@@ -6,20 +6,28 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from bertsmith.errors import InputError, nearest
+from bertsmith.layers.branch import BranchConfig
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
+from bertsmith.layers.halting import HaltingConfig
+from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
+from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.norm import NormConfig
+from bertsmith.layers.relative import RelativeConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.heads import (
+    MaskDecoderConfig,
     MaskedTokensConfig,
     NextSentenceConfig,
     NextTokenConfig,
     PoolerConfig,
     ReplacedTokensConfig,
 )
+from bertsmith.models.universal import UniversalConfig
+from bertsmith.ops.favor import KernelName
 from bertsmith.settings import Record, explain
 
 
@@ -52,6 +60,22 @@ class FactorisedSize(Size):
     embedding_width: int
 
 
+class DebertaSize(Size):
+    """A size with relative positions, one row for each distance."""
+
+    vocabulary: int = 50265
+    span: int = 512
+
+
+class BucketSize(Size):
+    """A size with relative positions in buckets, and a convolution of some taps beside the first layer (0: none)."""
+
+    vocabulary: int = 128100
+    span: int = 256
+    farthest: int = 512
+    taps: int = 0
+
+
 class ConvBertSize(FactorisedSize):
     """A ConvBERT; `heads` are counted as in its paper, before the bottleneck divides them by `ratio`."""
 
@@ -79,6 +103,28 @@ class TransformerSize(Size):
     longest: int = 1024
 
 
+class AlbertSize(FactorisedSize):
+    """The numbers all of ALBERT's second version share: its vocabulary, no dropout."""
+
+    embedding_width: int = 128
+    vocabulary: int = 30000
+    dropout: float = 0.0
+
+
+class UniversalSize(Size):
+    """A size whose layers are the steps of one layer."""
+
+    is_halting: bool = True
+
+
+class PerformerSize(Size):
+    """A size whose attention works with random features."""
+
+    features: int = 256
+    kernel: KernelName = "softmax"
+    redraw_every: int = 1000
+
+
 def bert(size: Size) -> ModelConfig:
     """Devlin et al. 2019: post-norm, learned positions, two segments, masked tokens and next sentence."""
     mixer = FullConfig(heads=size.heads, dropout=size.dropout)
@@ -95,6 +141,49 @@ def electra(size: FactorisedSize) -> ModelConfig:
     embedding = EmbeddingConfig(width=size.embedding_width, longest=size.longest, dropout=size.dropout)
     encoder = size.encoder(embedding, *[layer] * size.layers)
     return ModelConfig(family="electra", encoder=encoder, heads=(ReplacedTokensConfig(),))
+
+
+def deberta(size: DebertaSize) -> ModelConfig:
+    """He et al. 2021: content and relative position scored apart; absolute positions only where masks are filled."""
+    shares: dict[str, Any] = {"dropout": size.dropout, "position_dropout": size.dropout}
+    mixer = DisentangledConfig(heads=size.heads, shares_projections=False, has_key_bias=False, **shares)
+    feedforward, norm = FeedForwardConfig(neurons=4 * size.width), NormConfig(epsilon=1e-7)
+    layer = LayerConfig(mixer=mixer, feedforward=feedforward, norm=norm, dropout=size.dropout)
+    embedding = EmbeddingConfig(
+        positions="none", types=0, longest=size.longest, epsilon=norm.epsilon, dropout=size.dropout
+    )
+    encoder = size.encoder(embedding, *[layer] * size.layers, relative=RelativeConfig(span=size.span))
+    heads = (MaskDecoderConfig(longest=size.longest), MaskedTokensConfig(epsilon=norm.epsilon))
+    return ModelConfig(family="deberta", encoder=encoder, heads=heads)
+
+
+def deberta_ap(size: DebertaSize) -> ModelConfig:
+    """He et al. 2021, appendix A.4: DeBERTa with absolute positions at the input instead of the mask decoder."""
+    config = deberta(size)
+    embedding = config.encoder.embedding.model_copy(update={"positions": "learned"})
+    encoder = config.encoder.model_copy(update={"embedding": embedding})
+    return ModelConfig(family="deberta", encoder=encoder, heads=config.heads[1:])
+
+
+def deberta_v2(size: BucketSize) -> ModelConfig:
+    """DeBERTa with one projection for content and positions, and bucketed distances; v3's generators as well."""
+    mixer = DisentangledConfig(heads=size.heads, dropout=size.dropout, position_dropout=size.dropout)
+    feedforward, norm = FeedForwardConfig(neurons=4 * size.width), NormConfig(epsilon=1e-7)
+    layer = LayerConfig(mixer=mixer, feedforward=feedforward, norm=norm, dropout=size.dropout)
+    branch = BranchConfig(taps=size.taps, dropout=size.dropout) if size.taps else None
+    first = layer.model_copy(update={"branch": branch})
+    embedding = EmbeddingConfig(
+        positions="none", types=0, longest=size.longest, epsilon=norm.epsilon, dropout=size.dropout
+    )
+    relative = RelativeConfig(span=size.span, farthest=size.farthest, has_norm=True)
+    encoder = size.encoder(embedding, first, *[layer] * (size.layers - 1), relative=relative)
+    heads = (MaskDecoderConfig(longest=size.longest), MaskedTokensConfig(epsilon=norm.epsilon))
+    return ModelConfig(family="deberta-v2", encoder=encoder, heads=heads)
+
+
+def deberta_v3(size: BucketSize) -> ModelConfig:
+    """He et al. 2023, the discriminator: v2's encoder, a score for every token that looks at the first one as well."""
+    return deberta_v2(size).model_copy(update={"heads": (ReplacedTokensConfig(adds_first=True),)})
 
 
 def convbert(size: ConvBertSize) -> ModelConfig:
@@ -146,6 +235,37 @@ def transformer(size: TransformerSize) -> ModelConfig:
     return ModelConfig(family="transformer", encoder=encoder, decoder=decoder, heads=(NextTokenConfig(),))
 
 
+def albert(size: FactorisedSize) -> ModelConfig:
+    """Lan et al. 2020: one layer applied again and again, on a factorised embedding."""
+    mixer = FullConfig(heads=size.heads, dropout=size.dropout)
+    feedforward = FeedForwardConfig(neurons=4 * size.width, activation="gelu_tanh")
+    layer = LayerConfig(mixer=mixer, feedforward=feedforward, dropout=size.dropout)
+    embedding = EmbeddingConfig(width=size.embedding_width, longest=size.longest, dropout=size.dropout)
+    encoder = size.encoder(embedding, *[layer] * size.layers, sharing="all")
+    heads = (MaskedTokensConfig(activation="gelu_tanh"), PoolerConfig())
+    return ModelConfig(family="albert", encoder=encoder, heads=heads)
+
+
+def universal(size: UniversalSize) -> ModelConfig:
+    """Dehghani et al. 2019 as a text encoder: one layer of BERT's, its steps told apart by a signal, with halting."""
+    mixer = FullConfig(heads=size.heads, dropout=size.dropout)
+    layer = LayerConfig(mixer=mixer, feedforward=FeedForwardConfig(neurons=4 * size.width), dropout=size.dropout)
+    embedding = EmbeddingConfig(positions="none", longest=size.longest, dropout=size.dropout)
+    steps = UniversalConfig(halting=HaltingConfig() if size.is_halting else None)
+    encoder = size.encoder(embedding, *[layer] * size.layers, sharing="all", universal=steps)
+    return ModelConfig(family="universal", encoder=encoder, heads=(MaskedTokensConfig(), PoolerConfig()))
+
+
+def performer(size: PerformerSize) -> ModelConfig:
+    """Choromanski et al. 2021: BERT whose attention is FAVOR+, linear in the length."""
+    features: dict[str, Any] = {name: getattr(size, name) for name in ("features", "kernel", "redraw_every")}
+    mixer = FavorConfig(heads=size.heads, dropout=size.dropout, **features)
+    layer = LayerConfig(mixer=mixer, feedforward=FeedForwardConfig(neurons=4 * size.width), dropout=size.dropout)
+    embedding = EmbeddingConfig(longest=size.longest, dropout=size.dropout)
+    heads = (MaskedTokensConfig(), PoolerConfig(), NextSentenceConfig())
+    return ModelConfig(family="performer", encoder=size.encoder(embedding, *[layer] * size.layers), heads=heads)
+
+
 PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "bert-tiny": (bert, Size(width=128, layers=2, heads=2)),
     "bert-mini": (bert, Size(width=256, layers=4, heads=4)),
@@ -156,6 +276,22 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "electra-small": (electra, FactorisedSize(width=256, layers=12, heads=4, embedding_width=128)),
     "electra-base": (electra, FactorisedSize(width=768, layers=12, heads=12, embedding_width=768)),
     "electra-large": (electra, FactorisedSize(width=1024, layers=24, heads=16, embedding_width=1024)),
+    "deberta-base": (deberta, DebertaSize(width=768, layers=12, heads=12)),
+    "deberta-large": (deberta, DebertaSize(width=1024, layers=24, heads=16)),
+    "deberta-xlarge": (deberta, DebertaSize(width=1024, layers=48, heads=16)),
+    "deberta-ap-base": (deberta_ap, DebertaSize(width=768, layers=12, heads=12)),
+    "deberta-v2-xlarge": (deberta_v2, BucketSize(width=1536, layers=24, heads=24, taps=3)),
+    "deberta-v2-xxlarge": (deberta_v2, BucketSize(width=1536, layers=48, heads=24, taps=3)),
+    "deberta-v3-xsmall": (deberta_v3, BucketSize(width=384, layers=12, heads=6)),
+    "deberta-v3-small": (deberta_v3, BucketSize(width=768, layers=6, heads=12)),
+    "deberta-v3-base": (deberta_v3, BucketSize(width=768, layers=12, heads=12)),
+    "deberta-v3-large": (deberta_v3, BucketSize(width=1024, layers=24, heads=16)),
+    "mdeberta-v3-base": (deberta_v3, BucketSize(width=768, layers=12, heads=12, vocabulary=251000)),
+    "deberta-v3-xsmall-generator": (deberta_v2, BucketSize(width=384, layers=6, heads=6)),
+    "deberta-v3-small-generator": (deberta_v2, BucketSize(width=768, layers=3, heads=12)),
+    "deberta-v3-base-generator": (deberta_v2, BucketSize(width=768, layers=6, heads=12)),
+    "deberta-v3-large-generator": (deberta_v2, BucketSize(width=1024, layers=12, heads=16)),
+    "mdeberta-v3-base-generator": (deberta_v2, BucketSize(width=768, layers=6, heads=12, vocabulary=251000)),
     "convbert-small": (convbert, ConvBertSize(width=256, layers=12, heads=4, embedding_width=128)),
     "convbert-medium-small": (convbert, ConvBertSize(width=384, layers=12, heads=8, embedding_width=128, groups=2)),
     "convbert-base": (convbert, ConvBertSize(width=768, layers=12, heads=12, embedding_width=768)),
@@ -183,6 +319,15 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
         transformer,
         TransformerSize(width=1024, layers=6, heads=16, neurons=4096, vocabulary=37000, deviation=0.031, dropout=0.3),
     ),
+    "albert-base": (albert, AlbertSize(width=768, layers=12, heads=12)),
+    "albert-large": (albert, AlbertSize(width=1024, layers=24, heads=16)),
+    "albert-xlarge": (albert, AlbertSize(width=2048, layers=24, heads=16)),
+    "albert-xxlarge": (albert, AlbertSize(width=4096, layers=12, heads=64)),
+    "universal-base": (universal, UniversalSize(width=768, layers=12, heads=12)),  # a size of ours
+    "performer-small": (performer, PerformerSize(width=512, layers=4, heads=8)),
+    "performer-base": (performer, PerformerSize(width=768, layers=12, heads=12)),
+    "performer-relu-small": (performer, PerformerSize(width=512, layers=4, heads=8, kernel="relu")),
+    "performer-relu-base": (performer, PerformerSize(width=768, layers=12, heads=12, kernel="relu")),
 }
 
 

@@ -11,6 +11,7 @@ from bertsmith.batches.batch import IGNORED, TokenBatch
 from bertsmith.batches.corruption import Corrupted, MaskingConfig, Vocabulary, corrupt
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
+from bertsmith.layers.halting import Pondering
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Sums
 from bertsmith.settings import Record
@@ -35,11 +36,12 @@ class MaskedLMConfig(Record):
         """The share of tokens whose scores are computed, for the count of operations."""
         return self.masking.rate
 
-    def build(self, tokenizer: Tokenizer) -> "MaskedLM":
+    def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "MaskedLM":
+        """The objective; a model whose positions halt needs the weight of the ponder cost (EncoderConfig has it)."""
         is_special = torch.zeros(tokenizer.size, dtype=torch.bool)
         is_special[list(tokenizer.special_ids)] = True
         starts_word = torch.from_numpy(tokenizer.starts_word)
-        return MaskedLM(self, Vocabulary(tokenizer.size, tokenizer.mask, is_special, starts_word))
+        return MaskedLM(self, Vocabulary(tokenizer.size, tokenizer.mask, is_special, starts_word), ponder_weight)
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,21 @@ class MaskedBatch:
     types: Tensor | None
     sentence_targets: Tensor | None
     """(batch,): 0 where the second segment follows the first, 1 where not, as in the released models."""
+    is_real: Tensor | None = None
+    """Where tokens are neither pads nor filling, for the ponder cost; None without one."""
 
 
 class MaskedLM(Objective[TokenBatch, MaskedBatch]):
-    """Cross-entropy at the masked positions, and of the pair's label."""
+    """Cross-entropy at the masked positions, and of the pair's label; the ponder cost of an encoder that halts."""
 
-    def __init__(self, config: MaskedLMConfig, vocabulary: Vocabulary) -> None:
-        self.config, self.vocabulary = config, vocabulary
+    def __init__(self, config: MaskedLMConfig, vocabulary: Vocabulary, ponder_weight: float | None = None) -> None:
+        self.config, self.vocabulary, self.ponder_weight = config, vocabulary, ponder_weight
         self.terms = ("masked_tokens", "next_sentence") if config.next_sentence else ("masked_tokens",)
+        if ponder_weight is not None:
+            self.terms += ("ponder",)
 
     def to(self, device: torch.device | str) -> "MaskedLM":
-        return MaskedLM(self.config, self.vocabulary.to(device))
+        return MaskedLM(self.config, self.vocabulary.to(device), self.ponder_weight)
 
     def prepare(self, batch: TokenBatch, seed: int) -> MaskedBatch:
         corrupted = corrupt(batch, seed, self.config.masking, self.vocabulary)
@@ -70,28 +76,53 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
             if batch.is_next is None:
                 raise InputError('objective.next_sentence is true, which needs sequences.cut = "sentence_pairs"')
             sentence_targets = torch.where(batch.is_next >= 0, 1 - batch.is_next, IGNORED)
-        return MaskedBatch(corrupted, batch.layout, batch.types, sentence_targets)
+        is_real = None if self.ponder_weight is None else _is_real(batch)
+        return MaskedBatch(corrupted, batch.layout, batch.types, sentence_targets, is_real)
 
     def counts(self, prepared: MaskedBatch) -> dict[str, Tensor]:
         counts = {"masked_tokens": (prepared.corrupted.targets >= 0).sum()}
         if prepared.sentence_targets is not None:
             counts["next_sentence"] = (prepared.sentence_targets >= 0).sum()
+        if prepared.is_real is not None:
+            counts["ponder"] = prepared.is_real.sum()
         return counts
 
     def __call__(self, model: Model, prepared: MaskedBatch) -> dict[str, Sums]:
-        states = model.encoder(prepared.corrupted.tokens, prepared.layout, prepared.types)
-        # (batch, length, width) or (tokens, width) -> (targets, width): scores are computed nowhere else
-        chosen = states.flatten(0, -2).index_select(0, prepared.corrupted.places)
+        corrupted, has_pairs = prepared.corrupted, prepared.sentence_targets is not None
+        # (targets, width): scores are computed nowhere else
+        chosen, encoded = model.masked_states(
+            corrupted.tokens, prepared.layout, prepared.types, corrupted.places, needs_last=has_pairs
+        )
         scores = model.head("masked_tokens")(chosen, model.token_table)
-        sums = {"masked_tokens": _sums(scores, prepared.corrupted.targets)}
-        if prepared.sentence_targets is not None:
-            pooled = model.head("pooler")(prepared.layout.first_tokens(states))
+        sums = {"masked_tokens": _sums(scores, corrupted.targets)}
+        if prepared.sentence_targets is not None and encoded is not None:
+            pooled = model.head("pooler")(prepared.layout.first_tokens(encoded.states))
             sums["next_sentence"] = _sums(model.head("next_sentence")(pooled), prepared.sentence_targets)
+        pondering = None if encoded is None else encoded.pondering
+        if pondering is not None or self.ponder_weight is not None:
+            sums["ponder"] = self._ponder(pondering, prepared.is_real)
         return sums
+
+    def _ponder(self, pondering: Pondering | None, is_real: Tensor | None) -> Sums:
+        """The weighted cost; a position counts as correct if it came to rest before the last step."""
+        if pondering is None or self.ponder_weight is None or is_real is None:
+            raise InputError("a ponder weight was given to the objective or a halting encoder to train, not both")
+        cost = torch.where(is_real, pondering.cost, 0).sum()
+        is_early = is_real & (pondering.steps < pondering.most)
+        return Sums(self.ponder_weight * cost, is_early.sum())
 
     def for_evaluation(self) -> "MaskedLM":
         # 15 % of single tokens, 80/10/10: losses at other rates cannot be compared
-        return MaskedLM(self.config.model_copy(update={"masking": MaskingConfig()}), self.vocabulary)
+        plain = self.config.model_copy(update={"masking": MaskingConfig()})
+        return MaskedLM(plain, self.vocabulary, self.ponder_weight)
+
+
+def _is_real(batch: TokenBatch) -> Tensor:
+    """True at tokens that are neither pads nor filling, in the shape of the tokens."""
+    if batch.layout.is_token is not None:
+        return batch.layout.is_token
+    # filling stands at the end of a packed batch
+    return torch.arange(batch.tokens.numel(), device=batch.tokens.device).view_as(batch.tokens) < batch.real_tokens
 
 
 def _sums(scores: Tensor, targets: Tensor) -> Sums:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
@@ -19,16 +19,31 @@ class Form(Generic[Inputs]):
     unsupported: Callable[[Inputs], str | None]
 
 
-def choose(forms: Mapping[str, Form[Inputs]], backend: str, inputs: Inputs) -> Form[Inputs]:
-    """The form that shall compute the op: for "auto" the first in the table that supports the inputs."""
-    if backend == "auto":
+class Forms(dict[str, Form[Inputs]]):
+    """The forms of one op by name, the preferred one first."""
+
+    names: ClassVar[set[str]] = set()
+    """The names of all forms of all ops."""
+
+    def __init__(self, forms: Mapping[str, Form[Inputs]]) -> None:
+        super().__init__(forms)
+        self.names.update(forms)
+
+
+def choose(forms: Forms[Inputs], backend: str, inputs: Inputs) -> Form[Inputs]:
+    """The form that shall compute the op: for "auto" the first in the table that supports the inputs.
+
+    A model may hold several ops, of which only some have a form of the name that was asked for; the others choose for
+    themselves. A form that is there and cannot serve says why.
+    """
+    if backend not in forms and backend not in {"auto", *Forms.names}:
+        raise InputError(f"backend is {backend!r}; {nearest(backend, ['auto', *sorted(Forms.names)])}")
+    if backend not in forms:
         for form in forms.values():
             if form.unsupported(inputs) is None:
                 return form
         reasons = "; ".join(f"{name}: {form.unsupported(inputs)}" for name, form in forms.items())
         raise InputError(f"no backend can compute this: {reasons}")
-    if backend not in forms:
-        raise InputError(f"backend is {backend!r}; {nearest(backend, ['auto', *forms])}")
     reason = forms[backend].unsupported(inputs)
     if reason is not None:
         raise InputError(f"backend {backend!r} cannot compute this: {reason}")

@@ -1,195 +1,178 @@
-"""The attention explorer: every head of a model on one text, as a page, as a part of another page, or as a picture."""
+"""The explorer: every map of every head of a model on one text, as a page or as a part of another page."""
 
 import base64
 import json
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bertsmith.errors import InputError
-from bertsmith.report.explorer import SCRIPT, STYLE
+from bertsmith.report import kernels
+from bertsmith.report.explorer import SCRIPT
+from bertsmith.report.explorer_style import STYLE as EXPLORER_STYLE
+from bertsmith.report.kernels import kernel_panel
+from bertsmith.report.maps import (
+    NEAR,
+    SEPARATORS,
+    Maps,
+    TextMap,
+    head_figures,
+    is_convolution,
+    kernels_of,
+    score_figures,
+    text_maps,
+)
 from bertsmith.report.page import facts_table, masthead, page, section
 
-NEAR = 4  # positions on each side that count as the neighbourhood of a token
-SEPARATORS = frozenset({"[SEP]", "</s>", "<sep>", "<|endoftext|>"})
+STYLE = EXPLORER_STYLE + kernels.STYLE
 
 NOTE = (
     "Rows of the grid are layers, columns are heads, both counted from 1. Choose a small map to enlarge it, or a "
-    "layer's number for the average of its heads. In a map the token of a row attends to the tokens of the columns."
+    "layer's number for the average of its heads. In a map the token of a row takes from the tokens of the columns."
 )
 
 
-@dataclass(frozen=True)
-class HeadFigures:
-    """What one head does on one text, as means over its queries."""
-
-    entropy: float  # nats; 0 for a head that looks at one token
-    distance: float  # positions between a token and where it looks
-    near: float  # share of the weight within NEAR positions
-    first: float  # share on the first token
-    separator: float  # share on separator tokens
-
-
-def head_figures(tokens: Sequence[str], maps: np.ndarray) -> list[list[HeadFigures]]:
-    """The figures of each head, as [layer][head].
-
-    Shape:
-        maps: (layers, heads, length, length), each row of a map a distribution over the keys
-    """
-    positions = np.arange(len(tokens))
-    apart = np.abs(positions[:, None] - positions)  # (length, length)
-    is_separator = np.array([token in SEPARATORS for token in tokens])
-    safe = np.where(maps > 0, maps, 1.0)  # 0 log 0 counts as 0
-    entropy = -(maps * np.log(safe)).sum(-1).mean(-1)  # (layers, heads)
-    distance = (maps * apart).sum(-1).mean(-1)
-    near = (maps * (apart <= NEAR)).sum(-1).mean(-1)
-    first = maps[..., 0].mean(-1)
-    separator = maps[..., is_separator].sum(-1).mean(-1)
-    stacked = np.stack([entropy, distance, near, first, separator], axis=-1)
-    return [[HeadFigures(*(float(value) for value in head)) for head in layer] for layer in stacked]
-
-
-def attention_fragment(tokens: Sequence[str], maps: np.ndarray) -> tuple[str, str, str]:
+def attention_fragment(tokens: Sequence[str], maps: Maps) -> tuple[str, str, str]:
     """Body, style and script of the explorer, to be put into a page; style and script do not depend on the data.
 
     Shape:
-        maps: (layers, heads, length, length), each row of a map a distribution over the keys
+        maps: by name, for every layer (heads, length, length); no heads where a layer lacks the map
     """
-    maps = _checked(tokens, maps)
-    layers, heads = maps.shape[:2]
-    levels = np.rint(maps * 255).astype(np.uint8)  # one byte a weight: a 12 x 12 model on 40 tokens stays near 300 kB
-    data = {
-        "tokens": list(tokens),
-        "layers": layers,
-        "heads": heads,
-        "maps": base64.b64encode(levels.tobytes()).decode("ascii"),
-    }
+    shown = text_maps(tokens, maps)
+    data = {"tokens": list(tokens), "layers": len(shown[0].layers), "maps": [_packed(one) for one in shown]}
     # Inside a script element only "<" can end it, so that is the one sign to be written otherwise.
     packed = json.dumps(data).replace("<", "\\u003c")
-    layer_options = "".join(f'<option value="{index}">{index + 1}</option>' for index in range(layers))
-    head_options = "".join(f'<option value="{index}">{index + 1}</option>' for index in range(heads))
+    # A page with one map needs no choice.
+    buttons = "".join(f'<button type="button" data-map="{i}">{one.label}</button>' for i, one in enumerate(shown))
+    chooser = f'<div class="attention-maps" role="group" aria-label="Map">{buttons}</div>' if len(shown) > 1 else ""
+    scales = "".join(_scale(index, one) for index, one in enumerate(shown))
+    tables = "".join(_table(index, tokens, one) for index, one in enumerate(shown))
+    panels = "".join(
+        f'<h3 class="attention-kernels">Average kernel per head</h3>{kernel_panel(kernels_of(one))}'
+        for one in shown
+        if is_convolution(one.name)
+    )
     body = f"""<div class="attention">
 <script type="application/json" class="attention-data">{packed}</script>
 <noscript><p class="note">The maps are drawn by JavaScript, which is switched off here.</p></noscript>
-<div class="attention-panes">
+{chooser}<div class="attention-panes">
 <div class="panel">
 <div class="attention-grid" role="group" aria-label="All heads; the arrow keys move between them"></div>
-<p class="attention-scale">0 <i></i> 1 <span>shade grows with the root of the weight</span></p></div>
+{scales}</div>
 <div class="panel"><div class="attention-bar">
-<label>Layer <select class="choose-layer">{layer_options}</select></label>
-<label>Head <select class="choose-head"><option value="-1">average</option>{head_options}</select></label>
+<label>Layer <select class="choose-layer"></select></label>
+<label>Head <select class="choose-head"></select></label>
 <div class="attention-views" role="group" aria-label="View"><button type="button" data-view="map">Map</button>\
 <button type="button" data-view="lines">Lines</button></div></div>
 <div class="attention-stage"></div><p class="attention-readout" role="status"></p></div>
 </div>
-{_figures_table(tokens, maps)}
+{tables}{panels}
 </div>"""
     return body, STYLE, SCRIPT
 
 
-def attention_page(tokens: Sequence[str], maps: np.ndarray, *, title: str, facts: Mapping[str, str]) -> str:
+def attention_page(tokens: Sequence[str], maps: Maps, *, title: str, facts: Mapping[str, str]) -> str:
     """The explorer as a page of its own.
 
     Shape:
-        maps: (layers, heads, length, length), each row of a map a distribution over the keys
+        maps: by name, for every layer (heads, length, length); no heads where a layer lacks the map
     """
     explorer, style, script = attention_fragment(tokens, maps)
-    layers, heads = maps.shape[:2]
-    lead = f"{_counted(layers, 'layer')} of {_counted(heads, 'head')} on {_counted(len(tokens), 'token')}."
+    shown = text_maps(tokens, maps)
+    lead = f"{_counted(len(shown[0].layers), 'layer')} of {told_heads(shown)} on {_counted(len(tokens), 'token')}."
     body = masthead("Attention", "", title, lead=lead) + section("Every head", explorer, note=NOTE)
     if facts:
         body += section("Facts", facts_table(facts))
     return page(title, body, style=style, script=script)
 
 
-def attention_picture(tokens: Sequence[str], maps: np.ndarray, path: Path, *, title: str) -> None:
-    """Nothing; a PNG with the grid of all heads, and the text below it, is at `path` afterwards.
+def told_heads(shown: Sequence[TextMap]) -> str:
+    """How many heads a layer has, such as "12 heads" or "6 attention and 6 convolution heads"."""
+    told = {}
+    for one in shown:
+        counts = {count for count in one.heads if count}
+        told[one.label] = str(min(counts)) if len(counts) == 1 else f"{min(counts)}–{max(counts)}"
+    if len(set(told.values())) == 1 and not any(is_convolution(one.name) for one in shown[1:]):
+        count = next(iter(told.values()))
+        return f"{count} {'head' if count == '1' else 'heads'}"
+    # the terms of a score belong to the heads whose attention they make
+    counted = [one for one in shown if not one.is_score] or list(shown)
+    return " and ".join(f"{told[one.label]} {one.label}" for one in counted) + " heads"
 
-    Shape:
-        maps: (layers, heads, length, length), each row of a map a distribution over the keys
+
+def _packed(one: TextMap) -> dict[str, object]:
+    """A map as the script reads it, one byte a weight: a 12 x 12 model on 40 tokens stays near 300 kB.
+
+    A weight is level / 255, a score (level − 128) / 127 of the map's scale.
     """
-    try:
-        from matplotlib.colors import LinearSegmentedColormap, PowerNorm
-        from matplotlib.figure import Figure
-    except ImportError as missing:
-        raise InputError("PNG pictures need matplotlib: pip install 'bertsmith[report]'") from missing
-    maps = _checked(tokens, maps)
-    layers, heads = maps.shape[:2]
-    shades = LinearSegmentedColormap.from_list("attention", ["#f2f5f9", "#5a93da", "#0a2048"])
-    cell, top, bottom, side = 0.9, 0.95, 0.75, 0.5  # inches
-    width, height = max(4.5, heads * cell + 2 * side), layers * cell + top + bottom
-    ink, muted = "#141920", "#5a6572"
-    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
-    left = (width - heads * cell) / 2
-    for layer in range(layers):
-        for head in range(heads):
-            lower = height - top - (layer + 1) * cell
-            axes = figure.add_axes(
-                ((left + head * cell + 0.04) / width, lower / height, (cell - 0.08) / width, (cell - 0.08) / height)
-            )
-            axes.imshow(maps[layer, head], cmap=shades, norm=PowerNorm(0.5, 0.0, 1.0), interpolation="nearest")
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.spines[:].set_visible(False)
-            if layer == 0:
-                axes.set_title(str(head + 1), fontsize=9, color=muted, pad=4)
-            if head == 0:
-                axes.set_ylabel(str(layer + 1), fontsize=9, color=muted, rotation=0, ha="right", va="center")
-    # Tokens may hold dollar signs, which are not meant as formulas.
-    place: dict[str, Any] = {"ha": "center", "parse_math": False}
-    heading = _shortened(title, letters=int(width * 9))
-    figure.text(0.5, 1 - 0.3 / height, heading, fontsize=12, color=ink, va="center", **place)
-    figure.text(0.5, 1 - 0.55 / height, "layers down, heads across", fontsize=9, color=muted, va="center", **place)
-    caption = _shortened(" ".join(tokens), letters=int(width * 13))
-    figure.text(0.5, 0.35 / height, caption, fontsize=8, color=muted, va="center", **place)
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="Glyph .* missing from"
-        )  # a box in the caption is not worth a failure
-        figure.savefig(path, format="png")
+    stacked = np.concatenate(one.layers)  # (heads of all layers, length, length)
+    levels = 128 + np.rint(stacked * (127 / one.scale)) if one.is_score else np.rint(stacked * 255)
+    return {
+        "label": one.label,
+        "isScore": one.is_score,
+        "scale": one.scale,
+        "heads": one.heads,
+        "levels": base64.b64encode(levels.astype(np.uint8).tobytes()).decode("ascii"),
+    }
 
 
-def _checked(tokens: Sequence[str], maps: np.ndarray) -> np.ndarray:
-    maps = np.asarray(maps, dtype=np.float32)
-    length = len(tokens)
-    if maps.ndim != 4 or maps.shape[2:] != (length, length) or 0 in maps.shape:
-        raise ValueError(f"maps of shape {maps.shape} are not (layers, heads, {length}, {length}) for {length} tokens")
-    # Written so that a NaN fails too; the slack is the rounding of half precision.
-    if not (maps.min() >= -0.01 and maps.max() <= 1.01):
-        raise ValueError(f"attention weights lie between 0 and 1, not {maps.min():.3g} and {maps.max():.3g}")
-    return maps.clip(0.0, 1.0)
+def _scale(index: int, one: TextMap) -> str:
+    """The key to the colours of a map; the script shows the one of the chosen map."""
+    hidden = " hidden" if index else ""
+    if not one.is_score:
+        told = "shade grows with the root of the weight"
+        return f'<p class="attention-scale" data-map="{index}"{hidden}>0 <i></i> 1 <span>{told}</span></p>'
+    told = f"{one.label}: signed scores, one scale for all heads"
+    return (
+        f'<p class="attention-scale" data-map="{index}"{hidden}>−{one.scale:.3g} <i class="signed"></i> '
+        f"+{one.scale:.3g} <span>{told}</span></p>"
+    )
 
 
-def _figures_table(tokens: Sequence[str], maps: np.ndarray) -> str:
+def _table(index: int, tokens: Sequence[str], one: TextMap) -> str:
+    """The figures of every head of a map; the script shows the table of the chosen map and sorts it."""
+    names, rows = _score_rows(one) if one.is_score else _weight_rows(tokens, one)
+    header = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in names)
+    body = []
+    for place, (layer, head, cells) in enumerate(rows):
+        first = f'<td data-value="{place}"><button type="button">{layer + 1} · {head + 1}</button></td>'
+        body.append(f'<tr data-layer="{layer}" data-head="{head}">{first}{cells}</tr>')
+    return (
+        f'<div class="panel attention-table" data-map="{index}"{" hidden" if index else ""} tabindex="0" role="region" '
+        f'aria-label="Figures of every head"><table><thead><tr>{header}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+Rows = list[tuple[int, int, str]]
+"""Layer, head, and the cells after them."""
+
+
+def _weight_rows(tokens: Sequence[str], one: TextMap) -> tuple[list[str], Rows]:
     has_separator = any(token in SEPARATORS for token in tokens)
     names = ["Layer · head", "Entropy, nats", "Distance", f"Within ±{NEAR}", "On first"]
     names += ["On separator"] if has_separator else []
-    header = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in names)
     rows = []
-    for layer, figures_of_layer in enumerate(head_figures(tokens, maps)):
+    for layer, figures_of_layer in enumerate(head_figures(tokens, one.layers)):
         for head, figures in enumerate(figures_of_layer):
-            place = layer * maps.shape[1] + head
-            cells = f'<td data-value="{place}"><button type="button">{layer + 1} · {head + 1}</button></td>'
-            cells += f'<td data-value="{figures.entropy:.4f}">{figures.entropy:.2f}</td>'
+            cells = f'<td data-value="{figures.entropy:.4f}">{figures.entropy:.2f}</td>'
             cells += f'<td data-value="{figures.distance:.4f}">{figures.distance:.1f}</td>'
             shares = [figures.near, figures.first] + ([figures.separator] if has_separator else [])
             for share in shares:
                 percent = f"{100 * share:.2f}"
                 cells += f'<td class="share" data-value="{percent}" style="--share:{percent}">{100 * share:.0f} %</td>'
-            rows.append(f'<tr data-layer="{layer}" data-head="{head}">{cells}</tr>')
-    return (
-        '<div class="panel attention-table" tabindex="0" role="region" aria-label="Figures of every head"><table>'
-        f"<thead><tr>{header}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
+            rows.append((layer, head, cells))
+    return names, rows
+
+
+def _score_rows(one: TextMap) -> tuple[list[str], Rows]:
+    names = ["Layer · head", "Mean", "Deviation", "Lowest", "Highest"]
+    rows = []
+    for layer, figures_of_layer in enumerate(score_figures(one.layers)):
+        for head, figures in enumerate(figures_of_layer):
+            values = (figures.mean, figures.deviation, figures.lowest, figures.highest)
+            rows.append((layer, head, "".join(f'<td data-value="{value:.5g}">{value:.3g}</td>' for value in values)))
+    return names, rows
 
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _shortened(text: str, *, letters: int) -> str:
-    return text if len(text) <= letters else text[: letters - 1] + "…"

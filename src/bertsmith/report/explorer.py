@@ -1,78 +1,21 @@
-"""The look and the behaviour of the attention explorer: style and script of the pages that hold one."""
-
-STYLE = """
-.attention-panes { display: grid; gap: 20px; grid-template-columns: minmax(0, 1fr); }
-@media (min-width: 900px) { .attention-panes { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); } }
-.attention-panes > .panel { display: flex; flex-direction: column; }
-.attention-grid { display: grid; align-items: center; }
-.attention-grid > span, .attention-grid > .layer { color: var(--muted); font-size: 11.5px; line-height: 1;
-  text-align: center;
-  font-variant-numeric: tabular-nums; }
-.attention-grid button { padding: 0; border: 0; background: none; cursor: pointer; border-radius: 3px; min-width: 0; }
-.attention-grid > .layer { padding: 4px 0; }
-.attention-grid > .layer:hover, .attention-grid > .layer[aria-pressed=true] { color: var(--accent);
-  background: var(--wash); }
-.attention-grid canvas { display: block; width: 100%; aspect-ratio: 1; border-radius: 3px; }
-.attention-grid button:hover canvas { box-shadow: 0 0 0 1.5px var(--muted); }
-.attention-grid button[aria-pressed=true] canvas { box-shadow: 0 0 0 2px var(--surface), 0 0 0 4px var(--accent); }
-.attention-bar { display: flex; flex-wrap: wrap; gap: 10px 14px; align-items: center; margin-bottom: 16px;
-  font-size: 14px; }
-.attention-bar label { display: flex; gap: 7px; align-items: center; color: var(--muted); }
-.attention-bar select { color: var(--ink); background: var(--surface); border: 1px solid var(--line);
-  border-radius: 7px; padding: 4px 6px; }
-.attention-views { display: flex; margin-left: auto; border: 1px solid var(--line); border-radius: 7px;
-  overflow: hidden; }
-.attention-views button { border: 0; background: none; padding: 4px 13px; cursor: pointer; color: var(--muted); }
-.attention-views button[aria-pressed=true] { background: var(--wash); color: var(--accent); }
-.attention-views button:focus-visible { outline-offset: -2px; }
-.attention-stage canvas { display: block; }
-.attention-map { cursor: crosshair; touch-action: pan-y; margin: 0 auto; }
-.attention-readout { min-height: 1.6em; margin-top: 12px; font: 13.5px/1.6 var(--mono); }
-.attention-lines { display: grid; grid-template-columns: minmax(0, auto) minmax(48px, 1fr) minmax(0, auto);
-  max-width: 440px;
-  width: 100%; margin: 0 auto; font: clamp(11.5px, calc(var(--row) - 3px), 13.5px)/var(--row) var(--mono); }
-.attention-lines button, .attention-lines div > span { display: block; width: 100%; height: var(--row);
-  padding: 0 7px; border: 0; background: none;
-  border-radius: 4px; white-space: pre; overflow: hidden; text-overflow: ellipsis; font: inherit; }
-.attention-lines button { text-align: right; cursor: pointer; transition: none; }
-.attention-lines button[aria-pressed=true] { background: var(--accent); color: var(--surface); }
-.attention-scale { display: flex; align-items: center; gap: 8px; margin-top: auto; padding-top: 16px;
-  color: var(--muted);
-  font-size: 13px; line-height: 1.6; }
-.attention-scale i { flex: 0 1 120px; height: 9px; border-radius: 3px;
-  background: linear-gradient(to right, var(--heat-low), var(--heat-middle), var(--heat-high)); }
-.attention-table { margin-top: 20px; max-height: 380px; overflow: auto; padding: 0; }
-.attention-table table { border-collapse: collapse; width: 100%; min-width: 720px; table-layout: fixed;
-  font-size: 14px; font-variant-numeric: tabular-nums; }
-.attention-table th { position: sticky; top: 0; background: var(--surface); padding: 0; text-align: right;
-  font-weight: 500; box-shadow: 0 1px var(--line); }
-.attention-table th button { border: 0; background: none; padding: 11px 14px; cursor: pointer; color: var(--muted);
-  white-space: nowrap; }
-.attention-table th button::after { content: "↕"; display: inline-block; width: 1em; margin-left: 3px; opacity: .4; }
-.attention-table th[aria-sort] button { color: var(--ink); }
-.attention-table th[aria-sort] button::after { opacity: 1; }
-.attention-table th[aria-sort=ascending] button::after { content: "↑"; }
-.attention-table th[aria-sort=descending] button::after { content: "↓"; }
-.attention-table td { padding: 5px 32px 5px 14px; text-align: right; border-top: 1px solid var(--line);
-  white-space: nowrap; }
-.attention-table th:first-child, .attention-table td:first-child { text-align: left; }
-.attention-table td.share { background: linear-gradient(to right, var(--wash) calc(var(--share) * 1%), transparent 0)
-  left / calc(100% - 18px) 100% no-repeat; }
-.attention-table td button { border: 0; background: none; padding: 0; cursor: pointer; color: var(--accent); }
-.attention-table tr.chosen { font-weight: 600; }
-.attention-table tr.chosen td:first-child { box-shadow: inset 3px 0 var(--accent); }
-"""
+"""The behaviour of the explorer: script of the pages that hold one."""
 
 SCRIPT = """
 for (const root of document.querySelectorAll(".attention")) {
   const find = selector => root.querySelector(selector);
   const data = JSON.parse(find(".attention-data").textContent);
-  const { tokens, layers, heads } = data, length = tokens.length, AVERAGE = -1;
-  const bytes = Uint8Array.from(atob(data.maps), letter => letter.charCodeAt(0));
-  const chosen = { layer: 0, head: 0, view: "map", query: Math.min(1, length - 1), key: Math.min(1, length - 1) };
+  const { tokens, layers } = data, length = tokens.length, AVERAGE = -1;
+  const total = numbers => numbers.reduce((sum, number) => sum + number, 0);
+  // Of each map: how many heads every layer has, and where the first one of every layer lies among all heads.
+  const maps = data.maps.map(one => ({ ...one, most: Math.max(...one.heads),
+    starts: one.heads.map((_, layer) => total(one.heads.slice(0, layer))),
+    bytes: Uint8Array.from(atob(one.levels), letter => letter.charCodeAt(0)) }));
+  const chosen = { map: 0, layer: maps[0].heads.findIndex(Boolean), head: 0, view: "map",
+    query: Math.min(1, length - 1), key: Math.min(1, length - 1) };
   const layerChoice = find(".choose-layer"), headChoice = find(".choose-head"), grid = find(".attention-grid");
   const stage = find(".attention-stage"), readout = find(".attention-readout");
   const rows = [...root.querySelectorAll("tbody tr")], views = [...root.querySelectorAll(".attention-views button")];
+  const mapChoices = [...root.querySelectorAll(".attention-maps button")];
   const make = (tag, attributes, ...children) => {
     const element = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes))
@@ -81,65 +24,93 @@ for (const root of document.querySelectorAll(".attention")) {
     return element;
   };
   const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const told = weight => weight < 0.005 ? "under 0.01" : weight.toFixed(2);
+  const told = value => maps[chosen.map].isScore ? value.toFixed(2).replace("-", "−")
+    : value < 0.005 ? "under 0.01" : value.toFixed(2);
   const shown = (token, most) => token.length > most ? token.slice(0, most - 1) + "…" : token;
 
-  function weights(layer, head) {
-    const one = index => bytes.subarray(index * length * length, (index + 1) * length * length);
-    if (head !== AVERAGE) return Float32Array.from(one(layer * heads + head), byte => byte / 255);
-    const sum = new Float32Array(length * length);
-    for (let other = 0; other < heads; other++)
-      one(layer * heads + other).forEach((byte, place) => { sum[place] += byte / 255 / heads; });
+  // Weights lie between 0 and 1, scores between minus the map's scale and plus it.
+  function values(layer, head) {
+    const { bytes, heads, starts, isScore, scale } = maps[chosen.map], count = heads[layer], size = length * length;
+    const read = isScore ? byte => (byte - 128) / 127 * scale : byte => byte / 255;
+    const one = index => bytes.subarray((starts[layer] + index) * size, (starts[layer] + index + 1) * size);
+    if (head !== AVERAGE) return Float32Array.from(one(head), read);
+    const sum = new Float32Array(size);
+    for (let other = 0; other < count; other++)
+      one(other).forEach((byte, place) => { sum[place] += read(byte) / count; });
     return sum;
   }
+  const strength = value => Math.abs(value) / maps[chosen.map].scale;
 
-  // Shade grows with the square root of the weight: most weights are small, and would all look empty.
-  let shades = [];
+  // Shade grows with the square root of a weight: most weights are small, and would all look empty. Scores have two
+  // colours, and grow evenly from none.
+  let shades = {};
   function mixShades() {
-    const stops = ["--heat-low", "--heat-middle", "--heat-high"].map(colour)
-      .map(hex => [1, 3, 5].map(start => parseInt(hex.slice(start, start + 2), 16)));
-    shades = Array.from({ length: 256 }, (_, level) => {
-      const at = 2 * Math.sqrt(level / 255), from = Math.min(1, Math.floor(at));
-      return stops[from].map((low, channel) => low + (stops[from + 1][channel] - low) * (at - from));
-    });
+    const mixed = (names, place) => {
+      const stops = names.map(colour).map(hex => [1, 3, 5].map(start => parseInt(hex.slice(start, start + 2), 16)));
+      return Array.from({ length: 256 }, (_, level) => {
+        const at = 2 * place(level), from = Math.min(1, Math.floor(at));
+        return stops[from].map((low, channel) => low + (stops[from + 1][channel] - low) * (at - from));
+      });
+    };
+    shades = { weights: mixed(["--heat-low", "--heat-middle", "--heat-high"], level => Math.sqrt(level / 255)),
+      scores: mixed(["--diverging-low", "--heat-low", "--diverging-high"], level => Math.max(0, level - 1) / 254) };
   }
   function paint(canvas, map) {
+    const { isScore, scale } = maps[chosen.map], mixed = isScore ? shades.scores : shades.weights;
+    const level = isScore ? value => 128 + Math.round(value / scale * 127) : value => Math.round(value * 255);
     canvas.width = canvas.height = length;
     const image = new ImageData(length, length);
-    map.forEach((weight, place) => image.data.set([...shades[Math.round(weight * 255)], 255], place * 4));
+    map.forEach((value, place) => image.data.set([...mixed[level(value)], 255], place * 4));
     canvas.getContext("2d").putImageData(image, 0, 0);
     return canvas;
   }
 
   const thumbnails = [];
-  grid.style.gridTemplateColumns = `1.9em repeat(${heads}, minmax(0, 116px))`;
-  grid.style.gap = heads > 6 ? "3px" : "9px";
-  grid.append(make("span", {}));
-  for (let head = 0; head < heads; head++) grid.append(make("span", { textContent: head + 1 }));
-  for (let layer = 0; layer < layers; layer++)
-    for (let head = AVERAGE; head < heads; head++) {
-      const label = `Layer ${layer + 1}, ${head === AVERAGE ? "average of its heads" : "head " + (head + 1)}`;
-      const button = make("button", { type: "button", "aria-label": label, title: label });
-      button.onclick = () => choose({ layer, head });
-      if (head === AVERAGE) { button.className = "layer"; button.textContent = layer + 1; }
-      else button.append(make("canvas", { style: length < 24 ? "image-rendering: pixelated" : "" }));
-      thumbnails.push({ button, layer, head });
-      grid.append(button);
-    }
+  function layOut() {
+    const { heads, most } = maps[chosen.map];
+    thumbnails.length = 0;
+    grid.replaceChildren(make("span", {}));
+    grid.style.gridTemplateColumns = `1.9em repeat(${most}, minmax(0, 116px))`;
+    grid.style.gap = most > 6 ? "3px" : "9px";
+    for (let head = 0; head < most; head++) grid.append(make("span", { textContent: head + 1 }));
+    for (let layer = 0; layer < layers; layer++)
+      for (let head = AVERAGE; head < most; head++) {
+        if (head >= heads[layer] || !heads[layer]) {  // layers may differ in heads, and lack the map
+          grid.append(make("span", { textContent: head === AVERAGE ? layer + 1 : "" }));
+          continue;
+        }
+        const label = `Layer ${layer + 1}, ${head === AVERAGE ? "average of its heads" : "head " + (head + 1)}`;
+        const button = make("button", { type: "button", "aria-label": label, title: label });
+        const canvas = make("canvas", { style: length < 24 ? "image-rendering: pixelated" : "" });
+        button.onclick = () => choose({ layer, head });
+        if (head === AVERAGE) { button.className = "layer"; button.textContent = layer + 1; }
+        else button.append(paint(canvas, values(layer, head)));
+        thumbnails.push({ button, layer, head });
+        grid.append(button);
+      }
+    const option = (layer, count) => make("option", { value: layer, textContent: layer + 1, disabled: !count });
+    layerChoice.replaceChildren(...heads.map((count, layer) => option(layer, count)));
+    for (const one of root.querySelectorAll(".attention-scale, .attention-table"))
+      one.hidden = +one.dataset.map !== chosen.map;
+    mapChoices.forEach((button, index) => button.setAttribute("aria-pressed", index === chosen.map));
+  }
   const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
   const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
   grid.addEventListener("keydown", event => {
     const step = STEPS[event.key];
     if (!step) return;
     event.preventDefault();
-    const layer = clamp(chosen.layer + step[0], 0, layers - 1), head = clamp(chosen.head + step[1], AVERAGE, heads - 1);
-    choose({ layer, head });
+    const { heads } = maps[chosen.map];
+    let layer = chosen.layer + step[0];
+    while (layer >= 0 && layer < layers && !heads[layer]) layer += step[0];  // past layers that lack the map
+    if (layer < 0 || layer >= layers) layer = chosen.layer;
+    choose({ layer, head: clamp(chosen.head + step[1], AVERAGE, heads[layer] - 1) });
     thumbnails.find(one => one.layer === chosen.layer && one.head === chosen.head).button.focus();
   });
 
   function drawMap(map) {
     const canvas = make("canvas", { className: "attention-map", tabIndex: 0, role: "img",
-      "aria-label": "Attention map: rows attend to columns. The arrow keys move the cell that is read out." });
+      "aria-label": "Map: rows take from columns. The arrow keys move the cell that is read out." });
     stage.replaceChildren(canvas);
     const pen = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
     const names = tokens.map(token => shown(token, 12)), longest = Math.max(...names.map(name => name.length));
@@ -151,7 +122,7 @@ for (const root of document.querySelectorAll(".attention")) {
     Object.assign(canvas, { width: side * ratio, height: side * ratio });
     canvas.style.width = canvas.style.height = side + "px";
     function draw() {
-      const { query, key } = chosen, weight = map[query * length + key];
+      const { query, key } = chosen, value = map[query * length + key];
       pen.setTransform(ratio, 0, 0, ratio, 0, 0);
       pen.clearRect(0, 0, side, side);
       pen.imageSmoothingEnabled = false;
@@ -173,7 +144,7 @@ for (const root of document.querySelectorAll(".attention")) {
       pen.strokeStyle = colour("--series-2");
       pen.lineWidth = 1.5;
       pen.strokeRect(margin + key * cell, margin + query * cell, cell, cell);
-      readout.textContent = `${tokens[query]} (${query + 1}) → ${tokens[key]} (${key + 1}): ${told(weight)}`;
+      readout.textContent = `${tokens[query]} (${query + 1}) → ${tokens[key]} (${key + 1}): ${told(value)}`;
     }
     const point = (query, key) => {
       Object.assign(chosen, { query: clamp(query, 0, length - 1), key: clamp(key, 0, length - 1) });
@@ -217,18 +188,20 @@ for (const root of document.querySelectorAll(".attention")) {
       chosen.query = query;
       pen.clearRect(0, 0, width, height);
       pen.strokeStyle = colour("--muted");
-      map.forEach((weight, place) => {
-        if (weight > 0.05) line(Math.floor(place / length), place % length, 0.3 * weight, 1);
+      const { isScore } = maps[chosen.map], least = isScore ? 0.5 : 0.05;  // every pair has a score: the strong ones
+      map.forEach((value, place) => {
+        if (strength(value) > least) line(Math.floor(place / length), place % length, 0.3 * strength(value), 1);
       });
-      pen.strokeStyle = colour("--accent");
       const looks = map.subarray(query * length, (query + 1) * length);
-      looks.forEach((weight, key) => {
-        if (weight > 0.005) line(query, key, Math.sqrt(weight), 1 + 3 * weight);
-        const share = Math.round(65 * Math.sqrt(weight));
-        right[key].style.background = `color-mix(in srgb, var(--accent) ${share}%, transparent)`;
+      looks.forEach((value, key) => {
+        const weight = strength(value), grown = isScore ? weight : Math.sqrt(weight);
+        const tone = !isScore ? "--accent" : value < 0 ? "--diverging-low" : "--diverging-high";
+        pen.strokeStyle = colour(tone);
+        if (weight > (isScore ? 0.05 : 0.005)) line(query, key, grown, 1 + 3 * weight);
+        right[key].style.background = `color-mix(in srgb, var(${tone}) ${Math.round(65 * grown)}%, transparent)`;
       });
       left.forEach((button, index) => button.setAttribute("aria-pressed", index === query));
-      const most = [...looks.keys()].sort((a, b) => looks[b] - looks[a]).slice(0, 3);
+      const most = [...looks.keys()].sort((a, b) => strength(looks[b]) - strength(looks[a])).slice(0, 3);
       const answer = most.map(key => `${tokens[key]} (${key + 1}): ${told(looks[key])}`);
       readout.textContent = `${tokens[query]} (${query + 1}) → ${answer.join(", ")}`;
     }
@@ -236,11 +209,20 @@ for (const root of document.querySelectorAll(".attention")) {
   }
 
   function draw() {
-    (chosen.view === "map" ? drawMap : drawLines)(weights(chosen.layer, chosen.head));
+    (chosen.view === "map" ? drawMap : drawLines)(values(chosen.layer, chosen.head));
   }
   function choose(change) {
     Object.assign(chosen, change);
+    const { heads } = maps[chosen.map];
+    if (!heads[chosen.layer]) chosen.layer = heads.findIndex(Boolean);
+    chosen.head = Math.min(chosen.head, heads[chosen.layer] - 1);
+    if ("map" in change) layOut();
     layerChoice.value = chosen.layer;
+    const numbers = Array.from({ length: heads[chosen.layer] }, (_, head) => head);
+    // only when they change: a list that is open would close
+    if (headChoice.length !== numbers.length + 1) headChoice.replaceChildren(
+      make("option", { value: AVERAGE, textContent: "average" }),
+      ...numbers.map(head => make("option", { value: head, textContent: head + 1 })));
     headChoice.value = chosen.head;
     for (const { button, layer, head } of thumbnails) {
       const isChosen = layer === chosen.layer && head === chosen.head;
@@ -254,25 +236,26 @@ for (const root of document.querySelectorAll(".attention")) {
   }
   function repaint() {
     mixShades();
-    for (const { button, layer, head } of thumbnails)
-      if (head !== AVERAGE) paint(button.firstChild, weights(layer, head));
-    choose({});
+    choose({ map: chosen.map });
   }
 
   layerChoice.onchange = () => choose({ layer: +layerChoice.value });
   headChoice.onchange = () => choose({ head: +headChoice.value });
+  mapChoices.forEach((button, map) => { button.onclick = () => choose({ map }); });
   for (const button of views) button.onclick = () => choose({ view: button.dataset.view });
   for (const row of rows)
     row.querySelector("button").onclick = () => choose({ layer: +row.dataset.layer, head: +row.dataset.head });
-  root.querySelectorAll("th").forEach((header, column) => header.firstChild.onclick = () => {
-    const before = header.getAttribute("aria-sort") || (column ? "ascending" : "descending");  // figures: largest first
-    const order = before === "ascending" ? "descending" : "ascending";
-    root.querySelectorAll("th").forEach(other => other.removeAttribute("aria-sort"));
-    header.setAttribute("aria-sort", order);
-    const value = row => +row.cells[column].dataset.value;
-    rows.sort((a, b) => (order === "ascending" ? 1 : -1) * (value(a) - value(b)));
-    find("tbody").append(...rows);
-  });
+  for (const table of root.querySelectorAll(".attention-table table")) {
+    const headers = [...table.querySelectorAll("th")], body = table.tBodies[0];
+    headers.forEach((header, column) => header.firstChild.onclick = () => {
+      const before = header.getAttribute("aria-sort") || (column ? "ascending" : "descending");  // largest first
+      const order = before === "ascending" ? "descending" : "ascending";
+      headers.forEach(other => other.removeAttribute("aria-sort"));
+      header.setAttribute("aria-sort", order);
+      const value = row => +row.cells[column].dataset.value;
+      body.append(...[...body.rows].sort((a, b) => (order === "ascending" ? 1 : -1) * (value(a) - value(b))));
+    });
+  }
   let seen = 0;
   new ResizeObserver(() => { if (stage.clientWidth !== seen) { seen = stage.clientWidth; draw(); } }).observe(stage);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);

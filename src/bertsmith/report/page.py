@@ -9,13 +9,15 @@ STYLE = """
   --wash: #e8effa;
   --series-1: #1d5bbf; --series-2: #d2601a; --series-3: #14806a; --series-4: #8246b8;
   --heat-low: #f2f5f9; --heat-middle: #5a93da; --heat-high: #0a2048;
+  --diverging-low: #b8460e; --diverging-high: #164f9f;
   --sans: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", sans-serif;
   --mono: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 @media (prefers-color-scheme: dark) { :root {
   --page: #0e1217; --surface: #151b22; --ink: #e8ecf1; --muted: #9aa6b3; --line: #28313b; --accent: #82b4f7;
   --wash: #1c2b40;
   --series-1: #6fa9f5; --series-2: #f39a5c; --series-3: #50c5a8; --series-4: #c29af0;
-  --heat-low: #1a222c; --heat-middle: #3677c6; --heat-high: #e2f0ff; } }
+  --heat-low: #1a222c; --heat-middle: #3677c6; --heat-high: #e2f0ff;
+  --diverging-low: #f08a4b; --diverging-high: #6fa9f5; } }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 var(--sans); overflow-wrap: anywhere; }

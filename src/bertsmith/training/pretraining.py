@@ -64,7 +64,7 @@ class PretrainSettings(Record):
         return self
 
     def network(self, vocabulary: int) -> ModelConfig:
-        """The model's config for a vocabulary, with exactly the heads the objective trains."""
+        """The model's config for a vocabulary, with exactly the heads the objective trains, and a mask decoder's."""
         choice = self.model
         if choice.network is not None:
             config = choice.network
@@ -82,7 +82,8 @@ class PretrainSettings(Record):
         if self.sequences.length > longest:
             raise InputError(f"sequences.length is {self.sequences.length}; the model takes at most {longest} tokens")
         given = {head.kind: head for head in config.heads}
-        heads = tuple(given.get(kind) or HEADS[kind]() for kind in self.objective.heads)  # type: ignore[call-arg]
+        kinds = [*self.objective.heads, *(["mask_decoder"] if "mask_decoder" in given else [])]
+        heads = tuple(given.get(kind) or HEADS[kind]() for kind in kinds)  # type: ignore[call-arg]
         return config.model_copy(update={"heads": heads})
 
 
@@ -96,7 +97,7 @@ def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto",
     model.tokenizer = tokenizer
     return Trainer(
         model,
-        settings.objective.build(tokenizer),
+        settings.objective.build(tokenizer, config.encoder.ponder_weight),
         _data(settings, tokenizer),
         Method(settings.run, settings.batch, settings.optimizer, settings.schedule),
         out,

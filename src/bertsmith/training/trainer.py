@@ -2,6 +2,7 @@
 
     resume, if there is a checkpoint
     for step in steps:
+        renew: parts that draw random features draw them anew           (model.renew)
         take this step's micro-batches; prepare them                    (objective.prepare)
         add up the targets of all micro-batches and processes
         for each micro-batch: forward, divide by the targets, backward  (objective)
@@ -201,6 +202,7 @@ class Trainer:
     def _step(self, batches: Iterator[Loaded], meter: Meter) -> None:
         """One optimiser step."""
         step, run = self.progress.step, self.method.run
+        self.model.renew(step, run.seed)
         micro = self.data.plan.config.micro_tokens
         count = self.method.batch.micro_batches(step, run.steps, micro, self.processes)
         loaded = [next(batches) for _ in range(count)]

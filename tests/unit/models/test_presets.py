@@ -5,7 +5,7 @@ import pytest
 import bertsmith
 from bertsmith.errors import InputError
 from bertsmith.models.cost import parameters, training_flops
-from bertsmith.models.presets import preset
+from bertsmith.models.presets import PRESETS, preset
 
 
 def without_heads(name: str, keep: tuple[str, ...] = ()) -> int:
@@ -39,6 +39,36 @@ def test_small_berts(name: str, millions: float) -> None:
 @pytest.mark.parametrize(("name", "count"), [("electra-small", 13_483_008), ("electra-base", 108_891_648)])
 def test_electra(name: str, count: int) -> None:
     assert without_heads(name) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "millions", "without_tokens"),
+    [
+        ("deberta-base", 138.6, 100.0),
+        ("deberta-large", 405.2, 353.7),
+        ("deberta-xlarge", 757.8, 706.3),
+        ("deberta-v2-xlarge", 884.6, 687.8),
+        ("deberta-v2-xxlarge", 1564.5, 1367.8),
+        ("deberta-v3-xsmall", 70.7, 21.5),
+        ("deberta-v3-small", 141.3, 42.9),
+        ("deberta-v3-base", 183.8, 85.5),
+        ("deberta-v3-large", 434.0, 302.8),
+    ],
+)
+def test_deberta(name: str, millions: float, without_tokens: float) -> None:
+    count, encoder = without_heads(name), preset(name).encoder
+    assert round(count / 1e6, 1) == millions
+    assert round((count - encoder.vocabulary * encoder.width) / 1e6, 1) == without_tokens
+
+
+def test_deberta_generators_are_half_as_deep() -> None:
+    names = [name for name in PRESETS if name.endswith("-generator") and "deberta" in name]
+    assert len(names) == 5
+    for name in names:
+        generator, whole = preset(name), preset(name.replace("-generator", ""))
+        assert 2 * len(generator.encoder.layers) == len(whole.encoder.layers)
+        assert generator.encoder.width == whole.encoder.width
+        assert [head.kind for head in generator.heads] == ["mask_decoder", "masked_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +126,26 @@ def test_convbert_takes_any_ratio_and_every_ablation() -> None:
         preset("convbert-base", taps=8)
     with pytest.raises(InputError, match="width 768 is not a multiple of groups 5"):
         preset("convbert-base", groups=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "published"),
+    [
+        ("albert-base", 11_683_584, 12),
+        ("albert-large", 17_683_968, 18),
+        ("albert-xlarge", 58_724_864, 60),
+        ("albert-xxlarge", 222_595_584, 235),
+    ],
+)
+def test_albert_with_pooler(name: str, count: int, published: int) -> None:
+    # the paper rounds; the exact counts are those of the released models
+    assert without_heads(name, ("pooler",)) == count
+    assert abs(count / 1e6 - published) < 0.06 * published
+
+
+def test_universal_is_one_layer_of_bert() -> None:
+    # without 11 layers and the position table; with the halting weights
+    assert without_heads("universal-base") == without_heads("bert-base") - 11 * 7_087_872 - 512 * 768 + 768 + 1
 
 
 def test_flops_follow_the_cost_model() -> None:

@@ -1,19 +1,14 @@
 """The report pages: well-formed, escaped, self-contained, and true to the numbers they were given."""
 
-import base64
-import json
 import math
 import re
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bertsmith.errors import InputError
-from bertsmith.report.attention import attention_fragment, attention_page, attention_picture, head_figures
+from bertsmith.report.attention import attention_fragment, attention_page
 from bertsmith.report.chart import Series, line_chart, nice_ticks, short_number, thinned
 from bertsmith.report.page import facts_table, page, section
 from bertsmith.report.pretraining import FilledMask, PretrainingReport, duration, headline, pretraining_page
@@ -56,10 +51,10 @@ class Outline(HTMLParser):
         return "".join(text for tag, text in self.texts if tag not in {"script", "style"})
 
 
-def random_maps(layers: int, heads: int, length: int) -> np.ndarray:
+def random_maps(layers: int, heads: int, length: int) -> dict[str, np.ndarray]:
     scores = np.random.default_rng(7).normal(size=(layers, heads, length, length))
     weights = np.exp(2 * scores)
-    return weights / weights.sum(-1, keepdims=True)
+    return {"attention": weights / weights.sum(-1, keepdims=True)}
 
 
 def report(**changes: object) -> PretrainingReport:
@@ -149,68 +144,10 @@ def test_page_carries_style_and_script_as_given() -> None:
     assert "<script>" not in page("title", "")
 
 
-def test_maps_decode_to_what_was_given() -> None:
-    tokens, maps = ["[CLS]", HOSTILE, "é", "日本", "[SEP]"], random_maps(3, 2, 5)
-    body, _, _ = attention_fragment(tokens, maps)
-    match = re.search(r'class="attention-data">(.*?)</script>', body, re.DOTALL)
-    assert match is not None
-    data = json.loads(match.group(1))
-    decoded = np.frombuffer(base64.b64decode(data["maps"]), dtype=np.uint8).reshape(3, 2, 5, 5) / 255
-    assert data["tokens"] == tokens
-    assert (data["layers"], data["heads"]) == (3, 2)
-    assert np.abs(decoded - maps).max() < 1 / 255
-
-
 def test_page_of_a_base_model_is_small() -> None:
     text = attention_page(["token"] * 40, random_maps(12, 12, 40), title="base", facts={})
     assert len(text.encode()) < 1_500_000
     assert Outline(text).count("tr") == 1 + 12 * 12
-
-
-def test_head_figures_of_heads_that_are_known() -> None:
-    tokens = ["[CLS]", "a", "b", "c", "d", "[SEP]"]
-    itself, to_first, even = np.eye(6), np.zeros((6, 6)), np.full((6, 6), 1 / 6)
-    to_first[:, 0] = 1
-    first, second, third = head_figures(tokens, np.stack([itself, to_first, even])[None])[0]
-    assert (first.entropy, first.distance, first.near) == (0, 0, 1)
-    assert (second.first, second.separator, second.distance) == (1, 0, 2.5)
-    assert second.near == pytest.approx(5 / 6)  # the last token is five positions away
-    assert third.entropy == pytest.approx(math.log(6))
-    assert third.separator == pytest.approx(1 / 6)
-
-
-def test_separator_column_only_where_there_is_a_separator() -> None:
-    assert "On separator" in attention_fragment(["a", "[SEP]"], random_maps(1, 1, 2))[0]
-    assert "On separator" not in attention_fragment(["a", "b"], random_maps(1, 1, 2))[0]
-
-
-@pytest.mark.parametrize(
-    ("maps", "message"),
-    [
-        (np.ones((1, 1, 3, 3)), "for 2 tokens"),
-        (np.ones((1, 2, 2)), "are not"),
-        (np.full((1, 1, 2, 2), 1.5), "between 0 and 1"),
-        (np.full((1, 1, 2, 2), np.nan), "between 0 and 1"),
-    ],
-)
-def test_maps_that_are_no_attention_are_refused(maps: np.ndarray, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        attention_fragment(["a", "b"], maps)
-
-
-def test_picture_is_a_png(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "grid.png"
-    attention_picture(["$a", "日本", "_b$"], random_maps(2, 3, 3), path, title="$x^$")
-    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-
-
-def test_picture_without_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("matplotlib", "matplotlib.colors", "matplotlib.figure"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match=re.escape("pip install 'bertsmith[report]'")):
-        attention_picture(["a"], np.ones((1, 1, 1, 1)), tmp_path / "grid.png", title="")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,22 @@ def test_the_loss_falls_below_the_unigram_level(corpus_folder: Path, tmp_path: P
     assert figures["held_out"]["masked_tokens_loss"] < figures["unigram_level"] - 0.1
 
 
+def test_a_mask_decoder_is_trained_and_kept(corpus_folder: Path, tmp_path: Path) -> None:
+    figures = run(
+        corpus_folder,
+        tmp_path / "run",
+        "run.steps=60",
+        "optimizer.learning_rate=4e-3",
+        "model.preset=deberta-base",
+        "model.overrides={width=32,layers=2,heads=2,longest=128,span=64}",
+    )
+    assert figures["held_out"]["masked_tokens_loss"] < figures["unigram_level"]
+    model = bertsmith.load(tmp_path / "run")
+    assert [head.kind for head in model.config.heads] == ["masked_tokens", "mask_decoder"]
+    assert model.config.heads[0].epsilon == 1e-7
+    assert len(model.fill_mask("the smith forges an iron [MASK].", top=3)[0]) == 3
+
+
 def test_the_last_two_and_the_best_are_kept(corpus_folder: Path, tmp_path: Path) -> None:
     run(corpus_folder, tmp_path / "run", "run.steps=9", "run.checkpoint_every=1", "run.evaluate_every=4")
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())

@@ -1,5 +1,6 @@
 """Hugging Face folders, read and written without that library."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from bertsmith.checkpoint.files import (
     write_json,
     write_tensors,
 )
+from bertsmith.checkpoint.hf.albert import ALBERT
 from bertsmith.checkpoint.hf.bert import BERT, ELECTRA
 from bertsmith.checkpoint.hf.convbert import CONVBERT
+from bertsmith.checkpoint.hf.deberta import DEBERTA, DEBERTA_V2
 from bertsmith.checkpoint.hf.marian import MARIAN
 from bertsmith.checkpoint.hf.twin import Twin
 from bertsmith.checkpoint.names import to_ours, to_theirs
@@ -27,7 +30,8 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import explain
 
-TWINS: dict[str, Twin] = {twin.model_type: twin for twin in (BERT, ELECTRA, CONVBERT, MARIAN)}
+_ALL = (BERT, ELECTRA, ALBERT, CONVBERT, DEBERTA, DEBERTA_V2, MARIAN)
+TWINS: dict[str, Twin] = {twin.model_type: twin for twin in _ALL}
 
 
 def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
@@ -35,7 +39,7 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
     data = read_json(folder / "config.json")
     twin = _twin(str(data.get("model_type")), folder)
     path = find_weights(folder)
-    theirs = _canonical(read_tensors(path), twin, ignore)
+    theirs = _canonical(read_tensors(path), twin, ignore, path)
     _check_tied(theirs, twin, path)
     parts = frozenset(part for part, rows in twin.optional.items() if rows[0].theirs[0] in theirs)
     try:
@@ -44,6 +48,8 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
         raise InputError(f"{str(folder / 'config.json')!r}: {explain(ModelConfig, error)}") from None
     except TypeError as error:
         raise InputError(f"{str(folder / 'config.json')!r} has a value of a wrong type: {error}") from None
+    kinds = {head.kind for head in config.heads}
+    parts = frozenset(part for part in parts if not part.startswith("heads.") or part.removeprefix("heads.") in kinds)
     rows = twin.rows(config, parts)
     used = {name for line in rows for name in line.theirs}
     foreign = sorted(theirs.keys() - used - twin.tied.keys())
@@ -82,7 +88,8 @@ def save_hf(model: Model, folder: Path) -> None:
     parts = frozenset(part for part in twin.optional if any(name.startswith(part + ".") for name in ours))
     write_json(folder / "config.json", twin.write_config(model.config) | _token_ids(model))
     theirs = to_theirs(twin.rows(model.config, parts), {name: p.detach() for name, p in ours.items()})
-    write_tensors(folder / "model.safetensors", theirs)
+    outward = twin.written(model.config)
+    write_tensors(folder / "model.safetensors", {_renamed(name, outward): tensor for name, tensor in theirs.items()})
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
         write_json(folder / "tokenizer_config.json", _tokenizer_config(model))
@@ -94,19 +101,27 @@ def _twin(model_type: str, folder: Path) -> Twin:
     return TWINS[model_type]
 
 
-def _canonical(tensors: dict[str, Tensor], twin: Twin, ignore: tuple[str, ...]) -> dict[str, Tensor]:
+def _canonical(tensors: dict[str, Tensor], twin: Twin, ignore: tuple[str, ...], path: Path) -> dict[str, Tensor]:
     """The tensors under today's names: old norm names renewed, the encoder's prefix put where a file left it out."""
-    result = {}
-    bare = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")
+    result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        if name.startswith(bare):
+        if name.startswith(twin.bare):
             name = twin.prefix + name
         is_derived = name in twin.derived or name.endswith("embeddings.position_ids")
         if is_derived or name.startswith(ignore or ("\0",)):
             continue
-        result[name] = tensor
+        known = _renamed(name, twin.aliases)
+        if known in result:
+            raise InputError(f"{str(path)!r} has {name!r} and the same tensor under another name; leave one out")
+        result[known] = tensor
     return result
+
+
+def _renamed(name: str, starts: Mapping[str, str]) -> str:
+    """The name with its start replaced, if it is one of these."""
+    start = next((start for start in starts if name.startswith(start)), None)
+    return name if start is None else starts[start] + name.removeprefix(start)
 
 
 def _check_tied(tensors: dict[str, Tensor], twin: Twin, path: Path) -> None:

@@ -10,7 +10,7 @@ from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.norm import NormConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
-from bertsmith.models.heads import HEADS, HeadConfig, MaskedTokensConfig, ReplacedTokensConfig
+from bertsmith.models.heads import HEADS, HeadConfig, MaskedTokensConfig, PoolerConfig, ReplacedTokensConfig
 
 
 def _encoder_rows(prefix: str) -> tuple[Row, ...]:
@@ -29,7 +29,7 @@ def _encoder_rows(prefix: str) -> tuple[Row, ...]:
     )
 
 
-def _read(data: dict[str, Any], parts: frozenset[str], family: str) -> ModelConfig:
+def read_config(data: dict[str, Any], parts: frozenset[str], family: str) -> ModelConfig:
     source = "config.json"
     refuse(data, "position_embedding_type", "absolute")
     refuse(data, "is_decoder", False)
@@ -75,7 +75,7 @@ def _read_head(kind: str, family: str, data: dict[str, Any], epsilon: float) -> 
     return HEADS[kind]()  # type: ignore[call-arg]
 
 
-def _write(config: ModelConfig, model_type: str) -> dict[str, Any]:
+def write_config(config: ModelConfig, model_type: str) -> dict[str, Any]:
     encoder, layer = config.encoder, config.encoder.layers[0]
     reason = _inexpressible(config)
     if reason:
@@ -98,7 +98,7 @@ def _write(config: ModelConfig, model_type: str) -> dict[str, Any]:
         "layer_norm_eps": layer.norm.epsilon,
         "tie_word_embeddings": True,
     }
-    if model_type == "electra":
+    if model_type in ("electra", "albert"):
         data["embedding_size"] = encoder.embedding_width
     return data
 
@@ -108,9 +108,13 @@ def _inexpressible(config: ModelConfig) -> str | None:
     encoder, layer, embedding = config.encoder, config.encoder.layers[0], config.encoder.embedding
     norms = {layer.norm.epsilon, embedding.epsilon}
     norms |= {head.epsilon for head in config.heads if isinstance(head, MaskedTokensConfig)}
-    activations = {head.activation for head in config.heads if hasattr(head, "activation")}
+    scoring = [head for head in config.heads if isinstance(head, MaskedTokensConfig | ReplacedTokensConfig)]
+    activations = {head.activation for head in scoring}
     checks = {
         "its layers differ from each other": len(set(encoder.layers)) == 1,
+        "its layers share weights": encoder.sharing == "none" or config.family == "albert",
+        "its layers are steps of a Universal Transformer": encoder.universal is None,
+        "its token table is a product of two": embedding.rank is None,
         "its mixer is not full attention in both directions": isinstance(layer.mixer, FullConfig)
         and not layer.mixer.is_causal,
         "its heads do not fill its width": getattr(layer.mixer, "head_width", None)
@@ -120,10 +124,17 @@ def _inexpressible(config: ModelConfig) -> str | None:
         "its positions are not learned": embedding.positions == "learned" and not embedding.is_scaled,
         "it has no token types": embedding.types > 0,
         "its embedding has no norm": embedding.has_norm,
-        "its embedding is factorised": config.family == "electra" or embedding.width in (None, encoder.width),
+        "its embedding is factorised": config.family in ("electra", "albert")
+        or embedding.width in (None, encoder.width),
         "its norms differ in epsilon": len(norms) == 1,
         "its heads use another activation than its layers": activations <= {layer.feedforward.activation}
         or config.family == "electra",
+        "its pooler's activation is not tanh": all(
+            head.activation == "tanh" for head in config.heads if isinstance(head, PoolerConfig)
+        ),
+        "its replaced_tokens head adds the first token": not any(
+            head.adds_first for head in config.heads if isinstance(head, ReplacedTokensConfig)
+        ),
         "its embedding and layers differ in dropout": embedding.dropout == layer.dropout,
     }
     return next((reason for reason, holds in checks.items() if not holds), None)
@@ -163,8 +174,8 @@ BERT = Twin(
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
-    read_config=lambda data, parts: _read(data, parts, "bert"),
-    write_config=lambda config: {"architectures": [_bert_architecture(config)], **_write(config, "bert")},
+    read_config=lambda data, parts: read_config(data, parts, "bert"),
+    write_config=lambda config: {"architectures": [_bert_architecture(config)], **write_config(config, "bert")},
 )
 
 ELECTRA = Twin(
@@ -185,6 +196,6 @@ ELECTRA = Twin(
         ),
     },
     tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
-    read_config=lambda data, parts: _read(data, parts, "electra"),
-    write_config=lambda config: {"architectures": [_electra_architecture(config)], **_write(config, "electra")},
+    read_config=lambda data, parts: read_config(data, parts, "electra"),
+    write_config=lambda config: {"architectures": [_electra_architecture(config)], **write_config(config, "electra")},
 )

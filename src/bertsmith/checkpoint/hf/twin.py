@@ -1,7 +1,7 @@
 """What it takes to exchange one family with Hugging Face: a config translation and a table of names."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bertsmith.checkpoint.names import Row, expand
@@ -38,6 +38,12 @@ class Twin:
     read_config: Callable[[dict[str, Any], frozenset[str]], ModelConfig]
     """(their config.json, the optional parts that are there) → our config."""
     write_config: Callable[[ModelConfig], dict[str, Any]]
+    bare: tuple[str, ...] = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")
+    """Starts of names that get the prefix where a file left it out."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Starts of names that some files use, and what they are called in the table."""
+    written: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
+    """Starts of names in the table that a model is to be written with others for."""
     derived: tuple[str, ...] = ()
     """Their names of tensors that follow from the config; left out when read, never written."""
 

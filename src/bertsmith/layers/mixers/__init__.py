@@ -3,15 +3,19 @@
 from typing import Annotated
 
 from bertsmith.layers.mixers.base import Mixer, MixerConfig
+from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
+from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.settings import ByKind
 
 MIXERS: dict[str, type[MixerConfig]] = {
     "full": FullConfig,
+    "disentangled": DisentangledConfig,
     "dynamic_conv": DynamicConvConfig,
     "span_conv": SpanConvConfig,
+    "favor": FavorConfig,
 }
 
 AnyMixer = Annotated[MixerConfig, ByKind(MIXERS)]

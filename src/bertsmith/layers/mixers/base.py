@@ -66,6 +66,11 @@ class MixerConfig(Record, ABC):
 
     heads: int
 
+    @property
+    def reads_positions(self) -> bool:
+        """Whether the encoder must have a table of relative positions."""
+        return False
+
     @abstractmethod
     def check(self, width: int) -> None:
         """Raises ValueError if the mixer cannot stand in an encoder of this width."""

@@ -116,11 +116,15 @@ class FullAttention(Mixer):
     def extract(self, cut: LayerCut) -> "FullAttention":
         widths = (self.head_width, self.value_width)
         small = FullAttention(self.project.inputs, cut.heads, *widths, dropout=self.dropout, is_causal=self.is_causal)
-        small.project = self.project.extract(keep_out=cut.heads)
-        if self.project_value is not None:
-            small.project_value = self.project_value.extract(keep_out=cut.heads)
-        small.output = self.output.extract(keep_in=cut.heads)
+        small.take_units(self, cut.heads)
         return small
+
+    def take_units(self, whole: "FullAttention", heads: int) -> None:
+        """Takes over the weights of another one's first heads."""
+        self.project = whole.project.extract(keep_out=heads)
+        if whole.project_value is not None:
+            self.project_value = whole.project_value.extract(keep_out=heads)
+        self.output = whole.output.extract(keep_in=heads)
 
     def _project(self, hidden: Tensor, call: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each (…, heads, head_width)."""

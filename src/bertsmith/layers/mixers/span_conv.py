@@ -4,7 +4,6 @@ docs/convbert.md draws it and says where paper, released code and `transformers`
 """
 
 import copy
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -18,7 +17,6 @@ from bertsmith.layers.mixers.base import Mixer, MixerConfig, State
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel, initialise_depthwise
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops import conv
-from bertsmith.ops.attention import FORMS as ATTENTION_FORMS
 from bertsmith.ops.attention import attention, attention_map
 
 _KERNEL_KINDS = {
@@ -157,13 +155,12 @@ class SpanConv(Mixer):
             call.layout,
             is_causal=self.is_causal,
             dropout=self.dropout if self.training else 0.0,
-            backend=_backends(call)[0],
+            backend=call.backend,
         )
         if self.kernel is None:
             return self._output(call, mixed)
-        conv_call = replace(call, backend=_backends(call)[1])
-        source = self._source(query, None if self.span is None else self.span(hidden, conv_call))
-        return self._output(call, mixed, self.kernel.mix(own[0] if own else value, source, conv_call))
+        source = self._source(query, None if self.span is None else self.span(hidden, call))
+        return self._output(call, mixed, self.kernel.mix(own[0] if own else value, source, call))
 
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
         query, key, *_ = self._project(hidden, call)
@@ -191,7 +188,7 @@ class SpanConv(Mixer):
         news += [] if self.span is None else [hidden]
         keys, values, *windows = (torch.cat([old, new[:, None]], dim=1) for old, new in zip(state, news, strict=True))
         one, seen = SequenceLayout.full(hidden.shape[0], 1), SequenceLayout.full(*keys.shape[:2])
-        mixed = attention(query[:, None], keys, values, one, key_layout=seen, backend=_backends(call)[0])[:, 0]
+        mixed = attention(query[:, None], keys, values, one, key_layout=seen, backend=call.backend)[:, 0]
         state = (keys, values, *(window[:, 1:] for window in windows))
         if self.kernel is None:
             return self._output(call, mixed), state
@@ -235,10 +232,3 @@ class SpanConv(Mixer):
     def _output(self, call: ForwardPass, *mixed: Tensor) -> Tensor:
         together = torch.cat(mixed, dim=-2).flatten(-2)  # branches of (…, heads, head_width) -> (…, branches · inner)
         return self.output(together, keep_in=call.keep_heads)
-
-
-def _backends(call: ForwardPass) -> tuple[str, str]:
-    """The forms of attention and of the convolutions: a name that only one of the two knows leaves the other free."""
-    if call.backend not in conv.FORMS:
-        return call.backend, "auto"
-    return call.backend if call.backend in ATTENTION_FORMS else "auto", call.backend

@@ -5,13 +5,15 @@ from torch import Tensor
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.ops.attention import reference, sdpa, varlen
 from bertsmith.ops.attention.inputs import AttentionInputs
-from bertsmith.ops.dispatch import Form, choose
+from bertsmith.ops.dispatch import Form, Forms, choose
 
-FORMS: dict[str, Form[AttentionInputs]] = {
-    "varlen": Form(varlen.attention, varlen.unsupported),
-    "sdpa": Form(sdpa.attention, sdpa.unsupported),
-    "reference": Form(reference.attention, reference.unsupported),
-}
+FORMS: Forms[AttentionInputs] = Forms(
+    {
+        "varlen": Form(varlen.attention, varlen.unsupported),
+        "sdpa": Form(sdpa.attention, sdpa.unsupported),
+        "reference": Form(reference.attention, reference.unsupported),
+    }
+)
 
 
 def attention(

@@ -12,16 +12,20 @@ from bertsmith.batches.layout import SequenceLayout
 from bertsmith.ops.conv import reference, taps
 from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, odd_taps, tap_weights
 from bertsmith.ops.conv.shift import shifted
-from bertsmith.ops.dispatch import Form, choose
+from bertsmith.ops.dispatch import Form, Forms, choose
 
-DEPTHWISE_FORMS: dict[str, Form[DepthwiseInputs]] = {
-    "taps": Form(taps.depthwise, taps.unsupported),
-    "reference": Form(reference.depthwise, reference.unsupported),
-}
-FORMS: dict[str, Form[LightConvInputs]] = {
-    "taps": Form(taps.light_conv, taps.unsupported),
-    "reference": Form(reference.light_conv, reference.unsupported),
-}
+DEPTHWISE_FORMS: Forms[DepthwiseInputs] = Forms(
+    {
+        "taps": Form(taps.depthwise, taps.unsupported),
+        "reference": Form(reference.depthwise, reference.unsupported),
+    }
+)
+FORMS: Forms[LightConvInputs] = Forms(
+    {
+        "taps": Form(taps.light_conv, taps.unsupported),
+        "reference": Form(reference.light_conv, reference.unsupported),
+    }
+)
 
 
 def depthwise(

@@ -23,11 +23,9 @@ def shifted(hidden: Tensor, by: int, layout: SequenceLayout) -> Tensor:
 
 def _moved(hidden: Tensor, by: int, axis: int) -> Tensor:
     """The tensor moved along an axis, zeros at the end that was left."""
-    size = hidden.shape[axis]
-    kept = hidden.narrow(axis, max(by, 0), max(size - abs(by), 0)) if abs(by) < size else hidden.narrow(axis, 0, 0)
-    missing = size - kept.shape[axis]
-    edges = [0, 0] * (hidden.dim() - 1 - axis) + ([missing, 0] if by < 0 else [0, missing])
-    return pad(kept, edges)
+    # zeros first, then the cut: no question about the length, so that one export serves all of them
+    edges = [0, 0] * (hidden.dim() - 1 - axis) + ([-by, 0] if by < 0 else [0, by])
+    return pad(hidden, edges).narrow(axis, max(by, 0), hidden.shape[axis])
 
 
 def _is_inside(hidden: Tensor, by: int, layout: SequenceLayout) -> Tensor | None:

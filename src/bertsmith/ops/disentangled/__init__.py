@@ -1,1 +1,84 @@
-"""Attention that scores content against relative positions beside content against content (He et al. 2021)."""
+"""Disentangled attention (He et al. 2021): `disentangled` for the output, `disentangled_terms` for the maps."""
+
+from torch import Tensor
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.ops.disentangled import reference, sdpa
+from bertsmith.ops.disentangled.inputs import DisentangledInputs
+from bertsmith.ops.disentangled.positions import RelativePositions, bucket_slots, linear_slots
+from bertsmith.ops.dispatch import Form, Forms, choose
+
+__all__ = ["FORMS", "RelativePositions", "bucket_slots", "disentangled", "disentangled_terms", "linear_slots"]
+
+FORMS: Forms[DisentangledInputs] = Forms(
+    {
+        "sdpa": Form(sdpa.disentangled, sdpa.unsupported),
+        "reference": Form(reference.disentangled, reference.unsupported),
+    }
+)
+
+
+def disentangled(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_key: Tensor | None,
+    position_query: Tensor | None,
+    layout: SequenceLayout,
+    relative: RelativePositions | None,
+    *,
+    key_layout: SequenceLayout | None = None,
+    is_causal: bool = False,
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> Tensor:
+    """softmax(content·content + content·position + position·content)V over each query's own sequence, like `query`.
+
+    The score of query i and key j is (Qᵢ·Kⱼ + Qᵢ·PKᵣ + Kⱼ·PQᵣ) / √(head_width · terms), r the row of the relative table
+    for i − j. A None for position_key or position_query leaves that term out; without both there is no need of
+    `relative`.
+    Shape: query (batch, length, heads, head_width), or (tokens, heads, head_width) when packed; key and value so in
+    `key_layout` (None: the queries' layout); position_key, position_query (rows, heads, head_width).
+    """
+    inputs = DisentangledInputs(
+        query,
+        key,
+        value,
+        position_key,
+        position_query,
+        layout,
+        layout if key_layout is None else key_layout,
+        relative,
+        is_causal=is_causal,
+        dropout=dropout,
+    )
+    return choose(FORMS, backend, inputs).compute(inputs)
+
+
+def disentangled_terms(
+    query: Tensor,
+    key: Tensor,
+    position_key: Tensor | None,
+    position_query: Tensor | None,
+    layout: SequenceLayout,
+    relative: RelativePositions | None,
+    *,
+    key_layout: SequenceLayout | None = None,
+    is_causal: bool = False,
+) -> dict[str, Tensor]:
+    """The probabilities ("attention") and the scaled terms of the scores, by name; rows are queries, pads get 0.
+
+    Shape: each (batch, heads, the queries' longest, the keys' longest).
+    """
+    inputs = DisentangledInputs(
+        query,
+        key,
+        key,
+        position_key,
+        position_query,
+        layout,
+        layout if key_layout is None else key_layout,
+        relative,
+        is_causal=is_causal,
+    )
+    return reference.terms(inputs)

@@ -1,1 +1,56 @@
-"""Disentangled attention written out."""
+"""Disentangled attention written out: the truth the fast forms are tested against."""
+
+import torch
+from torch import Tensor
+
+from bertsmith.ops.disentangled.inputs import DisentangledInputs
+
+
+def unsupported(inputs: DisentangledInputs) -> str | None:
+    return None
+
+
+def disentangled(inputs: DisentangledInputs) -> Tensor:
+    """The attention output, in the shape and dtype of the query."""
+    with torch.autocast(inputs.query.device.type, enabled=False):
+        rows = inputs.rows()
+        weights = torch.dropout(_probabilities(rows), inputs.dropout, train=inputs.dropout > 0)
+        mixed = torch.einsum("bhqk,bkhd->bqhd", weights, rows.value)
+        return inputs.layout.unpad(mixed.to(inputs.query.dtype), inputs.query)
+
+
+def terms(inputs: DisentangledInputs) -> dict[str, Tensor]:
+    """The probabilities and the scaled terms of the scores, each (batch, heads, queries, keys), 0 at pads."""
+    with torch.autocast(inputs.query.device.type, enabled=False):
+        rows = inputs.rows()
+        maps = {"attention": _probabilities(rows), **_terms(rows)}
+        allowed = rows.allowed()
+        return maps if allowed is None else {name: scores.where(allowed, 0.0) for name, scores in maps.items()}
+
+
+def _probabilities(rows: DisentangledInputs) -> Tensor:
+    """He et al. 2021, eq. 4, without the value: (batch, heads, queries, keys)."""
+    scores = torch.stack(list(_terms(rows).values())).sum(0)
+    allowed = rows.allowed()
+    if allowed is None:
+        return scores.softmax(-1)
+    # a finite floor, so that an empty sequence gives zeros and not NaN
+    return scores.where(allowed, torch.finfo(scores.dtype).min).softmax(-1).where(allowed, 0.0)
+
+
+def _terms(rows: DisentangledInputs) -> dict[str, Tensor]:
+    """The scaled terms, each (batch, heads, queries, keys)."""
+    query, key, scale = rows.query, rows.key, rows.scale
+    found = {"content_to_content": torch.einsum("bqhd,bkhd->bhqk", query, key) * scale}
+    if rows.position_key is None and rows.position_query is None:
+        return found
+    row = rows.row_of(rows.offsets())[:, None]  # (batch or 1, queries, keys) -> (batch or 1, 1, queries, keys)
+    row = row.expand(*found["content_to_content"].shape)
+    if rows.position_key is not None:
+        by_row = torch.einsum("bqhd,rhd->bhqr", query, rows.position_key) * scale
+        found["content_to_position"] = by_row.gather(-1, row)
+    if rows.position_query is not None:
+        # both code bases look the row of (query − key) up here too, where the paper writes (key − query)
+        by_row = torch.einsum("bkhd,rhd->bhkr", key, rows.position_query) * scale
+        found["position_to_content"] = by_row.gather(-1, row.mT).mT
+    return found

@@ -1,0 +1,78 @@
+"""ALBERT as Hugging Face names and configures it."""
+
+from typing import Any
+
+from bertsmith.checkpoint.hf.bert import read_config, write_config
+from bertsmith.checkpoint.hf.twin import Twin
+from bertsmith.checkpoint.names import Row, linear, row
+from bertsmith.errors import InputError
+from bertsmith.models.config import ModelConfig
+
+
+def _rows() -> tuple[Row, ...]:
+    # one layer for all: it stands under the first one's name here, in the only group's only place there
+    ours, theirs = "encoder.blocks.0", "albert.encoder.albert_layer_groups.0.albert_layers.0"
+    return (
+        row("encoder.embedding.token_table", "albert.embeddings.word_embeddings.weight"),
+        row("encoder.embedding.position.table", "albert.embeddings.position_embeddings.weight"),
+        row("encoder.embedding.type_table", "albert.embeddings.token_type_embeddings.weight"),
+        *linear("encoder.embedding.norm", "albert.embeddings.LayerNorm"),
+        *linear("encoder.embedding.widen", "albert.encoder.embedding_hidden_mapping_in"),
+        *linear(f"{ours}.mixer.project", *(f"{theirs}.attention.{name}" for name in ("query", "key", "value"))),
+        *linear(f"{ours}.mixer.output", f"{theirs}.attention.dense"),
+        *linear(f"{ours}.mixer_norm", f"{theirs}.attention.LayerNorm"),
+        *linear(f"{ours}.feedforward.expand", f"{theirs}.ffn"),
+        *linear(f"{ours}.feedforward.contract", f"{theirs}.ffn_output"),
+        *linear(f"{ours}.feedforward_norm", f"{theirs}.full_layer_layer_norm"),
+    )
+
+
+def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
+    for key, why in (("num_hidden_groups", "all layers share one group"), ("inner_group_num", "a group is one layer")):
+        if data.get(key, 1) != 1:
+            raise InputError(f"config.json: {key} is {data[key]!r}; allowed: 1, because {why}")
+    # their defaults, for files that leave them out
+    data = {"hidden_act": "gelu_new", "embedding_size": 128, "hidden_dropout_prob": 0.0, **data}
+    data = {"attention_probs_dropout_prob": 0.0, **data}
+    if data["embedding_size"] == data.get("hidden_size"):
+        raise InputError(
+            f"config.json: embedding_size is {data['embedding_size']!r}, as hidden_size; allowed: another, because "
+            "an embedding as wide as the layers is not widened here"
+        )
+    config = read_config(data, parts, "albert")
+    return config.model_copy(update={"encoder": config.encoder.model_copy(update={"sharing": "all"})})
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    encoder = config.encoder
+    cannot = "this model cannot be exported as a Hugging Face albert:"
+    if encoder.sharing != "all" and len(encoder.layers) > 1:
+        raise InputError(f"{cannot} its layers do not share all their weights")
+    if encoder.embedding_width == encoder.width:
+        raise InputError(f"{cannot} its embedding is not factorised")
+    is_masked = any(head.kind == "masked_tokens" for head in config.heads)
+    architecture = "AlbertForMaskedLM" if is_masked else "AlbertModel"
+    groups = {"num_hidden_groups": 1, "inner_group_num": 1}
+    return {"architectures": [architecture], **write_config(config, "albert"), **groups}
+
+
+ALBERT = Twin(
+    model_type="albert",
+    family="albert",
+    prefix="albert.",
+    encoder=lambda config: _rows(),
+    optional={
+        "heads.pooler": tuple(linear("heads.pooler.project", "albert.pooler")),
+        "heads.masked_tokens": (
+            *linear("heads.masked_tokens.transform", "predictions.dense"),
+            *linear("heads.masked_tokens.norm", "predictions.LayerNorm"),
+            row("heads.masked_tokens.bias", "predictions.bias"),
+        ),
+    },
+    tied={
+        "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+        "predictions.decoder.bias": "predictions.bias",
+    },
+    read_config=_read,
+    write_config=_write,
+)

@@ -1,0 +1,215 @@
+"""Attention in linear time by random features, FAVOR+ (Choromanski et al. 2021), with full attention's weights."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import dropout
+
+from bertsmith.batches.random import key as seed_of
+from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.mixers.base import Mixer, MixerConfig, State
+from bertsmith.layers.mixers.full import FullAttention
+from bertsmith.layers.subnet import LayerCut
+from bertsmith.ops.favor import (
+    KERNELS,
+    FavorState,
+    KernelName,
+    draw,
+    favor,
+    favor_map,
+    favor_memory,
+    favor_read,
+    favor_start,
+    favor_step,
+    feature_width,
+)
+
+_CHUNK = 128
+
+
+@dataclass(frozen=True)
+class Features:
+    """How queries and keys become features."""
+
+    count: int
+    kernel: str
+    is_orthogonal: bool
+    epsilon: float | None
+    redraw_every: int
+
+    def draw(self, head_width: int, generator: torch.Generator | None) -> Tensor:
+        """A random matrix, (features, head_width)."""
+        constant = KERNELS[self.kernel].has_constant_norms
+        return draw(self.count, head_width, generator, is_orthogonal=self.is_orthogonal, has_constant_norms=constant)
+
+
+class FavorConfig(MixerConfig):
+    """Every token looks at every token of its sequence, or of the memory, in time linear in the length."""
+
+    reads_memory: ClassVar[bool] = True
+
+    kind: Literal["favor"] = "favor"
+    heads: int = Field(gt=0)
+    head_width: int | None = Field(default=None, gt=0)
+    """Width of one head's queries, keys and values; None for width / heads."""
+    value_width: int | None = Field(default=None, gt=0)
+    """Width of one head's values; None for head_width."""
+    features: int = Field(default=256, ge=0)
+    """Rows of the random matrix; 0 for none, where the kernel reads the coordinates of queries and keys."""
+    kernel: KernelName = "softmax"
+    """What stands for the exponential of a product: an estimate of softmax, or a curve such as relu."""
+    is_orthogonal: bool = True
+    """The rows of the random matrix are orthogonal by blocks; independent otherwise."""
+    redraw_every: int = Field(default=1000, ge=0)
+    """Optimiser steps between two draws of the random matrix; 0 for never."""
+    epsilon: float | None = Field(default=None, ge=0)
+    """Added to every feature; None for the kernel's own, 1e-6 beside exponentials and 1e-3 beside curves."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    """On the mixed values: there are no probabilities to drop."""
+    is_causal: bool = False
+    """A token looks only at itself and what stands before it."""
+
+    def check(self, width: int) -> None:
+        self._head_width(width)
+        if self.features == 0 and KERNELS[self.kernel].estimates_softmax:
+            raise ValueError(f"features is 0 and kernel {self.kernel!r} needs a random matrix; allowed: 1 or more")
+
+    def build(self, width: int) -> "FavorAttention":
+        head_width = self._head_width(width)
+        return FavorAttention(
+            width,
+            self.heads,
+            head_width,
+            self.value_width or head_width,
+            Features(self.features, self.kernel, self.is_orthogonal, self.epsilon, self.redraw_every),
+            dropout=self.dropout,
+            is_causal=self.is_causal,
+        )
+
+    def cut(self, cut: LayerCut, width: int) -> Self:
+        return self.model_copy(update={"heads": cut.heads, "head_width": self._head_width(width)})
+
+    def flops(self, width: int, length: int) -> int:
+        head_width = self._head_width(width)
+        value_width = self.value_width or head_width
+        rows = feature_width(self.kernel, self.features or head_width)
+        features = 0 if self.features == 0 else 2 * 2 * rows * head_width
+        products = 2 * 2 * rows * value_width
+        if self.is_causal:
+            products += 2 * min(_CHUNK, length) * (rows + value_width)
+        return self.heads * (2 * 2 * width * (head_width + value_width) + features + products)
+
+    def _head_width(self, width: int) -> int:
+        if self.head_width is None and width % self.heads:
+            raise ValueError(f"width {width} is not a multiple of heads {self.heads}; give head_width")
+        return self.head_width or width // self.heads
+
+
+class FavorAttention(FullAttention):
+    """Full attention's projections around linear attention; the random matrix is saved with the weights."""
+
+    projection: Tensor
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_width: int,
+        value_width: int,
+        features: Features,
+        *,
+        dropout: float,
+        is_causal: bool,
+    ) -> None:
+        super().__init__(width, heads, head_width, value_width, dropout=dropout, is_causal=is_causal)
+        self.features = features
+        # one that works, until `initialise` or a file gives this layer its own
+        self.register_buffer("projection", features.draw(head_width, torch.Generator().manual_seed(0)).float())
+
+    @torch.no_grad()
+    def initialise(self, deviation: float, generator: torch.Generator | None) -> None:
+        """The first draw of the random matrix."""
+        self.projection.copy_(self.features.draw(self.head_width, generator))
+
+    @torch.no_grad()
+    def renew(self, step: int, seed: int, layer: int) -> None:
+        every = self.features.redraw_every
+        if every == 0 or step == 0 or step % every:
+            return
+        # a function of the seed alone: all processes draw the same, and so does a run that resumes
+        generator = torch.Generator().manual_seed(seed_of(seed, layer, step // every))
+        self.projection.copy_(self.features.draw(self.head_width, generator))
+
+    def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+        query, key, value = self._project(hidden, call)
+        mixed = favor(
+            query,
+            key,
+            value,
+            self.projection,
+            call.layout,
+            kernel=self.features.kernel,
+            key_layout=None if call.memory is None else call.memory.layout,
+            is_causal=self.is_causal,
+            epsilon=self.features.epsilon,
+            chunk=_CHUNK,
+            backend=call.backend,
+        )
+        return self._output(dropout(mixed, self.dropout, self.training), call)
+
+    def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
+        query, key, _ = self._project(hidden, call)
+        shares = favor_map(
+            query,
+            key,
+            self.projection,
+            call.layout,
+            kernel=self.features.kernel,
+            key_layout=None if call.memory is None else call.memory.layout,
+            is_causal=self.is_causal,
+            epsilon=self.features.epsilon,
+        )
+        return {"attention": shares}
+
+    def start(self, call: ForwardPass) -> State:
+        kernel, epsilon = self.features.kernel, self.features.epsilon
+        if call.memory is not None:
+            key, value = self._key_and_value(call.memory.states, call)
+            return favor_memory(key, value, self.projection, call.memory.layout, kernel=kernel, epsilon=epsilon)
+        heads = self.heads if call.keep_heads is None else call.keep_heads
+        return favor_start(call.layout.batch, heads, self.projection, kernel=kernel, value_width=self.value_width)
+
+    def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
+        if call.memory is None and not self.is_causal:
+            return Mixer.step(self, hidden, state, call)
+        kernel, epsilon = self.features.kernel, self.features.epsilon
+        if call.memory is not None:
+            query = self._by_head(self.project(hidden, keep_out=call.keep_heads, parts=slice(0, 1)), self.head_width)
+            mixed = favor_read(query, FavorState(*state), self.projection, kernel=kernel, epsilon=epsilon)
+        else:
+            query, key, value = self._project(hidden, call)
+            mixed, state = favor_step(
+                query, key, value, FavorState(*state), self.projection, kernel=kernel, epsilon=epsilon
+            )
+        return self._output(mixed, call), state
+
+    @torch.no_grad()
+    def extract(self, cut: LayerCut) -> "FavorAttention":
+        widths = (self.head_width, self.value_width)
+        small = FavorAttention(
+            self.project.inputs, cut.heads, *widths, self.features, dropout=self.dropout, is_causal=self.is_causal
+        )
+        small.take_units(self, cut.heads)
+        small.projection = self.projection.clone()
+        return small
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = self.projection
+        super()._apply(fn, recurse)
+        if self.projection.dtype.itemsize < 4:  # weights in half precision; the features are computed in float32
+            self.projection = before.to(self.projection.device)
+        return self

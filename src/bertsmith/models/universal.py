@@ -1,0 +1,151 @@
+"""The Universal Transformer (Dehghani et al. 2019): layers as steps, told apart by a signal, until a position rests.
+
+    before step t:  hidden + waves(place) + waves(t)      the same sinusoids for both
+    step t:         hidden = layer(…)
+    with halting:   positions at rest stay as they are; the output is the mixture that layers/halting.py describes
+
+With `sharing = "all"` every step is the same layer. A sub-network of less depth takes fewer steps, counted from 1.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
+from bertsmith.layers.block import Block
+from bertsmith.layers.call import Memory
+from bertsmith.layers.embedding import Embedding
+from bertsmith.layers.halting import Halting, HaltingConfig
+from bertsmith.layers.norm import Norm
+from bertsmith.layers.positions import SinusoidPositions, sinusoids
+from bertsmith.layers.relative import RelativeTable
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.encoder import Encoded, Encoder
+from bertsmith.settings import Record
+
+
+class UniversalConfig(Record):
+    """Layers as steps: before each one the waves of the place and of the step are added."""
+
+    halting: HaltingConfig | None = None
+    """Let every position decide when it has been worked on enough; None for all steps everywhere."""
+
+
+class StepSignal(nn.Module):
+    """The waves of a token's place and of the step, which tell a layer where and when it works."""
+
+    steps: Tensor
+
+    def __init__(self, longest: int, steps: int, width: int) -> None:
+        super().__init__()
+        self.longest = longest
+        self.places = SinusoidPositions(longest, width)
+        waves = sinusoids(torch.arange(1, steps + 1, dtype=torch.float64), width)
+        # not saved: it follows from the config
+        self.register_buffer("steps", waves.to(torch.get_default_dtype()), persistent=False)
+
+    def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+        """The waves of the places: (length, width) for padded rows, which broadcasts, or (tokens, width)."""
+        if layout.longest > self.longest:
+            raise InputError(f"a sequence may have {layout.longest} tokens; this model takes at most {self.longest}")
+        return self.places(hidden, layout)
+
+
+class UniversalEncoder(Encoder):
+    """An encoder whose layers are steps."""
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        blocks: Sequence[Block],
+        final_norm: Norm | None,
+        relative: RelativeTable | None,
+        *,
+        signal: StepSignal,
+        halting: Halting | None,
+    ) -> None:
+        super().__init__(embedding, blocks, final_norm, relative)
+        self.signal, self.halting = signal, halting
+
+    def forward(
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        *,
+        subnet: Subnet | None = None,
+        backend: str = "auto",
+        memory: Memory | None = None,
+        table: Tensor | None = None,
+    ) -> Tensor:
+        """The last states, as those of any encoder; a universal stack is never a decoder."""
+        if memory is not None or table is not None:
+            raise InputError("a universal stack was given a memory or a table; allowed: as an encoder only")
+        return self.run(tokens, layout, types, subnet=subnet, backend=backend).states
+
+    def run(
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        *,
+        subnet: Subnet | None = None,
+        backend: str = "auto",
+    ) -> Encoded:
+        """The last states, and how long each position took where positions halt."""
+        return self._walk(tokens, layout, types, subnet, backend, None)
+
+    def layer_states(
+        self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, *, subnet: Subnet | None = None
+    ) -> list[Tensor]:
+        """What enters every step, the signal included, and what leaves the last one, before mixture and norm."""
+        states: list[Tensor] = []
+        self._walk(tokens, layout, types, subnet, "auto", states)
+        return states
+
+    @torch.no_grad()
+    def extract(self, subnet: Subnet) -> "UniversalEncoder":
+        """An ordinary, smaller encoder that computes what this one does with `subnet`."""
+        plain = super().extract(subnet)
+        signal = copy.deepcopy(self.signal)
+        signal.steps = signal.steps[: len(plain.blocks)].clone()
+        return UniversalEncoder(
+            plain.embedding,
+            plain._blocks(),
+            plain.final_norm if isinstance(plain.final_norm, Norm) else None,
+            plain.relative,
+            signal=signal,
+            halting=copy.deepcopy(self.halting),
+        )
+
+    def _walk(
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None,
+        subnet: Subnet | None,
+        backend: str,
+        states: list[Tensor] | None,
+    ) -> Encoded:
+        """All steps; `states` collects what enters each one and what leaves the last."""
+        call, kept = self.call(layout, backend), self.kept(subnet)
+        hidden = self.embedding(tokens, layout, types)
+        places = self.signal(hidden, layout)
+        pondering = None if self.halting is None else self.halting.start(hidden)
+        for step, (block, cut) in enumerate(kept):
+            entering = hidden + (places + self.signal.steps[step]).to(hidden.dtype)
+            left = block(entering, call if cut is None else call.with_cut(cut))
+            if self.halting is None or pondering is None:
+                hidden = left
+            else:
+                hidden = torch.where(pondering.is_running[..., None], left, hidden)
+                pondering = self.halting(entering, left, pondering, is_last=step + 1 == len(kept))
+            if states is not None:
+                states.append(entering)
+        if states is not None:
+            states.append(hidden)
+        last = hidden if pondering is None else pondering.mixture.to(hidden.dtype)
+        return Encoded(self.final_norm(last), pondering)

@@ -1,0 +1,146 @@
+"""`bertsmith inspect` as a person calls it: one text, many texts, two models, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.models.encoder import Encoder
+from bertsmith.text.tokenizer import Tokenizer
+
+TEXT = "The smith forges an iron gate."
+
+
+@pytest.fixture(scope="module")
+def models(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two model folders whose layers differ."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = Tokenizer.load(corpus_folder)
+    for name, layers in (("small", 2), ("large", 3)):
+        config = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=16, heads=2, longest=32, layers=layers)
+        model = bertsmith.build(config, seed=0)
+        model.tokenizer = tokenizer
+        bertsmith.save(model, folder / name)
+    return [str(folder / "small"), str(folder / "large")]
+
+
+@pytest.fixture
+def convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model has convolutions in its first layer, and beside other numbers of attention heads in the others."""
+    attention_maps = Encoder.attention_maps
+
+    def faked(self: Encoder, tokens: Tensor, layout: object, types: Tensor | None = None) -> list[dict[str, Tensor]]:
+        batch, length = tokens.shape
+        band = (torch.ones(length, length).tril(1).triu(-1) / 3).expand(batch, 3, length, length)
+        _, *others = attention_maps(self, tokens, layout, types)  # type: ignore[arg-type]
+        scores = {"position_to_content": torch.randn(batch, 2, length, length)}
+        return [{"convolution": band}, *({**other, "convolution": band[:, :1], **scores} for other in others)]
+
+    monkeypatch.setattr(Encoder, "attention_maps", faked)
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> str:
+    path = tmp_path / "lines.txt"
+    path.write_text("the smith forges an iron gate\na traveller carries the letter\n\nthe old clerk\n")
+    return str(path)
+
+
+def test_one_text(models: list[str], tmp_path: Path) -> None:
+    main(["inspect", models[0], "--text", TEXT, "--out", str(tmp_path / "out")])
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (result["layers"], result["heads"]) == (2, 2)
+    assert list(result["maps"]) == ["attention"]
+    assert result["figures"] == result["maps"]["attention"]["figures"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {*result["files"]}
+
+
+def test_every_map_has_its_picture(models: list[str], convolutions: None, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figures = bertsmith.inspect(models[0], text=TEXT, out=tmp_path / "out")
+    assert figures["maps"]["attention"]["heads"] == [0, 2]
+    assert figures["maps"]["convolution"]["heads"] == [3, 1]
+    pictures = {"attention.png", "convolution.png", "position_to_content.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= pictures
+    assert "signed scores" in (tmp_path / "out" / "attention.html").read_text()
+
+
+def test_two_models_on_many_texts(models: list[str], convolutions: None, lines: str, tmp_path: Path) -> None:
+    main(["inspect", *models, "--texts", lines, "--length", "16", "--out", str(tmp_path / "out")])
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (result["texts"], result["length"]) == (3, 16)  # every line is a text
+    assert list(result["models"]) == ["small", "large"]
+    large = result["models"]["large"]
+    assert large["layers"] == 3
+    assert large["maps"]["convolution"]["kernels"]["by_layer"]["1"][2] == pytest.approx([1 / 3] * 3, abs=1e-6)
+    assert sum(large["maps"]["attention"]["mass_by_distance"]) == pytest.approx(1, abs=1e-5)
+    with np.load(tmp_path / "out" / "maps.npz") as maps:
+        assert maps["large/attention"].shape == (3, 16, 16)  # all layers, and the two that have attention
+    page = (tmp_path / "out" / "study.html").read_text()
+    assert f"{100 * large['maps']['attention']['near']:.1f} %" in page
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {*result["files"]}
+
+
+def test_rows_of_other_files_are_texts(models: list[str], tmp_path: Path) -> None:
+    rows = [{"body": f"the smith\nforges {index}"} for index in range(5)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figures = bertsmith.inspect(
+        models[0], texts=path, field="body", sentences=4, length=32, out=tmp_path / "out", without_special=True
+    )
+    assert figures["texts"] == figures["models"]["small"]["texts"] == 4
+    assert figures["models"]["small"]["maps"]["attention"]["mass"] < 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["SMALL"], "neither --text nor --texts is given"),
+        (["SMALL", "--text", "a", "--texts", "LINES"], "--text and --texts are both given"),
+        (["SMALL", "LARGE", "--text", "a"], "--text shows one model, and 2 are given"),
+        (["SMALL", "--text", "a", "--length", "8"], "--length belongs to --texts"),
+        (["SMALL", "--text", "a", "--without-special"], "--without-special belongs to --texts"),
+        (["SMALL", "--texts", "LINES", "--pair", "b"], "--pair belongs to --text"),
+        (["SMALL", "--texts", "LINES"], "--length is 64; allowed: 3 to 32"),
+        (["SMALL", "--texts", "LINES", "--sentences", "0"], "--sentences is 0; allowed: 1 or more"),
+        (["SMALL", "SMALL", "--texts", "LINES", "--length", "8"], "is given twice"),
+        (["SMALL", "--texts", "EMPTY"], "holds no text"),
+        (["SMALL", "--texts", "nowhere.txt"], "'nowhere.txt' does not exist"),
+        (["SMALL", "--texts", "."], "is a folder; give a file"),
+        (["nowhere", "--texts", "LINES"], "model folder 'nowhere' does not exist"),
+    ],
+)
+def test_wrong_input_is_one_sentence(
+    words: list[str],
+    sentence: str,
+    models: list[str],
+    lines: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text("\n \n")
+    names = {"SMALL": models[0], "LARGE": models[1], "LINES": lines, "EMPTY": "empty.txt"}
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", *(names.get(word, word) for word in words), "--out", "out"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_folder_in_use_is_refused_before_the_work(
+    models: list[str], lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").touch()
+    monkeypatch.setattr(Encoder, "attention_maps", None)
+    with pytest.raises(bertsmith.InputError, match="is not empty"):
+        bertsmith.inspect(models[0], texts=lines, length=8, out=tmp_path / "out")

@@ -1,0 +1,97 @@
+"""Full attention to FAVOR+ and back: the same weights, and outputs that meet as the features grow."""
+
+import pytest
+import torch
+from cases import TINY, padded_layout
+
+import bertsmith
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
+from bertsmith.layers.call import Memory
+from bertsmith.models.model import Model
+from bertsmith.models.presets import overridable, preset
+
+
+def tiny(name: str, **changes: object) -> Model:
+    settings = {key: value for key, value in TINY.items() if key in overridable(name)} | changes
+    return bertsmith.build(preset(name, **settings), seed=0).double().eval()
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "electra-small"])
+def test_there_and_back_is_the_same_model(name: str) -> None:
+    model = tiny(name)
+    other = bertsmith.convert(model, "favor", features=24, kernel="hyperbolic")
+    mine, theirs = dict(model.named_parameters()), dict(other.named_parameters())
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert not set(map(id, mine.values())) & set(map(id, theirs.values()))
+    assert other.encoder.blocks[1].mixer.projection.shape == (24, 6)
+    assert other.encoder.blocks[1].mixer.projection.dtype == torch.float64
+    assert not torch.equal(other.encoder.blocks[0].mixer.projection, other.encoder.blocks[1].mixer.projection)
+    assert not other.training
+    back = bertsmith.convert(other, "full")
+    assert back.config == model.config
+    ids = torch.randint(0, 50, (2, 9))
+    assert torch.equal(back(ids), model(ids))
+
+
+def test_families_follow() -> None:
+    model = tiny("bert-tiny")
+    assert bertsmith.convert(model, "favor").config.family == "performer"
+    assert bertsmith.convert(tiny("performer-small"), "full").config.family == "bert"
+
+
+def test_the_seed_draws_the_matrices() -> None:
+    model = tiny("bert-tiny")
+    first, second, other = (bertsmith.convert(model, "favor", features=8, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.encoder.blocks[2].mixer.projection, second.encoder.blocks[2].mixer.projection)
+    assert not torch.equal(first.encoder.blocks[2].mixer.projection, other.encoder.blocks[2].mixer.projection)
+
+
+def test_the_performer_approaches_the_full_model() -> None:
+    model = tiny("bert-tiny", deviation=0.1)  # small weights, so small queries and keys
+    ids, mask = torch.randint(0, 50, (4, 16)), padded_layout([16, 9, 3, 16]).is_token
+    exact = model(ids, mask)[mask]
+    errors = []
+    for features in (16, 256, 4096):
+        squares = []
+        for seed in range(4):
+            states = bertsmith.convert(model, "favor", features=features, seed=seed)(ids, mask)[mask]
+            squares.append((states - exact).square().mean())
+        errors.append((torch.stack(squares).mean() / exact.square().mean()).sqrt().item())
+    assert errors[0] > 2.5 * errors[1] > 6 * errors[2]
+    assert errors[2] < 0.01
+
+
+def test_what_cannot_be_is_said() -> None:
+    model = tiny("bert-tiny")
+    with pytest.raises(InputError, match="to is 'favour'; did you mean 'favor'"):
+        bertsmith.convert(model, "favour")
+    with pytest.raises(
+        InputError, match="feature is not a setting of the conversion to 'favor'; did you mean 'features'"
+    ):
+        bertsmith.convert(model, "favor", feature=3)
+    with pytest.raises(InputError, match="convert to 'favor': features is -1"):
+        bertsmith.convert(model, "favor", features=-1)
+    with pytest.raises(InputError, match="this model has no attention of the other kind"):
+        bertsmith.convert(model, "full")
+    with pytest.raises(InputError, match="convert to 'favor': features is 0 and kernel 'softmax' needs a"):
+        bertsmith.convert(model, "favor", features=0)
+    plain = bertsmith.convert(model, "favor", features=0, kernel="relu")
+    assert plain.encoder.blocks[0].mixer.projection.shape == (6, 6)
+
+
+def test_a_translator_becomes_a_performer_with_a_state_of_fixed_size() -> None:
+    model = tiny("transformer-tiny")
+    other = bertsmith.convert(model, "favor", features=12)
+    assert {block.cross.projection.shape for block in other.decoder.blocks} == {(12, 6)}
+    ids, mask = torch.randint(3, 50, (3, 6)), padded_layout([6, 2, 4]).is_token.long()
+    written = other.generate(ids, mask, bertsmith.GenerationConfig(method="greedy", extra_length=3), start=1, end=2)
+    for row, tokens in enumerate(written):
+        length = int(mask[row].sum())
+        states = other(ids[row : row + 1, :length])
+        memory = Memory(states, SequenceLayout.full(1, length))
+        prefix = torch.tensor([[1, *tokens]])
+        scores = other.scores(other.decode(prefix, SequenceLayout.full(*prefix.shape), memory))
+        assert scores.argmax(-1)[0, : len(tokens)].tolist() == tokens
+    assert bertsmith.convert(other, "full").config == model.config

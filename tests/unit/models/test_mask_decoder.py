@@ -1,0 +1,197 @@
+"""The enhanced mask decoder against a plain transcription of the official formula, and what it must keep."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import conv1d, gelu, layer_norm, linear
+
+import bertsmith
+from bertsmith import SequenceLayout, Subnet
+from bertsmith.errors import InputError
+from bertsmith.layers.block import Block
+from bertsmith.models.model import Model
+
+SIZE = {"width": 12, "layers": 3, "heads": 2, "vocabulary": 40, "longest": 16, "span": 5, "deviation": 0.4}
+PRESETS = {"v1": ("deberta-base", {}), "v2": ("deberta-v2-xlarge", {"farthest": 9})}
+LENGTHS = [9, 1, 12, 4]
+
+
+def make(name: str, **changes: object) -> Model:
+    preset, extra = PRESETS[name]
+    model = bertsmith.build(bertsmith.preset(preset, **{**SIZE, **extra, **changes}), seed=2).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def norm(part: torch.nn.Module, hidden: Tensor) -> Tensor:
+    return layer_norm(hidden, hidden.shape[-1:], part.weight, part.bias, 1e-7)
+
+
+def plain_layer(block: Block, states: Tensor, query_states: Tensor, vectors: Tensor, slots: Tensor) -> Tensor:
+    """One layer for one sequence (length, width), as the official code has it: the residual is on the queries."""
+    mixer, d = block.mixer, block.mixer.head_width
+    weights, biases = mixer.project.prefix(None, None)
+    (wq, wk, wv), (bq, bk, bv) = weights.chunk(3), biases.chunk(3)
+    query, key, value = linear(query_states, wq, bq), linear(states, wk, bk), linear(states, wv, bv)
+    if mixer.position_key is None:
+        position_key, position_query = linear(vectors, wk, bk), linear(vectors, wq, bq)
+    else:
+        position_key = linear(vectors, mixer.position_key.weight)
+        position_query = linear(vectors, mixer.position_query.weight, mixer.position_query.bias)
+    place, reach = torch.arange(len(states)), len(slots) // 2
+    row = slots[(place[:, None] - place).clamp(-reach, reach) + reach]
+    mixed = []
+    for head in range(mixer.heads):
+        q, k, v, pk, pq = (t[:, head * d : head * d + d] for t in (query, key, value, position_key, position_query))
+        scores = (q @ k.T + (q @ pk.T).gather(1, row) + (k @ pq.T).gather(1, row.T).T) / math.sqrt(3 * d)
+        mixed.append(scores.softmax(-1) @ v)
+    mixed = linear(torch.cat(mixed, -1), mixer.output.weight, mixer.output.bias)
+    hidden = norm(block.mixer_norm, query_states + mixed)
+    expand, contract = block.feedforward.expand, block.feedforward.contract
+    inner = linear(gelu(linear(hidden, expand.weight, expand.bias)), contract.weight, contract.bias)
+    return norm(block.feedforward_norm, hidden + inner)
+
+
+def official(model: Model, tokens: Tensor) -> Tensor:
+    """The decoder's states at every position of one sequence: z = H + P; twice z = last layer(H, queries z)."""
+    encoder = model.encoder
+    vectors = (
+        encoder.relative.table if encoder.relative.norm is None else norm(encoder.relative.norm, encoder.relative.table)
+    )
+    hidden = norm(encoder.embedding.norm, encoder.embedding.token_table[tokens])
+    for block in encoder.blocks[:-1]:
+        entered, hidden = hidden, plain_layer(block, hidden, hidden, vectors, encoder.relative.slots)
+        if block.branch is not None:
+            kernel = block.branch.weight.unflatten(1, (3, -1)).transpose(1, 2)
+            added = conv1d(entered.T[None], kernel, block.branch.bias, padding=1)[0].T
+            hidden = norm(block.branch.norm, hidden + gelu(added))
+    z = hidden + model.head("mask_decoder").table[: len(tokens)]
+    for _ in range(2):
+        z = plain_layer(encoder.blocks[-1], hidden, z, vectors, encoder.relative.slots)
+    return z
+
+
+def items() -> list[Tensor]:
+    return [torch.randint(0, 40, (length,)) for length in LENGTHS]
+
+
+def packed() -> SequenceLayout:
+    return SequenceLayout.packed(torch.tensor([0, *LENGTHS, 0]).cumsum(0).int(), max(LENGTHS))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_it_is_the_official_formula(name: str, layers: int) -> None:
+    model, sequences = make(name, layers=layers), items()
+    expected = torch.cat([official(model, tokens) for tokens in sequences])
+    tokens = torch.cat(sequences)
+    for backend in ("sdpa", "reference"):
+        states, last = model.masked_states(tokens, packed(), None, torch.arange(len(tokens)), backend=backend)
+        torch.testing.assert_close(states, expected, rtol=0, atol=1e-11)
+        assert last is None
+    assert not torch.allclose(model.encoder(tokens, packed()), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_some_places_in_any_order_and_any_layout(name: str) -> None:
+    model, sequences = make(name), items()
+    everything = torch.cat([official(model, tokens) for tokens in sequences])
+    tokens, count = torch.cat(sequences), sum(LENGTHS)
+    places = torch.cat([torch.randperm(count)[:9], torch.tensor([3, 3, 3])])
+    states, _ = model.masked_states(tokens, packed(), None, places)
+    torch.testing.assert_close(states, everything[places], rtol=0, atol=1e-11)
+    longest = 14
+    is_token = torch.arange(longest) < torch.tensor(LENGTHS)[:, None]
+    rows = torch.full((len(LENGTHS), longest), 7)
+    rows[is_token] = tokens
+    in_rows = is_token.flatten().nonzero().squeeze(-1)[places]
+    # a place that nobody needs may be a pad
+    in_rows = torch.cat([in_rows, torch.tensor([longest - 1])])
+    states, last = model.masked_states(rows, SequenceLayout.padded(is_token), None, in_rows, needs_last=True)
+    torch.testing.assert_close(states[:-1], everything[places], rtol=0, atol=1e-11)
+    assert states.isfinite().all()
+    torch.testing.assert_close(last.states, model(rows, is_token.long()), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "subnet", [Subnet(depth=0.34), Subnet(depth=0.67, width=0.5), Subnet(layers=(0,)), Subnet(layers=(0, 1))], ids=str
+)
+def test_a_subnet_ends_with_its_last_kept_layer(name: str, subnet: Subnet) -> None:
+    model, tokens = make(name), torch.cat(items())
+    places = torch.tensor([20, 2, 9])
+    states, _ = model.masked_states(tokens, packed(), None, places, subnet=subnet)
+    small = bertsmith.extract(model, subnet)
+    expected = torch.cat([official(small, part) for part in tokens.split(LENGTHS)])
+    torch.testing.assert_close(states, expected[places], rtol=0, atol=1e-11)
+    torch.testing.assert_close(small.masked_states(tokens, packed(), None, places)[0], expected[places])
+
+
+def test_gradients_reach_the_places_asked_for() -> None:
+    model, tokens = make("v1"), torch.cat(items())
+    states, _ = model.masked_states(tokens, packed(), None, torch.tensor([4, 9 + 0, 10 + 7]))
+    states.square().sum().backward()
+    changed = model.head("mask_decoder").table.grad.abs().sum(-1).nonzero().squeeze(-1)
+    assert changed.tolist() == [0, 4, 7]
+    assert all(parameter.grad is not None for parameter in model.encoder.parameters())
+
+
+def test_a_causal_decoder_sees_no_future() -> None:
+    config = make("v2").config
+    layers = tuple(
+        layer.model_copy(update={"mixer": layer.mixer.model_copy(update={"is_causal": True}), "branch": None})
+        for layer in config.encoder.layers
+    )
+    encoder = config.encoder.model_copy(update={"layers": layers})
+    model = bertsmith.build(config.model_copy(update={"encoder": encoder}), seed=3).double().eval()
+    tokens, layout, places = torch.randint(0, 20, (1, 9)), SequenceLayout.full(1, 9), torch.tensor([6, 3])
+    before, _ = model.masked_states(tokens, layout, None, places)
+    tokens[0, 5:] += 20
+    after, _ = model.masked_states(tokens, layout, None, places)
+    torch.testing.assert_close(after[1], before[1], rtol=0, atol=1e-12)
+    assert not torch.allclose(after[0], before[0])
+
+
+def test_it_compiles_as_one_graph() -> None:
+    torch.compiler.reset()
+    model, tokens = make("v2", layers=2), torch.cat(items())
+    compiled = torch.compile(model.masked_states, fullgraph=True, backend="aot_eager")
+    places = torch.tensor([4, 25, 0, 11])
+    expected, _ = model.masked_states(tokens, packed(), None, places)
+    torch.testing.assert_close(compiled(tokens, packed(), None, places)[0], expected, rtol=0, atol=1e-11)
+    with pytest.raises(RuntimeError, match="asked for more often than once"):
+        compiled(
+            torch.zeros(2, dtype=torch.long), SequenceLayout.packed(torch.tensor([0, 1, 2]).int(), 1), None, places * 0
+        )
+
+
+def test_limits_are_said() -> None:
+    model = make("v1")
+    with pytest.raises(InputError, match="may have 17 tokens; this mask decoder takes at most 16"):
+        model.masked_states(torch.zeros(1, 17, dtype=torch.long), SequenceLayout.full(1, 17), None, torch.tensor([0]))
+    bert = bertsmith.preset("bert-tiny").encoder
+    crossed = bert.layers[0].model_copy(update={"cross": bert.layers[0].mixer})
+    encoder = bert.model_copy(update={"layers": (crossed,)})
+    with pytest.raises(ValueError, match="last mixer can look at other states"):
+        type(model.config)(family="x", encoder=encoder, heads=model.config.heads)
+
+
+def test_fill_mask_goes_through_it(corpus_folder: Path) -> None:
+    tokenizer = bertsmith.Tokenizer.load(corpus_folder)
+    model = make("v1", vocabulary=tokenizer.size)
+    model.tokenizer = tokenizer
+    text = "the [MASK] forges an iron [MASK]."
+    tokens = torch.from_numpy(tokenizer.encode([text])["input_ids"])[0].long()
+    states = official(model, tokens)[tokens == tokenizer.mask]
+    scores = model.head("masked_tokens")(states, model.token_table).softmax(-1)
+    guesses = model.fill_mask(text, top=2)
+    assert len(guesses) == 2
+    for row, guess in zip(scores, guesses, strict=True):
+        assert [piece for piece, _ in guess] == tokenizer.pieces(row.topk(2).indices.tolist())
+        assert [share for _, share in guess] == pytest.approx(row.topk(2).values.tolist(), rel=1e-5)

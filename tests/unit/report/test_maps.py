@@ -1,0 +1,181 @@
+"""Named maps of a text: weights and scores told apart, layers that differ, kernels, the explorer's data, pictures."""
+
+import base64
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertsmith.errors import InputError
+from bertsmith.report.attention import attention_fragment, attention_page, told_heads
+from bertsmith.report.maps import Maps, figures_of, head_figures, kernels_of, text_maps
+from bertsmith.report.pictures import attention_picture
+
+TOKENS = ["[CLS]", "</script><b>", "é", "日本", "$x", "[SEP]"]
+
+
+def attention(heads: int, length: int = 6) -> np.ndarray:
+    weights = np.exp(np.random.default_rng(heads).normal(size=(heads, length, length)))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def banded(kernels: np.ndarray, length: int = 6) -> np.ndarray:
+    """The maps of convolution heads, tap t at key = query + t − (taps − 1) / 2, by a plain loop."""
+    heads, taps = kernels.shape
+    maps = np.zeros((heads, length, length))
+    for head in range(heads):
+        for query in range(length):
+            for tap in range(taps):
+                key = query + tap - taps // 2
+                if 0 <= key < length:
+                    maps[head, query, key] = kernels[head, tap]
+    return maps
+
+
+def mixed(length: int = 6) -> dict[str, list[np.ndarray]]:
+    """Three layers: convolution alone, both with other numbers of heads, attention with the terms of its scores."""
+    none = np.zeros((0, length, length))
+    terms = np.random.default_rng(3).normal(size=(2, length, length)) * 4
+    return {
+        "convolution": [banded(np.full((3, 3), 1 / 3), length), banded(np.full((1, 3), 1 / 3), length), none],
+        "attention": [none, attention(4, length), attention(2, length)],
+        "content_to_position": [none, none, terms],
+    }
+
+
+def decoded(body: str) -> dict[str, dict[str, object]]:
+    match = re.search(r'class="attention-data">(.*?)</script>', body, re.DOTALL)
+    assert match is not None
+    data = json.loads(match.group(1))
+    for one in data["maps"]:
+        levels = np.frombuffer(base64.b64decode(one["levels"]), dtype=np.uint8)
+        shape = (sum(one["heads"]), len(data["tokens"]), len(data["tokens"]))
+        values = (levels.astype(float) - 128) / 127 * one["scale"] if one["isScore"] else levels / 255
+        one["values"] = values.reshape(shape)
+    assert data["tokens"] == TOKENS
+    return {one["label"]: one for one in data["maps"]}
+
+
+def test_maps_decode_to_what_was_given() -> None:
+    maps = mixed()
+    found = decoded(attention_fragment(TOKENS, maps)[0])
+    assert list(found) == ["attention", "convolution", "content to position"]
+    for name, layers in maps.items():
+        one = found[name.replace("_", " ")]
+        assert one["heads"] == [len(layer) for layer in layers]
+        scale = np.abs(layers[2]).max() if name == "content_to_position" else 1
+        assert one["scale"] == pytest.approx(scale)
+        assert one["isScore"] == (name == "content_to_position")
+        assert np.abs(one["values"] - np.concatenate(layers)).max() < scale / 250  # type: ignore[operator]
+
+
+def test_page_has_a_choice_a_scale_and_a_table_for_every_map() -> None:
+    page = attention_page(TOKENS, mixed(), title="t", facts={})
+    assert re.findall(r'<button type="button" data-map="\d">([^<]+)<', page) == [
+        "attention",
+        "convolution",
+        "content to position",
+    ]
+    assert len(re.findall(r'class="attention-scale" data-map="\d"( hidden)?', page)) == 3
+    rows = [table.count("<tr data-layer") for table in page.split('class="panel attention-table"')[1:]]
+    assert rows == [6, 4, 2]
+    assert "signed scores" in page
+    assert "Average kernel per head" in page
+    assert "3 layers of 2–4 attention and 1–3 convolution heads on 6 tokens." in page
+    plain = attention_page(TOKENS, {"attention": [attention(4)]}, title="t", facts={})
+    assert '<button type="button" data-map' not in plain
+    assert "Average kernel" not in plain
+    assert "1 layer of 4 heads on 6 tokens." in plain
+
+
+@pytest.mark.parametrize("name", ["convolution", "content_to_content"])
+def test_models_without_attention_have_a_page_and_figures(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    maps: Maps = {name: mixed()[name if name == "convolution" else "content_to_position"]}
+    assert "<tr data-layer" in attention_page(TOKENS, maps, title="t", facts={})
+    (one,) = text_maps(TOKENS, maps)
+    figures = figures_of(TOKENS, one)
+    assert [len(layer) for layer in figures] == one.heads
+    assert set(next(layer for layer in figures if layer)[0]) == (
+        {"mean", "deviation", "lowest", "highest"}
+        if one.is_score
+        else {"entropy", "distance", "near", "first", "separator"}
+    )
+    attention_picture(TOKENS, one, tmp_path / "grid.png", title="$x^$")
+    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_heads_are_told_once_where_scores_belong_to_them() -> None:
+    terms = {"attention": [attention(2)], "content_to_position": [attention(2) - 1]}
+    assert told_heads(text_maps(TOKENS, terms)) == "2 heads"
+
+
+def test_kernels_are_the_taps_with_borders_left_out() -> None:
+    given = np.random.default_rng(5).normal(size=(2, 3))
+    none = np.zeros((0, 6, 6))
+    (one,) = text_maps(TOKENS, {"convolution": [banded(given), none]})
+    kernels = kernels_of(one)
+    assert kernels.distances == [-1, 0, 1]
+    # the distance is query − key, a tap's place key − query
+    np.testing.assert_allclose(kernels.layers[0], given[:, ::-1], atol=1e-6)
+    assert kernels.layers[1].shape == (0, 3)
+
+
+def test_a_causal_kernel_looks_back_only() -> None:
+    causal = np.eye(6) * 0.25 + np.eye(6, k=-1) * 0.5 + np.eye(6, k=-2) * 0.125
+    kernels = kernels_of(text_maps(TOKENS, {"convolution": [causal[None]]})[0])
+    assert kernels.distances == [0, 1, 2]
+    np.testing.assert_allclose(kernels.layers[0], [[0.25, 0.5, 0.125]])
+
+
+def test_head_figures_of_heads_that_are_known() -> None:
+    tokens = ["[CLS]", "a", "b", "c", "d", "[SEP]"]
+    itself, to_first, even = np.eye(6), np.zeros((6, 6)), np.full((6, 6), 1 / 6)
+    to_first[:, 0] = 1
+    first, second, third = head_figures(tokens, [np.stack([itself, to_first, even])])[0]
+    assert (first.entropy, first.distance, first.near) == (0, 0, 1)
+    assert (second.first, second.separator, second.distance) == (1, 0, 2.5)
+    assert second.near == pytest.approx(5 / 6)  # the last token is five positions away
+    assert third.entropy == pytest.approx(math.log(6))
+    assert third.separator == pytest.approx(1 / 6)
+
+
+def test_separator_column_only_where_there_is_a_separator() -> None:
+    assert "On separator" in attention_fragment(["a", "[SEP]"], {"attention": [attention(1, 2)]})[0]
+    assert "On separator" not in attention_fragment(["a", "b"], {"attention": [attention(1, 2)]})[0]
+
+
+@pytest.mark.parametrize(
+    ("maps", "message"),
+    [
+        ({"attention": [np.ones((1, 3, 3))]}, "for 2 tokens"),
+        ({"attention": [np.ones((2, 2))]}, "is not"),
+        ({"attention": [np.full((1, 2, 2), np.nan)]}, "not finite"),
+        ({"attention": [np.zeros((0, 2, 2))]}, "no map"),
+        ({}, "no map"),
+    ],
+)
+def test_what_is_no_map_is_refused(maps: dict[str, list[np.ndarray]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        attention_fragment(["a", "b"], maps)
+
+
+def test_weights_outside_their_range_are_shown_as_scores() -> None:
+    (one,) = text_maps(["a", "b"], {"attention": [np.full((1, 2, 2), 1.5)]})
+    assert one.is_score
+    (rounded,) = text_maps(["a", "b"], {"attention": [np.full((1, 2, 2), 1.004)]})
+    assert not rounded.is_score
+    assert rounded.layers[0].max() == 1
+
+
+def test_picture_without_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("matplotlib", "matplotlib.colors", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    (one,) = text_maps(["a"], {"attention": [np.ones((1, 1, 1))]})
+    with pytest.raises(InputError, match=re.escape("pip install 'bertsmith[report]'")):
+        attention_picture(["a"], one, tmp_path / "grid.png", title="")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,232 @@
+"""The study of many texts against plain loops, and its page and picture."""
+
+import base64
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import bertsmith
+from bertsmith.errors import InputError
+from bertsmith.models.encoder import Encoder
+from bertsmith.models.model import Model
+from bertsmith.report.pictures import study_picture
+from bertsmith.report.study import MapStudy, main_map, study_figures, study_texts
+from bertsmith.report.study_page import headline, study_page
+from bertsmith.text.tokenizer import Tokenizer
+
+LENGTHS = [[5, 3], [1, 2, 8]]
+LONGEST = 8
+
+
+def batches() -> list[tuple[list[dict[str, Tensor]], Tensor]]:
+    """Two batches of three layers that differ in maps and heads; what stands at pads is no number."""
+    made = []
+    for lengths in LENGTHS:
+        longest = max(lengths)
+        is_token = torch.arange(longest) < torch.tensor(lengths)[:, None]
+        pairs = (is_token[:, :, None] & is_token[:, None])[:, None]
+
+        def weights(heads: int, pairs: Tensor = pairs) -> Tensor:
+            scores = torch.randn(len(pairs), heads, *pairs.shape[2:], dtype=torch.float64)
+            return torch.where(pairs, scores.masked_fill(~pairs, -1e9).softmax(-1), torch.nan)
+
+        place = torch.arange(longest)
+        band = ((place[:, None] - place).abs() <= 1) / 3.0
+        convolution = torch.where(pairs, band.double(), torch.nan).expand(-1, 3, -1, -1)
+        terms = torch.where(pairs, torch.randn_like(weights(2)), torch.inf)
+        layers = [{"convolution": convolution}, {"attention": weights(4)}]
+        made.append(([*layers, {"attention": weights(2), "content_to_position": terms}], is_token))
+    return made
+
+
+def studied(given: list[tuple[list[dict[str, Tensor]], Tensor]], *, skip_first: bool = False) -> MapStudy:
+    study = MapStudy(LONGEST)
+    for maps, is_token in given:
+        is_counted = is_token.clone()
+        is_counted[:, 0] &= not skip_first
+        study.add(maps, is_counted)
+    return study
+
+
+def plain(
+    given: list[tuple[list[dict[str, Tensor]], Tensor]], name: str, layers: list[int], *, first: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Average map, mass and mean by distance, written as loops over texts, heads, queries and keys."""
+    cells, counts = np.zeros((LONGEST, LONGEST)), np.zeros((LONGEST, LONGEST))
+    sums, pairs, queries = np.zeros(2 * LONGEST - 1), np.zeros(2 * LONGEST - 1), 0
+    heads = sum(given[0][0][layer][name].shape[1] for layer in layers)
+    for maps, is_token in given:
+        for text in range(len(is_token)):
+            length = int(is_token[text].sum())
+            for query in range(first, length):
+                queries += 1
+                for key in range(first, length):
+                    counts[query, key] += 1
+                    pairs[query - key + LONGEST - 1] += 1
+                    for layer in layers:
+                        value = float(maps[layer][name][text, :, query, key].sum()) / heads
+                        cells[query, key] += value
+                        sums[query - key + LONGEST - 1] += value
+    return cells / np.maximum(counts, 1), sums / queries, sums / np.maximum(pairs, 1)
+
+
+@pytest.mark.parametrize("skip_first", [False, True])
+@pytest.mark.parametrize(
+    ("name", "layers", "layer"),
+    [
+        ("attention", [1, 2], None),
+        ("attention", [2], 2),
+        ("convolution", [0], None),
+        ("content_to_position", [2], 2),
+    ],
+)
+def test_study_equals_loops(name: str, layers: list[int], layer: int | None, skip_first: bool) -> None:
+    given = batches()
+    study = studied(given, skip_first=skip_first)
+    average, mass, mean = plain(given, name, layers, first=int(skip_first))
+    np.testing.assert_allclose(study.average(name, layer), average, atol=1e-12)
+    np.testing.assert_allclose(study.mass(name, layer), mass, atol=1e-12)
+    np.testing.assert_allclose(study.mean(name, layer), mean, atol=1e-12)
+    near = mass[np.abs(study.distances) <= 4].sum() / mass.sum()
+    if not study.is_score(name):
+        assert study.near(name, layer) == pytest.approx(near)
+
+
+def test_masses_of_attention_sum_to_one_and_heads_weigh_alike() -> None:
+    study = studied(batches())
+    assert study.names == ["attention", "convolution", "content_to_position"]
+    assert [study.is_score(name) for name in study.names] == [False, False, True]
+    assert study.heads("attention") == [0, 4, 2]
+    assert (study.texts, study.queries) == (5, 19)
+    assert study.mass("attention").sum() == pytest.approx(1)
+    assert study.even_mass.sum() == pytest.approx(1)
+    by_head = study.near_by_head("attention", 1) + study.near_by_head("attention", 2)
+    assert study.near("attention") == pytest.approx(np.mean(by_head))
+    with pytest.raises(ValueError, match="no map"):
+        study.mass("attention", 0)
+
+
+def test_even_share_is_that_of_even_attention() -> None:
+    study = MapStudy(LONGEST)
+    for _, is_token in batches():
+        even = torch.where(is_token[:, None], 1 / is_token.sum(-1)[:, None, None], 0.0)
+        study.add([{"attention": even[:, None].expand(-1, 1, is_token.shape[1], -1)}], is_token)
+    assert study.near("attention") == pytest.approx(study.even_near)
+    np.testing.assert_allclose(study.mass("attention"), study.even_mass, atol=1e-7)
+    assert study.even_near == pytest.approx((19 - 12 / 8) / 19)  # in the text of 8 tokens 12 pairs are further apart
+
+
+def test_kernels_are_found_again() -> None:
+    kernels = studied(batches()).kernels("convolution")
+    assert kernels.distances == [-1, 0, 1]
+    np.testing.assert_allclose(kernels.layers[0], np.full((3, 3), 1 / 3), atol=1e-7)
+    assert [len(layer) for layer in kernels.layers] == [3, 0, 0]
+
+
+def test_a_broken_map_is_named() -> None:
+    with pytest.raises(InputError, match="attention map of layer 2 holds values that are not finite"):
+        MapStudy(2).add([{}, {"attention": torch.full((1, 1, 2, 2), torch.nan)}], torch.ones(1, 2, dtype=torch.bool))
+
+
+@pytest.fixture
+def model(corpus_folder: Path) -> Model:
+    tokenizer = Tokenizer.load(corpus_folder)
+    made = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=16, heads=2, longest=24))
+    made.tokenizer = tokenizer
+    return made
+
+
+TEXTS = ["the smith forges", "a traveller carries the letter by the river before sunrise " * 4, "x", "my neighbour"]
+
+
+def test_texts_are_studied_one_by_one_or_together(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches, their order and pads change nothing, dropout is off, and the mode comes back."""
+    model.train()
+    done: list[int] = []
+    together = study_texts(model, TEXTS, length=20, progress=done.append)
+    assert model.training
+    assert sum(done) == len(TEXTS)
+    monkeypatch.setattr("bertsmith.report.study.LARGEST_BATCH", 1)
+    alone = study_texts(model, TEXTS[::-1], length=20)
+    assert together.queries == alone.queries
+    np.testing.assert_allclose(together.average("attention"), alone.average("attention"), atol=1e-7)
+    np.testing.assert_allclose(together.mass("attention", 1), alone.mass("attention", 1), atol=1e-7)
+    assert together.mass("attention").sum() == pytest.approx(1, abs=1e-6)
+
+
+def test_maps_at_once_are_bounded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr("bertsmith.report.study.LARGEST_MAPS", 2 * 2 * 4 * 20**2 * 2)  # two texts of the full length
+    study_texts(model, [TEXTS[1]] * 5, length=20, progress=sizes.append)
+    assert max(sizes) <= 2
+    assert sum(sizes) == 5
+
+
+def test_special_tokens_can_be_left_out(model: Model) -> None:
+    with_special, without = (study_texts(model, TEXTS, length=20, counts_special=flag) for flag in (True, False))
+    assert with_special.queries - without.queries == 2 * len(TEXTS)
+    assert without.mass("attention").sum() < with_special.mass("attention").sum()
+    with pytest.raises(InputError, match="no token that counts"):
+        study_texts(model, ["", " "], length=20, counts_special=False)
+    with pytest.raises(InputError, match="--length is 25; allowed: 3 to 24"):
+        study_texts(model, TEXTS, length=25)
+
+
+def other_maps(self: Encoder, tokens: Tensor, layout: object, types: Tensor | None = None) -> list[dict[str, Tensor]]:
+    """Convolutions of a model without attention."""
+    batch, length = tokens.shape
+    return [{"convolution": torch.eye(length).expand(batch, 2, length, length) * 0.5} for _ in range(2)]
+
+
+def test_page_tells_every_model_and_map(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mixed = studied(batches())
+    first = study_texts(model, TEXTS, length=LONGEST)
+    monkeypatch.setattr(Encoder, "attention_maps", other_maps)
+    pure = study_texts(model, TEXTS, length=LONGEST)
+    assert main_map(pure) == "convolution"
+    studies = {"</script><i>": first, "mixed": mixed, "pure": pure}
+    page = study_page(studies, {"texts": "4"})
+    assert "<script><i>" not in page
+    assert not re.search(r"https?://|@import|url\(", page)
+    for expected in ("Attention by distance", "Convolution by distance", "Scores by distance: mixed"):
+        assert expected in page
+    assert page.count("Average kernel per head") == 2
+    assert f"{100 * mixed.near('attention'):.1f} %" in page
+    match = re.search(r'class="study-data">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    data = json.loads(match.group(1))
+    packed = data["models"][1]["attention"]
+    assert packed["scales"][1] == 0  # the first layer lacks the map
+    levels = np.frombuffer(base64.b64decode(packed["levels"]), np.uint8).reshape(-1, LONGEST, LONGEST)
+    assert len(levels) == 3
+    shares = (levels[2] / 255) ** 2 * packed["scales"][3]
+    np.testing.assert_allclose(shares, mixed.average("attention", 2), atol=0.01)
+    pytest.importorskip("matplotlib")
+    study_picture(studies, tmp_path / "study.png")
+    study_picture({"pure": pure}, tmp_path / "pure.png")
+    assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_headline_follows_the_shares() -> None:
+    mixed = studied(batches())
+    near, even = f"{100 * mixed.near('attention'):.0f}\u00a0%", f"{100 * mixed.even_near:.0f}\u00a0%"
+    assert (
+        headline({"m": mixed}) == f"m puts {near} of its attention within ±4 tokens; spread evenly it would be {even}."
+    )
+    assert headline({"a": mixed, "b": mixed}).startswith(f"Within ±4 tokens a puts {near} of its attention and b puts")
+
+
+def test_figures_are_plain_and_whole() -> None:
+    figures = json.loads(json.dumps(study_figures(studied(batches()))))
+    assert figures["distances"] == list(range(-7, 8))
+    attention = figures["maps"]["attention"]
+    assert set(attention["near_by_layer"]) == {"2", "3"}
+    assert len(attention["near_by_head"]["2"]) == 4
+    assert sum(attention["mass_by_distance"]) == pytest.approx(1, abs=1e-6)
+    assert figures["maps"]["convolution"]["kernels"]["distances"] == [-1, 0, 1]
+    assert figures["maps"]["content_to_position"]["kind"] == "scores"

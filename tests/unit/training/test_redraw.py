@@ -1,0 +1,46 @@
+"""Random features in training: drawn anew at their steps, and a run that resumes is bitwise the same."""
+
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+import bertsmith
+from bertsmith.models.model import Model
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
+SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=2", "run.log_every=1"]
+SMALL += ["model.preset=performer-small", "run.steps=18", "run.evaluate_every=18", "run.checkpoint_every=9"]
+SMALL += ["model.overrides={width=32,layers=2,heads=2,longest=128,features=24,redraw_every=3}"]
+
+
+def matrix(folder: Path, layer: int = 0) -> torch.Tensor:
+    return load_file(folder / "model.safetensors")[f"encoder.blocks.{layer}.mixer.projection"]
+
+
+def losses(out: Path) -> list[str]:
+    return [line.split('"seconds"')[0] for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_resumed_run_redraws_the_same(corpus_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    moments: list[int] = []
+    renew = Model.renew
+
+    def counted(model: Model, step: int, seed: int) -> None:
+        moments.append(step)
+        renew(model, step, seed)
+
+    monkeypatch.setattr(Model, "renew", counted)
+    straight, out = tmp_path / "straight", tmp_path / "resumed"
+    bertsmith.pretrain(RECIPE, data=corpus_folder, out=straight, set=SMALL, device="cpu")
+    assert moments == list(range(18))  # once a step, though a step has two micro-batches
+    assert not torch.equal(matrix(straight / "checkpoints" / "step-00000009"), matrix(straight))
+    shutil.copytree(straight, out)
+    for name in ("result.json", "model.safetensors"):
+        (out / name).unlink()
+    shutil.rmtree(out / "checkpoints" / "step-00000018")
+    bertsmith.pretrain(out=out, resume=True, device="cpu")
+    assert moments[18:] == list(range(9, 18))
+    assert losses(out) == losses(straight)
+    assert (out / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()

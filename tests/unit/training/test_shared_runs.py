@@ -1,0 +1,64 @@
+"""Runs of networks that share weights: interrupted and resumed, compiled, and with positions that halt."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import bertsmith
+from bertsmith.training.trainer import Trainer
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
+SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=2", "run.log_every=1"]
+SMALL += ["run.steps=8", "run.checkpoint_every=3", "run.evaluate_every=4"]
+SIZE = "width=32,layers=3,heads=2,longest=128,dropout=0.1"
+
+
+def run(corpus: Path, out: Path, name: str, *changes: str) -> dict:
+    network = [f"model.preset={name}", f"model.overrides={{{SIZE}}}"]
+    return bertsmith.pretrain(RECIPE, data=corpus, out=out, set=[*SMALL, *network, *changes], device="cpu")
+
+
+@pytest.mark.parametrize("name", ["albert-base", "universal-base"])
+def test_interrupted_and_resumed_is_bitwise_the_same(
+    name: str, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(corpus_folder, tmp_path / "straight", name)
+    step = Trainer._step
+
+    def until_the_fifth(self: Trainer, *arguments: object) -> None:
+        if self.progress.step == 5:
+            raise KeyboardInterrupt
+        step(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", until_the_fifth)
+        with pytest.raises(KeyboardInterrupt):
+            run(corpus_folder, tmp_path / "run", name)
+    bertsmith.pretrain(out=tmp_path / "run", resume=True, device="cpu")
+    weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("run", "straight")]
+    assert weights[0] == weights[1]
+    blocks = bertsmith.load(tmp_path / "run").encoder.blocks
+    assert blocks[0].mixer is blocks[2].mixer
+
+
+def test_the_ponder_cost_is_logged_and_falls(corpus_folder: Path, tmp_path: Path) -> None:
+    figures = run(corpus_folder, tmp_path / "run", "universal-base", "run.steps=40", "optimizer.learning_rate=4e-3")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    costs = [row["ponder_loss"] for row in rows if row["kind"] == "training"]
+    # 0.01 · (N + R) of three steps
+    assert all(0.01 * 1 < cost < 0.01 * 4 for cost in costs)
+    assert costs[-1] < costs[0]
+    assert figures["held_out"]["ponder_loss"] > 0
+    assert 0 <= figures["held_out"]["ponder_accuracy"] <= 1
+
+
+def test_a_compiled_run_learns_the_same(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    real = torch.compile
+    # without the code generator: what is compiled is what is tested here, not how
+    monkeypatch.setattr(torch, "compile", lambda function, mode: real(function, backend="aot_eager"))
+    plain = run(corpus_folder, tmp_path / "plain", "universal-base", "run.steps=2")
+    compiled = run(corpus_folder, tmp_path / "compiled", "universal-base", "run.steps=2", "run.compile=on")
+    assert compiled["training_loss"] == pytest.approx(plain["training_loss"], rel=1e-3)

@@ -17,6 +17,7 @@ so neither the number of processes nor an interruption changes it.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -161,6 +162,10 @@ class Trainer:
 
     def close(self) -> None:
         """Ends trackers and the talk between processes; nothing may follow that waits for the others."""
+        if self.processes > 1:
+            # gloo's threads need the interpreter to let go of the tensors of the last sums; the end of the group, which
+            # holds the interpreter and waits for these threads, must not come before
+            time.sleep(0.2)
         self.accelerator.end_training()
 
     @property

@@ -126,6 +126,10 @@ class ModelConfig(Record):
         kinds = [head.kind for head in self.heads]
         if len(set(kinds)) != len(kinds):
             raise ValueError(f"heads are {kinds}; each kind may stand once")
+        last = self.decoder or self.encoder  # heads stand on the last stack
+        if "next_token" in kinds and last.embedding_width != last.width:
+            widths = f"{last.embedding_width} ≠ {last.width}"
+            raise ValueError(f"a next_token head needs an embedding as wide as the states: {widths}")
         return self
 
     @model_validator(mode="after")

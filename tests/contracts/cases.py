@@ -41,12 +41,14 @@ MIXER_CASES: dict[str, MixerConfig] = {
     "full causal": FullConfig(heads=HEADS, dropout=0.0, is_causal=True),
     "full with wider values": FullConfig(heads=HEADS, head_width=3, value_width=7, dropout=0.0),
     "dynamic_conv": DynamicConvConfig(heads=HEADS, dropout=0.0),
-    "dynamic_conv fixed": DynamicConvConfig(heads=HEADS, taps=3, kernel="fixed", dropout=0.0),
-    "dynamic_conv depthwise": DynamicConvConfig(heads=HEADS, head_width=5, kernel="depthwise", dropout=0.0),
+    "dynamic_conv fixed": DynamicConvConfig(heads=HEADS, taps=3, kernel_from="fixed", dropout=0.0),
+    "dynamic_conv depthwise": DynamicConvConfig(heads=HEADS, head_width=5, kernel_from="depthwise", dropout=0.0),
     "dynamic_conv ungated": DynamicConvConfig(heads=HEADS, taps=13, is_gated=False, dropout=0.0),
     "dynamic_conv causal": DynamicConvConfig(heads=HEADS, taps=5, dropout=0.0, is_causal=True),
-    "dynamic_conv fixed causal": DynamicConvConfig(heads=HEADS, kernel="fixed", dropout=0.0, is_causal=True),
-    "dynamic_conv depthwise causal": DynamicConvConfig(heads=HEADS, kernel="depthwise", dropout=0.0, is_causal=True),
+    "dynamic_conv fixed causal": DynamicConvConfig(heads=HEADS, kernel_from="fixed", dropout=0.0, is_causal=True),
+    "dynamic_conv depthwise causal": DynamicConvConfig(
+        heads=HEADS, kernel_from="depthwise", dropout=0.0, is_causal=True
+    ),
     "span_conv": SpanConvConfig(heads=HEADS, dropout=0.0),
     "span_conv wide, one value": SpanConvConfig(heads=HEADS, head_width=7, taps=5, shares_value=True, dropout=0.0),
     "span_conv token": SpanConvConfig(heads=HEADS, kernel_from="token", dropout=0.0),
@@ -72,10 +74,8 @@ MIXER_CASES |= {
     "disentangled c2p": DISENTANGLED.model_copy(update={"position_to_content": False}),
     "disentangled p2c": DISENTANGLED.model_copy(update={"content_to_position": False, "shares_projections": False}),
 }
-CAUSAL_CASES = [name for name, config in MIXER_CASES.items() if getattr(config, "is_causal", False)]
-MEMORY_CASES = [
-    name for name, config in MIXER_CASES.items() if config.reads_memory and not getattr(config, "is_causal", False)
-]
+CAUSAL_CASES = [name for name, config in MIXER_CASES.items() if config.is_causal]
+MEMORY_CASES = [name for name, config in MIXER_CASES.items() if config.reads_memory and not config.is_causal]
 
 
 def forward_pass(layout: SequenceLayout, cut: LayerCut | None = None, memory: Memory | None = None) -> ForwardPass:

@@ -1,5 +1,7 @@
 """What every mixer must keep, over the whole table."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import (
@@ -166,6 +168,17 @@ def test_step_by_step_equals_the_whole(name: str, heads: int | None) -> None:
             state, hidden, expected = tuple(part[rows] for part in state), hidden[rows], expected[rows]
         mixed, state = mixer.step(hidden[:, place], state, call)
         torch.testing.assert_close(mixed, expected[:, place], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name in CAUSAL_CASES if "favor" not in name])
+def test_caches_have_the_dtype_of_autocast(name: str) -> None:
+    mixer, call = make(name).float(), forward_pass(padded_layout([1, 1]))
+    call = replace(call, relative_positions=replace(call.relative_positions, vectors=torch.randn(16, WIDTH)))
+    state = mixer.start(call)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            _, state = mixer.step(torch.randn(2, WIDTH, dtype=torch.bfloat16), state, call)
+    assert {part.dtype for part in state} <= {torch.bfloat16, torch.long}
 
 
 @pytest.mark.parametrize("name", [name for name in MIXER_CASES if name not in CAUSAL_CASES])

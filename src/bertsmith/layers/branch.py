@@ -1,29 +1,29 @@
 """A convolution beside a whole layer (DeBERTa v2's first layer)."""
 
+from typing import Annotated
+
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from bertsmith.layers.activation import ACTIVATIONS, Activation
 from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.norm import Norm
-from bertsmith.ops.conv import shifted
+from bertsmith.ops.conv import odd_taps, shifted
 from bertsmith.settings import Record
 
 
 class BranchConfig(Record):
     """What the neighbours of a token add to a layer's output."""
 
-    taps: int = Field(default=3, gt=0)
+    taps: Annotated[int, AfterValidator(odd_taps)] = 3
     activation: Activation = "gelu"
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Before the activation, as in the released code."""
     epsilon: float = Field(default=1e-7, gt=0)
 
     def build(self, width: int) -> "ConvolutionBranch":
-        if self.taps % 2 == 0:
-            raise ValueError(f"taps is {self.taps}; allowed: odd numbers")
         return ConvolutionBranch(width, self.taps, self.activation, self.dropout, self.epsilon)
 
     def flops(self, width: int) -> int:

@@ -1,6 +1,6 @@
 """What one call of the encoder shares with all its parts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -45,10 +45,15 @@ class ForwardPass:
         """How many neurons the present layer keeps; None for all."""
         return None if self.cut is None else self.cut.neurons
 
-    def with_cut(self, cut: LayerCut) -> "ForwardPass":
-        """The same call for a layer that keeps only these units."""
-        return ForwardPass(self.layout, cut, self.backend, self.relative_positions, self.memory)
+    @property
+    def key_layout(self) -> SequenceLayout | None:
+        """How the memory lies; None where the queries look at their own sequence."""
+        return None if self.memory is None else self.memory.layout
+
+    def with_cut(self, cut: LayerCut | None) -> "ForwardPass":
+        """The same call for a layer that keeps only these units; the call itself for None."""
+        return self if cut is None else replace(self, cut=cut)
 
     def with_memory(self, memory: Memory | None) -> "ForwardPass":
         """The same call for a part that looks at something else."""
-        return ForwardPass(self.layout, self.cut, self.backend, self.relative_positions, memory)
+        return replace(self, memory=memory)

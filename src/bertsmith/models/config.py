@@ -33,10 +33,10 @@ class LayerConfig(Record):
         if self.cross is None:
             return self
         if not self.cross.reads_memory:
-            raise ValueError(f"cross is of kind {self.cross.kind!r}, which cannot look at an encoder")  # type: ignore[attr-defined]
+            raise ValueError(f"cross is of kind {self.cross.kind!r}, which cannot look at an encoder")
         if self.cross.heads != self.mixer.heads:
             raise ValueError(f"cross has {self.cross.heads} heads and mixer {self.mixer.heads}; allowed: as many")
-        if getattr(self.cross, "is_causal", False):
+        if self.cross.is_causal:
             raise ValueError("cross.is_causal is true; a cross mixer sees the whole encoder")
         return self
 
@@ -126,6 +126,10 @@ class ModelConfig(Record):
         kinds = [head.kind for head in self.heads]
         if len(set(kinds)) != len(kinds):
             raise ValueError(f"heads are {kinds}; each kind may stand once")
+        last = self.decoder or self.encoder  # heads stand on the last stack
+        if "next_token" in kinds and last.embedding_width != last.width:
+            widths = f"{last.embedding_width} ≠ {last.width}"
+            raise ValueError(f"a next_token head needs an embedding as wide as the states: {widths}")
         return self
 
     @model_validator(mode="after")
@@ -149,7 +153,7 @@ class ModelConfig(Record):
                 raise ValueError("encoder.embedding.owns_table is false; only a decoder reads another table")
             return self
         for index, layer in enumerate(decoder.layers):
-            if layer.cross is None or not getattr(layer.mixer, "is_causal", False):
+            if layer.cross is None or not layer.mixer.is_causal:
                 raise ValueError(f"decoder.layers.{index} needs a causal mixer and a cross mixer")
         if decoder.universal is not None:
             raise ValueError("decoder.universal is given; allowed: in an encoder only")

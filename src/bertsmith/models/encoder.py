@@ -62,7 +62,7 @@ class Encoder(nn.Module):
         call = self.call(layout, backend, memory)
         hidden = self.embedding(tokens, layout, types, table)
         for block, cut in self.kept(subnet):
-            hidden = block(hidden, call if cut is None else call.with_cut(cut))
+            hidden = block(hidden, call.with_cut(cut))
         return self.final_norm(hidden)
 
     def run(
@@ -89,7 +89,7 @@ class Encoder(nn.Module):
         """The states that enter the last kept block, that block, and the call that is meant for it."""
         call = self.call(layout, backend)
         hidden = self.embedding(tokens, layout, types)
-        *before, last = [(block, call if cut is None else call.with_cut(cut)) for block, cut in self.kept(subnet)]
+        *before, last = [(block, call.with_cut(cut)) for block, cut in self.kept(subnet)]
         for block, own_call in before:
             hidden = block(hidden, own_call)
         return hidden, *last
@@ -101,7 +101,7 @@ class Encoder(nn.Module):
         call = self.call(layout)
         states = [self.embedding(tokens, layout, types)]
         for block, cut in self.kept(subnet):
-            states.append(block(states[-1], call if cut is None else call.with_cut(cut)))
+            states.append(block(states[-1], call.with_cut(cut)))
         return states
 
     def attention_maps(

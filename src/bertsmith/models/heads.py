@@ -90,8 +90,6 @@ class NextTokenConfig(HeadConfig):
     has_bias: bool = False
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "NextToken":
-        if width != embedding_width:
-            raise ValueError(f"a next_token head needs an embedding as wide as the states: {embedding_width} ≠ {width}")
         return NextToken(vocabulary if self.has_bias else None)
 
 

@@ -90,7 +90,7 @@ class ConvBertSize(FactorisedSize):
 class DynamicConvSize(Size):
     """An encoder of convolutions only."""
 
-    kernel: Literal["fixed", "predicted", "depthwise"]
+    kernel_from: Literal["token", "fixed", "depthwise"]
 
 
 class TransformerSize(Size):
@@ -213,7 +213,7 @@ def dynamic_conv(size: DynamicConvSize) -> ModelConfig:
     feedforward, layers = FeedForwardConfig(neurons=4 * size.width), []
     for index in range(size.layers):
         taps = min(2 ** (index + 2) - 1, 31)  # 3, 7, 15, then 31, as published
-        mixer = DynamicConvConfig(heads=size.heads, taps=taps, kernel=size.kernel, dropout=size.dropout)
+        mixer = DynamicConvConfig(heads=size.heads, taps=taps, kernel_from=size.kernel_from, dropout=size.dropout)
         layers.append(LayerConfig(mixer=mixer, feedforward=feedforward, dropout=size.dropout))
     embedding = EmbeddingConfig(positions="sinusoid", longest=size.longest, dropout=size.dropout)
     return ModelConfig(family="dynamic_conv", encoder=size.encoder(embedding, *layers), heads=(MaskedTokensConfig(),))
@@ -307,8 +307,8 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
         convbert_generator,
         ConvBertSize(width=256, layers=12, heads=4, embedding_width=768),
     ),
-    "lightconv-base": (dynamic_conv, DynamicConvSize(width=768, layers=12, heads=12, kernel="fixed")),
-    "dynamicconv-base": (dynamic_conv, DynamicConvSize(width=768, layers=12, heads=12, kernel="predicted")),
+    "lightconv-base": (dynamic_conv, DynamicConvSize(width=768, layers=12, heads=12, kernel_from="fixed")),
+    "dynamicconv-base": (dynamic_conv, DynamicConvSize(width=768, layers=12, heads=12, kernel_from="token")),
     "transformer-tiny": (transformer, TransformerSize(width=128, layers=2, heads=4, neurons=512, deviation=0.06)),
     "transformer-small": (transformer, TransformerSize(width=256, layers=3, heads=4, neurons=1024, deviation=0.06)),
     "transformer-base": (

@@ -137,7 +137,7 @@ class UniversalEncoder(Encoder):
         pondering = None if self.halting is None else self.halting.start(hidden)
         for step, (block, cut) in enumerate(kept):
             entering = hidden + (places + self.signal.steps[step]).to(hidden.dtype)
-            left = block(entering, call if cut is None else call.with_cut(cut))
+            left = block(entering, call.with_cut(cut))
             if self.halting is None or pondering is None:
                 hidden = left
             else:

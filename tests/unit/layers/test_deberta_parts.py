@@ -85,6 +85,8 @@ def test_settings_that_cannot_be_are_refused() -> None:
     del encoder["relative"]
     with pytest.raises(InputError, match="a layer's mixer reads relative positions; give relative"):
         EncoderConfig.parse(encoder)
+    with pytest.raises(InputError, match="taps is 4; allowed: odd numbers from 1 up"):
+        BranchConfig.parse({"taps": 4})
 
 
 def test_replaced_tokens_look_at_the_first_token() -> None:

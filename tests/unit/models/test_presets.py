@@ -4,6 +4,7 @@ import pytest
 
 import bertsmith
 from bertsmith.errors import InputError
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters, training_flops
 from bertsmith.models.presets import PRESETS, preset
 
@@ -179,3 +180,10 @@ def test_encode_ignores_the_company_of_a_text(corpus_folder) -> None:
         model.fill_mask("the smith")
     guesses = model.fill_mask("the [MASK] forges the [MASK].", top=3)
     assert [len(row) for row in guesses] == [3, 3]
+
+
+def test_a_next_token_head_needs_an_embedding_as_wide_as_the_states() -> None:
+    config = preset("bert-tiny").plain() | {"heads": [{"kind": "next_token"}]}
+    config["encoder"]["embedding"]["width"] = 64
+    with pytest.raises(InputError, match="a next_token head needs an embedding as wide as the states: 64 ≠ 128"):
+        ModelConfig.parse(config)

@@ -100,7 +100,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
         "d_model": encoder.width,
         "activation_function": write_activation(encoder.layers[0].feedforward.activation),
         "dropout": encoder.layers[0].dropout,
-        "attention_dropout": encoder.layers[0].mixer.dropout,  # type: ignore[attr-defined]
+        "attention_dropout": encoder.layers[0].mixer.dropout,
         "activation_dropout": 0.0,
         "max_position_embeddings": encoder.embedding.longest,
         "scale_embedding": encoder.embedding.is_scaled,

@@ -1,8 +1,11 @@
 """The contract of a mixer: the one place where the families of encoders differ."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Self
+from collections.abc import Sequence
+from typing import Self
 
+import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from bertsmith.errors import InputError
@@ -12,6 +15,12 @@ from bertsmith.settings import Record
 
 State = tuple[Tensor, ...]
 """What a causal mixer keeps of the tokens it has seen; the first axis of every tensor is the batch."""
+
+
+def grown(state: Sequence[Tensor], news: Sequence[Tensor]) -> State:
+    """The tensors of a state with one more token each: (batch, seen, …) and (batch, …) -> (batch, seen + 1, …)."""
+    # an empty tensor has the weights' dtype, which is not autocast's
+    return tuple(torch.cat([old.to(new), new[:, None]], dim=1) for old, new in zip(state, news, strict=True))
 
 
 class Mixer(nn.Module, ABC):
@@ -59,28 +68,44 @@ class Mixer(nn.Module, ABC):
 
 
 class MixerConfig(Record, ABC):
-    """The settings of one kind of mixer; `kind` is its name in the table."""
+    """The settings that every kind of mixer has; `kind` is its name in the table."""
 
-    reads_memory: ClassVar[bool] = False
-    """Whether the kind can look at states other than those that come in."""
+    kind: str
+    heads: int = Field(gt=0)
+    """The units of the mixer; of a convolution, groups of channels that share a kernel."""
+    head_width: int | None = Field(default=None, gt=0)
+    """Width of one head; None for heads that together fill the encoder's width."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    """On the shares a token takes of others: probabilities or taps; favor, which has none, drops mixed values."""
+    is_causal: bool = False
+    """A token takes only from itself and what stands before it."""
 
-    heads: int
+    @property
+    def reads_memory(self) -> bool:
+        """Whether the mixer can look at states other than those that come in."""
+        return False
 
     @property
     def reads_positions(self) -> bool:
         """Whether the encoder must have a table of relative positions."""
         return False
 
-    @abstractmethod
+    def resolved_head_width(self, width: int) -> int:
+        """The width of one head in an encoder of this width; raises ValueError if there is none."""
+        if self.head_width is None and width % self.heads:
+            raise ValueError(f"width {width} is not a multiple of heads {self.heads}; give head_width")
+        return self.head_width or width // self.heads
+
     def check(self, width: int) -> None:
         """Raises ValueError if the mixer cannot stand in an encoder of this width."""
+        self.resolved_head_width(width)
+
+    def cut(self, cut: LayerCut, width: int) -> Self:
+        """The config of the extracted part."""
+        return self.model_copy(update={"heads": cut.heads, "head_width": self.resolved_head_width(width)})
 
     @abstractmethod
     def build(self, width: int) -> Mixer: ...
-
-    @abstractmethod
-    def cut(self, cut: LayerCut, width: int) -> Self:
-        """The config of the extracted part."""
 
     @abstractmethod
     def flops(self, width: int, length: int) -> int:

@@ -2,14 +2,13 @@
 
 from typing import Annotated, Literal
 
-import torch
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 from torch import Tensor
 from torch.nn.functional import glu
 
 from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.layers.mixers.base import Mixer, MixerConfig, State
+from bertsmith.layers.mixers.base import Mixer, MixerConfig, State, grown
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops.conv import odd_taps
@@ -19,48 +18,29 @@ class DynamicConvConfig(MixerConfig):
     """Every token takes from the tokens a few places around it."""
 
     kind: Literal["dynamic_conv"] = "dynamic_conv"
-    heads: int = Field(gt=0)
-    """Groups of channels that share a kernel."""
-    head_width: int | None = Field(default=None, gt=0)
-    """Channels of one head; None for width / heads."""
     taps: Annotated[int, AfterValidator(odd_taps)] = 7
     """Places a token takes from, its own counted in; odd."""
-    kernel: Literal["fixed", "predicted", "depthwise"] = "predicted"
-    """The taps' weights: one softmax per head for all tokens (light-weight convolution), a softmax that each token
-    predicts (dynamic convolution), or free weights per channel (depthwise convolution)."""
+    kernel_from: Literal["token", "fixed", "depthwise"] = "token"
+    """What makes the taps: each token (dynamic convolution), nothing but weights per head (light-weight) or per channel
+    (depthwise)."""
     is_gated: bool = True
     """A gated linear unit makes what is convolved, instead of a plain linear layer."""
-    dropout: float = Field(default=0.1, ge=0, lt=1)
-    """On the taps' weights."""
-    is_causal: bool = False
-    """A token takes only from itself and what stands before it."""
-
-    def check(self, width: int) -> None:
-        self._head_width(width)
 
     def build(self, width: int) -> "DynamicConv":
-        kernel = KERNELS[self.kernel](
+        kernel = KERNELS[self.kernel_from](
             self.heads,
-            self._head_width(width),
+            self.resolved_head_width(width),
             self.taps,
             is_causal=self.is_causal,
             dropout=self.dropout,
             has_bias=False,  # the paper predicts by a plain product
         )
-        return DynamicConv(width, self.heads, self._head_width(width), kernel, is_gated=self.is_gated)
-
-    def cut(self, cut: LayerCut, width: int) -> "DynamicConvConfig":
-        return self.model_copy(update={"heads": cut.heads, "head_width": self._head_width(width)})
+        return DynamicConv(width, self.heads, self.resolved_head_width(width), kernel, is_gated=self.is_gated)
 
     def flops(self, width: int, length: int) -> int:
-        inner = self.heads * self._head_width(width)
-        predicting = inner * self.heads * self.taps if self.kernel == "predicted" else 0
+        inner = self.heads * self.resolved_head_width(width)
+        predicting = inner * self.heads * self.taps if self.kernel_from == "token" else 0
         return 2 * (width * inner * (3 if self.is_gated else 2) + predicting + inner * self.taps)
-
-    def _head_width(self, width: int) -> int:
-        if self.head_width is None and width % self.heads:
-            raise ValueError(f"width {width} is not a multiple of heads {self.heads}; give head_width")
-        return self.head_width or width // self.heads
 
 
 class DynamicConv(Mixer):
@@ -93,7 +73,7 @@ class DynamicConv(Mixer):
         if not self.kernel.is_causal:
             return super().step(hidden, state, call)
         inner = self._project(hidden, call)
-        window = torch.cat([state[0], self._by_head(inner)[:, None]], dim=1)  # (batch, taps, heads, head_width)
+        (window,) = grown(state, [self._by_head(inner)])  # (batch, taps, heads, head_width)
         mixed = self.kernel.step(window, inner, call)
         return self.output(mixed.flatten(-2), keep_in=call.keep_heads), (window[:, 1:],)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field
@@ -11,9 +11,9 @@ from torch.nn.functional import dropout
 
 from bertsmith.batches.random import key as seed_of
 from bertsmith.layers.call import ForwardPass
-from bertsmith.layers.mixers.base import Mixer, MixerConfig, State
-from bertsmith.layers.mixers.full import FullAttention
-from bertsmith.layers.subnet import LayerCut
+from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.mixers.attending import KEY_AND_VALUE, QUERY, Attending
+from bertsmith.layers.mixers.base import MixerConfig, State
 from bertsmith.ops.favor import (
     KERNELS,
     FavorState,
@@ -50,12 +50,7 @@ class Features:
 class FavorConfig(MixerConfig):
     """Every token looks at every token of its sequence, or of the memory, in time linear in the length."""
 
-    reads_memory: ClassVar[bool] = True
-
     kind: Literal["favor"] = "favor"
-    heads: int = Field(gt=0)
-    head_width: int | None = Field(default=None, gt=0)
-    """Width of one head's queries, keys and values; None for width / heads."""
     value_width: int | None = Field(default=None, gt=0)
     """Width of one head's values; None for head_width."""
     features: int = Field(default=256, ge=0)
@@ -68,18 +63,18 @@ class FavorConfig(MixerConfig):
     """Optimiser steps between two draws of the random matrix; 0 for never."""
     epsilon: float | None = Field(default=None, ge=0)
     """Added to every feature; None for the kernel's own, 1e-6 beside exponentials and 1e-3 beside curves."""
-    dropout: float = Field(default=0.1, ge=0, lt=1)
-    """On the mixed values: there are no probabilities to drop."""
-    is_causal: bool = False
-    """A token looks only at itself and what stands before it."""
+
+    @property
+    def reads_memory(self) -> bool:
+        return True
 
     def check(self, width: int) -> None:
-        self._head_width(width)
+        super().check(width)
         if self.features == 0 and KERNELS[self.kernel].estimates_softmax:
             raise ValueError(f"features is 0 and kernel {self.kernel!r} needs a random matrix; allowed: 1 or more")
 
     def build(self, width: int) -> "FavorAttention":
-        head_width = self._head_width(width)
+        head_width = self.resolved_head_width(width)
         return FavorAttention(
             width,
             self.heads,
@@ -90,11 +85,8 @@ class FavorConfig(MixerConfig):
             is_causal=self.is_causal,
         )
 
-    def cut(self, cut: LayerCut, width: int) -> Self:
-        return self.model_copy(update={"heads": cut.heads, "head_width": self._head_width(width)})
-
     def flops(self, width: int, length: int) -> int:
-        head_width = self._head_width(width)
+        head_width = self.resolved_head_width(width)
         value_width = self.value_width or head_width
         rows = feature_width(self.kernel, self.features or head_width)
         features = 0 if self.features == 0 else 2 * 2 * rows * head_width
@@ -103,13 +95,8 @@ class FavorConfig(MixerConfig):
             products += 2 * min(_CHUNK, length) * (rows + value_width)
         return self.heads * (2 * 2 * width * (head_width + value_width) + features + products)
 
-    def _head_width(self, width: int) -> int:
-        if self.head_width is None and width % self.heads:
-            raise ValueError(f"width {width} is not a multiple of heads {self.heads}; give head_width")
-        return self.head_width or width // self.heads
 
-
-class FavorAttention(FullAttention):
+class FavorAttention(Attending):
     """Full attention's projections around linear attention; the random matrix is saved with the weights."""
 
     projection: Tensor
@@ -126,6 +113,7 @@ class FavorAttention(FullAttention):
         is_causal: bool,
     ) -> None:
         super().__init__(width, heads, head_width, value_width, dropout=dropout, is_causal=is_causal)
+        self.output = ElasticLinear(heads * value_width, width, units_in=heads)
         self.features = features
         # one that works, until `initialise` or a file gives this layer its own
         self.register_buffer("projection", features.draw(head_width, torch.Generator().manual_seed(0)).float())
@@ -153,7 +141,7 @@ class FavorAttention(FullAttention):
             self.projection,
             call.layout,
             kernel=self.features.kernel,
-            key_layout=None if call.memory is None else call.memory.layout,
+            key_layout=call.key_layout,
             is_causal=self.is_causal,
             epsilon=self.features.epsilon,
             chunk=_CHUNK,
@@ -169,7 +157,7 @@ class FavorAttention(FullAttention):
             self.projection,
             call.layout,
             kernel=self.features.kernel,
-            key_layout=None if call.memory is None else call.memory.layout,
+            key_layout=call.key_layout,
             is_causal=self.is_causal,
             epsilon=self.features.epsilon,
         )
@@ -178,17 +166,17 @@ class FavorAttention(FullAttention):
     def start(self, call: ForwardPass) -> State:
         kernel, epsilon = self.features.kernel, self.features.epsilon
         if call.memory is not None:
-            key, value = self._key_and_value(call.memory.states, call)
+            key, value = self._parts(call.memory.states, call, KEY_AND_VALUE)
             return favor_memory(key, value, self.projection, call.memory.layout, kernel=kernel, epsilon=epsilon)
-        heads = self.heads if call.keep_heads is None else call.keep_heads
+        heads = call.keep_heads or self.heads
         return favor_start(call.layout.batch, heads, self.projection, kernel=kernel, value_width=self.value_width)
 
     def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
         if call.memory is None and not self.is_causal:
-            return Mixer.step(self, hidden, state, call)
+            return super().step(hidden, state, call)
         kernel, epsilon = self.features.kernel, self.features.epsilon
         if call.memory is not None:
-            query = self._by_head(self.project(hidden, keep_out=call.keep_heads, parts=slice(0, 1)), self.head_width)
+            (query,) = self._parts(hidden, call, QUERY)
             mixed = favor_read(query, FavorState(*state), self.projection, kernel=kernel, epsilon=epsilon)
         else:
             query, key, value = self._project(hidden, call)
@@ -196,16 +184,6 @@ class FavorAttention(FullAttention):
                 query, key, value, FavorState(*state), self.projection, kernel=kernel, epsilon=epsilon
             )
         return self._output(mixed, call), state
-
-    @torch.no_grad()
-    def extract(self, cut: LayerCut) -> "FavorAttention":
-        widths = (self.head_width, self.value_width)
-        small = FavorAttention(
-            self.project.inputs, cut.heads, *widths, self.features, dropout=self.dropout, is_causal=self.is_causal
-        )
-        small.take_units(self, cut.heads)
-        small.projection = self.projection.clone()
-        return small
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = self.projection

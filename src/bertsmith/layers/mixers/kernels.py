@@ -139,10 +139,12 @@ class DepthwiseKernel(Kernel):
 
 
 KERNELS: dict[str, type[Kernel]] = {
+    "span": PredictedKernel,
+    "token": PredictedKernel,
     "fixed": FixedKernel,
-    "predicted": PredictedKernel,
     "depthwise": DepthwiseKernel,
 }
+"""The kernels by what makes their taps, as `kernel_from` says."""
 
 
 @torch.no_grad()

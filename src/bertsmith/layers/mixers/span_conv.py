@@ -7,74 +7,66 @@ import copy
 from typing import Annotated, Literal
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.layers.mixers.base import Mixer, MixerConfig, State
+from bertsmith.layers.mixers.attending import Attending
+from bertsmith.layers.mixers.base import MixerConfig, State, grown
+from bertsmith.layers.mixers.full import FullAttention
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel, initialise_depthwise
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops import conv
 from bertsmith.ops.attention import attention, attention_map
 
-_KERNEL_KINDS = {
-    "span": "predicted",
-    "token": "predicted",
-    "fixed": "fixed",
-    "depthwise": "depthwise",
-    "none": None,
-}
-
 
 class SpanConvConfig(MixerConfig):
-    """Some heads attend to the whole sequence; as many convolve with taps made from the span around a token."""
+    """Some heads attend to the whole sequence; as many convolve with taps made from the span around a token.
+
+    `heads` counts the attention heads; as many convolution heads stand beside them, and both together fill the width
+    unless `head_width` is given. ConvBERT's head ratio γ is data here: H // γ of its H heads.
+    """
 
     kind: Literal["span_conv"] = "span_conv"
-    heads: int = Field(gt=0)
-    """Attention heads, and as many convolution heads. ConvBERT's head ratio γ is data here: H // γ of its H heads."""
-    head_width: int | None = Field(default=None, gt=0)
-    """Width of one head; None for width / (2 · heads), so that both kinds together fill the width."""
     taps: Annotated[int, AfterValidator(conv.odd_taps)] = 9
     """Places a convolution head takes from, the token's own counted in; odd."""
     kernel_from: Literal["span", "token", "fixed", "depthwise", "none"] = "span"
     """What makes the taps: the span around the token, the token alone (dynamic convolution), nothing but weights per
-    head (light-weight) or per channel (depthwise); "none" leaves the convolution heads out."""
+    head (light-weight) or per channel (depthwise); "none" leaves the convolution heads out: full attention."""
     shares_value: bool = False
     """Both kinds of heads take the same values, as in the paper's formulas; the released models have two."""
-    dropout: float = Field(default=0.1, ge=0, lt=1)
-    """On the attention probabilities."""
-    is_causal: bool = False
-    """A token takes only from itself and what stands before it."""
     legacy_padding: bool = False
     """Let pads into the convolutions, as the released code and `transformers` do: for comparisons with them only."""
 
-    def check(self, width: int) -> None:
-        self._head_width(width)
+    @property
+    def reads_memory(self) -> bool:
+        return self.kernel_from == "none"
 
-    def build(self, width: int) -> "SpanConv":
-        head_width = self._head_width(width)
-        options = {"is_causal": self.is_causal, "legacy_padding": self.legacy_padding}
-        span = SpanKey(width, self.heads, head_width, self.taps, **options) if self.kernel_from == "span" else None
-        kind = _KERNEL_KINDS[self.kernel_from]
-        kernel = None if kind is None else KERNELS[kind](self.heads, head_width, self.taps, **options)
+    def resolved_head_width(self, width: int) -> int:
+        if self.head_width is None and width % (2 * self.heads):
+            raise ValueError(f"width {width} is not a multiple of twice the heads {self.heads}; give head_width")
+        return self.head_width or width // (2 * self.heads)
+
+    def build(self, width: int) -> "SpanConv | FullAttention":
+        heads, head_width, is_causal = self.heads, self.resolved_head_width(width), self.is_causal
+        if self.kernel_from == "none":
+            return FullAttention(width, heads, head_width, head_width, dropout=self.dropout, is_causal=is_causal)
+        options = {"is_causal": is_causal, "legacy_padding": self.legacy_padding}
         return SpanConv(
             width,
-            self.heads,
+            heads,
             head_width,
-            span,
-            kernel,
-            has_own_value=kernel is not None and not self.shares_value,
+            SpanKey(width, heads, head_width, self.taps, **options) if self.kernel_from == "span" else Source(),
+            KERNELS[self.kernel_from](heads, head_width, self.taps, **options),
+            has_own_value=not self.shares_value,
             dropout=self.dropout,
-            is_causal=self.is_causal,
+            is_causal=is_causal,
         )
 
-    def cut(self, cut: LayerCut, width: int) -> "SpanConvConfig":
-        return self.model_copy(update={"heads": cut.heads, "head_width": self._head_width(width)})
-
     def flops(self, width: int, length: int) -> int:
-        inner = self.heads * self._head_width(width)
+        inner = self.heads * self.resolved_head_width(width)
         attending = width * 3 * inner + 2 * length * inner + inner * width
         if self.kernel_from == "none":
             return 2 * attending
@@ -83,14 +75,38 @@ class SpanConvConfig(MixerConfig):
         spanning = width * self.taps + width * inner if self.kernel_from == "span" else 0
         return 2 * (attending + convolving + predicting + spanning)
 
-    def _head_width(self, width: int) -> int:
-        if self.head_width is None and width % (2 * self.heads):
-            raise ValueError(f"width {width} is not a multiple of twice the heads {self.heads}; give head_width")
-        return self.head_width or width // (2 * self.heads)
+
+class Source(nn.Module):
+    """What the taps are made from: the token's query."""
+
+    def forward(self, query: Tensor, hidden: Tensor, call: ForwardPass) -> Tensor:
+        """The sources: (…, heads, head_width) -> (…, heads · head_width).
+
+        Shape: hidden (…, width), the states that come in.
+        """
+        return query.flatten(-2)
+
+    def start(self, batch: int) -> State:
+        """What is kept of the states before the first token."""
+        return ()
+
+    def step(self, query: Tensor, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
+        """The sources of one more token, (batch, heads · head_width), and the next state."""
+        return query.flatten(-2), state
+
+    def reorder(self, heads: Tensor) -> None:
+        """Puts the heads in the given order."""
+
+    def extract(self, heads: int) -> "Source":
+        """A part of its own with the first heads only."""
+        return copy.deepcopy(self)
 
 
-class SpanKey(nn.Module):
-    """A key that knows the span around its token: a depthwise convolution of the states, then a linear layer."""
+class SpanKey(Source):
+    """The query times a key that knows the span around its token (Jiang et al. 2020, section 3.2).
+
+    The key is a depthwise convolution of the states, then a linear layer.
+    """
 
     def __init__(
         self, width: int, heads: int, head_width: int, taps: int, *, is_causal: bool, legacy_padding: bool
@@ -104,24 +120,30 @@ class SpanKey(nn.Module):
         """Fresh weights of the depthwise kernel; the model's deviation is for matrices."""
         initialise_depthwise(self.depthwise, generator)
 
-    def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        """The span keys: (…, width) -> (…, heads · head_width)."""
+    def forward(self, query: Tensor, hidden: Tensor, call: ForwardPass) -> Tensor:
         options = {"is_causal": self.is_causal, "legacy_padding": self.legacy_padding}
         spans = conv.depthwise(hidden, self.depthwise, call.layout, **options, backend=call.backend)
-        return self.pointwise(spans, keep_out=call.keep_heads)
+        return query.flatten(-2) * self.pointwise(spans, keep_out=call.keep_heads)
 
-    def step(self, window: Tensor, call: ForwardPass) -> Tensor:
-        """The span keys of the last of (batch, taps, width) states: (batch, heads · head_width)."""
-        return self.pointwise(conv.depthwise_step(window, self.depthwise), keep_out=call.keep_heads)
+    def start(self, batch: int) -> State:
+        width, taps = self.depthwise.shape
+        return (self.depthwise.new_zeros(batch, taps - 1, width),)
+
+    def step(self, query: Tensor, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
+        (window,) = grown(state, [hidden])  # (batch, taps, width)
+        key = self.pointwise(conv.depthwise_step(window, self.depthwise), keep_out=call.keep_heads)
+        return query.flatten(-2) * key, (window[:, 1:],)
+
+    def reorder(self, heads: Tensor) -> None:
+        self.pointwise.reorder(units_out=heads)
 
     def extract(self, heads: int) -> "SpanKey":
-        """A part of its own with the first heads only."""
         small = copy.deepcopy(self)
         small.pointwise = self.pointwise.extract(keep_out=heads)
         return small
 
 
-class SpanConv(Mixer):
+class SpanConv(Attending):
     """One matrix product for all projections, attention and convolution side by side, one output projection."""
 
     def __init__(
@@ -129,26 +151,23 @@ class SpanConv(Mixer):
         width: int,
         heads: int,
         head_width: int,
-        span: SpanKey | None,
-        kernel: Kernel | None,
+        span: Source,
+        kernel: Kernel,
         *,
         has_own_value: bool,
         dropout: float,
         is_causal: bool,
     ) -> None:
-        super().__init__()
-        self.heads, self.head_width, self.has_own_value = heads, head_width, has_own_value
-        self.dropout, self.is_causal = dropout, is_causal
-        inner, parts, branches = heads * head_width, 4 if has_own_value else 3, 1 if kernel is None else 2
-        self.project = ElasticLinear(width, parts * inner, units_out=heads, parts=parts)
-        self.span, self.kernel = span, kernel
+        biased = (True,) * (4 if has_own_value else 3)
+        super().__init__(width, heads, head_width, head_width, dropout=dropout, is_causal=is_causal, biased=biased)
+        self.span, self.kernel, self.has_own_value = span, kernel, has_own_value
         # attention heads stand first, then convolution heads: two stretches of the input, cut alike
-        self.output = ElasticLinear(branches * inner, width, units_in=heads, parts_in=branches)
+        self.output = ElasticLinear(2 * heads * head_width, width, units_in=heads, parts_in=2)
 
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
         self.refuse_memory(call)
-        query, key, value, *own = self._project(hidden, call)
-        mixed = attention(
+        query, key, value, convolved = self._project(hidden, call)
+        attended = attention(
             query,
             key,
             value,
@@ -157,78 +176,44 @@ class SpanConv(Mixer):
             dropout=self.dropout if self.training else 0.0,
             backend=call.backend,
         )
-        if self.kernel is None:
-            return self._output(call, mixed)
-        source = self._source(query, None if self.span is None else self.span(hidden, call))
-        return self._output(call, mixed, self.kernel.mix(own[0] if own else value, source, call))
+        convolved = self.kernel.mix(convolved, self.span(query, hidden, call), call)
+        return self._output(torch.cat([attended, convolved], dim=-2), call)
 
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
         query, key, *_ = self._project(hidden, call)
-        maps = {"attention": attention_map(query, key, call.layout, is_causal=self.is_causal)}
-        if self.kernel is not None:
-            source = self._source(query, None if self.span is None else self.span(hidden, call))
-            maps["convolution"] = self.kernel.map(source, call)
-        return maps
+        return {
+            "attention": attention_map(query, key, call.layout, is_causal=self.is_causal),
+            "convolution": self.kernel.map(self.span(query, hidden, call), call),
+        }
 
     def start(self, call: ForwardPass) -> State:
-        """No keys and values yet; zeros for the states and values of the taps − 1 tokens before the first."""
-        new, batch, heads = self.output.weight.new_zeros, call.layout.batch, call.keep_heads or self.heads
-        cache = new(batch, 0, heads, self.head_width)
-        if self.kernel is None:
-            return cache, cache
-        before = self.kernel.taps - 1
-        spans = () if self.span is None else (new(batch, before, self.project.inputs),)
-        return cache, cache, new(batch, before, heads, self.head_width), *spans
+        """No keys and values yet; zeros for the values and states of the taps − 1 tokens before the first."""
+        key, value = super().start(call)
+        batch, _, *by_head = value.shape
+        return key, value, value.new_zeros(batch, self.kernel.taps - 1, *by_head), *self.span.start(batch)
 
     def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
         if not self.is_causal:
             return super().step(hidden, state, call)
-        query, key, value, *own = self._project(hidden, call)
-        news = [key, value] if self.kernel is None else [key, value, own[0] if own else value]
-        news += [] if self.span is None else [hidden]
-        keys, values, *windows = (torch.cat([old, new[:, None]], dim=1) for old, new in zip(state, news, strict=True))
-        one, seen = SequenceLayout.full(hidden.shape[0], 1), SequenceLayout.full(*keys.shape[:2])
-        mixed = attention(query[:, None], keys, values, one, key_layout=seen, backend=call.backend)[:, 0]
-        state = (keys, values, *(window[:, 1:] for window in windows))
-        if self.kernel is None:
-            return self._output(call, mixed), state
-        source = self._source(query, None if self.span is None else self.span.step(windows[1], call))
-        return self._output(call, mixed, self.kernel.step(windows[0], source, call)), state
+        query, (key, value, window), seen = self._look_back(hidden, state[:3], call)
+        one = SequenceLayout.full(hidden.shape[0], 1)
+        attended = attention(query, key, value, one, key_layout=seen, backend=call.backend)[:, 0]
+        source, spans = self.span.step(query[:, 0], hidden, state[3:], call)
+        convolved = self.kernel.step(window, source, call)
+        mixed = self._output(torch.cat([attended, convolved], dim=-2), call)
+        return mixed, (key, value, window[:, 1:], *spans)
 
     def reorder(self, heads: Tensor) -> None:
-        self.project.reorder(units_out=heads)
-        if self.span is not None:
-            self.span.pointwise.reorder(units_out=heads)
-        if self.kernel is not None:
-            self.kernel.reorder(heads)
-        self.output.reorder(units_in=heads)
+        super().reorder(heads)
+        self.span.reorder(heads)
+        self.kernel.reorder(heads)
 
     def extract(self, cut: LayerCut) -> "SpanConv":
-        small = SpanConv(
-            self.project.inputs,
-            cut.heads,
-            self.head_width,
-            None if self.span is None else self.span.extract(cut.heads),
-            None if self.kernel is None else self.kernel.extract(cut.heads),
-            has_own_value=self.has_own_value,
-            dropout=self.dropout,
-            is_causal=self.is_causal,
-        )
-        small.project = self.project.extract(keep_out=cut.heads)
-        small.output = self.output.extract(keep_in=cut.heads)
+        small = super().extract(cut)
+        small.span, small.kernel = self.span.extract(cut.heads), self.kernel.extract(cut.heads)
         return small
 
     def _project(self, hidden: Tensor, call: ForwardPass) -> tuple[Tensor, ...]:
-        """Query, key, value and, if it has its own, the convolution's value: each (…, heads, head_width)."""
-        projected = self.project(hidden, keep_out=call.keep_heads)
-        # (…, parts · heads · head_width) -> parts of (…, heads, head_width)
-        return projected.unflatten(-1, (self.project.parts, -1, self.head_width)).unbind(-3)
-
-    def _source(self, query: Tensor, span_key: Tensor | None) -> Tensor:
-        """What the taps are made from: the token's query, times its span key (Jiang et al. 2020, section 3.2)."""
-        query = query.flatten(-2)  # (…, heads, head_width) -> (…, heads · head_width)
-        return query if span_key is None else query * span_key
-
-    def _output(self, call: ForwardPass, *mixed: Tensor) -> Tensor:
-        together = torch.cat(mixed, dim=-2).flatten(-2)  # branches of (…, heads, head_width) -> (…, branches · inner)
-        return self.output(together, keep_in=call.keep_heads)
+        """Query, key, value and the convolution's value, each (…, heads, head_width)."""
+        parts = super()._project(hidden, call)
+        return parts if self.has_own_value else (*parts, parts[-1])

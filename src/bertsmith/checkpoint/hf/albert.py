@@ -3,7 +3,7 @@
 from typing import Any
 
 from bertsmith.checkpoint.hf.bert import read_config, write_config
-from bertsmith.checkpoint.hf.twin import Twin
+from bertsmith.checkpoint.hf.twin import Twin, cannot
 from bertsmith.checkpoint.names import Row, linear, row
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
@@ -45,11 +45,8 @@ def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     encoder = config.encoder
-    cannot = "this model cannot be exported as a Hugging Face albert:"
-    if encoder.sharing != "all" and len(encoder.layers) > 1:
-        raise InputError(f"{cannot} its layers do not share all their weights")
     if encoder.embedding_width == encoder.width:
-        raise InputError(f"{cannot} its embedding is not factorised")
+        raise cannot("albert", "its embedding is not factorised")
     is_masked = any(head.kind == "masked_tokens" for head in config.heads)
     architecture = "AlbertForMaskedLM" if is_masked else "AlbertModel"
     groups = {"num_hidden_groups": 1, "inner_group_num": 1}

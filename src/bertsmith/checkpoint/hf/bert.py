@@ -2,15 +2,22 @@
 
 from typing import Any
 
-from bertsmith.checkpoint.hf.twin import Twin, read_activation, refuse, required, write_activation
+from bertsmith.checkpoint.hf.twin import (
+    Twin,
+    check_heads,
+    first_mixer,
+    read_activation,
+    refuse,
+    required,
+    write_activation,
+)
 from bertsmith.checkpoint.names import Row, linear, row
-from bertsmith.errors import InputError
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.norm import NormConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
-from bertsmith.models.heads import HEADS, HeadConfig, MaskedTokensConfig, PoolerConfig, ReplacedTokensConfig
+from bertsmith.models.heads import HEADS, HeadConfig, MaskedTokensConfig, ReplacedTokensConfig
 
 
 def _encoder_rows(prefix: str) -> tuple[Row, ...]:
@@ -77,11 +84,8 @@ def _read_head(kind: str, family: str, data: dict[str, Any], epsilon: float) -> 
 
 def write_config(config: ModelConfig, model_type: str) -> dict[str, Any]:
     encoder, layer = config.encoder, config.encoder.layers[0]
-    reason = _inexpressible(config)
-    if reason:
-        raise InputError(f"this model cannot be exported as a Hugging Face {model_type}: {reason}")
-    mixer = layer.mixer
-    assert isinstance(mixer, FullConfig)
+    mixer = first_mixer(encoder, FullConfig, model_type)
+    check_heads(mixer.heads, mixer.head_width, encoder.width, model_type)
     data = {
         "model_type": model_type,
         "vocab_size": encoder.vocabulary,
@@ -101,43 +105,6 @@ def write_config(config: ModelConfig, model_type: str) -> dict[str, Any]:
     if model_type in ("electra", "albert"):
         data["embedding_size"] = encoder.embedding_width
     return data
-
-
-def _inexpressible(config: ModelConfig) -> str | None:
-    """Why the Hugging Face class cannot be this model, or None."""
-    encoder, layer, embedding = config.encoder, config.encoder.layers[0], config.encoder.embedding
-    norms = {layer.norm.epsilon, embedding.epsilon}
-    norms |= {head.epsilon for head in config.heads if isinstance(head, MaskedTokensConfig)}
-    scoring = [head for head in config.heads if isinstance(head, MaskedTokensConfig | ReplacedTokensConfig)]
-    activations = {head.activation for head in scoring}
-    checks = {
-        "its layers differ from each other": len(set(encoder.layers)) == 1,
-        "its layers share weights": encoder.sharing == "none" or config.family == "albert",
-        "its layers are steps of a Universal Transformer": encoder.universal is None,
-        "its token table is a product of two": embedding.rank is None,
-        "its mixer is not full attention in both directions": isinstance(layer.mixer, FullConfig)
-        and not layer.mixer.is_causal,
-        "its heads do not fill its width": getattr(layer.mixer, "head_width", None)
-        in (None, encoder.width // layer.mixer.heads)
-        and encoder.width % layer.mixer.heads == 0,
-        "it is pre-norm": layer.norm.placement == "post" and encoder.final_norm is None,
-        "its positions are not learned": embedding.positions == "learned" and not embedding.is_scaled,
-        "it has no token types": embedding.types > 0,
-        "its embedding has no norm": embedding.has_norm,
-        "its embedding is factorised": config.family in ("electra", "albert")
-        or embedding.width in (None, encoder.width),
-        "its norms differ in epsilon": len(norms) == 1,
-        "its heads use another activation than its layers": activations <= {layer.feedforward.activation}
-        or config.family == "electra",
-        "its pooler's activation is not tanh": all(
-            head.activation == "tanh" for head in config.heads if isinstance(head, PoolerConfig)
-        ),
-        "its replaced_tokens head adds the first token": not any(
-            head.adds_first for head in config.heads if isinstance(head, ReplacedTokensConfig)
-        ),
-        "its embedding and layers differ in dropout": embedding.dropout == layer.dropout,
-    }
-    return next((reason for reason, holds in checks.items() if not holds), None)
 
 
 def _bert_architecture(config: ModelConfig) -> str:

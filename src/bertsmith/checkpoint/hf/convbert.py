@@ -7,9 +7,16 @@ pads in; ours do not, imported weights or not.
 
 from typing import Any
 
-from bertsmith.checkpoint.hf.twin import Twin, read_activation, refuse, required, write_activation
+from bertsmith.checkpoint.hf.twin import (
+    Twin,
+    check_heads,
+    first_mixer,
+    read_activation,
+    refuse,
+    required,
+    write_activation,
+)
 from bertsmith.checkpoint.names import Row, linear, row, shaped
-from bertsmith.errors import InputError
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
@@ -85,11 +92,8 @@ def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     encoder, layer = config.encoder, config.encoder.layers[0]
-    reason = _inexpressible(config)
-    if reason:
-        raise InputError(f"this model cannot be exported as a Hugging Face convbert: {reason}")
-    mixer = layer.mixer
-    assert isinstance(mixer, SpanConvConfig)
+    mixer = first_mixer(encoder, SpanConvConfig, "convbert")
+    check_heads(2 * mixer.heads, mixer.head_width, encoder.width, "convbert")
     has_masked_tokens = any(isinstance(head, MaskedTokensConfig) for head in config.heads)
     return {
         "architectures": ["ConvBertForMaskedLM" if has_masked_tokens else "ConvBertModel"],
@@ -113,36 +117,6 @@ def _write(config: ModelConfig) -> dict[str, Any]:
         "pad_token_id": 0,  # their default is 1, which no ConvBERT vocabulary has as its pad
         "tie_word_embeddings": True,
     }
-
-
-def _inexpressible(config: ModelConfig) -> str | None:
-    """Why the Hugging Face class cannot be this model, or None."""
-    encoder, layer, embedding = config.encoder, config.encoder.layers[0], config.encoder.embedding
-    if not isinstance(layer.mixer, SpanConvConfig):
-        return "its mixer is not span_conv"
-    mixer = layer.mixer
-    masked = [head for head in config.heads if isinstance(head, MaskedTokensConfig)]
-    checks = {
-        "it has a decoder": config.decoder is None,
-        "its layers differ from each other": len(set(encoder.layers)) == 1,
-        "its layers share weights": encoder.sharing == "none",
-        "its layers have more parts than a mixer and a feed-forward": layer.cross is None and layer.branch is None,
-        f"its taps come from {mixer.kernel_from!r}, not from the span": mixer.kernel_from == "span",
-        "its convolutions share the attention's values": not mixer.shares_value,
-        "it is causal": not mixer.is_causal,
-        f"its {mixer.heads} attention and convolution heads do not fill its width of {encoder.width}": (
-            2 * mixer.heads * (mixer.head_width or encoder.width // (2 * mixer.heads)) == encoder.width
-        ),
-        "it is pre-norm": layer.norm.placement == "post" and encoder.final_norm is None,
-        "its positions are not learned": embedding.positions == "learned" and not embedding.is_scaled,
-        "it reads relative positions": encoder.relative is None,
-        "it has no token types": embedding.types > 0,
-        "its embedding has no norm": embedding.has_norm,
-        "its norms differ in epsilon": {embedding.epsilon, *(head.epsilon for head in masked)} == {layer.norm.epsilon},
-        "its masked-token head uses another activation than gelu": all(head.activation == "gelu" for head in masked),
-        "its embedding and layers differ in dropout": embedding.dropout == layer.dropout,
-    }
-    return next((reason for reason, holds in checks.items() if not holds), None)
 
 
 CONVBERT = Twin(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertsmith.checkpoint.hf.deberta_names import HEAD_ROWS, OFFICIAL_HEAD, V1, V2, encoder_rows
-from bertsmith.checkpoint.hf.twin import Twin, read_activation, write_activation
+from bertsmith.checkpoint.hf.twin import Twin, check_heads, first_mixer, read_activation, write_activation
 from bertsmith.errors import InputError
 from bertsmith.layers.branch import BranchConfig
 from bertsmith.layers.embedding import EmbeddingConfig
@@ -125,11 +125,9 @@ def _read_branch(data: dict[str, Any], dropout: float, epsilon: float) -> Branch
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     encoder, layer = config.encoder, config.encoder.layers[-1]
-    reason = _inexpressible(config)
-    if reason:
-        raise InputError(f"this model cannot be exported as a Hugging Face {config.family}: {reason}")
-    mixer, relative, branch = layer.mixer, encoder.relative, encoder.layers[0].branch
-    assert isinstance(mixer, DisentangledConfig)
+    mixer, relative = first_mixer(encoder, DisentangledConfig, config.family), encoder.relative
+    check_heads(mixer.heads, mixer.head_width, encoder.width, config.family)
+    branch = encoder.layers[0].branch
     heads = {head.kind: head for head in config.heads}
     data = {
         "architectures": [_architecture(config)],
@@ -165,48 +163,6 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     if isinstance(pooler := heads.get("pooler"), PoolerConfig):
         data |= {"pooler_hidden_act": write_activation(pooler.activation)}
     return data
-
-
-def _inexpressible(config: ModelConfig) -> str | None:
-    """Why the Hugging Face class cannot be this model, or None."""
-    encoder, layer, embedding = config.encoder, config.encoder.layers[-1], config.encoder.embedding
-    mixer, relative, branch = layer.mixer, encoder.relative, encoder.layers[0].branch
-    is_v1 = config.family == V1
-    if not isinstance(mixer, DisentangledConfig) or mixer.is_causal:
-        return "its mixer is not disentangled attention in both directions"
-    heads = {head.kind: head for head in config.heads}
-    replaced, decoder = heads.get("replaced_tokens"), heads.get("mask_decoder")
-    scores = [heads[kind] for kind in ("masked_tokens", "replaced_tokens") if kind in heads]
-    with_norm = [*scores, *([branch] if branch else []), *([relative] if relative and relative.has_norm else [])]
-    norms = {layer.norm.epsilon, embedding.epsilon, *(getattr(part, "epsilon", None) for part in with_norm)}
-    dropouts = {layer.dropout, embedding.dropout, *([branch.dropout] if branch else [])}
-    dropouts |= {mixer.position_dropout} if mixer.reads_positions else set()
-    activations = {getattr(head, "activation", None) for head in scores}
-    plain = {part.model_copy(update={"branch": None}) for part in encoder.layers}
-    checks = {
-        "its layers differ from each other": len(plain) == 1 and not any(part.branch for part in encoder.layers[1:]),
-        "its layers share weights": encoder.sharing == "none",
-        "its heads do not fill its width": (mixer.head_width or encoder.width // mixer.heads) * mixer.heads
-        == encoder.width,
-        "its key bias belongs to v2": mixer.has_key_bias != is_v1,
-        "it is of v1 and has parts of v2": not is_v1
-        or (
-            not ((mixer.shares_projections and mixer.reads_positions) or branch)
-            and (relative is None or (relative.farthest is None and not relative.has_norm))
-        ),
-        "it is pre-norm": layer.norm.placement == "post" and encoder.final_norm is None,
-        "its positions are not learned": embedding.positions in ("learned", "none") and not embedding.is_scaled,
-        "its embedding has no norm or is factorised": embedding.has_norm and embedding.width in (None, encoder.width),
-        "its token table is a product of two": embedding.rank is None,
-        "its norms differ in epsilon": len(norms) == 1,
-        "its parts differ in dropout": len(dropouts) == 1,
-        "its heads use another activation than its layers": activations <= {layer.feedforward.activation},
-        "its replaced_tokens head does not add the first token": replaced is None
-        or (isinstance(replaced, ReplacedTokensConfig) and replaced.adds_first),
-        "its mask decoder is not the official one": decoder is None
-        or (embedding.positions == "none" and decoder == MaskDecoderConfig(longest=embedding.longest)),
-    }
-    return next((reason for reason, holds in checks.items() if not holds), None)
 
 
 def _architecture(config: ModelConfig) -> str:

@@ -18,10 +18,11 @@ from bertsmith.checkpoint.files import (
     write_tensors,
 )
 from bertsmith.checkpoint.hf.albert import ALBERT
-from bertsmith.checkpoint.hf.bert import BERT, ELECTRA
+from bertsmith.checkpoint.hf.bert import BERT
 from bertsmith.checkpoint.hf.convbert import CONVBERT
 from bertsmith.checkpoint.hf.deberta import DEBERTA, DEBERTA_V2
 from bertsmith.checkpoint.hf.difference import first_difference
+from bertsmith.checkpoint.hf.electra import ELECTRA
 from bertsmith.checkpoint.hf.marian import MARIAN
 from bertsmith.checkpoint.hf.twin import Twin, cannot
 from bertsmith.checkpoint.names import to_ours, to_theirs

@@ -51,11 +51,8 @@ def _attention_rows(ours: str, theirs: str) -> list[Row]:
 
 
 def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
-    refuse(data, "share_encoder_decoder_embeddings", True)
-    refuse(data, "tie_word_embeddings", True)
-    refuse(data, "activation_dropout", 0.0)
-    refuse(data, "encoder_layerdrop", 0.0)
-    refuse(data, "decoder_layerdrop", 0.0)
+    refuse(data, share_encoder_decoder_embeddings=True, tie_word_embeddings=True)
+    refuse(data, activation_dropout=0.0, encoder_layerdrop=0.0, decoder_layerdrop=0.0)
     heads = (NextTokenConfig(has_bias="heads.next_token" in parts),)
     encoder, decoder = _read_stack(data, "encoder"), _read_stack(data, "decoder")
     return ModelConfig(family="transformer", encoder=encoder, decoder=decoder, heads=heads)
@@ -66,7 +63,7 @@ def _read_stack(data: dict[str, Any], stack: str) -> EncoderConfig:
     heads, neurons = required(data, f"{stack}_attention_heads"), required(data, f"{stack}_ffn_dim")
     attention = FullConfig(heads=heads, dropout=float(data.get("attention_dropout", 0.0)))
     dropout = float(data.get("dropout", 0.1))
-    activation = read_activation(data.get("activation_function", "gelu"), "config.json")
+    activation = read_activation(data, "activation_function")
     is_decoder = stack == "decoder"
     layer = LayerConfig(
         mixer=attention.model_copy(update={"is_causal": is_decoder}),

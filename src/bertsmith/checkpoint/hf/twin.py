@@ -82,10 +82,11 @@ def check_heads(heads: int, head_width: int | None, width: int, model_type: str)
         raise cannot(model_type, "its heads do not fill its width")
 
 
-def read_activation(name: str, source: str) -> Activation:
-    """Our name of an activation of theirs."""
+def read_activation(data: dict[str, Any], key: str, default: str = "gelu") -> Activation:
+    """Our name of the activation that a setting of theirs names."""
+    name = data.get(key, default)
     if name not in ACTIVATION_NAMES:
-        raise InputError(f"{source}: hidden_act is {name!r}; {nearest(name, ACTIVATION_NAMES)}")
+        raise InputError(f"config.json: {key} is {name!r}; {nearest(str(name), ACTIVATION_NAMES)}")
     return ACTIVATION_NAMES[name]
 
 
@@ -94,10 +95,11 @@ def write_activation(activation: Activation) -> str:
     return next(theirs for theirs, ours in ACTIVATION_NAMES.items() if ours == activation)
 
 
-def refuse(data: dict[str, Any], key: str, only: Any) -> None:
+def refuse(data: dict[str, Any], **allowed: Any) -> None:
     """Raises a sentence if a setting of theirs has another value than the one our network computes."""
-    if data.get(key, only) not in (only, None):
-        raise InputError(f"config.json: {key} is {data[key]!r}; allowed: {only!r}")
+    for key, only in allowed.items():
+        if data.get(key, only) not in (only, None):
+            raise InputError(f"config.json: {key} is {data[key]!r}; allowed: {only!r}")
 
 
 def required(data: dict[str, Any], key: str) -> Any:

@@ -18,7 +18,7 @@ def _differing(path: str, ours: Any, back: Any) -> str | None:
     if isinstance(ours, Mapping) and isinstance(back, Mapping):
         found = (
             _differing(f"{path}.{name}" if path else str(name), ours.get(name), back.get(name))
-            for name in [*ours, *(back.keys() - ours.keys())]
+            for name in {**ours, **back}
         )
         return next(filter(None, found))
     shown, instead = ("given" if isinstance(value, Mapping) else repr(value) for value in (ours, back))

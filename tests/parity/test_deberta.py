@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from theirs import TINY as COMMON
+from theirs import assert_gradients_equal, batch, compare_masked_losses, make, ours, there_and_back
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*torch.jit.script")  # at import, which is none of ours
     from transformers import (
-        DebertaConfig,
         DebertaForMaskedLM,
         DebertaModel,
-        DebertaV2Config,
         DebertaV2ForMaskedLM,
         DebertaV2Model,
         PreTrainedModel,
@@ -28,21 +28,13 @@ with warnings.catch_warnings():
 
 import bertsmith
 from bertsmith import SequenceLayout
-from bertsmith.checkpoint.hf import TWINS
-from bertsmith.checkpoint.names import to_theirs
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.ops.disentangled import FORMS
 
 TINY = {
-    "vocab_size": 67,
-    "hidden_size": 24,
-    "num_hidden_layers": 3,
+    **COMMON,
     "num_attention_heads": 2,
-    "intermediate_size": 40,
-    "max_position_embeddings": 20,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
     "initializer_range": 0.2,
     "relative_attention": True,
     "position_biased_input": False,
@@ -68,6 +60,7 @@ CASES: dict[str, tuple[type[PreTrainedModel], dict]] = {
     "v3": (DebertaV2Model, V3),
     "v3 absolute": (DebertaV2Model, {**V3, "position_biased_input": True}),
 }
+TOLERANCE = 1e-7
 SHAPES = [([5, 5], 5), ([14, 1, 9], 16)]
 
 
@@ -79,76 +72,31 @@ def _exact_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DebertaLayerNorm, "forward", forward)
 
 
-def make(kind: type[PreTrainedModel], **changes: object) -> PreTrainedModel:
-    torch.manual_seed(3)
-    config = (DebertaV2Config if "V2" in kind.__name__ else DebertaConfig)(**{**TINY, **changes})
-    model = kind(config).double().eval()
-    with torch.no_grad():  # fresh biases and norms are 0 and 1, which would hide a mistake
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
-
-
-def ours(theirs: PreTrainedModel, folder: Path) -> Model:
-    theirs.save_pretrained(folder)
-    return bertsmith.load(folder)
-
-
-def batch(lengths: list[int], length: int) -> tuple[Tensor, Tensor]:
-    # id 0 is the pad: transformers gives its row no gradient, so it must not stand for a real token
-    mask = (torch.arange(length) < torch.tensor(lengths)[:, None]).long()
-    return torch.randint(1, 67, mask.shape) * mask, mask
-
-
-def gradients_as_theirs(model: Model) -> dict[str, Tensor]:
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    twin = TWINS[model.config.family]
-    parts = frozenset(f"heads.{kind}" for kind in model.heads)
-    rows = [row for row in twin.rows(model.config, parts) if row.ours in gradients]
-    assert len(rows) == len(gradients)
-    return to_theirs(rows, gradients)
-
-
-def assert_gradients_equal(model: Model, theirs: PreTrainedModel) -> None:
-    mine, compared = gradients_as_theirs(model), 0
-    for name, parameter in theirs.named_parameters():
-        name = name if name.startswith(("deberta.", "cls.")) else f"deberta.{name}"
-        if parameter.grad is None:
-            assert name not in mine
-            continue
-        torch.testing.assert_close(mine[name], parameter.grad, rtol=0, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
-        compared += 1
-    assert compared == len(mine)
-
-
-def compare(theirs: PreTrainedModel, model: Model, ids: Tensor, mask: Tensor, backend: str = "auto") -> None:
-    real = mask.bool()
-    types = torch.randint(0, 2, ids.shape) if theirs.config.type_vocab_size else torch.zeros_like(ids)
-    expected = theirs(input_ids=ids, attention_mask=mask, token_type_ids=types).last_hidden_state[real]
-    states = model(ids, mask, types, backend=backend)[real]
-    torch.testing.assert_close(states, expected, rtol=0, atol=1e-7)
+def compare(theirs: PreTrainedModel, model: Model, inputs: dict[str, Tensor], backend: str = "auto") -> None:
+    real = inputs["attention_mask"].bool()
+    expected, states = theirs(**inputs).last_hidden_state[real], model(**inputs, backend=backend)[real]
+    torch.testing.assert_close(states, expected, rtol=0, atol=TOLERANCE)
     weights = torch.randn_like(states) / states.shape[0]
     for result in (states, expected):
         (result * weights).sum().backward()
-    assert_gradients_equal(model, theirs)
+    assert_gradients_equal(model, theirs, TOLERANCE)
 
 
 @pytest.mark.parametrize(("lengths", "length"), SHAPES)
 @pytest.mark.parametrize("name", CASES)
 def test_states_and_every_gradient(name: str, lengths: list[int], length: int, tmp_path: Path) -> None:
     kind, changes = CASES[name]
-    theirs = make(kind, **changes)
+    theirs = make(kind, 3, TINY | changes)
     model = ours(theirs, tmp_path)
-    ids, mask = batch(lengths, length)
+    inputs = batch(lengths, length)
     for backend in FORMS:
         theirs.zero_grad()
         model.zero_grad()
-        compare(theirs, model, ids, mask, backend)
+        compare(theirs, model, inputs, backend)
     packed = SequenceLayout.packed(torch.tensor([0, *lengths]).cumsum(0).int(), max(lengths))
-    real, types = mask.bool(), torch.zeros_like(ids)
-    expected = theirs(input_ids=ids, attention_mask=mask, token_type_ids=types).last_hidden_state[real]
-    torch.testing.assert_close(model.encoder(ids[real], packed, types[real]), expected, rtol=0, atol=1e-7)
+    real = inputs["attention_mask"].bool()
+    states = model.encoder(inputs["input_ids"][real], packed, inputs["token_type_ids"][real])
+    torch.testing.assert_close(states, theirs(**inputs).last_hidden_state[real], rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("length", [1, 2, 17, 127, 128, 129, 255, 256, 257, 511, 512, 513, 700])
@@ -159,60 +107,33 @@ def test_lengths(name: str, length: int, tmp_path: Path) -> None:
     far = {"max_relative_positions": 512, "max_position_embeddings": 1024}
     far |= {"position_buckets": 256} if name == "v3" else {}
     small = {"hidden_size": 6, "num_hidden_layers": 2, "intermediate_size": 8}
-    theirs = make(kind, **{**changes, **small, **far})
-    compare(theirs, ours(theirs, tmp_path), *batch([length, max(1, length - 5)], length))
+    theirs = make(kind, 3, TINY | changes | small | far)
+    compare(theirs, ours(theirs, tmp_path), batch([length, max(1, length - 5)], length))
 
 
 def test_the_official_clamp_differs_only_where_it_should(tmp_path: Path) -> None:
-    theirs = make(DebertaV2Model, **{**V3, "relative_clamp": "official"})
+    theirs = make(DebertaV2Model, 3, TINY | V3 | {"relative_clamp": "official"})
     model = ours(theirs, tmp_path)
     assert model.config.encoder.relative.clamp == "official"
     for length, is_same in ((10, True), (11, False)):
-        ids, mask = batch([length], length)
-        expected = theirs(input_ids=ids, attention_mask=mask).last_hidden_state
-        assert torch.allclose(model(ids, mask), expected, rtol=0, atol=1e-7) == is_same
+        inputs = batch([length], length)
+        expected = theirs(**inputs).last_hidden_state
+        assert torch.allclose(model(**inputs), expected, rtol=0, atol=TOLERANCE) == is_same
 
 
 @pytest.mark.parametrize(
     ("kind", "changes"), [(DebertaForMaskedLM, {}), (DebertaV2ForMaskedLM, V3), (DebertaV2ForMaskedLM, {})]
 )
 def test_masked_tokens_with_every_gradient(kind: type, changes: dict, tmp_path: Path) -> None:
-    theirs = make(kind, **changes)
-    model = ours(theirs, tmp_path)
-    ids, mask = batch([9, 4], 9)
-    labels = torch.where((torch.rand(ids.shape) < 0.5) & mask.bool(), torch.randint(0, 67, ids.shape), -100)
-    labels[:, 0] = 5
-    expected = theirs(input_ids=ids, attention_mask=mask, labels=labels).loss
-    places = (labels >= 0).flatten().nonzero().squeeze(-1)
-    states, _ = model.masked_states(ids, SequenceLayout.padded(mask.bool()), None, places)
-    scores = model.head("masked_tokens")(states, model.token_table)
-    loss = torch.nn.functional.cross_entropy(scores, labels.flatten()[places])
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-7)
-    expected.backward()
-    loss.backward()
-    assert_gradients_equal(model, theirs)
+    theirs = make(kind, 3, TINY | changes)
+    compare_masked_losses(ours(theirs, tmp_path), theirs, batch([9, 4], 9), TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", [*CASES, "v1 scores", "v3 scores"])
 def test_weights_there_and_back(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     kind, changes = {**CASES, "v1 scores": (DebertaForMaskedLM, {}), "v3 scores": (DebertaV2ForMaskedLM, V3)}[name]
-    theirs = make(kind, **changes).to(dtype)
-    model = ours(theirs, tmp_path / "theirs")
-    bertsmith.save(model, tmp_path / "ours")
-    bertsmith.export(bertsmith.load(tmp_path / "ours"), tmp_path / "back")
-    back = kind.from_pretrained(tmp_path / "back", dtype=dtype)
-    assert back.config.architectures == [kind.__name__]
-    assert back.state_dict().keys() == theirs.state_dict().keys()
-    for key, tensor in theirs.state_dict().items():
-        # whatever the dtype, their v1 makes its query and value biases in float32
-        assert torch.equal(back.state_dict()[key], tensor.to(back.state_dict()[key].dtype)), key
-    written, sent = load_file(tmp_path / "back/model.safetensors"), load_file(tmp_path / "theirs/model.safetensors")
-    for key, tensor in sent.items():
-        key = key if key.startswith(("deberta.", "cls.")) else f"deberta.{key}"
-        assert torch.equal(written.pop(key), tensor), key
-    assert not written
-    assert bertsmith.load(tmp_path / "back").config == model.config
+    there_and_back(make(kind, 3, TINY | changes), dtype, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -240,19 +161,19 @@ def test_every_head_survives_the_exchange(name: str, kind: type, tmp_path: Path)
     # the official names are the ones transformers wants with legacy = false, so its head is ours
     theirs = kind.from_pretrained(tmp_path / "once", dtype=torch.float64).eval()
     assert not theirs.config.legacy
-    ids, mask = batch([9], 9)
-    expected = model.head("masked_tokens")(model(ids, mask), model.token_table)
-    torch.testing.assert_close(theirs(input_ids=ids, attention_mask=mask).logits, expected, rtol=0, atol=1e-6)
+    inputs = batch([9], 9)
+    expected = model.head("masked_tokens")(model(**inputs), model.token_table)
+    torch.testing.assert_close(theirs(**inputs).logits, expected, rtol=0, atol=1e-6)
 
 
 def test_old_prefixes_and_foreign_tensors(tmp_path: Path) -> None:
-    theirs = make(DebertaV2ForMaskedLM, **V3)
+    theirs = make(DebertaV2ForMaskedLM, 3, TINY | V3)
     model = ours(theirs, tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     save_file({name.replace("deberta.", "bert."): tensor for name, tensor in tensors.items()}, path)
-    ids, mask = batch([7], 7)
-    assert torch.equal(bertsmith.load(tmp_path)(ids, mask), model(ids, mask))
+    inputs = batch([7], 7)
+    assert torch.equal(bertsmith.load(tmp_path)(**inputs), model(**inputs))
     save_file({**tensors, "lm_predictions.lm_head.bias": tensors["cls.predictions.bias"].clone()}, path)
     with pytest.raises(InputError, match="the same tensor under another name"):
         bertsmith.load(tmp_path)
@@ -275,7 +196,7 @@ def test_old_prefixes_and_foreign_tensors(tmp_path: Path) -> None:
 def test_what_has_no_place_is_refused(changes: dict, reason: str, tmp_path: Path) -> None:
     import json
 
-    make(DebertaV2Model).save_pretrained(tmp_path)
+    make(DebertaV2Model, 3, TINY).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
     with pytest.raises(InputError, match=reason):

@@ -11,7 +11,7 @@ def import_model(
     ignore: list[str] | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Turn a Hugging Face folder (bert, electra) into one of ours, every weight mapped exactly.
+    """Turn a Hugging Face folder into one of ours, every weight mapped exactly.
 
     Parameters
     ----------

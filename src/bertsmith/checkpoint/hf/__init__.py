@@ -18,11 +18,13 @@ from bertsmith.checkpoint.files import (
     write_tensors,
 )
 from bertsmith.checkpoint.hf.albert import ALBERT
-from bertsmith.checkpoint.hf.bert import BERT, ELECTRA
+from bertsmith.checkpoint.hf.bert import BERT
 from bertsmith.checkpoint.hf.convbert import CONVBERT
 from bertsmith.checkpoint.hf.deberta import DEBERTA, DEBERTA_V2
+from bertsmith.checkpoint.hf.difference import first_difference
+from bertsmith.checkpoint.hf.electra import ELECTRA
 from bertsmith.checkpoint.hf.marian import MARIAN
-from bertsmith.checkpoint.hf.twin import Twin
+from bertsmith.checkpoint.hf.twin import Twin, cannot
 from bertsmith.checkpoint.names import to_ours, to_theirs
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.build import assemble
@@ -63,14 +65,22 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
     return model.eval()
 
 
-def check_exportable(model: Model) -> Twin:
-    """The twin a model can be written as; a sentence says why if there is none."""
-    twin = twin_of(model)
-    twin.write_config(model.config)
-    lost = [kind for kind in model.heads if f"heads.{kind}" not in twin.optional]
-    if lost:
-        raise InputError(f"a Hugging Face {twin.model_type} has no place for the {lost[0]!r} head")
-    return twin
+def check_exportable(model: Model) -> tuple[Twin, frozenset[str]]:
+    """The twin a model can be written as and the optional parts it has; a sentence says why if there is none."""
+    twin, config, ours = twin_of(model), model.config, tensors_of(model)
+    parts = twin.parts(ours)
+    try:
+        reason = first_difference(config, twin.read_config(twin.write_config(config), parts))
+    except ValidationError as error:
+        reason = explain(ModelConfig, error)
+    if reason:
+        raise cannot(twin.model_type, reason)
+    placed = {line.ours for line in twin.rows(config, parts)}
+    odd = min(ours.keys() ^ placed, default=None)
+    if odd is not None:
+        what = "has no place for" if odd in ours else "cannot be without"
+        raise InputError(f"a Hugging Face {twin.model_type} {what} {odd!r}")
+    return twin, parts
 
 
 def twin_of(model: Model) -> Twin:
@@ -83,11 +93,9 @@ def twin_of(model: Model) -> Twin:
 
 def save_hf(model: Model, folder: Path) -> None:
     """Writes config.json, model.safetensors and the tokenizer as `transformers` reads them."""
-    twin = check_exportable(model)
-    ours = tensors_of(model)
-    parts = frozenset(part for part in twin.optional if any(name.startswith(part + ".") for name in ours))
+    twin, parts = check_exportable(model)
     write_json(folder / "config.json", twin.write_config(model.config) | _token_ids(model))
-    theirs = to_theirs(twin.rows(model.config, parts), {name: p.detach() for name, p in ours.items()})
+    theirs = to_theirs(twin.rows(model.config, parts), {name: p.detach() for name, p in tensors_of(model).items()})
     outward = twin.written(model.config)
     write_tensors(folder / "model.safetensors", {_renamed(name, outward): tensor for name, tensor in theirs.items()})
     if model.tokenizer is not None:

@@ -2,11 +2,13 @@
 
 from typing import Any
 
-from bertsmith.checkpoint.hf.bert import read_config, write_config
-from bertsmith.checkpoint.hf.twin import Twin
+from bertsmith.checkpoint.hf.bert import read_attending, write_attending
+from bertsmith.checkpoint.hf.shape import read_heads, with_defaults
+from bertsmith.checkpoint.hf.twin import Twin, cannot
 from bertsmith.checkpoint.names import Row, linear, row
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, PoolerConfig
 
 
 def _rows() -> tuple[Row, ...]:
@@ -31,29 +33,34 @@ def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
     for key, why in (("num_hidden_groups", "all layers share one group"), ("inner_group_num", "a group is one layer")):
         if data.get(key, 1) != 1:
             raise InputError(f"config.json: {key} is {data[key]!r}; allowed: 1, because {why}")
-    # their defaults, for files that leave them out
-    data = {"hidden_act": "gelu_new", "embedding_size": 128, "hidden_dropout_prob": 0.0, **data}
-    data = {"attention_probs_dropout_prob": 0.0, **data}
+    dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    data = with_defaults(data, hidden_act="gelu_new", embedding_size=128, **dropout)
     if data["embedding_size"] == data.get("hidden_size"):
         raise InputError(
             f"config.json: embedding_size is {data['embedding_size']!r}, as hidden_size; allowed: another, because "
             "an embedding as wide as the layers is not widened here"
         )
-    config = read_config(data, parts, "albert")
-    return config.model_copy(update={"encoder": config.encoder.model_copy(update={"sharing": "all"})})
+    encoder = read_attending(data, sharing="all")
+    layer = encoder.layers[0]
+    heads: dict[str, HeadConfig] = {
+        "heads.masked_tokens": MaskedTokensConfig(activation=layer.feedforward.activation, epsilon=layer.norm.epsilon),
+        "heads.pooler": PoolerConfig(),
+    }
+    return ModelConfig(family="albert", encoder=encoder, heads=read_heads(heads, parts))
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     encoder = config.encoder
-    cannot = "this model cannot be exported as a Hugging Face albert:"
-    if encoder.sharing != "all" and len(encoder.layers) > 1:
-        raise InputError(f"{cannot} its layers do not share all their weights")
     if encoder.embedding_width == encoder.width:
-        raise InputError(f"{cannot} its embedding is not factorised")
+        raise cannot("albert", "its embedding is not factorised")
     is_masked = any(head.kind == "masked_tokens" for head in config.heads)
-    architecture = "AlbertForMaskedLM" if is_masked else "AlbertModel"
-    groups = {"num_hidden_groups": 1, "inner_group_num": 1}
-    return {"architectures": [architecture], **write_config(config, "albert"), **groups}
+    return {
+        "architectures": ["AlbertForMaskedLM" if is_masked else "AlbertModel"],
+        **write_attending(encoder, "albert"),
+        "embedding_size": encoder.embedding_width,
+        "num_hidden_groups": 1,
+        "inner_group_num": 1,
+    }
 
 
 ALBERT = Twin(

@@ -1,19 +1,16 @@
-"""BERT and ELECTRA as Hugging Face names and configures them."""
+"""BERT as Hugging Face names and configures it."""
 
 from typing import Any
 
-from bertsmith.checkpoint.hf.twin import Twin, read_activation, refuse, required, write_activation
+from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
+from bertsmith.checkpoint.hf.twin import Twin, first_mixer, refuse, required
 from bertsmith.checkpoint.names import Row, linear, row
-from bertsmith.errors import InputError
-from bertsmith.layers.embedding import EmbeddingConfig
-from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.full import FullConfig
-from bertsmith.layers.norm import NormConfig
-from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
-from bertsmith.models.heads import HEADS, HeadConfig, MaskedTokensConfig, PoolerConfig, ReplacedTokensConfig
+from bertsmith.models.config import EncoderConfig, ModelConfig
+from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, NextSentenceConfig, PoolerConfig
 
 
-def _encoder_rows(prefix: str) -> tuple[Row, ...]:
+def encoder_rows(prefix: str) -> tuple[Row, ...]:
     ours, theirs = "encoder.blocks.{i}", f"{prefix}encoder.layer.{{i}}"
     return (
         row("encoder.embedding.token_table", f"{prefix}embeddings.word_embeddings.weight"),
@@ -29,118 +26,33 @@ def _encoder_rows(prefix: str) -> tuple[Row, ...]:
     )
 
 
-def read_config(data: dict[str, Any], parts: frozenset[str], family: str) -> ModelConfig:
-    source = "config.json"
-    refuse(data, "position_embedding_type", "absolute")
-    refuse(data, "is_decoder", False)
-    refuse(data, "add_cross_attention", False)
-    width, layers, heads = (required(data, key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
-    vocabulary, neurons = required(data, "vocab_size"), required(data, "intermediate_size")
-    activation = read_activation(data.get("hidden_act", "gelu"), source)
-    norm = NormConfig(epsilon=data.get("layer_norm_eps", 1e-12))
-    dropout = float(data.get("hidden_dropout_prob", 0.1))
-    embedding_width = data.get("embedding_size", width)
-    embedding = EmbeddingConfig(
-        width=None if embedding_width == width else embedding_width,
-        longest=data.get("max_position_embeddings", 512),
-        types=data.get("type_vocab_size", 2),
-        epsilon=norm.epsilon,
-        dropout=dropout,
-    )
-    layer = LayerConfig(
-        mixer=FullConfig(heads=heads, dropout=float(data.get("attention_probs_dropout_prob", 0.1))),
-        feedforward=FeedForwardConfig(neurons=neurons, activation=activation),
-        norm=norm,
-        dropout=dropout,
-    )
-    encoder = EncoderConfig(
-        vocabulary=vocabulary,
-        width=width,
-        embedding=embedding,
-        layers=(layer,) * layers,
-        deviation=data.get("initializer_range", 0.02),
-    )
-    kinds = [part.removeprefix("heads.") for part in sorted(parts) if part.startswith("heads.")]
-    made = tuple(_read_head(kind, family, data, norm.epsilon) for kind in kinds)
-    return ModelConfig(family=family, encoder=encoder, heads=made)
+def read_attending(data: dict[str, Any], **others: Any) -> EncoderConfig:
+    """An encoder with BERT's attention."""
+    refuse(data, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
+    heads, dropout = required(data, "num_attention_heads"), float(data["attention_probs_dropout_prob"])
+    return read_encoder(data, FullConfig(heads=heads, dropout=dropout), **others)
 
 
-def _read_head(kind: str, family: str, data: dict[str, Any], epsilon: float) -> HeadConfig:
-    activation = read_activation(data.get("hidden_act", "gelu"), "config.json")
-    if kind == "masked_tokens":
-        # ELECTRA's generator keeps gelu here whatever the layers use
-        return MaskedTokensConfig(activation="gelu" if family == "electra" else activation, epsilon=epsilon)
-    if kind == "replaced_tokens":
-        return ReplacedTokensConfig(activation=activation)
-    return HEADS[kind]()  # type: ignore[call-arg]
+def write_attending(encoder: EncoderConfig, model_type: str) -> dict[str, Any]:
+    return write_encoder(encoder, first_mixer(encoder, FullConfig, model_type), model_type)
 
 
-def write_config(config: ModelConfig, model_type: str) -> dict[str, Any]:
-    encoder, layer = config.encoder, config.encoder.layers[0]
-    reason = _inexpressible(config)
-    if reason:
-        raise InputError(f"this model cannot be exported as a Hugging Face {model_type}: {reason}")
-    mixer = layer.mixer
-    assert isinstance(mixer, FullConfig)
-    data = {
-        "model_type": model_type,
-        "vocab_size": encoder.vocabulary,
-        "hidden_size": encoder.width,
-        "num_hidden_layers": len(encoder.layers),
-        "num_attention_heads": mixer.heads,
-        "intermediate_size": layer.feedforward.neurons,
-        "hidden_act": write_activation(layer.feedforward.activation),
-        "hidden_dropout_prob": layer.dropout,
-        "attention_probs_dropout_prob": mixer.dropout,
-        "max_position_embeddings": encoder.embedding.longest,
-        "type_vocab_size": encoder.embedding.types,
-        "initializer_range": encoder.deviation,
-        "layer_norm_eps": layer.norm.epsilon,
-        "tie_word_embeddings": True,
+def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
+    encoder = read_attending(with_defaults(data))
+    layer = encoder.layers[0]
+    heads: dict[str, HeadConfig] = {
+        "heads.masked_tokens": MaskedTokensConfig(activation=layer.feedforward.activation, epsilon=layer.norm.epsilon),
+        "heads.next_sentence": NextSentenceConfig(),
+        "heads.pooler": PoolerConfig(),
     }
-    if model_type in ("electra", "albert"):
-        data["embedding_size"] = encoder.embedding_width
-    return data
+    return ModelConfig(family="bert", encoder=encoder, heads=read_heads(heads, parts))
 
 
-def _inexpressible(config: ModelConfig) -> str | None:
-    """Why the Hugging Face class cannot be this model, or None."""
-    encoder, layer, embedding = config.encoder, config.encoder.layers[0], config.encoder.embedding
-    norms = {layer.norm.epsilon, embedding.epsilon}
-    norms |= {head.epsilon for head in config.heads if isinstance(head, MaskedTokensConfig)}
-    scoring = [head for head in config.heads if isinstance(head, MaskedTokensConfig | ReplacedTokensConfig)]
-    activations = {head.activation for head in scoring}
-    checks = {
-        "its layers differ from each other": len(set(encoder.layers)) == 1,
-        "its layers share weights": encoder.sharing == "none" or config.family == "albert",
-        "its layers are steps of a Universal Transformer": encoder.universal is None,
-        "its token table is a product of two": embedding.rank is None,
-        "its mixer is not full attention in both directions": isinstance(layer.mixer, FullConfig)
-        and not layer.mixer.is_causal,
-        "its heads do not fill its width": getattr(layer.mixer, "head_width", None)
-        in (None, encoder.width // layer.mixer.heads)
-        and encoder.width % layer.mixer.heads == 0,
-        "it is pre-norm": layer.norm.placement == "post" and encoder.final_norm is None,
-        "its positions are not learned": embedding.positions == "learned" and not embedding.is_scaled,
-        "it has no token types": embedding.types > 0,
-        "its embedding has no norm": embedding.has_norm,
-        "its embedding is factorised": config.family in ("electra", "albert")
-        or embedding.width in (None, encoder.width),
-        "its norms differ in epsilon": len(norms) == 1,
-        "its heads use another activation than its layers": activations <= {layer.feedforward.activation}
-        or config.family == "electra",
-        "its pooler's activation is not tanh": all(
-            head.activation == "tanh" for head in config.heads if isinstance(head, PoolerConfig)
-        ),
-        "its replaced_tokens head adds the first token": not any(
-            head.adds_first for head in config.heads if isinstance(head, ReplacedTokensConfig)
-        ),
-        "its embedding and layers differ in dropout": embedding.dropout == layer.dropout,
-    }
-    return next((reason for reason, holds in checks.items() if not holds), None)
+def _write(config: ModelConfig) -> dict[str, Any]:
+    return {"architectures": [_architecture(config)], **write_attending(config.encoder, "bert")}
 
 
-def _bert_architecture(config: ModelConfig) -> str:
+def _architecture(config: ModelConfig) -> str:
     kinds = {head.kind for head in config.heads}
     if {"masked_tokens", "next_sentence"} <= kinds:
         return "BertForPreTraining"
@@ -149,18 +61,11 @@ def _bert_architecture(config: ModelConfig) -> str:
     return "BertForNextSentencePrediction" if "next_sentence" in kinds else "BertModel"
 
 
-def _electra_architecture(config: ModelConfig) -> str:
-    kinds = {head.kind for head in config.heads}
-    if "replaced_tokens" in kinds:
-        return "ElectraForPreTraining"
-    return "ElectraForMaskedLM" if "masked_tokens" in kinds else "ElectraModel"
-
-
 BERT = Twin(
     model_type="bert",
     family="bert",
     prefix="bert.",
-    encoder=lambda config: _encoder_rows("bert."),
+    encoder=lambda config: encoder_rows("bert."),
     optional={
         "heads.pooler": tuple(linear("heads.pooler.project", "bert.pooler.dense")),
         "heads.masked_tokens": (
@@ -174,28 +79,6 @@ BERT = Twin(
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
-    read_config=lambda data, parts: read_config(data, parts, "bert"),
-    write_config=lambda config: {"architectures": [_bert_architecture(config)], **write_config(config, "bert")},
-)
-
-ELECTRA = Twin(
-    model_type="electra",
-    family="electra",
-    prefix="electra.",
-    encoder=lambda config: _encoder_rows("electra."),
-    optional={
-        "encoder.embedding.widen": tuple(linear("encoder.embedding.widen", "electra.embeddings_project")),
-        "heads.replaced_tokens": (
-            *linear("heads.replaced_tokens.transform", "discriminator_predictions.dense"),
-            *linear("heads.replaced_tokens.score", "discriminator_predictions.dense_prediction"),
-        ),
-        "heads.masked_tokens": (
-            *linear("heads.masked_tokens.transform", "generator_predictions.dense"),
-            *linear("heads.masked_tokens.norm", "generator_predictions.LayerNorm"),
-            row("heads.masked_tokens.bias", "generator_lm_head.bias"),
-        ),
-    },
-    tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
-    read_config=lambda data, parts: read_config(data, parts, "electra"),
-    write_config=lambda config: {"architectures": [_electra_architecture(config)], **write_config(config, "electra")},
+    read_config=_read,
+    write_config=_write,
 )

@@ -4,15 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertsmith.checkpoint.hf.deberta_names import HEAD_ROWS, OFFICIAL_HEAD, V1, V2, encoder_rows
-from bertsmith.checkpoint.hf.twin import Twin, read_activation, write_activation
+from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
+from bertsmith.checkpoint.hf.twin import Twin, first_mixer, read_activation, refuse, required, write_activation
 from bertsmith.errors import InputError
 from bertsmith.layers.branch import BranchConfig
-from bertsmith.layers.embedding import EmbeddingConfig
-from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
-from bertsmith.layers.norm import NormConfig
 from bertsmith.layers.relative import RelativeConfig
-from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import (
     HeadConfig,
     MaskDecoderConfig,
@@ -26,58 +24,41 @@ CLAMP = "relative_clamp"
 
 
 def _read(data: dict[str, Any], parts: frozenset[str], family: str) -> ModelConfig:
-    try:
-        width, layers, heads = data["hidden_size"], data["num_hidden_layers"], data["num_attention_heads"]
-        vocabulary, neurons = data["vocab_size"], data["intermediate_size"]
-    except KeyError as missing:
-        raise InputError(f"config.json lacks {missing.args[0]!r}") from None
-    for key, only in _fixed(data, family, width, heads).items():
-        if data.get(key, only) not in (only, None):
-            raise InputError(f"config.json: {key} is {data[key]!r}; allowed: {only!r}")
-    terms, relative = _terms(data), _relative(data, family)
-    norm, dropout = NormConfig(epsilon=data.get("layer_norm_eps", 1e-7)), float(data.get("hidden_dropout_prob", 0.1))
-    has_positions = data.get("position_biased_input", True)
-    embedding = EmbeddingConfig(
-        positions="learned" if has_positions else "none",
-        longest=data.get("max_position_embeddings", 512),
-        types=data.get("type_vocab_size", 0),
-        epsilon=norm.epsilon,
-        dropout=dropout,
-    )
+    data = with_defaults(data, layer_norm_eps=1e-7, type_vocab_size=0)
+    refuse(data, **_fixed(data, family))
+    terms, dropout = _terms(data), float(data["hidden_dropout_prob"])
     mixer = DisentangledConfig(
-        heads=heads,
+        heads=required(data, "num_attention_heads"),
         content_to_position="c2p" in terms,
         position_to_content="p2c" in terms,
         shares_projections=family == V2 and bool(data.get("share_att_key", False)),
         has_key_bias=family == V2,
-        dropout=float(data.get("attention_probs_dropout_prob", 0.1)),
+        dropout=float(data["attention_probs_dropout_prob"]),
         position_dropout=dropout,
     )
-    activation = read_activation(data.get("hidden_act", "gelu"), "config.json")
-    feedforward = FeedForwardConfig(neurons=neurons, activation=activation)
-    layer = LayerConfig(mixer=mixer, feedforward=feedforward, norm=norm, dropout=dropout)
-    first = layer.model_copy(update={"branch": _read_branch(data, dropout, norm.epsilon) if family == V2 else None})
-    encoder = EncoderConfig(
-        vocabulary=vocabulary,
-        width=width,
-        embedding=embedding,
-        layers=(first, *(layer,) * (layers - 1)),
-        relative=relative,
-        deviation=data.get("initializer_range", 0.02),
-    )
-    made: dict[str, HeadConfig] = {
-        "heads.pooler": PoolerConfig(activation=read_activation(data.get("pooler_hidden_act", "gelu"), "config.json")),
-        "heads.masked_tokens": MaskedTokensConfig(activation=activation, epsilon=norm.epsilon),
-        "heads.replaced_tokens": ReplacedTokensConfig(activation=activation, adds_first=True, epsilon=norm.epsilon),
-        "heads.mask_decoder": MaskDecoderConfig(longest=embedding.longest),
+    has_positions = data.get("position_biased_input", True)
+    encoder = read_encoder(data, mixer, has_positions=has_positions, relative=_relative(data, family))
+    first, *rest = encoder.layers
+    activation, epsilon = first.feedforward.activation, first.norm.epsilon
+    if family == V2 and data.get("conv_kernel_size", 0) > 0:
+        inner = read_activation(data, "conv_act", "tanh")
+        branch = BranchConfig(taps=data["conv_kernel_size"], activation=inner, dropout=dropout, epsilon=epsilon)
+        layers = (first.model_copy(update={"branch": branch}), *rest)
+        encoder = encoder.model_copy(update={"layers": layers})
+    heads: dict[str, HeadConfig] = {
+        "heads.pooler": PoolerConfig(activation=read_activation(data, "pooler_hidden_act")),
+        "heads.masked_tokens": MaskedTokensConfig(activation=activation, epsilon=epsilon),
+        "heads.replaced_tokens": ReplacedTokensConfig(activation=activation, adds_first=True, epsilon=epsilon),
+        "heads.mask_decoder": MaskDecoderConfig(longest=encoder.embedding.longest),
     }
     if has_positions:
-        del made["heads.mask_decoder"]  # then the table is the embedding's
-    return ModelConfig(family=family, encoder=encoder, heads=tuple(made[part] for part in sorted(parts & made.keys())))
+        del heads["heads.mask_decoder"]  # then the table is the embedding's
+    return ModelConfig(family=family, encoder=encoder, heads=read_heads(heads, parts))
 
 
-def _fixed(data: dict[str, Any], family: str, width: int, heads: int) -> dict[str, Any]:
+def _fixed(data: dict[str, Any], family: str) -> dict[str, Any]:
     """The settings of theirs of which only one value has a place here."""
+    width, heads = required(data, "hidden_size"), required(data, "num_attention_heads")
     fixed: dict[str, Any] = {"embedding_size": width, "pooler_hidden_size": width, "pooler_dropout": 0}
     if family == V1:
         fixed |= {"talking_head": False}
@@ -103,7 +84,7 @@ def _relative(data: dict[str, Any], family: str) -> RelativeConfig | None:
     if not data.get("relative_attention", False):
         return None
     farthest = data.get("max_relative_positions", -1)
-    farthest = farthest if farthest >= 1 else data.get("max_position_embeddings", 512)
+    farthest = farthest if farthest >= 1 else data["max_position_embeddings"]
     buckets = data.get("position_buckets", -1) if family == V2 else -1
     norms = [name.strip() for name in str(data.get("norm_rel_ebd", "none")).lower().split("|")]
     return RelativeConfig(
@@ -111,46 +92,22 @@ def _relative(data: dict[str, Any], family: str) -> RelativeConfig | None:
         farthest=farthest if buckets > 0 else None,
         clamp=data.get(CLAMP, "official"),
         has_norm=family == V2 and "layer_norm" in norms,
-        epsilon=data.get("layer_norm_eps", 1e-7),
+        epsilon=data["layer_norm_eps"],
     )
 
 
-def _read_branch(data: dict[str, Any], dropout: float, epsilon: float) -> BranchConfig | None:
-    taps = data.get("conv_kernel_size", 0)
-    if taps <= 0:
-        return None
-    activation = read_activation(data.get("conv_act", "tanh"), "config.json")
-    return BranchConfig(taps=taps, activation=activation, dropout=dropout, epsilon=epsilon)
-
-
 def _write(config: ModelConfig) -> dict[str, Any]:
-    encoder, layer = config.encoder, config.encoder.layers[-1]
-    reason = _inexpressible(config)
-    if reason:
-        raise InputError(f"this model cannot be exported as a Hugging Face {config.family}: {reason}")
-    mixer, relative, branch = layer.mixer, encoder.relative, encoder.layers[0].branch
-    assert isinstance(mixer, DisentangledConfig)
+    encoder = config.encoder
+    mixer = first_mixer(encoder, DisentangledConfig, config.family)
+    relative, branch = encoder.relative, encoder.layers[0].branch
     heads = {head.kind: head for head in config.heads}
     data = {
         "architectures": [_architecture(config)],
-        "model_type": config.family,
-        "vocab_size": encoder.vocabulary,
-        "hidden_size": encoder.width,
-        "num_hidden_layers": len(encoder.layers),
-        "num_attention_heads": mixer.heads,
-        "intermediate_size": layer.feedforward.neurons,
-        "hidden_act": write_activation(layer.feedforward.activation),
-        "hidden_dropout_prob": layer.dropout,
-        "attention_probs_dropout_prob": mixer.dropout,
-        "max_position_embeddings": encoder.embedding.longest,
-        "type_vocab_size": encoder.embedding.types,
-        "initializer_range": encoder.deviation,
-        "layer_norm_eps": layer.norm.epsilon,
+        **write_encoder(encoder, mixer, config.family),
         "position_biased_input": encoder.embedding.positions == "learned",
         "relative_attention": relative is not None,
         "pos_att_type": ["c2p"] * mixer.content_to_position + ["p2c"] * mixer.position_to_content,
         "legacy": "mask_decoder" not in heads,
-        "tie_word_embeddings": True,
     }
     if relative is not None:
         data |= {"max_relative_positions": relative.farthest or relative.span}
@@ -165,48 +122,6 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     if isinstance(pooler := heads.get("pooler"), PoolerConfig):
         data |= {"pooler_hidden_act": write_activation(pooler.activation)}
     return data
-
-
-def _inexpressible(config: ModelConfig) -> str | None:
-    """Why the Hugging Face class cannot be this model, or None."""
-    encoder, layer, embedding = config.encoder, config.encoder.layers[-1], config.encoder.embedding
-    mixer, relative, branch = layer.mixer, encoder.relative, encoder.layers[0].branch
-    is_v1 = config.family == V1
-    if not isinstance(mixer, DisentangledConfig) or mixer.is_causal:
-        return "its mixer is not disentangled attention in both directions"
-    heads = {head.kind: head for head in config.heads}
-    replaced, decoder = heads.get("replaced_tokens"), heads.get("mask_decoder")
-    scores = [heads[kind] for kind in ("masked_tokens", "replaced_tokens") if kind in heads]
-    with_norm = [*scores, *([branch] if branch else []), *([relative] if relative and relative.has_norm else [])]
-    norms = {layer.norm.epsilon, embedding.epsilon, *(getattr(part, "epsilon", None) for part in with_norm)}
-    dropouts = {layer.dropout, embedding.dropout, *([branch.dropout] if branch else [])}
-    dropouts |= {mixer.position_dropout} if mixer.reads_positions else set()
-    activations = {getattr(head, "activation", None) for head in scores}
-    plain = {part.model_copy(update={"branch": None}) for part in encoder.layers}
-    checks = {
-        "its layers differ from each other": len(plain) == 1 and not any(part.branch for part in encoder.layers[1:]),
-        "its layers share weights": encoder.sharing == "none",
-        "its heads do not fill its width": (mixer.head_width or encoder.width // mixer.heads) * mixer.heads
-        == encoder.width,
-        "its key bias belongs to v2": mixer.has_key_bias != is_v1,
-        "it is of v1 and has parts of v2": not is_v1
-        or (
-            not ((mixer.shares_projections and mixer.reads_positions) or branch)
-            and (relative is None or (relative.farthest is None and not relative.has_norm))
-        ),
-        "it is pre-norm": layer.norm.placement == "post" and encoder.final_norm is None,
-        "its positions are not learned": embedding.positions in ("learned", "none") and not embedding.is_scaled,
-        "its embedding has no norm or is factorised": embedding.has_norm and embedding.width in (None, encoder.width),
-        "its token table is a product of two": embedding.rank is None,
-        "its norms differ in epsilon": len(norms) == 1,
-        "its parts differ in dropout": len(dropouts) == 1,
-        "its heads use another activation than its layers": activations <= {layer.feedforward.activation},
-        "its replaced_tokens head does not add the first token": replaced is None
-        or (isinstance(replaced, ReplacedTokensConfig) and replaced.adds_first),
-        "its mask decoder is not the official one": decoder is None
-        or (embedding.positions == "none" and decoder == MaskDecoderConfig(longest=embedding.longest)),
-    }
-    return next((reason for reason, holds in checks.items() if not holds), None)
 
 
 def _architecture(config: ModelConfig) -> str:

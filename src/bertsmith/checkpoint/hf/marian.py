@@ -2,9 +2,17 @@
 
 from typing import Any
 
-from bertsmith.checkpoint.hf.twin import Twin, read_activation, refuse, required, write_activation
+from bertsmith.checkpoint.hf.twin import (
+    Twin,
+    cannot,
+    check_heads,
+    first_mixer,
+    read_activation,
+    refuse,
+    required,
+    write_activation,
+)
 from bertsmith.checkpoint.names import Row, linear, row, shaped
-from bertsmith.errors import InputError
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.full import FullConfig
@@ -43,11 +51,8 @@ def _attention_rows(ours: str, theirs: str) -> list[Row]:
 
 
 def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
-    refuse(data, "share_encoder_decoder_embeddings", True)
-    refuse(data, "tie_word_embeddings", True)
-    refuse(data, "activation_dropout", 0.0)
-    refuse(data, "encoder_layerdrop", 0.0)
-    refuse(data, "decoder_layerdrop", 0.0)
+    refuse(data, share_encoder_decoder_embeddings=True, tie_word_embeddings=True)
+    refuse(data, activation_dropout=0.0, encoder_layerdrop=0.0, decoder_layerdrop=0.0)
     heads = (NextTokenConfig(has_bias="heads.next_token" in parts),)
     encoder, decoder = _read_stack(data, "encoder"), _read_stack(data, "decoder")
     return ModelConfig(family="transformer", encoder=encoder, decoder=decoder, heads=heads)
@@ -58,7 +63,7 @@ def _read_stack(data: dict[str, Any], stack: str) -> EncoderConfig:
     heads, neurons = required(data, f"{stack}_attention_heads"), required(data, f"{stack}_ffn_dim")
     attention = FullConfig(heads=heads, dropout=float(data.get("attention_dropout", 0.0)))
     dropout = float(data.get("dropout", 0.1))
-    activation = read_activation(data.get("activation_function", "gelu"), "config.json")
+    activation = read_activation(data, "activation_function")
     is_decoder = stack == "decoder"
     layer = LayerConfig(
         mixer=attention.model_copy(update={"is_causal": is_decoder}),
@@ -86,11 +91,9 @@ def _read_stack(data: dict[str, Any], stack: str) -> EncoderConfig:
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    reason = _inexpressible(config)
-    if reason:
-        raise InputError(f"this model cannot be exported as a Hugging Face marian: {reason}")
     encoder, decoder = config.encoder, config.decoder
-    assert decoder is not None
+    if decoder is None:
+        raise cannot("marian", "it has no decoder")
     data: dict[str, Any] = {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
@@ -100,7 +103,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
         "d_model": encoder.width,
         "activation_function": write_activation(encoder.layers[0].feedforward.activation),
         "dropout": encoder.layers[0].dropout,
-        "attention_dropout": encoder.layers[0].mixer.dropout,
+        "attention_dropout": first_mixer(encoder, FullConfig, "marian").dropout,
         "activation_dropout": 0.0,
         "max_position_embeddings": encoder.embedding.longest,
         "scale_embedding": encoder.embedding.is_scaled,
@@ -111,45 +114,12 @@ def _write(config: ModelConfig) -> dict[str, Any]:
         **dict.fromkeys(("pad_token_id", "eos_token_id", "decoder_start_token_id", "forced_eos_token_id"), 0),
     }
     for name, stack in (("encoder", encoder), ("decoder", decoder)):
+        mixer = first_mixer(stack, FullConfig, "marian")
+        check_heads(mixer.heads, mixer.head_width, stack.width, "marian")
         data[f"{name}_layers"] = len(stack.layers)
-        data[f"{name}_attention_heads"] = stack.layers[0].mixer.heads
+        data[f"{name}_attention_heads"] = mixer.heads
         data[f"{name}_ffn_dim"] = stack.layers[0].feedforward.neurons
     return data
-
-
-def _inexpressible(config: ModelConfig) -> str | None:
-    """Why Marian cannot be this model, or None."""
-    if config.decoder is None:
-        return "it has no decoder"
-    stacks = (config.encoder, config.decoder)
-    layers = [layer for stack in stacks for layer in stack.layers]
-    mixers = [mixer for layer in layers for mixer in (layer.mixer, layer.cross) if mixer is not None]
-    width = config.encoder.width
-    dropouts = {layer.dropout for layer in layers} | {stack.embedding.dropout for stack in stacks}
-    positions = {stack.embedding.positions for stack in stacks}
-    checks = {
-        "its layers differ from each other": all(len(set(stack.layers)) == 1 for stack in stacks),
-        "its mixers are not full attention": all(isinstance(mixer, FullConfig) for mixer in mixers),
-        "its heads do not fill its width": all(
-            mixer.heads * (mixer.head_width or 0) == width or (mixer.head_width is None and width % mixer.heads == 0)
-            for mixer in mixers
-            if isinstance(mixer, FullConfig)
-        ),
-        "the head widths of its values and keys differ": all(
-            getattr(mixer, "value_width", None) in (None, getattr(mixer, "head_width", None)) for mixer in mixers
-        ),
-        "it is pre-norm": all(layer.norm.placement == "post" for layer in layers)
-        and all(stack.final_norm is None for stack in stacks),
-        f"the epsilon of its norms is not {_EPSILON}": {layer.norm.epsilon for layer in layers} == {_EPSILON},
-        'its positions are not "sinusoid_halves"': positions == {"sinusoid_halves"},
-        "its embeddings have norms or types": not any(s.embedding.has_norm or s.embedding.types for s in stacks),
-        "its decoder has a table of its own": not config.decoder.embedding.owns_table,
-        "its embedding is factorised": config.encoder.embedding_width == width,
-        "its parts differ in dropout": len(dropouts) == 1,
-        "its mixers differ in dropout": len({getattr(mixer, "dropout", None) for mixer in mixers}) == 1,
-        "its feed-forwards differ in activation": len({layer.feedforward.activation for layer in layers}) == 1,
-    }
-    return next((reason for reason, holds in checks.items() if not holds), None)
 
 
 MARIAN = Twin(

@@ -1,13 +1,16 @@
 """What it takes to exchange one family with Hugging Face: a config translation and a table of names."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from bertsmith.checkpoint.names import Row, expand
 from bertsmith.errors import InputError, nearest
 from bertsmith.layers.activation import Activation
-from bertsmith.models.config import ModelConfig
+from bertsmith.layers.mixers.base import MixerConfig
+from bertsmith.models.config import EncoderConfig, ModelConfig
+
+_Kind = TypeVar("_Kind", bound=MixerConfig)
 
 ACTIVATION_NAMES: dict[str, Activation] = {
     "gelu": "gelu",
@@ -47,6 +50,11 @@ class Twin:
     derived: tuple[str, ...] = ()
     """Their names of tensors that follow from the config; left out when read, never written."""
 
+    def parts(self, names: Iterable[str]) -> frozenset[str]:
+        """The optional parts of a model with tensors of these names."""
+        names = tuple(names)
+        return frozenset(part for part in self.optional if any(name.startswith(part + ".") for name in names))
+
     def rows(self, config: ModelConfig, parts: frozenset[str]) -> list[Row]:
         """The table for one model with these optional parts."""
         rows = [*self.encoder(config)]
@@ -55,10 +63,30 @@ class Twin:
         return expand(rows, len(config.encoder.layers), 0 if config.decoder is None else len(config.decoder.layers))
 
 
-def read_activation(name: str, source: str) -> Activation:
-    """Our name of an activation of theirs."""
+def cannot(model_type: str, reason: str) -> InputError:
+    """The error of a model that Hugging Face's class cannot be."""
+    return InputError(f"this model cannot be exported as a Hugging Face {model_type}: {reason}")
+
+
+def first_mixer(stack: EncoderConfig, kind: type[_Kind], model_type: str) -> _Kind:
+    """The mixer of a stack's first layer, which must be of the kind that Hugging Face's class has."""
+    mixer = stack.layers[0].mixer
+    if not isinstance(mixer, kind):
+        raise cannot(model_type, f"its mixer is not {kind.model_fields['kind'].default}")
+    return mixer
+
+
+def check_heads(heads: int, head_width: int | None, width: int, model_type: str) -> None:
+    """Raises a sentence if heads do not fill the width, as those of a model cut down to some of them do not."""
+    if head_width is not None and heads * head_width != width:
+        raise cannot(model_type, "its heads do not fill its width")
+
+
+def read_activation(data: dict[str, Any], key: str, default: str = "gelu") -> Activation:
+    """Our name of the activation that a setting of theirs names."""
+    name = data.get(key, default)
     if name not in ACTIVATION_NAMES:
-        raise InputError(f"{source}: hidden_act is {name!r}; {nearest(name, ACTIVATION_NAMES)}")
+        raise InputError(f"config.json: {key} is {name!r}; {nearest(str(name), ACTIVATION_NAMES)}")
     return ACTIVATION_NAMES[name]
 
 
@@ -67,10 +95,11 @@ def write_activation(activation: Activation) -> str:
     return next(theirs for theirs, ours in ACTIVATION_NAMES.items() if ours == activation)
 
 
-def refuse(data: dict[str, Any], key: str, only: Any) -> None:
+def refuse(data: dict[str, Any], **allowed: Any) -> None:
     """Raises a sentence if a setting of theirs has another value than the one our network computes."""
-    if data.get(key, only) not in (only, None):
-        raise InputError(f"config.json: {key} is {data[key]!r}; allowed: {only!r}")
+    for key, only in allowed.items():
+        if data.get(key, only) not in (only, None):
+            raise InputError(f"config.json: {key} is {data[key]!r}; allowed: {only!r}")
 
 
 def required(data: dict[str, Any], key: str) -> Any:

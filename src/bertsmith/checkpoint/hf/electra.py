@@ -1,0 +1,55 @@
+"""ELECTRA as Hugging Face names and configures it: BERT's encoder on an embedding of a width of its own."""
+
+from typing import Any
+
+from bertsmith.checkpoint.hf.bert import encoder_rows, read_attending, write_attending
+from bertsmith.checkpoint.hf.shape import read_heads, with_defaults
+from bertsmith.checkpoint.hf.twin import Twin
+from bertsmith.checkpoint.names import linear, row
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, ReplacedTokensConfig
+
+
+def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
+    encoder = read_attending(with_defaults(data))
+    layer = encoder.layers[0]
+    heads: dict[str, HeadConfig] = {
+        "heads.masked_tokens": MaskedTokensConfig(epsilon=layer.norm.epsilon),  # gelu, whatever the layers use
+        "heads.replaced_tokens": ReplacedTokensConfig(activation=layer.feedforward.activation),
+    }
+    return ModelConfig(family="electra", encoder=encoder, heads=read_heads(heads, parts))
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    shape = write_attending(config.encoder, "electra")
+    return {"architectures": [_architecture(config)], **shape, "embedding_size": config.encoder.embedding_width}
+
+
+def _architecture(config: ModelConfig) -> str:
+    kinds = {head.kind for head in config.heads}
+    if "replaced_tokens" in kinds:
+        return "ElectraForPreTraining"
+    return "ElectraForMaskedLM" if "masked_tokens" in kinds else "ElectraModel"
+
+
+ELECTRA = Twin(
+    model_type="electra",
+    family="electra",
+    prefix="electra.",
+    encoder=lambda config: encoder_rows("electra."),
+    optional={
+        "encoder.embedding.widen": tuple(linear("encoder.embedding.widen", "electra.embeddings_project")),
+        "heads.replaced_tokens": (
+            *linear("heads.replaced_tokens.transform", "discriminator_predictions.dense"),
+            *linear("heads.replaced_tokens.score", "discriminator_predictions.dense_prediction"),
+        ),
+        "heads.masked_tokens": (
+            *linear("heads.masked_tokens.transform", "generator_predictions.dense"),
+            *linear("heads.masked_tokens.norm", "generator_predictions.LayerNorm"),
+            row("heads.masked_tokens.bias", "generator_lm_head.bias"),
+        ),
+    },
+    tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    read_config=_read,
+    write_config=_write,
+)

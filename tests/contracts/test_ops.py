@@ -1,8 +1,10 @@
 """Every form of attention against the reference, and the choice between them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from cases import LENGTH_CASES, packed_layout, padded_layout
+from cases import LENGTH_CASES, packed_layout, padded_layout, tiny_model
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
@@ -86,12 +88,31 @@ def test_maps_do_not_reach_other_sequences() -> None:
     assert (maps[1, :, :, 2] == 0).all()
 
 
-def test_a_form_of_another_op_leaves_the_choice_free() -> None:
-    """A model with several ops is asked for one name: each op that knows it obeys, the others choose."""
+def test_an_op_refuses_the_form_of_another() -> None:
     from bertsmith.ops.conv import light_conv
 
-    value, scores, layout = torch.randn(5, 2, 4), torch.randn(5, 2, 3), packed_layout([5])
-    free = light_conv(value, scores, layout, backend="sdpa")
-    assert torch.equal(free, light_conv(value, scores, layout))
+    with pytest.raises(InputError, match="backend is 'sdpa'; allowed: auto, reference, taps"):
+        light_conv(torch.randn(5, 2, 4), torch.randn(5, 2, 3), packed_layout([5]), backend="sdpa")
+
+
+def test_a_model_refuses_a_backend_that_none_of_its_ops_has() -> None:
+    ids = torch.randint(0, 50, (2, 6))
+    with pytest.raises(InputError, match="backend is 'taps'; allowed: auto, reference, sdpa, varlen"):
+        tiny_model("bert-tiny")(ids, backend="taps")
     with pytest.raises(InputError, match="backend is 'tabs'; did you mean 'taps'"):
-        light_conv(value, scores, layout, backend="tabs")
+        tiny_model("convbert-small")(ids, backend="tabs")
+
+
+def test_ops_of_a_model_that_lack_the_backend_choose_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bertsmith.ops import conv
+
+    used = set()
+    for forms in (FORMS, conv.FORMS, conv.DEPTHWISE_FORMS):
+        for name, form in forms.items():
+            spy = replace(form, compute=lambda inputs, form=form, name=name: (used.add(name), form.compute(inputs))[1])
+            monkeypatch.setitem(forms, name, spy)
+    model, ids = tiny_model("convbert-small"), torch.randint(0, 50, (2, 6))
+    for backend, expected in {"taps": {"taps", "sdpa"}, "sdpa": {"taps", "sdpa"}, "reference": {"reference"}}.items():
+        used.clear()
+        model(ids, backend=backend)
+        assert used == expected

@@ -1,13 +1,14 @@
 """The contract of a mixer: the one place where the families of encoders differ."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
 from bertsmith.errors import InputError
 from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.subnet import LayerCut
+from bertsmith.ops.dispatch import Forms
 from bertsmith.settings import Record
 
 State = tuple[Tensor, ...]
@@ -18,6 +19,8 @@ class Mixer(nn.Module, ABC):
     """Lets the positions of each sequence exchange what they know. The contract tests run over every kind."""
 
     heads: int
+    forms: tuple[Forms[Any], ...]
+    """Of every op the mixer uses."""
 
     @abstractmethod
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:

@@ -15,7 +15,8 @@ from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.base import Mixer, MixerConfig, State
 from bertsmith.layers.remember import Remembered, autocast_dtype
 from bertsmith.layers.subnet import LayerCut
-from bertsmith.ops.disentangled import RelativePositions, disentangled, disentangled_terms
+from bertsmith.ops.disentangled import FORMS, RelativePositions, disentangled, disentangled_terms
+from bertsmith.ops.dispatch import own_backend
 
 Pair = tuple[Tensor | None, Tensor | None]
 QUERY, KEY, KEY_AND_VALUE = slice(0, 1), slice(1, 2), slice(1, 3)
@@ -72,6 +73,8 @@ class DisentangledConfig(MixerConfig):
 
 class DisentangledAttention(Mixer):
     """Query, key and value of the content, key and query of the relative positions, attention, output projection."""
+
+    forms = (FORMS,)
 
     def __init__(self, width: int, config: DisentangledConfig) -> None:
         super().__init__()
@@ -174,7 +177,7 @@ class DisentangledAttention(Mixer):
             key_layout=key_layout,
             is_causal=is_causal,
             dropout=self.config.dropout if self.training else 0.0,
-            backend=call.backend,
+            backend=own_backend(FORMS, call.backend),
         )
         mixed = mixed.flatten(-2)  # (..., heads, head_width) -> (..., heads · head_width)
         return self.output(mixed, keep_in=call.keep_heads)

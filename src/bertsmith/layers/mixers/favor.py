@@ -14,7 +14,9 @@ from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.mixers.base import Mixer, MixerConfig, State
 from bertsmith.layers.mixers.full import FullAttention
 from bertsmith.layers.subnet import LayerCut
+from bertsmith.ops.dispatch import own_backend
 from bertsmith.ops.favor import (
+    FORMS,
     KERNELS,
     FavorState,
     KernelName,
@@ -112,6 +114,7 @@ class FavorConfig(MixerConfig):
 class FavorAttention(FullAttention):
     """Full attention's projections around linear attention; the random matrix is saved with the weights."""
 
+    forms = (FORMS,)
     projection: Tensor
 
     def __init__(
@@ -157,7 +160,7 @@ class FavorAttention(FullAttention):
             is_causal=self.is_causal,
             epsilon=self.features.epsilon,
             chunk=_CHUNK,
-            backend=call.backend,
+            backend=own_backend(FORMS, call.backend),
         )
         return self._output(dropout(mixed, self.dropout, self.training), call)
 

@@ -1,6 +1,6 @@
 """Multi-head softmax attention (Vaswani et al. 2017): over the own sequence, its past, or a memory."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -11,7 +11,8 @@ from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.base import Mixer, MixerConfig, State
 from bertsmith.layers.subnet import LayerCut
-from bertsmith.ops.attention import attention, attention_map
+from bertsmith.ops.attention import FORMS, attention, attention_map
+from bertsmith.ops.dispatch import Forms, own_backend
 
 
 class FullConfig(MixerConfig):
@@ -58,6 +59,8 @@ class FullAttention(Mixer):
     Values of another width than the keys have a matrix of their own.
     """
 
+    forms: tuple[Forms[Any], ...] = (FORMS,)
+
     def __init__(
         self, width: int, heads: int, head_width: int, value_width: int, *, dropout: float, is_causal: bool
     ) -> None:
@@ -79,7 +82,7 @@ class FullAttention(Mixer):
             key_layout=None if call.memory is None else call.memory.layout,
             is_causal=self.is_causal,
             dropout=self.dropout if self.training else 0.0,
-            backend=call.backend,
+            backend=own_backend(FORMS, call.backend),
         )
         return self._output(mixed, call)
 
@@ -104,7 +107,9 @@ class FullAttention(Mixer):
             key_layout = call.memory.layout
         key, value = state
         one = SequenceLayout.full(hidden.shape[0], 1)
-        mixed = attention(query[:, None], key, value, one, key_layout=key_layout, backend=call.backend)[:, 0]
+        mixed = attention(
+            query[:, None], key, value, one, key_layout=key_layout, backend=own_backend(FORMS, call.backend)
+        )[:, 0]
         return self._output(mixed, call), state
 
     def reorder(self, heads: Tensor) -> None:

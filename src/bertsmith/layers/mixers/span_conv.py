@@ -17,7 +17,8 @@ from bertsmith.layers.mixers.base import Mixer, MixerConfig, State
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel, initialise_depthwise
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops import conv
-from bertsmith.ops.attention import attention, attention_map
+from bertsmith.ops.attention import FORMS, attention, attention_map
+from bertsmith.ops.dispatch import own_backend
 
 _KERNEL_KINDS = {
     "span": "predicted",
@@ -107,7 +108,8 @@ class SpanKey(nn.Module):
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
         """The span keys: (…, width) -> (…, heads · head_width)."""
         options = {"is_causal": self.is_causal, "legacy_padding": self.legacy_padding}
-        spans = conv.depthwise(hidden, self.depthwise, call.layout, **options, backend=call.backend)
+        backend = own_backend(conv.DEPTHWISE_FORMS, call.backend)
+        spans = conv.depthwise(hidden, self.depthwise, call.layout, **options, backend=backend)
         return self.pointwise(spans, keep_out=call.keep_heads)
 
     def step(self, window: Tensor, call: ForwardPass) -> Tensor:
@@ -142,6 +144,7 @@ class SpanConv(Mixer):
         inner, parts, branches = heads * head_width, 4 if has_own_value else 3, 1 if kernel is None else 2
         self.project = ElasticLinear(width, parts * inner, units_out=heads, parts=parts)
         self.span, self.kernel = span, kernel
+        self.forms = (FORMS,) if kernel is None else (FORMS, conv.FORMS, conv.DEPTHWISE_FORMS)
         # attention heads stand first, then convolution heads: two stretches of the input, cut alike
         self.output = ElasticLinear(branches * inner, width, units_in=heads, parts_in=branches)
 
@@ -155,7 +158,7 @@ class SpanConv(Mixer):
             call.layout,
             is_causal=self.is_causal,
             dropout=self.dropout if self.training else 0.0,
-            backend=call.backend,
+            backend=own_backend(FORMS, call.backend),
         )
         if self.kernel is None:
             return self._output(call, mixed)
@@ -188,7 +191,9 @@ class SpanConv(Mixer):
         news += [] if self.span is None else [hidden]
         keys, values, *windows = (torch.cat([old, new[:, None]], dim=1) for old, new in zip(state, news, strict=True))
         one, seen = SequenceLayout.full(hidden.shape[0], 1), SequenceLayout.full(*keys.shape[:2])
-        mixed = attention(query[:, None], keys, values, one, key_layout=seen, backend=call.backend)[:, 0]
+        mixed = attention(query[:, None], keys, values, one, key_layout=seen, backend=own_backend(FORMS, call.backend))[
+            :, 0
+        ]
         state = (keys, values, *(window[:, 1:] for window in windows))
         if self.kernel is None:
             return self._output(call, mixed), state

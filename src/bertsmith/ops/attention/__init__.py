@@ -7,13 +7,11 @@ from bertsmith.ops.attention import reference, sdpa, varlen
 from bertsmith.ops.attention.inputs import AttentionInputs
 from bertsmith.ops.dispatch import Form, Forms, choose
 
-FORMS: Forms[AttentionInputs] = Forms(
-    {
-        "varlen": Form(varlen.attention, varlen.unsupported),
-        "sdpa": Form(sdpa.attention, sdpa.unsupported),
-        "reference": Form(reference.attention, reference.unsupported),
-    }
-)
+FORMS: Forms[AttentionInputs] = {
+    "varlen": Form(varlen.attention, varlen.unsupported),
+    "sdpa": Form(sdpa.attention, sdpa.unsupported),
+    "reference": Form(reference.attention, reference.unsupported),
+}
 
 
 def attention(

@@ -10,12 +10,10 @@ from bertsmith.ops.dispatch import Form, Forms, choose
 
 __all__ = ["FORMS", "RelativePositions", "bucket_slots", "disentangled", "disentangled_terms", "linear_slots"]
 
-FORMS: Forms[DisentangledInputs] = Forms(
-    {
-        "sdpa": Form(sdpa.disentangled, sdpa.unsupported),
-        "reference": Form(reference.disentangled, reference.unsupported),
-    }
-)
+FORMS: Forms[DisentangledInputs] = {
+    "sdpa": Form(sdpa.disentangled, sdpa.unsupported),
+    "reference": Form(reference.disentangled, reference.unsupported),
+}
 
 
 def disentangled(

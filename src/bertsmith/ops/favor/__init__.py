@@ -32,12 +32,10 @@ __all__ = [
     "feature_width",
 ]
 
-FORMS: Forms[FavorInputs] = Forms(
-    {
-        "linear": Form(linear.favor, linear.unsupported),
-        "reference": Form(reference.favor, reference.unsupported),
-    }
-)
+FORMS: Forms[FavorInputs] = {
+    "linear": Form(linear.favor, linear.unsupported),
+    "reference": Form(reference.favor, reference.unsupported),
+}
 
 
 def favor(

@@ -1,14 +1,26 @@
-"""Every form of attention against the reference, and the choice between them."""
+"""Every form of every op against its reference, and the choice between them."""
 
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
-from cases import LENGTH_CASES, packed_layout, padded_layout, tiny_model
+from cases import LENGTH_CASES, OP_CASES, packed_layout, padded_layout, tiny_model
 
+from bertsmith import ops
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops.attention import FORMS, attention, attention_map
+from bertsmith.ops.disentangled import disentangled
+
+GPU_FORMS = ["varlen"]
+ATTENDING = {
+    "attention": attention,
+    "disentangled": partial(disentangled, position_key=None, position_query=None, relative=None),
+    "favor": OP_CASES["favor softmax"].op,
+}
 
 
 def inputs(shape: tuple[int, ...]) -> list[torch.Tensor]:
@@ -16,25 +28,54 @@ def inputs(shape: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("case", LENGTH_CASES)
-@pytest.mark.parametrize("form", [name for name in FORMS if name not in ("reference", "varlen")])
-def test_forms_equal_the_reference_with_gradients(form: str, case: str, is_causal: bool) -> None:
-    lengths = LENGTH_CASES[case]
-    layouts = {
-        (sum(lengths),): packed_layout(lengths, empty=1),
-        (len(lengths), max(lengths) + 1): padded_layout(lengths, extra=1),
-        (2, 5): SequenceLayout.full(2, 5),
-    }
-    for shape, layout in layouts.items():
-        tensors = inputs(shape)
-        real = torch.ones(shape, dtype=torch.bool) if layout.is_token is None else layout.is_token
-        results = []
-        for name in (form, "reference"):
-            mixed = attention(*tensors, layout, is_causal=is_causal, backend=name)
-            gradients = torch.autograd.grad(mixed[real].square().sum(), tensors)
-            results.append([mixed[real], *gradients])
-        for fast, slow in zip(*results, strict=True):
-            torch.testing.assert_close(fast, slow, rtol=0, atol=1e-10)
+@pytest.mark.parametrize("lengths", LENGTH_CASES.values(), ids=LENGTH_CASES)
+@pytest.mark.parametrize("lying", ["packed", "padded", "full"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [(name, form) for name, case in OP_CASES.items() for form in case.forms if form != "reference"],
+)
+def test_every_form_equals_the_reference_with_every_gradient(
+    name: str, form: str, lying: str, lengths: list[int], is_causal: bool
+) -> None:
+    case, rows = OP_CASES[name], (len(lengths), max(lengths) + 1)
+    shape, layout = {
+        "packed": ((sum(lengths),), packed_layout(lengths, empty=1)),
+        "padded": (rows, padded_layout(lengths, extra=1)),
+        "full": (rows, SequenceLayout.full(*rows)),
+    }[lying]
+    tensors = case.tensors(shape)
+    real = torch.ones(shape, dtype=torch.bool) if layout.is_token is None else layout.is_token
+    results = []
+    for backend in (form, "reference"):
+        try:
+            mixed = case.op(*tensors, layout=layout, is_causal=is_causal, backend=backend)
+        except InputError as error:
+            if form not in GPU_FORMS:
+                raise
+            pytest.skip(str(error))
+        assert mixed.shape[:-1] == tensors[0].shape[:-1]
+        results.append([mixed[real], *torch.autograd.grad(mixed[real].square().sum(), tensors)])
+    for fast, slow in zip(*results, strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-10)
+
+
+def test_every_op_folder_has_a_case() -> None:
+    folders = [path.name for path in Path(ops.__file__).parent.iterdir() if (path / "__init__.py").exists()]
+    for folder in folders:
+        module = import_module(f"bertsmith.ops.{folder}")
+        tables = [table for name, table in vars(module).items() if name.endswith("FORMS")]
+        assert tables, folder
+        assert all(any(case.forms is table for case in OP_CASES.values()) for table in tables), folder
+
+
+@pytest.mark.parametrize("name", ATTENDING)
+def test_what_queries_cannot_look_at_is_said(name: str) -> None:
+    one, two = SequenceLayout.full(1, 6), SequenceLayout.full(2, 3)
+    op, (query, key, value) = ATTENDING[name], inputs((2, 3))
+    with pytest.raises(InputError, match="2 sequences of queries cannot look at 1 sequences of keys"):
+        op(query, key.view(1, 6, 3, 8), value.view(1, 6, 3, 8), layout=two, key_layout=one)
+    with pytest.raises(InputError, match="is_causal is True and the keys have a layout of their own"):
+        op(query, key, value, layout=two, key_layout=SequenceLayout.full(2, 3), is_causal=True)
 
 
 def test_reference_is_the_formula() -> None:

@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.ops.attention import attention
-from bertsmith.ops.favor import KERNELS, draw, favor
+from bertsmith.ops.favor import FEATURE_MAPS, RandomFeatures, draw, favor
 
 ESTIMATORS = {
     "softmax": ("softmax", True),
@@ -52,14 +52,14 @@ def _errors(options: argparse.Namespace) -> dict[str, list[float]]:
     value = torch.randn(1, length, 1, width, dtype=torch.float64)
     exact = attention(query, key, value, layout)
     errors: dict[str, list[float]] = {}
-    for name, (kernel, is_orthogonal) in ESTIMATORS.items():
-        rule = KERNELS[kernel]
+    for name, (feature_map, is_orthogonal) in ESTIMATORS.items():
+        rule = FEATURE_MAPS[feature_map]
         for features in options.features:
             squares = []
             for _ in range(options.draws):
                 rows = features // len(rule.copies)
                 matrix = draw(rows, width, is_orthogonal=is_orthogonal, has_constant_norms=rule.has_constant_norms)
-                mixed = favor(query, key, value, matrix, layout, kernel=kernel)
+                mixed = favor(query, key, value, RandomFeatures(matrix, feature_map), layout)
                 squares.append(((mixed - exact).square().sum() / exact.square().sum()).item())
             errors.setdefault(name, []).append(statistics.mean(squares) ** 0.5)
     return errors
@@ -130,7 +130,7 @@ def _candidates(
         return scaled_dot_product_attention(*rows, is_causal=is_causal)
 
     def linear() -> Tensor:
-        return favor(query, key, value, matrix, layout, is_causal=is_causal)
+        return favor(query, key, value, RandomFeatures(matrix), layout, is_causal=is_causal)
 
     return full, torch.compile(linear) if options.compile else linear
 

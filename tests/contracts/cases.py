@@ -1,6 +1,9 @@
 """The tables the contracts run over: a new kind added to a table is tested without a new test."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +23,8 @@ from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.models.presets import PRESETS, overridable, preset
+from bertsmith.ops import attention, conv, disentangled, favor
+from bertsmith.ops.dispatch import Forms
 
 WIDTH, HEADS = 24, 4
 LENGTH_CASES = {"one": [1], "odd": [7, 3, 1], "mixed": [5, 12, 1, 9, 2], "equal": [6, 6]}
@@ -60,9 +65,9 @@ MIXER_CASES: dict[str, MixerConfig] = {
     "span_conv none causal": SpanConvConfig(heads=HEADS, kernel_from="none", dropout=0.0, is_causal=True),
     "favor": FavorConfig(heads=HEADS, dropout=0.0, features=32),
     "favor causal": FavorConfig(heads=HEADS, dropout=0.0, features=32, is_causal=True),
-    "favor relu": FavorConfig(heads=HEADS, dropout=0.0, features=32, kernel="relu"),
+    "favor relu": FavorConfig(heads=HEADS, dropout=0.0, features=32, feature_map="relu"),
     "favor hyperbolic with wider values": FavorConfig(
-        heads=HEADS, head_width=3, value_width=7, dropout=0.0, features=16, kernel="hyperbolic"
+        heads=HEADS, head_width=3, value_width=7, dropout=0.0, features=16, feature_map="hyperbolic"
     ),
 }
 DISENTANGLED = DisentangledConfig(heads=HEADS, dropout=0.0, position_dropout=0.0)
@@ -151,3 +156,79 @@ def rows_of(items: list[Tensor], extra: int = 0, filling: float = 0.0) -> Tensor
     for row, item in zip(rows, items, strict=True):
         row[: len(item)] = item
     return rows
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """An op, its forms and what to call it with."""
+
+    op: Callable[..., Tensor]
+    """Of tensors, and by name `layout`, `is_causal` and `backend`."""
+    forms: Forms[Any]
+    tensors: Callable[[tuple[int, ...]], list[Tensor]]
+    """What the op is given besides a layout, for places of the shape (batch, length) or (tokens,)."""
+
+
+def _numbers(*shape: int) -> Tensor:
+    return (0.7 * torch.randn(shape, dtype=torch.float64)).requires_grad_()
+
+
+def _attended(shape: tuple[int, ...]) -> list[Tensor]:
+    return [_numbers(*shape, 3, 8) for _ in range(3)]
+
+
+def _disentangled(has_keys: bool, has_queries: bool, has_places: bool = False) -> OpCase:
+    slots = disentangled.bucket_slots(4, 9, clamps_distance=True)
+
+    def op(*tensors: Tensor, backend: str, is_causal: bool, layout: SequenceLayout) -> Tensor:
+        query, key, value, *tables = tensors
+        places = torch.arange(query.shape[:-2].numel()).mul(5).remainder(9).view(query.shape[:-2])
+        relative = disentangled.RelativePositions(torch.empty(0), slots, places if has_places else None)
+        rows = iter(tables)
+        pair = [next(rows) if there else None for there in (has_keys, has_queries)]
+        options = {"is_causal": is_causal, "backend": backend}
+        return disentangled.disentangled(query, key, value, *pair, layout, relative, **options)
+
+    tables = has_keys + has_queries
+    return OpCase(op, disentangled.FORMS, lambda shape: _attended(shape) + [_numbers(8, 3, 8) for _ in range(tables)])
+
+
+def _favor(feature_map: str) -> OpCase:
+    constant = favor.FEATURE_MAPS[feature_map].has_constant_norms
+    matrix = favor.draw(20, 8, torch.Generator().manual_seed(0), has_constant_norms=constant)
+    features = favor.RandomFeatures(matrix, feature_map)
+    return OpCase(partial(favor.favor, features=features, chunk=4), favor.FORMS, _attended)
+
+
+def _light_conv(is_fixed: bool, **options: bool) -> OpCase:
+    def tensors(shape: tuple[int, ...]) -> list[Tensor]:
+        return [_numbers(*shape, 3, 2), _numbers(3, 5) if is_fixed else _numbers(*shape, 3, 5)]
+
+    return OpCase(partial(conv.light_conv, **options), conv.FORMS, tensors)
+
+
+def _depthwise(**options: bool) -> OpCase:
+    op = partial(conv.depthwise, **options)
+    return OpCase(op, conv.DEPTHWISE_FORMS, lambda shape: [_numbers(*shape, 6), _numbers(6, 5)])
+
+
+OP_CASES: dict[str, OpCase] = {
+    "attention": OpCase(attention.attention, attention.FORMS, _attended),
+    "attention with wider values": OpCase(
+        attention.attention, attention.FORMS, lambda shape: [*_attended(shape)[:2], _numbers(*shape, 3, 5)]
+    ),
+    "disentangled": _disentangled(True, True),
+    "disentangled c2p": _disentangled(True, False),
+    "disentangled p2c": _disentangled(False, True),
+    "disentangled content": _disentangled(False, False),
+    "disentangled places": _disentangled(True, True, has_places=True),
+    "disentangled c2p places": _disentangled(True, False, has_places=True),
+    "disentangled p2c places": _disentangled(False, True, has_places=True),
+    "depthwise": _depthwise(),
+    "depthwise legacy": _depthwise(legacy_padding=True),
+    "light_conv": _light_conv(is_fixed=True),
+    "light_conv legacy": _light_conv(is_fixed=True, legacy_padding=True),
+    "light_conv by token": _light_conv(is_fixed=False),
+    "light_conv by token legacy": _light_conv(is_fixed=False, legacy_padding=True),
+    **{f"favor {feature_map}": _favor(feature_map) for feature_map in favor.FEATURE_MAPS},
+}

@@ -1,12 +1,26 @@
-"""Every form of attention against the reference, and the choice between them."""
+"""Every form of every op against its reference, and the choice between them."""
+
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
-from cases import LENGTH_CASES, packed_layout, padded_layout
+from cases import LENGTH_CASES, OP_CASES, packed_layout, padded_layout, tiny_model
 
+from bertsmith import ops
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops.attention import FORMS, attention, attention_map
+from bertsmith.ops.disentangled import disentangled
+
+GPU_FORMS = ["varlen"]
+ATTENDING = {
+    "attention": attention,
+    "disentangled": partial(disentangled, position_key=None, position_query=None, relative=None),
+    "favor": OP_CASES["favor softmax"].op,
+}
 
 
 def inputs(shape: tuple[int, ...]) -> list[torch.Tensor]:
@@ -14,25 +28,54 @@ def inputs(shape: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("case", LENGTH_CASES)
-@pytest.mark.parametrize("form", [name for name in FORMS if name not in ("reference", "varlen")])
-def test_forms_equal_the_reference_with_gradients(form: str, case: str, is_causal: bool) -> None:
-    lengths = LENGTH_CASES[case]
-    layouts = {
-        (sum(lengths),): packed_layout(lengths, empty=1),
-        (len(lengths), max(lengths) + 1): padded_layout(lengths, extra=1),
-        (2, 5): SequenceLayout.full(2, 5),
-    }
-    for shape, layout in layouts.items():
-        tensors = inputs(shape)
-        real = torch.ones(shape, dtype=torch.bool) if layout.is_token is None else layout.is_token
-        results = []
-        for name in (form, "reference"):
-            mixed = attention(*tensors, layout, is_causal=is_causal, backend=name)
-            gradients = torch.autograd.grad(mixed[real].square().sum(), tensors)
-            results.append([mixed[real], *gradients])
-        for fast, slow in zip(*results, strict=True):
-            torch.testing.assert_close(fast, slow, rtol=0, atol=1e-10)
+@pytest.mark.parametrize("lengths", LENGTH_CASES.values(), ids=LENGTH_CASES)
+@pytest.mark.parametrize("lying", ["packed", "padded", "full"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [(name, form) for name, case in OP_CASES.items() for form in case.forms if form != "reference"],
+)
+def test_every_form_equals_the_reference_with_every_gradient(
+    name: str, form: str, lying: str, lengths: list[int], is_causal: bool
+) -> None:
+    case, rows = OP_CASES[name], (len(lengths), max(lengths) + 1)
+    shape, layout = {
+        "packed": ((sum(lengths),), packed_layout(lengths, empty=1)),
+        "padded": (rows, padded_layout(lengths, extra=1)),
+        "full": (rows, SequenceLayout.full(*rows)),
+    }[lying]
+    tensors = case.tensors(shape)
+    real = torch.ones(shape, dtype=torch.bool) if layout.is_token is None else layout.is_token
+    results = []
+    for backend in (form, "reference"):
+        try:
+            mixed = case.op(*tensors, layout=layout, is_causal=is_causal, backend=backend)
+        except InputError as error:
+            if form not in GPU_FORMS:
+                raise
+            pytest.skip(str(error))
+        assert mixed.shape[:-1] == tensors[0].shape[:-1]
+        results.append([mixed[real], *torch.autograd.grad(mixed[real].square().sum(), tensors)])
+    for fast, slow in zip(*results, strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-10)
+
+
+def test_every_op_folder_has_a_case() -> None:
+    folders = [path.name for path in Path(ops.__file__).parent.iterdir() if (path / "__init__.py").exists()]
+    for folder in folders:
+        module = import_module(f"bertsmith.ops.{folder}")
+        tables = [table for name, table in vars(module).items() if name.endswith("FORMS")]
+        assert tables, folder
+        assert all(any(case.forms is table for case in OP_CASES.values()) for table in tables), folder
+
+
+@pytest.mark.parametrize("name", ATTENDING)
+def test_what_queries_cannot_look_at_is_said(name: str) -> None:
+    one, two = SequenceLayout.full(1, 6), SequenceLayout.full(2, 3)
+    op, (query, key, value) = ATTENDING[name], inputs((2, 3))
+    with pytest.raises(InputError, match="2 sequences of queries cannot look at 1 sequences of keys"):
+        op(query, key.view(1, 6, 3, 8), value.view(1, 6, 3, 8), layout=two, key_layout=one)
+    with pytest.raises(InputError, match="is_causal is True and the keys have a layout of their own"):
+        op(query, key, value, layout=two, key_layout=SequenceLayout.full(2, 3), is_causal=True)
 
 
 def test_reference_is_the_formula() -> None:
@@ -86,12 +129,31 @@ def test_maps_do_not_reach_other_sequences() -> None:
     assert (maps[1, :, :, 2] == 0).all()
 
 
-def test_a_form_of_another_op_leaves_the_choice_free() -> None:
-    """A model with several ops is asked for one name: each op that knows it obeys, the others choose."""
+def test_an_op_refuses_the_form_of_another() -> None:
     from bertsmith.ops.conv import light_conv
 
-    value, scores, layout = torch.randn(5, 2, 4), torch.randn(5, 2, 3), packed_layout([5])
-    free = light_conv(value, scores, layout, backend="sdpa")
-    assert torch.equal(free, light_conv(value, scores, layout))
+    with pytest.raises(InputError, match="backend is 'sdpa'; allowed: auto, reference, taps"):
+        light_conv(torch.randn(5, 2, 4), torch.randn(5, 2, 3), packed_layout([5]), backend="sdpa")
+
+
+def test_a_model_refuses_a_backend_that_none_of_its_ops_has() -> None:
+    ids = torch.randint(0, 50, (2, 6))
+    with pytest.raises(InputError, match="backend is 'taps'; allowed: auto, reference, sdpa, varlen"):
+        tiny_model("bert-tiny")(ids, backend="taps")
     with pytest.raises(InputError, match="backend is 'tabs'; did you mean 'taps'"):
-        light_conv(value, scores, layout, backend="tabs")
+        tiny_model("convbert-small")(ids, backend="tabs")
+
+
+def test_ops_of_a_model_that_lack_the_backend_choose_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bertsmith.ops import conv
+
+    used = set()
+    for forms in (FORMS, conv.FORMS, conv.DEPTHWISE_FORMS):
+        for name, form in forms.items():
+            spy = replace(form, compute=lambda inputs, form=form, name=name: (used.add(name), form.compute(inputs))[1])
+            monkeypatch.setitem(forms, name, spy)
+    model, ids = tiny_model("convbert-small"), torch.randint(0, 50, (2, 6))
+    for backend, expected in {"taps": {"taps", "sdpa"}, "sdpa": {"taps", "sdpa"}, "reference": {"reference"}}.items():
+        used.clear()
+        model(ids, backend=backend)
+        assert used == expected

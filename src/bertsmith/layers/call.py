@@ -29,7 +29,7 @@ class ForwardPass:
     cut: LayerCut | None = None
     """The units the present layer keeps; None for all."""
     backend: str = "auto"
-    """The form of the ops across positions; an op that has none of this name chooses for itself."""
+    """The form that was asked for; ops that have none of this name run "auto" (ops/dispatch.py)."""
     relative_positions: RelativePositions | None = None
     """The encoder's relative table and its indices, for mixers that read it."""
     memory: Memory | None = None

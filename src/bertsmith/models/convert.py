@@ -20,7 +20,7 @@ _FAMILIES = {"favor": {"bert": "performer"}, "full": {"performer": "bert"}}
 def convert(model: Model, to: Literal["favor", "full"], *, seed: int = 0, **settings: Any) -> Model:
     """A new model with the same weights, bit for bit, whose full attention is FAVOR+, or the other way round.
 
-    `settings` are those of the favor mixer, such as features=512 or kernel="hyperbolic"; the seed draws its random
+    `settings` are those of the favor mixer, such as features=512 or feature_map="hyperbolic"; the seed draws its random
     matrices. Mixers of other kinds stay. A Performer made of a trained model wants further training.
     """
     if to not in _KINDS:

@@ -18,6 +18,7 @@ from bertsmith.layers.mixers import Mixer
 from bertsmith.layers.norm import Norm
 from bertsmith.layers.relative import RelativeTable
 from bertsmith.layers.subnet import LayerCut, Subnet, is_even
+from bertsmith.ops.dispatch import check_backend
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,9 @@ class Encoder(nn.Module):
         return [block.maps(hidden, call) for block, hidden in zip(self._blocks(), states, strict=False)]
 
     def call(self, layout: SequenceLayout, backend: str = "auto", memory: Memory | None = None) -> ForwardPass:
-        """The record of one call of this encoder's blocks."""
+        """The record of one call of this encoder's blocks; a backend that none of their ops has is refused."""
+        mixers = (mixer for block in self._blocks() for mixer in (block.mixer, block.cross) if mixer is not None)
+        check_backend((forms for mixer in mixers for forms in mixer.forms), backend)
         relative = None if self.relative is None else self.relative()
         return ForwardPass(layout, backend=backend, relative_positions=relative, memory=memory)
 

@@ -27,7 +27,7 @@ from bertsmith.models.heads import (
     ReplacedTokensConfig,
 )
 from bertsmith.models.universal import UniversalConfig
-from bertsmith.ops.favor import KernelName
+from bertsmith.ops.favor import FeatureMapName
 from bertsmith.settings import Record, explain
 
 
@@ -121,7 +121,7 @@ class PerformerSize(Size):
     """A size whose attention works with random features."""
 
     features: int = 256
-    kernel: KernelName = "softmax"
+    feature_map: FeatureMapName = "softmax"
     redraw_every: int = 1000
 
 
@@ -258,7 +258,7 @@ def universal(size: UniversalSize) -> ModelConfig:
 
 def performer(size: PerformerSize) -> ModelConfig:
     """Choromanski et al. 2021: BERT whose attention is FAVOR+, linear in the length."""
-    features: dict[str, Any] = {name: getattr(size, name) for name in ("features", "kernel", "redraw_every")}
+    features: dict[str, Any] = {name: getattr(size, name) for name in ("features", "feature_map", "redraw_every")}
     mixer = FavorConfig(heads=size.heads, dropout=size.dropout, **features)
     layer = LayerConfig(mixer=mixer, feedforward=FeedForwardConfig(neurons=4 * size.width), dropout=size.dropout)
     embedding = EmbeddingConfig(longest=size.longest, dropout=size.dropout)
@@ -326,8 +326,8 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "universal-base": (universal, UniversalSize(width=768, layers=12, heads=12)),  # a size of ours
     "performer-small": (performer, PerformerSize(width=512, layers=4, heads=8)),
     "performer-base": (performer, PerformerSize(width=768, layers=12, heads=12)),
-    "performer-relu-small": (performer, PerformerSize(width=512, layers=4, heads=8, kernel="relu")),
-    "performer-relu-base": (performer, PerformerSize(width=768, layers=12, heads=12, kernel="relu")),
+    "performer-relu-small": (performer, PerformerSize(width=512, layers=4, heads=8, feature_map="relu")),
+    "performer-relu-base": (performer, PerformerSize(width=768, layers=12, heads=12, feature_map="relu")),
 }
 
 

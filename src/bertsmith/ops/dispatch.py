@@ -1,8 +1,12 @@
-"""The choice between the forms of one op: the first that can, or a named one, which says why if it cannot."""
+"""The choice between the forms of one op: the first that can, or a named one, which says why if it cannot.
 
-from collections.abc import Callable, Mapping
+A model may hold several ops and is asked for one name: `check_backend` wants some op to have it, `own_backend` is what
+each op of the model is then asked for.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -19,26 +23,14 @@ class Form(Generic[Inputs]):
     unsupported: Callable[[Inputs], str | None]
 
 
-class Forms(dict[str, Form[Inputs]]):
-    """The forms of one op by name, the preferred one first."""
-
-    names: ClassVar[set[str]] = set()
-    """The names of all forms of all ops."""
-
-    def __init__(self, forms: Mapping[str, Form[Inputs]]) -> None:
-        super().__init__(forms)
-        self.names.update(forms)
+Forms = Mapping[str, Form[Inputs]]
+"""The forms of one op by name, the preferred one first."""
 
 
 def choose(forms: Forms[Inputs], backend: str, inputs: Inputs) -> Form[Inputs]:
-    """The form that shall compute the op: for "auto" the first in the table that supports the inputs.
-
-    A model may hold several ops, of which only some have a form of the name that was asked for; the others choose for
-    themselves. A form that is there and cannot serve says why.
-    """
-    if backend not in forms and backend not in {"auto", *Forms.names}:
-        raise InputError(f"backend is {backend!r}; {nearest(backend, ['auto', *sorted(Forms.names)])}")
-    if backend not in forms:
+    """The form that shall compute the op: the named one, or for "auto" the first that supports the inputs."""
+    check_backend([forms], backend)
+    if backend == "auto":
         for form in forms.values():
             if form.unsupported(inputs) is None:
                 return form
@@ -48,3 +40,17 @@ def choose(forms: Forms[Inputs], backend: str, inputs: Inputs) -> Form[Inputs]:
     if reason is not None:
         raise InputError(f"backend {backend!r} cannot compute this: {reason}")
     return forms[backend]
+
+
+def check_backend(ops: Iterable[Forms[Any]], backend: str) -> None:
+    """Raises InputError if none of these ops has a form of this name."""
+    if backend == "auto":
+        return
+    names = {"auto", *(name for forms in ops for name in forms)}
+    if backend not in names:
+        raise InputError(f"backend is {backend!r}; {nearest(backend, names)}")
+
+
+def own_backend(forms: Forms[Any], backend: str) -> str:
+    """The name a whole model was asked for, if this op of it has such a form; else "auto"."""
+    return backend if backend in forms else "auto"

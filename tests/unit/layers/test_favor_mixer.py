@@ -103,17 +103,17 @@ def test_cost() -> None:
     assert favor.flops(768, 64) == favor.flops(768, 65536)
     # twice the features is where the two cost the same
     assert favor.flops(768, 512) == full.flops(768, 512)
-    assert FavorConfig(heads=12, kernel="hyperbolic").flops(768, 9) - projections == 12 * 8 * 512 * 64
-    assert FavorConfig(heads=12, kernel="relu", features=0).flops(768, 9) - projections == 12 * 4 * 64 * 64
+    assert FavorConfig(heads=12, feature_map="hyperbolic").flops(768, 9) - projections == 12 * 8 * 512 * 64
+    assert FavorConfig(heads=12, feature_map="relu", features=0).flops(768, 9) - projections == 12 * 4 * 64 * 64
     assert parameters(preset("performer-base")) == parameters(preset("bert-base"))
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(InputError, match="kernel is 'softmx'"):
-        FavorConfig.parse({"heads": 2, "kernel": "softmx"})
+    with pytest.raises(InputError, match="feature_map is 'softmx'"):
+        FavorConfig.parse({"heads": 2, "feature_map": "softmx"})
     with pytest.raises(ValueError, match="width 10 is not a multiple of heads 4"):
         FavorConfig(heads=4).check(10)
-    with pytest.raises(ValueError, match="features is 0 and kernel 'softmax' needs a random matrix"):
+    with pytest.raises(ValueError, match="features is 0 and feature_map 'softmax' needs a random matrix"):
         FavorConfig(heads=2, features=0).check(8)
     with pytest.raises(InputError, match="family is 'performer'; Hugging Face twins exist for"):
         bertsmith.export(small(), "nowhere")

@@ -20,7 +20,7 @@ def tiny(name: str, **changes: object) -> Model:
 @pytest.mark.parametrize("name", ["bert-tiny", "electra-small"])
 def test_there_and_back_is_the_same_model(name: str) -> None:
     model = tiny(name)
-    other = bertsmith.convert(model, "favor", features=24, kernel="hyperbolic")
+    other = bertsmith.convert(model, "favor", features=24, feature_map="hyperbolic")
     mine, theirs = dict(model.named_parameters()), dict(other.named_parameters())
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
@@ -75,9 +75,9 @@ def test_what_cannot_be_is_said() -> None:
         bertsmith.convert(model, "favor", features=-1)
     with pytest.raises(InputError, match="this model has no attention of the other kind"):
         bertsmith.convert(model, "full")
-    with pytest.raises(InputError, match="convert to 'favor': features is 0 and kernel 'softmax' needs a"):
+    with pytest.raises(InputError, match="convert to 'favor': features is 0 and feature_map 'softmax' needs a"):
         bertsmith.convert(model, "favor", features=0)
-    plain = bertsmith.convert(model, "favor", features=0, kernel="relu")
+    plain = bertsmith.convert(model, "favor", features=0, feature_map="relu")
     assert plain.encoder.blocks[0].mixer.projection.shape == (6, 6)
 
 

@@ -87,31 +87,6 @@ def test_light_and_dynamic_are_the_loop(form: str, is_fixed: bool, taps: int, is
             torch.testing.assert_close(rows[layout.is_token], expected, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("legacy_padding", [False, True])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("case", LENGTH_CASES)
-def test_forms_agree_with_gradients(case: str, is_causal: bool, legacy_padding: bool) -> None:
-    lengths = LENGTH_CASES[case]
-    layouts = {
-        (sum(lengths),): packed_layout(lengths, empty=1),
-        (len(lengths), max(lengths) + 1): padded_layout(lengths, extra=1),
-        (2, 5): SequenceLayout.full(2, 5),
-    }
-    options = {"is_causal": is_causal, "legacy_padding": legacy_padding}
-    for shape, layout in layouts.items():
-        hidden, kernel = numbers(*shape, HEADS * HEAD_WIDTH), numbers(HEADS * HEAD_WIDTH, 5)
-        value, fixed, scores = numbers(*shape, HEADS, HEAD_WIDTH), numbers(HEADS, 5), numbers(*shape, HEADS, 5)
-        for op, tensors in ((depthwise, (hidden, kernel)), (light_conv, (value, fixed)), (light_conv, (value, scores))):
-            real = torch.ones(shape, dtype=torch.bool) if layout.is_token is None else layout.is_token
-            results = []
-            for form in ("taps", "reference"):
-                mixed = op(*tensors, layout, **options, backend=form)
-                assert mixed.shape == tensors[0].shape
-                results.append([mixed[real], *torch.autograd.grad(mixed[real].square().sum(), tensors)])
-            for fast, slow in zip(*results, strict=True):
-                torch.testing.assert_close(fast, slow, rtol=0, atol=1e-12)
-
-
 def test_gradients() -> None:
     layouts = {(5,): packed_layout([3, 2]), (2, 4): padded_layout([4, 2])}
     for shape, layout in layouts.items():

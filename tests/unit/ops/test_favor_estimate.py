@@ -8,8 +8,8 @@ from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.ops.attention import attention
-from bertsmith.ops.favor import KERNELS, draw, favor, favor_map
-from bertsmith.ops.favor.features import bare, project, widened
+from bertsmith.ops.favor import FEATURE_MAPS, RandomFeatures, draw, favor, favor_map
+from bertsmith.ops.favor.features import bare, project
 
 HEAD_WIDTH = 16
 
@@ -20,20 +20,20 @@ def pair(norm: float = 0.8, head_width: int = HEAD_WIDTH) -> Tensor:
     return norm * vectors / vectors.norm(dim=-1, keepdim=True)
 
 
-def estimates(kernel: str, x: Tensor, y: Tensor, matrices: Tensor) -> Tensor:
+def estimates(feature_map: str, x: Tensor, y: Tensor, matrices: Tensor) -> Tensor:
     """What each matrix of (draws, features, head_width) makes of exp(xᵀy)."""
-    rule, (draws, features, head_width) = KERNELS[kernel], matrices.shape
-    rows = widened(matrices.flatten(0, 1), rule)
+    rule, (draws, features, head_width) = FEATURE_MAPS[feature_map], matrices.shape
+    rows = rule.widened(matrices.flatten(0, 1))
     # a draw's copies of its rows stand together
     rows = rows.unflatten(0, (-1, draws, features)).transpose(0, 1).reshape(draws, -1, head_width)
     zero = torch.zeros((), dtype=torch.float64)
     left, right = (bare(project(vector.expand(draws, 1, -1), rows, rule), zero) for vector in (x, y))
-    halves = 2 if kernel == "hyperbolic" else 1  # h(x) = exp(−‖x‖²/2)/√2
+    halves = 2 if feature_map == "hyperbolic" else 1  # h(x) = exp(−‖x‖²/2)/√2
     return (left * right).sum((-2, -1)) / (features * halves)
 
 
-def orthogonal(draws: int, features: int, head_width: int = HEAD_WIDTH, kernel: str = "softmax") -> Tensor:
-    constant = KERNELS[kernel].has_constant_norms
+def orthogonal(draws: int, features: int, head_width: int = HEAD_WIDTH, feature_map: str = "softmax") -> Tensor:
+    constant = FEATURE_MAPS[feature_map].has_constant_norms
     return torch.stack([draw(features, head_width, has_constant_norms=constant) for _ in range(draws)])
 
 
@@ -45,18 +45,18 @@ def square_error(values: Tensor, truth: Tensor) -> float:
     return (values - truth).square().mean().item()
 
 
-@pytest.mark.parametrize("kernel", ["softmax", "hyperbolic", "trigonometric"])
-def test_unbiased(kernel: str) -> None:
+@pytest.mark.parametrize("feature_map", ["softmax", "hyperbolic", "trigonometric"])
+def test_unbiased(feature_map: str) -> None:
     for _ in range(3):
         x, y = pair()
-        values = estimates(kernel, x, y, orthogonal(2000, 24))
+        values = estimates(feature_map, x, y, orthogonal(2000, 24))
         error = (values.mean() - (x @ y).exp()) / (values.std() / 2000**0.5)
         assert abs(error) < 3
 
 
 def test_regularised_is_biased_low() -> None:
     x, y = pair(1.0)
-    values = estimates("regularised", x, y, orthogonal(2000, 24, kernel="regularised"))
+    values = estimates("regularised", x, y, orthogonal(2000, 24, feature_map="regularised"))
     error = (values.mean() - (x @ y).exp()) / (values.std() / 2000**0.5)
     assert error < -3
     assert square_error(values, (x @ y).exp()) < square_error(
@@ -77,9 +77,9 @@ def test_variances_follow_the_formulas() -> None:
             "hyperbolic": 0.5 * (1 - (-far).exp()) * softmax,
             "trigonometric": far.exp() * truth**-2 * (1 - (-near).exp()) ** 2 / (2 * features),
         }
-        for kernel, formula in expected.items():
-            measured = square_error(estimates(kernel, x, y, matrices), truth)
-            assert measured == pytest.approx(formula.item(), rel=0.06), kernel
+        for feature_map, formula in expected.items():
+            measured = square_error(estimates(feature_map, x, y, matrices), truth)
+            assert measured == pytest.approx(formula.item(), rel=0.06), feature_map
 
 
 @pytest.mark.parametrize("features", [4, HEAD_WIDTH])
@@ -113,7 +113,8 @@ def test_output_error_falls_with_the_root_of_the_features() -> None:
     errors = []
     for features in counts:
         squares = [
-            (favor(query, key, value, draw(features, head_width), layout) - exact).square().sum() for _ in range(6)
+            (favor(query, key, value, RandomFeatures(draw(features, head_width)), layout) - exact).square().sum()
+            for _ in range(6)
         ]
         errors.append((torch.stack(squares).mean() / exact.square().sum()).sqrt().log().item())
     slope = (errors[-1] - errors[0]) / math.log(counts[-1] / counts[0])
@@ -125,7 +126,7 @@ def test_the_map_estimates_the_probabilities() -> None:
     layout = SequenceLayout.full(1, 6)
     query, key = (0.3 * torch.randn(1, 6, 2, 8, dtype=torch.float64) for _ in range(2))
     exact = torch.einsum("bqhd,bkhd->bhqk", query, key).div(8**0.5).softmax(-1)
-    estimate = favor_map(query, key, draw(20_000, 8), layout)
+    estimate = favor_map(query, key, RandomFeatures(draw(20_000, 8)), layout)
     torch.testing.assert_close(estimate, exact, rtol=0.03, atol=0)
 
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from pydantic import Field
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bertsmith.errors import InputError
 from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.subnet import LayerCut
+from bertsmith.ops.dispatch import Forms
 from bertsmith.settings import Record
 
 State = tuple[Tensor, ...]
@@ -27,6 +28,8 @@ class Mixer(nn.Module, ABC):
     """Lets the positions of each sequence exchange what they know. The contract tests run over every kind."""
 
     heads: int
+    forms: tuple[Forms[Any], ...]
+    """Of every op the mixer uses."""
 
     @abstractmethod
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:

@@ -15,7 +15,8 @@ from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import KEY, QUERY, Attending
 from bertsmith.layers.mixers.base import MixerConfig, State
 from bertsmith.layers.remember import Remembered, autocast_dtype
-from bertsmith.ops.disentangled import RelativePositions, disentangled, disentangled_terms
+from bertsmith.ops.disentangled import FORMS, RelativePositions, disentangled, disentangled_terms
+from bertsmith.ops.dispatch import own_backend
 
 Pair = tuple[Tensor | None, Tensor | None]
 
@@ -75,6 +76,8 @@ class DisentangledConfig(MixerConfig):
 
 class DisentangledAttention(Attending):
     """Query, key and value of the content, key and query of the relative positions, attention, output projection."""
+
+    forms = (FORMS,)
 
     def __init__(
         self,
@@ -154,7 +157,7 @@ class DisentangledAttention(Attending):
             key_layout=key_layout,
             is_causal=is_causal,
             dropout=self.dropout if self.training else 0.0,
-            backend=call.backend,
+            backend=own_backend(FORMS, call.backend),
         )
         return self._output(mixed, call)
 

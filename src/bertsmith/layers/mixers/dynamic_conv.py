@@ -11,7 +11,7 @@ from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.base import Mixer, MixerConfig, State, grown
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel
 from bertsmith.layers.subnet import LayerCut
-from bertsmith.ops.conv import odd_taps
+from bertsmith.ops.conv import DEPTHWISE_FORMS, FORMS, odd_taps
 
 
 class DynamicConvConfig(MixerConfig):
@@ -45,6 +45,8 @@ class DynamicConvConfig(MixerConfig):
 
 class DynamicConv(Mixer):
     """linear → gate → convolution → linear."""
+
+    forms = (FORMS, DEPTHWISE_FORMS)
 
     def __init__(self, width: int, heads: int, head_width: int, kernel: Kernel, *, is_gated: bool) -> None:
         super().__init__()

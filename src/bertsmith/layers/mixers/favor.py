@@ -14,10 +14,13 @@ from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import KEY_AND_VALUE, QUERY, Attending
 from bertsmith.layers.mixers.base import MixerConfig, State
+from bertsmith.ops.dispatch import own_backend
 from bertsmith.ops.favor import (
-    KERNELS,
+    FEATURE_MAPS,
+    FORMS,
     FavorState,
-    KernelName,
+    FeatureMapName,
+    RandomFeatures,
     draw,
     favor,
     favor_map,
@@ -25,7 +28,6 @@ from bertsmith.ops.favor import (
     favor_read,
     favor_start,
     favor_step,
-    feature_width,
 )
 
 _CHUNK = 128
@@ -36,14 +38,14 @@ class Features:
     """How queries and keys become features."""
 
     count: int
-    kernel: str
+    feature_map: str
     is_orthogonal: bool
     epsilon: float | None
     redraw_every: int
 
     def draw(self, head_width: int, generator: torch.Generator | None) -> Tensor:
         """A random matrix, (features, head_width)."""
-        constant = KERNELS[self.kernel].has_constant_norms
+        constant = FEATURE_MAPS[self.feature_map].has_constant_norms
         return draw(self.count, head_width, generator, is_orthogonal=self.is_orthogonal, has_constant_norms=constant)
 
 
@@ -54,15 +56,16 @@ class FavorConfig(MixerConfig):
     value_width: int | None = Field(default=None, gt=0)
     """Width of one head's values; None for head_width."""
     features: int = Field(default=256, ge=0)
-    """Rows of the random matrix; 0 for none, where the kernel reads the coordinates of queries and keys."""
-    kernel: KernelName = "softmax"
-    """What stands for the exponential of a product: an estimate of softmax, or a curve such as relu."""
+    """Rows of the random matrix; 0 for none, where the map reads the coordinates of queries and keys."""
+    feature_map: FeatureMapName = "softmax"
+    """What stands for the exponential of a product: an estimate of softmax, or a curve such as relu. Those that can be
+    negative (trigonometric, gelu, tanh, cos, identity) are for comparisons: their row sums can come near 0."""
     is_orthogonal: bool = True
     """The rows of the random matrix are orthogonal by blocks; independent otherwise."""
     redraw_every: int = Field(default=1000, ge=0)
     """Optimiser steps between two draws of the random matrix; 0 for never."""
     epsilon: float | None = Field(default=None, ge=0)
-    """Added to every feature; None for the kernel's own, 1e-6 beside exponentials and 1e-3 beside curves."""
+    """Added to every feature; None for the map's own, 1e-6 beside exponentials and 1e-3 beside curves."""
 
     @property
     def reads_memory(self) -> bool:
@@ -70,8 +73,10 @@ class FavorConfig(MixerConfig):
 
     def check(self, width: int) -> None:
         super().check(width)
-        if self.features == 0 and KERNELS[self.kernel].estimates_softmax:
-            raise ValueError(f"features is 0 and kernel {self.kernel!r} needs a random matrix; allowed: 1 or more")
+        if self.features == 0 and FEATURE_MAPS[self.feature_map].estimates_softmax:
+            raise ValueError(
+                f"features is 0 and feature_map {self.feature_map!r} needs a random matrix; allowed: 1 or more"
+            )
 
     def build(self, width: int) -> "FavorAttention":
         head_width = self.resolved_head_width(width)
@@ -80,7 +85,7 @@ class FavorConfig(MixerConfig):
             self.heads,
             head_width,
             self.value_width or head_width,
-            Features(self.features, self.kernel, self.is_orthogonal, self.epsilon, self.redraw_every),
+            Features(self.features, self.feature_map, self.is_orthogonal, self.epsilon, self.redraw_every),
             dropout=self.dropout,
             is_causal=self.is_causal,
         )
@@ -88,7 +93,7 @@ class FavorConfig(MixerConfig):
     def flops(self, width: int, length: int) -> int:
         head_width = self.resolved_head_width(width)
         value_width = self.value_width or head_width
-        rows = feature_width(self.kernel, self.features or head_width)
+        rows = FEATURE_MAPS[self.feature_map].width(self.features or head_width)
         features = 0 if self.features == 0 else 2 * 2 * rows * head_width
         products = 2 * 2 * rows * value_width
         if self.is_causal:
@@ -99,6 +104,7 @@ class FavorConfig(MixerConfig):
 class FavorAttention(Attending):
     """Full attention's projections around linear attention; the random matrix is saved with the weights."""
 
+    forms = (FORMS,)
     projection: Tensor
 
     def __init__(
@@ -138,14 +144,12 @@ class FavorAttention(Attending):
             query,
             key,
             value,
-            self.projection,
+            self._random_features(),
             call.layout,
-            kernel=self.features.kernel,
             key_layout=call.key_layout,
             is_causal=self.is_causal,
-            epsilon=self.features.epsilon,
             chunk=_CHUNK,
-            backend=call.backend,
+            backend=own_backend(FORMS, call.backend),
         )
         return self._output(dropout(mixed, self.dropout, self.training), call)
 
@@ -154,36 +158,33 @@ class FavorAttention(Attending):
         shares = favor_map(
             query,
             key,
-            self.projection,
+            self._random_features(),
             call.layout,
-            kernel=self.features.kernel,
             key_layout=call.key_layout,
             is_causal=self.is_causal,
-            epsilon=self.features.epsilon,
         )
         return {"attention": shares}
 
     def start(self, call: ForwardPass) -> State:
-        kernel, epsilon = self.features.kernel, self.features.epsilon
         if call.memory is not None:
             key, value = self._parts(call.memory.states, call, KEY_AND_VALUE)
-            return favor_memory(key, value, self.projection, call.memory.layout, kernel=kernel, epsilon=epsilon)
+            return favor_memory(key, value, self._random_features(), call.memory.layout)
         heads = call.keep_heads or self.heads
-        return favor_start(call.layout.batch, heads, self.projection, kernel=kernel, value_width=self.value_width)
+        return favor_start(call.layout.batch, heads, self._random_features(), value_width=self.value_width)
 
     def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
         if call.memory is None and not self.is_causal:
             return super().step(hidden, state, call)
-        kernel, epsilon = self.features.kernel, self.features.epsilon
         if call.memory is not None:
             (query,) = self._parts(hidden, call, QUERY)
-            mixed = favor_read(query, FavorState(*state), self.projection, kernel=kernel, epsilon=epsilon)
+            mixed = favor_read(query, FavorState(*state), self._random_features())
         else:
             query, key, value = self._project(hidden, call)
-            mixed, state = favor_step(
-                query, key, value, FavorState(*state), self.projection, kernel=kernel, epsilon=epsilon
-            )
+            mixed, state = favor_step(query, key, value, FavorState(*state), self._random_features())
         return self._output(mixed, call), state
+
+    def _random_features(self) -> RandomFeatures:
+        return RandomFeatures(self.projection, self.features.feature_map, self.features.epsilon)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = self.projection

@@ -10,7 +10,8 @@ from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import Attending
 from bertsmith.layers.mixers.base import MixerConfig, State
-from bertsmith.ops.attention import attention, attention_map
+from bertsmith.ops.attention import FORMS, attention, attention_map
+from bertsmith.ops.dispatch import own_backend
 
 
 class FullConfig(MixerConfig):
@@ -38,6 +39,8 @@ class FullConfig(MixerConfig):
 class FullAttention(Attending):
     """Query, key and value from one matrix product, attention, then the output projection."""
 
+    forms = (FORMS,)
+
     def __init__(
         self, width: int, heads: int, head_width: int, value_width: int, *, dropout: float, is_causal: bool
     ) -> None:
@@ -54,7 +57,7 @@ class FullAttention(Attending):
             key_layout=call.key_layout,
             is_causal=self.is_causal,
             dropout=self.dropout if self.training else 0.0,
-            backend=call.backend,
+            backend=own_backend(FORMS, call.backend),
         )
         return self._output(mixed, call)
 
@@ -68,5 +71,5 @@ class FullAttention(Attending):
             return super().step(hidden, state, call)
         query, (key, value), key_layout = self._look_back(hidden, state, call)
         one = SequenceLayout.full(hidden.shape[0], 1)
-        mixed = attention(query, key, value, one, key_layout=key_layout, backend=call.backend)[:, 0]
+        mixed = attention(query, key, value, one, key_layout=key_layout, backend=own_backend(FORMS, call.backend))[:, 0]
         return self._output(mixed, call), (key, value)

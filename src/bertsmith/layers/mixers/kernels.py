@@ -8,7 +8,17 @@ from torch import Tensor, nn
 
 from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.ops.conv import depthwise, depthwise_step, kernel_map, light_conv, light_conv_step, tap_weights
+from bertsmith.ops.conv import (
+    DEPTHWISE_FORMS,
+    FORMS,
+    depthwise,
+    depthwise_step,
+    kernel_map,
+    light_conv,
+    light_conv_step,
+    tap_weights,
+)
+from bertsmith.ops.dispatch import own_backend
 
 
 class Kernel(nn.Module, ABC):
@@ -80,7 +90,8 @@ class SoftmaxKernel(Kernel):
 
     def mix(self, value: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
         scores, dropout = self.scores(source, call), self.dropout if self.training else 0.0
-        return light_conv(value, scores, call.layout, **self._options, dropout=dropout, backend=call.backend)
+        backend = own_backend(FORMS, call.backend)
+        return light_conv(value, scores, call.layout, **self._options, dropout=dropout, backend=backend)
 
     def step(self, window: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
         return light_conv_step(window, self.scores(source, call))
@@ -123,7 +134,8 @@ class DepthwiseKernel(Kernel):
 
     def mix(self, value: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
         kernel = torch.dropout(self._kernel(call), self.dropout, train=self.training)
-        mixed = depthwise(value.flatten(-2), kernel, call.layout, **self._options, backend=call.backend)
+        backend = own_backend(DEPTHWISE_FORMS, call.backend)
+        mixed = depthwise(value.flatten(-2), kernel, call.layout, **self._options, backend=backend)
         return mixed.unflatten(-1, (-1, self.head_width))  # (…, heads · head_width) -> (…, heads, head_width)
 
     def step(self, window: Tensor, source: Tensor, call: ForwardPass) -> Tensor:

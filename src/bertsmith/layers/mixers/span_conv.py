@@ -19,7 +19,8 @@ from bertsmith.layers.mixers.full import FullAttention
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel, initialise_depthwise
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops import conv
-from bertsmith.ops.attention import attention, attention_map
+from bertsmith.ops.attention import FORMS, attention, attention_map
+from bertsmith.ops.dispatch import own_backend
 
 
 class SpanConvConfig(MixerConfig):
@@ -122,7 +123,9 @@ class SpanKey(Source):
 
     def forward(self, query: Tensor, hidden: Tensor, call: ForwardPass) -> Tensor:
         options = {"is_causal": self.is_causal, "legacy_padding": self.legacy_padding}
-        spans = conv.depthwise(hidden, self.depthwise, call.layout, **options, backend=call.backend)
+        spans = conv.depthwise(
+            hidden, self.depthwise, call.layout, **options, backend=own_backend(conv.DEPTHWISE_FORMS, call.backend)
+        )
         return query.flatten(-2) * self.pointwise(spans, keep_out=call.keep_heads)
 
     def start(self, batch: int) -> State:
@@ -145,6 +148,8 @@ class SpanKey(Source):
 
 class SpanConv(Attending):
     """One matrix product for all projections, attention and convolution side by side, one output projection."""
+
+    forms = (FORMS, conv.FORMS, conv.DEPTHWISE_FORMS)
 
     def __init__(
         self,
@@ -174,7 +179,7 @@ class SpanConv(Attending):
             call.layout,
             is_causal=self.is_causal,
             dropout=self.dropout if self.training else 0.0,
-            backend=call.backend,
+            backend=own_backend(FORMS, call.backend),
         )
         convolved = self.kernel.mix(convolved, self.span(query, hidden, call), call)
         return self._output(torch.cat([attended, convolved], dim=-2), call)
@@ -197,7 +202,7 @@ class SpanConv(Attending):
             return super().step(hidden, state, call)
         query, (key, value, window), seen = self._look_back(hidden, state[:3], call)
         one = SequenceLayout.full(hidden.shape[0], 1)
-        attended = attention(query, key, value, one, key_layout=seen, backend=call.backend)[:, 0]
+        attended = attention(query, key, value, one, key_layout=seen, backend=own_backend(FORMS, call.backend))[:, 0]
         source, spans = self.span.step(query[:, 0], hidden, state[3:], call)
         convolved = self.kernel.step(window, source, call)
         mixed = self._output(torch.cat([attended, convolved], dim=-2), call)

@@ -7,13 +7,11 @@ from bertsmith.ops.attention import reference, sdpa, varlen
 from bertsmith.ops.attention.inputs import AttentionInputs
 from bertsmith.ops.dispatch import Form, Forms, choose
 
-FORMS: Forms[AttentionInputs] = Forms(
-    {
-        "varlen": Form(varlen.attention, varlen.unsupported),
-        "sdpa": Form(sdpa.attention, sdpa.unsupported),
-        "reference": Form(reference.attention, reference.unsupported),
-    }
-)
+FORMS: Forms[AttentionInputs] = {
+    "varlen": Form(varlen.attention, varlen.unsupported),
+    "sdpa": Form(sdpa.attention, sdpa.unsupported),
+    "reference": Form(reference.attention, reference.unsupported),
+}
 
 
 def attention(
@@ -34,7 +32,6 @@ def attention(
 
     Shape: query, key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed.
     """
-    _check(layout, key_layout, is_causal)
     inputs = AttentionInputs(query, key, value, layout, key_layout or layout, is_causal=is_causal, dropout=dropout)
     return choose(FORMS, backend, inputs).compute(inputs)
 
@@ -48,14 +45,5 @@ def attention_map(
     is_causal: bool = False,
 ) -> Tensor:
     """The attention probabilities, (batch, heads, longest, longest key); rows are queries, pads get 0."""
-    _check(layout, key_layout, is_causal)
-    return reference.probabilities(AttentionInputs(query, key, key, layout, key_layout or layout, is_causal=is_causal))
-
-
-def _check(layout: SequenceLayout, key_layout: SequenceLayout | None, is_causal: bool) -> None:
-    if key_layout is None:
-        return
-    if is_causal:
-        raise ValueError("causal attention has no key_layout: before and after mean something in one sequence only")
-    if layout.batch != key_layout.batch:
-        raise ValueError(f"{layout.batch} sequences of queries cannot look at {key_layout.batch} sequences of keys")
+    inputs = AttentionInputs(query, key, key, layout, key_layout or layout, is_causal=is_causal)
+    return reference.probabilities(inputs.padded())

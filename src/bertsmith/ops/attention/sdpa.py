@@ -3,17 +3,17 @@
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bertsmith.ops.attention.inputs import AttentionInputs, through_padding
+from bertsmith.ops.attending import through_padding
+from bertsmith.ops.attention.inputs import AttentionInputs
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:
     return None
 
 
+@through_padding
 def attention(inputs: AttentionInputs) -> Tensor:
     """The attention output, in the layout of the query."""
-    if inputs.layout.is_packed or inputs.key_layout.is_packed:
-        return through_padding(attention, inputs)
     is_token, is_causal = inputs.key_layout.is_token, inputs.is_causal
     mask = None if is_token is None else is_token[:, None, None, :]
     if mask is not None and is_causal:

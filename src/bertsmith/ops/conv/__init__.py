@@ -14,18 +14,14 @@ from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, odd_taps
 from bertsmith.ops.conv.shift import shifted
 from bertsmith.ops.dispatch import Form, Forms, choose
 
-DEPTHWISE_FORMS: Forms[DepthwiseInputs] = Forms(
-    {
-        "taps": Form(taps.depthwise, taps.unsupported),
-        "reference": Form(reference.depthwise, reference.unsupported),
-    }
-)
-FORMS: Forms[LightConvInputs] = Forms(
-    {
-        "taps": Form(taps.light_conv, taps.unsupported),
-        "reference": Form(reference.light_conv, reference.unsupported),
-    }
-)
+DEPTHWISE_FORMS: Forms[DepthwiseInputs] = {
+    "taps": Form(taps.depthwise, taps.unsupported),
+    "reference": Form(reference.depthwise, reference.unsupported),
+}
+FORMS: Forms[LightConvInputs] = {
+    "taps": Form(taps.light_conv, taps.unsupported),
+    "reference": Form(reference.light_conv, reference.unsupported),
+}
 
 
 def depthwise(

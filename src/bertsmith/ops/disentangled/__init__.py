@@ -10,12 +10,10 @@ from bertsmith.ops.dispatch import Form, Forms, choose
 
 __all__ = ["FORMS", "RelativePositions", "bucket_slots", "disentangled", "disentangled_terms", "linear_slots"]
 
-FORMS: Forms[DisentangledInputs] = Forms(
-    {
-        "sdpa": Form(sdpa.disentangled, sdpa.unsupported),
-        "reference": Form(reference.disentangled, reference.unsupported),
-    }
-)
+FORMS: Forms[DisentangledInputs] = {
+    "sdpa": Form(sdpa.disentangled, sdpa.unsupported),
+    "reference": Form(reference.disentangled, reference.unsupported),
+}
 
 
 def disentangled(
@@ -44,12 +42,12 @@ def disentangled(
         query,
         key,
         value,
-        position_key,
-        position_query,
         layout,
-        layout if key_layout is None else key_layout,
-        relative,
-        is_causal=is_causal,
+        key_layout or layout,
+        is_causal,
+        position_key=position_key,
+        position_query=position_query,
+        relative=relative,
         dropout=dropout,
     )
     return choose(FORMS, backend, inputs).compute(inputs)
@@ -74,11 +72,11 @@ def disentangled_terms(
         query,
         key,
         key,
-        position_key,
-        position_query,
         layout,
-        layout if key_layout is None else key_layout,
-        relative,
-        is_causal=is_causal,
+        key_layout or layout,
+        is_causal,
+        position_key=position_key,
+        position_query=position_query,
+        relative=relative,
     )
     return reference.terms(inputs)

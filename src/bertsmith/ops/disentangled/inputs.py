@@ -1,38 +1,26 @@
 """What every form of disentangled attention is given."""
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.errors import InputError
+from bertsmith.ops.attending import AttendingInputs
 from bertsmith.ops.disentangled.positions import RelativePositions
 
 
-@dataclass(frozen=True)
-class DisentangledInputs:
+@dataclass(frozen=True, kw_only=True)
+class DisentangledInputs(AttendingInputs):
     """One call of disentangled attention.
 
-    Shape: query (batch, length, heads, head_width) or (tokens, heads, head_width), key and value so in key_layout;
-    position_key and position_query (rows, heads, head_width).
+    Shape: position_key and position_query (rows, heads, head_width).
     """
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
     position_key: Tensor | None
     position_query: Tensor | None
-    layout: SequenceLayout
-    key_layout: SequenceLayout
-    relative: RelativePositions | None = None
-    is_causal: bool = False
+    relative: RelativePositions | None
     dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        queries, keys = self.layout.batch, self.key_layout.batch
-        if queries != keys:
-            raise InputError(f"the queries lie in {queries} sequences and the keys in {keys}; they must agree")
 
     @property
     def scale(self) -> float:
@@ -45,22 +33,27 @@ class DisentangledInputs:
         """The places of the queries; None for 0, 1, 2, …."""
         return None if self.relative is None else self.relative.query_positions
 
-    def rows(self) -> "DisentangledInputs":
-        """The same call in padded rows and in float32 at least: in half precision the sum of scores loses digits."""
+    @property
+    def has_order(self) -> bool:
+        return super().has_order or self.query_positions is not None
+
+    def padded(self) -> Self:
+        padded = super().padded()
+        if self.relative is None or self.query_positions is None:
+            return padded
+        positions, _ = self.layout.pad(self.query_positions)
+        return replace(padded, relative=replace(self.relative, query_positions=positions))
+
+    def widened(self) -> Self:
+        """The same call in float32 at least: in half precision the sum of scores loses digits."""
         wide = torch.promote_types(self.query.dtype, torch.float32)
-        query, layout = self.layout.pad(self.query)
-        key, key_layout = self.key_layout.pad(self.key)
-        positions = None if self.query_positions is None else self.layout.pad(self.query_positions)[0]
         return replace(
             self,
-            query=query.to(wide),
-            key=key.to(wide),
-            value=self.key_layout.pad(self.value)[0].to(wide),
+            query=self.query.to(wide),
+            key=self.key.to(wide),
+            value=self.value.to(wide),
             position_key=None if self.position_key is None else self.position_key.to(wide),
             position_query=None if self.position_query is None else self.position_query.to(wide),
-            layout=layout,
-            key_layout=key_layout,
-            relative=None if self.relative is None else replace(self.relative, query_positions=positions),
         )
 
     def allowed(self) -> Tensor | None:

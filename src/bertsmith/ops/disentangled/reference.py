@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from bertsmith.ops.attending import through_padding
 from bertsmith.ops.disentangled.inputs import DisentangledInputs
 
 
@@ -10,19 +11,20 @@ def unsupported(inputs: DisentangledInputs) -> str | None:
     return None
 
 
+@through_padding
 def disentangled(inputs: DisentangledInputs) -> Tensor:
     """The attention output, in the shape and dtype of the query."""
     with torch.autocast(inputs.query.device.type, enabled=False):
-        rows = inputs.rows()
+        rows = inputs.widened()
         weights = torch.dropout(_probabilities(rows), inputs.dropout, train=inputs.dropout > 0)
         mixed = torch.einsum("bhqk,bkhd->bqhd", weights, rows.value)
-        return inputs.layout.unpad(mixed.to(inputs.query.dtype), inputs.query)
+        return mixed.to(inputs.query.dtype)
 
 
 def terms(inputs: DisentangledInputs) -> dict[str, Tensor]:
     """The probabilities and the scaled terms of the scores, each (batch, heads, queries, keys), 0 at pads."""
     with torch.autocast(inputs.query.device.type, enabled=False):
-        rows = inputs.rows()
+        rows = inputs.padded().widened()
         maps = {"attention": _probabilities(rows), **_terms(rows)}
         allowed = rows.allowed()
         return maps if allowed is None else {name: scores.where(allowed, 0.0) for name, scores in maps.items()}

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from bertsmith.ops.attending import through_padding
 from bertsmith.ops.disentangled.inputs import DisentangledInputs
 
 
@@ -11,10 +12,11 @@ def unsupported(inputs: DisentangledInputs) -> str | None:
     return None
 
 
+@through_padding
 def disentangled(inputs: DisentangledInputs) -> Tensor:
     """The attention output, in the shape and dtype of the query."""
     with torch.autocast(inputs.query.device.type, enabled=False):
-        rows = inputs.rows()
+        rows = inputs.widened()
         bias, allowed = _bias(rows), rows.allowed()
         mixed = scaled_dot_product_attention(
             rows.query.transpose(1, 2),  # (batch, length, heads, head_width) -> (batch, heads, length, head_width)
@@ -28,7 +30,7 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
         if allowed is not None:
             # a query without any key would see the mean of all the pads
             mixed = mixed.where(allowed.any(-1).transpose(1, 2)[..., None], 0.0)
-        return inputs.layout.unpad(mixed.to(inputs.query.dtype), inputs.query)
+        return mixed.to(inputs.query.dtype)
 
 
 def _with_mask(bias: Tensor | None, allowed: Tensor | None, rows: DisentangledInputs) -> Tensor | None:

@@ -16,7 +16,7 @@ def draw(
 
     Orthogonal: rows within each block of head_width rows are orthogonal, uniformly distributed directions. The norms
     are those of independent normal vectors, which keeps estimates unbiased, or all √head_width. 0 features stand for
-    the identity: the kernel reads the coordinates of queries and keys themselves.
+    the identity: the feature map reads the coordinates of queries and keys themselves.
     """
     if features == 0:
         return torch.eye(head_width, dtype=torch.float64, device="cpu")

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bertsmith.ops.favor.features import Side, gradient, key_side, query_side, with_ones
-from bertsmith.ops.favor.inputs import FavorInputs, through_padding
-from bertsmith.ops.favor.kernels import KERNELS
+from bertsmith.ops.attending import through_padding
+from bertsmith.ops.favor.features import RandomFeatures, Side, gradient, key_side, query_side, with_ones
+from bertsmith.ops.favor.inputs import FavorInputs
 
 
 def unsupported(inputs: FavorInputs) -> str | None:
@@ -27,18 +27,18 @@ def unsupported(inputs: FavorInputs) -> str | None:
     return None
 
 
+@through_padding
 def favor(inputs: FavorInputs) -> Tensor:
     """The mixed values, in the shape of the query."""
-    if inputs.layout.is_packed or inputs.key_layout.is_packed:
-        return through_padding(favor, inputs)
+    features = inputs.features
     mixed, _ = _Linear.apply(
         inputs.query,
         inputs.key,
         inputs.value,
-        inputs.rows,
         inputs.key_layout.is_token,
-        inputs.kernel,
-        inputs.epsilon,
+        features.random_matrix,
+        features.feature_map,
+        features.epsilon,
         _chunk(inputs) if inputs.is_causal else 0,
     )
     return mixed
@@ -56,48 +56,49 @@ class _Linear(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        rows: Tensor,
         is_token: Tensor | None,
-        kernel: str,
-        epsilon: float,
+        random_matrix: Tensor,
+        feature_map: str,
+        epsilon: float | None,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        rule = KERNELS[kernel]
+        # loose here: what the backward pass needs of tensors is saved by PyTorch alone
+        features = RandomFeatures(random_matrix, feature_map, epsilon)
         with torch.autocast(query.device.type, enabled=False):
-            values = with_ones(value, rows)
+            values = with_ones(value)
             if chunk:
-                keys = key_side(key, rows, rule, epsilon, is_token, is_causal=True)
-                sums = _causal(query_side(query, rows, rule, epsilon), keys, values, chunk)
+                keys = key_side(key, features, is_token, is_causal=True)
+                sums = _causal(query_side(query, features), keys, values, chunk)
             else:
                 # the features of the keys are let go before those of the queries are made
-                state = key_side(key, rows, rule, epsilon, is_token, is_causal=False).features.mT @ values
-                sums = query_side(query, rows, rule, epsilon).features @ state
+                state = key_side(key, features, is_token, is_causal=False).features.mT @ values
+                sums = query_side(query, features).features @ state
             total = sums[..., -1:]  # (batch, heads, length, 1)
             total = torch.where(total == 0, 1.0, total)
             mixed = (sums[..., :-1] / total).transpose(1, 2).to(value.dtype)
-        ctx.save_for_backward(query, key, value, rows, is_token, mixed, total)
-        ctx.kernel, ctx.epsilon, ctx.chunk = kernel, epsilon, chunk
+        ctx.save_for_backward(query, key, value, is_token, random_matrix, mixed, total)
+        ctx.feature_map, ctx.epsilon, ctx.chunk = feature_map, epsilon, chunk
         ctx.mark_non_differentiable(total)
         return mixed, total
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, rows, is_token, mixed, total = ctx.saved_tensors
-        rule = KERNELS[ctx.kernel]
+        query, key, value, is_token, random_matrix, mixed, total = ctx.saved_tensors
+        features = RandomFeatures(random_matrix, ctx.feature_map, ctx.epsilon)
         with torch.autocast(query.device.type, enabled=False):
-            queries = query_side(query, rows, rule, ctx.epsilon)
-            keys = key_side(key, rows, rule, ctx.epsilon, is_token, is_causal=ctx.chunk > 0)
-            values = with_ones(value, rows)
-            by_mixed = upstream.to(rows.dtype).transpose(1, 2) / total
-            by_total = -(by_mixed * mixed.to(rows.dtype).transpose(1, 2)).sum(-1, keepdim=True)
+            queries = query_side(query, features)
+            keys = key_side(key, features, is_token, is_causal=ctx.chunk > 0)
+            values = with_ones(value)
+            by_mixed = upstream.to(values.dtype).transpose(1, 2) / total
+            by_total = -(by_mixed * mixed.to(values.dtype).transpose(1, 2)).sum(-1, keepdim=True)
             by_sums = torch.cat([by_mixed, by_total], -1)
             if ctx.chunk:
                 by_queries, by_keys, by_values = _causal_gradient(queries, keys, values, by_sums, ctx.chunk)
             else:
                 state, by_state = keys.features.mT @ values, queries.features.mT @ by_sums
                 by_queries, by_keys, by_values = by_sums @ state.mT, values @ by_state.mT, keys.features @ by_state
-            by_query = gradient(queries, rows, rule, by_queries, query)
-            by_key = gradient(keys, rows, rule, by_keys, key)
+            by_query = gradient(queries, features, by_queries, query)
+            by_key = gradient(keys, features, by_keys, key)
             by_value = by_values[..., :-1].transpose(1, 2).to(value.dtype)
         return by_query, by_key, by_value, None, None, None, None, None
 

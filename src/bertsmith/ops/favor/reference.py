@@ -3,18 +3,18 @@
 import torch
 from torch import Tensor
 
+from bertsmith.ops.attending import through_padding
 from bertsmith.ops.favor.features import key_side, query_side
-from bertsmith.ops.favor.inputs import FavorInputs, padded, through_padding
+from bertsmith.ops.favor.inputs import FavorInputs
 
 
 def unsupported(inputs: FavorInputs) -> str | None:
     return None
 
 
+@through_padding
 def favor(inputs: FavorInputs) -> Tensor:
     """The mixed values, in the shape of the query."""
-    if inputs.layout.is_packed or inputs.key_layout.is_packed:
-        return through_padding(favor, inputs)
     with torch.autocast(inputs.query.device.type, enabled=False):
         weights = probabilities(inputs)
         mixed = torch.einsum("bhqk,bkhd->bqhd", weights, inputs.value.to(weights.dtype))
@@ -22,13 +22,14 @@ def favor(inputs: FavorInputs) -> Tensor:
 
 
 def probabilities(inputs: FavorInputs) -> Tensor:
-    """φ(Q)φ(K)ᵀ over its row sums (Choromanski et al. 2021, eq. 4): (batch, heads, queries' longest, keys' longest)."""
-    inputs = padded(inputs)
-    queries = query_side(inputs.query, inputs.rows, inputs.rule, inputs.epsilon)
-    is_token, is_causal = inputs.key_layout.is_token, inputs.is_causal
-    keys = key_side(inputs.key, inputs.rows, inputs.rule, inputs.epsilon, is_token, is_causal=is_causal)
+    """φ(Q)φ(K)ᵀ over its row sums (Choromanski et al. 2021, eq. 4), in padded rows.
+
+    Shape: (batch, heads, queries' longest, keys' longest).
+    """
+    queries = query_side(inputs.query, inputs.features)
+    keys = key_side(inputs.key, inputs.features, inputs.key_layout.is_token, is_causal=inputs.is_causal)
     scores = queries.features @ keys.features.mT  # (batch, heads, queries, keys)
-    if is_causal:
+    if inputs.is_causal:
         # the key of column j was divided by exp(level j); row i has one common level, its own
         places = torch.arange(scores.shape[-1], device=scores.device)
         is_future = places > places[:, None]

@@ -1,12 +1,13 @@
 """Linear attention token by token: a state of fixed size instead of all past keys and values."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bertsmith.ops.favor.features import key_side, query_side, with_ones
-from bertsmith.ops.favor.inputs import FavorInputs, padded
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.ops.favor.features import RandomFeatures, key_side, query_side, with_ones
 
 
 class FavorState(NamedTuple):
@@ -20,44 +21,49 @@ class FavorState(NamedTuple):
     level: Tensor
 
 
-def empty_state(batch: int, heads: int, width: int, value_width: int, like: Tensor) -> FavorState:
-    """The state before the first token, in the precision and on the device of `like`."""
-    sums = torch.zeros(batch, heads, width, value_width + 1, dtype=like.dtype, device=like.device)
-    level = torch.full((batch, heads, 1, 1), torch.finfo(like.dtype).min, dtype=like.dtype, device=like.device)
-    return FavorState(sums, level)
+def favor_start(batch: int, heads: int, features: RandomFeatures, *, value_width: int | None = None) -> FavorState:
+    """The state before the first token; values are as wide as keys unless `value_width` says otherwise."""
+    matrix = features.random_matrix
+    sums = matrix.new_zeros(batch, heads, features.width, (value_width or matrix.shape[-1]) + 1)
+    return FavorState(sums, torch.full_like(sums[..., :1, :1], torch.finfo(sums.dtype).min))
 
 
-def whole_state(inputs: FavorInputs) -> FavorState:
-    """The state after all keys and values of each sequence, for queries that see every one of them."""
-    inputs = padded(inputs)
-    with torch.autocast(inputs.key.device.type, enabled=False):
-        is_token = inputs.key_layout.is_token
-        keys = key_side(inputs.key, inputs.rows, inputs.rule, inputs.epsilon, is_token, is_causal=False)
-        return FavorState(keys.features.mT @ with_ones(inputs.value, inputs.rows), keys.level)
+def favor_memory(key: Tensor, value: Tensor, features: RandomFeatures, layout: SequenceLayout) -> FavorState:
+    """The state after all keys and values of each sequence, which `favor_read` reads for any number of queries.
 
-
-def extended(inputs: FavorInputs, state: FavorState) -> FavorState:
-    """The state with one more key and value for every sequence.
-
-    Shape: key and value of the inputs (batch, 1, heads, head_width).
+    Shape: key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed.
     """
-    with torch.autocast(inputs.key.device.type, enabled=False):
-        keys = key_side(inputs.key, inputs.rows, inputs.rule, 0.0, None, is_causal=False)
+    key, rows_layout = layout.pad(key)
+    value, _ = layout.pad(value)
+    with torch.autocast(key.device.type, enabled=False):
+        keys = key_side(key, features, rows_layout.is_token, is_causal=False)
+        return FavorState(keys.features.mT @ with_ones(value), keys.level)
+
+
+def favor_step(
+    query: Tensor, key: Tensor, value: Tensor, state: FavorState, features: RandomFeatures
+) -> tuple[Tensor, FavorState]:
+    """What one new token of every sequence takes from itself and all before it, and the state after it.
+
+    Shape: query, key, value (batch, heads, head_width).
+    """
+    with torch.autocast(key.device.type, enabled=False):
+        keys = key_side(key[:, None], replace(features, epsilon=0.0), None, is_causal=False)
         level = torch.maximum(state.level, keys.level)
         # ε is relative to the largest feature so far
-        features = keys.features * (keys.level - level).exp() + inputs.epsilon
-        sums = state.sums * (state.level - level).exp() + features.mT @ with_ones(inputs.value, inputs.rows)
-    return FavorState(sums, level)
+        new = keys.features * (keys.level - level).exp() + features.added
+        sums = state.sums * (state.level - level).exp() + new.mT @ with_ones(value[:, None])
+    state = FavorState(sums, level)
+    return favor_read(query, state, features), state
 
 
-def read(inputs: FavorInputs, state: FavorState) -> Tensor:
-    """What the queries take from the state: (batch, length, heads, value width).
+def favor_read(query: Tensor, state: FavorState, features: RandomFeatures) -> Tensor:
+    """What one query of every sequence takes from a state that stays as it is: (batch, heads, value width).
 
-    Shape: query of the inputs (batch, length, heads, head_width).
+    Shape: query (batch, heads, head_width).
     """
-    with torch.autocast(inputs.query.device.type, enabled=False):
-        queries = query_side(inputs.query, inputs.rows, inputs.rule, inputs.epsilon)
-        sums = queries.features @ state.sums
+    with torch.autocast(query.device.type, enabled=False):
+        sums = query_side(query[:, None], features).features @ state.sums  # (batch, heads, 1, value width + 1)
         total = sums[..., -1:]
         mixed = sums[..., :-1] / torch.where(total == 0, 1.0, total)
-    return mixed.transpose(1, 2).to(inputs.query.dtype)
+    return mixed[:, :, 0].to(query.dtype)

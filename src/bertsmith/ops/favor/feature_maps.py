@@ -1,0 +1,98 @@
+"""The feature maps of linear attention: what each makes of a projected query or key."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import elu, gelu
+
+Curve = Callable[[Tensor], Tensor]
+FeatureMapName = Literal[
+    "softmax",
+    "hyperbolic",
+    "regularised",
+    "trigonometric",
+    "exp",
+    "relu",
+    "relu_squared",
+    "elu",
+    "gelu",
+    "sigmoid",
+    "abs",
+    "tanh",
+    "cos",
+    "identity",
+]
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """φ(x) = curve(u) · exp(norm · ‖x‖²) with u = Wx, or exp(u + norm · ‖x‖²) where there is no curve."""
+
+    epsilon: float
+    """Added to every feature unless the caller says otherwise."""
+    norm: float = 0.0
+    """What ‖x‖² is multiplied by in the exponent."""
+    curve: Curve | None = None
+    derivative: Curve | None = None
+    copies: tuple[float, ...] = (1.0,)
+    """The feature width is this many times the rows of W; each copy of W has its own sign."""
+    has_constant_norms: bool = False
+    """All rows of W have the norm √head_width instead of the norms of normal vectors."""
+    estimates_softmax: bool = False
+    """The product of two features has exp(xᵀy) as its expectation, or a bound of it."""
+
+    def width(self, rows: int) -> int:
+        """How many features a matrix of so many rows gives."""
+        return rows * len(self.copies)
+
+    def widened(self, random_matrix: Tensor) -> Tensor:
+        """One row of the matrix for every feature: (feature width, head_width)."""
+        if len(self.copies) == 1:
+            return random_matrix
+        return torch.cat([sign * random_matrix for sign in self.copies])
+
+
+def _sines(u: Tensor) -> Tensor:
+    first, second = u.chunk(2, -1)
+    return torch.cat([first.sin(), second.cos()], -1)
+
+
+def _slopes_of_sines(u: Tensor) -> Tensor:
+    first, second = u.chunk(2, -1)
+    return torch.cat([first.cos(), -second.sin()], -1)
+
+
+def _slope_of_gelu(u: Tensor) -> Tensor:
+    share = 0.5 * (1 + torch.erf(u * 0.5**0.5))
+    return share + u * torch.exp(-0.5 * u * u) * (0.5 / torch.pi) ** 0.5
+
+
+# Choromanski et al. 2021: Lemma 1 (softmax, hyperbolic), Theorem 2 (regularised), eq. 10 (trigonometric), and the
+# generalised attention of appendix D.3. ε: 1e-6 beside exponentials, 1e-3 beside curves that can be 0 everywhere.
+# trigonometric, gelu, tanh, cos and identity can be negative, the paper's baselines: their row sums can come near 0.
+FEATURE_MAPS: dict[str, FeatureMap] = {
+    "softmax": FeatureMap(1e-6, norm=-0.5, estimates_softmax=True),
+    "hyperbolic": FeatureMap(1e-6, norm=-0.5, copies=(1.0, -1.0), estimates_softmax=True),
+    "regularised": FeatureMap(1e-6, norm=-0.5, has_constant_norms=True, estimates_softmax=True),
+    "trigonometric": FeatureMap(
+        0.0,
+        norm=0.5,
+        curve=_sines,
+        derivative=_slopes_of_sines,
+        copies=(1.0, 1.0),
+        estimates_softmax=True,
+    ),
+    "exp": FeatureMap(1e-6),
+    "relu": FeatureMap(1e-3, curve=torch.relu, derivative=lambda u: (u > 0).to(u.dtype)),
+    "relu_squared": FeatureMap(1e-3, curve=lambda u: u.relu().square(), derivative=lambda u: 2 * u.relu()),
+    "elu": FeatureMap(1e-3, curve=lambda u: elu(u) + 1, derivative=lambda u: u.clamp(max=0).exp()),
+    "gelu": FeatureMap(1e-3, curve=gelu, derivative=_slope_of_gelu),
+    "sigmoid": FeatureMap(1e-3, curve=torch.sigmoid, derivative=lambda u: u.sigmoid() * (1 - u.sigmoid())),
+    "abs": FeatureMap(1e-3, curve=torch.abs, derivative=torch.sign),
+    "tanh": FeatureMap(1e-3, curve=torch.tanh, derivative=lambda u: 1 - u.tanh().square()),
+    "cos": FeatureMap(1e-3, curve=torch.cos, derivative=lambda u: -u.sin()),
+    "identity": FeatureMap(1e-3, curve=lambda u: u, derivative=torch.ones_like),
+}

@@ -8,6 +8,7 @@ from torch import nn
 
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
+from bertsmith.layers.mixers.favor import FavorAttention
 from bertsmith.layers.subnet import Subnet, is_even
 from bertsmith.models.config import SHARED, EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.encoder import Encoder
@@ -53,25 +54,34 @@ def initialise(model: nn.Module, deviation: float, generator: torch.Generator | 
             own(deviation, generator)
 
 
-def rebuild(model: Model, config: ModelConfig) -> Model:
-    """The same weights in the network of another config, one that asks for the same tensors."""
-    other, weight = assemble(config), next(model.parameters())
+def rebuild(model: Model, config: ModelConfig, *, seed: int = 0) -> Model:
+    """The same weights in the network of another config, one that asks for the same parameters.
+
+    Random matrices that the model does not have are drawn with the seed, those it has no more use for are dropped.
+    """
+    other = assemble(config).to(next(model.parameters()))
+    refusal = "the weights of this model do not fit the config:"
     try:
-        other.to(weight).load_state_dict(model.state_dict())
+        differing = other.load_state_dict(model.state_dict(), strict=False)
     except RuntimeError as error:
-        raise InputError(
-            f"the weights of this model do not fit the config: {str(error).splitlines()[1].strip()}"
-        ) from None
+        raise InputError(f"{refusal} {str(error).splitlines()[1].strip()}") from None
+    for name in (*differing.missing_keys, *differing.unexpected_keys):
+        if not name.endswith(".projection"):
+            raise InputError(f"{refusal} only one of them has {name}")
+    generator = torch.Generator().manual_seed(seed)
+    for name, module in other.named_modules():
+        if isinstance(module, FavorAttention) and f"{name}.projection" in differing.missing_keys:
+            module.initialise(config.encoder.deviation, generator)
     other.tokenizer = model.tokenizer
     return other.train(model.training)
 
 
 def extract(model: Model, subnet: Subnet) -> Model:
     """The sub-network as an ordinary, smaller model with weights of its own; of a seq2seq model both stacks are cut."""
-    config = model.config.model_copy(update={"encoder": _cut_config(model.config.encoder, model.encoder, subnet)})
+    config = model.config.changed(encoder=_cut_config(model.config.encoder, model.encoder, subnet))
     if isinstance(model, Seq2Seq):
         assert config.decoder is not None
-        config = config.model_copy(update={"decoder": _cut_config(config.decoder, model.decoder, subnet)})
+        config = config.changed(decoder=_cut_config(config.decoder, model.decoder, subnet))
         small: Model = Seq2Seq(config, model.encoder.extract(subnet), model.decoder.extract(subnet), {})
     else:
         small = Model(config, model.encoder.extract(subnet), {})
@@ -121,9 +131,7 @@ def _cut_config(config: EncoderConfig, stack: Encoder, subnet: Subnet) -> Encode
     layers, cuts = [], subnet.cuts(stack.units)
     for index, cut in cuts:
         layer = config.layers[index]
-        parts = {"mixer": layer.mixer.cut(cut, config.width), "feedforward": layer.feedforward.cut(cut)}
-        if layer.cross is not None:
-            parts["cross"] = layer.cross.cut(cut, config.width)
-        layers.append(layer.model_copy(update=parts))
-    sharing = config.sharing if is_even(cuts) else "none"
-    return config.model_copy(update={"layers": tuple(layers), "sharing": sharing})
+        mixer, feedforward = layer.mixer.cut(cut, config.width), layer.feedforward.cut(cut)
+        cross = None if layer.cross is None else layer.cross.cut(cut, config.width)
+        layers.append(layer.changed(mixer=mixer, cross=cross, feedforward=feedforward))
+    return config.changed(layers=tuple(layers), sharing=config.sharing if is_even(cuts) else "none")

@@ -84,7 +84,7 @@ class PretrainSettings(Record):
         given = {head.kind: head for head in config.heads}
         kinds = [*self.objective.heads, *(["mask_decoder"] if "mask_decoder" in given else [])]
         heads = tuple(given.get(kind) or HEADS[kind]() for kind in kinds)  # type: ignore[call-arg]
-        return config.model_copy(update={"heads": heads})
+        return config.changed(heads=heads)
 
 
 def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto", show: bool = True) -> Trainer:

@@ -40,7 +40,7 @@ def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
             "an embedding as wide as the layers is not widened here"
         )
     config = read_config(data, parts, "albert")
-    return config.model_copy(update={"encoder": config.encoder.model_copy(update={"sharing": "all"})})
+    return config.changed(encoder=config.encoder.changed(sharing="all"))
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:

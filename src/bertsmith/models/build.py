@@ -1,7 +1,6 @@
 """From a config to a network: `build` for a fresh one, `extract` for a part of a trained one."""
 
 import copy
-from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +9,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
 from bertsmith.layers.mixers.favor import FavorAttention
 from bertsmith.layers.subnet import Subnet, is_even
-from bertsmith.models.config import SHARED, EncoderConfig, LayerConfig, ModelConfig
+from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.encoder import Encoder
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
@@ -94,7 +93,7 @@ def _stack(config: EncoderConfig) -> Encoder:
     parts = (
         config.embedding.build(config.vocabulary, config.width),
         _blocks(config),
-        config.final_norm.build(config.width) if config.final_norm else None,
+        config.final_norm.build(config.width) if config.final_norm else nn.Identity(),
         config.relative.build(config.width) if config.relative else None,
     )
     if config.universal is None:
@@ -105,26 +104,38 @@ def _stack(config: EncoderConfig) -> Encoder:
 
 
 def _blocks(config: EncoderConfig) -> list[Block]:
-    """The layers; the parts that `sharing` names are the first layer's in all of them."""
-    blocks: list[Block] = []
-    for layer in config.layers:
-        shared = {name: getattr(blocks[0], name) for name in SHARED[config.sharing]} if blocks else {}
-        blocks.append(_block(layer, config.width, shared))
-    return blocks
+    """The layers; what they share is the first one's."""
+    first = _block(config.layers[0], config.width)
+    mixing = first if config.shares_mixer else None
+    feeding = first if config.shares_feedforward else None
+    return [first, *(_block(layer, config.width, mixing, feeding) for layer in config.layers[1:])]
 
 
-def _block(layer: LayerConfig, width: int, shared: dict[str, nn.Module | None]) -> Block:
-    make = {
-        "mixer": lambda: layer.mixer.build(width),
-        "mixer_norm": lambda: layer.norm.build(width),
-        "cross": lambda: layer.cross.build(width) if layer.cross else None,
-        "cross_norm": lambda: layer.norm.build(width) if layer.cross else None,
-        "feedforward": lambda: layer.feedforward.build(width),
-        "feedforward_norm": lambda: layer.norm.build(width),
-        "branch": lambda: layer.branch.build(width) if layer.branch else None,
-    }
-    parts: dict[str, Any] = {name: shared[name] if name in shared else part() for name, part in make.items()}
-    return Block(**parts, dropout=layer.dropout, is_pre_norm=layer.norm.placement == "pre")
+def _block(layer: LayerConfig, width: int, mixing: Block | None = None, feeding: Block | None = None) -> Block:
+    """A layer of its own, but for its mixers or its feed-forward, which are those of another where one is given."""
+    if mixing is None:
+        mixer, mixer_norm = layer.mixer.build(width), layer.norm.build(width)
+        cross = None if layer.cross is None else (layer.cross.build(width), layer.norm.build(width))
+    else:
+        mixer, mixer_norm, cross = mixing.mixer, mixing.mixer_norm, mixing.crossing
+    if feeding is None:
+        feedforward, feedforward_norm = layer.feedforward.build(width), layer.norm.build(width)
+    else:
+        feedforward, feedforward_norm = feeding.feedforward, feeding.feedforward_norm
+    if mixing is not None and feeding is not None:
+        branch = mixing.branch
+    else:
+        branch = None if layer.branch is None else layer.branch.build(width)
+    return Block(
+        mixer,
+        feedforward,
+        mixer_norm,
+        feedforward_norm,
+        dropout=layer.dropout,
+        is_pre_norm=layer.norm.placement == "pre",
+        cross=cross,
+        branch=branch,
+    )
 
 
 def _cut_config(config: EncoderConfig, stack: Encoder, subnet: Subnet) -> EncoderConfig:

@@ -19,7 +19,7 @@ from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
-from bertsmith.models.presets import PRESETS, overridable, preset
+from bertsmith.models.published import PRESETS, overridable, preset
 
 WIDTH, HEADS = 24, 4
 LENGTH_CASES = {"one": [1], "odd": [7, 3, 1], "mixed": [5, 12, 1, 9, 2], "equal": [6, 6]}

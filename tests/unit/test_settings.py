@@ -6,7 +6,7 @@ import pytest
 
 from bertsmith.errors import InputError
 from bertsmith.models.config import EncoderConfig, ModelConfig
-from bertsmith.models.presets import preset
+from bertsmith.models.published import preset
 from bertsmith.settings import ByKind, Record
 from bertsmith.toml import override, read_toml, to_toml
 

@@ -14,7 +14,7 @@ from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters, training_flops, training_memory
 from bertsmith.models.heads import HEADS
-from bertsmith.models.presets import preset
+from bertsmith.models.published import preset
 from bertsmith.objectives.masked_lm import MaskedLMConfig
 from bertsmith.settings import ByKind, Record
 from bertsmith.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.call import Memory
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
-from bertsmith.models.presets import overridable, preset
+from bertsmith.models.published import overridable, preset
 
 
 def tiny(name: str, **changes: object) -> Model:

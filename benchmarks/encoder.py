@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.models.build import build
 from bertsmith.models.encoder import Encoder
-from bertsmith.models.presets import preset
+from bertsmith.models.published import preset
 
 SIZES = {"base": (768, 12, 12), "small": (512, 4, 8), "tiny": (128, 2, 2)}
 VOCABULARY = 30522

@@ -26,7 +26,7 @@ _HOMES = {
     "inspect": "bertsmith.commands.inspect",
     "load": "bertsmith.checkpoint.store",
     "predict": "bertsmith.commands.predict",
-    "preset": "bertsmith.models.presets",
+    "preset": "bertsmith.models.published",
     "pretrain": "bertsmith.commands.pretrain",
     "save": "bertsmith.checkpoint.store",
     "tokenizer": "bertsmith.commands.tokenizer",
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from bertsmith.models.decoding import GenerationConfig
     from bertsmith.models.factorise import factorise
     from bertsmith.models.model import Model
-    from bertsmith.models.presets import preset
+    from bertsmith.models.published import preset
     from bertsmith.text.tokenizer import Tokenizer
 
 

@@ -30,6 +30,15 @@ class Record(BaseModel):
         except TypeError as error:  # a TOML date, for example
             raise InputError(f"{source}: {error}; allowed: text, numbers, true and false, lists, tables") from None
 
+    def changed(self, **updates: Any) -> Self:
+        """The record with other values for some fields, checked as a whole; raises InputError if it cannot be."""
+        try:
+            return type(self).model_validate(
+                {**{name: getattr(self, name) for name in type(self).model_fields}, **updates}
+            )
+        except ValidationError as error:
+            raise InputError(explain(type(self), error)) from None
+
     def help(self) -> dict[str, str]:
         """The help text of every setting that has one, by its path, such as `objective.masking.rate`."""
         texts: dict[str, str] = {}

@@ -22,7 +22,7 @@ from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
-from bertsmith.models.presets import PRESETS, overridable, preset
+from bertsmith.models.published import PRESETS, overridable, preset
 from bertsmith.ops import attention, conv, disentangled, favor
 from bertsmith.ops.dispatch import Forms
 

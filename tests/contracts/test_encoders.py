@@ -10,7 +10,7 @@ import bertsmith
 from bertsmith import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters
-from bertsmith.models.presets import PRESETS, preset
+from bertsmith.models.published import PRESETS, preset
 
 SUBNETS = {
     "width": Subnet(width=0.5),

@@ -15,7 +15,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.call import Memory
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
-from bertsmith.models.presets import PRESETS, overridable, preset
+from bertsmith.models.published import PRESETS, overridable, preset
 from bertsmith.models.seq2seq import Seq2Seq
 
 Stack = dict[str, Any]

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.models.config import ModelConfig
-from bertsmith.models.presets import preset
+from bertsmith.models.config import EncoderConfig, ModelConfig
+from bertsmith.models.published import preset
 from bertsmith.settings import ByKind, Record
 from bertsmith.toml import override, read_toml, to_toml
 
@@ -57,6 +57,19 @@ def test_mistakes_are_named(data: dict, sentence: str) -> None:
 def test_records_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Square().side = 4  # type: ignore[misc]
+
+
+def test_what_is_changed_is_checked() -> None:
+    encoder = preset("bert-tiny").encoder
+    assert encoder.changed(width=256, deviation=1.0) == EncoderConfig.parse(
+        {**encoder.plain(), "width": 256, "deviation": 1.0}
+    )
+    with pytest.raises(InputError, match=r"^width 127 is not a multiple of heads 2"):
+        encoder.changed(width=127)
+    with pytest.raises(InputError, match=r"^widht is not a known setting; did you mean 'width'"):
+        encoder.changed(widht=256)
+    with pytest.raises(InputError, match=r"^deviation is 0: input should be greater than 0"):
+        encoder.changed(deviation=0)
 
 
 def test_overrides() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """The place of every sequence in a batch; make one with `padded`, `full` or `packed`.
+    """The place of every sequence in a batch; make one with `padded`, `full`, `rows` or `packed`.
 
     Padded: tensors are (batch, length, …), real tokens first in each row; `is_token` is True at them, or None where no
     row has pads. Packed: tensors are (tokens, …), sequence i lies at starts[i]:starts[i + 1], none is longer than
@@ -32,6 +32,14 @@ class SequenceLayout:
     def full(cls, batch: int, length: int) -> "SequenceLayout":
         """Rows of one length without any pad."""
         return cls(batch=batch, longest=length)
+
+    @classmethod
+    def rows(cls, tokens: Tensor, mask: Tensor | None) -> "SequenceLayout":
+        """Rows of tokens with pads at their ends where the mask is 0; without a mask there are none.
+
+        Shape: tokens and mask (batch, length).
+        """
+        return cls.full(*tokens.shape) if mask is None else cls.padded(mask.bool())
 
     @classmethod
     def packed(cls, starts: Tensor, longest: int) -> "SequenceLayout":

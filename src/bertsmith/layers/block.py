@@ -33,14 +33,15 @@ class Block(nn.Module):
         *,
         dropout: float,
         is_pre_norm: bool,
-        cross: Mixer | None = None,
-        cross_norm: Norm | None = None,
+        cross: tuple[Mixer, Norm] | None = None,
         branch: ConvolutionBranch | None = None,
     ) -> None:
         super().__init__()
         self.mixer, self.feedforward = mixer, feedforward
         self.mixer_norm, self.feedforward_norm = mixer_norm, feedforward_norm
-        self.cross, self.cross_norm, self.branch = cross, cross_norm, branch
+        self.cross = None if cross is None else cross[0]
+        self.cross_norm = None if cross is None else cross[1]
+        self.branch = branch
         self.dropout = nn.Dropout(dropout)
         self.is_pre_norm = is_pre_norm
 
@@ -49,13 +50,17 @@ class Block(nn.Module):
         """All the units this layer has."""
         return LayerCut(self.mixer.heads, self.feedforward.neurons, self.feedforward.groups)
 
+    @property
+    def crossing(self) -> tuple[Mixer, Norm] | None:
+        """In a decoder: the cross mixer and its norm, which come together."""
+        return None if self.cross is None or self.cross_norm is None else (self.cross, self.cross_norm)
+
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        entered, own = hidden, self._own_call(call)
-        hidden = self._joined(hidden, self.mixer(self._entering(hidden, self.mixer_norm), own), self.mixer_norm)
-        if self.cross is not None and self.cross_norm is not None:
-            mixed = self.cross(self._entering(hidden, self.cross_norm), call)
-            hidden = self._joined(hidden, mixed, self.cross_norm)
-        hidden = self._fed_forward(hidden, call)
+        entered, own, crossing = hidden, self._own_call(call), self.crossing
+        hidden = self._added(hidden, self.mixer, self.mixer_norm, own)
+        if crossing is not None:
+            hidden = self._added(hidden, *crossing, call)
+        hidden = self._added(hidden, self.feedforward, self.feedforward_norm, call)
         # queries that look at a memory are no run of neighbours
         if self.branch is None or own.memory is not None:
             return hidden
@@ -71,13 +76,14 @@ class Block(nn.Module):
         """The states of one more token of each sequence, (batch, width), and the mixers' next states."""
         if self.branch is not None:
             raise InputError("a layer with a branch sees the token after it; allowed in steps: layers without one")
-        state, cross_state = states
+        (state, cross_state), crossing = states, self.crossing
         mixed, state = self.mixer.step(self._entering(hidden, self.mixer_norm), state, self._own_call(call))
         hidden = self._joined(hidden, mixed, self.mixer_norm)
-        if self.cross is not None and self.cross_norm is not None:
-            mixed, cross_state = self.cross.step(self._entering(hidden, self.cross_norm), cross_state, call)
-            hidden = self._joined(hidden, mixed, self.cross_norm)
-        return self._fed_forward(hidden, call), (state, cross_state)
+        if crossing is not None:
+            cross, norm = crossing
+            mixed, cross_state = cross.step(self._entering(hidden, norm), cross_state, call)
+            hidden = self._joined(hidden, mixed, norm)
+        return self._added(hidden, self.feedforward, self.feedforward_norm, call), (state, cross_state)
 
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
         """The mixer's maps for the states that enter this block."""
@@ -100,7 +106,10 @@ class Block(nn.Module):
                 made[part] = make(part)
             return made[part]  # type: ignore[return-value]
 
-        cross, cross_norm, branch = self.cross, self.cross_norm, self.branch
+        crossing, branch = self.crossing, self.branch
+        if crossing is not None:
+            cross, norm = crossing
+            crossing = once(cross, lambda mixer: mixer.extract(cut)), once(norm, copy.deepcopy)
         return Block(
             once(self.mixer, lambda mixer: mixer.extract(cut)),
             once(self.feedforward, lambda feedforward: feedforward.extract(cut)),
@@ -108,8 +117,7 @@ class Block(nn.Module):
             once(self.feedforward_norm, copy.deepcopy),
             dropout=self.dropout.p,
             is_pre_norm=self.is_pre_norm,
-            cross=None if cross is None else once(cross, lambda mixer: mixer.extract(cut)),
-            cross_norm=None if cross_norm is None else once(cross_norm, copy.deepcopy),
+            cross=crossing,
             branch=None if branch is None else once(branch, copy.deepcopy),
         )
 
@@ -117,9 +125,9 @@ class Block(nn.Module):
         """The call for the mixer: the memory is the cross mixer's, if there is one."""
         return call if self.cross is None else call.with_memory(None)
 
-    def _fed_forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        fed = self.feedforward(self._entering(hidden, self.feedforward_norm), call)
-        return self._joined(hidden, fed, self.feedforward_norm)
+    def _added(self, hidden: Tensor, part: Mixer | FeedForward, norm: Norm, call: ForwardPass) -> Tensor:
+        """The states with what a part makes of them."""
+        return self._joined(hidden, part(self._entering(hidden, norm), call), norm)
 
     def _entering(self, hidden: Tensor, norm: Norm) -> Tensor:
         """What a part gets to see."""

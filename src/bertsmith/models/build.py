@@ -1,15 +1,15 @@
 """From a config to a network: `build` for a fresh one, `extract` for a part of a trained one."""
 
 import copy
-from typing import Any
 
 import torch
 from torch import nn
 
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
+from bertsmith.layers.mixers.favor import FavorAttention
 from bertsmith.layers.subnet import Subnet, is_even
-from bertsmith.models.config import SHARED, EncoderConfig, LayerConfig, ModelConfig
+from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.encoder import Encoder
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
@@ -53,25 +53,34 @@ def initialise(model: nn.Module, deviation: float, generator: torch.Generator | 
             own(deviation, generator)
 
 
-def rebuild(model: Model, config: ModelConfig) -> Model:
-    """The same weights in the network of another config, one that asks for the same tensors."""
-    other, weight = assemble(config), next(model.parameters())
+def rebuild(model: Model, config: ModelConfig, *, seed: int = 0) -> Model:
+    """The same weights in the network of another config, one that asks for the same parameters.
+
+    Random matrices that the model does not have are drawn with the seed, those it has no more use for are dropped.
+    """
+    other = assemble(config).to(next(model.parameters()))
+    refusal = "the weights of this model do not fit the config:"
     try:
-        other.to(weight).load_state_dict(model.state_dict())
+        differing = other.load_state_dict(model.state_dict(), strict=False)
     except RuntimeError as error:
-        raise InputError(
-            f"the weights of this model do not fit the config: {str(error).splitlines()[1].strip()}"
-        ) from None
+        raise InputError(f"{refusal} {str(error).splitlines()[1].strip()}") from None
+    for name in (*differing.missing_keys, *differing.unexpected_keys):
+        if not name.endswith(".projection"):
+            raise InputError(f"{refusal} only one of them has {name}")
+    generator = torch.Generator().manual_seed(seed)
+    for name, module in other.named_modules():
+        if isinstance(module, FavorAttention) and f"{name}.projection" in differing.missing_keys:
+            module.initialise(config.encoder.deviation, generator)
     other.tokenizer = model.tokenizer
     return other.train(model.training)
 
 
 def extract(model: Model, subnet: Subnet) -> Model:
     """The sub-network as an ordinary, smaller model with weights of its own; of a seq2seq model both stacks are cut."""
-    config = model.config.model_copy(update={"encoder": _cut_config(model.config.encoder, model.encoder, subnet)})
+    config = model.config.changed(encoder=_cut_config(model.config.encoder, model.encoder, subnet))
     if isinstance(model, Seq2Seq):
         assert config.decoder is not None
-        config = config.model_copy(update={"decoder": _cut_config(config.decoder, model.decoder, subnet)})
+        config = config.changed(decoder=_cut_config(config.decoder, model.decoder, subnet))
         small: Model = Seq2Seq(config, model.encoder.extract(subnet), model.decoder.extract(subnet), {})
     else:
         small = Model(config, model.encoder.extract(subnet), {})
@@ -84,7 +93,7 @@ def _stack(config: EncoderConfig) -> Encoder:
     parts = (
         config.embedding.build(config.vocabulary, config.width),
         _blocks(config),
-        config.final_norm.build(config.width) if config.final_norm else None,
+        config.final_norm.build(config.width) if config.final_norm else nn.Identity(),
         config.relative.build(config.width) if config.relative else None,
     )
     if config.universal is None:
@@ -95,35 +104,45 @@ def _stack(config: EncoderConfig) -> Encoder:
 
 
 def _blocks(config: EncoderConfig) -> list[Block]:
-    """The layers; the parts that `sharing` names are the first layer's in all of them."""
-    blocks: list[Block] = []
-    for layer in config.layers:
-        shared = {name: getattr(blocks[0], name) for name in SHARED[config.sharing]} if blocks else {}
-        blocks.append(_block(layer, config.width, shared))
-    return blocks
+    """The layers; what they share is the first one's."""
+    first = _block(config.layers[0], config.width)
+    mixing = first if config.shares_mixer else None
+    feeding = first if config.shares_feedforward else None
+    return [first, *(_block(layer, config.width, mixing, feeding) for layer in config.layers[1:])]
 
 
-def _block(layer: LayerConfig, width: int, shared: dict[str, nn.Module | None]) -> Block:
-    make = {
-        "mixer": lambda: layer.mixer.build(width),
-        "mixer_norm": lambda: layer.norm.build(width),
-        "cross": lambda: layer.cross.build(width) if layer.cross else None,
-        "cross_norm": lambda: layer.norm.build(width) if layer.cross else None,
-        "feedforward": lambda: layer.feedforward.build(width),
-        "feedforward_norm": lambda: layer.norm.build(width),
-        "branch": lambda: layer.branch.build(width) if layer.branch else None,
-    }
-    parts: dict[str, Any] = {name: shared[name] if name in shared else part() for name, part in make.items()}
-    return Block(**parts, dropout=layer.dropout, is_pre_norm=layer.norm.placement == "pre")
+def _block(layer: LayerConfig, width: int, mixing: Block | None = None, feeding: Block | None = None) -> Block:
+    """A layer of its own, but for its mixers or its feed-forward, which are those of another where one is given."""
+    if mixing is None:
+        mixer, mixer_norm = layer.mixer.build(width), layer.norm.build(width)
+        cross = None if layer.cross is None else (layer.cross.build(width), layer.norm.build(width))
+    else:
+        mixer, mixer_norm, cross = mixing.mixer, mixing.mixer_norm, mixing.crossing
+    if feeding is None:
+        feedforward, feedforward_norm = layer.feedforward.build(width), layer.norm.build(width)
+    else:
+        feedforward, feedforward_norm = feeding.feedforward, feeding.feedforward_norm
+    if mixing is not None and feeding is not None:
+        branch = mixing.branch
+    else:
+        branch = None if layer.branch is None else layer.branch.build(width)
+    return Block(
+        mixer,
+        feedforward,
+        mixer_norm,
+        feedforward_norm,
+        dropout=layer.dropout,
+        is_pre_norm=layer.norm.placement == "pre",
+        cross=cross,
+        branch=branch,
+    )
 
 
 def _cut_config(config: EncoderConfig, stack: Encoder, subnet: Subnet) -> EncoderConfig:
     layers, cuts = [], subnet.cuts(stack.units)
     for index, cut in cuts:
         layer = config.layers[index]
-        parts = {"mixer": layer.mixer.cut(cut, config.width), "feedforward": layer.feedforward.cut(cut)}
-        if layer.cross is not None:
-            parts["cross"] = layer.cross.cut(cut, config.width)
-        layers.append(layer.model_copy(update=parts))
-    sharing = config.sharing if is_even(cuts) else "none"
-    return config.model_copy(update={"layers": tuple(layers), "sharing": sharing})
+        mixer, feedforward = layer.mixer.cut(cut, config.width), layer.feedforward.cut(cut)
+        cross = None if layer.cross is None else layer.cross.cut(cut, config.width)
+        layers.append(layer.changed(mixer=mixer, cross=cross, feedforward=feedforward))
+    return config.changed(layers=tuple(layers), sharing=config.sharing if is_even(cuts) else "none")

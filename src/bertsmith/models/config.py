@@ -1,4 +1,4 @@
-"""The schema of a whole model. Sizes live in presets.py; each part's settings beside the part."""
+"""The schema of a whole model. Sizes live in sizes.py and published.py; each part's settings beside the part."""
 
 from typing import Literal
 
@@ -41,16 +41,6 @@ class LayerConfig(Record):
         return self
 
 
-_MIXER, _FEEDFORWARD = ("mixer", "mixer_norm", "cross", "cross_norm"), ("feedforward", "feedforward_norm")
-SHARED: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "mixer": _MIXER,
-    "feedforward": _FEEDFORWARD,
-    "all": (*_MIXER, *_FEEDFORWARD, "branch"),
-}
-"""The parts of a block that each kind of sharing has once for all layers."""
-
-
 class EncoderConfig(Record):
     """embedding → layers → states. A layer in a file may say `repeat = 12`."""
 
@@ -83,11 +73,27 @@ class EncoderConfig(Record):
 
     @model_validator(mode="after")
     def _check_sharing(self) -> "EncoderConfig":
-        parts = {name.replace("_norm", "") for name in SHARED[self.sharing]}
-        for part in sorted(parts | ({"norm"} if parts else set())):
-            if len({getattr(layer, part) for layer in self.layers}) > 1:
+        parts = {
+            "branch": self.sharing == "all",
+            "cross": self.shares_mixer,
+            "feedforward": self.shares_feedforward,
+            "mixer": self.shares_mixer,
+            "norm": self.sharing != "none",
+        }
+        for part, is_shared in parts.items():
+            if is_shared and len({getattr(layer, part) for layer in self.layers}) > 1:
                 raise ValueError(f"sharing is {self.sharing!r} and the layers differ in their {part}")
         return self
+
+    @property
+    def shares_mixer(self) -> bool:
+        """Whether all layers have the same mixers, with their norms."""
+        return self.sharing in ("mixer", "all")
+
+    @property
+    def shares_feedforward(self) -> bool:
+        """Whether all layers have the same feed-forward, with its norm."""
+        return self.sharing in ("feedforward", "all")
 
     @property
     def embedding_width(self) -> int:

@@ -50,7 +50,7 @@ class Steps:
         self.stack, self.score, self.table = stack, score, table
         self.rows, self.place = memory.layout.batch, 0
         call = stack.call(SequenceLayout.full(self.rows, 1), backend, memory)
-        self.blocks = [(block, call.with_cut(cut)) for block, cut in stack.kept(subnet)]
+        self.blocks = stack.kept(call, subnet)
         self.states = [block.start(call) for block, call in self.blocks]
 
     def next(self, tokens: Tensor) -> Tensor:

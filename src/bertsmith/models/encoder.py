@@ -15,7 +15,6 @@ from bertsmith.layers.embedding import Embedding
 from bertsmith.layers.feedforward import FeedForward
 from bertsmith.layers.halting import Pondering
 from bertsmith.layers.mixers import Mixer
-from bertsmith.layers.norm import Norm
 from bertsmith.layers.relative import RelativeTable
 from bertsmith.layers.subnet import LayerCut, Subnet, is_even
 from bertsmith.ops.dispatch import check_backend
@@ -36,14 +35,14 @@ class Encoder(nn.Module):
         self,
         embedding: Embedding,
         blocks: Sequence[Block],
-        final_norm: Norm | None,
+        final_norm: nn.Module,
         relative: RelativeTable | None = None,
     ) -> None:
         super().__init__()
         self.embedding = embedding
         self.relative = relative
         self.blocks = nn.ModuleList(blocks)
-        self.final_norm = final_norm if final_norm is not None else nn.Identity()
+        self.final_norm = final_norm
 
     def forward(
         self,
@@ -62,8 +61,7 @@ class Encoder(nn.Module):
         """
         call = self.call(layout, backend, memory)
         hidden = self.embedding(tokens, layout, types, table)
-        for block, cut in self.kept(subnet):
-            hidden = block(hidden, call.with_cut(cut))
+        hidden, _ = self._through(self.kept(call, subnet), hidden)
         return self.final_norm(hidden)
 
     def run(
@@ -76,7 +74,9 @@ class Encoder(nn.Module):
         backend: str = "auto",
     ) -> Encoded:
         """The last states with what else there is to know of the way to them, for objectives."""
-        return Encoded(self(tokens, layout, types, subnet=subnet, backend=backend))
+        hidden = self.embedding(tokens, layout, types)
+        hidden, pondering = self._through(self.kept(self.call(layout, backend), subnet), hidden)
+        return Encoded(self.final_norm(hidden), pondering)
 
     def before_last(
         self,
@@ -88,21 +88,16 @@ class Encoder(nn.Module):
         backend: str = "auto",
     ) -> tuple[Tensor, Block, ForwardPass]:
         """The states that enter the last kept block, that block, and the call that is meant for it."""
-        call = self.call(layout, backend)
-        hidden = self.embedding(tokens, layout, types)
-        *before, last = [(block, call.with_cut(cut)) for block, cut in self.kept(subnet)]
-        for block, own_call in before:
-            hidden = block(hidden, own_call)
+        *before, last = self.kept(self.call(layout, backend), subnet)
+        hidden, _ = self._through(before, self.embedding(tokens, layout, types))
         return hidden, *last
 
     def layer_states(
         self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, *, subnet: Subnet | None = None
     ) -> list[Tensor]:
-        """The states after the embedding and after every kept block, without the final norm."""
-        call = self.call(layout)
-        states = [self.embedding(tokens, layout, types)]
-        for block, cut in self.kept(subnet):
-            states.append(block(states[-1], call.with_cut(cut)))
+        """What enters every kept block, and what leaves the last one, before the final norm."""
+        states: list[Tensor] = []
+        self._through(self.kept(self.call(layout), subnet), self.embedding(tokens, layout, types), states)
         return states
 
     def attention_maps(
@@ -120,12 +115,12 @@ class Encoder(nn.Module):
         relative = None if self.relative is None else self.relative()
         return ForwardPass(layout, backend=backend, relative_positions=relative, memory=memory)
 
-    def kept(self, subnet: Subnet | None) -> list[tuple[Block, LayerCut | None]]:
-        """The blocks a sub-network keeps, each with its cut."""
+    def kept(self, call: ForwardPass, subnet: Subnet | None = None) -> list[tuple[Block, ForwardPass]]:
+        """The blocks a sub-network keeps, each with the call that is meant for it."""
         blocks = self._blocks()
         if subnet is None:
-            return [(block, None) for block in blocks]
-        return [(blocks[index], cut) for index, cut in subnet.cuts(self.units)]
+            return [(block, call) for block in blocks]
+        return [(blocks[index], call.with_cut(cut)) for index, cut in subnet.cuts(self.units)]
 
     @property
     def units(self) -> tuple[LayerCut, ...]:
@@ -161,13 +156,20 @@ class Encoder(nn.Module):
         cuts = subnet.cuts(self.units)
         made: dict[nn.Module, nn.Module] = {}
         blocks = [self._blocks()[index].extract(cut, made if is_even(cuts) else {}) for index, cut in cuts]
-        final_norm = copy.deepcopy(self.final_norm)
-        return Encoder(
-            copy.deepcopy(self.embedding),
-            blocks,
-            final_norm if isinstance(final_norm, Norm) else None,
-            copy.deepcopy(self.relative),
-        )
+        embedding, final_norm, relative = copy.deepcopy((self.embedding, self.final_norm, self.relative))
+        return Encoder(embedding, blocks, final_norm, relative)
+
+    def _through(
+        self, kept: Sequence[tuple[Block, ForwardPass]], hidden: Tensor, states: list[Tensor] | None = None
+    ) -> tuple[Tensor, Pondering | None]:
+        """The states after some blocks, and how long positions took; `states` collects what enters each and leaves."""
+        for block, call in kept:
+            if states is not None:
+                states.append(hidden)
+            hidden = block(hidden, call)
+        if states is not None:
+            states.append(hidden)
+        return hidden, None
 
     def _blocks(self) -> list[Block]:
         return list(self.blocks)  # type: ignore[arg-type]

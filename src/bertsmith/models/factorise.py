@@ -22,10 +22,8 @@ def factorise(model: Model, rank: int) -> Model:
         raise InputError(f"rank is {rank}; allowed: 1 to {most}")
     left, sizes, right = torch.linalg.svd(table.double(), full_matrices=False)
     root = sizes[:rank].sqrt()  # half to either side, so that both learn at the same pace
-    embedding = model.config.encoder.embedding.model_copy(update={"rank": rank})
-    encoder = model.config.encoder.model_copy(update={"embedding": embedding})
-    config = model.config.model_copy(update={"encoder": encoder})
-    type(config).parse(config.plain(), source="factorise")
+    encoder = model.config.encoder
+    config = model.config.changed(encoder=encoder.changed(embedding=encoder.embedding.changed(rank=rank)))
     small = copy.deepcopy(model)
     small.config = config
     small.encoder.embedding.token_table = nn.Parameter((left[:, :rank] * root).to(table))

@@ -43,11 +43,7 @@ class Model(nn.Module):
             if tensor is not None and tensor.shape != input_ids.shape:
                 shapes = f"{tuple(tensor.shape)} and input_ids {tuple(input_ids.shape)}"
                 raise InputError(f"{name} has shape {shapes}; they must be equal")
-        layout = (
-            SequenceLayout.full(*input_ids.shape)
-            if attention_mask is None
-            else SequenceLayout.padded(attention_mask.bool())
-        )
+        layout = SequenceLayout.rows(input_ids, attention_mask)
         return self.encoder(input_ids, layout, token_type_ids, subnet=subnet, backend=backend)
 
     def masked_states(
@@ -85,11 +81,8 @@ class Model(nn.Module):
     @torch.inference_mode()
     def encode(self, texts: Sequence[str], *, batch_size: int = 32, subnet: Subnet | None = None) -> Tensor:
         """One vector per text, the mean of its token states: (texts, width)."""
-        if isinstance(texts, str):
-            raise InputError("encode takes a list of texts, and was given one string; put it in a list")
-        if batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; allowed: 1 or more")
-        with self._evaluating():
+        check_texts("encode", texts, batch_size)
+        with self.evaluating():
             vectors = [self._means(texts[i : i + batch_size], subnet) for i in range(0, len(texts), batch_size)]
         return torch.cat(vectors) if vectors else torch.empty(0, self.config.encoder.width, device=self.device)
 
@@ -103,8 +96,8 @@ class Model(nn.Module):
             mask = tokenizer.pieces([tokenizer.mask])[0]
             raise InputError(f"the text {text!r} has no {mask} to fill")
         head = self.head("masked_tokens")
-        with self._evaluating():
-            layout = SequenceLayout.padded(batch["attention_mask"].bool())
+        with self.evaluating():
+            layout = SequenceLayout.rows(batch["input_ids"], batch["attention_mask"])
             places = is_mask.flatten().nonzero().squeeze(-1)
             states, _ = self.masked_states(batch["input_ids"], layout, batch["token_type_ids"], places)
             scores = head(states, self.token_table).float().softmax(-1)
@@ -129,14 +122,8 @@ class Model(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def require_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, or a sentence that it has none."""
-        if self.tokenizer is None:
-            raise InputError("this model has no tokenizer; load one with its folder or set model.tokenizer")
-        return self.tokenizer
-
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """Eval mode inside, the mode there was after."""
         was_training = self.training
         self.eval()
@@ -144,6 +131,12 @@ class Model(nn.Module):
             yield
         finally:
             self.train(was_training)
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, or a sentence that it has none."""
+        if self.tokenizer is None:
+            raise InputError("this model has no tokenizer; load one with its folder or set model.tokenizer")
+        return self.tokenizer
 
     def _means(self, texts: Sequence[str], subnet: Subnet | None) -> Tensor:
         batch = self._batch(texts)
@@ -157,3 +150,11 @@ class Model(nn.Module):
         if not self.config.encoder.embedding.types:
             batch["token_type_ids"] = None  # type: ignore[assignment]
         return batch
+
+
+def check_texts(caller: str, texts: Sequence[str], batch_size: int) -> None:
+    """Raises InputError if these are no texts to be worked on in batches."""
+    if isinstance(texts, str):
+        raise InputError(f"{caller} takes a list of texts, and was given one string; put it in a list")
+    if batch_size < 1:
+        raise InputError(f"batch_size is {batch_size}; allowed: 1 or more")

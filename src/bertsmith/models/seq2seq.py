@@ -6,14 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.batches.layout import SequenceLayout
-from bertsmith.errors import InputError
 from bertsmith.layers.call import Memory
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models import beam
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.decoding import GenerationConfig, Steps, write
 from bertsmith.models.encoder import Encoder
-from bertsmith.models.model import Model
+from bertsmith.models.model import Model, check_texts
 
 
 class Seq2Seq(Model):
@@ -61,17 +60,12 @@ class Seq2Seq(Model):
         config = config or GenerationConfig()
         start = self.require_tokenizer().start if start is None else start
         end = self.require_tokenizer().separator if end is None else end
-        with self._evaluating():
+        with self.evaluating():
             states = self(input_ids, attention_mask, subnet=subnet)
-            layout = (
-                SequenceLayout.full(*input_ids.shape)
-                if attention_mask is None
-                else SequenceLayout.padded(attention_mask.bool())
-            )
+            layout = SequenceLayout.rows(input_ids, attention_mask)
             limits = layout.lengths(input_ids.device) + config.extra_length
-            longest = self.decoder.embedding.longest
             if self.decoder.embedding.position is not None:
-                limits = limits.clamp(max=longest)
+                limits = limits.clamp(max=self.decoder.embedding.longest)
             table = self._borrowed_table()
             steps = Steps(self.decoder, self.scores, Memory(states, layout), table=table, subnet=subnet)
             make = beam.search if config.method == "beam" else write
@@ -81,10 +75,7 @@ class Seq2Seq(Model):
         self, texts: Sequence[str], config: GenerationConfig | None = None, *, batch_size: int = 32
     ) -> list[str]:
         """One text for each text."""
-        if isinstance(texts, str):
-            raise InputError("translate takes a list of texts, and was given one string; put it in a list")
-        if batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; allowed: 1 or more")
+        check_texts("translate", texts, batch_size)
         tokenizer = self.require_tokenizer()
         # texts of like length together: rows that are done wait for the longest
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
@@ -92,9 +83,8 @@ class Seq2Seq(Model):
         for first in range(0, len(order), batch_size):
             places = order[first : first + batch_size]
             batch = self._batch([texts[place] for place in places])
-            for place, tokens in zip(
-                places, self.generate(batch["input_ids"], batch["attention_mask"], config), strict=True
-            ):
+            written = self.generate(batch["input_ids"], batch["attention_mask"], config)
+            for place, tokens in zip(places, written, strict=True):
                 results[place] = tokenizer.decode(tokens)
         return results
 

@@ -9,6 +9,7 @@ With `sharing = "all"` every step is the same layer. A sub-network of less depth
 
 import copy
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +17,13 @@ from torch import Tensor, nn
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
-from bertsmith.layers.call import Memory
+from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.embedding import Embedding
-from bertsmith.layers.halting import Halting, HaltingConfig
-from bertsmith.layers.norm import Norm
+from bertsmith.layers.halting import Halting, HaltingConfig, Pondering
 from bertsmith.layers.positions import SinusoidPositions, sinusoids
 from bertsmith.layers.relative import RelativeTable
 from bertsmith.layers.subnet import Subnet
-from bertsmith.models.encoder import Encoded, Encoder
+from bertsmith.models.encoder import Encoder
 from bertsmith.settings import Record
 
 
@@ -61,7 +61,7 @@ class UniversalEncoder(Encoder):
         self,
         embedding: Embedding,
         blocks: Sequence[Block],
-        final_norm: Norm | None,
+        final_norm: nn.Module,
         relative: RelativeTable | None,
         *,
         signal: StepSignal,
@@ -70,41 +70,8 @@ class UniversalEncoder(Encoder):
         super().__init__(embedding, blocks, final_norm, relative)
         self.signal, self.halting = signal, halting
 
-    def forward(
-        self,
-        tokens: Tensor,
-        layout: SequenceLayout,
-        types: Tensor | None = None,
-        *,
-        subnet: Subnet | None = None,
-        backend: str = "auto",
-        memory: Memory | None = None,
-        table: Tensor | None = None,
-    ) -> Tensor:
-        """The last states, as those of any encoder; a universal stack is never a decoder."""
-        if memory is not None or table is not None:
-            raise InputError("a universal stack was given a memory or a table; allowed: as an encoder only")
-        return self.run(tokens, layout, types, subnet=subnet, backend=backend).states
-
-    def run(
-        self,
-        tokens: Tensor,
-        layout: SequenceLayout,
-        types: Tensor | None = None,
-        *,
-        subnet: Subnet | None = None,
-        backend: str = "auto",
-    ) -> Encoded:
-        """The last states, and how long each position took where positions halt."""
-        return self._walk(tokens, layout, types, subnet, backend, None)
-
-    def layer_states(
-        self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, *, subnet: Subnet | None = None
-    ) -> list[Tensor]:
-        """What enters every step, the signal included, and what leaves the last one, before mixture and norm."""
-        states: list[Tensor] = []
-        self._walk(tokens, layout, types, subnet, "auto", states)
-        return states
+    def before_last(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise InputError("a universal stack has steps instead of a last layer; allowed: before_last of other encoders")
 
     @torch.no_grad()
     def extract(self, subnet: Subnet) -> "UniversalEncoder":
@@ -115,29 +82,27 @@ class UniversalEncoder(Encoder):
         return UniversalEncoder(
             plain.embedding,
             plain._blocks(),
-            plain.final_norm if isinstance(plain.final_norm, Norm) else None,
+            plain.final_norm,
             plain.relative,
             signal=signal,
             halting=copy.deepcopy(self.halting),
         )
 
-    def _walk(
-        self,
-        tokens: Tensor,
-        layout: SequenceLayout,
-        types: Tensor | None,
-        subnet: Subnet | None,
-        backend: str,
-        states: list[Tensor] | None,
-    ) -> Encoded:
-        """All steps; `states` collects what enters each one and what leaves the last."""
-        call, kept = self.call(layout, backend), self.kept(subnet)
-        hidden = self.embedding(tokens, layout, types)
+    def _through(
+        self, kept: Sequence[tuple[Block, ForwardPass]], hidden: Tensor, states: list[Tensor] | None = None
+    ) -> tuple[Tensor, Pondering | None]:
+        """The states after all steps, and how long positions took; the signal is in what `states` says enters a step.
+
+        What leaves the last step is collected as it is; what is returned is the mixture, where positions halt.
+        """
+        layout, memory = kept[0][1].layout, kept[0][1].memory
+        if memory is not None:
+            raise InputError("a universal stack was given a memory; allowed: as an encoder only")
         places = self.signal(hidden, layout)
         pondering = None if self.halting is None else self.halting.start(hidden)
-        for step, (block, cut) in enumerate(kept):
+        for step, (block, call) in enumerate(kept):
             entering = hidden + (places + self.signal.steps[step]).to(hidden.dtype)
-            left = block(entering, call.with_cut(cut))
+            left = block(entering, call)
             if self.halting is None or pondering is None:
                 hidden = left
             else:
@@ -147,5 +112,4 @@ class UniversalEncoder(Encoder):
                 states.append(entering)
         if states is not None:
             states.append(hidden)
-        last = hidden if pondering is None else pondering.mixture.to(hidden.dtype)
-        return Encoded(self.final_norm(last), pondering)
+        return hidden if pondering is None else pondering.mixture.to(hidden.dtype), pondering

@@ -193,17 +193,13 @@ def study_texts(
         raise InputError(f"--length is {length}; allowed: 3 to {longest}, the most tokens the model takes")
     special = torch.tensor(_frame(model.require_tokenizer()), device=model.device)
     study = MapStudy(length)
-    was_training = model.training
-    model.eval()
-    try:
+    with model.evaluating():
         for ids, types, is_token in _batches(model, texts, length):
             with torch.inference_mode():
                 maps = model.encoder.attention_maps(ids, SequenceLayout.padded(is_token), types)
             is_counted = is_token if counts_special else is_token & ~torch.isin(ids, special)
             study.add(maps, is_counted)
             progress(len(ids))
-    finally:
-        model.train(was_training)
     if not study.queries:
         raise InputError("the texts hold no token that counts; give texts with words in them")
     return study

@@ -14,7 +14,7 @@ from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters, training_flops, training_memory
 from bertsmith.models.heads import HEADS
-from bertsmith.models.presets import preset
+from bertsmith.models.published import preset
 from bertsmith.objectives.masked_lm import MaskedLMConfig
 from bertsmith.settings import ByKind, Record
 from bertsmith.text.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ class PretrainSettings(Record):
         given = {head.kind: head for head in config.heads}
         kinds = [*self.objective.heads, *(["mask_decoder"] if "mask_decoder" in given else [])]
         heads = tuple(given.get(kind) or HEADS[kind]() for kind in kinds)  # type: ignore[call-arg]
-        return config.model_copy(update={"heads": heads})
+        return config.changed(heads=heads)
 
 
 def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto", show: bool = True) -> Trainer:

@@ -14,7 +14,7 @@ from bertsmith.errors import InputError
 from bertsmith.models.build import build
 from bertsmith.models.cost import training_flops
 from bertsmith.models.decoding import GenerationConfig
-from bertsmith.models.presets import PRESETS, preset
+from bertsmith.models.published import PRESETS, preset
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.objectives.translation import TranslationConfig
 from bertsmith.settings import Record

@@ -26,14 +26,12 @@ def forced_figures(model: Seq2Seq, texts: TextPairs, config: PairConfig) -> dict
     pairs = Pairs.tokenised(texts.sources, texts.targets, tokenizer, config.model_copy(update={"too_long": "cut"}))
     reader = PairReader(pairs, config, SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator))
     objective = TranslationConfig(smoothing=0.0).build()
-    was_training = model.training
-    model.eval()
     loss, correct, count = 0.0, 0, 0
-    for plan in PairPlan(pairs, config, 0).one_epoch():
-        prepared = objective.prepare(reader[plan].batch.to(model.device), 0)  # type: ignore[arg-type]
-        sums = objective(model, prepared)["next_token"]
-        loss, correct, count = loss + float(sums.loss), correct + int(sums.correct), count + int(prepared.count)
-    model.train(was_training)
+    with model.evaluating():
+        for plan in PairPlan(pairs, config, 0).one_epoch():
+            prepared = objective.prepare(reader[plan].batch.to(model.device), 0)  # type: ignore[arg-type]
+            sums = objective(model, prepared)["next_token"]
+            loss, correct, count = loss + float(sums.loss), correct + int(sums.correct), count + int(prepared.count)
     mean = loss / count
     return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "accuracy": correct / count, "target_tokens": count}
 

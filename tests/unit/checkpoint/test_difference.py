@@ -10,7 +10,7 @@ import bertsmith
 from bertsmith.checkpoint.hf.difference import first_difference
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.presets import preset
+from bertsmith.models.published import preset
 
 SIZE = {"width": 24, "layers": 2, "heads": 4, "vocabulary": 50}
 

@@ -12,7 +12,7 @@ from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.models.cost import parameters
-from bertsmith.models.presets import preset
+from bertsmith.models.published import preset
 
 
 def small(**changes: object) -> bertsmith.Model:

@@ -14,7 +14,7 @@ from bertsmith.layers.grouped import GroupedLinear
 from bertsmith.layers.norm import Norm
 from bertsmith.layers.positions import SinusoidPositions
 from bertsmith.models.build import build, rebuild
-from bertsmith.models.presets import preset
+from bertsmith.models.published import preset
 
 
 def test_sinusoids_are_the_formula() -> None:

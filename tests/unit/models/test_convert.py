@@ -8,8 +8,9 @@ import bertsmith
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.call import Memory
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
-from bertsmith.models.presets import overridable, preset
+from bertsmith.models.published import overridable, preset
 
 
 def tiny(name: str, **changes: object) -> Model:
@@ -39,6 +40,28 @@ def test_families_follow() -> None:
     model = tiny("bert-tiny")
     assert bertsmith.convert(model, "favor").config.family == "performer"
     assert bertsmith.convert(tiny("performer-small"), "full").config.family == "bert"
+    assert bertsmith.convert(tiny("electra-small"), "favor").config.family == "electra"
+
+
+def hybrid(*kinds: str) -> Model:
+    """A tiny BERT with one layer of each kind of mixer."""
+    config = tiny("bert-tiny", layers=len(kinds)).config.plain()
+    for layer, kind in zip(config["encoder"]["layers"], kinds, strict=True):
+        layer["mixer"] = {"kind": kind, "heads": TINY["heads"], "dropout": 0.0}
+    return bertsmith.build(ModelConfig.parse(config), seed=0).eval()
+
+
+def test_every_layer_of_a_hybrid_is_converted_and_checked() -> None:
+    model = hybrid("dynamic_conv", "full", "favor")
+    with pytest.raises(InputError, match="convert to 'favor': features is 0 and kernel 'softmax' needs a"):
+        bertsmith.convert(model, "favor", features=0)
+    other = bertsmith.convert(model, "favor", features=8)
+    assert [layer.mixer.kind for layer in other.config.encoder.layers] == ["dynamic_conv", "favor", "favor"]
+    assert ModelConfig.parse(other.config.plain()) == other.config
+    assert torch.equal(other.encoder.blocks[2].mixer.projection, model.encoder.blocks[2].mixer.projection)
+    back = bertsmith.convert(other, "full")
+    assert [layer.mixer.kind for layer in back.config.encoder.layers] == ["dynamic_conv", "full", "full"]
+    assert (other.config.family, back.config.family) == ("performer", "bert")
 
 
 def test_the_seed_draws_the_matrices() -> None:

@@ -6,7 +6,7 @@ import bertsmith
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters, training_flops
-from bertsmith.models.presets import PRESETS, preset
+from bertsmith.models.published import PRESETS, preset
 
 
 def without_heads(name: str, keep: tuple[str, ...] = ()) -> int:

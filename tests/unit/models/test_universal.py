@@ -155,3 +155,9 @@ def test_a_plain_encoder_says_nothing_of_pondering() -> None:
     encoded = model.encoder.run(ids, layout)
     assert encoded.pondering is None
     assert torch.equal(encoded.states, model(ids))
+
+
+def test_steps_are_not_run_without_their_signal() -> None:
+    model = tiny()
+    with pytest.raises(InputError, match="a universal stack has steps instead of a last layer"):
+        model.encoder.before_last(torch.zeros(1, 8, dtype=torch.long), SequenceLayout.full(1, 8))

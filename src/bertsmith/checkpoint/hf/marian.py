@@ -66,7 +66,7 @@ def _read_stack(data: dict[str, Any], stack: str) -> EncoderConfig:
     activation = read_activation(data, "activation_function")
     is_decoder = stack == "decoder"
     layer = LayerConfig(
-        mixer=attention.model_copy(update={"is_causal": is_decoder}),
+        mixer=attention.changed(is_causal=is_decoder),
         cross=attention if is_decoder else None,
         feedforward=FeedForwardConfig(neurons=neurons, activation=activation),
         norm=NormConfig(epsilon=_EPSILON),

@@ -1,0 +1,118 @@
+"""The published sizes by name: which architecture of presets.py, with which numbers."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import ValidationError
+
+from bertsmith.errors import InputError, nearest
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.presets import (
+    albert,
+    bert,
+    convbert,
+    convbert_generator,
+    deberta,
+    deberta_ap,
+    deberta_v2,
+    deberta_v3,
+    dynamic_conv,
+    electra,
+    performer,
+    transformer,
+    universal,
+)
+from bertsmith.models.sizes import (
+    AlbertSize,
+    BucketSize,
+    ConvBertSize,
+    DebertaSize,
+    DynamicConvSize,
+    FactorisedSize,
+    PerformerSize,
+    Size,
+    TransformerSize,
+    UniversalSize,
+)
+from bertsmith.settings import explain
+
+PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
+    "bert-tiny": (bert, Size(width=128, layers=2, heads=2)),
+    "bert-mini": (bert, Size(width=256, layers=4, heads=4)),
+    "bert-small": (bert, Size(width=512, layers=4, heads=8)),
+    "bert-medium": (bert, Size(width=512, layers=8, heads=8)),
+    "bert-base": (bert, Size(width=768, layers=12, heads=12)),
+    "bert-large": (bert, Size(width=1024, layers=24, heads=16)),
+    "electra-small": (electra, FactorisedSize(width=256, layers=12, heads=4, embedding_width=128)),
+    "electra-base": (electra, FactorisedSize(width=768, layers=12, heads=12, embedding_width=768)),
+    "electra-large": (electra, FactorisedSize(width=1024, layers=24, heads=16, embedding_width=1024)),
+    "deberta-base": (deberta, DebertaSize(width=768, layers=12, heads=12)),
+    "deberta-large": (deberta, DebertaSize(width=1024, layers=24, heads=16)),
+    "deberta-xlarge": (deberta, DebertaSize(width=1024, layers=48, heads=16)),
+    "deberta-ap-base": (deberta_ap, DebertaSize(width=768, layers=12, heads=12)),
+    "deberta-v2-xlarge": (deberta_v2, BucketSize(width=1536, layers=24, heads=24, taps=3)),
+    "deberta-v2-xxlarge": (deberta_v2, BucketSize(width=1536, layers=48, heads=24, taps=3)),
+    "deberta-v3-xsmall": (deberta_v3, BucketSize(width=384, layers=12, heads=6)),
+    "deberta-v3-small": (deberta_v3, BucketSize(width=768, layers=6, heads=12)),
+    "deberta-v3-base": (deberta_v3, BucketSize(width=768, layers=12, heads=12)),
+    "deberta-v3-large": (deberta_v3, BucketSize(width=1024, layers=24, heads=16)),
+    "mdeberta-v3-base": (deberta_v3, BucketSize(width=768, layers=12, heads=12, vocabulary=251000)),
+    "deberta-v3-xsmall-generator": (deberta_v2, BucketSize(width=384, layers=6, heads=6)),
+    "deberta-v3-small-generator": (deberta_v2, BucketSize(width=768, layers=3, heads=12)),
+    "deberta-v3-base-generator": (deberta_v2, BucketSize(width=768, layers=6, heads=12)),
+    "deberta-v3-large-generator": (deberta_v2, BucketSize(width=1024, layers=12, heads=16)),
+    "mdeberta-v3-base-generator": (deberta_v2, BucketSize(width=768, layers=6, heads=12, vocabulary=251000)),
+    "convbert-small": (convbert, ConvBertSize(width=256, layers=12, heads=4, embedding_width=128)),
+    "convbert-medium-small": (convbert, ConvBertSize(width=384, layers=12, heads=8, embedding_width=128, groups=2)),
+    "convbert-base": (convbert, ConvBertSize(width=768, layers=12, heads=12, embedding_width=768)),
+    "convbert-small-generator": (
+        convbert_generator,
+        ConvBertSize(width=64, layers=12, heads=1, embedding_width=128),
+    ),
+    "convbert-medium-small-generator": (
+        convbert_generator,
+        ConvBertSize(width=96, layers=12, heads=2, embedding_width=128, groups=2),
+    ),
+    "convbert-base-generator": (
+        convbert_generator,
+        ConvBertSize(width=256, layers=12, heads=4, embedding_width=768),
+    ),
+    "lightconv-base": (dynamic_conv, DynamicConvSize(width=768, layers=12, heads=12, kernel_from="fixed")),
+    "dynamicconv-base": (dynamic_conv, DynamicConvSize(width=768, layers=12, heads=12, kernel_from="token")),
+    "transformer-tiny": (transformer, TransformerSize(width=128, layers=2, heads=4, neurons=512, deviation=0.06)),
+    "transformer-small": (transformer, TransformerSize(width=256, layers=3, heads=4, neurons=1024, deviation=0.06)),
+    "transformer-base": (
+        transformer,
+        TransformerSize(width=512, layers=6, heads=8, neurons=2048, vocabulary=37000, deviation=0.044),
+    ),
+    "transformer-big": (
+        transformer,
+        TransformerSize(width=1024, layers=6, heads=16, neurons=4096, vocabulary=37000, deviation=0.031, dropout=0.3),
+    ),
+    "albert-base": (albert, AlbertSize(width=768, layers=12, heads=12)),
+    "albert-large": (albert, AlbertSize(width=1024, layers=24, heads=16)),
+    "albert-xlarge": (albert, AlbertSize(width=2048, layers=24, heads=16)),
+    "albert-xxlarge": (albert, AlbertSize(width=4096, layers=12, heads=64)),
+    "universal-base": (universal, UniversalSize(width=768, layers=12, heads=12)),  # a size of ours
+    "performer-small": (performer, PerformerSize(width=512, layers=4, heads=8)),
+    "performer-base": (performer, PerformerSize(width=768, layers=12, heads=12)),
+    "performer-relu-small": (performer, PerformerSize(width=512, layers=4, heads=8, feature_map="relu")),
+    "performer-relu-base": (performer, PerformerSize(width=768, layers=12, heads=12, feature_map="relu")),
+}
+
+
+def preset(name: str, **overrides: Any) -> ModelConfig:
+    """The config of a published size; overrides are numbers of its size, such as layers=6 or vocabulary=8000."""
+    if name not in PRESETS:
+        raise InputError(f"preset is {name!r}; {nearest(name, PRESETS)} (all: {', '.join(PRESETS)})")
+    family, size = PRESETS[name]
+    changed = type(size).parse({**size.plain(), **overrides}, source=f"preset {name!r}")
+    try:
+        return family(changed)
+    except ValidationError as error:
+        raise InputError(f"preset {name!r}: {explain(ModelConfig, error)}") from None
+
+
+def overridable(name: str) -> tuple[str, ...]:
+    """The settings of a preset that can be overridden."""
+    return tuple(type(PRESETS[name][1]).model_fields)

@@ -1,0 +1,113 @@
+"""The numbers that the architectures in presets.py are made from, and the parts that follow from them alone."""
+
+from typing import Any, Literal
+
+from bertsmith.layers.embedding import EmbeddingConfig
+from bertsmith.layers.feedforward import FeedForwardConfig
+from bertsmith.layers.mixers import MixerConfig
+from bertsmith.models.config import EncoderConfig, LayerConfig
+from bertsmith.ops.favor import FeatureMapName
+from bertsmith.settings import Record
+
+
+class Size(Record):
+    """The numbers of a published model; any of them can be overridden."""
+
+    width: int
+    layers: int
+    heads: int
+    vocabulary: int = 30522
+    longest: int = 512
+    dropout: float = 0.1
+    deviation: float = 0.02
+
+    def embedding(self, **changes: Any) -> EmbeddingConfig:
+        """BERT's embedding in this size, but for what is changed."""
+        return EmbeddingConfig(longest=self.longest, dropout=self.dropout, **changes)
+
+    def layer(self, mixer: MixerConfig, **changes: Any) -> LayerConfig:
+        """A layer of BERT's around a mixer, four times as many neurons as the width, but for what is changed."""
+        feedforward = FeedForwardConfig(neurons=4 * self.width)
+        return LayerConfig(mixer=mixer, feedforward=feedforward, dropout=self.dropout).changed(**changes)
+
+    def encoder(self, embedding: EmbeddingConfig, *layers: LayerConfig, **parts: Any) -> EncoderConfig:
+        """An encoder of this size."""
+        return EncoderConfig(
+            vocabulary=self.vocabulary,
+            width=self.width,
+            embedding=embedding,
+            layers=layers,
+            deviation=self.deviation,
+            **parts,
+        )
+
+
+class FactorisedSize(Size):
+    """A size whose embedding is narrower than its layers."""
+
+    embedding_width: int
+
+
+class DebertaSize(Size):
+    """A size with relative positions, one row for each distance."""
+
+    vocabulary: int = 50265
+    span: int = 512
+
+
+class BucketSize(Size):
+    """A size with relative positions in buckets, and a convolution of some taps beside the first layer (0: none)."""
+
+    vocabulary: int = 128100
+    span: int = 256
+    farthest: int = 512
+    taps: int = 0
+
+
+class ConvBertSize(FactorisedSize):
+    """A ConvBERT; `heads` are counted as in its paper, before the bottleneck divides them by `ratio`."""
+
+    ratio: int = 2
+    taps: int = 9
+    groups: int = 1
+    """Of the feed-forwards."""
+    kernel_from: Literal["span", "token", "fixed", "depthwise", "none"] = "span"
+    """Others than "span" are the paper's ablations; "none" is the bottleneck alone."""
+
+
+class DynamicConvSize(Size):
+    """An encoder of convolutions only."""
+
+    kernel_from: Literal["token", "fixed", "depthwise"]
+
+
+class TransformerSize(Size):
+    """A size of the Transformer; every row of the paper's table of variations is an override."""
+
+    neurons: int
+    head_width: int | None = None
+    value_width: int | None = None
+    positions: Literal["sinusoid", "sinusoid_halves", "learned"] = "sinusoid"
+    longest: int = 1024
+
+
+class AlbertSize(FactorisedSize):
+    """The numbers all of ALBERT's second version share: its vocabulary, no dropout."""
+
+    embedding_width: int = 128
+    vocabulary: int = 30000
+    dropout: float = 0.0
+
+
+class UniversalSize(Size):
+    """A size whose layers are the steps of one layer."""
+
+    is_halting: bool = True
+
+
+class PerformerSize(Size):
+    """A size whose attention works with random features."""
+
+    features: int = 256
+    feature_map: FeatureMapName = "softmax"
+    redraw_every: int = 1000

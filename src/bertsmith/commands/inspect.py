@@ -135,6 +135,7 @@ def _inspect_texts(
     from rich.console import Console
 
     from bertsmith.commands.output import check_out, claim, write_result
+    from bertsmith.layers.mixers.base import MAP_KINDS
     from bertsmith.report.maps import NEAR
     from bertsmith.report.pictures import study_picture
     from bertsmith.report.study import study_figures
@@ -173,7 +174,7 @@ def _inspect_texts(
     }
     write_result(folder, figures)
     for model, study in studies.items():
-        shares = [f"{name} {study.near(name):.1%}" for name in study.names if not study.is_score(name)]
+        shares = [f"{name} {study.near(name):.1%}" for name in study.names if not MAP_KINDS[name].is_score]
         told = ", ".join([*shares, f"spread evenly {study.even_near:.1%}"])
         console.print(f"{model}: within ±{NEAR} {told}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"{', '.join(files)} in {out}", markup=False, highlight=False, soft_wrap=True)

@@ -167,7 +167,7 @@ class SpanConv(Mixer):
         maps = {"attention": attention_map(query, key, call.layout, is_causal=self.is_causal)}
         if self.kernel is not None:
             source = self._source(query, None if self.span is None else self.span(hidden, call))
-            maps["convolution"] = self.kernel.map(source, call)
+            maps[self.kernel.map_name] = self.kernel.map(source, call)
         return maps
 
     def start(self, call: ForwardPass) -> State:

@@ -63,13 +63,11 @@ def finetune(
     plain = _with_flags(given, model, flags, set or [], seed)
     task = read_task(TranslationSettings.parse(plain, source=str(recipe or "settings")))
     settings = task.settings
-    counts: dict[str, int] = {}
 
     def make() -> "Trainer":
-        trainer, found = make_trainer(task, out, device=device)
-        counts.update(found)
+        trainer = make_trainer(task, out, device=device)
         if trainer.show:
-            _print_task(task, counts)
+            _print_task(task, trainer)
         return trainer
 
     inputs = [Path(str(settings.data))]
@@ -79,7 +77,7 @@ def finetune(
         out,
         inputs=inputs,
         make=make,
-        finish=lambda trainer: _finish(task, counts, trainer, out),
+        finish=lambda trainer: _finish(task, trainer, out),
         device=device,
         resume=resume,
         force=force,
@@ -101,12 +99,13 @@ def _with_flags(
     return plain if seed is None else override(plain, [f"run.seed={seed}"])
 
 
-def _print_task(task: "TranslationTask", counts: dict[str, int]) -> None:
+def _print_task(task: "TranslationTask", trainer: "Trainer") -> None:
     from rich.console import Console
 
+    from bertsmith.training.translation import pair_counts
     from bertsmith.training.translation_metrics import NO_BLEU, has_bleu
 
-    console = Console()
+    console, counts = Console(), pair_counts(task, trainer)
     lost = [f"{counts[name]} {text}" for name, text in _LOST.items() if counts[name]]
     console.print(
         f"{task.settings.source} → {task.settings.target}: {counts['pairs']:,} pairs to learn from, {len(task.dev):,} "
@@ -121,18 +120,19 @@ def _print_task(task: "TranslationTask", counts: dict[str, int]) -> None:
 _LOST = {"empty": "left out as empty", "dropped": "left out as too long", "cut": "cut to the longest length"}
 
 
-def _finish(task: "TranslationTask", counts: dict[str, int], trainer: "Trainer", out: Path) -> dict[str, Any]:
+def _finish(task: "TranslationTask", trainer: "Trainer", out: Path) -> dict[str, Any]:
     """Writes the model, what it makes of dev, and its figures; returns these."""
     from bertsmith.checkpoint.store import write_model
     from bertsmith.commands.output import write_result
     from bertsmith.commands.translating import evaluated, print_evaluation, write_translations
+    from bertsmith.training.translation import pair_counts
 
     settings = task.settings
     write_model(trainer.model, out)
     evaluation = evaluated(trainer.model, task.dev, settings.generation, settings.sequences, show=trainer.show)
     write_translations(out / "dev.translations.jsonl", task.dev, evaluation.hypotheses)
     # the main figures first, by the names every fine-tuning has
-    figures = {**evaluation.figures, **run_figures(trainer), "training_pairs": counts}
+    figures = {**evaluation.figures, **run_figures(trainer), "training_pairs": pair_counts(task, trainer)}
     write_result(out, figures)
     print_evaluation("dev", task.dev, evaluation)
     return figures

@@ -101,10 +101,8 @@ def read_task(settings: TranslationSettings) -> TranslationTask:
     return TranslationTask(settings.model_copy(update={"source": source, "target": target}), train, dev)
 
 
-def make_trainer(
-    task: TranslationTask, out: Path, *, device: str = "auto", show: bool = True
-) -> tuple[Trainer, dict[str, int]]:
-    """The trainer of a run, ready to go, and how many pairs it has and lost."""
+def make_trainer(task: TranslationTask, out: Path, *, device: str = "auto", show: bool = True) -> Trainer:
+    """The trainer of a run, ready to go."""
     settings = task.settings
     model = starting_model(settings, task.train)
     _check_lengths(settings, model)
@@ -118,7 +116,7 @@ def make_trainer(
         PairReader(dev, config, special),
     )
     length = int(max(side.mean() for side in train.lengths))
-    trainer = Trainer(
+    return Trainer(
         model,
         settings.objective.build(),
         data,
@@ -129,8 +127,18 @@ def make_trainer(
         device=device,
         show=show,
     )
-    counts = {"pairs": len(train), "empty": task.train.empty, "dropped": train.dropped, "cut": train.cut}
-    return trainer, counts
+
+
+def pair_counts(task: TranslationTask, trainer: Trainer) -> dict[str, int]:
+    """How many pairs a run learns from, how many it left out and why, and how many it cut."""
+    plan = trainer.data.plan
+    assert isinstance(plan, PairPlan)
+    return {
+        "pairs": len(plan.pairs),
+        "empty": task.train.empty,
+        "dropped": plan.pairs.dropped,
+        "cut": plan.pairs.cut,
+    }
 
 
 def starting_model(settings: TranslationSettings, train: TextPairs) -> Seq2Seq:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from pydantic import Field
 
 from bertsmith.settings import Record
+from bertsmith.training.hardware import device_type
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 
 
@@ -34,7 +34,7 @@ class RunConfig(Record):
     def is_half(self, device: str) -> bool:
         """Whether the matrix products are in bfloat16 on a device asked for as "auto", "cpu" or "cuda"."""
         if self.precision == "auto":
-            return device != "cpu" and torch.cuda.is_available()
+            return device_type(device) == "cuda"
         return self.precision == "bfloat16"
 
 

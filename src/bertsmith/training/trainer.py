@@ -47,7 +47,7 @@ from bertsmith.training.checkpoint import (
     save_checkpoint,
 )
 from bertsmith.training.display import Display
-from bertsmith.training.hardware import peak_flops
+from bertsmith.training.hardware import device_type, peak_flops
 from bertsmith.training.log import RunLog
 from bertsmith.training.meter import Meter
 from bertsmith.training.method import Method, RunConfig
@@ -75,10 +75,8 @@ class _Step(nn.Module):
         return self.compute(self.model, prepared)
 
 
-def _check_means(run: RunConfig, device: str) -> None:
-    """Raises a sentence if the machine lacks what was asked for by name."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError('device is "cuda" and this machine has no GPU that PyTorch can use; allowed: auto, cpu')
+def _check_trackers(run: RunConfig) -> None:
+    """Raises a sentence if the machine lacks a tracker that was asked for by name."""
     available = {str(tracker) for tracker in get_available_trackers()}
     for tracker in run.track:
         if tracker not in available:
@@ -104,12 +102,11 @@ class Trainer:
         self.data, self.method, self.out = data, method, out
         self.fingerprint = fingerprint
         run = method.run
-        _check_means(run, device)
-        is_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+        _check_trackers(run)
         # accelerate keeps its precision for the whole process; a second run in it may want another one
         AcceleratorState._reset_state(reset_partial_state=False)
         self.accelerator = Accelerator(
-            cpu=is_cpu,
+            cpu=device_type(device) == "cpu",
             mixed_precision="bf16" if run.is_half(device) else "no",
             log_with=list(run.track) or None,
             project_dir=out,

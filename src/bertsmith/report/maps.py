@@ -5,8 +5,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
 from bertsmith.layers.mixers.base import MAP_KINDS
+from bertsmith.models.model import Model
+
+LONGEST = 128  # tokens; a page with more would be too heavy to look at
 
 NEAR = 4  # positions on each side that count as the neighbourhood of a token
 SEPARATORS = frozenset({"[SEP]", "</s>", "<sep>", "<|endoftext|>"})
@@ -78,6 +84,25 @@ def in_order(names: Sequence[str]) -> list[str]:
     """The names without repeats, attention first."""
     found = list(dict.fromkeys(names))
     return sorted(found, key=lambda name: name != "attention")
+
+
+def maps_of(model: Model, text: str, pair: str | None = None) -> tuple[list[str], dict[str, list[np.ndarray]]]:
+    """The pieces of a text and the maps a model makes of it, as in `Maps`."""
+    tokenizer, embedding = model.require_tokenizer(), model.config.encoder.embedding
+    if not text.strip():
+        raise InputError("--text is empty; give some words")
+    arrays = tokenizer.encode([text], None if pair is None else [pair])
+    ids = torch.from_numpy(arrays["input_ids"])
+    longest = min(LONGEST, embedding.longest)
+    if ids.shape[1] > longest:
+        raise InputError(f"--text has {ids.shape[1]} tokens; allowed: up to {longest}")
+    types = torch.from_numpy(arrays["token_type_ids"]) if embedding.types else None
+    with torch.inference_mode():
+        by_layer = model.eval().encoder.attention_maps(ids, SequenceLayout.full(*ids.shape), types)
+    names = dict.fromkeys(name for layer in by_layer for name in layer)
+    missing = torch.zeros(1, 0, *ids.shape[1:], ids.shape[1])  # a layer that lacks a map has no heads of it
+    maps = {name: [layer.get(name, missing)[0].float().numpy() for layer in by_layer] for name in names}
+    return tokenizer.pieces(ids[0].tolist()), maps
 
 
 def text_maps(tokens: Sequence[str], maps: Maps) -> list[TextMap]:

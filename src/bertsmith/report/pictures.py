@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from bertsmith.layers.mixers.base import MAP_KINDS
 from bertsmith.report.maps import NEAR, TextMap, label
 from bertsmith.report.study import MapStudy, main_map
 
+NO_PICTURE = "no picture: that needs matplotlib (pip install 'bertsmith[report]')"
 INK, MUTED, LINE = "#141920", "#5a6572", "#e1e6ec"
 SERIES = ("#1d5bbf", "#d2601a", "#14806a", "#8246b8")
 WEIGHTS, SCORES = ("#f2f5f9", "#5a93da", "#0a2048"), ("#b8460e", "#f2f5f9", "#164f9f")  # as in page.py
@@ -132,6 +134,11 @@ def _dressed(axes: Any, title: str, x_label: str, y_label: str) -> None:
     if not axes.images:
         axes.grid(axis="y", color=LINE, linewidth=0.8)
         axes.set_axisbelow(True)
+
+
+def has_matplotlib() -> bool:
+    """Whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
 
 
 def _matplotlib() -> tuple[Any, Any]:

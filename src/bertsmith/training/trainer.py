@@ -17,7 +17,6 @@ so neither the number of processes nor an interruption changes it.
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -159,10 +158,11 @@ class Trainer:
 
     def close(self) -> None:
         """Ends trackers and the talk between processes; nothing may follow that waits for the others."""
-        if self.processes > 1:
-            # gloo's threads need the interpreter to let go of the tensors of the last sums; the end of the group, which
-            # holds the interpreter and waits for these threads, must not come before
-            time.sleep(0.2)
+        # a gloo thread needs the interpreter to let go of the tensor of a sum, and the end of the group waits for its
+        # threads. PyTorch's handle of the group gives the interpreter away for that; the wrapper, which holds the group
+        # too, does not (torch 2.13), so it must not be the last to go
+        del self.step_module
+        self.accelerator.free_memory()
         self.accelerator.end_training()
 
     @property

@@ -323,15 +323,15 @@ class Trainer:
         return row
 
     def _figures(self, meter: Meter) -> dict[str, float]:
-        """Loss in all, and loss and accuracy of each term, over all processes."""
-        losses, correct, counts = (self._reduce([sums]) for sums in (meter.loss, meter.correct, meter.count))
-        others = {name: self._reduce([sums]) for name, sums in meter.others.items()}
+        """Loss in all, and of each term its loss and what else it reports, over all processes."""
+        losses, counts = self._reduce([meter.loss]), self._reduce([meter.count])
+        # one type on all processes, even where one has nothing to add; hits stay exact
+        others = self._reduce([{name: other.double() for name, other in meter.others.items()}])
         figures = {"loss": 0.0}
-        for term, count in counts.items():
-            count = count.clamp(min=1)
+        for term, names in self.objective.terms.items():
+            count = counts[term].clamp(min=1)
             figures[f"{term}_loss"] = float(losses[term] / count)
-            figures[f"{term}_accuracy"] = float(correct[term] / count)
-            figures |= {f"{term}_{name}": float(sums[term] / count) for name, sums in others.items()}
+            figures |= {f"{term}_{name}": float((others[f"{term}_{name}"] / count).float()) for name in names}
             figures["loss"] += figures[f"{term}_loss"]
         return figures
 
@@ -343,4 +343,4 @@ class Trainer:
         return {term: self.accelerator.reduce(total, reduction="sum") for term, total in totals.items()}
 
     def _meter(self) -> Meter:
-        return Meter(self.objective.terms, self.objective.others, self.device)
+        return Meter(self.objective.terms, self.device)

@@ -31,7 +31,8 @@ def forced_figures(model: Seq2Seq, texts: TextPairs, config: PairConfig) -> dict
         for plan in PairPlan(pairs, config, 0).one_epoch():
             prepared = objective.prepare(reader[plan].batch.to(model.device), 0)  # type: ignore[arg-type]
             sums = objective(model, prepared)["next_token"]
-            loss, correct, count = loss + float(sums.loss), correct + int(sums.correct), count + int(prepared.count)
+            loss, count = loss + float(sums.loss), count + int(prepared.count)
+            correct += int(sums.others["accuracy"])
     mean = loss / count
     return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "accuracy": correct / count, "target_tokens": count}
 

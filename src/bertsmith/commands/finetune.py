@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertsmith.commands.run import carry_out, recipe_of, run_figures
+from bertsmith.commands.run import carry_out, print_explanation, recipe_of, run_figures
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def finetune(
     set: list[str] | None = None,
     seed: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    explain: bool = False,
     resume: bool = False,
     force: bool = False,
 ) -> dict[str, Any]:
@@ -48,20 +49,28 @@ def finetune(
         Of weights, data order and dropout.
     device
         Where to compute; "auto" takes a GPU if there is one.
+    explain
+        Print the resolved settings, parameters and FLOPs per token, then stop.
     resume
         Go on from the newest whole checkpoint in --out.
     force
         Replace an earlier run in --out.
     """
     from bertsmith.training.translation import TranslationSettings, make_trainer, read_task
+    from bertsmith.training.translation import explain as explanation
 
     data, out, recipe = (None if path is None else Path(path) for path in (data, out, recipe))
-    if out is None:
-        raise InputError("--out is not given: it names the folder to write")
+    if resume and out is None:
+        raise InputError("--resume needs --out with the folder of the run")
     given = recipe_of(recipe, out if resume else None) or {}
     flags = {"data": None if data is None else str(data), "source": source, "target": target}
     plain = _with_flags(given, model, flags, set or [], seed)
-    task = read_task(TranslationSettings.parse(plain, source=str(recipe or "settings")))
+    settings = TranslationSettings.parse(plain, source=str(recipe or "settings"))
+    if explain:
+        return print_explanation(settings, explanation(settings))
+    if out is None:
+        raise InputError("--out is not given: it names the folder to write")
+    task = read_task(settings)
     settings = task.settings
 
     def make() -> "Trainer":

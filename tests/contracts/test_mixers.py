@@ -20,6 +20,7 @@ from cases import (
 from bertsmith.errors import InputError
 from bertsmith.layers.call import Memory
 from bertsmith.layers.mixers import MIXERS, Mixer
+from bertsmith.layers.mixers.base import MAP_KINDS
 from bertsmith.layers.subnet import LayerCut
 
 every_case = pytest.mark.parametrize("name", MIXER_CASES)
@@ -124,6 +125,9 @@ def test_maps_stay_inside_the_sequence(name: str) -> None:
         assert (values[1, :, :, 4:] == 0).all(), kind
         if name in CAUSAL_CASES:
             assert (values.triu(1) == 0).all(), kind
+        if not MAP_KINDS[kind].is_score:
+            assert (values >= 0).all(), kind
+            assert (values.sum(-1) <= 1 + 1e-12).all(), kind
     if "attention" in maps:
         torch.testing.assert_close(maps["attention"].sum(-1), torch.ones(2, HEADS, 6, dtype=torch.float64))
 

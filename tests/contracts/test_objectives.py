@@ -47,7 +47,8 @@ def test_objective_learns_and_counts(kind: str, changes: dict, layout: str, name
     assert counts.keys() == sums.keys() == set(objective.terms)
     for term in objective.terms:
         assert int(counts[term]) > 0
-        assert 0 <= int(sums[term].correct) <= int(counts[term])
+        assert sums[term].others.keys() == set(objective.terms[term])
+        assert all(0 <= int(hits) <= int(counts[term]) for hits in sums[term].others.values())
     again = objective(model, objective.prepare(batch, 5))
     assert all(torch.equal(sums[term].loss, again[term].loss) for term in objective.terms)
     other = objective(model, objective.prepare(batch, 6))

@@ -60,12 +60,14 @@ def test_recipe_takes_two_steps(path: Path, corpus_folder: Path, tmp_path: Path)
     assert again["training_loss"] == figures["training_loss"]
 
 
-@pytest.mark.parametrize("path", PRETRAINING, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_explain_prints_and_writes_nothing(path: Path, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    main(["pretrain", str(path), "--explain", "--set", "run.seed=7"])
+    words = ["pretrain"] if path in PRETRAINING else ["finetune", "--recipe"]
+    main([*words, str(path), "--explain", "--set", "run.seed=7"])
     printed = capsys.readouterr().out
-    for word in ("seed = 7", "parameters", "training FLOPs per token", "memory"):
+    for word in ("seed = 7", "parameters", "training FLOPs per token"):
         assert word in printed
+    assert ("GiB on each device" in printed) == (path in PRETRAINING)
     assert list(tmp_path.iterdir()) == []
 
 

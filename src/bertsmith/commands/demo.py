@@ -42,12 +42,12 @@ def demo(*, out: Path = Path("demo"), steps: int = 900, force: bool = False) -> 
 
     from bertsmith.checkpoint.store import load
     from bertsmith.commands.corpus import corpus
-    from bertsmith.commands.inspect import attention_of
     from bertsmith.commands.output import claim, write_result
     from bertsmith.commands.pretrain import pretrain
     from bertsmith.commands.pretrain_report import write_report
     from bertsmith.commands.tokenizer import tokenizer
     from bertsmith.report.attention import attention_fragment
+    from bertsmith.report.maps import maps_of
     from bertsmith.report.pretraining import FilledMask
     from bertsmith.text.small_world import small_world
     from bertsmith.toml import override, to_toml
@@ -78,7 +78,7 @@ def demo(*, out: Path = Path("demo"), steps: int = 900, force: bool = False) -> 
         guesses = ", ".join(f"{piece} {share:.0%}" for piece, share in item.candidates[:3])
         console.print(f"{item.text}  →  [bold]{guesses}[/]", highlight=False)
     report = folder / "report.html"
-    body, _, _ = attention_fragment(*attention_of(model, SENTENCES[2].replace("[MASK]", "snow")))
+    body, _, _ = attention_fragment(*maps_of(model, SENTENCES[2].replace("[MASK]", "snow")))
     commands = (
         f'bertsmith inspect {folder}/model --text "The potter takes the wheel." --out maps',
         f"bertsmith export {folder}/model --out hf-model",

@@ -12,9 +12,9 @@ def evaluate(
     part: str = "dev",
     source: str | None = None,
     target: str | None = None,
-    beam: int = 4,
-    length_penalty: float = 0.6,
-    extra_length: int = 50,
+    beam: int | None = None,
+    length_penalty: float | None = None,
+    extra_length: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     force: bool = False,
 ) -> dict[str, Any]:
@@ -35,7 +35,8 @@ def evaluate(
     target
         The column to translate to.
     beam
-        Hypotheses that are followed side by side; 1 takes the likeliest token each time.
+        Hypotheses that are followed side by side; 1 takes the likeliest token each time. The search is that of the
+        model's recipe where nothing is given.
     length_penalty
         α of log P / ((5 + length) / 6)^α; 0 for none.
     extra_length
@@ -49,24 +50,29 @@ def evaluate(
     from bertsmith.commands.output import check_out, claim, write_result
     from bertsmith.commands.translating import (
         evaluated,
-        generation,
         load_translator,
         print_evaluation,
-        recorded_columns,
+        recorded,
+        search_with,
         write_translations,
     )
     from bertsmith.text.task_folder import pair_columns, read_pairs
 
     model, data, out = Path(model), Path(data), Path(out)
-    search = generation(beam, length_penalty, extra_length)
     check_out(out, force, model, data)
     translator = load_translator(model, device)
-    known_source, known_target = recorded_columns(model) if source is None and target is None else (None, None)
-    columns = pair_columns(data, part, source or known_source, target or known_target)
+    settings = recorded(model)
+    search = search_with(settings, beam, length_penalty, extra_length)
+    if settings is None:
+        length = min(512, translator.encoder.embedding.longest, translator.decoder.embedding.longest)
+        sequences = PairConfig(length=length, micro_tokens=8192)
+    else:
+        sequences = settings.sequences
+        if source is None and target is None:
+            source, target = settings.source, settings.target
+    columns = pair_columns(data, part, source, target)
     pairs = read_pairs(data, part, *columns)
-    length = min(512, translator.encoder.embedding.longest, translator.decoder.embedding.longest)
-    config = PairConfig(length=length, micro_tokens=8192)
-    evaluation = evaluated(translator, pairs, search, config, show=True)
+    evaluation = evaluated(translator, pairs, search, sequences, show=True)
     claim(out, force, model, data)
     write_translations(out / "translations.jsonl", pairs, evaluation.hypotheses)
     figures = {

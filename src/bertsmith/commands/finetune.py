@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertsmith.commands.run import carry_out, recipe_of, run_figures
+from bertsmith.commands.run import carry_out, print_explanation, recipe_of, run_figures
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def finetune(
     set: list[str] | None = None,
     seed: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    explain: bool = False,
     resume: bool = False,
     force: bool = False,
 ) -> dict[str, Any]:
@@ -48,28 +49,34 @@ def finetune(
         Of weights, data order and dropout.
     device
         Where to compute; "auto" takes a GPU if there is one.
+    explain
+        Print the resolved settings, parameters and FLOPs per token, then stop.
     resume
         Go on from the newest whole checkpoint in --out.
     force
         Replace an earlier run in --out.
     """
     from bertsmith.training.translation import TranslationSettings, make_trainer, read_task
+    from bertsmith.training.translation import explain as explanation
 
     data, out, recipe = (None if path is None else Path(path) for path in (data, out, recipe))
-    if out is None:
-        raise InputError("--out is not given: it names the folder to write")
+    if resume and out is None:
+        raise InputError("--resume needs --out with the folder of the run")
     given = recipe_of(recipe, out if resume else None) or {}
     flags = {"data": None if data is None else str(data), "source": source, "target": target}
     plain = _with_flags(given, model, flags, set or [], seed)
-    task = read_task(TranslationSettings.parse(plain, source=str(recipe or "settings")))
+    settings = TranslationSettings.parse(plain, source=str(recipe or "settings"))
+    if explain:
+        return print_explanation(settings, explanation(settings))
+    if out is None:
+        raise InputError("--out is not given: it names the folder to write")
+    task = read_task(settings)
     settings = task.settings
-    counts: dict[str, int] = {}
 
     def make() -> "Trainer":
-        trainer, found = make_trainer(task, out, device=device)
-        counts.update(found)
+        trainer = make_trainer(task, out, device=device)
         if trainer.show:
-            _print_task(task, counts)
+            _print_task(task, trainer)
         return trainer
 
     inputs = [Path(str(settings.data))]
@@ -79,7 +86,7 @@ def finetune(
         out,
         inputs=inputs,
         make=make,
-        finish=lambda trainer: _finish(task, counts, trainer, out),
+        finish=lambda trainer: _finish(task, trainer, out),
         device=device,
         resume=resume,
         force=force,
@@ -101,12 +108,13 @@ def _with_flags(
     return plain if seed is None else override(plain, [f"run.seed={seed}"])
 
 
-def _print_task(task: "TranslationTask", counts: dict[str, int]) -> None:
+def _print_task(task: "TranslationTask", trainer: "Trainer") -> None:
     from rich.console import Console
 
+    from bertsmith.training.translation import pair_counts
     from bertsmith.training.translation_metrics import NO_BLEU, has_bleu
 
-    console = Console()
+    console, counts = Console(), pair_counts(task, trainer)
     lost = [f"{counts[name]} {text}" for name, text in _LOST.items() if counts[name]]
     console.print(
         f"{task.settings.source} → {task.settings.target}: {counts['pairs']:,} pairs to learn from, {len(task.dev):,} "
@@ -121,18 +129,19 @@ def _print_task(task: "TranslationTask", counts: dict[str, int]) -> None:
 _LOST = {"empty": "left out as empty", "dropped": "left out as too long", "cut": "cut to the longest length"}
 
 
-def _finish(task: "TranslationTask", counts: dict[str, int], trainer: "Trainer", out: Path) -> dict[str, Any]:
+def _finish(task: "TranslationTask", trainer: "Trainer", out: Path) -> dict[str, Any]:
     """Writes the model, what it makes of dev, and its figures; returns these."""
     from bertsmith.checkpoint.store import write_model
     from bertsmith.commands.output import write_result
     from bertsmith.commands.translating import evaluated, print_evaluation, write_translations
+    from bertsmith.training.translation import pair_counts
 
     settings = task.settings
     write_model(trainer.model, out)
     evaluation = evaluated(trainer.model, task.dev, settings.generation, settings.sequences, show=trainer.show)
     write_translations(out / "dev.translations.jsonl", task.dev, evaluation.hypotheses)
     # the main figures first, by the names every fine-tuning has
-    figures = {**evaluation.figures, **run_figures(trainer), "training_pairs": counts}
+    figures = {**evaluation.figures, **run_figures(trainer), "training_pairs": pair_counts(task, trainer)}
     write_result(out, figures)
     print_evaluation("dev", task.dev, evaluation)
     return figures

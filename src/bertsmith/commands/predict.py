@@ -13,9 +13,9 @@ def predict(
     out: Path,
     data: Path | None = None,
     text: list[str] | None = None,
-    beam: int = 4,
-    length_penalty: float = 0.6,
-    extra_length: int = 50,
+    beam: int | None = None,
+    length_penalty: float | None = None,
+    extra_length: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     force: bool = False,
 ) -> dict[str, Any]:
@@ -32,7 +32,8 @@ def predict(
     text
         A text; may be given several times.
     beam
-        Hypotheses that are followed side by side; 1 takes the likeliest token each time.
+        Hypotheses that are followed side by side; 1 takes the likeliest token each time. The search is that of the
+        model's recipe where nothing is given.
     length_penalty
         α of log P / ((5 + length) / 6)^α; 0 for none.
     extra_length
@@ -47,20 +48,20 @@ def predict(
     from rich.console import Console
 
     from bertsmith.commands.output import check_out, claim, write_result
-    from bertsmith.commands.translating import generation, load_translator
+    from bertsmith.commands.translating import load_translator, recorded, search_with
     from bertsmith.text.readers import is_visible, read_lines
     from bertsmith.training.translation_metrics import translations
 
     model, out, data = Path(model), Path(out), None if data is None else Path(data)
     if (data is None) == (not text):
         raise InputError("give either --data with a .txt file or --text with the words to translate")
-    search = generation(beam, length_penalty, extra_length)
     check_out(out, force, model, data)
     texts = [text] if isinstance(text, str) else list(text or ()) if data is None else read_lines(data)
     places = [place for place, line in enumerate(texts) if is_visible(line)]
     if not places:
         raise InputError(f"{'--text' if data is None else f'file {str(data)!r}'} holds no text")
     translator = load_translator(model, device)
+    search = search_with(recorded(model), beam, length_penalty, extra_length)
     begin = time.perf_counter()
     results = [""] * len(texts)
     for place, result in zip(places, translations(translator, [texts[place] for place in places], search), strict=True):

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertsmith.commands.run import carry_out, recipe_of, run_figures
+from bertsmith.commands.run import carry_out, print_explanation, recipe_of, run_figures
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def pretrain(
         Replace an earlier run in --out.
     """
     from bertsmith.training.pretraining import PretrainSettings
+    from bertsmith.training.pretraining import explain as explanation
 
     recipe, data, out = (None if path is None else Path(path) for path in (recipe, data, out))
     if resume and out is None:
@@ -54,7 +55,7 @@ def pretrain(
     plain = _plain_settings(recipe, data, out if resume else None, set or [], seed)
     settings = PretrainSettings.parse(plain, source=str(recipe or "settings"))
     if explain:
-        return _print_explanation(settings)
+        return print_explanation(settings, explanation(settings))
     if out is None:
         raise InputError("--out is not given: it names the folder to write")
     return _run(settings, out, device=device, resume=resume, force=force)
@@ -125,20 +126,6 @@ def _figures(settings: "PretrainSettings", trainer: "Trainer") -> dict[str, Any]
         figures["held_out"] = {name: value for name, value in held_out[-1].items() if name not in ("kind", "step")}
         figures["unigram_level"] = unigram_level(TokenCorpus(part, "train"), TokenCorpus(part, "held_out"))
     return figures
-
-
-def _print_explanation(settings: "PretrainSettings") -> dict[str, Any]:
-    from rich.console import Console
-
-    from bertsmith.toml import to_toml
-    from bertsmith.training.pretraining import explain
-
-    facts = explain(settings)
-    console = Console()
-    console.print(to_toml(settings.plain(), settings.help()), highlight=False, markup=False, soft_wrap=True)
-    for name, value in facts.items():
-        console.print(f"{name:<26}{value}", highlight=False)
-    return dict(facts)
 
 
 def _print_figures(figures: dict[str, Any], out: Path) -> None:

@@ -65,6 +65,19 @@ def carry_out(
     return figures
 
 
+def print_explanation(settings: Record, facts: dict[str, str]) -> dict[str, Any]:
+    """Prints all settings with their help, then the facts; returns these."""
+    from rich.console import Console
+
+    from bertsmith.toml import to_toml
+
+    console = Console()
+    console.print(to_toml(settings.plain(), settings.help()), highlight=False, markup=False, soft_wrap=True)
+    for name, value in facts.items():
+        console.print(f"{name:<26}{value}", highlight=False)
+    return dict(facts)
+
+
 def run_figures(trainer: "Trainer") -> dict[str, Any]:
     """The figures every finished run has."""
     from bertsmith.models.cost import parameters

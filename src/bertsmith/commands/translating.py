@@ -1,4 +1,4 @@
-"""What commands that translate share: the model, the columns it was trained on, its figures on some pairs."""
+"""What commands that translate share: the model, the settings it was trained with, its figures on some pairs."""
 
 import json
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bertsmith.models.model import Model
     from bertsmith.models.seq2seq import Seq2Seq
     from bertsmith.text.task_folder import TextPairs
+    from bertsmith.training.translation import TranslationSettings
 
 SAMPLES = 4  # translations that are printed
 
@@ -29,15 +30,11 @@ class Evaluation:
 
 def load_translator(folder: Path, device: str) -> "Seq2Seq":
     """The encoder-decoder in a folder, on a device."""
-    import torch
-
     from bertsmith.checkpoint.store import load
     from bertsmith.models.seq2seq import Seq2Seq
+    from bertsmith.training.hardware import device_type
 
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError('device is "cuda" and this machine has no GPU that PyTorch can use; allowed: auto, cpu')
-    is_cuda = device != "cpu" and torch.cuda.is_available()
-    model = load(folder, device="cuda" if is_cuda else "cpu")
+    model = load(folder, device=device_type(device))
     if not isinstance(model, Seq2Seq):
         raise InputError(
             f"model {str(folder)!r} is a {model.config.family} without a decoder; this version evaluates and predicts "
@@ -47,23 +44,26 @@ def load_translator(folder: Path, device: str) -> "Seq2Seq":
     return model
 
 
-def generation(beam: int, length_penalty: float, extra_length: int) -> "GenerationConfig":
-    """The settings of the search from flags."""
+def recorded(folder: Path) -> "TranslationSettings | None":
+    """The settings a model that translates was trained with, where its folder says so."""
+    from bertsmith.toml import read_toml
+    from bertsmith.training.translation import TranslationSettings
+
+    path = folder / RECIPE
+    return TranslationSettings.parse(read_toml(path), source=str(path)) if path.is_file() else None
+
+
+def search_with(
+    settings: "TranslationSettings | None", beam: int | None, length_penalty: float | None, extra_length: int | None
+) -> "GenerationConfig":
+    """The recorded search, or the default one, with the flags that are given; --beam asks for a beam search."""
     from bertsmith.models.decoding import GenerationConfig
 
-    return GenerationConfig.parse(
-        {"beam": beam, "length_penalty": length_penalty, "extra_length": extra_length}, source="flags"
-    )
-
-
-def recorded_columns(folder: Path) -> tuple[str | None, str | None]:
-    """The columns a model was trained on, where its folder says so."""
-    from bertsmith.toml import read_toml
-
-    if not (folder / RECIPE).is_file():
-        return None, None
-    recipe = read_toml(folder / RECIPE)
-    return recipe.get("source"), recipe.get("target")
+    flags = {"beam": beam, "length_penalty": length_penalty, "extra_length": extra_length}
+    given = {name: value for name, value in flags.items() if value is not None}
+    search = GenerationConfig() if settings is None else settings.generation
+    method = search.method if beam is None else "beam"
+    return GenerationConfig.parse({**search.plain(), "method": method, **given}, source="flags")
 
 
 def evaluated(

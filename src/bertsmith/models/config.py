@@ -55,7 +55,7 @@ class EncoderConfig(Record):
     sharing: Literal["none", "all", "mixer", "feedforward"] = "none"
     """What all layers have in common: nothing, everything, their mixers, or their feed-forwards (with their norms)."""
     universal: UniversalConfig | None = None
-    """Take the layers as steps of a Universal Transformer, which has `sharing = "all"`."""
+    """Take the layers as steps of a Universal Transformer; the paper's has `sharing = "all"`, too."""
     deviation: float = Field(default=0.02, gt=0)
     """Standard deviation of fresh weights, drawn from a normal cut off at two deviations."""
 

@@ -1,6 +1,6 @@
 """The encoder-decoder model: reads one sequence, writes another (Vaswani et al. 2017)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -72,9 +72,14 @@ class Seq2Seq(Model):
             return make(steps, config, start, end, limits)
 
     def translate(
-        self, texts: Sequence[str], config: GenerationConfig | None = None, *, batch_size: int = 32
+        self,
+        texts: Sequence[str],
+        config: GenerationConfig | None = None,
+        *,
+        batch_size: int = 32,
+        progress: Callable[[int], None] = lambda texts: None,
     ) -> list[str]:
-        """One text for each text."""
+        """One text for each text; `progress` gets the number of texts just done."""
         check_texts("translate", texts, batch_size)
         tokenizer = self.require_tokenizer()
         # texts of like length together: rows that are done wait for the longest
@@ -86,6 +91,7 @@ class Seq2Seq(Model):
             written = self.generate(batch["input_ids"], batch["attention_mask"], config)
             for place, tokens in zip(places, written, strict=True):
                 results[place] = tokenizer.decode(tokens)
+            progress(len(places))
         return results
 
     def renew(self, step: int, seed: int) -> None:

@@ -1,7 +1,7 @@
 """The contract between an objective and the trainer."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
@@ -16,9 +16,8 @@ class Sums:
     """One loss over a micro-batch, not yet divided by the number of its targets."""
 
     loss: Tensor
-    correct: Tensor
-    others: dict[str, Tensor] = field(default_factory=dict)
-    """Further sums to report, under the names in the objective's `others`."""
+    others: dict[str, Tensor]
+    """Further sums over the targets, under the names in the objective's `terms`."""
 
 
 Given = TypeVar("Given", bound=Batch)
@@ -32,10 +31,8 @@ class Objective(ABC, Generic[Given, Prepared]):
     the first backward pass.
     """
 
-    terms: tuple[str, ...]
-    """The names of the losses, which are also the names of the heads they need."""
-    others: tuple[str, ...] = ()
-    """The names of further sums that every term reports, which are divided by its targets, too."""
+    terms: dict[str, tuple[str, ...]]
+    """The names of the losses, each with the names of what else it reports; all are divided by the term's targets."""
 
     @abstractmethod
     def to(self, device: torch.device | str) -> "Objective[Given, Prepared]":

@@ -62,9 +62,11 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
 
     def __init__(self, config: MaskedLMConfig, vocabulary: Vocabulary, ponder_weight: float | None = None) -> None:
         self.config, self.vocabulary, self.ponder_weight = config, vocabulary, ponder_weight
-        self.terms = ("masked_tokens", "next_sentence") if config.next_sentence else ("masked_tokens",)
+        self.terms: dict[str, tuple[str, ...]] = {"masked_tokens": ("accuracy",)}
+        if config.next_sentence:
+            self.terms["next_sentence"] = ("accuracy",)
         if ponder_weight is not None:
-            self.terms += ("ponder",)
+            self.terms["ponder"] = ("halted_early",)
 
     def to(self, device: torch.device | str) -> "MaskedLM":
         return MaskedLM(self.config, self.vocabulary.to(device), self.ponder_weight)
@@ -104,12 +106,12 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
         return sums
 
     def _ponder(self, pondering: Pondering | None, is_real: Tensor | None) -> Sums:
-        """The weighted cost; a position counts as correct if it came to rest before the last step."""
+        """The weighted cost, and how many positions came to rest before the last step."""
         if pondering is None or self.ponder_weight is None or is_real is None:
             raise InputError("a ponder weight was given to the objective or a halting encoder to train, not both")
         cost = torch.where(is_real, pondering.cost, 0).sum()
         is_early = is_real & (pondering.steps < pondering.most)
-        return Sums(self.ponder_weight * cost, is_early.sum())
+        return Sums(self.ponder_weight * cost, {"halted_early": is_early.sum()})
 
     def for_evaluation(self) -> "MaskedLM":
         # 15 % of single tokens, 80/10/10: losses at other rates cannot be compared
@@ -129,4 +131,4 @@ def _sums(scores: Tensor, targets: Tensor) -> Sums:
     # at least float32: the sum over a large vocabulary would lose most of its digits in half precision
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     loss = cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum")
-    return Sums(loss, (scores.detach().argmax(-1) == targets).sum())
+    return Sums(loss, {"accuracy": (scores.detach().argmax(-1) == targets).sum()})

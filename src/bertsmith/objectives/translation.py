@@ -49,11 +49,9 @@ class TeacherForced:
 class Translation(Objective[PairBatch, TeacherForced]):
     """Cross-entropy of every next token, against smoothed targets; the plain one is reported as `nll`."""
 
-    terms = ("next_token",)
-    others = ("nll",)
-
     def __init__(self, config: TranslationConfig) -> None:
         self.config = config
+        self.terms = {"next_token": ("accuracy", "nll")}
 
     def to(self, device: torch.device | str) -> "Translation":
         return self
@@ -72,7 +70,7 @@ class Translation(Objective[PairBatch, TeacherForced]):
             scores.flatten(0, -2), prepared.batch.expected.flatten(), vocabulary, self.config.smoothing
         )
         correct = (scores.detach().argmax(-1) == prepared.batch.expected).sum()
-        return {"next_token": Sums(smoothed, correct, {"nll": nll.detach()})}
+        return {"next_token": Sums(smoothed, {"accuracy": correct, "nll": nll.detach()})}
 
     def for_evaluation(self) -> "Translation":
         # without smoothing: the loss is the logarithm of the perplexity, whatever was trained with

@@ -16,7 +16,6 @@ from bertsmith.report.maps import (
     Maps,
     TextMap,
     head_figures,
-    is_convolution,
     kernels_of,
     score_figures,
     text_maps,
@@ -49,7 +48,7 @@ def attention_fragment(tokens: Sequence[str], maps: Maps) -> tuple[str, str, str
     panels = "".join(
         f'<h3 class="attention-kernels">Average kernel per head</h3>{kernel_panel(kernels_of(one))}'
         for one in shown
-        if is_convolution(one.name)
+        if one.is_convolution
     )
     body = f"""<div class="attention">
 <script type="application/json" class="attention-data">{packed}</script>
@@ -91,11 +90,11 @@ def told_heads(shown: Sequence[TextMap]) -> str:
     for one in shown:
         counts = {count for count in one.heads if count}
         told[one.label] = str(min(counts)) if len(counts) == 1 else f"{min(counts)}–{max(counts)}"
-    if len(set(told.values())) == 1 and not any(is_convolution(one.name) for one in shown[1:]):
+    if len(set(told.values())) == 1 and not any(one.is_convolution for one in shown[1:]):
         count = next(iter(told.values()))
         return f"{count} {'head' if count == '1' else 'heads'}"
     # the terms of a score belong to the heads whose attention they make
-    counted = [one for one in shown if not one.is_score] or list(shown)
+    counted = [one for one in shown if one.is_convolution or not one.is_score] or list(shown)
     return " and ".join(f"{told[one.label]} {one.label}" for one in counted) + " heads"
 
 

@@ -5,10 +5,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
+from bertsmith.layers.mixers.base import MAP_KINDS
+from bertsmith.models.model import Model
+
+LONGEST = 128  # tokens; a page with more would be too heavy to look at
 
 NEAR = 4  # positions on each side that count as the neighbourhood of a token
 SEPARATORS = frozenset({"[SEP]", "</s>", "<sep>", "<|endoftext|>"})
-SCORES = frozenset({"content_to_content", "content_to_position", "position_to_content"})
 SLACK = 0.01  # the rounding of half precision
 
 Maps = Mapping[str, Sequence[np.ndarray]]
@@ -42,7 +49,14 @@ class TextMap:
 
     name: str
     layers: tuple[np.ndarray, ...]
-    is_score: bool  # scores have any sign; weights lie between 0 and 1
+
+    @property
+    def is_score(self) -> bool:
+        return MAP_KINDS[self.name].is_score
+
+    @property
+    def is_convolution(self) -> bool:
+        return MAP_KINDS[self.name].is_convolution
 
     @property
     def label(self) -> str:
@@ -66,20 +80,29 @@ def label(name: str) -> str:
     return name.replace("_", " ")
 
 
-def is_convolution(name: str) -> bool:
-    """Whether the heads of a map are convolutions, so that each has a kernel."""
-    return "convolution" in name
-
-
-def is_score(name: str, lowest: float, highest: float) -> bool:
-    """Whether a map with this range holds scores, which have any sign, and no weights."""
-    return name in SCORES or lowest < -SLACK or highest > 1 + SLACK
-
-
 def in_order(names: Sequence[str]) -> list[str]:
     """The names without repeats, attention first."""
     found = list(dict.fromkeys(names))
     return sorted(found, key=lambda name: name != "attention")
+
+
+def maps_of(model: Model, text: str, pair: str | None = None) -> tuple[list[str], dict[str, list[np.ndarray]]]:
+    """The pieces of a text and the maps a model makes of it, as in `Maps`."""
+    tokenizer, embedding = model.require_tokenizer(), model.config.encoder.embedding
+    if not text.strip():
+        raise InputError("--text is empty; give some words")
+    arrays = tokenizer.encode([text], None if pair is None else [pair])
+    ids = torch.from_numpy(arrays["input_ids"])
+    longest = min(LONGEST, embedding.longest)
+    if ids.shape[1] > longest:
+        raise InputError(f"--text has {ids.shape[1]} tokens; allowed: up to {longest}")
+    types = torch.from_numpy(arrays["token_type_ids"]) if embedding.types else None
+    with torch.inference_mode():
+        by_layer = model.eval().encoder.attention_maps(ids, SequenceLayout.full(*ids.shape), types)
+    names = dict.fromkeys(name for layer in by_layer for name in layer)
+    missing = torch.zeros(1, 0, *ids.shape[1:], ids.shape[1])  # a layer that lacks a map has no heads of it
+    maps = {name: [layer.get(name, missing)[0].float().numpy() for layer in by_layer] for name in names}
+    return tokenizer.pieces(ids[0].tolist()), maps
 
 
 def text_maps(tokens: Sequence[str], maps: Maps) -> list[TextMap]:
@@ -95,12 +118,13 @@ def text_maps(tokens: Sequence[str], maps: Maps) -> list[TextMap]:
                 )
             if not np.isfinite(layer).all():
                 raise ValueError(f"map {name!r} holds values that are not finite")
-        filled = [layer for layer in layers if layer.size]
-        if not filled:
+        if not any(layer.size for layer in layers):
             continue
-        lowest, highest = min(float(layer.min()) for layer in filled), max(float(layer.max()) for layer in filled)
-        has_scores = is_score(name, lowest, highest)
-        made.append(TextMap(name, layers if has_scores else tuple(layer.clip(0, 1) for layer in layers), has_scores))
+        if not MAP_KINDS[name].is_score:
+            if any(np.abs(layer - 0.5).max(initial=0) > 0.5 + SLACK for layer in layers):
+                raise ValueError(f"map {name!r} holds weights below 0 or above 1")
+            layers = tuple(layer.clip(0, 1) for layer in layers)
+        made.append(TextMap(name, layers))
     if not made:
         raise ValueError("there is no map to show")
     return made

@@ -2,15 +2,18 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertsmith.errors import InputError
-from bertsmith.report.maps import NEAR, TextMap, is_convolution, label
+from bertsmith.layers.mixers.base import MAP_KINDS
+from bertsmith.report.maps import NEAR, TextMap, label
 from bertsmith.report.study import MapStudy, main_map
 
+NO_PICTURE = "no picture: that needs matplotlib (pip install 'bertsmith[report]')"
 INK, MUTED, LINE = "#141920", "#5a6572", "#e1e6ec"
 SERIES = ("#1d5bbf", "#d2601a", "#14806a", "#8246b8")
 WEIGHTS, SCORES = ("#f2f5f9", "#5a93da", "#0a2048"), ("#b8460e", "#f2f5f9", "#164f9f")  # as in page.py
@@ -57,7 +60,7 @@ def study_picture(studies: Mapping[str, MapStudy], path: Path) -> None:
     """Nothing; a PNG of the study is at `path` afterwards: average maps, mass by distance, share by layer, kernels."""
     figure_class, colours = _matplotlib()
     columns = max(2, len(studies))
-    has_kernels = any(is_convolution(name) for study in studies.values() for name in study.names)
+    has_kernels = any(MAP_KINDS[name].is_convolution for study in studies.values() for name in study.names)
     rows = 3 if has_kernels else 2
     size = 4.6 * columns, 4.3 + 3.3 * (rows - 1)
     figure = figure_class(figsize=size, dpi=110, facecolor="white", layout="constrained")
@@ -65,10 +68,10 @@ def study_picture(studies: Mapping[str, MapStudy], path: Path) -> None:
     grid = figure.add_gridspec(rows, 2 * columns, height_ratios=[4.3, *[3.3] * (rows - 1)])
     shift = columns - len(studies)  # one model stands in the middle of its row
     shown = {model: (study, main_map(study)) for model, study in studies.items()}
-    highest = max(_strongest(study.average(name), study.is_score(name)) for study, name in shown.values())
+    highest = max(_strongest(study.average(name), MAP_KINDS[name].is_score) for study, name in shown.values())
     for index, (model, (study, name)) in enumerate(shown.items()):
         axes = figure.add_subplot(grid[0, shift + 2 * index : shift + 2 * index + 2])
-        has_scores = study.is_score(name)
+        has_scores = MAP_KINDS[name].is_score
         shades = colours.LinearSegmentedColormap.from_list("average", SCORES if has_scores else WEIGHTS)
         norm = colours.Normalize(-highest, highest) if has_scores else colours.PowerNorm(0.5, 0.0, highest)
         ends = (0.5, study.length + 0.5, study.length + 0.5, 0.5)
@@ -82,9 +85,9 @@ def study_picture(studies: Mapping[str, MapStudy], path: Path) -> None:
     below = figure.add_subplot(grid[1, :half]), figure.add_subplot(grid[1, half:])
     for index, (model, (study, name)) in enumerate(shown.items()):
         colour = SERIES[index % len(SERIES)]
-        curve = study.mean(name) if study.is_score(name) else study.mass(name)
+        curve = study.mean(name) if MAP_KINDS[name].is_score else study.mass(name)
         below[0].plot(study.distances, curve, color=colour, linewidth=1.6, label=model)
-        if not study.is_score(name):
+        if not MAP_KINDS[name].is_score:
             layers = [layer for layer, heads in enumerate(study.heads(name)) if heads]
             near = [100 * study.near(name, layer) for layer in layers]
             below[1].plot([layer + 1 for layer in layers], near, color=colour, linewidth=1.6, marker="o", markersize=4)
@@ -111,7 +114,7 @@ def _kernel_row(figure: Any, grid: Any, studies: Mapping[str, MapStudy], shift: 
     """The kernels of every convolution head as thin lines, and their average as a thick one."""
     for index, (model, study) in enumerate(studies.items()):
         axes = figure.add_subplot(grid[2, shift + 2 * index : shift + 2 * index + 2])
-        names = [name for name in study.names if is_convolution(name)]
+        names = [name for name in study.names if MAP_KINDS[name].is_convolution]
         if not names:
             axes.set_axis_off()
             continue
@@ -131,6 +134,11 @@ def _dressed(axes: Any, title: str, x_label: str, y_label: str) -> None:
     if not axes.images:
         axes.grid(axis="y", color=LINE, linewidth=0.8)
         axes.set_axisbelow(True)
+
+
+def has_matplotlib() -> bool:
+    """Whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
 
 
 def _matplotlib() -> tuple[Any, Any]:

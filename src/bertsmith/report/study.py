@@ -19,8 +19,9 @@ from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
+from bertsmith.layers.mixers.base import MAP_KINDS
 from bertsmith.models.model import Model
-from bertsmith.report.maps import NEAR, Kernels, in_order, is_convolution, is_score, trimmed
+from bertsmith.report.maps import NEAR, Kernels, in_order, trimmed
 from bertsmith.text.tokenizer import ROLES, Tokenizer
 
 LARGEST_BATCH = 32  # texts
@@ -45,7 +46,6 @@ class MapStudy:
         self._cells = np.zeros((length, length))  # texts that have both places
         self._even = np.zeros(2 * length - 1)  # sums of a head that spreads its weight evenly
         self._sums: dict[str, list[_Sums | None]] = {}
-        self._range: dict[str, tuple[float, float]] = {}
         places = torch.arange(length)
         self._distance_index = places[:, None] - places + length - 1  # (length, length)
 
@@ -77,8 +77,6 @@ class MapStudy:
             raise InputError(
                 f"the {name} map of layer {layer + 1} holds values that are not finite; the model is broken"
             )
-        low, high = self._range.get(name, (0.0, 0.0))
-        self._range[name] = min(low, float(kept.min())), max(high, float(kept.max()))
         summed = kept.sum(0)  # (heads, longest, longest)
         longest = summed.shape[-1]
         sums = self._sums.setdefault(name, [None] * layers)
@@ -104,10 +102,6 @@ class MapStudy:
     @property
     def layers(self) -> int:
         return max((len(sums) for sums in self._sums.values()), default=0)
-
-    def is_score(self, name: str) -> bool:
-        """Whether a map holds scores of any sign, whose mass cannot be shared out."""
-        return is_score(name, *self._range[name])
 
     def heads(self, name: str) -> list[int]:
         """The heads of every layer; 0 where a layer lacks the map."""
@@ -176,7 +170,7 @@ def _within(distances: np.ndarray, mass: np.ndarray) -> float:
 
 def main_map(study: MapStudy) -> str:
     """The map a study is about: attention, or else the first one that holds weights, or else the first."""
-    return next((name for name in study.names if not study.is_score(name)), study.names[0])
+    return next((name for name in study.names if not MAP_KINDS[name].is_score), study.names[0])
 
 
 def study_texts(
@@ -237,8 +231,9 @@ def study_figures(study: MapStudy) -> dict[str, Any]:
     maps: dict[str, Any] = {}
     for name in study.names:
         layers = [layer for layer, heads in enumerate(study.heads(name)) if heads]
-        found: dict[str, Any] = {"kind": "scores" if study.is_score(name) else "weights", "heads": study.heads(name)}
-        if study.is_score(name):
+        kind = MAP_KINDS[name]
+        found: dict[str, Any] = {"kind": "scores" if kind.is_score else "weights", "heads": study.heads(name)}
+        if kind.is_score:  # their mass cannot be shared out
             found["mean_by_distance"] = _plain(study.mean(name))
             found["mean_by_distance_by_layer"] = {str(layer + 1): _plain(study.mean(name, layer)) for layer in layers}
         else:
@@ -248,7 +243,7 @@ def study_figures(study: MapStudy) -> dict[str, Any]:
             found["mass"] = float(study.mass(name).sum())
             found["mass_by_distance"] = _plain(study.mass(name))
             found["mass_by_distance_by_layer"] = {str(layer + 1): _plain(study.mass(name, layer)) for layer in layers}
-        if is_convolution(name):
+        if kind.is_convolution:
             kernels = study.kernels(name)
             found["kernels"] = {
                 "distances": kernels.distances,

@@ -7,10 +7,11 @@ from html import escape
 
 import numpy as np
 
+from bertsmith.layers.mixers.base import MAP_KINDS
 from bertsmith.report import chart, kernels
 from bertsmith.report.chart import Series, line_chart
 from bertsmith.report.kernels import kernel_panel
-from bertsmith.report.maps import NEAR, in_order, is_convolution, label
+from bertsmith.report.maps import NEAR, in_order, label
 from bertsmith.report.page import facts_table, masthead, page, section
 from bertsmith.report.study import MapStudy, main_map
 from bertsmith.report.study_script import SCRIPT, STYLE
@@ -40,18 +41,18 @@ def study_page(studies: Studies, facts: Mapping[str, str]) -> str:
     body += section(f"Share within ±{NEAR}", _shares_table(studies))
     names = in_order([name for study in studies.values() for name in study.names])
     for name in names:
-        having = {model: study for model, study in studies.items() if name in study.names and not study.is_score(name)}
-        if having:
-            note = MASS_NOTE if is_convolution(name) else f"{MASS_NOTE} {EVEN_NOTE}"
+        if not MAP_KINDS[name].is_score:
+            having = {model: study for model, study in studies.items() if name in study.names}
+            note = MASS_NOTE if MAP_KINDS[name].is_convolution else f"{MASS_NOTE} {EVEN_NOTE}"
             body += section(f"{label(name).capitalize()} by distance", _mass_charts(name, having), note=note)
     for model, study in studies.items():
-        terms = [name for name in study.names if study.is_score(name)]
+        of = f": {model}" if len(studies) > 1 else ""
+        terms = [name for name in study.names if MAP_KINDS[name].is_score]
         if terms:
-            of = f": {model}" if len(studies) > 1 else ""
             body += section(f"Scores by distance{of}", _score_chart(study, terms), note=SCORE_NOTE)
-        for name in filter(is_convolution, study.names):
-            of = f": {model}" if len(studies) > 1 else ""
-            body += section(f"Average kernel per head{of}", kernel_panel(study.kernels(name)))
+        for name in study.names:
+            if MAP_KINDS[name].is_convolution:
+                body += section(f"Average kernel per head{of}", kernel_panel(study.kernels(name)))
     if facts:
         body += section("Facts", facts_table(facts))
     title = f"{' and '.join(models)}: attention study"
@@ -61,7 +62,7 @@ def study_page(studies: Studies, facts: Mapping[str, str]) -> str:
 def headline(studies: Studies) -> str:
     """The study in one sentence: how much of the weight each model keeps near."""
     shares = {
-        model: (study, main_map(study)) for model, study in studies.items() if not study.is_score(main_map(study))
+        model: (study, main_map(study)) for model, study in studies.items() if not MAP_KINDS[main_map(study)].is_score
     }
     if not shares:
         return "Scores of " + " and ".join(studies) + " by distance."
@@ -119,7 +120,7 @@ def _packed(study: MapStudy, name: str) -> dict[str, object]:
     A weight is (level / 255)², a score (level − 128) / 127 of the average's own scale, its largest absolute value: most
     weights are small beside the largest, and the square keeps them apart.
     """
-    has_scores, scales, levels = study.is_score(name), [], []
+    has_scores, scales, levels = MAP_KINDS[name].is_score, [], []
     places: list[int | None] = [None, *range(len(study.heads(name)))]
     for layer in places:
         if layer is not None and not study.heads(name)[layer]:
@@ -141,7 +142,7 @@ def _shares_table(studies: Studies) -> str:
     rows = []
     for model, study in studies.items():
         for name in study.names:
-            if study.is_score(name):
+            if MAP_KINDS[name].is_score:
                 continue
             heads = study.heads(name)
             cells = "".join(
@@ -180,7 +181,7 @@ def _share_cell(share: float | None, *, is_main: bool = False) -> str:
 def _mass_charts(name: str, studies: Studies) -> str:
     curves = [Series(model, _points(study.distances, study.mass(name))) for model, study in studies.items()]
     first = next(iter(studies.values()))
-    if is_convolution(name):  # only its own distances; and its share within ±NEAR tells its width only
+    if MAP_KINDS[name].is_convolution:  # only its own distances; and its share within ±NEAR tells its width only
         reach = 1 + max(abs(tap) for study in studies.values() for tap in study.kernels(name).distances)
         curves = [Series(one.name, [point for point in one.points if abs(point[0]) <= reach]) for one in curves]
         narrow = line_chart(curves, x_label="query − key", y_label="share of the mass", height=220, from_zero=True)

@@ -69,6 +69,19 @@ def read_documents(files: Iterable[str | Path], field: str = "text", watch: Watc
                 yield document
 
 
+def first_texts(file: Path, most: int, field: str = "text") -> list[str]:
+    """The first texts of a file: the lines of a .txt file that are not blank, the documents of the others."""
+    found: list[str] = []
+    for document in read_documents(find_files([file]), field):
+        # in a .txt file lines without a blank one between them are one document
+        found += document.split("\n") if _ending(file).startswith(".txt") else [document]
+        if len(found) >= most:
+            break
+    if not found:
+        raise InputError(f"file {str(file)!r} holds no text; give a file with texts")
+    return found[:most]
+
+
 def _ending(file: Path) -> str:
     """The known ending of a file name, or nothing."""
     name = file.name.lower()

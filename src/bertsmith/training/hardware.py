@@ -1,6 +1,8 @@
-"""The speed that devices could reach at best, to say what share of it a run reaches."""
+"""Which device a run computes on, and the speed it could reach at best, to say what share of it a run reaches."""
 
 import torch
+
+from bertsmith.errors import InputError
 
 # dense bfloat16 multiply-add rates from the vendors' data sheets, in operations a second
 _PEAKS = {
@@ -15,6 +17,14 @@ _PEAKS = {
     "V100": 125e12,
     "T4": 65e12,
 }
+
+
+def device_type(device: str) -> str:
+    """ "cuda" or "cpu" for what was asked for: "auto", "cpu" or "cuda"."""
+    has_cuda = torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        raise InputError('device is "cuda" and this machine has no GPU that PyTorch can use; allowed: auto, cpu')
+    return "cuda" if device != "cpu" and has_cuda else "cpu"
 
 
 def peak_flops(device: torch.device) -> float | None:

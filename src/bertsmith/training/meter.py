@@ -1,7 +1,7 @@
 """Sums between two rows of the log."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -11,23 +11,22 @@ from bertsmith.objectives.base import Sums
 
 
 class Meter:
-    """Adds up losses, hits and targets on the device: reading them at every step would make the loop wait."""
+    """Adds up what an objective reports, on the device: reading it at every step would make the loop wait."""
 
-    def __init__(self, terms: tuple[str, ...], others: tuple[str, ...], device: torch.device) -> None:
+    def __init__(self, terms: Mapping[str, tuple[str, ...]], device: torch.device) -> None:
         self.loss = dict.fromkeys(terms, torch.zeros((), device=device))
-        self.correct = dict.fromkeys(terms, torch.zeros((), dtype=torch.long, device=device))
-        self.count = dict.fromkeys(terms, torch.zeros((), dtype=torch.long, device=device))
-        self.others = {name: dict.fromkeys(terms, torch.zeros((), device=device)) for name in others}
+        nothing = torch.zeros((), dtype=torch.long, device=device)  # hits stay whole numbers
+        self.count = dict.fromkeys(terms, nothing)
+        self.others = {f"{term}_{name}": nothing for term, names in terms.items() for name in names}
         self.tokens = 0
         self._begin = time.perf_counter()
 
     def add(self, sums: dict[str, Sums], counts: dict[str, Tensor], tokens: int) -> None:
         for term, value in sums.items():
             self.loss[term] = self.loss[term] + value.loss.detach()
-            self.correct[term] = self.correct[term] + value.correct
             self.count[term] = self.count[term] + counts[term]
-            for name, sums_so_far in self.others.items():
-                sums_so_far[term] = sums_so_far[term] + value.others[name].detach()
+            for name, other in value.others.items():
+                self.others[f"{term}_{name}"] = self.others[f"{term}_{name}"] + other.detach()
         self.tokens += tokens
 
     def seconds(self) -> float:

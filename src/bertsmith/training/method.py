@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from pydantic import Field
 
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.cost import parameters, training_flops
 from bertsmith.settings import Record
+from bertsmith.training.hardware import device_type
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 
 
@@ -34,7 +36,7 @@ class RunConfig(Record):
     def is_half(self, device: str) -> bool:
         """Whether the matrix products are in bfloat16 on a device asked for as "auto", "cpu" or "cuda"."""
         if self.precision == "auto":
-            return device != "cpu" and torch.cuda.is_available()
+            return device_type(device) == "cuda"
         return self.precision == "bfloat16"
 
 
@@ -46,3 +48,14 @@ class Method:
     batch: BatchConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
+
+    def costs(self, config: ModelConfig, length: int, targets_per_token: float, micro_tokens: int) -> dict[str, str]:
+        """What training a network on sequences of a length takes on one device, as names and values to print."""
+        flops, steps = training_flops(config, length, targets_per_token), self.run.steps
+        tokens = sum(self.batch.micro_batches(step, steps, micro_tokens, 1) * micro_tokens for step in range(steps))
+        return {
+            "parameters": f"{parameters(config):,}",
+            "training FLOPs per token": f"{flops:.3e}",
+            "tokens": f"{tokens:,} in {steps:,} steps",
+            "training FLOPs in all": f"{flops * tokens:.3e}",
+        }

@@ -12,7 +12,7 @@ from bertsmith.batches.shards import MANIFEST, TokenCorpus
 from bertsmith.errors import InputError
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.cost import parameters, training_flops, training_memory
+from bertsmith.models.cost import training_flops, training_memory
 from bertsmith.models.heads import HEADS
 from bertsmith.models.published import preset
 from bertsmith.objectives.masked_lm import MaskedLMConfig
@@ -63,6 +63,10 @@ class PretrainSettings(Record):
             raise ValueError('objective.next_sentence is true, which needs sequences.cut = "sentence_pairs"')
         return self
 
+    @property
+    def method(self) -> Method:
+        return Method(self.run, self.batch, self.optimizer, self.schedule)
+
     def network(self, vocabulary: int) -> ModelConfig:
         """The model's config for a vocabulary, with exactly the heads the objective trains, and a mask decoder's."""
         choice = self.model
@@ -99,7 +103,7 @@ def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto",
         model,
         settings.objective.build(tokenizer, config.encoder.ponder_weight),
         _data(settings, tokenizer),
-        Method(settings.run, settings.batch, settings.optimizer, settings.schedule),
+        settings.method,
         out,
         fingerprint=_fingerprint(settings, device),
         flops_per_token=training_flops(config, settings.sequences.length, settings.objective.targets_per_token),
@@ -112,17 +116,11 @@ def explain(settings: PretrainSettings) -> dict[str, str]:
     """What a run will cost, as names and values to print."""
     vocabulary = Tokenizer.load(Path(settings.data)).size if settings.data else 30522
     config = settings.network(vocabulary)
-    rate, length = settings.objective.targets_per_token, settings.sequences.length
-    flops = training_flops(config, length, rate)
-    run, batch, micro = settings.run, settings.batch, settings.sequences.micro_tokens
-    tokens = sum(batch.micro_batches(step, run.steps, micro, 1) * micro for step in range(run.steps))
+    rate, micro = settings.objective.targets_per_token, settings.sequences.micro_tokens
     memory = training_memory(config, micro, rate, half=settings.run.is_half("auto"))
     return {
         "vocabulary": f"{vocabulary:,}" + ("" if settings.data else " (no --data given)"),
-        "parameters": f"{parameters(config):,}",
-        "training FLOPs per token": f"{flops:.3e}",
-        "tokens": f"{tokens:,} in {run.steps:,} steps",
-        "training FLOPs in all": f"{flops * tokens:.3e}",
+        **settings.method.costs(config, settings.sequences.length, rate, micro),
         "memory": f"about {memory / 2**30:.2f} GiB on each device",
     }
 

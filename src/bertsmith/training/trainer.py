@@ -17,7 +17,6 @@ so neither the number of processes nor an interruption changes it.
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ from bertsmith.training.checkpoint import (
     save_checkpoint,
 )
 from bertsmith.training.display import Display
-from bertsmith.training.hardware import peak_flops
+from bertsmith.training.hardware import device_type, peak_flops
 from bertsmith.training.log import RunLog
 from bertsmith.training.meter import Meter
 from bertsmith.training.method import Method, RunConfig
@@ -75,10 +74,8 @@ class _Step(nn.Module):
         return self.compute(self.model, prepared)
 
 
-def _check_means(run: RunConfig, device: str) -> None:
-    """Raises a sentence if the machine lacks what was asked for by name."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError('device is "cuda" and this machine has no GPU that PyTorch can use; allowed: auto, cpu')
+def _check_trackers(run: RunConfig) -> None:
+    """Raises a sentence if the machine lacks a tracker that was asked for by name."""
     available = {str(tracker) for tracker in get_available_trackers()}
     for tracker in run.track:
         if tracker not in available:
@@ -104,12 +101,11 @@ class Trainer:
         self.data, self.method, self.out = data, method, out
         self.fingerprint = fingerprint
         run = method.run
-        _check_means(run, device)
-        is_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+        _check_trackers(run)
         # accelerate keeps its precision for the whole process; a second run in it may want another one
         AcceleratorState._reset_state(reset_partial_state=False)
         self.accelerator = Accelerator(
-            cpu=is_cpu,
+            cpu=device_type(device) == "cpu",
             mixed_precision="bf16" if run.is_half(device) else "no",
             log_with=list(run.track) or None,
             project_dir=out,
@@ -162,10 +158,11 @@ class Trainer:
 
     def close(self) -> None:
         """Ends trackers and the talk between processes; nothing may follow that waits for the others."""
-        if self.processes > 1:
-            # gloo's threads need the interpreter to let go of the tensors of the last sums; the end of the group, which
-            # holds the interpreter and waits for these threads, must not come before
-            time.sleep(0.2)
+        # a gloo thread needs the interpreter to let go of the tensor of a sum, and the end of the group waits for its
+        # threads. PyTorch's handle of the group gives the interpreter away for that; the wrapper, which holds the group
+        # too, does not (torch 2.13), so it must not be the last to go
+        del self.step_module
+        self.accelerator.free_memory()
         self.accelerator.end_training()
 
     @property
@@ -326,15 +323,15 @@ class Trainer:
         return row
 
     def _figures(self, meter: Meter) -> dict[str, float]:
-        """Loss in all, and loss and accuracy of each term, over all processes."""
-        losses, correct, counts = (self._reduce([sums]) for sums in (meter.loss, meter.correct, meter.count))
-        others = {name: self._reduce([sums]) for name, sums in meter.others.items()}
+        """Loss in all, and of each term its loss and what else it reports, over all processes."""
+        losses, counts = self._reduce([meter.loss]), self._reduce([meter.count])
+        # one type on all processes, even where one has nothing to add; hits stay exact
+        others = self._reduce([{name: other.double() for name, other in meter.others.items()}])
         figures = {"loss": 0.0}
-        for term, count in counts.items():
-            count = count.clamp(min=1)
+        for term, names in self.objective.terms.items():
+            count = counts[term].clamp(min=1)
             figures[f"{term}_loss"] = float(losses[term] / count)
-            figures[f"{term}_accuracy"] = float(correct[term] / count)
-            figures |= {f"{term}_{name}": float(sums[term] / count) for name, sums in others.items()}
+            figures |= {f"{term}_{name}": float((others[f"{term}_{name}"] / count).float()) for name in names}
             figures["loss"] += figures[f"{term}_loss"]
         return figures
 
@@ -346,4 +343,4 @@ class Trainer:
         return {term: self.accelerator.reduce(total, reduction="sum") for term, total in totals.items()}
 
     def _meter(self) -> Meter:
-        return Meter(self.objective.terms, self.objective.others, self.device)
+        return Meter(self.objective.terms, self.device)

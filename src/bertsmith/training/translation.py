@@ -12,6 +12,7 @@ from bertsmith.batches.pairs import PairConfig, PairPlan, PairReader, Pairs
 from bertsmith.checkpoint.store import load
 from bertsmith.errors import InputError
 from bertsmith.models.build import build
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import training_flops
 from bertsmith.models.decoding import GenerationConfig
 from bertsmith.models.published import PRESETS, preset
@@ -24,6 +25,8 @@ from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.trainer import Trainer, TrainingData
+
+NO_DECODER = "MODEL {!r} has no decoder; this version fine-tunes models that translate only"
 
 
 class ModelSource(Record):
@@ -75,6 +78,10 @@ class TranslationSettings(Record):
     generation: GenerationConfig = GenerationConfig()
     """How the dev part is translated at the end."""
 
+    @property
+    def method(self) -> Method:
+        return Method(self.run, self.batch, self.optimizer, self.schedule)
+
     @model_validator(mode="after")
     def _check_shapes(self) -> "TranslationSettings":
         if self.run.compile == "graphs":
@@ -101,10 +108,8 @@ def read_task(settings: TranslationSettings) -> TranslationTask:
     return TranslationTask(settings.model_copy(update={"source": source, "target": target}), train, dev)
 
 
-def make_trainer(
-    task: TranslationTask, out: Path, *, device: str = "auto", show: bool = True
-) -> tuple[Trainer, dict[str, int]]:
-    """The trainer of a run, ready to go, and how many pairs it has and lost."""
+def make_trainer(task: TranslationTask, out: Path, *, device: str = "auto", show: bool = True) -> Trainer:
+    """The trainer of a run, ready to go."""
     settings = task.settings
     model = starting_model(settings, task.train)
     _check_lengths(settings, model)
@@ -118,47 +123,76 @@ def make_trainer(
         PairReader(dev, config, special),
     )
     length = int(max(side.mean() for side in train.lengths))
-    trainer = Trainer(
+    return Trainer(
         model,
         settings.objective.build(),
         data,
-        Method(settings.run, settings.batch, settings.optimizer, settings.schedule),
+        settings.method,
         out,
         fingerprint=_fingerprint(train, tokenizer, is_half=settings.run.is_half(device)),
         flops_per_token=training_flops(model.config, length, settings.objective.targets_per_token),
         device=device,
         show=show,
     )
-    counts = {"pairs": len(train), "empty": task.train.empty, "dropped": train.dropped, "cut": train.cut}
-    return trainer, counts
+
+
+def pair_counts(task: TranslationTask, trainer: Trainer) -> dict[str, int]:
+    """How many pairs a run learns from, how many it left out and why, and how many it cut."""
+    plan = trainer.data.plan
+    assert isinstance(plan, PairPlan)
+    return {
+        "pairs": len(plan.pairs),
+        "empty": task.train.empty,
+        "dropped": plan.pairs.dropped,
+        "cut": plan.pairs.cut,
+    }
+
+
+def explain(settings: TranslationSettings) -> dict[str, str]:
+    """What a run will cost, as names and values to print; sequences count as full, the vocabulary as large as asked."""
+    choice = settings.model
+    config = _fresh(choice, settings.tokenizer.vocabulary) if choice.is_preset else _loaded(choice.name).config
+    assert config.decoder is not None
+    targets, sequences = settings.objective.targets_per_token, settings.sequences
+    costs = settings.method.costs(config, sequences.length, targets, sequences.micro_tokens)
+    return {"vocabulary": f"{config.decoder.vocabulary:,}", **costs}
 
 
 def starting_model(settings: TranslationSettings, train: TextPairs) -> Seq2Seq:
     """The model in the folder the settings name, or a fresh one with a tokenizer learned from the training pairs."""
     choice = settings.model
-    if choice.is_preset:
-        network = preset(choice.name, **choice.overrides)
-        if network.decoder is not None:
-            tokenizer = _learned(settings.tokenizer, train)
-            network = preset(choice.name, **{"vocabulary": tokenizer.size, **choice.overrides})
-            if network.encoder.vocabulary < tokenizer.size:
-                raise InputError(
-                    f"model.overrides.vocabulary is {network.encoder.vocabulary}; the tokenizer has {tokenizer.size} "
-                    "pieces: leave it out"
-                )
-            model = build(network, seed=settings.run.seed)
-            model.tokenizer = tokenizer
-            assert isinstance(model, Seq2Seq)
-            return model
-    elif Path(choice.name).is_dir():
-        model = load(choice.name)
-        if isinstance(model, Seq2Seq):
-            model.require_tokenizer()
-            return model
-    else:
+    if not choice.is_preset:
+        return _loaded(choice.name)
+    _fresh(choice, settings.tokenizer.vocabulary)  # what is wrong with it is said before a tokenizer is learned
+    tokenizer = _learned(settings.tokenizer, train)
+    network = _fresh(choice, tokenizer.size)
+    if network.encoder.vocabulary < tokenizer.size:
+        raise InputError(
+            f"model.overrides.vocabulary is {network.encoder.vocabulary}; the tokenizer has {tokenizer.size} "
+            "pieces: leave it out"
+        )
+    model = build(network, seed=settings.run.seed)
+    model.tokenizer = tokenizer
+    assert isinstance(model, Seq2Seq)
+    return model
+
+
+def _fresh(choice: ModelSource, vocabulary: int) -> ModelConfig:
+    config = preset(choice.name, **{"vocabulary": vocabulary, **choice.overrides})
+    if config.decoder is None:
+        raise InputError(NO_DECODER.format(choice.name))
+    return config
+
+
+def _loaded(folder: str) -> Seq2Seq:
+    if not Path(folder).is_dir():
         writers = [name for name in PRESETS if preset(name).decoder is not None]
-        raise InputError(f"MODEL is {choice.name!r}; allowed: the folder of a model, {', '.join(writers)}")
-    raise InputError(f"MODEL {choice.name!r} has no decoder; this version fine-tunes models that translate only")
+        raise InputError(f"MODEL is {folder!r}; allowed: the folder of a model, {', '.join(writers)}")
+    model = load(folder)
+    if not isinstance(model, Seq2Seq):
+        raise InputError(NO_DECODER.format(folder))
+    model.require_tokenizer()
+    return model
 
 
 def _learned(choice: TokenizerChoice, train: TextPairs) -> Tokenizer:

@@ -31,7 +31,8 @@ def forced_figures(model: Seq2Seq, texts: TextPairs, config: PairConfig) -> dict
         for plan in PairPlan(pairs, config, 0).one_epoch():
             prepared = objective.prepare(reader[plan].batch.to(model.device), 0)  # type: ignore[arg-type]
             sums = objective(model, prepared)["next_token"]
-            loss, correct, count = loss + float(sums.loss), correct + int(sums.correct), count + int(prepared.count)
+            loss, count = loss + float(sums.loss), count + int(prepared.count)
+            correct += int(sums.others["accuracy"])
     mean = loss / count
     return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "accuracy": correct / count, "target_tokens": count}
 
@@ -40,19 +41,10 @@ def translations(
     model: Seq2Seq, texts: Sequence[str], config: GenerationConfig, *, batch_size: int = 64, show: bool = True
 ) -> list[str]:
     """One text for each text, with a progress bar."""
-    # texts of like length together: rows that are done wait for the longest
-    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-    results = [""] * len(texts)
     columns = (TextColumn("translating"), BarColumn(bar_width=12), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
         task = bar.add_task("", total=len(texts))
-        for first in range(0, len(order), batch_size):
-            places = order[first : first + batch_size]
-            written = model.translate([texts[place] for place in places], config, batch_size=batch_size)
-            for place, text in zip(places, written, strict=True):
-                results[place] = text
-            bar.advance(task, len(places))
-    return results
+        return model.translate(texts, config, batch_size=batch_size, progress=lambda done: bar.advance(task, done))
 
 
 def written_figures(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:

@@ -50,9 +50,9 @@ def test_what_a_run_leaves(run: Path) -> None:
 
 def test_evaluate_and_predict(run: Path, pairs_folder: Path, tmp_path: Path) -> None:
     result = json.loads((run / "result.json").read_text())
-    same = bertsmith.evaluate(run, data=pairs_folder, out=tmp_path / "dev", beam=1, extra_length=2, device="cpu")
-    assert same["loss"] == pytest.approx(result["loss"], rel=1e-5)
-    assert same["bleu"] == pytest.approx(result["bleu"])  # beam 1 = greedy
+    likeliest = bertsmith.evaluate(run, data=pairs_folder, out=tmp_path / "dev", beam=1, device="cpu")
+    assert likeliest["search"] == result["search"] | {"method": "beam", "beam": 1}
+    assert likeliest["bleu"] == pytest.approx(result["bleu"])  # beam 1 = greedy
     words = ["evaluate", str(run), "--data", str(pairs_folder), "--part", "test", "--out", str(tmp_path / "test")]
     main([*words, "--beam", "2", "--device", "cpu"])
     figures = json.loads((tmp_path / "test" / "result.json").read_text())
@@ -66,6 +66,18 @@ def test_evaluate_and_predict(run: Path, pairs_folder: Path, tmp_path: Path) -> 
     assert made[1] == ""
     said = bertsmith.predict(run, text=["the smith", "a cold river"], out=tmp_path / "said", beam=1, device="cpu")
     assert said["predictions"] == [made[0], made[2]]
+
+
+def test_evaluate_finds_again_what_the_run_measured(pairs_folder: Path, tmp_path: Path) -> None:
+    """Columns, cut lengths and search are those of the run, none of them a default."""
+    changes = ["run.steps=2", "sequences.length=6", "sequences.too_long=cut", "generation={beam=2,extra_length=1}"]
+    measured = tune(pairs_folder, tmp_path / "run", *changes, source="back")
+    again = bertsmith.evaluate(tmp_path / "run", data=pairs_folder, out=tmp_path / "dev", device="cpu")
+    shared = (measured.keys() & again.keys()) - {"translation_seconds"}
+    assert shared >= {"loss", "perplexity", "accuracy", "target_tokens", "bleu", "exact_match", "search"}
+    assert {name: again[name] for name in shared} == {name: measured[name] for name in shared}
+    written = [tmp_path / "run" / "dev.translations.jsonl", tmp_path / "dev" / "translations.jsonl"]
+    assert written[0].read_text() == written[1].read_text()
 
 
 def test_the_direction_is_remembered(pairs_folder: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def hybrid(*kinds: str) -> Model:
 
 def test_every_layer_of_a_hybrid_is_converted_and_checked() -> None:
     model = hybrid("dynamic_conv", "full", "favor")
-    with pytest.raises(InputError, match="convert to 'favor': features is 0 and kernel 'softmax' needs a"):
+    with pytest.raises(InputError, match="convert to 'favor': features is 0 and feature_map 'softmax' needs a"):
         bertsmith.convert(model, "favor", features=0)
     other = bertsmith.convert(model, "favor", features=8)
     assert [layer.mixer.kind for layer in other.config.encoder.layers] == ["dynamic_conv", "favor", "favor"]

@@ -65,9 +65,9 @@ def test_contract(made: tuple[Model, Pairs], layout: str) -> None:
     prepared = objective.prepare(batch, 5)
     counts, sums = objective.counts(prepared), objective(model, prepared)
     assert counts.keys() == sums.keys() == set(objective.terms)
-    assert set(sums["next_token"].others) == set(objective.others)
+    assert set(sums["next_token"].others) == set(objective.terms["next_token"])
     assert int(counts["next_token"]) == int((batch.expected >= 0).sum()) > 0
-    assert 0 <= int(sums["next_token"].correct) <= int(counts["next_token"])
+    assert 0 <= int(sums["next_token"].others["accuracy"]) <= int(counts["next_token"])
     again = objective(model, objective.prepare(batch, 5))
     assert torch.equal(sums["next_token"].loss, again["next_token"].loss)
     # held-out figures are without smoothing

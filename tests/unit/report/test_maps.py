@@ -114,10 +114,17 @@ def test_heads_are_told_once_where_scores_belong_to_them() -> None:
     assert told_heads(text_maps(TOKENS, terms)) == "2 heads"
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_free_taps_are_scores_whatever_their_numbers(sign: int) -> None:
+    shown = text_maps(TOKENS, {"attention": [attention(2)], "depthwise_convolution": [sign * attention(3)]})
+    assert [(one.is_score, one.is_convolution) for one in shown] == [(False, False), (True, True)]
+    assert told_heads(shown) == "2 attention and 3 depthwise convolution heads"
+
+
 def test_kernels_are_the_taps_with_borders_left_out() -> None:
     given = np.random.default_rng(5).normal(size=(2, 3))
     none = np.zeros((0, 6, 6))
-    (one,) = text_maps(TOKENS, {"convolution": [banded(given), none]})
+    (one,) = text_maps(TOKENS, {"depthwise_convolution": [banded(given), none]})
     kernels = kernels_of(one)
     assert kernels.distances == [-1, 0, 1]
     # the distance is query − key, a tap's place key − query
@@ -164,11 +171,10 @@ def test_what_is_no_map_is_refused(maps: dict[str, list[np.ndarray]], message: s
         attention_fragment(["a", "b"], maps)
 
 
-def test_weights_outside_their_range_are_shown_as_scores() -> None:
-    (one,) = text_maps(["a", "b"], {"attention": [np.full((1, 2, 2), 1.5)]})
-    assert one.is_score
+def test_weights_keep_their_range() -> None:
+    with pytest.raises(ValueError, match="'attention' holds weights below 0 or above 1"):
+        text_maps(["a", "b"], {"attention": [np.full((1, 2, 2), 1.5)]})
     (rounded,) = text_maps(["a", "b"], {"attention": [np.full((1, 2, 2), 1.004)]})
-    assert not rounded.is_score
     assert rounded.layers[0].max() == 1
 
 

@@ -93,14 +93,13 @@ def test_study_equals_loops(name: str, layers: list[int], layer: int | None, ski
     np.testing.assert_allclose(study.mass(name, layer), mass, atol=1e-12)
     np.testing.assert_allclose(study.mean(name, layer), mean, atol=1e-12)
     near = mass[np.abs(study.distances) <= 4].sum() / mass.sum()
-    if not study.is_score(name):
+    if name != "content_to_position":
         assert study.near(name, layer) == pytest.approx(near)
 
 
 def test_masses_of_attention_sum_to_one_and_heads_weigh_alike() -> None:
     study = studied(batches())
     assert study.names == ["attention", "convolution", "content_to_position"]
-    assert [study.is_score(name) for name in study.names] == [False, False, True]
     assert study.heads("attention") == [0, 4, 2]
     assert (study.texts, study.queries) == (5, 19)
     assert study.mass("attention").sum() == pytest.approx(1)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -16,6 +17,27 @@ from bertsmith.settings import Record
 
 State = tuple[Tensor, ...]
 """What a causal mixer keeps of the tokens it has seen; the first axis of every tensor is the batch."""
+
+
+@dataclass(frozen=True)
+class MapKind:
+    """What the cells of a map hold: weights, which are not negative and sum to at most 1 in a row, or else scores."""
+
+    is_score: bool = False
+    """Any sign, any size."""
+    is_convolution: bool = False
+    """A band of taps: every head has a kernel."""
+
+
+MAP_KINDS: dict[str, MapKind] = {
+    "attention": MapKind(),
+    "convolution": MapKind(is_convolution=True),
+    "depthwise_convolution": MapKind(is_score=True, is_convolution=True),
+    "content_to_content": MapKind(is_score=True),
+    "content_to_position": MapKind(is_score=True),
+    "position_to_content": MapKind(is_score=True),
+}
+"""Every map a mixer may give, by name."""
 
 
 def grown(state: Sequence[Tensor], news: Sequence[Tensor]) -> State:
@@ -37,7 +59,7 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
-        """How much each position takes from each other one, by name of the map; rows are receivers.
+        """How much each position takes from each other one, by a name of MAP_KINDS; rows are receivers.
 
         Shape: each map (batch, heads, longest, longest of what is looked at).
         """

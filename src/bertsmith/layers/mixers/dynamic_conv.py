@@ -63,7 +63,7 @@ class DynamicConv(Mixer):
         return self.output(mixed.flatten(-2), keep_in=call.keep_heads)  # (…, heads, head_width) -> (…, width)
 
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
-        return {"convolution": self.kernel.map(self._project(hidden, call), call)}
+        return {self.kernel.map_name: self.kernel.map(self._project(hidden, call), call)}
 
     def start(self, call: ForwardPass) -> State:
         """The values of the taps − 1 tokens before the first: zeros."""

@@ -2,6 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,8 @@ class Kernel(nn.Module, ABC):
     `source` is the vector of each token that its taps may be made from, (…, heads · head_width). `table` has a unit for
     every head. `dropout` falls on the tap weights; `has_bias` is for kinds that predict.
     """
+
+    map_name: ClassVar[str] = "convolution"
 
     def __init__(
         self,
@@ -124,6 +127,8 @@ class PredictedKernel(SoftmaxKernel):
 
 class DepthwiseKernel(Kernel):
     """Free weights for every channel, without a softmax."""
+
+    map_name: ClassVar[str] = "depthwise_convolution"
 
     def _make_table(self, heads: int, has_bias: bool) -> ElasticLinear:
         return ElasticLinear(self.taps, heads * self.head_width, units_out=heads, bias=False)

@@ -188,7 +188,7 @@ class SpanConv(Attending):
         query, key, *_ = self._project(hidden, call)
         return {
             "attention": attention_map(query, key, call.layout, is_causal=self.is_causal),
-            "convolution": self.kernel.map(self.span(query, hidden, call), call),
+            self.kernel.map_name: self.kernel.map(self.span(query, hidden, call), call),
         }
 
     def start(self, call: ForwardPass) -> State:

@@ -53,12 +53,13 @@ def export_model(model: Path, *, out: Path, to: Literal["hf"] = "hf", force: boo
 
     model, out = Path(model), Path(out)
     loaded = load(model)
-    check_exportable(loaded)  # before claiming: a model that cannot be exported must not cost the folder that is there
+    # before claiming: a model that cannot be exported must not cost the folder that is there
+    twin, _ = check_exportable(loaded)
     save_hf(loaded, claim(out, force, model))
-    return _finish(loaded, out, write_result)
+    return _finish(loaded, out, write_result, twin.remark(loaded.config))
 
 
-def _finish(model: Any, out: Path, write_result: Any) -> dict[str, Any]:
+def _finish(model: Any, out: Path, write_result: Any, remark: str | None = None) -> dict[str, Any]:
     from rich.console import Console
 
     encoder = model.config.encoder
@@ -78,4 +79,6 @@ def _finish(model: Any, out: Path, write_result: Any) -> dict[str, Any]:
         highlight=False,
         markup=False,
     )
+    if remark is not None:
+        Console().print(remark, highlight=False, markup=False)
     return figures

@@ -37,8 +37,8 @@ def load_translator(folder: Path, device: str) -> "Seq2Seq":
     model = load(folder, device=device_type(device))
     if not isinstance(model, Seq2Seq):
         raise InputError(
-            f"model {str(folder)!r} is a {model.config.family} without a decoder; this version evaluates and predicts "
-            "with models that translate only"
+            f"model {str(folder)!r} has no decoder (its family is {model.config.family!r}); this version evaluates and "
+            "predicts with models that translate only"
         )
     model.require_tokenizer()
     return model

@@ -86,8 +86,15 @@ class Block(nn.Module):
         return self._added(hidden, self.feedforward, self.feedforward_norm, call), (state, cross_state)
 
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
-        """The mixer's maps for the states that enter this block."""
-        return self.mixer.maps(self._entering(hidden, self.mixer_norm), self._own_call(call))
+        """The mixer's maps for the states that enter this block; a cross mixer's names begin with "cross_"."""
+        own, crossing = self._own_call(call), self.crossing
+        maps = self.mixer.maps(self._entering(hidden, self.mixer_norm), own)
+        if crossing is None:
+            return maps
+        mixer, norm = crossing
+        hidden = self._added(hidden, self.mixer, self.mixer_norm, own)
+        crossed = mixer.maps(self._entering(hidden, norm), call)
+        return {**maps, **{f"cross_{name}": shares for name, shares in crossed.items()}}
 
     def orders(self, heads: Tensor, neurons: Tensor) -> dict[Mixer | FeedForward, Tensor]:
         """The order that each part with units takes for these orders of heads and neurons."""

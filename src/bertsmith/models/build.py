@@ -21,6 +21,9 @@ def build(config: ModelConfig, *, seed: int | None = None) -> Model:
     model = assemble(config)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     initialise(model, config.encoder.deviation, generator)
+    decoder = config.decoder
+    if isinstance(model, Seq2Seq) and decoder is not None and decoder.deviation != config.encoder.deviation:
+        initialise(model.decoder, decoder.deviation, generator)
     return model
 
 

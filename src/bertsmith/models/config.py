@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from bertsmith.layers.branch import BranchConfig
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
-from bertsmith.layers.mixers import AnyMixer
+from bertsmith.layers.mixers import AnyMixer, MixerConfig
 from bertsmith.layers.norm import NormConfig
 from bertsmith.layers.relative import RelativeConfig
 from bertsmith.models.heads import AnyHead
@@ -61,14 +61,23 @@ class EncoderConfig(Record):
 
     @model_validator(mode="after")
     def _check_layers(self) -> "EncoderConfig":
-        for layer in self.layers:
-            layer.mixer.check(self.width)
-            layer.feedforward.check(self.width)
-            if layer.cross is not None:
-                layer.cross.check(self.width)
-            mixers = (layer.mixer, layer.cross) if layer.cross is not None else (layer.mixer,)
-            if self.relative is None and any(mixer.reads_positions for mixer in mixers):
-                raise ValueError("a layer's mixer reads relative positions; give relative")
+        for index, layer in enumerate(self.layers):
+            for name, part in (("mixer", layer.mixer), ("cross", layer.cross), ("feedforward", layer.feedforward)):
+                if part is None:
+                    continue
+                try:
+                    part.check(self.width)
+                except ValueError as error:
+                    raise ValueError(f"layers.{index}.{name}: {error}") from None
+                if self.relative is None and isinstance(part, MixerConfig) and part.reads_positions:
+                    raise ValueError(f"layers.{index}.{name} reads relative positions; give relative")
+        return self
+
+    @model_validator(mode="after")
+    def _check_rank(self) -> "EncoderConfig":
+        rank, most = self.embedding.rank, min(self.vocabulary, self.embedding_width)
+        if rank is not None and rank > most:
+            raise ValueError(f"embedding.rank is {rank}; allowed: up to {most}, the full rank of the table")
         return self
 
     @model_validator(mode="after")
@@ -152,6 +161,9 @@ class ModelConfig(Record):
     @model_validator(mode="after")
     def _check_decoder(self) -> "ModelConfig":
         decoder = self.decoder
+        for index, layer in enumerate(self.encoder.layers):
+            if layer.cross is not None:
+                raise ValueError(f"encoder.layers.{index}.cross is given; allowed: in the layers of a decoder")
         if decoder is not None and (decoder.embedding.rank or self.encoder.embedding.rank):
             raise ValueError("embedding.rank is given; allowed: in a model without a decoder")
         if decoder is None:

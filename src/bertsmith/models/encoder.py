@@ -101,11 +101,21 @@ class Encoder(nn.Module):
         return states
 
     def attention_maps(
-        self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        *,
+        memory: Memory | None = None,
+        table: Tensor | None = None,
     ) -> list[dict[str, Tensor]]:
-        """The maps of every block by name, each (batch, heads, longest, longest): computed here only."""
-        call = self.call(layout)
-        states = self.layer_states(tokens, layout, types)
+        """The maps of every block by name, each (batch, heads, longest, longest): computed here only.
+
+        A decoder's cross mixers add maps whose names begin with "cross_" and whose last axis is the memory's length.
+        """
+        call = self.call(layout, memory=memory)
+        states: list[Tensor] = []
+        self._through(self.kept(call), self.embedding(tokens, layout, types, table), states)
         return [block.maps(hidden, call) for block, hidden in zip(self._blocks(), states, strict=False)]
 
     def call(self, layout: SequenceLayout, backend: str = "auto", memory: Memory | None = None) -> ForwardPass:
@@ -130,10 +140,10 @@ class Encoder(nn.Module):
     def renew(self, step: int, seed: int) -> None:
         """The trainer's moment before a step: mixers that draw random features draw them anew when it is time."""
         renewed: set[Mixer] = set()
-        for layer, block in enumerate(self._blocks()):
+        for block in self._blocks():
             for mixer in (block.mixer, block.cross):
-                if mixer is not None and mixer not in renewed:  # one that several layers share draws as the first
-                    mixer.renew(step, seed, layer)
+                if mixer is not None and mixer not in renewed:  # one that several layers share draws once
+                    mixer.renew(step, seed, len(renewed))
                     renewed.add(mixer)
 
     def reorder(self, heads: Sequence[Tensor], neurons: Sequence[Tensor]) -> None:

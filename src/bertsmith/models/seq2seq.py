@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.batches.layout import SequenceLayout
+from bertsmith.batches.random import key
 from bertsmith.layers.call import Memory
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models import beam
@@ -94,9 +95,20 @@ class Seq2Seq(Model):
             progress(len(places))
         return results
 
+    def attention_maps(self, source: Tensor, target: Tensor) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+        """The maps of the encoder's layers and of the decoder's, where "cross_attention" aligns target and source.
+
+        Shape: source and target (batch, length), rows without pads; maps (batch, heads, length, length looked at).
+        """
+        layout, target_layout = SequenceLayout.full(*source.shape), SequenceLayout.full(*target.shape)
+        memory = Memory(self.encoder(source, layout), layout)
+        reading = self.encoder.attention_maps(source, layout)
+        table = self._borrowed_table()
+        return reading, self.decoder.attention_maps(target, target_layout, memory=memory, table=table)
+
     def renew(self, step: int, seed: int) -> None:
         super().renew(step, seed)
-        self.decoder.renew(step, seed)
+        self.decoder.renew(step, key(seed, 1))  # draws of its own
 
     def _borrowed_table(self) -> Tensor | None:
         """The encoder's token vectors, if the decoder has none of its own."""

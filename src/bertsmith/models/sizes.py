@@ -1,6 +1,8 @@
 """The numbers that the architectures in presets.py are made from, and the parts that follow from them alone."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
 
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
@@ -9,17 +11,19 @@ from bertsmith.models.config import EncoderConfig, LayerConfig
 from bertsmith.ops.favor import FeatureMapName
 from bertsmith.settings import Record
 
+Count = Annotated[int, Field(gt=0)]
+
 
 class Size(Record):
     """The numbers of a published model; any of them can be overridden."""
 
-    width: int
-    layers: int
-    heads: int
-    vocabulary: int = 30522
-    longest: int = 512
-    dropout: float = 0.1
-    deviation: float = 0.02
+    width: Count
+    layers: Count
+    heads: Count
+    vocabulary: Count = 30522
+    longest: Count = 512
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    deviation: float = Field(default=0.02, gt=0)
 
     def embedding(self, **changes: Any) -> EmbeddingConfig:
         """BERT's embedding in this size, but for what is changed."""
@@ -45,34 +49,40 @@ class Size(Record):
 class FactorisedSize(Size):
     """A size whose embedding is narrower than its layers."""
 
-    embedding_width: int
+    embedding_width: Count
 
 
 class DebertaSize(Size):
     """A size with relative positions, one row for each distance."""
 
-    vocabulary: int = 50265
-    span: int = 512
+    vocabulary: Count = 50265
+    span: Count = 512
 
 
 class BucketSize(Size):
     """A size with relative positions in buckets, and a convolution of some taps beside the first layer (0: none)."""
 
-    vocabulary: int = 128100
-    span: int = 256
-    farthest: int = 512
-    taps: int = 0
+    vocabulary: Count = 128100
+    span: Count = 256
+    farthest: Count = 512
+    taps: int = Field(default=0, ge=0)
 
 
 class ConvBertSize(FactorisedSize):
     """A ConvBERT; `heads` are counted as in its paper, before the bottleneck divides them by `ratio`."""
 
-    ratio: int = 2
-    taps: int = 9
-    groups: int = 1
+    ratio: Count = 2
+    taps: Count = 9
+    groups: Count = 1
     """Of the feed-forwards."""
     kernel_from: Literal["span", "token", "fixed", "depthwise", "none"] = "span"
     """Others than "span" are the paper's ablations; "none" is the bottleneck alone."""
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> "ConvBertSize":
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        return self
 
 
 class DynamicConvSize(Size):
@@ -84,18 +94,18 @@ class DynamicConvSize(Size):
 class TransformerSize(Size):
     """A size of the Transformer; every row of the paper's table of variations is an override."""
 
-    neurons: int
+    neurons: Count
     head_width: int | None = None
     value_width: int | None = None
     positions: Literal["sinusoid", "sinusoid_halves", "learned"] = "sinusoid"
-    longest: int = 1024
+    longest: Count = 1024
 
 
 class AlbertSize(FactorisedSize):
     """The numbers all of ALBERT's second version share: its vocabulary, no dropout."""
 
-    embedding_width: int = 128
-    vocabulary: int = 30000
+    embedding_width: Count = 128
+    vocabulary: Count = 30000
     dropout: float = 0.0
 
 
@@ -108,6 +118,6 @@ class UniversalSize(Size):
 class PerformerSize(Size):
     """A size whose attention works with random features."""
 
-    features: int = 256
+    features: int = Field(default=256, ge=0)
     feature_map: FeatureMapName = "softmax"
-    redraw_every: int = 1000
+    redraw_every: int = Field(default=1000, ge=0)

@@ -113,7 +113,8 @@ def _json_documents(file: Path, field: str, watch: Watch | None) -> Iterator[str
 def read_lines(file: Path) -> list[str]:
     """The lines of a .txt file (plain or packed), empty ones included."""
     if not file.is_file():
-        raise InputError(f"data {str(file)!r} does not exist")
+        reason = "is a folder; give a file" if file.is_dir() else "does not exist"
+        raise InputError(f"data {str(file)!r} {reason}")
     if not _ending(file).startswith(".txt"):
         raise InputError(
             f"file {str(file)!r} does not end as lines of text do; allowed: .txt, .txt.gz, .txt.xz, .txt.zst"

@@ -13,7 +13,7 @@ from bertsmith.errors import InputError
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import training_flops, training_memory
-from bertsmith.models.heads import HEADS
+from bertsmith.models.heads import HEADS, MaskDecoderConfig
 from bertsmith.models.published import preset
 from bertsmith.objectives.masked_lm import MaskedLMConfig
 from bertsmith.settings import ByKind, Record
@@ -75,6 +75,9 @@ class PretrainSettings(Record):
         else:
             assert choice.preset is not None
             config = preset(choice.preset, **{"vocabulary": vocabulary, **choice.overrides})
+        if config.decoder is not None:
+            name = choice.preset or "network"
+            raise InputError(f"model {name!r} has a decoder; allowed: encoders (bertsmith finetune trains it on pairs)")
         if config.encoder.vocabulary < vocabulary:
             raise InputError(f"the model's vocabulary is {config.encoder.vocabulary}; the corpus needs {vocabulary}")
         types = config.encoder.embedding.types
@@ -82,7 +85,8 @@ class PretrainSettings(Record):
             raise InputError(
                 f"sequences.cut is 'sentence_pairs' and the model has {types} token types; allowed: 2 or more"
             )
-        longest = config.encoder.embedding.longest
+        tables = [head.longest for head in config.heads if isinstance(head, MaskDecoderConfig)]
+        longest = min([config.encoder.embedding.longest, *tables])
         if self.sequences.length > longest:
             raise InputError(f"sequences.length is {self.sequences.length}; the model takes at most {longest} tokens")
         given = {head.kind: head for head in config.heads}

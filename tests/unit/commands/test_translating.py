@@ -167,7 +167,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(pairs_folder: Path, run: P
         "overrides change a preset": ["finetune", str(run), *good, "--set", "model.overrides.layers=3"],
         "the model takes at most 1024": ["finetune", "transformer-tiny", *good, "--set", "sequences.length=2000"],
         'run.compile is "graphs"': ["finetune", "transformer-tiny", *good, "--set", "run.compile=graphs"],
-        "is a bert without a decoder": ["evaluate", str(bert), *good],
+        "has no decoder (its family is 'bert')": ["evaluate", str(bert), *good],
         "has no dev2.jsonl": ["evaluate", str(run), *good, "--part", "dev2"],
         "beam is 0": ["evaluate", str(run), *good, "--beam", "0"],
         "give either --data with a .txt file or --text": ["predict", str(run)],

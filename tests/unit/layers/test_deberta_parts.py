@@ -83,7 +83,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
         RelativeConfig.parse({"span": 8, "farthest": 5})
     encoder = bertsmith.preset("deberta-v3-xsmall").encoder.plain()
     del encoder["relative"]
-    with pytest.raises(InputError, match="a layer's mixer reads relative positions; give relative"):
+    with pytest.raises(InputError, match="mixer reads relative positions; give relative"):
         EncoderConfig.parse(encoder)
     with pytest.raises(InputError, match="taps is 4; allowed: odd numbers from 1 up"):
         BranchConfig.parse({"taps": 4})

@@ -53,7 +53,7 @@ def hybrid(*kinds: str) -> Model:
 
 def test_every_layer_of_a_hybrid_is_converted_and_checked() -> None:
     model = hybrid("dynamic_conv", "full", "favor")
-    with pytest.raises(InputError, match="convert to 'favor': features is 0 and feature_map 'softmax' needs a"):
+    with pytest.raises(InputError, match="features is 0 and feature_map 'softmax' needs a"):
         bertsmith.convert(model, "favor", features=0)
     other = bertsmith.convert(model, "favor", features=8)
     assert [layer.mixer.kind for layer in other.config.encoder.layers] == ["dynamic_conv", "favor", "favor"]
@@ -98,7 +98,7 @@ def test_what_cannot_be_is_said() -> None:
         bertsmith.convert(model, "favor", features=-1)
     with pytest.raises(InputError, match="this model has no attention of the other kind"):
         bertsmith.convert(model, "full")
-    with pytest.raises(InputError, match="convert to 'favor': features is 0 and feature_map 'softmax' needs a"):
+    with pytest.raises(InputError, match="features is 0 and feature_map 'softmax' needs a"):
         bertsmith.convert(model, "favor", features=0)
     plain = bertsmith.convert(model, "favor", features=0, feature_map="relu")
     assert plain.encoder.blocks[0].mixer.projection.shape == (6, 6)

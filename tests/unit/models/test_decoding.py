@@ -10,6 +10,7 @@ from cases import packed_layout, padded_layout, rows_of, tiny_model
 import bertsmith
 from bertsmith import SequenceLayout, Subnet
 from bertsmith.layers.call import Memory
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.decoding import GenerationConfig, _drawn
 from bertsmith.models.seq2seq import Seq2Seq
 
@@ -198,3 +199,29 @@ def test_every_row_of_the_variations_is_a_config(row: str) -> None:
     if row == "C":  # the differences to 65 in the paper: 36, 50, 80 / 53, 90 (the rows of other widths keep 4·width)
         assert [round(base - count) for count in counts[:3]] == [29, 15, -15]
         assert [round(base - count) for count in counts[5:]] == [13, -25]
+
+
+def test_maps_of_both_stacks_align_target_and_source() -> None:
+    model = seq2seq(5)
+    source, target = torch.randint(0, 50, (2, 7)), torch.randint(0, 50, (2, 4))
+    reading, writing = model.attention_maps(source, target)
+    assert [set(layer) for layer in reading] == [{"attention"}] * 3
+    for layer in writing:
+        assert layer["attention"].shape == (2, 4, 4, 4)
+        assert (layer["attention"].triu(1) == 0).all()
+        assert layer["cross_attention"].shape == (2, 4, 4, 7)
+        torch.testing.assert_close(layer["cross_attention"].sum(-1), torch.ones(2, 4, 4, dtype=torch.float64))
+
+
+def test_stacks_are_initialised_and_redrawn_apart() -> None:
+    plain = bertsmith.preset("transformer-tiny", vocabulary=50).plain()
+    plain["decoder"]["deviation"] = 0.5
+    model = bertsmith.build(ModelConfig.parse(plain), seed=0)
+    spread = [stack.blocks[0].feedforward.expand.weight.std().item() for stack in (model.encoder, model.decoder)]
+    assert spread[0] < 0.07
+    assert spread[1] > 0.3
+    performer = bertsmith.convert(model, "favor", features=16, redraw_every=1)
+    performer.renew(1, 0)
+    block = performer.decoder.blocks[0]
+    drawn = [performer.encoder.blocks[0].mixer.projection, block.mixer.projection, block.cross.projection]
+    assert all(not torch.equal(a, b) for a, b in itertools.combinations(drawn, 2))

@@ -77,6 +77,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 CONVBERT = Twin(
     model_type="convbert",
     family="convbert",
+    remark=lambda config: "transformers lets pads into the convolutions: states are equal for rows without pads",
     prefix="convbert.",
     encoder=lambda config: _encoder_rows(),
     optional={

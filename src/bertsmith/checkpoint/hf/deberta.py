@@ -136,6 +136,12 @@ def _written(config: ModelConfig) -> Mapping[str, str]:
     return {legacy: official for official, legacy in OFFICIAL_HEAD.items()}
 
 
+def _remark(config: ModelConfig) -> str | None:
+    if not any(head.kind == "mask_decoder" for head in config.heads):
+        return None
+    return "transformers has no mask decoder: states are equal there, but it fills masks differently"
+
+
 def _twin(family: str) -> Twin:
     return Twin(
         family=family,
@@ -152,6 +158,7 @@ def _twin(family: str) -> Twin:
         write_config=_write,
         aliases={"bert.": "deberta.", **OFFICIAL_HEAD},
         written=_written,
+        remark=_remark,
     )
 
 

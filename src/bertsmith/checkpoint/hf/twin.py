@@ -47,6 +47,8 @@ class Twin:
     """Starts of names that some files use, and what they are called in the table."""
     written: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
     """Starts of names in the table that a model is to be written with others for."""
+    remark: Callable[[ModelConfig], str | None] = lambda config: None
+    """(our config) → what their class computes otherwise although every weight has its place, or None."""
     derived: tuple[str, ...] = ()
     """Their names of tensors that follow from the config; left out when read, never written."""
 

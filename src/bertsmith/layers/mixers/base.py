@@ -31,6 +31,7 @@ class MapKind:
 
 MAP_KINDS: dict[str, MapKind] = {
     "attention": MapKind(),
+    "cross_attention": MapKind(),
     "convolution": MapKind(is_convolution=True),
     "depthwise_convolution": MapKind(is_score=True, is_convolution=True),
     "content_to_content": MapKind(is_score=True),
@@ -83,8 +84,11 @@ class Mixer(nn.Module, ABC):
         """
         raise InputError(f"{type(self).__name__} has no step-by-step form; allowed: mixers with is_causal")
 
-    def renew(self, step: int, seed: int, layer: int) -> None:
-        """The trainer's moment before a step: kinds that draw random features draw them anew when it is time."""
+    def renew(self, step: int, seed: int, number: int) -> None:
+        """The trainer's moment before a step: kinds that draw random features draw them anew when it is time.
+
+        `number` tells the mixers of a stack apart.
+        """
 
     def refuse_memory(self, call: ForwardPass) -> None:
         """Raises InputError if the call has a memory, for kinds that cannot look at one."""

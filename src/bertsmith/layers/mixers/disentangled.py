@@ -70,7 +70,8 @@ class DisentangledConfig(MixerConfig):
 
     def flops(self, width: int, length: int) -> int:
         inner = self.heads * self.resolved_head_width(width)
-        terms = 2 + self.content_to_position + self.position_to_content  # content, values, and what positions add
+        # content and values for every token; a term of positions for every offset, to either side
+        terms = 2 + 2 * (self.content_to_position + self.position_to_content)
         return 2 * 4 * width * inner + 2 * terms * length * inner
 
 

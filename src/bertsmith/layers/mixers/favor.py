@@ -130,12 +130,12 @@ class FavorAttention(Attending):
         self.projection.copy_(self.features.draw(self.head_width, generator))
 
     @torch.no_grad()
-    def renew(self, step: int, seed: int, layer: int) -> None:
+    def renew(self, step: int, seed: int, number: int) -> None:
         every = self.features.redraw_every
         if every == 0 or step == 0 or step % every:
             return
         # a function of the seed alone: all processes draw the same, and so does a run that resumes
-        generator = torch.Generator().manual_seed(seed_of(seed, layer, step // every))
+        generator = torch.Generator().manual_seed(seed_of(seed, number, step // every))
         self.projection.copy_(self.features.draw(self.head_width, generator))
 
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:

@@ -18,7 +18,7 @@ demo: $(VENV)/.installed
 	@echo "Look at demo/report.html"
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -123,9 +123,9 @@ VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     "sharing feed-forwards": _shares("feedforward"),
 }
 
-# one of each family: sizes of one family differ in numbers only, generators from what they teach in the head
-_SIZES = [name for name in PRESETS if not name.endswith("-generator")]
-FAMILIES = sorted({name.rsplit("-", 1)[0]: name for name in _SIZES}.values())
+# one of each architecture, as sizes of one differ in numbers only, and those whose numbers switch a part on
+FAMILIES = sorted({architecture: name for name, (architecture, _) in reversed(PRESETS.items())}.values())
+FAMILIES += ["convbert-medium-small", "dynamicconv-base", "performer-relu-base"]
 FAMILIES += [f"bert-tiny {variant}" for variant in VARIANTS]
 
 

@@ -1,6 +1,6 @@
 """Speed of our encoders beside `transformers`, same size, same tokens, same run.
 
-    python benchmarks/encoder.py --family bert                    # on a GPU
+    python benchmarks/encoder.py --family bert                    # on a GPU; convbert, deberta-v3, performer, …
     python benchmarks/encoder.py --device cpu --size tiny --tokens 2048 --lengths 64
 
 Training is forward and backward under bfloat16 autocast with float32 weights and dropout 0, the loss the mean square of
@@ -21,9 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.batches.layout import SequenceLayout
+from bertsmith.checkpoint.hf import TWINS
 from bertsmith.models.build import build
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import Encoder
-from bertsmith.models.published import preset
+from bertsmith.models.published import overridable, preset
 
 SIZES = {"base": (768, 12, 12), "small": (512, 4, 8), "tiny": (128, 2, 2)}
 VOCABULARY = 30522
@@ -75,29 +77,28 @@ def _candidates(options: argparse.Namespace, length: int) -> list[Candidate]:
 
 
 def _ours(options: argparse.Namespace, length: int) -> Encoder:
+    return build(_config(options, length), seed=0).encoder
+
+
+def _config(options: argparse.Namespace, length: int) -> ModelConfig:
+    """The family in the size that was asked for, without heads and dropout."""
     width, layers, heads = SIZES[options.size]
-    config = preset(
-        f"{options.family}-base", width=width, layers=layers, heads=heads, dropout=0.0, longest=max(512, length)
-    )
-    return build(config, seed=0).encoder
+    name = f"{options.family}-base"
+    sizes = {"width": width, "layers": layers, "heads": heads, "dropout": 0.0, "longest": max(512, length)}
+    sizes |= {"vocabulary": VOCABULARY, "embedding_width": width}
+    config = preset(name, **{key: value for key, value in sizes.items() if key in overridable(name)})
+    return config.changed(heads=())
 
 
 def _peer(options: argparse.Namespace, length: int) -> nn.Module:
-    from transformers import BertConfig, BertModel
+    """The same network by `transformers`; where it has none (Performer), its BERT of that size with SDPA."""
+    from transformers import AutoConfig, AutoModel
 
-    width, layers, heads = SIZES[options.size]
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=4 * width,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        max_position_embeddings=max(512, length),
-        attn_implementation="sdpa",
-    )
-    return BertModel(config, add_pooling_layer=False)
+    twins = {twin.family: twin for twin in TWINS.values()}
+    family = options.family if _config(options, length).family in twins else "bert"
+    config = _config(argparse.Namespace(**{**vars(options), "family": family}), length)
+    data = twins[config.family].write_config(config)
+    return AutoModel.from_config(AutoConfig.for_model(**data))
 
 
 def _padded(ids: Tensor) -> tuple:
@@ -214,7 +215,8 @@ def _print_mixed(rows: list[dict]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", default="bert", choices=["bert"])
+    families = ["bert", "convbert", "deberta", "deberta-v3", "electra", "performer"]
+    parser.add_argument("--family", default="bert", choices=families)
     parser.add_argument("--size", default="base", choices=SIZES)
     parser.add_argument("--lengths", default=[128, 512, 2048], type=lambda text: [int(n) for n in text.split(",")])
     parser.add_argument("--tokens", default=32768, type=int)

@@ -47,8 +47,8 @@ def test_objective_learns_and_counts(kind: str, changes: dict, layout: str, name
     assert counts.keys() == sums.keys() == set(objective.terms)
     for term in objective.terms:
         assert int(counts[term]) > 0
-        assert sums[term].others.keys() == set(objective.terms[term])
-        assert all(0 <= int(hits) <= int(counts[term]) for hits in sums[term].others.values())
+        assert sums[term].figures.keys() == set(objective.terms[term].figures)
+        assert all(0 <= int(part) <= int(whole) for part, whole in sums[term].figures.values())
     again = objective(model, objective.prepare(batch, 5))
     assert all(torch.equal(sums[term].loss, again[term].loss) for term in objective.terms)
     other = objective(model, objective.prepare(batch, 6))

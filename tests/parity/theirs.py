@@ -77,7 +77,7 @@ def masked_loss(model: Model, prepared: MaskedBatch) -> Tensor:
     settings = MaskedLMConfig(next_sentence=prepared.sentence_targets is not None)
     objective = MaskedLM(settings, Vocabulary(VOCABULARY, 3, nothing, ~nothing))
     counts, sums = objective.counts(prepared), objective(model, prepared)
-    return sum(sums[term].loss / counts[term] for term in objective.terms)
+    return sum(term.weight * sums[name].loss / counts[name] for name, term in objective.terms.items())
 
 
 def compare_masked_losses(

@@ -37,6 +37,14 @@ class TokenBatch:
     is_next: Tensor | None = None
     """For sentence pairs: 1 where the second follows the first, 0 where not, -100 for filling."""
 
+    @property
+    def is_real(self) -> Tensor:
+        """True at tokens that are neither pads nor filling, in the shape of the tokens."""
+        if self.layout.is_token is not None:
+            return self.layout.is_token
+        # filling stands at the end of a packed batch
+        return torch.arange(self.tokens.numel(), device=self.tokens.device).view_as(self.tokens) < self.real_tokens
+
     def to(self, device: torch.device | str) -> "TokenBatch":
         """The same batch on another device."""
         return replace(

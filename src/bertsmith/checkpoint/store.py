@@ -20,6 +20,7 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import assemble, extract
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.generator import alone, fold
 from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -34,12 +35,15 @@ def load(
     device: str | torch.device = "cpu",
     ignore: tuple[str, ...] = (),
 ) -> Model:
-    """The model in a folder of ours or of Hugging Face, in eval mode, whole or cut down to a sub-network."""
+    """The model in a folder of ours or of Hugging Face, in eval mode, whole or cut down to a sub-network.
+
+    A model that was trained against a generator has it as `model.generator`.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"model folder {str(folder)!r} does not exist")
     data = read_json(folder / "config.json")
-    model = _load_ours(folder, data) if "bertsmith" in data else load_hf(folder, ignore=ignore)
+    model = fold(_load_ours(folder, data)) if "bertsmith" in data else load_hf(folder, ignore=ignore)
     if (folder / "tokenizer.json").exists() or (folder / "vocab.txt").exists():
         model.tokenizer = Tokenizer.load(folder)
         rows = model.config.encoder.vocabulary
@@ -63,7 +67,7 @@ def export(model: Model, folder: str | Path, *, to: Literal["hf"] = "hf", force:
     if to != "hf":
         raise InputError(f"to is {to!r}; {nearest(str(to), ['hf'])}")
     with NewFolder(_free(folder, force)) as new:
-        save_hf(model, new)
+        save_hf(alone(model), new)
 
 
 def _free(folder: str | Path, force: bool) -> Path:

@@ -50,9 +50,10 @@ def export_model(model: Path, *, out: Path, to: Literal["hf"] = "hf", force: boo
     from bertsmith.checkpoint.hf import check_exportable, save_hf
     from bertsmith.checkpoint.store import load
     from bertsmith.commands.output import claim, write_result
+    from bertsmith.models.generator import alone
 
     model, out = Path(model), Path(out)
-    loaded = load(model)
+    loaded = alone(load(model))
     # before claiming: a model that cannot be exported must not cost the folder that is there
     twin, _ = check_exportable(loaded)
     save_hf(loaded, claim(out, force, model))

@@ -98,9 +98,10 @@ def _finish(settings: "PretrainSettings", trainer: "Trainer", out: Path) -> dict
     from bertsmith.checkpoint.store import write_model
     from bertsmith.commands.output import write_result
     from bertsmith.commands.pretrain_report import write_report
+    from bertsmith.models.generator import fold
 
     figures = _figures(settings, trainer)
-    write_model(trainer.model, out)
+    write_model(fold(trainer.model), out)
     write_result(out, figures)
     commands = (
         f'bertsmith inspect {out} --text "Some words." --out maps',
@@ -123,6 +124,7 @@ def _figures(settings: "PretrainSettings", trainer: "Trainer") -> dict[str, Any]
     figures["training_flops_per_token"] = training_flops(trainer.model.config, length, targets)
     if held_out:
         part = Path(str(settings.data))
+        figures["token_term"] = settings.objective.token_term
         figures["held_out"] = {name: value for name, value in held_out[-1].items() if name not in ("kind", "step")}
         figures["unigram_level"] = unigram_level(TokenCorpus(part, "train"), TokenCorpus(part, "held_out"))
     return figures
@@ -134,6 +136,6 @@ def _print_figures(figures: dict[str, Any], out: Path) -> None:
     console = Console()
     console.print(f"[bold]{figures['steps']} steps, {figures['tokens']:,} tokens in {figures['seconds']} s[/]")
     if "held_out" in figures:
-        loss, level = figures["held_out"]["masked_tokens_loss"], figures["unigram_level"]
+        loss, level = figures["held_out"][f"{figures['token_term']}_loss"], figures["unigram_level"]
         console.print(f"held-out loss {loss:.3f} (unigram level {level:.3f})")
     console.print(f"written to {out}: model.safetensors, report.html, result.json", highlight=False, markup=False)

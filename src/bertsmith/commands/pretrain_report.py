@@ -20,11 +20,12 @@ def write_report(
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     figures = json.loads((run / "result.json").read_text(encoding="utf-8"))
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))["model"]
+    term = figures.get("token_term", "masked_tokens")
     report = PretrainingReport(
         title=title,
         facts=_facts(config, figures),
-        steps=[_named(row) for row in rows if row["kind"] == "training"],
-        held_out=[_named(row) for row in rows if row["kind"] == "held_out"],
+        steps=[_named(row, term) for row in rows if row["kind"] == "training"],
+        held_out=[_named(row, term) for row in rows if row["kind"] == "held_out"],
         unigram_entropy=figures.get("unigram_level"),
         filled=filled,
         attention=attention,
@@ -34,9 +35,9 @@ def write_report(
     page.write_text(pretraining_page(report), encoding="utf-8")
 
 
-def _named(row: dict[str, Any]) -> dict[str, Any]:
-    """A log row under the page's names: its loss is the masked tokens' own, which the unigram level compares with."""
-    return {**row, "loss": row["masked_tokens_loss"], "masked_accuracy": row["masked_tokens_accuracy"]}
+def _named(row: dict[str, Any], term: str) -> dict[str, Any]:
+    """A log row under the page's names: its loss is that of guessed tokens, which the unigram level compares with."""
+    return {**row, "loss": row[f"{term}_loss"], "masked_accuracy": row[f"{term}_accuracy"]}
 
 
 def _facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[str, str]:
@@ -52,9 +53,10 @@ def _facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[str, str]:
     }
     held_out = figures.get("held_out")
     if held_out:
-        facts["held-out loss"] = f"{held_out['masked_tokens_loss']:.3f}"
+        term = figures["token_term"]
+        facts["held-out loss"] = f"{held_out[f'{term}_loss']:.3f}"
         facts["unigram level"] = f"{figures['unigram_level']:.3f}"
-        facts["masked tokens guessed"] = f"{held_out['masked_tokens_accuracy']:.1%}"
+        facts["masked tokens guessed"] = f"{held_out[f'{term}_accuracy']:.1%}"
         if "next_sentence_accuracy" in held_out:
             facts["next sentences told apart"] = f"{held_out['next_sentence_accuracy']:.1%}"
     return facts

@@ -32,8 +32,9 @@ class EmbeddingConfig(Record):
     rank: int | None = Field(default=None, gt=0)
     """Keep the token table as a product of two, (vocabulary, rank) · (rank, width), and nothing else of the embedding;
     `factorise` makes such a model of a trained one."""
-    owns_table: bool = True
-    """False for a decoder that reads the token vectors of its encoder."""
+    table: Literal["own", "given", "difference"] = "own"
+    """Where the token vectors come from: a table of its own; the encoder's, for a decoder; or the generator's, to which
+    its own is added, for an encoder in training whose generator must not learn from it (models/generator.py)."""
     has_norm: bool = True
     epsilon: float = Field(default=1e-12, gt=0)
     """Of the norm."""
@@ -52,7 +53,8 @@ class Embedding(nn.Module):
         self.longest = config.longest
         self.scale = inner**0.5 if config.is_scaled else None
         columns = config.rank or inner
-        self.token_table = nn.Parameter(torch.empty(vocabulary, columns)) if config.owns_table else None
+        self.is_difference = config.table == "difference"
+        self.token_table = None if config.table == "given" else nn.Parameter(torch.empty(vocabulary, columns))
         self.token_factor = None if config.rank is None else nn.Parameter(torch.empty(config.rank, inner))
         self.position = None if config.positions == "none" else POSITIONS[config.positions](config.longest, inner)
         self.type_table = nn.Parameter(torch.empty(config.types, inner)) if config.types else None
@@ -63,7 +65,7 @@ class Embedding(nn.Module):
     def forward(
         self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, table: Tensor | None = None
     ) -> Tensor:
-        """The first states; `table` holds the token vectors where the embedding has none of its own.
+        """The first states; `table` holds the token vectors where the embedding has none, or a difference, of its own.
 
         Shape: tokens and types (batch, length) or (tokens,); the result has one more axis, the encoder's width.
         """
@@ -80,9 +82,7 @@ class Embedding(nn.Module):
         return self._sum(tokens, self.position.table[place], None, table)
 
     def _sum(self, tokens: Tensor, positions: Tensor | None, types: Tensor | None, table: Tensor | None) -> Tensor:
-        table = self.token_table if table is None else table
-        assert table is not None, "an embedding without a table of its own must be given one"
-        vectors = embedding(tokens, table)
+        vectors = self._vectors(tokens, table)
         if self.token_factor is not None:
             vectors = vectors @ self.token_factor  # (…, rank) -> (…, embedding width)
         if self.scale is not None:
@@ -92,6 +92,21 @@ class Embedding(nn.Module):
         if self.type_table is not None:
             vectors = vectors + (self.type_table[0] if types is None else embedding(types, self.type_table))
         return self.widen(self.dropout(self.norm(vectors)))
+
+    def _vectors(self, tokens: Tensor, given: Tensor | None) -> Tensor:
+        if self.is_difference:
+            assert given is not None, "an embedding that is a difference must be given the table it is added to"
+            assert self.token_table is not None
+            return embedding(tokens, given.detach()) + embedding(tokens, self.token_table)
+        table = self.token_table if given is None else given
+        assert table is not None, "an embedding without a table of its own must be given one"
+        return embedding(tokens, table)
+
+    @torch.no_grad()
+    def initialise(self, deviation: float, generator: torch.Generator | None) -> None:
+        """A difference begins with nothing."""
+        if self.is_difference and self.token_table is not None:
+            self.token_table.zero_()
 
     def _check_length(self, length: int) -> None:
         if length > self.longest:

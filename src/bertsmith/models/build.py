@@ -24,6 +24,8 @@ def build(config: ModelConfig, *, seed: int | None = None) -> Model:
     decoder = config.decoder
     if isinstance(model, Seq2Seq) and decoder is not None and decoder.deviation != config.encoder.deviation:
         initialise(model.decoder, decoder.deviation, generator)
+    if model.generator is not None and config.generator is not None:
+        initialise(model.generator, config.generator.model.encoder.deviation, generator)
     return model
 
 
@@ -32,8 +34,20 @@ def assemble(config: ModelConfig) -> Model:
     last = config.decoder or config.encoder  # heads stand on the last stack
     heads = {head.kind: head.build(last.width, last.embedding_width, last.vocabulary) for head in config.heads}
     if config.decoder is None:
-        return Model(config, _stack(config.encoder), heads)
+        generator = None if config.generator is None else assemble(config.generator.model)
+        model = Model(config, _stack(config.encoder), heads, generator)
+        share(model)
+        return model
     return Seq2Seq(config, _stack(config.encoder), _stack(config.decoder), heads)
+
+
+def share(model: Model) -> None:
+    """Makes the generator's embedding the model's own where its config says so; the widening stays its own."""
+    if model.generator is None or model.config.generator is None or model.config.generator.sharing != "full":
+        return
+    own, others = model.encoder.embedding, model.generator.encoder.embedding
+    others.token_table, others.type_table = own.token_table, own.type_table
+    others.position, others.norm = own.position, own.norm
 
 
 @torch.no_grad()
@@ -79,8 +93,11 @@ def rebuild(model: Model, config: ModelConfig, *, seed: int = 0) -> Model:
 
 
 def extract(model: Model, subnet: Subnet) -> Model:
-    """The sub-network as an ordinary, smaller model with weights of its own; of a seq2seq model both stacks are cut."""
-    config = model.config.changed(encoder=_cut_config(model.config.encoder, model.encoder, subnet))
+    """The sub-network as an ordinary, smaller model with weights of its own.
+
+    Of a seq2seq model both stacks are cut; a generator is left behind.
+    """
+    config = model.config.changed(encoder=_cut_config(model.config.encoder, model.encoder, subnet), generator=None)
     if isinstance(model, Seq2Seq):
         assert config.decoder is not None
         config = config.changed(decoder=_cut_config(config.decoder, model.decoder, subnet))

@@ -126,6 +126,24 @@ class EncoderConfig(Record):
         return flops if layer.branch is None else flops + layer.branch.flops(self.width)
 
 
+class GeneratorConfig(Record):
+    """The masked-token model whose guesses an encoder learns to tell from the text (ELECTRA)."""
+
+    model: "ModelConfig"
+    sharing: Literal["none", "full", "gradient_disentangled"] = "full"
+    """What both embeddings have in common: nothing; token, position and type vectors and their norm (ELECTRA); or the
+    generator's token vectors, to which the encoder adds a table of its own without moving them (DeBERTa v3)."""
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> "GeneratorConfig":
+        kinds = [head.kind for head in self.model.heads]
+        if "masked_tokens" not in kinds or set(kinds) - {"masked_tokens", "mask_decoder"}:
+            raise ValueError(f"a generator's heads are {kinds}; allowed: masked_tokens, with or without mask_decoder")
+        if self.model.generator is not None or self.model.decoder is not None:
+            raise ValueError("a generator has a generator or decoder of its own; allowed: an encoder alone")
+        return self
+
+
 class ModelConfig(Record):
     """An encoder and the heads that stand on it; with a decoder, a model that writes sequences."""
 
@@ -135,6 +153,32 @@ class ModelConfig(Record):
     decoder: EncoderConfig | None = None
     """A stack whose layers have cross mixers that look at the encoder's states."""
     heads: tuple[AnyHead, ...] = ()
+    generator: GeneratorConfig | None = None
+    """Kept beside an encoder that was trained with it, so that training can go on and masks can be filled."""
+
+    @model_validator(mode="after")
+    def _check_generator(self) -> "ModelConfig":
+        embedding, generator = self.encoder.embedding, self.generator
+        is_difference = embedding.table == "difference"
+        if is_difference and (generator is None or generator.sharing != "gradient_disentangled"):
+            raise ValueError("encoder.embedding.table is 'difference'; allowed: with a gradient_disentangled generator")
+        if generator is None or generator.sharing == "none":
+            return self
+        other = generator.model.encoder
+        pairs = {
+            "vocabulary": (self.encoder.vocabulary, other.vocabulary),
+            "embedding width": (self.encoder.embedding_width, other.embedding_width),
+        }
+        if generator.sharing == "full":
+            for name in ("positions", "longest", "types", "has_norm", "epsilon"):
+                pairs[f"embedding.{name}"] = (getattr(embedding, name), getattr(other.embedding, name))
+        for name, (own, others) in pairs.items():
+            if own != others:
+                what = f"{own} and its generator's {others}"
+                raise ValueError(f"the encoder's {name} is {what}; generator.sharing = {generator.sharing!r} needs one")
+        if embedding.rank or other.embedding.rank or self.decoder is not None:
+            raise ValueError("generator.sharing is given with embedding.rank or a decoder; allowed: sharing = 'none'")
+        return self
 
     @model_validator(mode="after")
     def _check_heads(self) -> "ModelConfig":
@@ -167,8 +211,8 @@ class ModelConfig(Record):
         if decoder is not None and (decoder.embedding.rank or self.encoder.embedding.rank):
             raise ValueError("embedding.rank is given; allowed: in a model without a decoder")
         if decoder is None:
-            if not self.encoder.embedding.owns_table:
-                raise ValueError("encoder.embedding.owns_table is false; only a decoder reads another table")
+            if self.encoder.embedding.table == "given":
+                raise ValueError("encoder.embedding.table is 'given'; only a decoder reads another table")
             return self
         for index, layer in enumerate(decoder.layers):
             if layer.cross is None or not layer.mixer.is_causal:
@@ -180,6 +224,6 @@ class ModelConfig(Record):
         if decoder.width != self.encoder.width:
             raise ValueError(f"decoder.width is {decoder.width}; allowed: encoder.width, {self.encoder.width}")
         tables = (decoder.vocabulary, decoder.embedding_width)
-        if not decoder.embedding.owns_table and tables != (self.encoder.vocabulary, self.encoder.embedding_width):
-            raise ValueError("decoder.embedding.owns_table is false; its vocabulary and width must be the encoder's")
+        if decoder.embedding.table == "given" and tables != (self.encoder.vocabulary, self.encoder.embedding_width):
+            raise ValueError("decoder.embedding.table is 'given'; its vocabulary and width must be the encoder's")
         return self

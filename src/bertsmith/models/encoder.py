@@ -72,9 +72,10 @@ class Encoder(nn.Module):
         *,
         subnet: Subnet | None = None,
         backend: str = "auto",
+        table: Tensor | None = None,
     ) -> Encoded:
         """The last states with what else there is to know of the way to them, for objectives."""
-        hidden = self.embedding(tokens, layout, types)
+        hidden = self.embedding(tokens, layout, types, table)
         hidden, pondering = self._through(self.kept(self.call(layout, backend), subnet), hidden)
         return Encoded(self.final_norm(hidden), pondering)
 
@@ -86,10 +87,11 @@ class Encoder(nn.Module):
         *,
         subnet: Subnet | None = None,
         backend: str = "auto",
+        table: Tensor | None = None,
     ) -> tuple[Tensor, Block, ForwardPass]:
         """The states that enter the last kept block, that block, and the call that is meant for it."""
         *before, last = self.kept(self.call(layout, backend), subnet)
-        hidden, _ = self._through(before, self.embedding(tokens, layout, types))
+        hidden, _ = self._through(before, self.embedding(tokens, layout, types, table))
         return hidden, *last
 
     def layer_states(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.batches.layout import SequenceLayout
+from bertsmith.batches.random import key
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
@@ -17,11 +18,14 @@ from bertsmith.text.tokenizer import Tokenizer
 class Model(nn.Module):
     """What `load` and `build` return."""
 
-    def __init__(self, config: ModelConfig, encoder: Encoder, heads: dict[str, nn.Module]) -> None:
+    def __init__(
+        self, config: ModelConfig, encoder: Encoder, heads: dict[str, nn.Module], generator: "Model | None" = None
+    ) -> None:
         super().__init__()
         self.config = config
         self.encoder = encoder
         self.heads = nn.ModuleDict(heads)
+        self.generator = generator
         self.tokenizer: Tokenizer | None = None
 
     def forward(
@@ -44,7 +48,8 @@ class Model(nn.Module):
                 shapes = f"{tuple(tensor.shape)} and input_ids {tuple(input_ids.shape)}"
                 raise InputError(f"{name} has shape {shapes}; they must be equal")
         layout = SequenceLayout.rows(input_ids, attention_mask)
-        return self.encoder(input_ids, layout, token_type_ids, subnet=subnet, backend=backend)
+        table = self.given_table
+        return self.encoder(input_ids, layout, token_type_ids, subnet=subnet, backend=backend, table=table)
 
     def masked_states(
         self,
@@ -64,10 +69,13 @@ class Model(nn.Module):
         Shape: tokens and types (batch, length) or (tokens,); places (places,) index the flattened tokens.
         """
         if "mask_decoder" not in self.heads:
-            encoded = self.encoder.run(tokens, layout, types, subnet=subnet, backend=backend)
+            encoded = self.encoder.run(tokens, layout, types, subnet=subnet, backend=backend, table=self.given_table)
             # (batch, length, width) or (tokens, width) -> (places, width)
             return encoded.states.flatten(0, -2).index_select(0, places), encoded
-        below, block, call = self.encoder.before_last(tokens, layout, types, subnet=subnet, backend=backend)
+        table = self.given_table
+        below, block, call = self.encoder.before_last(
+            tokens, layout, types, subnet=subnet, backend=backend, table=table
+        )
         chosen = self.encoder.final_norm(self.heads["mask_decoder"](below, block, call, places))
         return chosen, Encoded(self.encoder.final_norm(block(below, call))) if needs_last else None
 
@@ -88,8 +96,14 @@ class Model(nn.Module):
 
     @torch.inference_mode()
     def fill_mask(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
-        """For every mask in the text the likeliest pieces with their probabilities."""
+        """For every mask in the text the likeliest pieces with their probabilities.
+
+        Where the model itself has no head for that, its generator says them.
+        """
         tokenizer = self.require_tokenizer()
+        if "masked_tokens" not in self.heads and self.generator is not None:
+            self.generator.tokenizer = tokenizer
+            return self.generator.fill_mask(text, top=top)
         batch = self._batch([text])
         is_mask = batch["input_ids"] == tokenizer.mask
         if not is_mask.any():
@@ -110,12 +124,23 @@ class Model(nn.Module):
     def renew(self, step: int, seed: int) -> None:
         """The trainer's moment before a step: parts that draw random features draw them anew when it is time."""
         self.encoder.renew(step, seed)
+        if self.generator is not None:
+            self.generator.renew(step, key(seed, 7))
+
+    @property
+    def given_table(self) -> Tensor | None:
+        """The generator's token vectors where the encoder's own are a difference from them; else None."""
+        if self.generator is None or not self.encoder.embedding.is_difference:
+            return None
+        return self.generator.token_table
 
     @property
     def token_table(self) -> Tensor:
         """The encoder's token vectors, (vocabulary, embedding width); heads over the vocabulary read them, too."""
         table, factor = self.encoder.embedding.token_table, self.encoder.embedding.token_factor
         assert table is not None
+        if self.given_table is not None:
+            return self.given_table.detach() + table
         return table if factor is None else table @ factor
 
     @property

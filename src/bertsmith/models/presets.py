@@ -127,7 +127,7 @@ def transformer(size: TransformerSize) -> ModelConfig:
     writing = reading.changed(mixer=attention.changed(is_causal=True), cross=attention)
     embedding = size.embedding(positions=size.positions, is_scaled=True, has_norm=False, types=0)
     encoder = size.encoder(embedding, *[reading] * size.layers)
-    decoder = size.encoder(embedding.changed(owns_table=False), *[writing] * size.layers)
+    decoder = size.encoder(embedding.changed(table="given"), *[writing] * size.layers)
     return ModelConfig(family="transformer", encoder=encoder, decoder=decoder, heads=(NextTokenConfig(),))
 
 

@@ -2,22 +2,75 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertsmith.batches.batch import Batch
 from bertsmith.models.model import Model
+from bertsmith.settings import Record
+from bertsmith.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Term:
+    """One loss of an objective, as the trainer and the log know it."""
+
+    figures: tuple[str, ...] = ()
+    """What else is reported of it."""
+    weight: float = 1.0
+    """How much its mean over its targets counts in the loss."""
+
+
+class Share(NamedTuple):
+    """A figure as a part of a whole: both are added up over micro-batches and processes before they are divided."""
+
+    part: Tensor
+    whole: Tensor
 
 
 @dataclass(frozen=True)
 class Sums:
-    """One loss over a micro-batch, not yet divided by the number of its targets."""
+    """One loss over a micro-batch, neither weighted nor divided by the number of its targets."""
 
     loss: Tensor
-    others: dict[str, Tensor]
-    """Further sums over the targets, under the names in the objective's `terms`."""
+    figures: dict[str, Share]
+    """Under the names in the objective's term."""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Weights that one optimiser moves: their gradient is clipped as a whole, their learning rate scaled together."""
+
+    parameters: tuple[nn.Parameter, ...]
+    rate: float = 1.0
+    """Their learning rate as a share of the run's."""
+
+
+class ObjectiveConfig(Record, ABC):
+    """The settings of an objective over a corpus; `kind` is its name in the table of objectives."""
+
+    kind: str
+
+    @property
+    @abstractmethod
+    def heads(self) -> tuple[str, ...]:
+        """The heads this objective trains."""
+
+    @property
+    @abstractmethod
+    def targets_per_token(self) -> float:
+        """The share of tokens whose scores over the vocabulary are computed, for the count of operations."""
+
+    @property
+    @abstractmethod
+    def token_term(self) -> str:
+        """The term that guesses tokens, whose loss compares with the unigram level of the corpus."""
+
+    @abstractmethod
+    def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "Objective[Any, Any]":
+        """The objective; a model whose positions halt needs the weight of the ponder cost (EncoderConfig has it)."""
 
 
 Given = TypeVar("Given", bound=Batch)
@@ -31,8 +84,8 @@ class Objective(ABC, Generic[Given, Prepared]):
     the first backward pass.
     """
 
-    terms: dict[str, tuple[str, ...]]
-    """The names of the losses, each with the names of what else it reports; all are divided by the term's targets."""
+    terms: dict[str, Term]
+    """The losses by name."""
 
     @abstractmethod
     def to(self, device: torch.device | str) -> "Objective[Given, Prepared]":
@@ -53,3 +106,7 @@ class Objective(ABC, Generic[Given, Prepared]):
     @abstractmethod
     def for_evaluation(self) -> "Objective[Given, Prepared]":
         """The objective in the form in which runs are compared, whatever they were trained with."""
+
+    def portions(self, model: Model) -> list[Portion]:
+        """The model's weights by the optimiser that moves them; one moves all unless the objective says otherwise."""
+        return [Portion(tuple(parameter for parameter in model.parameters() if parameter.requires_grad))]

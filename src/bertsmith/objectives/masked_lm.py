@@ -13,12 +13,11 @@ from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.halting import Pondering
 from bertsmith.models.model import Model
-from bertsmith.objectives.base import Objective, Sums
-from bertsmith.settings import Record
+from bertsmith.objectives.base import Objective, ObjectiveConfig, Share, Sums, Term
 from bertsmith.text.tokenizer import Tokenizer
 
 
-class MaskedLMConfig(Record):
+class MaskedLMConfig(ObjectiveConfig):
     """Guess the masked tokens; optionally also whether two segments belong together."""
 
     kind: Literal["masked_lm"] = "masked_lm"
@@ -28,20 +27,18 @@ class MaskedLMConfig(Record):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The heads this objective trains."""
         return ("masked_tokens", "pooler", "next_sentence") if self.next_sentence else ("masked_tokens",)
 
     @property
     def targets_per_token(self) -> float:
-        """The share of tokens whose scores are computed, for the count of operations."""
         return self.masking.rate
 
+    @property
+    def token_term(self) -> str:
+        return "masked_tokens"
+
     def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "MaskedLM":
-        """The objective; a model whose positions halt needs the weight of the ponder cost (EncoderConfig has it)."""
-        is_special = torch.zeros(tokenizer.size, dtype=torch.bool)
-        is_special[list(tokenizer.special_ids)] = True
-        starts_word = torch.from_numpy(tokenizer.starts_word)
-        return MaskedLM(self, Vocabulary(tokenizer.size, tokenizer.mask, is_special, starts_word), ponder_weight)
+        return MaskedLM(self, vocabulary_of(tokenizer), ponder_weight)
 
 
 @dataclass(frozen=True)
@@ -62,11 +59,11 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
 
     def __init__(self, config: MaskedLMConfig, vocabulary: Vocabulary, ponder_weight: float | None = None) -> None:
         self.config, self.vocabulary, self.ponder_weight = config, vocabulary, ponder_weight
-        self.terms: dict[str, tuple[str, ...]] = {"masked_tokens": ("accuracy",)}
+        self.terms = {"masked_tokens": Term(("accuracy",))}
         if config.next_sentence:
-            self.terms["next_sentence"] = ("accuracy",)
+            self.terms["next_sentence"] = Term(("accuracy",))
         if ponder_weight is not None:
-            self.terms["ponder"] = ("halted_early",)
+            self.terms["ponder"] = Term(("halted_early",), weight=ponder_weight)
 
     def to(self, device: torch.device | str) -> "MaskedLM":
         return MaskedLM(self.config, self.vocabulary.to(device), self.ponder_weight)
@@ -78,7 +75,7 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
             if batch.is_next is None:
                 raise InputError('objective.next_sentence is true, which needs sequences.cut = "sentence_pairs"')
             sentence_targets = torch.where(batch.is_next >= 0, 1 - batch.is_next, IGNORED)
-        is_real = None if self.ponder_weight is None else _is_real(batch)
+        is_real = None if self.ponder_weight is None else batch.is_real
         return MaskedBatch(corrupted, batch.layout, batch.types, sentence_targets, is_real)
 
     def counts(self, prepared: MaskedBatch) -> dict[str, Tensor]:
@@ -96,22 +93,22 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
             corrupted.tokens, prepared.layout, prepared.types, corrupted.places, needs_last=has_pairs
         )
         scores = model.head("masked_tokens")(chosen, model.token_table)
-        sums = {"masked_tokens": _sums(scores, corrupted.targets)}
+        sums = {"masked_tokens": token_sums(scores, corrupted.targets)}
         if prepared.sentence_targets is not None and encoded is not None:
             pooled = model.head("pooler")(prepared.layout.first_tokens(encoded.states))
-            sums["next_sentence"] = _sums(model.head("next_sentence")(pooled), prepared.sentence_targets)
+            sums["next_sentence"] = token_sums(model.head("next_sentence")(pooled), prepared.sentence_targets)
         pondering = None if encoded is None else encoded.pondering
         if pondering is not None or self.ponder_weight is not None:
             sums["ponder"] = self._ponder(pondering, prepared.is_real)
         return sums
 
     def _ponder(self, pondering: Pondering | None, is_real: Tensor | None) -> Sums:
-        """The weighted cost, and how many positions came to rest before the last step."""
+        """The cost, and how many positions came to rest before the last step."""
         if pondering is None or self.ponder_weight is None or is_real is None:
             raise InputError("a ponder weight was given to the objective or a halting encoder to train, not both")
         cost = torch.where(is_real, pondering.cost, 0).sum()
         is_early = is_real & (pondering.steps < pondering.most)
-        return Sums(self.ponder_weight * cost, {"halted_early": is_early.sum()})
+        return Sums(cost, {"halted_early": Share(is_early.sum(), is_real.sum())})
 
     def for_evaluation(self) -> "MaskedLM":
         # 15 % of single tokens, 80/10/10: losses at other rates cannot be compared
@@ -119,16 +116,20 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
         return MaskedLM(plain, self.vocabulary, self.ponder_weight)
 
 
-def _is_real(batch: TokenBatch) -> Tensor:
-    """True at tokens that are neither pads nor filling, in the shape of the tokens."""
-    if batch.layout.is_token is not None:
-        return batch.layout.is_token
-    # filling stands at the end of a packed batch
-    return torch.arange(batch.tokens.numel(), device=batch.tokens.device).view_as(batch.tokens) < batch.real_tokens
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """What masking must know about a tokenizer."""
+    is_special = torch.zeros(tokenizer.size, dtype=torch.bool)
+    is_special[list(tokenizer.special_ids)] = True
+    return Vocabulary(tokenizer.size, tokenizer.mask, is_special, torch.from_numpy(tokenizer.starts_word))
 
 
-def _sums(scores: Tensor, targets: Tensor) -> Sums:
+def token_sums(scores: Tensor, targets: Tensor) -> Sums:
+    """Cross-entropy and hits over some targets, those that are IGNORED left out.
+
+    Shape: scores (targets, classes), targets (targets,).
+    """
     # at least float32: the sum over a large vocabulary would lose most of its digits in half precision
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     loss = cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum")
-    return Sums(loss, {"accuracy": (scores.detach().argmax(-1) == targets).sum()})
+    hits = (scores.detach().argmax(-1) == targets).sum()
+    return Sums(loss, {"accuracy": Share(hits, (targets != IGNORED).sum())})

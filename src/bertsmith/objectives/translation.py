@@ -13,7 +13,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.call import Memory
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
-from bertsmith.objectives.base import Objective, Sums
+from bertsmith.objectives.base import Objective, Share, Sums, Term
 from bertsmith.settings import Record
 
 
@@ -51,7 +51,7 @@ class Translation(Objective[PairBatch, TeacherForced]):
 
     def __init__(self, config: TranslationConfig) -> None:
         self.config = config
-        self.terms = {"next_token": ("accuracy", "nll")}
+        self.terms = {"next_token": Term(("accuracy", "nll"))}
 
     def to(self, device: torch.device | str) -> "Translation":
         return self
@@ -70,7 +70,8 @@ class Translation(Objective[PairBatch, TeacherForced]):
             scores.flatten(0, -2), prepared.batch.expected.flatten(), vocabulary, self.config.smoothing
         )
         correct = (scores.detach().argmax(-1) == prepared.batch.expected).sum()
-        return {"next_token": Sums(smoothed, {"accuracy": correct, "nll": nll.detach()})}
+        figures = {"accuracy": Share(correct, prepared.count), "nll": Share(nll.detach(), prepared.count)}
+        return {"next_token": Sums(smoothed, figures)}
 
     def for_evaluation(self) -> "Translation":
         # without smoothing: the loss is the logarithm of the perplexity, whatever was trained with

@@ -7,31 +7,66 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from bertsmith.objectives.base import Sums
+from bertsmith.objectives.base import Sums, Term
 
 
 class Meter:
     """Adds up what an objective reports, on the device: reading it at every step would make the loop wait."""
 
-    def __init__(self, terms: Mapping[str, tuple[str, ...]], device: torch.device) -> None:
-        self.loss = dict.fromkeys(terms, torch.zeros((), device=device))
-        nothing = torch.zeros((), dtype=torch.long, device=device)  # hits stay whole numbers
-        self.count = dict.fromkeys(terms, nothing)
-        self.others = {f"{term}_{name}": nothing for term, names in terms.items() for name in names}
+    def __init__(self, terms: Mapping[str, Term], device: torch.device) -> None:
+        nothing = torch.zeros((), dtype=torch.float64, device=device)  # counts stay exact
+        self.terms = terms
+        self.sums: dict[str, Tensor] = {}
+        for name, term in terms.items():
+            for key in (
+                "loss",
+                "count",
+                *(f"{figure}.{side}" for figure in term.figures for side in ("part", "whole")),
+            ):
+                self.sums[f"{name}.{key}"] = nothing
+        self.gradient_norm, self.steps = nothing, 0
         self.tokens = 0
+        self.waited = 0.0
+        """Seconds in which the loop stood still for data."""
         self._begin = time.perf_counter()
 
-    def add(self, sums: dict[str, Sums], counts: dict[str, Tensor], tokens: int) -> None:
-        for term, value in sums.items():
-            self.loss[term] = self.loss[term] + value.loss.detach()
-            self.count[term] = self.count[term] + counts[term]
-            for name, other in value.others.items():
-                self.others[f"{term}_{name}"] = self.others[f"{term}_{name}"] + other.detach()
-        self.tokens += tokens
+    def add(self, sums: Mapping[str, Sums], counts: Mapping[str, Tensor]) -> None:
+        """One micro-batch."""
+        for name, value in sums.items():
+            new = {"loss": value.loss.detach(), "count": counts[name]}
+            for figure, share in value.figures.items():
+                new |= {f"{figure}.part": share.part.detach(), f"{figure}.whole": share.whole}
+            for key, summand in new.items():
+                self.sums[f"{name}.{key}"] = self.sums[f"{name}.{key}"] + summand
+
+    def add_step(self, gradient_norm: Tensor) -> None:
+        """The end of an optimiser step."""
+        self.gradient_norm = self.gradient_norm + gradient_norm
+        self.steps += 1
+
+    def figures(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        """Loss in all, and of each term its loss and what else it reports, from the sums over all processes."""
+        # one transfer for all
+        values = dict(zip(totals, torch.stack(list(totals.values())).tolist(), strict=True))
+        figures = {"loss": 0.0}
+        for name, term in self.terms.items():
+            figures[f"{name}_loss"] = values[f"{name}.loss"] / max(1.0, values[f"{name}.count"])
+            for figure in term.figures:
+                part, whole = values[f"{name}.{figure}.part"], values[f"{name}.{figure}.whole"]
+                figures[f"{name}_{figure}"] = part / max(1.0, whole)
+            figures["loss"] += term.weight * figures[f"{name}_loss"]
+        return figures
 
     def seconds(self) -> float:
         """The time since the meter was made, without pauses."""
         return time.perf_counter() - self._begin
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts what happens inside as waiting for data."""
+        begin = time.perf_counter()
+        yield
+        self.waited += time.perf_counter() - begin
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -49,6 +49,10 @@ class Method:
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
 
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        return self.optimizer.learning_rate * self.schedule.factor(step, self.run.steps)
+
     def costs(self, config: ModelConfig, length: int, targets_per_token: float, micro_tokens: int) -> dict[str, str]:
         """What training a network on sequences of a length takes on one device, as names and values to print."""
         flops, steps = training_flops(config, length, targets_per_token), self.run.steps

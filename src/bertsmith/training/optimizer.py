@@ -1,12 +1,13 @@
 """AdamW with the right groups, and the learning rate over time."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
 
+from bertsmith.objectives.base import Portion
 from bertsmith.settings import Record
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -24,14 +25,25 @@ class OptimizerConfig(Record):
     clip: float = Field(default=1.0, ge=0)
     """Largest norm of the gradient; 0 for no limit."""
 
-    def build(self, model: nn.Module) -> torch.optim.AdamW:
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        groups = [
-            {"params": [p for _, p in named if p.dim() >= 2], "weight_decay": self.weight_decay},
-            {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0},
-        ]
-        fused = all(parameter.is_cuda for _, parameter in named)
+    def build(self, portions: Sequence[Portion]) -> torch.optim.AdamW:
+        """One AdamW over all portions: it treats every weight by itself, so each portion has an optimiser of its own.
+
+        Two groups for each portion; `portion_rate` is what its learning rate is scaled by.
+        """
+        groups = []
+        for portion in portions:
+            matrices = [parameter for parameter in portion.parameters if parameter.dim() >= 2]
+            others = [parameter for parameter in portion.parameters if parameter.dim() < 2]
+            for parameters, decay in ((matrices, self.weight_decay), (others, 0.0)):
+                if parameters:
+                    groups.append({"params": parameters, "weight_decay": decay, "portion_rate": portion.rate})
+        fused = all(parameter.is_cuda for portion in portions for parameter in portion.parameters)
         return torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas, eps=self.epsilon, fused=fused)
+
+    def set_rate(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
+        """Sets the learning rate of the next step."""
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group["portion_rate"]
 
 
 class ScheduleConfig(Record):

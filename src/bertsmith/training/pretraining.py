@@ -2,46 +2,29 @@
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from bertsmith.batches.loader import BatchReader, SpecialTokens
 from bertsmith.batches.plan import Plan, SequenceConfig
 from bertsmith.batches.shards import MANIFEST, TokenCorpus
 from bertsmith.errors import InputError
-from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import training_flops, training_memory
-from bertsmith.models.heads import HEADS, MaskDecoderConfig
-from bertsmith.models.published import preset
+from bertsmith.models.heads import MaskDecoderConfig
+from bertsmith.models.model import Model
+from bertsmith.objectives.base import ObjectiveConfig
 from bertsmith.objectives.masked_lm import MaskedLMConfig
+from bertsmith.objectives.replaced_tokens import ReplacedTokensConfig
 from bertsmith.settings import ByKind, Record
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.choice import GeneratorChoice, ModelChoice, check_encoder, chosen_config, chosen_model
 from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.trainer import Trainer, TrainingData
 
-OBJECTIVES: dict[str, type[Record]] = {"masked_lm": MaskedLMConfig}
-
-
-class ModelChoice(Record):
-    """The network: a preset with overrides, or written out whole."""
-
-    preset: str | None = None
-    """A published size, such as "bert-mini"."""
-    overrides: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the preset's family to change, such as layers or dropout."""
-    network: ModelConfig | None = None
-    """A config written out, instead of a preset."""
-
-    @model_validator(mode="after")
-    def _check_one(self) -> "ModelChoice":
-        if (self.preset is None) == (self.network is None):
-            raise ValueError("give either preset or network")
-        if self.network is not None and self.overrides:
-            raise ValueError("overrides change a preset; write them into the network instead")
-        return self
+OBJECTIVES: dict[str, type[ObjectiveConfig]] = {"masked_lm": MaskedLMConfig, "replaced_tokens": ReplacedTokensConfig}
 
 
 class PretrainSettings(Record):
@@ -50,8 +33,9 @@ class PretrainSettings(Record):
     data: str | None = None
     """The folder that `bertsmith corpus` wrote."""
     model: ModelChoice
+    generator: GeneratorChoice = GeneratorChoice()
     sequences: SequenceConfig = SequenceConfig()
-    objective: Annotated[MaskedLMConfig, ByKind(OBJECTIVES, default="masked_lm")] = MaskedLMConfig()
+    objective: Annotated[ObjectiveConfig, ByKind(OBJECTIVES, default="masked_lm")] = MaskedLMConfig()
     batch: BatchConfig = BatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -59,40 +43,57 @@ class PretrainSettings(Record):
 
     @model_validator(mode="after")
     def _check_pairs(self) -> "PretrainSettings":
-        if self.objective.next_sentence and self.sequences.cut != "sentence_pairs":
+        has_pairs = isinstance(self.objective, MaskedLMConfig) and self.objective.next_sentence
+        if has_pairs and self.sequences.cut != "sentence_pairs":
             raise ValueError('objective.next_sentence is true, which needs sequences.cut = "sentence_pairs"')
+        return self
+
+    @model_validator(mode="after")
+    def _check_generator(self) -> "PretrainSettings":
+        if not self.has_generator and self.generator != GeneratorChoice():
+            kind = self.objective.kind
+            raise ValueError(f"generator is given with objective.kind {kind!r}; it needs 'replaced_tokens'")
         return self
 
     @property
     def method(self) -> Method:
         return Method(self.run, self.batch, self.optimizer, self.schedule)
 
+    @property
+    def has_generator(self) -> bool:
+        return isinstance(self.objective, ReplacedTokensConfig)
+
     def network(self, vocabulary: int) -> ModelConfig:
         """The model's config for a vocabulary, with exactly the heads the objective trains, and a mask decoder's."""
-        choice = self.model
-        if choice.network is not None:
-            config = choice.network
-        else:
-            assert choice.preset is not None
-            config = preset(choice.preset, **{"vocabulary": vocabulary, **choice.overrides})
-        if config.decoder is not None:
-            name = choice.preset or "network"
-            raise InputError(f"model {name!r} has a decoder; allowed: encoders (bertsmith finetune trains it on pairs)")
-        if config.encoder.vocabulary < vocabulary:
-            raise InputError(f"the model's vocabulary is {config.encoder.vocabulary}; the corpus needs {vocabulary}")
-        types = config.encoder.embedding.types
-        if self.sequences.cut == "sentence_pairs" and types < 2:
-            raise InputError(
-                f"sequences.cut is 'sentence_pairs' and the model has {types} token types; allowed: 2 or more"
-            )
-        tables = [head.longest for head in config.heads if isinstance(head, MaskDecoderConfig)]
-        longest = min([config.encoder.embedding.longest, *tables])
-        if self.sequences.length > longest:
-            raise InputError(f"sequences.length is {self.sequences.length}; the model takes at most {longest} tokens")
-        given = {head.kind: head for head in config.heads}
-        kinds = [*self.objective.heads, *(["mask_decoder"] if "mask_decoder" in given else [])]
-        heads = tuple(given.get(kind) or HEADS[kind]() for kind in kinds)  # type: ignore[call-arg]
-        return config.changed(heads=heads)
+        generator = self.generator if self.has_generator else None
+        config = chosen_config(self.model, generator, self.objective.heads, vocabulary)
+        self._check_network(config, vocabulary)
+        return config
+
+    def start(self, vocabulary: int) -> Model:
+        """The model to train, with its first weights."""
+        generator = self.generator if self.has_generator else None
+        model = chosen_model(self.model, generator, self.objective.heads, vocabulary, seed=self.run.seed)
+        self._check_network(model.config, vocabulary)
+        return model
+
+    def _check_network(self, config: ModelConfig, vocabulary: int) -> None:
+        """Raises a sentence if a network cannot read the sequences."""
+        check_encoder(config, self.model.preset or self.model.folder or "network")
+        for part in (config, *([] if config.generator is None else [config.generator.model])):
+            if part.encoder.vocabulary < vocabulary:
+                raise InputError(f"the model's vocabulary is {part.encoder.vocabulary}; the corpus needs {vocabulary}")
+            types = part.encoder.embedding.types
+            if self.sequences.cut == "sentence_pairs" and types < 2 and part is config:
+                raise InputError(
+                    f"sequences.cut is 'sentence_pairs' and the model has {types} token types; allowed: 2 or more"
+                )
+            tables = [head.longest for head in part.heads if isinstance(head, MaskDecoderConfig)]
+            longest = min([part.encoder.embedding.longest, *tables])
+            if self.sequences.length > longest:
+                raise InputError(
+                    f"sequences.length is {self.sequences.length}; the model takes at most {longest} tokens"
+                )
 
 
 def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto", show: bool = True) -> Trainer:
@@ -100,9 +101,9 @@ def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto",
     if settings.data is None:
         raise InputError("data is not given: pass --data with a folder that `bertsmith corpus` wrote")
     tokenizer = Tokenizer.load(Path(settings.data))
-    config = settings.network(tokenizer.size)
-    model = build(config, seed=settings.run.seed)
+    model = settings.start(tokenizer.size)
     model.tokenizer = tokenizer
+    config = model.config
     return Trainer(
         model,
         settings.objective.build(tokenizer, config.encoder.ponder_weight),

@@ -17,26 +17,20 @@ so neither the number of processes nor an interruption changes it.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.tracking import get_available_trackers
-from accelerate.utils import DistributedDataParallelKwargs
-from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from bertsmith.batches.loader import Loaded, load_batches
 from bertsmith.batches.plan import Cursor, Stream
-from bertsmith.batches.random import key, seed_everything
+from bertsmith.batches.random import key
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
-from bertsmith.objectives.base import Objective, Sums
+from bertsmith.objectives.base import Objective
 from bertsmith.training.checkpoint import (
     Progress,
     find_checkpoint,
@@ -46,10 +40,11 @@ from bertsmith.training.checkpoint import (
     save_checkpoint,
 )
 from bertsmith.training.display import Display
-from bertsmith.training.hardware import device_type, peak_flops
+from bertsmith.training.engine import Engine
+from bertsmith.training.hardware import peak_flops
 from bertsmith.training.log import RunLog
 from bertsmith.training.meter import Meter
-from bertsmith.training.method import Method, RunConfig
+from bertsmith.training.method import Method
 from bertsmith.training.signals import StopRequest
 
 
@@ -61,25 +56,6 @@ class TrainingData:
     reader: Dataset[Loaded]
     held_out_plan: Stream[Any] | None
     held_out_reader: Dataset[Loaded] | None
-
-
-class _Step(nn.Module):
-    """Model and objective as one module, so that one wrapper synchronises the gradients of both."""
-
-    def __init__(self, model: Model, compute: Callable[[Model, Any], dict[str, Sums]]) -> None:
-        super().__init__()
-        self.model, self.compute = model, compute
-
-    def forward(self, prepared: Any) -> dict[str, Sums]:
-        return self.compute(self.model, prepared)
-
-
-def _check_trackers(run: RunConfig) -> None:
-    """Raises a sentence if the machine lacks a tracker that was asked for by name."""
-    available = {str(tracker) for tracker in get_available_trackers()}
-    for tracker in run.track:
-        if tracker not in available:
-            raise InputError(f"run.track names {tracker!r}, which is not installed (pip install {tracker})")
 
 
 class Trainer:
@@ -100,45 +76,19 @@ class Trainer:
     ) -> None:
         self.data, self.method, self.out = data, method, out
         self.fingerprint = fingerprint
-        run = method.run
-        _check_trackers(run)
-        # accelerate keeps its precision for the whole process; a second run in it may want another one
-        AcceleratorState._reset_state(reset_partial_state=False)
-        self.accelerator = Accelerator(
-            cpu=device_type(device) == "cpu",
-            mixed_precision="bf16" if run.is_half(device) else "no",
-            log_with=list(run.track) or None,
-            project_dir=out,
-            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
-        )
-        self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
+        self.engine = Engine(model, objective, method, out, device=device)
+        self.model, self.processes = self.engine.model, self.engine.processes
         micro, whole = data.plan.config.micro_tokens, method.batch.tokens
         if whole % (micro * self.processes):
             raise InputError(
                 f"batch.tokens is {whole}, which is not a multiple of sequences.micro_tokens {micro} times the "
                 f"{self.processes} processes; change one of them"
             )
-        self.model = model.to(self.device)
-        self.objective = objective.to(self.device)
-        self.evaluation = objective.for_evaluation().to(self.device)
-        compute: Callable[[Model, Any], dict[str, Sums]] = self.objective
-        self.is_graphed = run.compile == "graphs"
-        if self.is_graphed and self.device.type != "cuda":
-            raise InputError(f'run.compile is "graphs", which needs a GPU; the device is {self.device.type}')
-        if run.compile != "off":
-            mode = "reduce-overhead" if self.is_graphed else "default"
-            compute = torch.compile(lambda model, prepared: self.objective(model, prepared), mode=mode)
-        self.optimizer = method.optimizer.build(self.model)
-        if self.is_graphed:
-            # gradients must not live in the memory of a graph, which its next replay overwrites
-            for parameter in self.model.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-        self.step_module = self.accelerator.prepare(_Step(self.model, compute))
-        self.log = RunLog(out / "log.jsonl", self.accelerator)
+        self.log = RunLog(out / "log.jsonl", self.engine.accelerator)
         self.progress = Progress()
-        peak = peak_flops(self.device)
+        peak = peak_flops(self.engine.device)
         self.peak_tokens = None if peak is None else peak * self.processes / flops_per_token
-        self.show = show and self.accelerator.is_main_process
+        self.show = show and self.engine.is_main
 
     def run(self, *, resume: bool = False) -> Progress:
         """Trains to the last step, or until SIGTERM or SIGINT; either way everything is saved."""
@@ -146,7 +96,7 @@ class Trainer:
         complaints = self._resume() if resume else []
         self.log.rewind(self.progress.step)
         if run.track:
-            self.accelerator.init_trackers("bertsmith", config={"steps": run.steps, "seed": run.seed})
+            self.engine.accelerator.init_trackers("bertsmith", config={"steps": run.steps, "seed": run.seed})
         batches = self._stream()
         with StopRequest() as stop, Display(run.steps, self.progress.step, visible=self.show) as display:
             for complaint in complaints:
@@ -158,12 +108,7 @@ class Trainer:
 
     def close(self) -> None:
         """Ends trackers and the talk between processes; nothing may follow that waits for the others."""
-        # a gloo thread needs the interpreter to let go of the tensor of a sum, and the end of the group waits for its
-        # threads. PyTorch's handle of the group gives the interpreter away for that; the wrapper, which holds the group
-        # too, does not (torch 2.13), so it must not be the last to go
-        del self.step_module
-        self.accelerator.free_memory()
-        self.accelerator.end_training()
+        self.engine.close()
 
     @property
     def is_finished(self) -> bool:
@@ -202,34 +147,17 @@ class Trainer:
         self.model.renew(step, run.seed)
         micro = self.data.plan.config.micro_tokens
         count = self.method.batch.micro_batches(step, run.steps, micro, self.processes)
-        loaded = [next(batches) for _ in range(count)]
-        prepared = []
-        for item in loaded:
-            prepared.append(self.objective.prepare(item.batch.to(self.device), key(run.seed, 5)))
-        totals = self._reduce([self.objective.counts(item) for item in prepared])
-
-        rate = self.method.optimizer.learning_rate * self.method.schedule.factor(step, run.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.step_module.train()
-        for index, (item, inputs) in enumerate(zip(loaded, prepared, strict=True)):
-            seed_everything(run.seed, item.cursor.epoch, item.cursor.window, item.cursor.index)
-            is_synchronised = index == count - 1
-            if self.is_graphed:
-                torch.compiler.cudagraph_mark_step_begin()
-            with nullcontext() if is_synchronised else self.accelerator.no_sync(self.step_module):
-                sums = self.step_module(inputs)
-                # an average over processes is taken in the backward pass; a sum is wanted
-                loss = sum(sums[term].loss / totals[term].clamp(min=1) for term in self.objective.terms)
-                self.accelerator.backward(loss * self.processes)
-            meter.add(sums, self.objective.counts(inputs), item.batch.real_tokens)
-        if self.method.optimizer.clip:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.method.optimizer.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=not self.is_graphed)
+        with meter.waiting():
+            loaded = [next(batches) for _ in range(count)]
+        engine = self.engine
+        prepared = [engine.objective.prepare(item.batch.to(engine.device), key(run.seed, 5)) for item in loaded]
+        draws = [(run.seed, item.cursor.epoch, item.cursor.window, item.cursor.index) for item in loaded]
+        engine.learn(prepared, draws, self.method.rate(step), meter)
+        tokens = sum(item.batch.real_tokens for item in loaded)
         cursor = loaded[-1].cursor
         self.progress.step += 1
-        self.progress.tokens += sum(item.batch.real_tokens for item in loaded) * self.processes
+        meter.tokens += tokens
+        self.progress.tokens += tokens * self.processes
         # process 0 stands at the first micro-batch of the round; all of the round is done
         self.progress.cursor, self.progress.skip = (cursor.epoch, cursor.window, cursor.index), self.processes
 
@@ -245,34 +173,30 @@ class Trainer:
         self.progress.best_loss, self.progress.best_step = row["loss"], self.progress.step
         return True
 
-    @torch.no_grad()
     def evaluate(self) -> dict[str, float] | None:
         """The losses and accuracies on the held-out part with masks that never change; None without such a part."""
         if self.data.held_out_plan is None or self.data.held_out_reader is None:
             return None
-        self.model.eval()
-        meter = self._meter()
-        rank = self.accelerator.process_index
+        engine, meter = self.engine, self._meter()
         for number, plan in enumerate(self.data.held_out_plan.one_epoch()):
             if number == self.method.run.evaluate_batches:
                 break
-            if number % self.processes != rank:
+            if number % self.processes != engine.rank:
                 continue
-            batch = self.data.held_out_reader[plan].batch.to(self.device)
-            prepared = self.evaluation.prepare(batch, 0)
-            with self.accelerator.autocast():
-                meter.add(self.evaluation(self.model, prepared), self.evaluation.counts(prepared), batch.real_tokens)
-        return self._figures(meter)
+            batch = self.data.held_out_reader[plan].batch.to(engine.device)
+            prepared = engine.evaluation.prepare(batch, 0)
+            meter.add(engine.measure(prepared), engine.evaluation.counts(prepared))
+        return meter.figures(engine.reduce([meter.sums]))
 
     def save(self) -> None:
         """Writes a checkpoint."""
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
+        self.engine.accelerator.wait_for_everyone()
+        if self.engine.is_main:
             keep = max(2, self.method.run.average_last)
             save_checkpoint(
-                self.out / "checkpoints", self.model, self.optimizer, self.progress, self.fingerprint, keep=keep
+                self.out / "checkpoints", self.model, self.engine.optimizer, self.progress, self.fingerprint, keep=keep
             )
-        self.accelerator.wait_for_everyone()
+        self.engine.accelerator.wait_for_everyone()
 
     def _average(self, display: Display) -> None:
         """Leaves the model with the mean of the last checkpoints' weights, and measures it."""
@@ -289,16 +213,14 @@ class Trainer:
         if path is None and complaints:
             raise InputError(f"{str(folder)!r} has no whole checkpoint: {complaints[0]}")
         if path is not None:
-            self.progress = load_checkpoint(path, self.model, self.optimizer, self.fingerprint)
+            self.progress = load_checkpoint(path, self.model, self.engine.optimizer, self.fingerprint)
         return complaints
 
     def _stream(self) -> Iterator[Loaded]:
         """This process's micro-batches from where the run stands."""
-        rank = self.accelerator.process_index
-        plans = self.data.plan.from_cursor(
-            Cursor(*self.progress.cursor), skip=self.progress.skip + rank, every=self.processes
-        )
-        is_pinned = self.device.type == "cuda"
+        skip = self.progress.skip + self.engine.rank
+        plans = self.data.plan.from_cursor(Cursor(*self.progress.cursor), skip=skip, every=self.processes)
+        is_pinned = self.engine.device.type == "cuda"
         return iter(load_batches(self.data.reader, plans, workers=self.method.run.workers, pin=is_pinned))
 
     def _is_asked_to_stop(self, stop: StopRequest, step: int) -> bool:
@@ -307,40 +229,22 @@ class Trainer:
             return stop.is_made
         if step % self.method.run.log_every:
             return False
-        flag = torch.tensor(float(stop.is_made), device=self.device)
-        return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
+        flag = torch.tensor(float(stop.is_made), device=self.engine.device)
+        return bool(self.engine.reduce([{"stop": flag}])["stop"] > 0)
 
     def _training_row(self, meter: Meter) -> dict[str, Any]:
-        figures = self._figures(meter)
+        figures = meter.figures(self.engine.reduce([meter.sums]))
         seconds = meter.seconds()
         speed = meter.tokens * self.processes / seconds
         self.progress.seconds += seconds
         row = {"kind": "training", "step": self.progress.step, **figures}
-        row |= {"learning_rate": self.optimizer.param_groups[0]["lr"], "tokens": self.progress.tokens}
+        row["gradient_norm"] = float(meter.gradient_norm) / max(1, meter.steps)
+        row |= {"learning_rate": self.method.rate(self.progress.step - 1), "tokens": self.progress.tokens}
         row |= {"seconds": round(self.progress.seconds, 3), "tokens_per_second": round(speed, 1)}
+        row["data_wait"] = round(meter.waited / seconds, 4)
         if self.peak_tokens is not None:
             row["utilisation"] = round(speed / self.peak_tokens, 4)
         return row
 
-    def _figures(self, meter: Meter) -> dict[str, float]:
-        """Loss in all, and of each term its loss and what else it reports, over all processes."""
-        losses, counts = self._reduce([meter.loss]), self._reduce([meter.count])
-        # one type on all processes, even where one has nothing to add; hits stay exact
-        others = self._reduce([{name: other.double() for name, other in meter.others.items()}])
-        figures = {"loss": 0.0}
-        for term, names in self.objective.terms.items():
-            count = counts[term].clamp(min=1)
-            figures[f"{term}_loss"] = float(losses[term] / count)
-            figures |= {f"{term}_{name}": float((others[f"{term}_{name}"] / count).float()) for name in names}
-            figures["loss"] += figures[f"{term}_loss"]
-        return figures
-
-    def _reduce(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The sum of each term over the parts and all processes."""
-        totals = {term: torch.stack([part[term] for part in parts]).sum() for term in parts[0]}
-        if self.processes == 1:
-            return totals
-        return {term: self.accelerator.reduce(total, reduction="sum") for term, total in totals.items()}
-
     def _meter(self) -> Meter:
-        return Meter(self.objective.terms, self.device)
+        return Meter(self.engine.objective.terms, self.engine.device)

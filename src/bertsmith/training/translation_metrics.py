@@ -32,7 +32,7 @@ def forced_figures(model: Seq2Seq, texts: TextPairs, config: PairConfig) -> dict
             prepared = objective.prepare(reader[plan].batch.to(model.device), 0)  # type: ignore[arg-type]
             sums = objective(model, prepared)["next_token"]
             loss, count = loss + float(sums.loss), count + int(prepared.count)
-            correct += int(sums.others["accuracy"])
+            correct += int(sums.figures["accuracy"].part)
     mean = loss / count
     return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "accuracy": correct / count, "target_tokens": count}
 

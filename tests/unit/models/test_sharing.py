@@ -11,6 +11,7 @@ import bertsmith
 from bertsmith import InputError, Subnet
 from bertsmith.models.config import EncoderConfig, ModelConfig
 from bertsmith.models.model import Model
+from bertsmith.objectives.base import Portion
 from bertsmith.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from bertsmith.training.optimizer import OptimizerConfig
 
@@ -119,14 +120,14 @@ def test_checkpoints_keep_one_state_for_each_weight(sharing: str, tmp_path: Path
             optimizer.step()
 
     model = bertsmith.build(config(sharing), seed=0)
-    optimizer = OptimizerConfig().build(model)
+    optimizer = OptimizerConfig().build([Portion(tuple(model.parameters()))])
     steps(model, optimizer, 2)
     path = save_checkpoint(tmp_path, model, optimizer, Progress(step=2), "data")
     names = {key.rpartition("/")[0] for key in load_file(path / "optimizer.safetensors")}
     assert names == {name for name, _ in model.named_parameters()}
 
     other = bertsmith.build(config(sharing), seed=1)
-    resumed = OptimizerConfig().build(other)
+    resumed = OptimizerConfig().build([Portion(tuple(other.parameters()))])
     load_checkpoint(path, other, resumed, "data")
     assert shared_parts(other) == SHARED[sharing]
     for each, optimiser in ((model, optimizer), (other, resumed)):

@@ -65,15 +65,15 @@ def test_contract(made: tuple[Model, Pairs], layout: str) -> None:
     prepared = objective.prepare(batch, 5)
     counts, sums = objective.counts(prepared), objective(model, prepared)
     assert counts.keys() == sums.keys() == set(objective.terms)
-    assert set(sums["next_token"].others) == set(objective.terms["next_token"])
+    assert set(sums["next_token"].figures) == set(objective.terms["next_token"].figures)
     assert int(counts["next_token"]) == int((batch.expected >= 0).sum()) > 0
-    assert 0 <= int(sums["next_token"].others["accuracy"]) <= int(counts["next_token"])
+    assert 0 <= int(sums["next_token"].figures["accuracy"].part) <= int(counts["next_token"])
     again = objective(model, objective.prepare(batch, 5))
     assert torch.equal(sums["next_token"].loss, again["next_token"].loss)
     # held-out figures are without smoothing
     evaluation = objective.for_evaluation()
     plain = evaluation(model, evaluation.prepare(batch, 0))["next_token"].loss
-    assert plain.item() == pytest.approx(sums["next_token"].others["nll"].item())
+    assert plain.item() == pytest.approx(sums["next_token"].figures["nll"].part.item())
     assert plain.item() != pytest.approx(sums["next_token"].loss.item(), rel=1e-3)
 
     model.zero_grad()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import bertsmith
+from bertsmith.objectives.base import Portion
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 
 
@@ -46,7 +47,7 @@ def test_noam_is_the_formula_of_the_paper() -> None:
 
 def test_decay_never_reaches_biases_and_norms() -> None:
     model = bertsmith.build(bertsmith.preset("electra-small", layers=1))
-    optimizer = OptimizerConfig(weight_decay=0.3).build(model)
+    optimizer = OptimizerConfig(weight_decay=0.3).build([Portion(tuple(model.parameters()))])
     decayed, spared = ({id(p) for p in group["params"]} for group in optimizer.param_groups)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
     for name, parameter in model.named_parameters():
@@ -67,4 +68,4 @@ def test_batch_ramp() -> None:
 
 def test_rates_reach_the_optimiser() -> None:
     model = torch.nn.Linear(2, 2)
-    assert OptimizerConfig(learning_rate=0.5).build(model).param_groups[0]["lr"] == 0.5
+    assert OptimizerConfig(learning_rate=0.5).build([Portion(tuple(model.parameters()))]).param_groups[0]["lr"] == 0.5

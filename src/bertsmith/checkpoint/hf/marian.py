@@ -79,7 +79,7 @@ def _read_stack(data: dict[str, Any], stack: str) -> EncoderConfig:
         is_scaled=bool(data.get("scale_embedding", False)),
         has_norm=False,
         dropout=dropout,
-        owns_table=not is_decoder,
+        table="given" if is_decoder else "own",
     )
     return EncoderConfig(
         vocabulary=vocabulary,

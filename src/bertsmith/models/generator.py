@@ -1,0 +1,100 @@
+"""The generator beside an encoder that learns to find its guesses: made, attached, and left behind again.
+
+In training with gradient-disentangled embeddings the encoder's token table holds only its difference from the
+generator's (He et al. 2023): `unfold` puts a model into that form, `fold` makes an ordinary model of it. Folders that
+`load` reads always give folded models; only a run's own state is unfolded.
+"""
+
+import torch
+
+from bertsmith.errors import InputError
+from bertsmith.layers.mixers.base import MixerConfig
+from bertsmith.models.build import share
+from bertsmith.models.config import GeneratorConfig, LayerConfig, ModelConfig
+from bertsmith.models.heads import MaskedTokensConfig
+from bertsmith.models.model import Model
+
+
+def generator_of(config: ModelConfig, *, width: float = 0.25, depth: float = 1.0) -> ModelConfig:
+    """A generator for an encoder: its layers narrowed and their number lowered to these shares, its embedding as it is.
+
+    Heads keep their width, so a quarter of the width is a quarter of the heads, at least one.
+    """
+    for name, share_of_it in (("width", width), ("depth", depth)):
+        if not 0 < share_of_it <= 1:
+            raise InputError(f"generator {name} is {share_of_it}; allowed: a share above 0, up to 1")
+    encoder = config.encoder
+    heads = max(1, round(width * encoder.layers[0].mixer.heads))
+    narrow = encoder.width * heads // encoder.layers[0].mixer.heads
+    layers = tuple(_narrowed(layer, encoder.width, narrow) for layer in encoder.layers)
+    kept = layers[: max(1, round(depth * len(layers)))]
+    embedding = encoder.embedding.changed(width=encoder.embedding_width, table="own")
+    relative = encoder.relative
+    small = encoder.changed(width=narrow, layers=kept, embedding=embedding, relative=relative)
+    heads_kept = tuple(head for head in config.heads if head.kind in ("masked_tokens", "mask_decoder"))
+    if not any(head.kind == "masked_tokens" for head in heads_kept):
+        heads_kept = (*heads_kept, MaskedTokensConfig(epsilon=encoder.embedding.epsilon))
+    return config.changed(encoder=small, heads=heads_kept, generator=None)
+
+
+def _narrowed(layer: LayerConfig, width: int, narrow: int) -> LayerConfig:
+    mixer, feedforward = layer.mixer, layer.feedforward
+    return layer.changed(
+        mixer=mixer.changed(heads=_scaled(mixer, width, narrow)),
+        feedforward=feedforward.changed(neurons=max(feedforward.groups, feedforward.neurons * narrow // width)),
+    )
+
+
+def _scaled(mixer: MixerConfig, width: int, narrow: int) -> int:
+    return max(1, mixer.heads * narrow // width)
+
+
+def attach(model: Model, generator: Model, sharing: str) -> Model:
+    """The model with a generator beside it, folded; with shared embeddings the generator reads the model's own."""
+    kept = GeneratorConfig.parse({"model": generator.config.plain(), "sharing": sharing}, source="generator")
+    model.config = model.config.changed(generator=kept)
+    model.generator = generator
+    share(model)
+    return model
+
+
+@torch.no_grad()
+def unfold(model: Model) -> Model:
+    """The model in the form in which it is trained: the encoder's table is its difference from the generator's."""
+    if model.config.generator is None or model.config.generator.sharing != "gradient_disentangled":
+        return model
+    if model.generator is not None and not model.encoder.embedding.is_difference:
+        _own_table(model).sub_(model.generator.token_table)
+        _set_table(model, "difference")
+    return model
+
+
+@torch.no_grad()
+def fold(model: Model) -> Model:
+    """The model in the form in which it is used: the encoder's table is whole, the sum of both."""
+    if model.given_table is not None:
+        _own_table(model).add_(model.given_table)
+        _set_table(model, "own")
+    return model
+
+
+def alone(model: Model) -> Model:
+    """The model without its generator, folded; what is exported."""
+    if model.generator is None:
+        return model
+    fold(model)
+    without = Model(model.config.changed(generator=None), model.encoder, dict(model.heads.items()))
+    without.tokenizer = model.tokenizer
+    return without.train(model.training)
+
+
+def _own_table(model: Model) -> torch.Tensor:
+    table = model.encoder.embedding.token_table
+    assert table is not None
+    return table
+
+
+def _set_table(model: Model, table: str) -> None:
+    encoder = model.config.encoder
+    model.config = model.config.changed(encoder=encoder.changed(embedding=encoder.embedding.changed(table=table)))
+    model.encoder.embedding.is_difference = table == "difference"

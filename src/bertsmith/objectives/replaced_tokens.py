@@ -1,0 +1,175 @@
+"""Replaced-token detection: a generator guesses masked tokens, the encoder tells guesses from text (Clark et al. 2020).
+
+    masked      the text with some places masked
+    scores      what the generator says there                       loss: cross-entropy, as in masked language modelling
+    guessed     the text with a token drawn from the scores at every chosen place
+    replaced    what the encoder says of every token of `guessed`   loss: binary; a guess that is right counts as text
+
+Nothing flows from the second loss back into the generator: a drawn token has no gradient.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from bertsmith.batches.batch import IGNORED, TokenBatch
+from bertsmith.batches.corruption import Corrupted, MaskingConfig, Vocabulary, corrupt
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.batches.random import bits, uniform
+from bertsmith.errors import InputError
+from bertsmith.models.model import Model
+from bertsmith.objectives.base import Objective, ObjectiveConfig, Portion, Share, Sums, Term
+from bertsmith.objectives.masked_lm import token_sums, vocabulary_of
+from bertsmith.text.tokenizer import Tokenizer
+
+_GUESS = 11  # the stream of random numbers that draws the generator's guesses
+
+
+class ReplacedTokensConfig(ObjectiveConfig):
+    """Tell the tokens of the text from a generator's guesses."""
+
+    kind: Literal["replaced_tokens"] = "replaced_tokens"
+    masking: MaskingConfig = MaskingConfig(mask=0.85, random=0.0)
+    """Where the generator guesses; ELECTRA leaves 15 % of these places as they are, DeBERTa v3 none."""
+    weight: float = Field(default=50.0, gt=0)
+    """Of the encoder's loss beside the generator's."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of the generator's guesses: lower ones are nearer to its best guess."""
+    optimizers: Literal["one", "two"] = "one"
+    """With "two", the gradients of generator and encoder are clipped apart, as DeBERTa v3 does."""
+    generator_rate: float = Field(default=1.0, gt=0)
+    """For "two": the generator's learning rate as a share of the encoder's."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ("replaced_tokens",)
+
+    @property
+    def targets_per_token(self) -> float:
+        return self.masking.rate
+
+    @property
+    def token_term(self) -> str:
+        return "generator"
+
+    def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "ReplacedTokens":
+        if ponder_weight is not None:
+            raise InputError("encoder.universal.halting is given; allowed with replaced_tokens: an encoder without it")
+        return ReplacedTokens(self, vocabulary_of(tokenizer))
+
+
+@dataclass(frozen=True)
+class ReplacedBatch:
+    """A masked batch, the text it was made from, and where it is text."""
+
+    corrupted: Corrupted
+    tokens: Tensor
+    layout: SequenceLayout
+    types: Tensor | None
+    is_real: Tensor
+    draw: Tensor
+    """(places,): a number from 0 to 1 for the guess at every chosen place."""
+
+
+class ReplacedTokens(Objective[TokenBatch, ReplacedBatch]):
+    """The generator's cross-entropy at the masked places and the encoder's binary one at every token."""
+
+    def __init__(self, config: ReplacedTokensConfig, vocabulary: Vocabulary) -> None:
+        self.config, self.vocabulary = config, vocabulary
+        self.terms = {
+            "generator": Term(("accuracy",)),
+            "replaced": Term(("accuracy", "recall", "precision", "share"), weight=config.weight),
+        }
+
+    def to(self, device: torch.device | str) -> "ReplacedTokens":
+        return ReplacedTokens(self.config, self.vocabulary.to(device))
+
+    def prepare(self, batch: TokenBatch, seed: int) -> ReplacedBatch:
+        corrupted = corrupt(batch, seed, self.config.masking, self.vocabulary)
+        # one draw for each place, known by the sequence and the position in it, however the batch is put together
+        sequence = batch.layout.sequence_index(batch.tokens).flatten()[corrupted.places]
+        position = batch.layout.positions(batch.tokens).flatten()[corrupted.places]
+        draw = uniform(bits(seed * 16 + _GUESS, batch.sample[sequence]), position)
+        return ReplacedBatch(corrupted, batch.tokens, batch.layout, batch.types, batch.is_real, draw)
+
+    def counts(self, prepared: ReplacedBatch) -> dict[str, Tensor]:
+        return {
+            "generator": (prepared.corrupted.targets != IGNORED).sum(),
+            "replaced": prepared.is_real.sum(),
+        }
+
+    def __call__(self, model: Model, prepared: ReplacedBatch) -> dict[str, Sums]:
+        generator = model.generator
+        if generator is None:
+            raise InputError("this model has no generator; replaced_tokens needs one")
+        corrupted, layout, types = prepared.corrupted, prepared.layout, prepared.types
+        # (places, width) -> (places, vocabulary): scores are computed nowhere else
+        states, _ = generator.masked_states(corrupted.tokens, layout, _types_for(generator, types), corrupted.places)
+        scores = generator.head("masked_tokens")(states, generator.token_table)
+        guesses = sample(scores.detach(), prepared.draw, self.config.temperature, self.vocabulary.size)
+        guessed, is_replaced = put(prepared.tokens, corrupted, guesses)
+        encoded = model.encoder.run(guessed, layout, _types_for(model, types), table=model.given_table)
+        logits = model.head("replaced_tokens")(encoded.states, layout)
+        return {
+            "generator": token_sums(scores, corrupted.targets),
+            "replaced": _replaced_sums(logits, is_replaced, prepared.is_real),
+        }
+
+    def portions(self, model: Model) -> list[Portion]:
+        if self.config.optimizers == "one" or model.generator is None:
+            return super().portions(model)
+        # what both share is the encoder's
+        encoders = {id(p) for part in (model.encoder, model.heads) for p in part.parameters()}
+        own = tuple(p for p in model.parameters() if id(p) in encoders)
+        generators = tuple(p for p in model.parameters() if id(p) not in encoders)
+        return [Portion(generators, self.config.generator_rate), Portion(own)]
+
+    def for_evaluation(self) -> "ReplacedTokens":
+        # 15 % of single tokens, whatever was trained with, so that runs can be compared
+        masking = MaskingConfig(mask=self.config.masking.mask, random=self.config.masking.random)
+        return ReplacedTokens(self.config.model_copy(update={"masking": masking}), self.vocabulary)
+
+
+def sample(scores: Tensor, draw: Tensor, temperature: float, vocabulary: int) -> Tensor:
+    """One token for every row of scores, with the chances its softmax gives; `draw` from [0, 1) decides which.
+
+    Shape: scores (places, vocabulary or more), draw (places,) -> (places,).
+    """
+    wide = scores[:, :vocabulary].to(torch.promote_types(scores.dtype, torch.float32))
+    heights = (wide / temperature).softmax(-1).cumsum(-1)
+    # rounding may leave the last height a little off 1: the draw is a share of it
+    limit = draw.to(heights)[:, None] * heights[:, -1:]
+    # a count instead of a search: it is one pass either way, and compilers fuse it
+    return (heights <= limit).sum(-1).clamp(max=vocabulary - 1)
+
+
+def put(tokens: Tensor, corrupted: Corrupted, guesses: Tensor) -> tuple[Tensor, Tensor]:
+    """The text with the guesses at the chosen places, and True where a guess is not what stood there."""
+    is_chosen = corrupted.targets != IGNORED
+    flat = tokens.flatten()
+    guesses = torch.where(is_chosen, guesses.to(flat), flat[corrupted.places])
+    guessed = flat.scatter(0, corrupted.places, guesses).view_as(tokens)
+    return guessed, guessed != tokens
+
+
+def _replaced_sums(logits: Tensor, is_replaced: Tensor, is_real: Tensor) -> Sums:
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = binary_cross_entropy_with_logits(wide, is_replaced.to(wide), reduction="none")
+    loss = torch.where(is_real, losses, 0).sum()
+    is_called = (logits.detach() > 0) & is_real
+    found, replaced, real = (is_called & is_replaced).sum(), is_replaced.sum(), is_real.sum()
+    figures = {
+        "accuracy": Share(((is_called == is_replaced) & is_real).sum(), real),
+        "recall": Share(found, replaced),
+        "precision": Share(found, is_called.sum()),
+        "share": Share(replaced, real),
+    }
+    return Sums(loss, figures)
+
+
+def _types_for(model: Model, types: Tensor | None) -> Tensor | None:
+    return types if model.config.encoder.embedding.types else None

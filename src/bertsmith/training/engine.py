@@ -1,0 +1,137 @@
+"""A model on its devices: forward, backward and the optimiser's step, on one process or many."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import Tensor, nn
+
+from bertsmith.batches.random import seed_everything
+from bertsmith.errors import InputError
+from bertsmith.models.model import Model
+from bertsmith.objectives.base import Objective, Sums
+from bertsmith.training.hardware import device_type
+from bertsmith.training.meter import Meter
+from bertsmith.training.method import Method, RunConfig
+
+
+class _Step(nn.Module):
+    """Model and objective as one module, so that one wrapper synchronises the gradients of both."""
+
+    def __init__(self, model: Model, compute: Callable[[Model, Any], dict[str, Sums]], evaluation: Any) -> None:
+        super().__init__()
+        self.model, self.compute, self.evaluation = model, compute, evaluation
+
+    def forward(self, prepared: Any, is_evaluation: bool = False) -> dict[str, Sums]:
+        return self.evaluation(self.model, prepared) if is_evaluation else self.compute(self.model, prepared)
+
+
+class Engine:
+    """Computes and moves the weights of one model; knows nothing of data, logs or files."""
+
+    def __init__(
+        self, model: Model, objective: Objective[Any, Any], method: Method, out: Path, *, device: str = "auto"
+    ) -> None:
+        run = method.run
+        _check_trackers(run)
+        # accelerate keeps its precision for the whole process; a second run in it may want another one
+        AcceleratorState._reset_state(reset_partial_state=False)
+        self.accelerator = Accelerator(
+            cpu=device_type(device) == "cpu",
+            mixed_precision="bf16" if run.is_half(device) else "no",
+            log_with=list(run.track) or None,
+            project_dir=out,
+            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        )
+        self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
+        self.rank = self.accelerator.process_index
+        self.is_main = self.accelerator.is_main_process
+        self.model = model.to(self.device)
+        self.objective = objective.to(self.device)
+        self.evaluation = objective.for_evaluation().to(self.device)
+        self.is_graphed = run.compile == "graphs"
+        if self.is_graphed and self.device.type != "cuda":
+            raise InputError(f'run.compile is "graphs", which needs a GPU; the device is {self.device.type}')
+        self.portions = self.objective.portions(self.model)
+        self.config = method.optimizer
+        self.optimizer = method.optimizer.build(self.portions)
+        if self.is_graphed:
+            # gradients must not live in the memory of a graph, which its next replay overwrites
+            for parameter in self.model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        step = _Step(self.model, self._compiled(run), self.evaluation)
+        self.step_module = self.accelerator.prepare(step)
+
+    def learn(self, prepared: Sequence[Any], draws: Sequence[tuple[int, ...]], rate: float, meter: Meter) -> None:
+        """One optimiser step at a learning rate; `draws` seeds the dropout of each micro-batch."""
+        counts = [self.objective.counts(item) for item in prepared]
+        totals = self.reduce(counts)
+        self.config.set_rate(self.optimizer, rate)
+        self.step_module.train()
+        for index, (inputs, draw) in enumerate(zip(prepared, draws, strict=True)):
+            seed_everything(*draw)
+            is_synchronised = index == len(prepared) - 1
+            if self.is_graphed:
+                torch.compiler.cudagraph_mark_step_begin()
+            with nullcontext() if is_synchronised else self.accelerator.no_sync(self.step_module):
+                sums = self.step_module(inputs)
+                terms = self.objective.terms.items()
+                loss = sum(term.weight * (sums[name].loss / totals[name].clamp(min=1)) for name, term in terms)
+                # an average over processes is taken in the backward pass; a sum is wanted
+                self.accelerator.backward(loss * self.processes)
+            # at once: what a graph gave lives in memory that its next replay overwrites
+            meter.add(sums, counts[index])
+        norms = [self._clip(portion.parameters) for portion in self.portions]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=not self.is_graphed)
+        meter.add_step(torch.stack(norms).norm())
+
+    @torch.no_grad()
+    def measure(self, prepared: Any) -> dict[str, Sums]:
+        """What a micro-batch gives in evaluation."""
+        self.step_module.eval()
+        with self.accelerator.autocast():
+            return self.step_module(prepared, is_evaluation=True)
+
+    def reduce(self, parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The sum of each name over the parts and all processes."""
+        totals = {name: torch.stack([part[name] for part in parts]).sum() for name in parts[0]}
+        if self.processes == 1:
+            return totals
+        return {name: self.accelerator.reduce(total, reduction="sum") for name, total in totals.items()}
+
+    def close(self) -> None:
+        """Ends trackers and the talk between processes; nothing may follow that waits for the others."""
+        # a gloo thread needs the interpreter to let go of the tensor of a sum, and the end of the group waits for its
+        # threads. PyTorch's handle of the group gives the interpreter away for that; the wrapper, which holds the group
+        # too, does not (torch 2.13), so it must not be the last to go
+        del self.step_module
+        self.accelerator.free_memory()
+        self.accelerator.end_training()
+
+    def _compiled(self, run: RunConfig) -> Callable[[Model, Any], dict[str, Sums]]:
+        if run.compile == "off":
+            return self.objective
+        mode = "reduce-overhead" if self.is_graphed else "default"
+        return torch.compile(lambda model, prepared: self.objective(model, prepared), mode=mode)
+
+    def _clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Clips the gradient of some weights; returns the norm it had."""
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.config.clip:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.clip, norm)
+        return norm
+
+
+def _check_trackers(run: RunConfig) -> None:
+    """Raises a sentence if the machine lacks a tracker that was asked for by name."""
+    available = {str(tracker) for tracker in get_available_trackers()}
+    for tracker in run.track:
+        if tracker not in available:
+            raise InputError(f"run.track names {tracker!r}, which is not installed (pip install {tracker})")

@@ -1,0 +1,184 @@
+"""Speed of whole pre-training steps: tokens a second, share of the peak (MFU), waiting for data.
+
+    python benchmarks/pretrain.py --data CORPUS                        # on a GPU: every family, small and base
+    python benchmarks/pretrain.py --data CORPUS --device cpu --sizes tiny --families bert,electra
+
+CORPUS is a folder that `bertsmith corpus` wrote. Each row is an ordinary run of the trainer: batches read from disk and
+packed, masks and guesses drawn on the device, forward, backward, clip, AdamW. BERT and Performer learn masked tokens,
+the others replaced ones, against a generator as their papers have it. The peer is the plain loop people write with
+`transformers`: the same networks and objective, compiled, tokens already on the device, scores only at masked places.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertsmith.training.pretraining import PretrainSettings, make_trainer
+
+SIZES = {
+    "tiny": {"width": 128, "layers": 2, "heads": 2},
+    "small": {"width": 256, "layers": 12, "heads": 4},
+    "base": {"width": 768, "layers": 12, "heads": 12},
+}
+MASKED = {"kind": "masked_lm", "masking": {"rate": 0.15}}
+REPLACED = {"kind": "replaced_tokens", "masking": {"rate": 0.15}}
+ALWAYS_MASKED = {"kind": "replaced_tokens", "masking": {"rate": 0.15, "mask": 1.0, "random": 0.0}}
+
+# preset, objective, generator; the sizes are those above for all
+FAMILIES: dict[str, tuple[str, dict, dict]] = {
+    "bert": ("bert-base", MASKED, {}),
+    "electra": ("electra-base", REPLACED, {"width": 0.25}),
+    "convbert": ("convbert-base", REPLACED, {"width": 0.25}),
+    "deberta-v3": ("deberta-v3-base", ALWAYS_MASKED, {"width": 1.0, "depth": 0.5, "sharing": "gradient_disentangled"}),
+    "performer": ("performer-base", MASKED, {}),
+}
+
+
+def settings_of(family: str, size: str, options: argparse.Namespace) -> PretrainSettings:
+    """The run of one row."""
+    name, objective, generator = FAMILIES[family]
+    overrides: dict[str, Any] = {**SIZES[size], "dropout": 0.0, "longest": options.length}
+    if family in ("electra", "convbert"):
+        overrides["embedding_width"] = 128 if size != "base" else 768
+    return PretrainSettings.parse(
+        {
+            "data": options.data,
+            "model": {"preset": name, "overrides": overrides},
+            "sequences": {"length": options.length, "micro_tokens": options.tokens},
+            "objective": objective,
+            **({"generator": generator} if generator else {}),
+            "batch": {"tokens": options.tokens},
+            "optimizer": {"learning_rate": 5e-4},
+            "run": {
+                "steps": options.warmup + options.steps,
+                "compile": options.compile,
+                "workers": options.workers,
+                "log_every": 10,
+                "evaluate_every": 10**9,
+                "evaluate_batches": 1,
+                "checkpoint_every": 10**9,
+            },
+        },
+        source=f"{family} {size}",
+    )
+
+
+def measure(family: str, size: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one family in one size; the first rows of the log, in which compiling happens, are left out."""
+    settings = settings_of(family, size, options)
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(settings, Path(folder), device=options.device, show=False)
+        trainer.run()
+        rows = [row for row in trainer.log.of_kind("training") if row["step"] > options.warmup]
+        weights = sum(parameter.numel() for parameter in trainer.model.parameters())
+        trainer.close()
+    return {
+        "family": family,
+        "size": size,
+        "parameters": weights,
+        "tokens_per_second": round(statistics.median(row["tokens_per_second"] for row in rows)),
+        "utilisation": statistics.median(row.get("utilisation", 0.0) for row in rows),
+        "data_wait": statistics.median(row["data_wait"] for row in rows),
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
+
+
+def measure_peer(family: str, size: str, options: argparse.Namespace) -> dict[str, Any] | None:
+    """The same by `transformers`, where it has the parts: BERT's and ELECTRA's objective."""
+    from pretrain_peer import peer_step
+
+    if family not in ("bert", "electra", "convbert"):
+        return None
+    begin = time.perf_counter()
+    step = peer_step(family, SIZES[size], options.length, options.tokens, options.device)
+    for _ in range(8):
+        step()
+    _synchronise(options.device)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        for _ in range(10):
+            step()
+        _synchronise(options.device)
+        times.append((time.perf_counter() - start) / 10)
+    return {
+        "family": f"{family} (transformers)",
+        "size": size,
+        "tokens_per_second": round(options.tokens / statistics.median(times)),
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
+
+
+def main() -> None:
+    options = _options()
+    warnings.filterwarnings("ignore")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    rows: list[dict[str, Any]] = []
+    for size in options.sizes:
+        for family in options.families:
+            for take in (measure, *([measure_peer] if options.peer else [])):
+                row = take(family, size, options)
+                if row is not None:
+                    rows.append(row)
+                    print(json.dumps(row), flush=True)
+                gc.collect()
+                torch._dynamo.reset()
+                if options.device == "cuda":
+                    torch.cuda.empty_cache()
+    _print_table(rows, options)
+    if options.out:
+        Path(options.out).write_text(json.dumps(rows, indent=2), encoding="utf-8")
+
+
+def _print_table(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    print(
+        f"\ntorch {torch.__version__}, {options.device}, length {options.length}, {options.tokens} tokens a step, "
+        f"compile {options.compile}, {options.workers} workers"
+    )
+    print(f"{'':<24}{'size':<7}{'parameters':>13}{'tokens/s':>12}{'MFU':>8}{'data wait':>11}{'all, s':>8}")
+    for row in rows:
+        shares = "".join(f"{row[key]:>{width}.1%}" if key in row else " " * width for key, width in _SHARES)
+        weights = f"{row['parameters']:>13,}" if "parameters" in row else " " * 13
+        print(f"{row['family']:<24}{row['size']:<7}{weights}{row['tokens_per_second']:>12,}{shares}{row['seconds']:>8}")
+
+
+_SHARES = (("utilisation", 8), ("data_wait", 11))
+
+
+def _synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _options() -> argparse.Namespace:
+    def listed(text: str) -> list[str]:
+        return text.split(",")
+
+    has_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="a corpus folder")
+    parser.add_argument("--families", default=list(FAMILIES), type=listed)
+    parser.add_argument("--sizes", default=["small", "base"], type=listed)
+    parser.add_argument("--length", default=128, type=int)
+    parser.add_argument("--tokens", default=65536 if has_gpu else 2048, type=int, help="of a step, one micro-batch")
+    parser.add_argument("--compile", default="on" if has_gpu else "off")
+    parser.add_argument("--workers", default=8 if has_gpu else 0, type=int)
+    parser.add_argument("--warmup", default=20, type=int, help="steps left out, a multiple of 10")
+    parser.add_argument("--steps", default=50, type=int, help="steps measured, a multiple of 10")
+    parser.add_argument("--peer", action="store_true", help="measure the loop with transformers, too")
+    parser.add_argument("--device", default="cuda" if has_gpu else "cpu")
+    parser.add_argument("--out", help="write the figures as JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Runs of several recipes at an equal budget: their curves over each cost, and a table with the spread over seeds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from statistics import fmean, stdev
+from typing import Any
+
+from bertsmith.report import chart
+from bertsmith.report.chart import Series, line_chart, short_number
+from bertsmith.report.page import facts_table, masthead, page, section
+
+COSTS = {"tokens": "tokens", "flops": "training operations", "seconds": "seconds of training"}
+
+# of a held-out row: the heading of the column, and how a value is written
+FIGURES = {
+    "token_loss": ("token loss", "{:.3f}"),
+    "token_accuracy": ("tokens guessed", "{:.1%}"),
+    "replaced_recall": ("replaced found", "{:.1%}"),
+    "replaced_precision": ("found rightly", "{:.1%}"),
+    "next_sentence_accuracy": ("next sentences", "{:.1%}"),
+}
+NOTE = (
+    "Token loss compares recipes whose tokens are guessed by the model itself: with replaced-token detection it is the "
+    "small generator that guesses, not the model that is kept, so judge those by a task."
+)
+
+STYLE = """
+.comparison { overflow-x: auto; }
+.comparison table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+.comparison th, .comparison td { text-align: right; padding: 8px 12px; border-bottom: 1px solid var(--line);
+  white-space: nowrap; }
+.comparison th { color: var(--muted); font-weight: 500; font-size: 14px; }
+.comparison th:first-child, .comparison td:first-child { text-align: left; font-weight: 600; }
+.comparison .spread { color: var(--muted); }
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One recipe with one seed: its figures, and its held-out rows with what had been spent by then."""
+
+    seed: int
+    figures: dict[str, Any]
+    """The run's result.json."""
+    held_out: list[dict[str, float]]
+    """Rows with tokens, flops, seconds and what FIGURES names."""
+
+
+def run_of(seed: int, figures: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Run:
+    """A run from its result.json and the rows of its log."""
+    term, price = figures["token_term"], figures["training_flops_per_token"]
+    training = [row for row in rows if row["kind"] == "training"]
+    held_out = []
+    for row in rows:
+        if row["kind"] != "held_out":
+            continue
+        spent = {name: _spent(training, row["step"], name) for name in ("tokens", "seconds")}
+        told = {name: row[name] for name in FIGURES if name in row}
+        told |= {"token_loss": row[f"{term}_loss"], "token_accuracy": row[f"{term}_accuracy"]}
+        held_out.append({"step": row["step"], **spent, "flops": spent["tokens"] * price, **told})
+    return Run(seed, figures, held_out)
+
+
+def table(runs: dict[str, list[Run]]) -> dict[str, dict[str, Any]]:
+    """Of every recipe the last held-out figures, mean and spread (standard deviation) over the seeds, and its cost."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name, seeds in runs.items():
+        row: dict[str, Any] = {"seeds": len(seeds), "tier": seeds[0].figures.get("tier", "custom")}
+        for figure in FIGURES:
+            values = [run.held_out[-1][figure] for run in seeds if run.held_out and figure in run.held_out[-1]]
+            if values:
+                row[figure] = {"mean": fmean(values), "spread": stdev(values) if len(values) > 1 else None}
+        for cost in ("parameters", "steps", "tokens", "seconds", "tokens_per_second"):
+            row[cost] = fmean(run.figures[cost] for run in seeds)
+        row["flops"] = fmean(run.figures["tokens"] * run.figures["training_flops_per_token"] for run in seeds)
+        rows[name] = row
+    return rows
+
+
+def cells(row: dict[str, Any]) -> dict[str, str]:
+    """One row of the table as it is shown: the heading of each column and the text in it."""
+    texts = {}
+    for figure, (heading, form) in FIGURES.items():
+        told = row.get(figure)
+        if told is not None:
+            spread = "" if told["spread"] is None else f" ± {form.format(told['spread'])}"
+            texts[heading] = form.format(told["mean"]) + spread
+    texts["parameters"] = short_number(row["parameters"])
+    texts["tokens"] = short_number(row["tokens"])
+    texts["operations"] = f"{row['flops']:.2e}"
+    texts["seconds"] = f"{row['seconds']:,.0f}"
+    texts["tokens/s"] = short_number(float(f"{row['tokens_per_second']:.3g}"))
+    return texts
+
+
+def comparison_page(title: str, runs: dict[str, list[Run]], facts: dict[str, str], unigram: float | None) -> str:
+    """The whole comparison as one self-contained HTML document."""
+    rows = table(runs)
+    best = min(rows, key=lambda name: rows[name].get("token_loss", {"mean": float("inf")})["mean"])
+    body = masthead("Comparison", title, f"Lowest token loss: {best}.", lead=NOTE)
+    body += section("At the end", _html_table(rows), note=_spread_note(runs))
+    reference = None if unigram is None else ("unigram level", unigram)
+    for cost, label in COSTS.items():
+        curves = line_chart(
+            [Series(name, mean_curve(seeds, cost, "token_loss")) for name, seeds in runs.items()],
+            x_label=label,
+            y_label="nats per token",
+            reference=reference,
+            height=320,
+        )
+        body += section(f"Token loss by {label}", f'<div class="panel">{curves}</div>')
+    if any("replaced_recall" in row for row in rows.values()):
+        found = [
+            Series(name, mean_curve(seeds, "tokens", "replaced_recall"))
+            for name, seeds in runs.items()
+            if "replaced_recall" in rows[name]
+        ]
+        curves = line_chart(found, x_label="tokens", y_label="share found", height=260, from_zero=True)
+        body += section("Replaced tokens found", f'<div class="panel">{curves}</div>')
+    body += section("Facts", facts_table(facts))
+    return page(f"{title}: comparison", body, style=chart.STYLE + STYLE)
+
+
+def mean_curve(runs: Sequence[Run], cost: str, figure: str) -> list[tuple[float, float]]:
+    """The mean over the seeds at each held-out row; the cost is the mean, too, since seconds differ a little."""
+    points = []
+    for rows in zip(*(run.held_out for run in runs), strict=False):
+        points.append((fmean(row[cost] for row in rows), fmean(row[figure] for row in rows)))
+    return points
+
+
+def _spent(training: Sequence[dict[str, Any]], step: int, name: str) -> float:
+    """What had been spent by a step, between two rows of the log in proportion."""
+    before: dict[str, Any] = {"step": 0, name: 0.0}
+    for first, second in pairwise([before, *training]):
+        if step <= second["step"]:
+            share = (step - first["step"]) / max(1, second["step"] - first["step"])
+            return first[name] + share * (second[name] - first[name])
+    return training[-1][name] if training else 0.0
+
+
+def _html_table(rows: dict[str, dict[str, Any]]) -> str:
+    shown = {name: cells(row) for name, row in rows.items()}
+    headings = list(dict.fromkeys(heading for texts in shown.values() for heading in texts))
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in ["", *headings])
+    lines = ""
+    for name, texts in shown.items():
+        values = "".join(f"<td>{escape(texts.get(heading, '–'))}</td>" for heading in headings)
+        lines += f"<tr><td>{escape(name)}</td>{values}</tr>"
+    return f'<div class="panel comparison"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def _spread_note(runs: dict[str, list[Run]]) -> str:
+    most = max(len(seeds) for seeds in runs.values())
+    if most == 1:
+        return "One seed of each: the differences include chance. Give --seeds 3 to see how much."
+    return f"Means and standard deviations over {most} seeds."

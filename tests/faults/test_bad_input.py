@@ -239,8 +239,8 @@ def test_foreign_hugging_face_folders_are_refused(tmp_path: Path) -> None:
 
     BertModel(BertConfig(**tiny)).save_pretrained(tmp_path / "decoder")
     path = tmp_path / "decoder" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "is_decoder": True}))
-    with pytest.raises(InputError, match="is_decoder is True; allowed: False"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "add_cross_attention": True}))
+    with pytest.raises(InputError, match="add_cross_attention is True; allowed: False"):
         bertsmith.load(tmp_path / "decoder")
 
 

@@ -15,10 +15,13 @@ from theirs import (
     ours,
     there_and_back,
 )
+from torch.nn.functional import cross_entropy
 from transformers import (
     BertForMaskedLM,
     BertForPreTraining,
+    BertLMHeadModel,
     BertModel,
+    ElectraForCausalLM,
     ElectraForMaskedLM,
     ElectraForPreTraining,
     ElectraModel,
@@ -26,6 +29,8 @@ from transformers import (
 
 import bertsmith
 from bertsmith import SequenceLayout
+from bertsmith.batches.batch import IGNORED, TokenBatch
+from bertsmith.objectives.causal_lm import CausalLM
 
 SHAPES = [([5, 5], 5), ([9, 1, 4], 9), ([3, 7, 7, 2], 8)]
 
@@ -119,6 +124,32 @@ def test_three_optimiser_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_weights_there_and_back(kind: type, changes: dict, dtype: torch.dtype, tmp_path: Path) -> None:
     there_and_back(make(kind, 5, TINY | changes), dtype, tmp_path)
+
+
+CAUSAL = [(BertLMHeadModel, {}), (ElectraForCausalLM, {"embedding_size": 12})]
+
+
+@pytest.mark.parametrize(("kind", "changes"), CAUSAL)
+def test_next_token_losses(kind: type, changes: dict, tmp_path: Path) -> None:
+    """What they call a decoder, its loss over next tokens and every gradient, and the weights there and back."""
+    theirs = make(kind, 7, TINY | changes | {"is_decoder": True})
+    model, inputs = ours(theirs, tmp_path / "theirs"), batch([9, 1, 4], 9)
+    is_token = inputs["attention_mask"].bool()
+    following = inputs["input_ids"].where(is_token, IGNORED)[:, 1:].flatten()
+    # their own loss is float32, whatever the model is
+    logits = theirs(**inputs, use_cache=False).logits[:, :-1].flatten(0, 1)  # (batch, length, …) -> (tokens, …)
+    expected = cross_entropy(logits, following, ignore_index=IGNORED)
+    layout, count = SequenceLayout.padded(is_token), int(is_token.sum())
+    given = TokenBatch(inputs["input_ids"], layout, torch.arange(3), count, inputs["token_type_ids"])
+    objective = CausalLM()
+    prepared = objective.prepare(given, 0)
+    loss = objective(model, prepared)["next_token"].loss / objective.counts(prepared)["next_token"]
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    expected.backward()
+    loss.backward()
+    assert_gradients_equal(model, theirs)
+    back = there_and_back(theirs, torch.float64, tmp_path)
+    assert back.config.is_decoder
 
 
 def test_a_real_model_gives_the_same_states() -> None:

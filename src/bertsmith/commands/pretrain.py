@@ -121,7 +121,8 @@ def _figures(settings: "PretrainSettings", trainer: "Trainer") -> dict[str, Any]
     targets, length = settings.objective.targets_per_token, settings.sequences.length
     held_out = trainer.log.of_kind("held_out")
     figures = run_figures(trainer)
-    figures["training_flops_per_token"] = training_flops(trainer.model.config, length, targets)
+    flops = training_flops(trainer.model.config, length, targets)
+    figures["training_flops_per_token"] = settings.objective.passes * flops
     if held_out:
         part = Path(str(settings.data))
         figures["token_term"] = settings.objective.token_term

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -59,7 +60,7 @@ class Block(nn.Module):
         entered, own, crossing = hidden, self._own_call(call), self.crossing
         hidden = self._added(hidden, self.mixer, self.mixer_norm, own)
         if crossing is not None:
-            hidden = self._added(hidden, *crossing, call)
+            hidden = self._added(hidden, *crossing, self._cross_call(call))
         hidden = self._added(hidden, self.feedforward, self.feedforward_norm, call)
         # queries that look at a memory are no run of neighbours
         if self.branch is None or own.memory is not None:
@@ -75,7 +76,9 @@ class Block(nn.Module):
     ) -> tuple[Tensor, tuple[State, State]]:
         """The states of one more token of each sequence, (batch, width), and the mixers' next states."""
         if self.branch is not None:
-            raise InputError("a layer with a branch sees the token after it; allowed in steps: layers without one")
+            raise InputError(
+                "a layer with a branch keeps no tokens between steps; allowed in steps: layers without one"
+            )
         (state, cross_state), crossing = states, self.crossing
         mixed, state = self.mixer.step(self._entering(hidden, self.mixer_norm), state, self._own_call(call))
         hidden = self._joined(hidden, mixed, self.mixer_norm)
@@ -93,7 +96,7 @@ class Block(nn.Module):
             return maps
         mixer, norm = crossing
         hidden = self._added(hidden, self.mixer, self.mixer_norm, own)
-        crossed = mixer.maps(self._entering(hidden, norm), call)
+        crossed = mixer.maps(self._entering(hidden, norm), self._cross_call(call))
         return {**maps, **{f"cross_{name}": shares for name, shares in crossed.items()}}
 
     def orders(self, heads: Tensor, neurons: Tensor) -> dict[Mixer | FeedForward, Tensor]:
@@ -131,6 +134,10 @@ class Block(nn.Module):
     def _own_call(self, call: ForwardPass) -> ForwardPass:
         """The call for the mixer: the memory is the cross mixer's, if there is one."""
         return call if self.cross is None else call.with_memory(None)
+
+    def _cross_call(self, call: ForwardPass) -> ForwardPass:
+        """The call for the cross mixer, which sees the whole memory even where its own sequence is causal."""
+        return replace(call, is_causal=False) if call.is_causal else call
 
     def _added(self, hidden: Tensor, part: Mixer | FeedForward, norm: Norm, call: ForwardPass) -> Tensor:
         """The states with what a part makes of them."""

@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from bertsmith.layers.activation import ACTIVATIONS, Activation
 from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.norm import Norm
-from bertsmith.ops.conv import odd_taps, shifted
+from bertsmith.ops.conv import odd_taps, reach, shifted
 from bertsmith.settings import Record
 
 
@@ -23,8 +23,9 @@ class BranchConfig(Record):
     """Before the activation, as in the released code."""
     epsilon: float = Field(default=1e-7, gt=0)
 
-    def build(self, width: int) -> "ConvolutionBranch":
-        return ConvolutionBranch(width, self.taps, self.activation, self.dropout, self.epsilon)
+    def build(self, width: int, *, is_causal: bool = False) -> "ConvolutionBranch":
+        """The branch of a layer, causal if the layer's mixer is."""
+        return ConvolutionBranch(width, self.taps, self.activation, self.dropout, self.epsilon, is_causal=is_causal)
 
     def flops(self, width: int) -> int:
         """Floating-point operations of one token's forward pass."""
@@ -32,11 +33,16 @@ class BranchConfig(Record):
 
 
 class ConvolutionBranch(nn.Module):
-    """norm(layer(x) + activation(dropout(convolution(x)))), x being what enters the layer."""
+    """norm(layer(x) + activation(dropout(convolution(x)))), x being what enters the layer.
 
-    def __init__(self, width: int, taps: int, activation: Activation, dropout: float, epsilon: float) -> None:
+    The middle tap is the token itself; causal, the last one is, and the weights stay as they are.
+    """
+
+    def __init__(
+        self, width: int, taps: int, activation: Activation, dropout: float, epsilon: float, *, is_causal: bool
+    ) -> None:
         super().__init__()
-        self.taps, self.activation = taps, activation
+        self.taps, self.activation, self.is_causal = taps, activation, is_causal
         self.weight = nn.Parameter(torch.empty(width, taps * width))
         self.bias = nn.Parameter(torch.empty(width))
         self.dropout = nn.Dropout(dropout)
@@ -47,7 +53,7 @@ class ConvolutionBranch(nn.Module):
 
         Shape: entered, left (…, width), the states before and after the layer.
         """
-        middle = self.taps // 2
-        span = torch.cat([shifted(entered, tap - middle, call.layout) for tap in range(self.taps)], dim=-1)
+        before, _ = reach(self.taps, self.is_causal or call.is_causal)
+        span = torch.cat([shifted(entered, tap - before, call.layout) for tap in range(self.taps)], dim=-1)
         added = self.dropout(linear(span, self.weight, self.bias))  # (…, taps · width) -> (…, width)
         return self.norm(left + ACTIVATIONS[self.activation](added))

@@ -34,6 +34,8 @@ class ForwardPass:
     """The encoder's relative table and its indices, for mixers that read it."""
     memory: Memory | None = None
     """What the queries look at; None for their own sequence."""
+    is_causal: bool = False
+    """Makes every mixer causal, whatever its config says."""
 
     @property
     def keep_heads(self) -> int | None:

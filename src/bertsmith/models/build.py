@@ -145,7 +145,7 @@ def _block(layer: LayerConfig, width: int, mixing: Block | None = None, feeding:
     if mixing is not None and feeding is not None:
         branch = mixing.branch
     else:
-        branch = None if layer.branch is None else layer.branch.build(width)
+        branch = None if layer.branch is None else layer.branch.build(width, is_causal=layer.mixer.is_causal)
     return Block(
         mixer,
         feedforward,

@@ -156,6 +156,11 @@ class ModelConfig(Record):
     generator: GeneratorConfig | None = None
     """Kept beside an encoder that was trained with it, so that training can go on and masks can be filled."""
 
+    def causal(self) -> "ModelConfig":
+        """The same network with every mixer of its encoder causal; raises InputError if one cannot be."""
+        layers = tuple(layer.changed(mixer=layer.mixer.changed(is_causal=True)) for layer in self.encoder.layers)
+        return self.changed(encoder=self.encoder.changed(layers=layers))
+
     @model_validator(mode="after")
     def _check_generator(self) -> "ModelConfig":
         embedding, generator = self.encoder.embedding, self.generator
@@ -200,6 +205,11 @@ class ModelConfig(Record):
             raise ValueError("a mask_decoder needs an encoder whose last mixer can look at other states than its own")
         if self.encoder.universal is not None:
             raise ValueError("a mask_decoder needs a last layer; encoder.universal has steps instead")
+        if last.mixer.is_causal and not last.mixer.reads_positions:
+            raise ValueError(
+                f"a causal mask_decoder needs a last mixer that knows the places of its queries (disentangled, with "
+                f"position terms); this one is {last.mixer.kind!r}"
+            )
         return self
 
     @model_validator(mode="after")

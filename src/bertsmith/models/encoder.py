@@ -54,12 +54,15 @@ class Encoder(nn.Module):
         backend: str = "auto",
         memory: Memory | None = None,
         table: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Tensor:
         """The last states; a decoder looks at a memory, and may be given the encoder's table of token vectors.
 
+        With `is_causal` no token sees one that follows it, whatever the mixers' configs say.
+
         Shape: tokens and types (batch, length), or (tokens,) when packed; the result has one more axis, the width.
         """
-        call = self.call(layout, backend, memory)
+        call = self.call(layout, backend, memory, is_causal=is_causal)
         hidden = self.embedding(tokens, layout, types, table)
         hidden, _ = self._through(self.kept(call, subnet), hidden)
         return self.final_norm(hidden)
@@ -73,10 +76,12 @@ class Encoder(nn.Module):
         subnet: Subnet | None = None,
         backend: str = "auto",
         table: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Encoded:
         """The last states with what else there is to know of the way to them, for objectives."""
         hidden = self.embedding(tokens, layout, types, table)
-        hidden, pondering = self._through(self.kept(self.call(layout, backend), subnet), hidden)
+        call = self.call(layout, backend, is_causal=is_causal)
+        hidden, pondering = self._through(self.kept(call, subnet), hidden)
         return Encoded(self.final_norm(hidden), pondering)
 
     def before_last(
@@ -88,9 +93,10 @@ class Encoder(nn.Module):
         subnet: Subnet | None = None,
         backend: str = "auto",
         table: Tensor | None = None,
+        is_causal: bool = False,
     ) -> tuple[Tensor, Block, ForwardPass]:
         """The states that enter the last kept block, that block, and the call that is meant for it."""
-        *before, last = self.kept(self.call(layout, backend), subnet)
+        *before, last = self.kept(self.call(layout, backend, is_causal=is_causal), subnet)
         hidden, _ = self._through(before, self.embedding(tokens, layout, types, table))
         return hidden, *last
 
@@ -120,12 +126,19 @@ class Encoder(nn.Module):
         self._through(self.kept(call), self.embedding(tokens, layout, types, table), states)
         return [block.maps(hidden, call) for block, hidden in zip(self._blocks(), states, strict=False)]
 
-    def call(self, layout: SequenceLayout, backend: str = "auto", memory: Memory | None = None) -> ForwardPass:
+    def call(
+        self,
+        layout: SequenceLayout,
+        backend: str = "auto",
+        memory: Memory | None = None,
+        *,
+        is_causal: bool = False,
+    ) -> ForwardPass:
         """The record of one call of this encoder's blocks; a backend that none of their ops has is refused."""
         mixers = (mixer for block in self._blocks() for mixer in (block.mixer, block.cross) if mixer is not None)
         check_backend((forms for mixer in mixers for forms in mixer.forms), backend)
         relative = None if self.relative is None else self.relative()
-        return ForwardPass(layout, backend=backend, relative_positions=relative, memory=memory)
+        return ForwardPass(layout, backend=backend, relative_positions=relative, memory=memory, is_causal=is_causal)
 
     def kept(self, call: ForwardPass, subnet: Subnet | None = None) -> list[tuple[Block, ForwardPass]]:
         """The blocks a sub-network keeps, each with the call that is meant for it."""

@@ -25,8 +25,10 @@ class MaskDecoder(nn.Module):
         self.table = nn.Parameter(torch.empty(longest, width))
 
     def forward(self, below: Tensor, block: Block, call: ForwardPass, places: Tensor) -> Tensor:
-        """The states at some places only, (places, width); any order of places, and repeats, are fine.
+        """The states at some places only, (places, width), in any order.
 
+        On the CPU a place may be asked for several times. On a GPU and in a compiled step each may be asked for once,
+        as training and `fill_mask` do: how many queries the fullest sequence has is not read there, but bounded.
         Shape: below (batch, length, width) or (tokens, width); places (places,) index its flattened tokens.
         """
         layout, longest = call.layout, self.table.shape[0]
@@ -52,9 +54,9 @@ def _query_layout(sequence: Tensor, layout: SequenceLayout) -> SequenceLayout:
     """How sorted queries lie, from the sequence each belongs to, (queries,)."""
     bounds = torch.arange(layout.batch + 1, device=sequence.device)
     starts = torch.searchsorted(sequence, bounds)
-    if not torch.compiler.is_compiling():
+    if not (sequence.is_cuda or torch.compiler.is_compiling()):
         return SequenceLayout.packed(starts.int(), max(1, int(starts.diff().max())))
-    # a compiled step has one shape: as many queries as a sequence has tokens, if no place repeats
+    # reading it would make the host wait, and a compiled step has one shape: as many queries as a sequence has tokens
     longest = min(layout.longest, sequence.shape[0])
     torch._assert_async((starts.diff() <= longest).all(), "a place is asked for more often than once")
     return SequenceLayout.packed(starts.int(), longest)

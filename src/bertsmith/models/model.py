@@ -61,20 +61,23 @@ class Model(nn.Module):
         needs_last: bool = False,
         subnet: Subnet | None = None,
         backend: str = "auto",
+        is_causal: bool = False,
     ) -> tuple[Tensor, Encoded | None]:
         """The states at some places that the masked_tokens head reads, and what the encoder gave at its end.
 
         They come from the mask decoder if the model has one, which works without the encoder's end: that is None then,
-        unless `needs_last` asks for it.
+        unless `needs_last` asks for it. With `is_causal` no token sees one that follows it, in the decoder as well.
         Shape: tokens and types (batch, length) or (tokens,); places (places,) index the flattened tokens.
         """
+        table = self.given_table
         if "mask_decoder" not in self.heads:
-            encoded = self.encoder.run(tokens, layout, types, subnet=subnet, backend=backend, table=self.given_table)
+            encoded = self.encoder.run(
+                tokens, layout, types, subnet=subnet, backend=backend, table=table, is_causal=is_causal
+            )
             # (batch, length, width) or (tokens, width) -> (places, width)
             return encoded.states.flatten(0, -2).index_select(0, places), encoded
-        table = self.given_table
         below, block, call = self.encoder.before_last(
-            tokens, layout, types, subnet=subnet, backend=backend, table=table
+            tokens, layout, types, subnet=subnet, backend=backend, table=table, is_causal=is_causal
         )
         chosen = self.encoder.final_norm(self.heads["mask_decoder"](below, block, call, places))
         return chosen, Encoded(self.encoder.final_norm(block(below, call))) if needs_last else None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.batches.batch import Batch
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import Record
 from bertsmith.text.tokenizer import Tokenizer
@@ -59,14 +60,23 @@ class ObjectiveConfig(Record, ABC):
         """The heads this objective trains."""
 
     @property
+    def passes(self) -> int:
+        """How often a batch goes through the model in one step, for the count of operations."""
+        return 1
+
+    @property
     @abstractmethod
     def targets_per_token(self) -> float:
-        """The share of tokens whose scores over the vocabulary are computed, for the count of operations."""
+        """The share of tokens whose scores over the vocabulary are computed in one pass, for that count."""
 
     @property
     @abstractmethod
     def token_term(self) -> str:
         """The term that guesses tokens, whose loss compares with the unigram level of the corpus."""
+
+    def network(self, config: ModelConfig) -> ModelConfig:
+        """The config of the model as this objective trains it; raises InputError if it cannot train such a one."""
+        return config
 
     @abstractmethod
     def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "Objective[Any, Any]":

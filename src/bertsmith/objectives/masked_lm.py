@@ -11,7 +11,7 @@ from bertsmith.batches.batch import IGNORED, TokenBatch
 from bertsmith.batches.corruption import Corrupted, MaskingConfig, Vocabulary, corrupt
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.halting import Pondering
+from bertsmith.models.encoder import Encoded
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, ObjectiveConfig, Share, Sums, Term
 from bertsmith.text.tokenizer import Tokenizer
@@ -97,18 +97,7 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
         if prepared.sentence_targets is not None and encoded is not None:
             pooled = model.head("pooler")(prepared.layout.first_tokens(encoded.states))
             sums["next_sentence"] = token_sums(model.head("next_sentence")(pooled), prepared.sentence_targets)
-        pondering = None if encoded is None else encoded.pondering
-        if pondering is not None or self.ponder_weight is not None:
-            sums["ponder"] = self._ponder(pondering, prepared.is_real)
-        return sums
-
-    def _ponder(self, pondering: Pondering | None, is_real: Tensor | None) -> Sums:
-        """The cost, and how many positions came to rest before the last step."""
-        if pondering is None or self.ponder_weight is None or is_real is None:
-            raise InputError("a ponder weight was given to the objective or a halting encoder to train, not both")
-        cost = torch.where(is_real, pondering.cost, 0).sum()
-        is_early = is_real & (pondering.steps < pondering.most)
-        return Sums(cost, {"halted_early": Share(is_early.sum(), is_real.sum())})
+        return {**sums, **ponder_sums(encoded, prepared.is_real)}
 
     def for_evaluation(self) -> "MaskedLM":
         # 15 % of single tokens, 80/10/10: losses at other rates cannot be compared
@@ -121,6 +110,21 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     is_special = torch.zeros(tokenizer.size, dtype=torch.bool)
     is_special[list(tokenizer.special_ids)] = True
     return Vocabulary(tokenizer.size, tokenizer.mask, is_special, torch.from_numpy(tokenizer.starts_word))
+
+
+def ponder_sums(encoded: Encoded | None, is_real: Tensor | None) -> dict[str, Sums]:
+    """The term "ponder" of a halting encoder: the cost, and how many positions came to rest before the last step.
+
+    Shape: is_real as the tokens, True at those that count; None where the objective has no ponder weight.
+    """
+    pondering = None if encoded is None else encoded.pondering
+    if pondering is None and is_real is None:
+        return {}
+    if pondering is None or is_real is None:
+        raise InputError("a ponder weight was given to the objective or a halting encoder to train, not both")
+    cost = torch.where(is_real, pondering.cost, 0).sum()
+    is_early = is_real & (pondering.steps < pondering.most)
+    return {"ponder": Sums(cost, {"halted_early": Share(is_early.sum(), is_real.sum())})}
 
 
 def token_sums(scores: Tensor, targets: Tensor) -> Sums:

@@ -53,9 +53,11 @@ class Method:
         """The learning rate of a step, counted from 0."""
         return self.optimizer.learning_rate * self.schedule.factor(step, self.run.steps)
 
-    def costs(self, config: ModelConfig, length: int, targets_per_token: float, micro_tokens: int) -> dict[str, str]:
+    def costs(
+        self, config: ModelConfig, length: int, targets_per_token: float, micro_tokens: int, passes: int = 1
+    ) -> dict[str, str]:
         """What training a network on sequences of a length takes on one device, as names and values to print."""
-        flops, steps = training_flops(config, length, targets_per_token), self.run.steps
+        flops, steps = passes * training_flops(config, length, targets_per_token), self.run.steps
         tokens = sum(self.batch.micro_batches(step, steps, micro_tokens, 1) * micro_tokens for step in range(steps))
         return {
             "parameters": f"{parameters(config):,}",

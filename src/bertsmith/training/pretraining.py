@@ -10,11 +10,14 @@ from bertsmith.batches.loader import BatchReader, SpecialTokens
 from bertsmith.batches.plan import Plan, SequenceConfig
 from bertsmith.batches.shards import MANIFEST, TokenCorpus
 from bertsmith.errors import InputError
+from bertsmith.models.build import rebuild
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import training_flops, training_memory
 from bertsmith.models.heads import MaskDecoderConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import ObjectiveConfig
+from bertsmith.objectives.causal_lm import CausalLMConfig
+from bertsmith.objectives.masked_and_causal import MaskedAndCausalConfig
 from bertsmith.objectives.masked_lm import MaskedLMConfig
 from bertsmith.objectives.replaced_tokens import ReplacedTokensConfig
 from bertsmith.settings import ByKind, Record
@@ -24,7 +27,12 @@ from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.trainer import Trainer, TrainingData
 
-OBJECTIVES: dict[str, type[ObjectiveConfig]] = {"masked_lm": MaskedLMConfig, "replaced_tokens": ReplacedTokensConfig}
+OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
+    "masked_lm": MaskedLMConfig,
+    "replaced_tokens": ReplacedTokensConfig,
+    "causal_lm": CausalLMConfig,
+    "masked_and_causal": MaskedAndCausalConfig,
+}
 
 
 class PretrainSettings(Record):
@@ -67,6 +75,7 @@ class PretrainSettings(Record):
         """The model's config for a vocabulary, with exactly the heads the objective trains, and a mask decoder's."""
         generator = self.generator if self.has_generator else None
         config = chosen_config(self.model, generator, self.objective.heads, vocabulary)
+        config = self.objective.network(config)
         self._check_network(config, vocabulary)
         return config
 
@@ -74,6 +83,8 @@ class PretrainSettings(Record):
         """The model to train, with its first weights."""
         generator = self.generator if self.has_generator else None
         model = chosen_model(self.model, generator, self.objective.heads, vocabulary, seed=self.run.seed)
+        config = self.objective.network(model.config)
+        model = model if config == model.config else rebuild(model, config)
         self._check_network(model.config, vocabulary)
         return model
 
@@ -111,7 +122,8 @@ def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto",
         settings.method,
         out,
         fingerprint=_fingerprint(settings, device),
-        flops_per_token=training_flops(config, settings.sequences.length, settings.objective.targets_per_token),
+        flops_per_token=settings.objective.passes
+        * training_flops(config, settings.sequences.length, settings.objective.targets_per_token),
         device=device,
         show=show,
     )
@@ -121,11 +133,12 @@ def explain(settings: PretrainSettings) -> dict[str, str]:
     """What a run will cost, as names and values to print."""
     vocabulary = Tokenizer.load(Path(settings.data)).size if settings.data else 30522
     config = settings.network(vocabulary)
-    rate, micro = settings.objective.targets_per_token, settings.sequences.micro_tokens
-    memory = training_memory(config, micro, rate, half=settings.run.is_half("auto"))
+    rate, passes = settings.objective.targets_per_token, settings.objective.passes
+    micro = settings.sequences.micro_tokens
+    memory = training_memory(config, passes * micro, rate, half=settings.run.is_half("auto"))
     return {
         "vocabulary": f"{vocabulary:,}" + ("" if settings.data else " (no --data given)"),
-        **settings.method.costs(config, settings.sequences.length, rate, micro),
+        **settings.method.costs(config, settings.sequences.length, rate, micro, passes),
         "memory": f"about {memory / 2**30:.2f} GiB on each device",
     }
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from bertsmith.checkpoint.hf.bert import read_attending, write_attending
 from bertsmith.checkpoint.hf.shape import read_heads, with_defaults
-from bertsmith.checkpoint.hf.twin import Twin, cannot
+from bertsmith.checkpoint.hf.twin import Twin, cannot, refuse
 from bertsmith.checkpoint.names import Row, linear, row
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
@@ -40,6 +40,7 @@ def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
             f"config.json: embedding_size is {data['embedding_size']!r}, as hidden_size; allowed: another, because "
             "an embedding as wide as the layers is not widened here"
         )
+    refuse(data, is_decoder=False)
     encoder = read_attending(data, sharing="all")
     layer = encoder.layers[0]
     heads: dict[str, HeadConfig] = {
@@ -53,6 +54,8 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     encoder = config.encoder
     if encoder.embedding_width == encoder.width:
         raise cannot("albert", "its embedding is not factorised")
+    if encoder.layers[0].mixer.is_causal:
+        raise cannot("albert", "it is causal")
     is_masked = any(head.kind == "masked_tokens" for head in config.heads)
     return {
         "architectures": ["AlbertForMaskedLM" if is_masked else "AlbertModel"],

@@ -27,14 +27,17 @@ def encoder_rows(prefix: str) -> tuple[Row, ...]:
 
 
 def read_attending(data: dict[str, Any], **others: Any) -> EncoderConfig:
-    """An encoder with BERT's attention."""
-    refuse(data, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
+    """An encoder with BERT's attention; they call one that is causal a decoder."""
+    refuse(data, position_embedding_type="absolute", add_cross_attention=False)
     heads, dropout = required(data, "num_attention_heads"), float(data["attention_probs_dropout_prob"])
-    return read_encoder(data, FullConfig(heads=heads, dropout=dropout), **others)
+    mixer = FullConfig(heads=heads, dropout=dropout, is_causal=bool(data.get("is_decoder", False)))
+    return read_encoder(data, mixer, **others)
 
 
 def write_attending(encoder: EncoderConfig, model_type: str) -> dict[str, Any]:
-    return write_encoder(encoder, first_mixer(encoder, FullConfig, model_type), model_type)
+    mixer = first_mixer(encoder, FullConfig, model_type)
+    settings = write_encoder(encoder, mixer, model_type)
+    return {**settings, "is_decoder": True} if mixer.is_causal else settings
 
 
 def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
@@ -57,7 +60,7 @@ def _architecture(config: ModelConfig) -> str:
     if {"masked_tokens", "next_sentence"} <= kinds:
         return "BertForPreTraining"
     if "masked_tokens" in kinds:
-        return "BertForMaskedLM"
+        return "BertLMHeadModel" if config.encoder.layers[0].mixer.is_causal else "BertForMaskedLM"
     return "BertForNextSentencePrediction" if "next_sentence" in kinds else "BertModel"
 
 

@@ -29,7 +29,9 @@ def _architecture(config: ModelConfig) -> str:
     kinds = {head.kind for head in config.heads}
     if "replaced_tokens" in kinds:
         return "ElectraForPreTraining"
-    return "ElectraForMaskedLM" if "masked_tokens" in kinds else "ElectraModel"
+    if "masked_tokens" in kinds:
+        return "ElectraForCausalLM" if config.encoder.layers[0].mixer.is_causal else "ElectraForMaskedLM"
+    return "ElectraModel"
 
 
 ELECTRA = Twin(

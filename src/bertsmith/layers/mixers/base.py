@@ -56,7 +56,10 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        """The mixed states, in the shape of `hidden`; they look at `call.memory` if there is one."""
+        """The mixed states, in the shape of `hidden`; they look at `call.memory` if there is one.
+
+        A causal call makes every kind causal; one that cannot be raises InputError.
+        """
 
     @abstractmethod
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:

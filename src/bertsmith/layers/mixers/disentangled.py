@@ -104,8 +104,8 @@ class DisentangledAttention(Attending):
 
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
         query, key, value = self._project(hidden, call)
-        relative = call.relative_positions
-        return self._mix(query, key, value, call, call.layout, call.key_layout, relative, is_causal=self.is_causal)
+        relative, is_causal = call.relative_positions, self.is_causal or call.is_causal
+        return self._mix(query, key, value, call, call.layout, call.key_layout, relative, is_causal=is_causal)
 
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
         """The probabilities ("attention") and the terms of the scores, apart."""
@@ -117,7 +117,7 @@ class DisentangledAttention(Attending):
             call.layout,
             call.relative_positions,
             key_layout=call.key_layout,
-            is_causal=self.is_causal,
+            is_causal=self.is_causal or call.is_causal,
         )
 
     def start(self, call: ForwardPass) -> State:
@@ -126,7 +126,7 @@ class DisentangledAttention(Attending):
         return *super().start(call), place
 
     def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
-        if call.memory is None and not self.is_causal:
+        if call.memory is None and not (self.is_causal or call.is_causal):
             return super().step(hidden, state, call)
         *cached, place = state
         query, (key, value), key_layout = self._look_back(hidden, tuple(cached), call)

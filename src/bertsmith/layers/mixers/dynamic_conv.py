@@ -72,7 +72,7 @@ class DynamicConv(Mixer):
         return (before,)
 
     def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
-        if not self.kernel.is_causal:
+        if not (self.kernel.is_causal or call.is_causal):
             return super().step(hidden, state, call)
         inner = self._project(hidden, call)
         (window,) = grown(state, [self._by_head(inner)])  # (batch, taps, heads, head_width)

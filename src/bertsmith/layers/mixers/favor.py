@@ -147,7 +147,7 @@ class FavorAttention(Attending):
             self._random_features(),
             call.layout,
             key_layout=call.key_layout,
-            is_causal=self.is_causal,
+            is_causal=self.is_causal or call.is_causal,
             chunk=_CHUNK,
             backend=own_backend(FORMS, call.backend),
         )
@@ -161,7 +161,7 @@ class FavorAttention(Attending):
             self._random_features(),
             call.layout,
             key_layout=call.key_layout,
-            is_causal=self.is_causal,
+            is_causal=self.is_causal or call.is_causal,
         )
         return {"attention": shares}
 
@@ -173,7 +173,7 @@ class FavorAttention(Attending):
         return favor_start(call.layout.batch, heads, self._random_features(), value_width=self.value_width)
 
     def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
-        if call.memory is None and not self.is_causal:
+        if call.memory is None and not (self.is_causal or call.is_causal):
             return super().step(hidden, state, call)
         if call.memory is not None:
             (query,) = self._parts(hidden, call, QUERY)

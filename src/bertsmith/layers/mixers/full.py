@@ -55,7 +55,7 @@ class FullAttention(Attending):
             value,
             call.layout,
             key_layout=call.key_layout,
-            is_causal=self.is_causal,
+            is_causal=self.is_causal or call.is_causal,
             dropout=self.dropout if self.training else 0.0,
             backend=own_backend(FORMS, call.backend),
         )
@@ -63,11 +63,12 @@ class FullAttention(Attending):
 
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
         query, key, _ = self._project(hidden, call)
-        shares = attention_map(query, key, call.layout, key_layout=call.key_layout, is_causal=self.is_causal)
+        is_causal = self.is_causal or call.is_causal
+        shares = attention_map(query, key, call.layout, key_layout=call.key_layout, is_causal=is_causal)
         return {"attention": shares}
 
     def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
-        if call.memory is None and not self.is_causal:
+        if call.memory is None and not (self.is_causal or call.is_causal):
             return super().step(hidden, state, call)
         query, (key, value), key_layout = self._look_back(hidden, state, call)
         one = SequenceLayout.full(hidden.shape[0], 1)

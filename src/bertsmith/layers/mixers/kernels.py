@@ -67,7 +67,7 @@ class Kernel(nn.Module, ABC):
 
     def map(self, source: Tensor, call: ForwardPass) -> Tensor:
         """The taps as a banded matrix, (batch, heads, longest, longest)."""
-        return kernel_map(self.weights(source, call), call.layout, **self._options)
+        return kernel_map(self.weights(source, call), call.layout, **self._options(call))
 
     def reorder(self, heads: Tensor) -> None:
         """Puts the heads in the given order."""
@@ -79,9 +79,8 @@ class Kernel(nn.Module, ABC):
         small.table = self.table.extract(keep_in=None if self.table.units_in is None else heads, keep_out=heads)
         return small
 
-    @property
-    def _options(self) -> dict[str, bool]:
-        return {"is_causal": self.is_causal, "legacy_padding": self.legacy_padding}
+    def _options(self, call: ForwardPass) -> dict[str, bool]:
+        return {"is_causal": self.is_causal or call.is_causal, "legacy_padding": self.legacy_padding}
 
 
 class SoftmaxKernel(Kernel):
@@ -94,7 +93,7 @@ class SoftmaxKernel(Kernel):
     def mix(self, value: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
         scores, dropout = self.scores(source, call), self.dropout if self.training else 0.0
         backend = own_backend(FORMS, call.backend)
-        return light_conv(value, scores, call.layout, **self._options, dropout=dropout, backend=backend)
+        return light_conv(value, scores, call.layout, **self._options(call), dropout=dropout, backend=backend)
 
     def step(self, window: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
         return light_conv_step(window, self.scores(source, call))
@@ -140,7 +139,7 @@ class DepthwiseKernel(Kernel):
     def mix(self, value: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
         kernel = torch.dropout(self._kernel(call), self.dropout, train=self.training)
         backend = own_backend(DEPTHWISE_FORMS, call.backend)
-        mixed = depthwise(value.flatten(-2), kernel, call.layout, **self._options, backend=backend)
+        mixed = depthwise(value.flatten(-2), kernel, call.layout, **self._options(call), backend=backend)
         return mixed.unflatten(-1, (-1, self.head_width))  # (…, heads · head_width) -> (…, heads, head_width)
 
     def step(self, window: Tensor, source: Tensor, call: ForwardPass) -> Tensor:

@@ -122,7 +122,7 @@ class SpanKey(Source):
         initialise_depthwise(self.depthwise, generator)
 
     def forward(self, query: Tensor, hidden: Tensor, call: ForwardPass) -> Tensor:
-        options = {"is_causal": self.is_causal, "legacy_padding": self.legacy_padding}
+        options = {"is_causal": self.is_causal or call.is_causal, "legacy_padding": self.legacy_padding}
         spans = conv.depthwise(
             hidden, self.depthwise, call.layout, **options, backend=own_backend(conv.DEPTHWISE_FORMS, call.backend)
         )
@@ -177,7 +177,7 @@ class SpanConv(Attending):
             key,
             value,
             call.layout,
-            is_causal=self.is_causal,
+            is_causal=self.is_causal or call.is_causal,
             dropout=self.dropout if self.training else 0.0,
             backend=own_backend(FORMS, call.backend),
         )
@@ -186,8 +186,9 @@ class SpanConv(Attending):
 
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
         query, key, *_ = self._project(hidden, call)
+        is_causal = self.is_causal or call.is_causal
         return {
-            "attention": attention_map(query, key, call.layout, is_causal=self.is_causal),
+            "attention": attention_map(query, key, call.layout, is_causal=is_causal),
             self.kernel.map_name: self.kernel.map(self.span(query, hidden, call), call),
         }
 
@@ -198,7 +199,7 @@ class SpanConv(Attending):
         return key, value, value.new_zeros(batch, self.kernel.taps - 1, *by_head), *self.span.start(batch)
 
     def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
-        if not self.is_causal:
+        if not (self.is_causal or call.is_causal):
             return super().step(hidden, state, call)
         query, (key, value, window), seen = self._look_back(hidden, state[:3], call)
         one = SequenceLayout.full(hidden.shape[0], 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.ops.conv import reference, taps
-from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, odd_taps, tap_weights
+from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, odd_taps, reach, tap_weights
 from bertsmith.ops.conv.shift import shifted
 from bertsmith.ops.dispatch import Form, Forms, choose
 
@@ -102,6 +102,7 @@ __all__ = [
     "light_conv",
     "light_conv_step",
     "odd_taps",
+    "reach",
     "shifted",
     "tap_weights",
 ]

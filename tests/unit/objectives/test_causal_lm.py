@@ -1,0 +1,129 @@
+"""Next-token losses against a plain loop over prefixes, and the joint objective against its two parts."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import bertsmith
+from bertsmith import SequenceLayout
+from bertsmith.batches.batch import IGNORED, TokenBatch
+from bertsmith.batches.corruption import MaskingConfig, Vocabulary
+from bertsmith.models.build import rebuild
+from bertsmith.models.model import Model
+from bertsmith.objectives.causal_lm import CausalLM, next_tokens
+from bertsmith.objectives.masked_and_causal import MaskedAndCausal
+from bertsmith.objectives.masked_lm import MaskedLM, MaskedLMConfig
+from bertsmith.training.choice import with_heads
+
+PAD, START, END = 0, 1, 2
+SIZE = {"width": 12, "layers": 2, "heads": 2, "vocabulary": 30, "longest": 16, "deviation": 0.4, "dropout": 0.0}
+MODELS = {"bert-tiny": {}, "deberta-v2-xlarge": {"span": 5, "farthest": 9}, "convbert-small": {"heads": 4}}
+TEXTS = [[5, 9, 7], [], [11, 12, 13, 14, 15, 16]]
+
+
+def make(name: str) -> Model:
+    config = with_heads(bertsmith.preset(name, **{**SIZE, **MODELS[name]}), ("masked_tokens",))
+    return bertsmith.build(config, seed=4).double().eval()
+
+
+def sequences() -> list[Tensor]:
+    return [torch.tensor([START, *text, END]) for text in TEXTS]
+
+
+def packed(filling: int = 3) -> TokenBatch:
+    lengths = [*map(len, sequences()), filling]
+    tokens = torch.cat([*sequences(), torch.full((filling,), PAD)])
+    layout = SequenceLayout.packed(torch.tensor([0, *lengths, 0]).cumsum(0).int(), 9)
+    return TokenBatch(tokens, layout, torch.arange(5), real_tokens=sum(lengths) - filling)
+
+
+def padded() -> TokenBatch:
+    rows = torch.full((4, 9), PAD)
+    for row, sequence in zip(rows, sequences(), strict=False):
+        row[: len(sequence)] = sequence
+    is_token = torch.arange(9) < torch.tensor([*map(len, sequences()), 0])[:, None]
+    return TokenBatch(rows, SequenceLayout.padded(is_token), torch.arange(4), real_tokens=int(is_token.sum()))
+
+
+def both_ways() -> MaskedLM:
+    is_special = torch.arange(30) < 4
+    config = MaskedLMConfig(masking=MaskingConfig(rate=0.4))
+    return MaskedLM(config, Vocabulary(30, 3, is_special, torch.ones(30, dtype=torch.bool)))
+
+
+def gradients(model: Model, loss: Tensor) -> list[Tensor]:
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(model.parameters(), found, strict=True)]
+
+
+def test_targets_by_hand() -> None:
+    expected = [5, 9, 7, END, IGNORED, END, IGNORED, 11, 12, 13, 14, 15, 16, END, IGNORED, *[IGNORED] * 3]
+    assert next_tokens(packed()).tolist() == expected
+    rows = [[5, 9, 7, END], [END], [11, 12, 13, 14, 15, 16, END], []]
+    assert next_tokens(padded()).tolist() == [token for row in rows for token in row + [IGNORED] * (9 - len(row))]
+    # rows of one length without any pad
+    full = TokenBatch(torch.arange(6).view(2, 3), SequenceLayout.full(2, 3), torch.arange(2), real_tokens=6)
+    assert next_tokens(full).tolist() == [1, 2, IGNORED, 4, 5, IGNORED]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("batch", [packed(), packed(filling=0), padded()], ids=["filled", "packed", "padded"])
+def test_loss_and_gradients_are_those_of_a_plain_loop(name: str, batch: TokenBatch) -> None:
+    """Every prefix goes alone through the causal network, which says what follows it."""
+    model = make(name)
+    twin = rebuild(model, model.config.causal())
+    expected, hits, count = torch.zeros((), dtype=torch.float64), 0, 0
+    for sequence in sequences():
+        for length in range(1, len(sequence)):
+            prefix, last = sequence[None, :length], torch.tensor([length - 1])
+            states, _ = twin.masked_states(prefix, SequenceLayout.full(1, length), None, last)
+            scores = twin.head("masked_tokens")(states, twin.token_table)[0]
+            expected = expected - scores.log_softmax(-1)[sequence[length]]
+            hits, count = hits + int(scores.argmax() == sequence[length]), count + 1
+    wanted = gradients(twin, expected)
+    objective = CausalLM()
+    prepared = objective.prepare(batch, 0)
+    assert int(objective.counts(prepared)["next_token"]) == count == 12
+    # a causal call on the network as it is, and the network whose config is causal
+    for form in (model, twin):
+        sums = objective(form, prepared)["next_token"]
+        torch.testing.assert_close(sums.loss, expected, rtol=1e-11, atol=0)
+        assert tuple(map(int, sums.figures["accuracy"])) == (hits, count)
+        for found, grad in zip(gradients(form, sums.loss), wanted, strict=True):
+            torch.testing.assert_close(found, grad, rtol=1e-9, atol=1e-11)
+    assert sum(grad.abs().sum() > 0 for grad in wanted) > 20
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_joint_loss_is_the_sum_of_its_parts(name: str) -> None:
+    model, masked, causal, batch = make(name), both_ways(), CausalLM(), packed()
+    joint = MaskedAndCausal(masked, causal, weight=0.3)
+    prepared = joint.prepare(batch, 6)
+    counts, sums = joint.counts(prepared), joint(model, prepared)
+    assert sums.keys() == counts.keys() == joint.terms.keys() == {"masked_tokens", "next_token"}
+
+    def total(sums: dict, counts: dict, weights: dict[str, float]) -> Tensor:
+        return sum(weight * sums[term].loss / counts[term] for term, weight in weights.items())
+
+    loss = total(sums, counts, {term: joint.terms[term].weight for term in joint.terms})
+    alone = [objective.prepare(batch, 6) for objective in (masked, causal)]
+    first = total(masked(model, alone[0]), masked.counts(alone[0]), {"masked_tokens": 1.0})
+    second = total(causal(model, alone[1]), causal.counts(alone[1]), {"next_token": 1.0})
+    torch.testing.assert_close(loss, first + 0.3 * second, rtol=1e-12, atol=0)
+    parts = zip(gradients(model, first), gradients(model, second), strict=True)
+    for found, (grad, other) in zip(gradients(model, loss), parts, strict=True):
+        torch.testing.assert_close(found, grad + 0.3 * other, rtol=1e-10, atol=1e-12)
+    # the masked half sees both ways: a later token changes it
+    tokens = batch.tokens.clone()
+    tokens[13] = 20
+    other = TokenBatch(tokens, batch.layout, batch.sample, batch.real_tokens)
+    assert not torch.equal(masked(model, masked.prepare(other, 6))["masked_tokens"].loss, sums["masked_tokens"].loss)
+
+
+def test_evaluation_is_at_the_common_rate() -> None:
+    joint = MaskedAndCausal(both_ways(), CausalLM(), weight=0.3)
+    plain = joint.for_evaluation()
+    assert plain.masked.config.masking == MaskingConfig()
+    assert plain.terms == joint.terms
+    prepared = plain.prepare(packed(), 0)
+    assert torch.equal(prepared.causal.tokens, packed().tokens)

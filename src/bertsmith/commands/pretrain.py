@@ -69,9 +69,9 @@ def pretrain(
     _check_flags(recipe, resume, budget, branch, decay)
     within = None if budget is None else Budget.parse(budget)
     run = out if resume else None if branch is None else branch.parent.parent
-    plain = _plain_settings(recipe, data, run, set or [], seed)
+    plain = plain_settings(recipe, data, run, set or [], seed)
     settings = PretrainSettings.parse(plain, source=str(recipe or "settings"))
-    if branch is not None and not resume:
+    if branch is not None:
         settings = branched(settings, branch, str(decay))
     if within is not None:
         settings = _within(settings, within, out if resume else None)
@@ -80,25 +80,29 @@ def pretrain(
         return print_explanation(settings, facts if within is None else facts | {"budget": within.explanation})
     if out is None:
         raise InputError("--out is not given: it names the folder to write")
-    return _run(settings, out, within, device=device, resume=resume, force=force)
+    return run_pretraining(settings, out, budget=within, device=device, resume=resume, force=force)
 
 
 def _check_flags(recipe: Path | None, resume: bool, budget: str | None, branch: Path | None, decay: str | None) -> None:
     """Raises a sentence if flags do not go together."""
+    from bertsmith.training.branch import branch_step
+
     if (branch is None) != (decay is None):
         raise InputError("--branch and --decay belong together: where a run is left, and how long its rate then falls")
     for flag, is_given in (("RECIPE", recipe is not None), ("--budget", budget is not None), ("--resume", resume)):
         if branch is not None and is_given:
             raise InputError(f"--branch goes on with its run's recipe and --decay says how long; leave {flag} out")
+    if branch is not None:
+        branch_step(branch)
 
 
-def _plain_settings(
-    recipe: Path | None, data: Path | None, run: Path | None, assignments: list[str], seed: int | None
+def plain_settings(
+    recipe: str | Path | None, data: Path | None, run: Path | None, assignments: list[str], seed: int | None
 ) -> dict[str, Any]:
     """The settings as plain data: the recipe (or that of the run to go on with), then the flags."""
     from bertsmith.toml import override
 
-    given = recipe_of(recipe, run)
+    given = recipe_of(None if recipe is None else Path(recipe), run)
     if given is None:
         raise InputError("no recipe is given; recipes/ has some to start from")
     plain = override(given, assignments)
@@ -111,7 +115,7 @@ def _plain_settings(
 
 def _within(settings: "PretrainSettings", budget: "Budget", run: Path | None) -> "PretrainSettings":
     """The settings with the steps of a budget, or of the run to go on with; a time leaves them as they are."""
-    from bertsmith.training.budget import steps_within
+    from bertsmith.training.pretraining import steps_for
 
     if run is not None:
         given = recipe_of(None, run)
@@ -119,17 +123,26 @@ def _within(settings: "PretrainSettings", budget: "Budget", run: Path | None) ->
     elif budget.kind == "seconds":
         return settings
     else:
-        flops = settings.flops_per_token(settings.network(settings.vocabulary)) if budget.kind == "flops" else 1.0
-        steps = steps_within(settings, budget, flops)
+        steps = steps_for(settings, budget)
     return settings.changed(run=settings.run.changed(steps=steps))
 
 
-def _run(
-    settings: "PretrainSettings", out: Path, budget: "Budget | None", *, device: str, resume: bool, force: bool
+def run_pretraining(
+    settings: "PretrainSettings",
+    out: Path,
+    *,
+    device: str,
+    resume: bool = False,
+    force: bool = False,
+    budget: "Budget | None" = None,
 ) -> dict[str, Any]:
+    """The figures of a run, which leaves the model and all that belongs to it in `out`."""
+    from bertsmith.training.branch import check_branch
     from bertsmith.training.pretraining import make_trainer
 
     begin = time.perf_counter()
+    if not resume:  # a run that has checkpoints of its own needs the branch no more
+        check_branch(settings)
 
     def settle(trainer: "Trainer") -> "PretrainSettings":
         return settings if budget is None else _settled(settings, trainer, budget, begin)

@@ -18,7 +18,7 @@ def recipe_of(recipe: Path | None, run: Path | None) -> dict[str, Any] | None:
     from bertsmith.toml import read_toml
 
     if run is not None and not (run / RECIPE).exists():
-        raise InputError(f"--resume: {str(run)!r} holds no run ({RECIPE} is missing)")
+        raise InputError(f"{str(run)!r} holds no run ({RECIPE} is missing)")
     if recipe is None and run is not None:
         recipe = run / RECIPE
     return None if recipe is None else read_toml(recipe)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from bertsmith.checkpoint.files import read_json
 from bertsmith.errors import InputError
 from bertsmith.training.budget import Budget
+from bertsmith.training.checkpoint import check_whole
 from bertsmith.training.phases import borders
 
 if TYPE_CHECKING:
@@ -13,11 +14,20 @@ if TYPE_CHECKING:
 
 
 def branch_step(checkpoint: Path) -> int:
-    """The steps a checkpoint has behind it."""
-    path = checkpoint / "progress.json"
-    if not path.is_file():
+    """The steps a checkpoint has behind it, after making sure that it is whole."""
+    if not (checkpoint / "progress.json").is_file():
         raise InputError(f"branch {str(checkpoint)!r} is no checkpoint of a run; allowed: RUN/checkpoints/step-…")
-    return int(read_json(path)["step"])
+    check_whole(checkpoint)
+    return int(read_json(checkpoint / "progress.json")["step"])
+
+
+def check_branch(settings: "PretrainSettings") -> None:
+    """Raises a sentence if the settings name a checkpoint that the run cannot begin from."""
+    if settings.branch is None:
+        return
+    step = branch_step(Path(settings.branch))
+    if step >= settings.run.steps:
+        raise InputError(f"run.steps is {settings.run.steps}; the branch begins after step {step} already")
 
 
 def branched(settings: "PretrainSettings", checkpoint: Path, decay: str) -> "PretrainSettings":

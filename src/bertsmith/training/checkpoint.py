@@ -118,6 +118,13 @@ def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     return None, complaints
 
 
+def check_whole(path: Path) -> None:
+    """Raises a sentence if this is no whole checkpoint."""
+    reason = _torn(path)
+    if reason is not None:
+        raise InputError(f"{str(path)!r} is no whole checkpoint: {reason}")
+
+
 def remove_leftovers(folder: Path) -> None:
     """Removes what killed runs left half-written."""
     for pattern in (".step-*.partial-*", ".step-*.old-*"):

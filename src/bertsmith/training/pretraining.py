@@ -3,6 +3,7 @@
 import hashlib
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 from pydantic import model_validator
@@ -22,7 +23,8 @@ from bertsmith.objectives.masked_lm import MaskedLMConfig
 from bertsmith.objectives.replaced_tokens import ReplacedTokensConfig
 from bertsmith.settings import ByKind, Record
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.branch import branch_step
+from bertsmith.training.budget import Budget, steps_within
+from bertsmith.training.calibration import calibrate
 from bertsmith.training.choice import GeneratorChoice, ModelChoice, check_encoder, chosen_config, chosen_model
 from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.health import Baseline
@@ -147,10 +149,21 @@ def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto",
         out,
         fingerprint=_fingerprint(settings, device),
         baseline=_baseline(settings),
-        branch=_branch(settings),
+        branch=None if settings.branch is None else Path(settings.branch),
         device=device,
         show=show,
     )
+
+
+def steps_for(settings: PretrainSettings, budget: Budget, device: str = "auto") -> int:
+    """The steps of a run within a budget; a time is measured on the device, in a folder that is gone afterwards."""
+    if budget.kind == "tokens":
+        return steps_within(settings, budget, 1.0)
+    if budget.kind == "flops":
+        return steps_within(settings, budget, settings.flops_per_token(settings.network(settings.vocabulary)))
+    with TemporaryDirectory() as folder:
+        trainer = make_trainer(settings, Path(folder), device=device, show=False)
+        return calibrate(trainer, budget.amount)
 
 
 def explain(settings: PretrainSettings) -> dict[str, str]:
@@ -193,17 +206,6 @@ def _data(settings: PretrainSettings, tokenizer: Tokenizer, flops_per_token: tup
     held_out = TokenCorpus(folder, "held_out")
     held_out_plan = Plan(held_out, settings.sequences, 0).check("held_out")
     return TrainingData(tuple(phases), held_out_plan, BatchReader(held_out, settings.sequences, special, None))
-
-
-def _branch(settings: PretrainSettings) -> Path | None:
-    """The checkpoint to begin from, after making sure that the run goes beyond it."""
-    if settings.branch is None:
-        return None
-    path = Path(settings.branch)
-    step = branch_step(path)
-    if step >= settings.run.steps:
-        raise InputError(f"run.steps is {settings.run.steps}; the branch begins after step {step} already")
-    return path
 
 
 def _baseline(settings: PretrainSettings) -> Baseline:

@@ -15,10 +15,14 @@ def unigram_level(train: TokenCorpus, held_out: TokenCorpus, *, most_tokens: int
 
 def _counts(corpus: TokenCorpus, most_tokens: int) -> np.ndarray:
     counts = np.zeros(corpus.vocabulary, dtype=np.int64)
-    read = 0
+    read, texts = 0, []
     for document, length in enumerate(corpus.lengths.tolist()):
-        counts += np.bincount(corpus.read(document, 0, length), minlength=corpus.vocabulary)
-        read += length
         if read >= most_tokens:
             break
-    return counts
+        texts.append(corpus.read(document, 0, length))
+        read += length
+        # many documents at a time: one count touches the whole vocabulary
+        if len(texts) == 1000:
+            counts += np.bincount(np.concatenate(texts), minlength=corpus.vocabulary)
+            texts = []
+    return counts + (np.bincount(np.concatenate(texts), minlength=corpus.vocabulary) if texts else 0)

@@ -21,6 +21,9 @@ def check_out(out: Path, force: bool, *inputs: Path | None) -> None:
             raise InputError(
                 f"--out {str(out)!r} and the input {str(path)!r} lie inside each other; give another folder"
             )
+    home = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
+        raise InputError(f"--out {str(out)!r} cannot be written: {str(home)!r} does not allow it; give another folder")
     if not out.is_dir() or not any(out.iterdir()):
         return
     if not force:

@@ -1,5 +1,6 @@
 """`bertsmith pretrain`: a corpus and a recipe → a pre-trained model."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -7,6 +8,7 @@ from bertsmith.commands.run import carry_out, print_explanation, recipe_of, run_
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
+    from bertsmith.training.budget import Budget
     from bertsmith.training.pretraining import PretrainSettings
     from bertsmith.training.trainer import Trainer
 
@@ -18,6 +20,9 @@ def pretrain(
     out: Path | None = None,
     set: list[str] | None = None,
     seed: int | None = None,
+    budget: str | None = None,
+    branch: Path | None = None,
+    decay: str | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     explain: bool = False,
     resume: bool = False,
@@ -37,6 +42,13 @@ def pretrain(
         One setting over the recipe, such as optimizer.learning_rate=1e-3; may be given several times.
     seed
         Of weights, data order, masks and dropout.
+    budget
+        How long the run may be, instead of run.steps: 10min, 2h, 300M (tokens) or "1e18 flops". A time is measured on
+        the first steps and then fixed: recipe.toml holds the steps.
+    branch
+        A checkpoint, RUN/checkpoints/step-…, to go on from with that run's recipe: only the decay follows.
+    decay
+        With --branch: how long the rate falls, in steps (500), as a share of the whole (20%) or in tokens (50M).
     device
         Where to compute; "auto" takes a GPU if there is one.
     explain
@@ -46,28 +58,51 @@ def pretrain(
     force
         Replace an earlier run in --out.
     """
+    from bertsmith.training.branch import branched
+    from bertsmith.training.budget import Budget
     from bertsmith.training.pretraining import PretrainSettings
     from bertsmith.training.pretraining import explain as explanation
 
-    recipe, data, out = (None if path is None else Path(path) for path in (recipe, data, out))
+    recipe, data, out, branch = (None if path is None else Path(path) for path in (recipe, data, out, branch))
     if resume and out is None:
         raise InputError("--resume needs --out with the folder of the run")
-    plain = _plain_settings(recipe, data, out if resume else None, set or [], seed)
+    _check_flags(recipe, resume, budget, branch, decay)
+    within = None if budget is None else Budget.parse(budget)
+    run = out if resume else None if branch is None else branch.parent.parent
+    plain = plain_settings(recipe, data, run, set or [], seed)
     settings = PretrainSettings.parse(plain, source=str(recipe or "settings"))
+    if branch is not None:
+        settings = branched(settings, branch, str(decay))
+    if within is not None:
+        settings = _within(settings, within, out if resume else None)
     if explain:
-        return print_explanation(settings, explanation(settings))
+        facts = explanation(settings)
+        return print_explanation(settings, facts if within is None else facts | {"budget": within.explanation})
     if out is None:
         raise InputError("--out is not given: it names the folder to write")
-    return _run(settings, out, device=device, resume=resume, force=force)
+    return run_pretraining(settings, out, budget=within, device=device, resume=resume, force=force)
 
 
-def _plain_settings(
-    recipe: Path | None, data: Path | None, run: Path | None, assignments: list[str], seed: int | None
+def _check_flags(recipe: Path | None, resume: bool, budget: str | None, branch: Path | None, decay: str | None) -> None:
+    """Raises a sentence if flags do not go together."""
+    from bertsmith.training.branch import branch_step
+
+    if (branch is None) != (decay is None):
+        raise InputError("--branch and --decay belong together: where a run is left, and how long its rate then falls")
+    for flag, is_given in (("RECIPE", recipe is not None), ("--budget", budget is not None), ("--resume", resume)):
+        if branch is not None and is_given:
+            raise InputError(f"--branch goes on with its run's recipe and --decay says how long; leave {flag} out")
+    if branch is not None:
+        branch_step(branch)
+
+
+def plain_settings(
+    recipe: str | Path | None, data: Path | None, run: Path | None, assignments: list[str], seed: int | None
 ) -> dict[str, Any]:
     """The settings as plain data: the recipe (or that of the run to go on with), then the flags."""
     from bertsmith.toml import override
 
-    given = recipe_of(recipe, run)
+    given = recipe_of(None if recipe is None else Path(recipe), run)
     if given is None:
         raise InputError("no recipe is given; recipes/ has some to start from")
     plain = override(given, assignments)
@@ -78,19 +113,70 @@ def _plain_settings(
     return plain
 
 
-def _run(settings: "PretrainSettings", out: Path, *, device: str, resume: bool, force: bool) -> dict[str, Any]:
+def _within(settings: "PretrainSettings", budget: "Budget", run: Path | None) -> "PretrainSettings":
+    """The settings with the steps of a budget, or of the run to go on with; a time leaves them as they are."""
+    from bertsmith.training.pretraining import steps_for
+
+    if run is not None:
+        given = recipe_of(None, run)
+        steps = 0 if given is None else given["run"]["steps"]
+    elif budget.kind == "seconds":
+        return settings
+    else:
+        steps = steps_for(settings, budget)
+    return settings.changed(run=settings.run.changed(steps=steps))
+
+
+def run_pretraining(
+    settings: "PretrainSettings",
+    out: Path,
+    *,
+    device: str,
+    resume: bool = False,
+    force: bool = False,
+    budget: "Budget | None" = None,
+) -> dict[str, Any]:
+    """The figures of a run, which leaves the model and all that belongs to it in `out`."""
+    from bertsmith.training.branch import check_branch
     from bertsmith.training.pretraining import make_trainer
+
+    begin = time.perf_counter()
+    if not resume:  # a run that has checkpoints of its own needs the branch no more
+        check_branch(settings)
+
+    def settle(trainer: "Trainer") -> "PretrainSettings":
+        return settings if budget is None else _settled(settings, trainer, budget, begin)
 
     return carry_out(
         settings,
         out,
-        inputs=[] if settings.data is None else [Path(settings.data)],
+        inputs=[Path(path) for path in (settings.data, settings.branch) if path is not None],
         make=lambda: make_trainer(settings, out, device=device),
+        settle=settle,
         finish=lambda trainer: _finish(settings, trainer, out),
         device=device,
         resume=resume,
         force=force,
     )
+
+
+def _settled(settings: "PretrainSettings", trainer: "Trainer", budget: "Budget", begin: float) -> "PretrainSettings":
+    """The settings with the steps of the budget, after measuring where it is a time; says what came out."""
+    from rich.console import Console
+
+    from bertsmith.training.calibration import measure_pace, steps_at
+
+    told = f"budget {budget.text}:"
+    if budget.kind == "seconds":
+        pace = measure_pace(trainer, budget.amount)
+        steps = steps_at(pace, trainer, budget.amount, spent=time.perf_counter() - begin)
+        settings = settings.changed(run=settings.run.changed(steps=steps))
+        trainer.set_steps(steps)
+        told += f" {pace.tokens_per_second / 1e6:.3g} M tokens/s, so"
+    if trainer.show:
+        told += f" {settings.run.steps:,} steps of {settings.batch.tokens:,} tokens"
+        Console().print(told, highlight=False, markup=False)
+    return settings
 
 
 def _finish(settings: "PretrainSettings", trainer: "Trainer", out: Path) -> dict[str, Any]:
@@ -114,20 +200,14 @@ def _finish(settings: "PretrainSettings", trainer: "Trainer", out: Path) -> dict
 
 def _figures(settings: "PretrainSettings", trainer: "Trainer") -> dict[str, Any]:
     """Every figure of the run, for result.json."""
-    from bertsmith.batches.shards import TokenCorpus
-    from bertsmith.batches.statistics import unigram_level
-    from bertsmith.models.cost import training_flops
-
-    targets, length = settings.objective.targets_per_token, settings.sequences.length
     held_out = trainer.log.of_kind("held_out")
     figures = run_figures(trainer)
-    flops = training_flops(trainer.model.config, length, targets)
-    figures["training_flops_per_token"] = settings.objective.passes * flops
+    figures["training_flops_per_token"] = trainer.data.phases[0].flops_per_token
     if held_out:
-        part = Path(str(settings.data))
+        assert trainer.baseline is not None
         figures["token_term"] = settings.objective.token_term
         figures["held_out"] = {name: value for name, value in held_out[-1].items() if name not in ("kind", "step")}
-        figures["unigram_level"] = unigram_level(TokenCorpus(part, "train"), TokenCorpus(part, "held_out"))
+        figures["unigram_level"] = trainer.baseline.level()
     return figures
 
 

@@ -18,7 +18,7 @@ def recipe_of(recipe: Path | None, run: Path | None) -> dict[str, Any] | None:
     from bertsmith.toml import read_toml
 
     if run is not None and not (run / RECIPE).exists():
-        raise InputError(f"--resume: {str(run)!r} holds no run ({RECIPE} is missing)")
+        raise InputError(f"{str(run)!r} holds no run ({RECIPE} is missing)")
     if recipe is None and run is not None:
         recipe = run / RECIPE
     return None if recipe is None else read_toml(recipe)
@@ -34,13 +34,18 @@ def carry_out(
     device: str,
     resume: bool,
     force: bool,
+    settle: Callable[["Trainer"], Record] | None = None,
 ) -> dict[str, Any]:
-    """Trains and gives the figures; `make` is called before anything is written, `finish` on the main process only."""
+    """Trains and gives the figures; `make` is called before anything is written, `finish` on the main process only.
+
+    `settle` gives the settings to record once the trainer is there: what can only be measured is settled by it.
+    """
     from accelerate import PartialState
 
     from bertsmith.checkpoint.files import read_json
     from bertsmith.commands.output import RESULT, check_out, claim
     from bertsmith.toml import read_toml, to_toml
+    from bertsmith.training.faults import explained
 
     state = PartialState(cpu=device == "cpu" or None)
     recorded = out / RECIPE
@@ -53,14 +58,17 @@ def carry_out(
     if state.is_main_process and not resume:
         check_out(out, force, *inputs)
     trainer = make()  # what is wrong with the input must cost no folder
+    if settle is not None and not resume:
+        settings = settle(trainer)
     if state.is_main_process and not resume:
         claim(out, force, *inputs)
         recorded.write_text(to_toml(settings.plain()), encoding="utf-8")
     state.wait_for_everyone()
-    progress = trainer.run(resume=resume)
-    figures: dict[str, Any] = {"steps": progress.step, "is_finished": trainer.is_finished}
-    if trainer.is_finished and state.is_main_process:
-        figures = finish(trainer)
+    with explained(out):
+        progress = trainer.run(resume=resume)
+        figures: dict[str, Any] = {"steps": progress.step, "is_finished": trainer.is_finished}
+        if trainer.is_finished and state.is_main_process:
+            figures = finish(trainer)
     trainer.close()
     return figures
 
@@ -89,9 +97,11 @@ def run_figures(trainer: "Trainer") -> dict[str, Any]:
         "processes": trainer.processes,
         "parameters": parameters(trainer.model.config),
         "tokens": progress.tokens,
+        "training_flops": progress.flops,
         "seconds": round(progress.seconds, 1),
         "tokens_per_second": round(progress.tokens / max(progress.seconds, 1e-9), 1),
         "training_loss": trainer.log.of_kind("training")[-1]["loss"],
+        "notices": [{"step": row["step"], "text": row["text"]} for row in trainer.log.of_kind("notice")],
     }
 
 

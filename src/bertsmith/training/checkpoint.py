@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,15 @@ class Progress:
     """Epoch, window and index of the first micro-batch of the last round of all processes."""
     skip: int = 0
     """Micro-batches from the cursor on that are done."""
+    phase: int = 0
+    """The phase whose stream the cursor stands in."""
     tokens: int = 0
     """Real tokens seen; with several processes, the main one's times their number."""
+    flops: float = 0.0
+    """Floating-point operations spent on them."""
     seconds: float = 0.0
+    meter: dict[str, float] = field(default_factory=dict)
+    """What the meter had added up since the last row of the log."""
     best_loss: float | None = None
     """The lowest held-out loss so far, and the step it was measured after."""
     best_step: int = -1
@@ -110,6 +116,13 @@ def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
             return path, complaints
         complaints.append(f"checkpoint {path.name} is not whole ({reason}) and is passed over")
     return None, complaints
+
+
+def check_whole(path: Path) -> None:
+    """Raises a sentence if this is no whole checkpoint."""
+    reason = _torn(path)
+    if reason is not None:
+        raise InputError(f"{str(path)!r} is no whole checkpoint: {reason}")
 
 
 def remove_leftovers(folder: Path) -> None:

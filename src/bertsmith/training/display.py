@@ -42,6 +42,8 @@ class Display:
             self.held_out = f" · held out {row['loss']:.3f}"
             return
         parts = [f"loss {row['loss']:.3f}{self.held_out}", f"{_short(row['tokens_per_second'])} tokens/s"]
+        if "replaced_recall" in row:
+            parts.insert(1, f"generator {row['generator_loss']:.3f} · recall {row['replaced_recall']:.0%}")
         if "utilisation" in row:
             parts.append(f"MFU {row['utilisation']:.0%}")
         self.progress.update(self.task, status=" · ".join(parts))

@@ -26,9 +26,11 @@ class Meter:
                 self.sums[f"{name}.{key}"] = nothing
         self.gradient_norm, self.steps = nothing, 0
         self.tokens = 0
+        self.flops = 0.0
         self.waited = 0.0
         """Seconds in which the loop stood still for data."""
         self._begin = time.perf_counter()
+        self._pause: float | None = None
 
     def add(self, sums: Mapping[str, Sums], counts: Mapping[str, Tensor]) -> None:
         """One micro-batch."""
@@ -57,9 +59,28 @@ class Meter:
             figures["loss"] += term.weight * figures[f"{name}_loss"]
         return figures
 
+    def record(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        """All that has been added up as plain numbers, for a checkpoint; the sums are those over all processes."""
+        if not self.steps:
+            return {}
+        own = {"steps": self.steps, "tokens": self.tokens, "flops": self.flops, "waited": self.waited}
+        own |= {"gradient_norm": float(self.gradient_norm), "seconds": self.seconds()}
+        return {**own, **dict(zip(totals, torch.stack(list(totals.values())).tolist(), strict=True))}
+
+    def restore(self, record: Mapping[str, float], *, is_main: bool) -> None:
+        """Goes on from a record; the sums over all processes are the main one's now."""
+        if not record:
+            return
+        self.steps, self.tokens = int(record["steps"]), int(record["tokens"])
+        self.flops, self.waited = record["flops"], record["waited"]
+        self.gradient_norm = self.gradient_norm + record["gradient_norm"]
+        self._begin -= record["seconds"]
+        if is_main:
+            self.sums = {name: value + record[name] for name, value in self.sums.items()}
+
     def seconds(self) -> float:
         """The time since the meter was made, without pauses."""
-        return time.perf_counter() - self._begin
+        return (self._pause or time.perf_counter()) - self._begin
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -71,6 +92,7 @@ class Meter:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leaves what happens inside, an evaluation or a checkpoint, out of the time."""
-        begin = time.perf_counter()
+        self._pause = time.perf_counter()
         yield
-        self._begin += time.perf_counter() - begin
+        self._begin += time.perf_counter() - self._pause
+        self._pause = None

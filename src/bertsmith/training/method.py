@@ -1,6 +1,8 @@
 """How a run is carried out and how weights are moved, as settings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import mul
 from typing import Literal
 
 from pydantic import Field
@@ -9,7 +11,8 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters, training_flops
 from bertsmith.settings import Record
 from bertsmith.training.hardware import device_type
-from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
+from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
+from bertsmith.training.phases import Phase, borders, timetable
 
 
 class RunConfig(Record):
@@ -28,6 +31,8 @@ class RunConfig(Record):
     evaluate_batches: int = Field(default=16, gt=0)
     """Micro-batches of the held-out part that an evaluation reads."""
     checkpoint_every: int = Field(default=500, gt=0)
+    keep: int = Field(default=2, ge=1)
+    """Checkpoints that are kept besides the best one, newest first."""
     average_last: int = Field(default=1, ge=1)
     """The model at the end is the mean of the weights of the last so many checkpoints."""
     track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
@@ -42,26 +47,49 @@ class RunConfig(Record):
 
 @dataclass(frozen=True)
 class Method:
-    """How weights are moved."""
+    """How weights are moved, on how much data at a time."""
 
     run: RunConfig
-    batch: BatchConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
+    phases: tuple[Phase, ...]
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
         return self.optimizer.learning_rate * self.schedule.factor(step, self.run.steps)
 
-    def costs(
-        self, config: ModelConfig, length: int, targets_per_token: float, micro_tokens: int, passes: int = 1
-    ) -> dict[str, str]:
-        """What training a network on sequences of a length takes on one device, as names and values to print."""
-        flops, steps = passes * training_flops(config, length, targets_per_token), self.run.steps
-        tokens = sum(self.batch.micro_batches(step, steps, micro_tokens, 1) * micro_tokens for step in range(steps))
-        return {
-            "parameters": f"{parameters(config):,}",
-            "training FLOPs per token": f"{flops:.3e}",
-            "tokens": f"{tokens:,} in {steps:,} steps",
-            "training FLOPs in all": f"{flops * tokens:.3e}",
-        }
+    def with_steps(self, steps: int) -> "Method":
+        """The method of a run of another length; all that is a share of the steps follows."""
+        return replace(self, run=self.run.changed(steps=steps))
+
+    def phase(self, step: int) -> int:
+        """The index of the phase a step, counted from 0, belongs to."""
+        return sum(begin <= step for begin in borders(self.phases, self.run.steps)[1:-1])
+
+    def micro_batches(self, step: int, processes: int) -> int:
+        """The micro-batches of one step on each process."""
+        return self.phases[self.phase(step)].micro_batches(step, self.run.steps, processes)
+
+    def tokens(self, processes: int = 1) -> tuple[int, ...]:
+        """The tokens of each phase, pads counted in."""
+        table = timetable(self.phases, self.run.steps, processes)
+        return tuple(
+            sum(count * steps for count, steps in counts.items()) * phase.micro_tokens * processes
+            for phase, counts in zip(self.phases, table, strict=True)
+        )
+
+    def costs(self, config: ModelConfig, targets_per_token: float, passes: int = 1) -> dict[str, str]:
+        """What training a network takes on one device, as names and values to print."""
+        each = [passes * training_flops(config, phase.length, targets_per_token) for phase in self.phases]
+        tokens, steps = self.tokens(), self.run.steps
+        facts = {"parameters": f"{parameters(config):,}", "training FLOPs per token": f"{each[0]:.3e}"}
+        facts |= {"tokens": f"{sum(tokens):,} in {steps:,} steps"}
+        facts |= {"training FLOPs in all": f"{sum(map(mul, each, tokens)):.3e}"}
+        if len(self.phases) == 1:
+            return facts
+        for number, (begin, end) in enumerate(pairwise(borders(self.phases, steps))):
+            phase, flops = self.phases[number], each[number] * tokens[number]
+            facts[f"phase {number + 1}, length {phase.length}"] = (
+                f"steps {begin:,} to {end:,}: {tokens[number]:,} tokens, {flops:.3e} FLOPs ({each[number]:.3e} a token)"
+            )
+        return facts

@@ -1,14 +1,18 @@
 """A pre-training run from its settings: corpus, model, objective and method put together."""
 
 import hashlib
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 from pydantic import model_validator
 
 from bertsmith.batches.loader import BatchReader, SpecialTokens
 from bertsmith.batches.plan import Plan, SequenceConfig
+from bertsmith.batches.random import key
 from bertsmith.batches.shards import MANIFEST, TokenCorpus
+from bertsmith.batches.statistics import unigram_level
 from bertsmith.errors import InputError
 from bertsmith.models.build import rebuild
 from bertsmith.models.config import ModelConfig
@@ -22,10 +26,15 @@ from bertsmith.objectives.masked_lm import MaskedLMConfig
 from bertsmith.objectives.replaced_tokens import ReplacedTokensConfig
 from bertsmith.settings import ByKind, Record
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.budget import Budget, steps_within
+from bertsmith.training.calibration import calibrate
 from bertsmith.training.choice import GeneratorChoice, ModelChoice, check_encoder, chosen_config, chosen_model
+from bertsmith.training.feed import PhaseData, TrainingData
+from bertsmith.training.health import Baseline
 from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
-from bertsmith.training.trainer import Trainer, TrainingData
+from bertsmith.training.phases import PhaseConfig, all_phases
+from bertsmith.training.trainer import Trainer
 
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "masked_lm": MaskedLMConfig,
@@ -40,9 +49,13 @@ class PretrainSettings(Record):
 
     data: str | None = None
     """The folder that `bertsmith corpus` wrote."""
+    branch: str | None = None
+    """A checkpoint of another run that this one begins from, with its optimiser and its place in the data."""
     model: ModelChoice
     generator: GeneratorChoice = GeneratorChoice()
     sequences: SequenceConfig = SequenceConfig()
+    phases: tuple[PhaseConfig, ...] = ()
+    """Later parts of the run with other sequences, such as [{begin = 0.9, length = 512}]."""
     objective: Annotated[ObjectiveConfig, ByKind(OBJECTIVES, default="masked_lm")] = MaskedLMConfig()
     batch: BatchConfig = BatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -63,9 +76,34 @@ class PretrainSettings(Record):
             raise ValueError(f"generator is given with objective.kind {kind!r}; it needs 'replaced_tokens'")
         return self
 
+    @model_validator(mode="after")
+    def _check_phases(self) -> "PretrainSettings":
+        for number, phase in enumerate(self.phases):
+            if number and phase.begin <= self.phases[number - 1].begin:
+                raise ValueError(f"phases.{number}.begin is {phase.begin}; allowed: more than that of the one before")
+        for number, later in enumerate(self.method.phases[1:]):
+            if later.micro_tokens < later.length:
+                raise ValueError(
+                    f"phases.{number}: micro_tokens {later.micro_tokens} is less than length {later.length}"
+                )
+        return self
+
     @property
     def method(self) -> Method:
-        return Method(self.run, self.batch, self.optimizer, self.schedule)
+        first = self.sequences
+        phases = all_phases(first.length, first.micro_tokens, self.batch, self.phases)
+        return Method(self.run, self.optimizer, self.schedule, phases)
+
+    @property
+    def vocabulary(self) -> int:
+        """The size of the corpus's vocabulary; without a corpus, that of BERT's."""
+        return Tokenizer.load(Path(self.data)).size if self.data else 30522
+
+    def flops_per_token(self, config: ModelConfig) -> tuple[float, ...]:
+        """Operations of one token of each phase, forward and backward."""
+        targets = self.objective.targets_per_token
+        passes = self.objective.passes
+        return tuple(passes * training_flops(config, phase.length, targets) for phase in self.method.phases)
 
     @property
     def has_generator(self) -> bool:
@@ -101,10 +139,10 @@ class PretrainSettings(Record):
                 )
             tables = [head.longest for head in part.heads if isinstance(head, MaskDecoderConfig)]
             longest = min([part.encoder.embedding.longest, *tables])
-            if self.sequences.length > longest:
-                raise InputError(
-                    f"sequences.length is {self.sequences.length}; the model takes at most {longest} tokens"
-                )
+            for number, phase in enumerate(self.method.phases):
+                if phase.length > longest:
+                    name = f"phases.{number - 1}.length" if number else "sequences.length"
+                    raise InputError(f"{name} is {phase.length}; the model takes at most {longest} tokens")
 
 
 def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto", show: bool = True) -> Trainer:
@@ -118,27 +156,38 @@ def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto",
     return Trainer(
         model,
         settings.objective.build(tokenizer, config.encoder.ponder_weight),
-        _data(settings, tokenizer),
+        _data(settings, tokenizer, settings.flops_per_token(config)),
         settings.method,
         out,
         fingerprint=_fingerprint(settings, device),
-        flops_per_token=settings.objective.passes
-        * training_flops(config, settings.sequences.length, settings.objective.targets_per_token),
+        baseline=_baseline(settings),
+        branch=None if settings.branch is None else Path(settings.branch),
         device=device,
         show=show,
     )
 
 
+def steps_for(settings: PretrainSettings, budget: Budget, device: str = "auto") -> int:
+    """The steps of a run within a budget; a time is measured on the device, in a folder that is gone afterwards."""
+    if budget.kind == "tokens":
+        return steps_within(settings, budget, 1.0)
+    if budget.kind == "flops":
+        return steps_within(settings, budget, settings.flops_per_token(settings.network(settings.vocabulary)))
+    with TemporaryDirectory() as folder:
+        trainer = make_trainer(settings, Path(folder), device=device, show=False)
+        return calibrate(trainer, budget.amount)
+
+
 def explain(settings: PretrainSettings) -> dict[str, str]:
     """What a run will cost, as names and values to print."""
-    vocabulary = Tokenizer.load(Path(settings.data)).size if settings.data else 30522
+    vocabulary = settings.vocabulary
     config = settings.network(vocabulary)
     rate, passes = settings.objective.targets_per_token, settings.objective.passes
-    micro = settings.sequences.micro_tokens
+    micro = max(phase.micro_tokens for phase in settings.method.phases)
     memory = training_memory(config, passes * micro, rate, half=settings.run.is_half("auto"))
     return {
         "vocabulary": f"{vocabulary:,}" + ("" if settings.data else " (no --data given)"),
-        **settings.method.costs(config, settings.sequences.length, rate, micro, passes),
+        **settings.method.costs(config, rate, passes),
         "memory": f"about {memory / 2**30:.2f} GiB on each device",
     }
 
@@ -149,19 +198,36 @@ def _fingerprint(settings: PretrainSettings, device: str) -> str:
     return f"{manifest} {'bfloat16' if settings.run.is_half(device) else 'float32'}"
 
 
-def _data(settings: PretrainSettings, tokenizer: Tokenizer) -> TrainingData:
+def _data(settings: PretrainSettings, tokenizer: Tokenizer, flops_per_token: tuple[float, ...]) -> TrainingData:
+    """The sequences of every phase; those held out are the first phase's throughout, so that losses compare."""
     assert settings.data is not None
-    folder, config = Path(settings.data), settings.sequences
+    folder = Path(settings.data)
     special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
     corpus = TokenCorpus(folder, "train")
     if corpus.manifest.tokenizer_hash != tokenizer.hash:
         raise InputError(f"{settings.data!r}: tokenizer.json is not the tokenizer the shards were made with")
-    plan = Plan(corpus, config, settings.run.seed).check("train")
-    # a compiled step wants one shape; otherwise empty sequences would only cost time
-    slots = plan.slots if settings.run.compile != "off" else None
-    reader = BatchReader(corpus, config, special, slots)
+    phases = []
+    for number, (phase, flops) in enumerate(zip(settings.method.phases, flops_per_token, strict=True)):
+        config = settings.sequences.changed(length=phase.length, micro_tokens=phase.micro_tokens)
+        seed = key(settings.run.seed, 13, number) if number else settings.run.seed
+        plan = Plan(corpus, config, seed).check("train")
+        # a compiled step wants one shape; otherwise empty sequences would only cost time
+        slots = plan.slots if settings.run.compile != "off" else None
+        phases.append(PhaseData(plan, BatchReader(corpus, config, special, slots), flops, seed))
     if not corpus.manifest.parts["held_out"].tokens:
-        return TrainingData(plan, reader, None, None)
+        return TrainingData(tuple(phases), None, None)
     held_out = TokenCorpus(folder, "held_out")
-    held_out_plan = Plan(held_out, config, 0).check("held_out")
-    return TrainingData(plan, reader, held_out_plan, BatchReader(held_out, config, special, None))
+    held_out_plan = Plan(held_out, settings.sequences, 0).check("held_out")
+    return TrainingData(tuple(phases), held_out_plan, BatchReader(held_out, settings.sequences, special, None))
+
+
+def _baseline(settings: PretrainSettings) -> Baseline:
+    """The unigram level of the held-out part, or of the training part where nothing is held out."""
+
+    @cache  # it reads some of the corpus: once, and only when it is asked for
+    def level() -> float:
+        train = TokenCorpus(Path(str(settings.data)), "train")
+        has_held_out = train.manifest.parts["held_out"].tokens > 0
+        return unigram_level(train, TokenCorpus(train.folder, "held_out") if has_held_out else train)
+
+    return Baseline(settings.objective.token_term, level)

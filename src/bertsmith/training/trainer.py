@@ -1,13 +1,13 @@
 """The one training loop.
 
-    resume, if there is a checkpoint
+    resume, if there is a checkpoint; or begin from the one to branch from
     for step in steps:
         renew: parts that draw random features draw them anew           (model.renew)
-        take this step's micro-batches; prepare them                    (objective.prepare)
+        take this step's micro-batches of its phase; prepare them       (feed.py, objective.prepare)
         add up the targets of all micro-batches and processes
         for each micro-batch: forward, divide by the targets, backward  (objective)
         clip, optimiser step, learning rate
-        log            every `log_every` steps
+        log            every `log_every` steps; look after the run's health     (health.py)
         evaluate       every `evaluate_every` steps and at the end
         checkpoint     every `checkpoint_every` steps, at a best held-out loss, at the end, and when asked to stop
     average the last checkpoints, if asked for
@@ -16,17 +16,11 @@ Every random draw (order of the data, masks, dropout) is a function of the seed 
 so neither the number of processes nor an interruption changes it.
 """
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
 
-from bertsmith.batches.loader import Loaded, load_batches
-from bertsmith.batches.plan import Cursor, Stream
 from bertsmith.batches.random import key
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
@@ -41,21 +35,14 @@ from bertsmith.training.checkpoint import (
 )
 from bertsmith.training.display import Display
 from bertsmith.training.engine import Engine
+from bertsmith.training.faults import kept
+from bertsmith.training.feed import Feed, TrainingData
 from bertsmith.training.hardware import peak_flops
+from bertsmith.training.health import Baseline, Health, not_finite
 from bertsmith.training.log import RunLog
 from bertsmith.training.meter import Meter
 from bertsmith.training.method import Method
 from bertsmith.training.signals import StopRequest
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """The stream to learn from and the part that is held out."""
-
-    plan: Stream[Any]
-    reader: Dataset[Loaded]
-    held_out_plan: Stream[Any] | None
-    held_out_reader: Dataset[Loaded] | None
 
 
 class Trainer:
@@ -70,38 +57,42 @@ class Trainer:
         out: Path,
         *,
         fingerprint: str,
-        flops_per_token: float,
+        baseline: Baseline | None = None,
+        branch: Path | None = None,
         device: str = "auto",
         show: bool = True,
     ) -> None:
         self.data, self.method, self.out = data, method, out
-        self.fingerprint = fingerprint
+        self.fingerprint, self.baseline, self.branch = fingerprint, baseline, branch
         self.engine = Engine(model, objective, method, out, device=device)
         self.model, self.processes = self.engine.model, self.engine.processes
-        micro, whole = data.plan.config.micro_tokens, method.batch.tokens
-        if whole % (micro * self.processes):
-            raise InputError(
-                f"batch.tokens is {whole}, which is not a multiple of sequences.micro_tokens {micro} times the "
-                f"{self.processes} processes; change one of them"
-            )
+        for phase in method.phases:
+            micro, whole = phase.micro_tokens, phase.batch.tokens
+            if whole % (micro * self.processes):
+                raise InputError(
+                    f"batch.tokens is {whole}, which is not a multiple of sequences.micro_tokens {micro} times the "
+                    f"{self.processes} processes; change one of them"
+                )
         self.log = RunLog(out / "log.jsonl", self.engine.accelerator)
         self.progress = Progress()
-        peak = peak_flops(self.engine.device)
-        self.peak_tokens = None if peak is None else peak * self.processes / flops_per_token
+        self.peak = peak_flops(self.engine.device)
         self.show = show and self.engine.is_main
+
+    def set_steps(self, steps: int) -> None:
+        """Gives the run another length, before it begins."""
+        self.method = self.method.with_steps(steps)
 
     def run(self, *, resume: bool = False) -> Progress:
         """Trains to the last step, or until SIGTERM or SIGINT; either way everything is saved."""
         run = self.method.run
-        complaints = self._resume() if resume else []
+        complaints = self._begin(resume)
         self.log.rewind(self.progress.step)
         if run.track:
             self.engine.accelerator.init_trackers("bertsmith", config={"steps": run.steps, "seed": run.seed})
-        batches = self._stream()
         with StopRequest() as stop, Display(run.steps, self.progress.step, visible=self.show) as display:
             for complaint in complaints:
                 display.say(complaint)
-            self._loop(batches, stop, display)
+            self._loop(self.feed(), stop, display)
             if self.is_finished and run.average_last > 1:
                 self._average(display)
         return self.progress
@@ -114,60 +105,70 @@ class Trainer:
     def is_finished(self) -> bool:
         return self.progress.step >= self.method.run.steps
 
-    def _loop(self, batches: Iterator[Loaded], stop: StopRequest, display: Display) -> None:
+    def feed(self) -> Feed:
+        """This process's micro-batches from where the run stands."""
+        engine, workers = self.engine, self.method.run.workers
+        pin = engine.device.type == "cuda"
+        return Feed(self.data, self.progress, rank=engine.rank, processes=self.processes, workers=workers, pin=pin)
+
+    def meter(self) -> Meter:
+        """An empty meter for the objective's figures."""
+        return Meter(self.engine.objective.terms, self.engine.device)
+
+    def _loop(self, feed: Feed, stop: StopRequest, display: Display) -> None:
         run = self.method.run
-        meter = self._meter()
+        health = self._health()
+        meter = self.meter()
+        meter.restore(self.progress.meter, is_main=self.engine.is_main)
         while not self.is_finished:
-            self._step(batches, meter)
+            self._step(feed, meter)
             step = self.progress.step
             is_last = self.is_finished
             display.advance()
             if step % run.log_every == 0 or is_last:
                 row = self._training_row(meter)
-                self.log.write(row)
-                if not math.isfinite(row["loss"]):
-                    raise InputError(
-                        f"the loss is {row['loss']} after step {step} with a learning rate of "
-                        f"{row['learning_rate']:g}; start again with a lower optimizer.learning_rate"
-                    )
-                display.show(row)
-                meter = self._meter()
+                self._write(row, display)
+                self._notice(health.examine(row), display)
+                meter = self.meter()
             with meter.paused():
                 is_best = (step % run.evaluate_every == 0 or is_last) and self._evaluate(display)
                 is_asked = self._is_asked_to_stop(stop, step)
                 if step % run.checkpoint_every == 0 or is_best or is_last or is_asked:
-                    self.save()
+                    self._checkpoint(meter)
             if is_asked and not is_last:
                 display.say(f"asked to stop: saved after step {step}; go on with --resume")
                 return
 
-    def _step(self, batches: Iterator[Loaded], meter: Meter) -> None:
+    def rehearse(self, step: int, feed: Feed, meter: Meter) -> None:
+        """One optimiser step as if it had this number, to see how long it takes; the caller puts the weights back."""
+        self.progress.step = step
+        self._step(feed, meter)
+
+    def _step(self, feed: Feed, meter: Meter) -> None:
         """One optimiser step."""
-        step, run = self.progress.step, self.method.run
+        step, run, engine = self.progress.step, self.method.run, self.engine
         self.model.renew(step, run.seed)
-        micro = self.data.plan.config.micro_tokens
-        count = self.method.batch.micro_batches(step, run.steps, micro, self.processes)
+        phase = self.method.phase(step)
+        data = self.data.phases[phase]
         with meter.waiting():
-            loaded = [next(batches) for _ in range(count)]
-        engine = self.engine
-        prepared = [engine.objective.prepare(item.batch.to(engine.device), key(run.seed, 5)) for item in loaded]
-        draws = [(run.seed, item.cursor.epoch, item.cursor.window, item.cursor.index) for item in loaded]
+            loaded = feed.take(phase, self.method.micro_batches(step, self.processes))
+        prepared = [engine.objective.prepare(item.batch.to(engine.device), key(data.seed, 5)) for item in loaded]
+        draws = [(data.seed, item.cursor.epoch, item.cursor.window, item.cursor.index) for item in loaded]
         engine.learn(prepared, draws, self.method.rate(step), meter)
         tokens = sum(item.batch.real_tokens for item in loaded)
-        cursor = loaded[-1].cursor
-        self.progress.step += 1
-        meter.tokens += tokens
-        self.progress.tokens += tokens * self.processes
-        # process 0 stands at the first micro-batch of the round; all of the round is done
-        self.progress.cursor, self.progress.skip = (cursor.epoch, cursor.window, cursor.index), self.processes
+        flops = tokens * data.flops_per_token
+        meter.tokens, meter.flops = meter.tokens + tokens, meter.flops + flops
+        progress = self.progress
+        progress.step += 1
+        progress.tokens += tokens * self.processes
+        progress.flops += flops * self.processes
 
     def _evaluate(self, display: Display) -> bool:
         """Measures the held-out loss; True if it is the best so far."""
         row = self.evaluate()
         if row is None:
             return False
-        self.log.write({"kind": "held_out", "step": self.progress.step, **row})
-        display.show({"kind": "held_out", **row})
+        self._write({"kind": "held_out", "step": self.progress.step, **row}, display)
         if self.progress.best_loss is not None and not row["loss"] < self.progress.best_loss:
             return False
         self.progress.best_loss, self.progress.best_step = row["loss"], self.progress.step
@@ -177,7 +178,7 @@ class Trainer:
         """The losses and accuracies on the held-out part with masks that never change; None without such a part."""
         if self.data.held_out_plan is None or self.data.held_out_reader is None:
             return None
-        engine, meter = self.engine, self._meter()
+        engine, meter = self.engine, self.meter()
         for number, plan in enumerate(self.data.held_out_plan.one_epoch()):
             if number == self.method.run.evaluate_batches:
                 break
@@ -192,36 +193,39 @@ class Trainer:
         """Writes a checkpoint."""
         self.engine.accelerator.wait_for_everyone()
         if self.engine.is_main:
-            keep = max(2, self.method.run.average_last)
+            keep = max(self.method.run.keep, self.method.run.average_last)
             save_checkpoint(
                 self.out / "checkpoints", self.model, self.engine.optimizer, self.progress, self.fingerprint, keep=keep
             )
         self.engine.accelerator.wait_for_everyone()
+
+    def _checkpoint(self, meter: Meter) -> None:
+        """Saves the run with what the meter holds; where that is not finite, the weights are not either."""
+        self.progress.meter = meter.record(self.engine.reduce([meter.sums]))
+        if self.progress.meter:
+            self._check_finite(self._figures(meter))
+        self.save()
 
     def _average(self, display: Display) -> None:
         """Leaves the model with the mean of the last checkpoints' weights, and measures it."""
         count = load_average(self.out / "checkpoints", self.model, self.method.run.average_last)
         row = self.evaluate()
         if row is not None:
-            self.log.write({"kind": "held_out", "step": self.progress.step, "averaged": count, **row})
-            display.show({"kind": "held_out", **row})
+            self._write({"kind": "held_out", "step": self.progress.step, "averaged": count, **row}, display)
 
-    def _resume(self) -> list[str]:
+    def _begin(self, resume: bool) -> list[str]:
+        """Puts the run where its newest checkpoint, or the one to branch from, left off; returns complaints."""
         folder = self.out / "checkpoints"
-        remove_leftovers(folder)
-        path, complaints = find_checkpoint(folder)
-        if path is None and complaints:
-            raise InputError(f"{str(folder)!r} has no whole checkpoint: {complaints[0]}")
+        path, complaints = None, list[str]()
+        if resume:
+            remove_leftovers(folder)
+            path, complaints = find_checkpoint(folder)
+            if path is None and complaints:
+                raise InputError(f"{str(folder)!r} has no whole checkpoint: {complaints[0]}")
+        path = path or self.branch
         if path is not None:
             self.progress = load_checkpoint(path, self.model, self.engine.optimizer, self.fingerprint)
         return complaints
-
-    def _stream(self) -> Iterator[Loaded]:
-        """This process's micro-batches from where the run stands."""
-        skip = self.progress.skip + self.engine.rank
-        plans = self.data.plan.from_cursor(Cursor(*self.progress.cursor), skip=skip, every=self.processes)
-        is_pinned = self.engine.device.type == "cuda"
-        return iter(load_batches(self.data.reader, plans, workers=self.method.run.workers, pin=is_pinned))
 
     def _is_asked_to_stop(self, stop: StopRequest, step: int) -> bool:
         """Whether any process was asked to stop; several agree on it at logged steps only, which costs no waiting."""
@@ -232,19 +236,52 @@ class Trainer:
         flag = torch.tensor(float(stop.is_made), device=self.engine.device)
         return bool(self.engine.reduce([{"stop": flag}])["stop"] > 0)
 
-    def _training_row(self, meter: Meter) -> dict[str, Any]:
+    def _health(self) -> Health:
+        """The watch over the run, which knows the rows that are already in the log."""
+        steps = self.method.run.steps
+        # only the main process speaks, so only it need know the unigram level
+        baseline = self.baseline if self.engine.is_main else None
+        health = Health(steps, round(self.method.schedule.warmup * steps), baseline)
+        for row in self.log.rows:
+            health.examine(row)
+        return health
+
+    def _figures(self, meter: Meter) -> dict[str, Any]:
+        """What the meter has added up, as the beginning of a row of the log."""
         figures = meter.figures(self.engine.reduce([meter.sums]))
-        seconds = meter.seconds()
-        speed = meter.tokens * self.processes / seconds
-        self.progress.seconds += seconds
         row = {"kind": "training", "step": self.progress.step, **figures}
         row["gradient_norm"] = float(meter.gradient_norm) / max(1, meter.steps)
-        row |= {"learning_rate": self.method.rate(self.progress.step - 1), "tokens": self.progress.tokens}
-        row |= {"seconds": round(self.progress.seconds, 3), "tokens_per_second": round(speed, 1)}
-        row["data_wait"] = round(meter.waited / seconds, 4)
-        if self.peak_tokens is not None:
-            row["utilisation"] = round(speed / self.peak_tokens, 4)
+        row["learning_rate"] = self.method.rate(self.progress.step - 1)
         return row
 
-    def _meter(self) -> Meter:
-        return Meter(self.engine.objective.terms, self.engine.device)
+    def _training_row(self, meter: Meter) -> dict[str, Any]:
+        row, seconds, progress = self._figures(meter), meter.seconds(), self.progress
+        progress.seconds += seconds
+        row |= {"tokens": progress.tokens, "flops": progress.flops, "seconds": round(progress.seconds, 3)}
+        row["tokens_per_second"] = round(meter.tokens * self.processes / seconds, 1)
+        row["data_wait"] = round(meter.waited / seconds, 4)
+        if self.peak is not None:
+            row["utilisation"] = round(meter.flops / seconds / self.peak, 4)
+        return row
+
+    def _write(self, row: dict[str, Any], display: Display) -> None:
+        """Logs and shows a row, unless it tells that the run is lost."""
+        self._check_finite(row)
+        self.log.write(row)
+        display.show(row)
+
+    def _notice(self, rows: list[dict[str, Any]], display: Display) -> None:
+        for row in rows:
+            self.log.write(row)
+            display.say(row["text"])
+
+    def _check_finite(self, row: dict[str, Any]) -> None:
+        trouble = not_finite(row)
+        if trouble is not None:
+            step = self.progress.step
+            text = (
+                f"{trouble} with a learning rate of {self.method.rate(step - 1):g}; {kept(self.out)}; start again with "
+                "a lower optimizer.learning_rate, a longer schedule.warmup or a lower optimizer.clip"
+            )
+            self.log.write({"kind": "notice", "step": step, "name": "not_finite", "text": text})
+            raise InputError(text)

@@ -22,9 +22,11 @@ from bertsmith.settings import Record
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.task_folder import TextPairs, pair_columns, read_pairs
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
-from bertsmith.training.trainer import Trainer, TrainingData
+from bertsmith.training.phases import all_phases
+from bertsmith.training.trainer import Trainer
 
 NO_DECODER = "MODEL {!r} has no decoder; this version fine-tunes models that translate only"
 
@@ -80,7 +82,9 @@ class TranslationSettings(Record):
 
     @property
     def method(self) -> Method:
-        return Method(self.run, self.batch, self.optimizer, self.schedule)
+        sequences = self.sequences
+        phases = all_phases(sequences.length, sequences.micro_tokens, self.batch, ())
+        return Method(self.run, self.optimizer, self.schedule, phases)
 
     @model_validator(mode="after")
     def _check_shapes(self) -> "TranslationSettings":
@@ -116,13 +120,10 @@ def make_trainer(task: TranslationTask, out: Path, *, device: str = "auto", show
     tokenizer, config, seed = model.require_tokenizer(), settings.sequences, settings.run.seed
     train, dev = (Pairs.tokenised(part.sources, part.targets, tokenizer, config) for part in (task.train, task.dev))
     special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
-    data = TrainingData(
-        PairPlan(train, config, seed),
-        PairReader(train, config, special),
-        PairPlan(dev, config, 0),
-        PairReader(dev, config, special),
-    )
     length = int(max(side.mean() for side in train.lengths))
+    flops = training_flops(model.config, length, settings.objective.targets_per_token)
+    phase = PhaseData(PairPlan(train, config, seed), PairReader(train, config, special), flops, seed)
+    data = TrainingData((phase,), PairPlan(dev, config, 0), PairReader(dev, config, special))
     return Trainer(
         model,
         settings.objective.build(),
@@ -130,7 +131,6 @@ def make_trainer(task: TranslationTask, out: Path, *, device: str = "auto", show
         settings.method,
         out,
         fingerprint=_fingerprint(train, tokenizer, is_half=settings.run.is_half(device)),
-        flops_per_token=training_flops(model.config, length, settings.objective.targets_per_token),
         device=device,
         show=show,
     )
@@ -138,7 +138,7 @@ def make_trainer(task: TranslationTask, out: Path, *, device: str = "auto", show
 
 def pair_counts(task: TranslationTask, trainer: Trainer) -> dict[str, int]:
     """How many pairs a run learns from, how many it left out and why, and how many it cut."""
-    plan = trainer.data.plan
+    plan = trainer.data.phases[0].plan
     assert isinstance(plan, PairPlan)
     return {
         "pairs": len(plan.pairs),
@@ -153,8 +153,7 @@ def explain(settings: TranslationSettings) -> dict[str, str]:
     choice = settings.model
     config = _fresh(choice, settings.tokenizer.vocabulary) if choice.is_preset else _loaded(choice.name).config
     assert config.decoder is not None
-    targets, sequences = settings.objective.targets_per_token, settings.sequences
-    costs = settings.method.costs(config, sequences.length, targets, sequences.micro_tokens)
+    costs = settings.method.costs(config, settings.objective.targets_per_token)
     return {"vocabulary": f"{config.decoder.vocabulary:,}", **costs}
 
 

@@ -1,0 +1,62 @@
+"""The data of a run, phase after phase, handed to the loop from where the run stands."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from bertsmith.batches.loader import Loaded, load_batches
+from bertsmith.batches.plan import Cursor, Stream
+from bertsmith.training.checkpoint import Progress
+
+
+@dataclass(frozen=True)
+class PhaseData:
+    """The stream that one phase of a run learns from."""
+
+    plan: Stream[Any]
+    reader: Dataset[Loaded]
+    flops_per_token: float
+    seed: int
+    """Of its order, masks and dropout."""
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What a run learns from in each phase, and the part that is held out."""
+
+    phases: tuple[PhaseData, ...]
+    held_out_plan: Stream[Any] | None
+    held_out_reader: Dataset[Loaded] | None
+
+
+class Feed:
+    """Hands one process its share of the micro-batches; `progress` always says what has been handed out."""
+
+    def __init__(
+        self, data: TrainingData, progress: Progress, *, rank: int, processes: int, workers: int, pin: bool
+    ) -> None:
+        self.data, self.progress = data, progress
+        self.rank, self.processes = rank, processes
+        self.workers, self.pin = workers, pin
+        self._batches: Iterator[Loaded] | None = None
+
+    def take(self, phase: int, count: int) -> list[Loaded]:
+        """The next micro-batches of a phase; a new phase begins at the start of its own stream."""
+        progress = self.progress
+        if phase != progress.phase:
+            progress.phase, progress.cursor, progress.skip = phase, (0, 0, 0), 0
+            self._batches = None  # ends the processes that read the last phase
+        if self._batches is None:
+            self._batches = self._open()
+        loaded = [next(self._batches) for _ in range(count)]
+        cursor = loaded[-1].cursor
+        # process 0 stands at the first micro-batch of the round; all of the round is done
+        progress.cursor, progress.skip = (cursor.epoch, cursor.window, cursor.index), self.processes
+        return loaded
+
+    def _open(self) -> Iterator[Loaded]:
+        phase, progress = self.data.phases[self.progress.phase], self.progress
+        plans = phase.plan.from_cursor(Cursor(*progress.cursor), skip=progress.skip + self.rank, every=self.processes)
+        return iter(load_batches(phase.reader, plans, workers=self.workers, pin=self.pin))

@@ -1,0 +1,49 @@
+"""Small pre-training runs in this process, and how they are interrupted and compared."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import bertsmith
+from bertsmith.training.trainer import Trainer
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
+SMALL = ["sequences.micro_tokens=256", "sequences.length=32", "batch.tokens=512", "run.evaluate_batches=2"]
+SMALL += ["model.overrides={width=16,layers=1,heads=2,longest=64,dropout=0.1}"]
+TIMES = ("seconds", "tokens_per_second", "data_wait")
+
+
+def run(corpus: Path, out: Path, *changes: str, **more: object) -> dict:
+    return bertsmith.pretrain(RECIPE, data=corpus, out=out, set=[*SMALL, *changes], device="cpu", **more)
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, corpus: Path, out: Path, at: int, *changes: str) -> None:
+    """A run that is broken off before a step, without a chance to save, and gone on with."""
+    real = Trainer._step
+
+    def until(self: Trainer, *arguments: object) -> None:
+        if self.progress.step == at:
+            raise KeyboardInterrupt
+        real(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", until)
+        with pytest.raises(KeyboardInterrupt):
+            run(corpus, out, *changes)
+    bertsmith.pretrain(out=out, resume=True, device="cpu")
+
+
+def rows(out: Path, after: int = 0) -> list[dict]:
+    """The log without what depends on the clock; after a step, without notices, which tell a trouble once a run."""
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [
+        {name: row[name] for name in row if name not in TIMES}
+        for row in log
+        if row["step"] > after and not (after and row["kind"] == "notice")
+    ]
+
+
+def assert_same(one: Path, other: Path, after: int = 0) -> None:
+    assert rows(one, after) == rows(other, after)
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()

@@ -1,0 +1,131 @@
+"""Budgets in words, as steps, and measured: the run afterwards is the run without the measurement."""
+
+from pathlib import Path
+
+import pytest
+
+import bertsmith
+from bertsmith.errors import InputError
+from bertsmith.toml import read_toml
+from bertsmith.training.budget import Budget, most_steps, steps_within
+from bertsmith.training.calibration import Pace, calibrate
+from bertsmith.training.pretraining import PretrainSettings, make_trainer
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
+SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=2", "run.log_every=1"]
+SMALL += ["model.overrides={width=32,layers=1,heads=2,longest=128,dropout=0.1}"]
+
+
+def settings(**changes: object) -> PretrainSettings:
+    network = {"preset": "bert-tiny", "overrides": {"width": 16, "layers": 1, "heads": 1}}
+    small = {"model": network, "sequences": {"micro_tokens": 256}, "batch": {"tokens": 1024}}
+    return PretrainSettings.parse({**small, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "amount"),
+    [
+        ("90s", "seconds", 90),
+        ("10min", "seconds", 600),
+        ("1.5 hours", "seconds", 5400),
+        ("300M", "tokens", 3e8),
+        ("1.5B tokens", "tokens", 1.5e9),
+        ("20_000 tokens", "tokens", 20_000),
+        ("1e18 flops", "flops", 1e18),
+        ("2T FLOPs", "flops", 2e12),
+    ],
+)
+def test_words_of_a_budget(text: str, kind: str, amount: float) -> None:
+    budget = Budget.parse(text)
+    assert (budget.kind, budget.amount) == (kind, amount)
+
+
+@pytest.mark.parametrize("text", ["", "10", "10m", "-3min", "0s", "ten minutes", "3 M min", "1e999 flops", "1h30min"])
+def test_other_words_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"the budget is .*; allowed: .*10min"):
+        Budget.parse(text)
+
+
+def test_tokens_and_operations_become_steps() -> None:
+    assert steps_within(settings(), Budget.parse("10240 tokens"), 1.0) == 10
+    assert steps_within(settings(), Budget.parse("10239 tokens"), 1.0) == 9
+    assert steps_within(settings(), Budget.parse("1e6 flops"), 100.0) == 9
+    with pytest.raises(InputError, match="is less than one step takes"):
+        steps_within(settings(), Budget.parse("1000 tokens"), 1.0)
+    with pytest.raises(InputError, match="has to be measured"):
+        steps_within(settings(), Budget.parse("10min"), 1.0)
+    with pytest.raises(InputError, match="steps; give less"):
+        steps_within(settings(), Budget.parse("1e30 flops"), 1.0)
+
+
+def test_ramp_and_phases_are_counted() -> None:
+    """Against a sum over all steps."""
+    given = settings(
+        batch={"tokens": 4096, "ramp_from": 256, "ramp": 0.5},
+        phases=[{"begin": 0.8, "length": 256, "micro_tokens": 512, "batch_tokens": 8192}],
+    )
+    flops = (10.0, 30.0)
+
+    def cost(steps: int) -> float:
+        method = given.method.with_steps(steps)
+        counts = [(method.phase(step), method.micro_batches(step, 1)) for step in range(steps)]
+        assert [phase for phase, _ in counts] == sorted(phase for phase, _ in counts)
+        return sum(count * (256, 512)[phase] * flops[phase] for phase, count in counts)
+
+    steps = steps_within(given, Budget.parse("5e7 flops"), flops)
+    assert cost(steps) <= 5e7 < cost(steps + 1)
+    assert steps > 100
+    assert most_steps(cost, Budget("flops", 5e7, "")) == steps
+
+
+def test_a_pace_counts_evaluations_and_checkpoints() -> None:
+    given = settings(
+        batch={"tokens": 1024, "ramp_from": 256, "ramp": 1.0},
+        run={"steps": 7, "evaluate_every": 2, "checkpoint_every": 3},
+    )
+    pace = Pace(({1: 1.0, 4: 4.0},), evaluation=10.0, checkpoint=100.0, tokens_per_second=1.0)
+    micro = sum(given.method.micro_batches(step, 1) for step in range(7))
+    # evaluations after 2, 4, 6, 7; checkpoints after 2, 3, 4, 6, 7, and the model at the end
+    assert pace.seconds(given.method, 1) == pytest.approx(micro + 4 * 10 + 6 * 100)
+
+
+def test_a_measured_run_is_the_run_without_the_measurement(
+    corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "new" / "run"
+    # Performer: a step that is only tried may redraw its features, which must be put back, too
+    small = [*SMALL, "model.preset=performer-base"]
+    figures = bertsmith.pretrain(RECIPE, data=corpus_folder, out=out, set=small, budget="2s", device="cpu")
+    assert "budget 2s: " in capsys.readouterr().out
+    recorded = read_toml(out / "recipe.toml")["run"]["steps"]
+    assert figures["steps"] == recorded
+    assert {path.name for path in out.iterdir()} >= {"recipe.toml", "result.json", "log.jsonl"}
+    assert not list(out.glob(".calibration*"))
+    again = tmp_path / "again"
+    bertsmith.pretrain(out / "recipe.toml", out=again, device="cpu")
+    for name in ("model.safetensors", f"checkpoints/step-{recorded:08d}/optimizer.safetensors"):
+        assert (again / name).read_bytes() == (out / name).read_bytes()
+
+
+def test_calibrating_leaves_no_trace(corpus_folder: Path, tmp_path: Path) -> None:
+    given = settings(data=str(corpus_folder), phases=[{"begin": 0.5, "length": 64}])
+    trainer = make_trainer(given, tmp_path / "a" / "run", device="cpu", show=False)
+    assert calibrate(trainer, 8.0) > 1
+    assert trainer.method.run.steps == given.run.steps
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match=r"the budget of 0.01 s is spent"):
+        calibrate(trainer, 0.01)
+    trainer.close()
+
+
+def test_steps_of_a_budget_are_recorded(corpus_folder: Path, tmp_path: Path) -> None:
+    def run(out: Path, budget: str, **more: object) -> dict:
+        return bertsmith.pretrain(RECIPE, data=corpus_folder, out=out, set=SMALL, budget=budget, device="cpu", **more)
+
+    assert run(tmp_path / "run", "2048 tokens")["steps"] == 4
+    assert read_toml(tmp_path / "run" / "recipe.toml")["run"]["steps"] == 4
+    explained = bertsmith.pretrain(RECIPE, set=SMALL, budget="2048 tokens", explain=True)
+    assert explained["tokens"] == "2,048 in 4 steps"
+    # the same words again go on with the recorded steps, whatever the recipe says
+    (tmp_path / "run" / "result.json").unlink()
+    assert run(tmp_path / "run", "99 tokens", resume=True)["steps"] == 4

@@ -1,0 +1,82 @@
+"""Runs whose sequences change on the way, and logs that do not tell where a run was interrupted."""
+
+from pathlib import Path
+
+import pytest
+from runs import assert_same, interrupted, rows, run
+
+import bertsmith
+from bertsmith.batches.loader import BatchReader
+from bertsmith.errors import InputError
+from bertsmith.training.pretraining import PretrainSettings
+
+TWO = ["phases=[{begin=0.5,length=64,micro_tokens=512,batch_tokens=1024}]", "run.steps=10"]
+TWO += ["run.log_every=4", "run.evaluate_every=5", "run.checkpoint_every=3"]
+
+
+@pytest.fixture(scope="module")
+def straight(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Undisturbed, and with a reading process, which ends with its phase."""
+    out = tmp_path_factory.mktemp("straight") / "run"
+    run(corpus_folder, out, *TWO, "run.workers=1")
+    return out
+
+
+@pytest.mark.parametrize("at", [4, 5, 8])
+def test_resume_across_the_border_is_bitwise_the_same(
+    at: int, straight: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps 4 and 8 stand between two rows of the log: what had been added up must not be lost."""
+    interrupted(monkeypatch, corpus_folder, tmp_path / "run", at, *TWO)
+    assert_same(tmp_path / "run", straight)
+
+
+def test_sequences_change_at_the_border(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    real = BatchReader.__getitem__
+
+    def watched(self: BatchReader, plan: object) -> object:
+        if self.corpus.part == "train":
+            seen.append((self.config.length, self.config.micro_tokens))
+        return real(self, plan)
+
+    monkeypatch.setattr(BatchReader, "__getitem__", watched)
+    figures = run(corpus_folder, tmp_path / "run", *TWO)
+    assert seen == [(32, 256)] * 10 + [(64, 512)] * 10
+    flops = [row["flops"] for row in rows(tmp_path / "run") if row["kind"] == "training"]
+    assert flops[-1] == figures["training_flops"] > figures["tokens"] * figures["training_flops_per_token"]
+
+
+def test_explain_tells_of_every_phase(capsys: pytest.CaptureFixture) -> None:
+    from runs import RECIPE, SMALL
+
+    facts = bertsmith.pretrain(RECIPE, set=[*SMALL, *TWO], explain=True)
+    assert facts["tokens"] == "7,680 in 10 steps"
+    assert facts["phase 1, length 32"].startswith("steps 0 to 5: 2,560 tokens, ")
+    assert facts["phase 2, length 64"].startswith("steps 5 to 10: 5,120 tokens, ")
+    each = [float(facts[f"phase {n}, length {32 * n}"].split(", ")[1].split(" ")[0]) for n in (1, 2)]
+    assert float(facts["training FLOPs in all"]) == pytest.approx(sum(each), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("phases", "sentence"),
+    [
+        ([{"begin": 0.9, "length": 512}], "phases.0: micro_tokens 256 is less than length 512"),
+        ([{"begin": 0.5, "length": 32}, {"begin": 0.5, "length": 64}], "phases.1.begin is 0.5; allowed: more than"),
+        ([{"begin": 1.0, "length": 32}], "phases.0.begin is 1.0"),
+        ([{"begin": 0.5, "lenght": 32}], "phases.0.lenght is not a known setting; did you mean 'length'?"),
+    ],
+)
+def test_bad_phases_are_refused(phases: list, sentence: str) -> None:
+    plain = {"model": {"preset": "bert-tiny"}, "sequences": {"micro_tokens": 256}, "phases": phases}
+    with pytest.raises(InputError) as caught:
+        PretrainSettings.parse(plain)
+    assert sentence in str(caught.value)
+
+
+def test_phases_must_fit_the_model_and_the_batch(corpus_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"phases\.0\.length is 128; the model takes at most 64 tokens"):
+        run(corpus_folder, tmp_path / "run", "phases=[{begin=0.5,length=128}]")
+    with pytest.raises(InputError, match=r"batch\.tokens is 512, which is not a multiple of .* 384"):
+        run(corpus_folder, tmp_path / "run", "phases=[{begin=0.5,length=64,micro_tokens=384}]")
+    assert not (tmp_path / "run").exists()

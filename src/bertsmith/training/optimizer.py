@@ -108,6 +108,12 @@ class BatchConfig(Record):
     ramp: float = Field(default=0.6, ge=0, le=1)
     """Share of the steps in which the batch grows in a straight line to its full size."""
 
+    @model_validator(mode="after")
+    def _check_ramp(self) -> "BatchConfig":
+        if self.ramp_from is not None and self.ramp and self.ramp_from > self.tokens:
+            raise ValueError(f"ramp_from is {self.ramp_from}; allowed: up to tokens, {self.tokens}")
+        return self
+
     def micro_batches(self, step: int, steps: int, micro_tokens: int, processes: int) -> int:
         """The micro-batches of one step on each process: whole ones, at least one."""
         tokens = float(self.tokens)

@@ -32,6 +32,8 @@ class PretrainSettings(Record):
 
     data: str | None = None
     """The folder that `bertsmith corpus` wrote."""
+    tier: str = "custom"
+    """What of a publication the run keeps: "paper", "crammed" or "modern" (docs/recipes.md), or a word of yours."""
     model: ModelChoice
     generator: GeneratorChoice = GeneratorChoice()
     sequences: SequenceConfig = SequenceConfig()

@@ -82,6 +82,8 @@ def test_batch_ramp() -> None:
     assert counts == sorted(counts)
     assert set(counts[50:]) == {8}
     assert BatchConfig(tokens=8192).micro_batches(0, 100, micro_tokens=1024, processes=4) == 2
+    with pytest.raises(ValueError, match="ramp_from is 16384; allowed: up to tokens, 8192"):
+        BatchConfig(tokens=8192, ramp_from=16384)
     assert BatchConfig(tokens=10).micro_batches(0, 100, micro_tokens=1024, processes=1) == 1
 
 

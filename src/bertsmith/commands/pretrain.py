@@ -1,5 +1,6 @@
 """`bertsmith pretrain`: a corpus and a recipe → a pre-trained model."""
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +34,15 @@ def pretrain(
     Parameters
     ----------
     recipe
-        A TOML file with the settings; --explain prints them all. With --resume the run's own recipe is used.
+        A TOML file with the settings, or NAME[:TIER], tier being paper, crammed (the default) or modern.
+        --explain prints all settings. With --resume the run's own recipe is used.
+        Names: bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large, electra-small,
+        electra-base, electra-large, convbert-small, convbert-medium-small, convbert-base, deberta-base,
+        deberta-large, deberta-xlarge, deberta-ap-base, deberta-v2-xlarge, deberta-v2-xxlarge,
+        deberta-v3-xsmall, deberta-v3-small, deberta-v3-base, deberta-v3-large, mdeberta-v3-base, albert-base,
+        albert-large, albert-xlarge, albert-xxlarge, performer-small, performer-base, performer-relu-small,
+        performer-relu-base, lightconv-base, dynamicconv-base, universal-base, modern-small, modern-base,
+        modern-large.
     data
         The folder that `bertsmith corpus` wrote.
     out
@@ -101,16 +110,27 @@ def plain_settings(
 ) -> dict[str, Any]:
     """The settings as plain data: the recipe (or that of the run to go on with), then the flags."""
     from bertsmith.toml import override
+    from bertsmith.training.recipes import laid_over
 
-    given = recipe_of(None if recipe is None else Path(recipe), run)
-    if given is None:
-        raise InputError("no recipe is given; recipes/ has some to start from")
-    plain = override(given, assignments)
+    plain = laid_over(_given(recipe, run), override({}, assignments))
     if data is not None:
         plain["data"] = str(data)
     if seed is not None:
         plain = override(plain, [f"run.seed={seed}"])
     return plain
+
+
+def _given(recipe: str | Path | None, run: Path | None) -> dict[str, Any]:
+    """The recipe by its name or file, or else that of the run to go on with."""
+    from bertsmith.training.recipes import read_recipe
+
+    recorded = recipe_of(None, run)
+    if recipe is not None:
+        # WORLD_SIZE is how accelerate and torchrun tell each process of the others
+        return read_recipe(recipe, processes=int(os.environ.get("WORLD_SIZE", "1")))
+    if recorded is None:
+        raise InputError("no recipe is given: give a name such as bert-base:paper, or a .toml file")
+    return recorded
 
 
 def _within(settings: "PretrainSettings", budget: "Budget", run: Path | None) -> "PretrainSettings":
@@ -201,7 +221,7 @@ def _finish(settings: "PretrainSettings", trainer: "Trainer", out: Path) -> dict
 def _figures(settings: "PretrainSettings", trainer: "Trainer") -> dict[str, Any]:
     """Every figure of the run, for result.json."""
     held_out = trainer.log.of_kind("held_out")
-    figures = run_figures(trainer)
+    figures = {"tier": settings.tier, **run_figures(trainer)}
     figures["training_flops_per_token"] = trainer.data.phases[0].flops_per_token
     if held_out:
         assert trainer.baseline is not None

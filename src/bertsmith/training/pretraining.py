@@ -51,6 +51,8 @@ class PretrainSettings(Record):
     """The folder that `bertsmith corpus` wrote."""
     branch: str | None = None
     """A checkpoint of another run that this one begins from, with its optimiser and its place in the data."""
+    tier: str = "custom"
+    """What of a publication the run keeps: "paper", "crammed" or "modern" (docs/recipes.md), or a word of yours."""
     model: ModelChoice
     generator: GeneratorChoice = GeneratorChoice()
     sequences: SequenceConfig = SequenceConfig()

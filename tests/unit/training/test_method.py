@@ -45,6 +45,25 @@ def test_noam_is_the_formula_of_the_paper() -> None:
         assert peak * schedule.factor(step - 1, steps) == pytest.approx(expected)
 
 
+def test_cramming_triangle_is_linear_from_a_quarter() -> None:
+    factors = curve(ScheduleConfig(kind="linear", warmup=0.75, begin=0.25))
+    for step in (1, 250, 500, 750):
+        assert factors[step - 1] == pytest.approx(0.25 + 0.75 * step / 750)
+    for step in (751, 900, 1000):
+        assert factors[step - 1] == pytest.approx((1000 - step) / 250)
+
+
+def test_linear_decay_from_the_first_step() -> None:
+    """BERT and DeBERTa jump at the end of the warm-up, ELECTRA multiplies; steps are counted from 1 in the formulas."""
+    jumping, multiplied = (curve(ScheduleConfig(warmup=0.1, fall=fall)) for fall in ("from_start", "throughout"))
+    for step in (1, 50, 100, 101, 500, 999, 1000):
+        assert jumping[step - 1] == pytest.approx(step / 100 if step <= 100 else 1 - step / 1000)
+        assert multiplied[step - 1] == pytest.approx(min(1, step / 100) * (1 - step / 1000))
+    assert jumping[99] - jumping[100] == pytest.approx(0.101)
+    with pytest.raises(ValueError, match="fall is 'throughout' with kind 'wsd'"):
+        ScheduleConfig(kind="wsd", fall="throughout")
+
+
 def test_decay_never_reaches_biases_and_norms() -> None:
     model = bertsmith.build(bertsmith.preset("electra-small", layers=1))
     optimizer = OptimizerConfig(weight_decay=0.3).build([Portion(tuple(model.parameters()))])
@@ -63,6 +82,8 @@ def test_batch_ramp() -> None:
     assert counts == sorted(counts)
     assert set(counts[50:]) == {8}
     assert BatchConfig(tokens=8192).micro_batches(0, 100, micro_tokens=1024, processes=4) == 2
+    with pytest.raises(ValueError, match="ramp_from is 16384; allowed: up to tokens, 8192"):
+        BatchConfig(tokens=8192, ramp_from=16384)
     assert BatchConfig(tokens=10).micro_batches(0, 100, micro_tokens=1024, processes=1) == 1
 
 

@@ -1,0 +1,226 @@
+"""Recipes by name: the published numbers, every name builds, files over a base, what a wrong name says."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.models.published import PRESETS
+from bertsmith.toml import read_toml
+from bertsmith.training.pretraining import PretrainSettings
+from bertsmith.training.recipes import TIERS, laid_over, names, presets, read_recipe, recipe, resolved
+from bertsmith.training.recipes.overview import overview
+
+ROOT = Path(__file__).parents[2]
+BUILT = [name for name in names() if recipe(name)["model"]["preset"] in PRESETS]
+
+# preset: sequences in a step, their length, steps, warm-up, peak rate; as published
+PUBLISHED = {
+    "bert-tiny": (256, 128, 1_000_000, 10_000, 1e-4),
+    "bert-base": (256, 128, 1_000_000, 10_000, 1e-4),
+    "bert-large": (256, 128, 1_000_000, 10_000, 1e-4),
+    "electra-small": (128, 128, 1_000_000, 10_000, 5e-4),
+    "electra-base": (256, 512, 766_000, 10_000, 2e-4),
+    "electra-large": (2048, 512, 400_000, 10_000, 2e-4),
+    "convbert-small": (128, 128, 1_000_000, 10_000, 3e-4),
+    "convbert-medium-small": (128, 128, 1_000_000, 10_000, 5e-4),
+    "convbert-base": (256, 128, 1_000_000, 10_000, 2e-4),
+    "deberta-base": (2048, 512, 1_000_000, 10_000, 2e-4),
+    "deberta-large": (2048, 512, 1_000_000, 10_000, 2e-4),
+    "deberta-v2-xxlarge": (2048, 512, 1_000_000, 10_000, 1.5e-4),
+    "deberta-v3-small": (8192, 512, 500_000, 10_000, 5e-4),
+    "deberta-v3-large": (8192, 512, 500_000, 10_000, 3e-4),
+}
+# preset: the generator's width, layers and heads (of attention)
+GENERATORS = {
+    "electra-small": (64, 12, 1),
+    "electra-base": (256, 12, 4),
+    "electra-large": (256, 24, 4),
+    "convbert-small": (64, 12, 1),
+    "convbert-medium-small": (96, 12, 1),
+    "convbert-base": (256, 12, 2),
+    "deberta-v3-xsmall": (384, 6, 6),
+    "deberta-v3-small": (768, 3, 12),
+    "deberta-v3-base": (768, 6, 12),
+    "deberta-v3-large": (1024, 12, 16),
+}
+
+
+def settings(name: str) -> PretrainSettings:
+    return PretrainSettings.parse(recipe(name), source=name)
+
+
+def test_every_encoder_has_both_tiers_that_keep_its_network() -> None:
+    encoders = {name for name in PRESETS if not name.startswith("transformer-") and not name.endswith("-generator")}
+    for tier in ("paper", "crammed"):
+        assert {*TIERS[tier]} == {name for name in encoders if not name.startswith("modern-")}
+    assert {*TIERS["modern"]} == {
+        f"{family}-{size}" for family in ("bert", "modern") for size in ("small", "base", "large")
+    }
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_parses_and_fits_any_number_of_processes(name: str) -> None:
+    assert settings(name).tier == name.split(":")[1]
+    for processes in (1, 2, 4, 8):
+        plain = recipe(name, processes)
+        assert plain["batch"]["tokens"] % (processes * plain["sequences"]["micro_tokens"]) == 0
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_every_network_is_the_published_one(name: str) -> None:
+    """Whatever the tier, the encoder is the preset's but for dropout and the spread of fresh weights."""
+    plain = recipe(name)["model"]
+    size = PRESETS[plain["preset"]][1]
+    built = settings(name).network(size.vocabulary)
+    changed = {key: value for key, value in plain.get("overrides", {}).items() if key in ("dropout", "deviation")}
+    assert changed == plain.get("overrides", {})
+    expected = bertsmith.preset(plain["preset"], **changed).encoder
+    embedding = built.encoder.embedding.changed(table="own")
+    assert built.encoder.changed(embedding=embedding) == expected
+    with torch.device("meta"):
+        model = bertsmith.build(built)
+    assert (model.generator is not None) == (built.generator is not None)
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_numbers_are_the_published_ones(preset: str) -> None:
+    found = settings(f"{preset}:paper")
+    length, steps = found.sequences.length, found.run.steps
+    warmup = round(found.schedule.warmup * steps)
+    assert (found.batch.tokens / length, length, steps, warmup, found.optimizer.learning_rate) == PUBLISHED[preset]
+    assert found.optimizer.epsilon == 1e-6
+    assert found.optimizer.weight_decay == 0.01
+    assert found.optimizer.clip == 1.0
+    assert found.optimizer.betas == ((0.9, 0.98) if "v3" in preset else (0.9, 0.999))
+    assert found.optimizer.bias_correction == ("deberta" in preset)
+    is_electra = preset.split("-")[0] in ("electra", "convbert")
+    assert found.schedule.fall == ("throughout" if is_electra else "from_start")
+    assert found.network(30522).encoder.layers[0].dropout == 0.1
+
+
+@pytest.mark.parametrize("preset", GENERATORS)
+def test_generators_are_the_published_ones(preset: str) -> None:
+    found = settings(f"{preset}:paper")
+    generator = found.network(30522).generator
+    assert generator is not None
+    encoder = generator.model.encoder
+    assert (encoder.width, len(encoder.layers), encoder.layers[0].mixer.heads) == GENERATORS[preset]
+    objective = recipe(f"{preset}:paper")["objective"]
+    is_v3 = "v3" in preset
+    assert objective["weight"] == 50
+    assert objective.get("optimizers", "one") == ("two" if is_v3 else "one")
+    assert objective["masking"]["mask"] == (1.0 if is_v3 else 0.85)
+    assert objective["masking"]["rate"] == (0.25 if preset == "electra-large" else 0.15)
+    assert generator.sharing == ("gradient_disentangled" if is_v3 else "full")
+    assert ("mask_decoder" in {head.kind for head in generator.model.heads}) == is_v3
+
+
+def test_what_belongs_to_one_family() -> None:
+    bert, deberta, performer = (recipe(f"{name}-base:paper") for name in ("bert", "deberta", "performer"))
+    assert bert["objective"]["next_sentence"]
+    assert bert["sequences"]["cut"] == "sentence_pairs"
+    assert (deberta["objective"]["masking"]["unit"], deberta["objective"]["masking"]["longest_ngram"]) == ("ngram", 3)
+    optimizer = performer["optimizer"]
+    assert (optimizer["learning_rate"], optimizer["epsilon"], optimizer["weight_decay"]) == (1e-3, 1e-9, 0.1)
+    assert (optimizer["clip"], performer["schedule"]["kind"]) == (0.5, "constant")
+    for name in TIERS["crammed"]:
+        found = settings(f"{name}:crammed")
+        assert found.sequences.layout == "packed"
+        assert (found.schedule.kind, found.schedule.decay, found.run.compile) == ("wsd", 0.2, "on")
+        assert 0.2 <= found.objective.targets_per_token <= 0.3
+        assert 5e-4 <= found.optimizer.learning_rate <= 1e-3
+        assert found.batch.ramp_from is not None
+
+
+RUNS = {
+    "electra-small:paper": ["model.overrides={layers=1,width=32,heads=2,embedding_width=16}"],
+    "convbert-small:crammed": [
+        "model.overrides={layers=1,width=32,heads=4,embedding_width=16}",
+        "batch.ramp_from=512",
+    ],
+    "deberta-v3-xsmall:paper": ["model.overrides={layers=2,width=32,heads=2}", "generator.depth=0.5"],
+    "universal-base:paper": ["model.overrides={layers=2,width=32,heads=2}"],
+    "performer-small:paper": ["model.overrides={layers=1,width=32,heads=2,features=8}", "sequences.length=128"],
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_named_recipe_takes_two_steps(name: str, corpus_folder: Path, tmp_path: Path) -> None:
+    changes = [*RUNS[name], "sequences.micro_tokens=512", "batch.tokens=512", "run.steps=2", "run.workers=0"]
+    changes += ["run.compile=off", "run.log_every=1", "run.evaluate_batches=1"]
+    figures = bertsmith.pretrain(Path(name), data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")
+    assert figures["steps"] == 2
+    for tier in (
+        json.loads((tmp_path / "run" / "result.json").read_text()),
+        read_toml(tmp_path / "run" / "recipe.toml"),
+    ):
+        assert tier["tier"] == name.split(":")[1]
+    again = bertsmith.pretrain(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", device="cpu")
+    assert again["training_loss"] == figures["training_loss"]
+
+
+def test_explain(capsys: pytest.CaptureFixture) -> None:
+    main(["pretrain", "bert-base:paper", "--explain"])
+    printed = capsys.readouterr().out
+    assert 'tier = "paper"' in printed
+    assert "110,106,428" in printed  # with both heads, as published
+    main(["pretrain", "bert-base", "--explain"])
+    assert 'tier = "crammed"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("electra-smal:paper", "recipe is 'electra-smal:paper'; did you mean 'electra-small'?"),
+        ("convbert-base:modern", "allowed for convbert-base: paper, crammed; modern exists for bert-small, bert-base"),
+        ("bert-base:papers", "recipe is 'bert-base:papers'; allowed for bert-base: paper, crammed, modern"),
+        ("transformer-base", "or a .toml file"),
+    ],
+)
+def test_a_wrong_name_is_one_sentence(name: str, sentence: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["pretrain", name, "--explain"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_a_file_is_laid_over_the_recipe_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('recipe = "electra-small:crammed"\n[optimizer]\nlearning_rate = 2e-3\n[generator]\nwidth = 0.25\n')
+    plain, base = read_recipe(path), recipe("electra-small:crammed")
+    assert plain["optimizer"] == {**base["optimizer"], "learning_rate": 2e-3}
+    assert plain["generator"] == {**base["generator"], "width": 0.25}
+    assert {**plain, "optimizer": 0, "generator": 0} == {**base, "optimizer": 0, "generator": 0}
+    assert base == recipe("electra-small:crammed")  # the tables are not touched
+    with pytest.raises(bertsmith.InputError, match="recipe is 3; allowed: a name"):
+        resolved({"recipe": 3})
+
+
+def test_what_does_not_fit_is_left_out_of_the_base() -> None:
+    base = recipe("deberta-v3-base:crammed")
+    masked = laid_over(base, {"objective": {"kind": "masked_lm"}})
+    assert masked["objective"] == {"kind": "masked_lm"}
+    assert "generator" not in masked
+    assert laid_over(base, {"model": {"folder": "x"}})["model"] == {"folder": "x"}
+    narrow = laid_over(base, {"generator": {"width": 0.5}})
+    assert narrow["generator"] == {"width": 0.5, "sharing": "gradient_disentangled"}
+    kept = laid_over(base, {"model": {"preset": "deberta-v3-small"}})["model"]
+    assert kept == {"preset": "deberta-v3-small", "overrides": base["model"]["overrides"]}
+    for changed in (masked, narrow):
+        PretrainSettings.parse(changed)
+
+
+def test_the_help_and_the_document_show_every_recipe(capsys: pytest.CaptureFixture) -> None:
+    main(["pretrain", "--help"])
+    shown = capsys.readouterr().out.replace("\n", " ")
+    listed = str(bertsmith.pretrain.__doc__).split("Names: ")[1].split(".\n")[0]
+    assert [name.strip() for name in listed.split(",")] == presets()
+    assert "crammed" in shown
+    # `python -m bertsmith.training.recipes.overview` prints what belongs there
+    assert overview() in (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ _HOMES = {
     "Subnet": "bertsmith.layers.subnet",
     "Tokenizer": "bertsmith.text.tokenizer",
     "build": "bertsmith.models.build",
+    "compare": "bertsmith.commands.compare",
     "convert": "bertsmith.models.convert",
     "corpus": "bertsmith.commands.corpus",
     "evaluate": "bertsmith.commands.evaluate",
@@ -40,6 +41,7 @@ __all__ = [
     "Subnet",
     "Tokenizer",
     "build",
+    "compare",
     "convert",
     "corpus",
     "evaluate",
@@ -59,6 +61,7 @@ __all__ = [
 if TYPE_CHECKING:
     from bertsmith.batches.layout import SequenceLayout
     from bertsmith.checkpoint.store import export, load, save
+    from bertsmith.commands.compare import compare
     from bertsmith.commands.corpus import corpus
     from bertsmith.commands.evaluate import evaluate
     from bertsmith.commands.finetune import finetune

@@ -7,6 +7,7 @@ from typing import Any
 from cyclopts import App, CycloptsError, Parameter
 
 from bertsmith import __version__
+from bertsmith.commands.compare import compare
 from bertsmith.commands.corpus import corpus
 from bertsmith.commands.demo import demo
 from bertsmith.commands.evaluate import evaluate
@@ -32,6 +33,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "tokenizer": tokenizer,
     "corpus": corpus,
     "pretrain": pretrain,
+    "compare": compare,
     "finetune": finetune,
     "evaluate": evaluate,
     "predict": predict,

@@ -1,46 +1,82 @@
 """What every objective must keep, over the table of objectives."""
 
-from itertools import islice
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-import bertsmith
+from bertsmith.batches.batch import TokenBatch
 from bertsmith.batches.loader import BatchReader, SpecialTokens
-from bertsmith.batches.plan import Cursor, Plan, SequenceConfig
+from bertsmith.batches.plan import Plan, SequenceConfig
 from bertsmith.batches.shards import TokenCorpus
 from bertsmith.errors import InputError
-from bertsmith.models.heads import HEADS
+from bertsmith.models.model import Model
+from bertsmith.models.published import overridable
+from bertsmith.objectives.base import Objective
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_model
 from bertsmith.training.pretraining import OBJECTIVES
 
-CASES = [
-    (kind, changes, layout)
-    for kind in OBJECTIVES
-    for changes in ({}, {"next_sentence": True})
-    for layout in ("packed", "padded")
-]
+SIZE = {"width": 32, "heads": 4, "dropout": 0.0, "longest": 32, "embedding_width": 16, "features": 16, "span": 8}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An objective, and networks that learn by it with their numbers of layers."""
+
+    kind: str
+    models: dict[str, int]
+    changes: dict[str, Any] = field(default_factory=dict)
+    generator: GeneratorChoice | None = None
+
+
 # a plain model, one whose positions halt, one with a mask decoder
-MODELS = {"bert-tiny": 1, "universal-base": 3, "deberta-base": 1}
-SIZE = {"width": 32, "heads": 2, "dropout": 0.0, "longest": 32}
+_MASKED = {"bert-tiny": 1, "universal-base": 3, "deberta-base": 1}
+_DETECTING = {"bert-tiny": 1, "convbert-small": 1, "performer-small": 1}
+CASES = {
+    "masked_lm": Case("masked_lm", _MASKED),
+    "masked_lm with pairs": Case("masked_lm", _MASKED, {"next_sentence": True}),
+    "replaced_tokens": Case("replaced_tokens", _DETECTING, generator=GeneratorChoice(width=0.5)),
+    "replaced_tokens disentangled": Case(
+        "replaced_tokens", {"deberta-v3-small": 1}, generator=GeneratorChoice(sharing="gradient_disentangled")
+    ),
+}
+PAIRS = [(case, name) for case in CASES for name in CASES[case].models]
+every_layout = pytest.mark.parametrize("layout", ["packed", "padded"])
+every_pair = pytest.mark.parametrize(("case", "name"), PAIRS)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("kind", "changes", "layout"), CASES)
-def test_objective_learns_and_counts(kind: str, changes: dict, layout: str, name: str, corpus_folder: Path) -> None:
-    tokenizer = Tokenizer.load(corpus_folder)
-    config = OBJECTIVES[kind](**changes)
-    base = bertsmith.preset(name, vocabulary=tokenizer.size, layers=MODELS[name], **SIZE)
-    objective = config.build(tokenizer, base.encoder.ponder_weight)
+def make(case: Case, name: str, corpus: Path) -> tuple[Model, Objective[TokenBatch, Any]]:
+    """The network as a run chooses it, and its objective."""
+    tokenizer, config = Tokenizer.load(corpus), OBJECTIVES[case.kind](**case.changes)
+    sizes = {key: value for key, value in SIZE.items() if key in overridable(name)}
+    choice = ModelChoice(preset=name, overrides={**sizes, "layers": case.models[name]})
+    model = chosen_model(choice, case.generator, config.heads, tokenizer.size, seed=0)
+    return model, config.build(tokenizer, model.config.encoder.ponder_weight)
+
+
+def batches(corpus_folder: Path, seed: int = 0, **settings: Any) -> Iterator[TokenBatch]:
+    """One epoch of the corpus."""
+    tokenizer, corpus = Tokenizer.load(corpus_folder), TokenCorpus(corpus_folder)
+    sequences = SequenceConfig(length=32, **settings)
+    special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
+    reader = BatchReader(corpus, sequences, special, None)
+    return (reader[plan].batch for plan in Plan(corpus, sequences, seed).one_epoch())
+
+
+def test_every_objective_has_a_case() -> None:
+    assert {case.kind for case in CASES.values()} == set(OBJECTIVES)
+
+
+@every_layout
+@every_pair
+def test_objective_learns_and_counts(case: str, name: str, layout: str, corpus_folder: Path) -> None:
+    model, objective = make(CASES[case], name, corpus_folder)
     assert ("ponder" in objective.terms) == (name == "universal-base")
-    heads = tuple(head for head in base.heads if head.kind == "mask_decoder")
-    heads += tuple(HEADS[head]() for head in config.heads)
-    model = bertsmith.build(base.model_copy(update={"heads": heads}), seed=0)
-    sequences = SequenceConfig(length=32, micro_tokens=512, cut="sentence_pairs", layout=layout)
-    corpus = TokenCorpus(corpus_folder)
-    reader = BatchReader(corpus, sequences, SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator), None)
-    batch = reader[next(Plan(corpus, sequences, 0).from_cursor(Cursor()))].batch
+    batch = next(batches(corpus_folder, micro_tokens=512, cut="sentence_pairs", layout=layout))
 
     prepared = objective.prepare(batch, 5)
     counts, sums = objective.counts(prepared), objective(model, prepared)
@@ -54,50 +90,62 @@ def test_objective_learns_and_counts(kind: str, changes: dict, layout: str, name
     other = objective(model, objective.prepare(batch, 6))
     assert any(not torch.equal(sums[term].loss, other[term].loss) for term in objective.terms)
 
-    total = sum(sums[term].loss / counts[term] for term in objective.terms)
-    total.backward()
+    total(objective, model, prepared).backward()
     assert all(parameter.grad is not None for parameter in model.parameters()), "a head that is never trained"
+    portions = [id(parameter) for portion in objective.portions(model) for parameter in portion.parameters]
+    assert sorted(portions) == sorted(map(id, model.parameters()))
+    first, guessing = total(objective, model, prepared), OBJECTIVES[CASES[case].kind]().token_term
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for _ in range(30):
         optimizer.zero_grad()
-        loss = objective(model, prepared)["masked_tokens"].loss / counts["masked_tokens"]
+        loss = total(objective, model, prepared)
         loss.backward()
         optimizer.step()
-    assert loss < 0.6 * sums["masked_tokens"].loss / counts["masked_tokens"]
+    assert objective(model, prepared)[guessing].loss < 0.75 * sums[guessing].loss
+    assert loss < 0.7 * first
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_the_loss_does_not_depend_on_the_packing(layout: str, name: str, corpus_folder: Path) -> None:
-    """The same sequences in other micro-batches have the same sum of losses."""
-    tokenizer = Tokenizer.load(corpus_folder)
-    base = bertsmith.preset(name, vocabulary=tokenizer.size, layers=2, **SIZE)
-    objective = OBJECTIVES["masked_lm"]().build(tokenizer, base.encoder.ponder_weight)
-    model = bertsmith.build(base, seed=0).double()
-    corpus = TokenCorpus(corpus_folder)
-    special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
-    sums, counts = [], []
+def total(objective: Objective[TokenBatch, Any], model: Model, prepared: Any) -> torch.Tensor:
+    counts, sums = objective.counts(prepared), objective(model, prepared)
+    return sum(term.weight * sums[name].loss / counts[name] for name, term in objective.terms.items())
+
+
+@every_layout
+@pytest.mark.parametrize(("case", "name"), [pair for pair in PAIRS if pair[0] != "masked_lm with pairs"])
+def test_the_loss_does_not_depend_on_the_packing(case: str, name: str, layout: str, corpus_folder: Path) -> None:
+    """The same sequences in other micro-batches have the same sum of losses, and give the same figures."""
+    model, objective = make(CASES[case], name, corpus_folder)
+    model.double()
+    found = []
     for micro_tokens in (128, 1024):
-        sequences = SequenceConfig(length=32, micro_tokens=micro_tokens, layout=layout)
-        reader = BatchReader(corpus, sequences, special, None)
-        loss, count = 0.0, 0
-        for plan in islice(Plan(corpus, sequences, 3).one_epoch(), None):
-            prepared = objective.prepare(reader[plan].batch, 1)
-            loss += sum(part.loss.item() for part in objective(model, prepared).values())
-            count += sum(int(part) for part in objective.counts(prepared).values())
-        sums.append(loss)
-        counts.append(count)
-    assert counts[0] == counts[1]
-    assert sums[0] == pytest.approx(sums[1], rel=1e-9)
+        sums: dict[str, float] = {}
+        settings = {"micro_tokens": micro_tokens, "layout": layout, "cut": "sentence_pairs"}
+        for batch in batches(corpus_folder, seed=3, **settings):
+            prepared = objective.prepare(batch, 1)
+            for term, count in objective.counts(prepared).items():
+                sums[f"{term} count"] = sums.get(f"{term} count", 0) + int(count)
+            for term, part in objective(model, prepared).items():
+                sums[term] = sums.get(term, 0.0) + part.loss.item()
+                for figure, share in part.figures.items():
+                    sums[f"{term} {figure}"] = sums.get(f"{term} {figure}", 0) + int(share.part)
+        found.append(sums)
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
 
 
 def test_a_ponder_weight_and_a_halting_encoder_belong_together(corpus_folder: Path) -> None:
-    tokenizer = Tokenizer.load(corpus_folder)
-    corpus, sequences = TokenCorpus(corpus_folder), SequenceConfig(length=32, micro_tokens=128)
-    special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
-    batch = BatchReader(corpus, sequences, special, None)[next(Plan(corpus, sequences, 0).one_epoch())].batch
+    batch = next(batches(corpus_folder, micro_tokens=128))
     for name, weight in (("bert-tiny", 0.01), ("universal-base", None)):
-        objective = OBJECTIVES["masked_lm"]().build(tokenizer, weight)
-        model = bertsmith.build(bertsmith.preset(name, vocabulary=tokenizer.size, layers=1, **SIZE))
+        model, _ = make(CASES["masked_lm"], name, corpus_folder)
+        objective = OBJECTIVES["masked_lm"]().build(Tokenizer.load(corpus_folder), weight)
         with pytest.raises(InputError, match="a ponder weight was given to the objective or a halting encoder"):
             objective(model, objective.prepare(batch, 0))
+
+
+def test_replaced_tokens_refuses_what_it_cannot_train(corpus_folder: Path) -> None:
+    case, tokenizer = CASES["replaced_tokens"], Tokenizer.load(corpus_folder)
+    with pytest.raises(InputError, match=r"encoder.universal.halting is given; allowed with replaced_tokens"):
+        make(Case(case.kind, {"universal-base": 2}, generator=case.generator), "universal-base", corpus_folder)
+    model, _ = make(CASES["masked_lm"], "bert-tiny", corpus_folder)
+    objective = OBJECTIVES["replaced_tokens"]().build(tokenizer)
+    with pytest.raises(InputError, match="this model has no generator; replaced_tokens needs one"):
+        objective(model, objective.prepare(next(batches(corpus_folder, micro_tokens=128)), 0))

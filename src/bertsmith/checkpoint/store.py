@@ -20,7 +20,7 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import assemble, extract
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.generator import alone, fold
+from bertsmith.models.generator import Part, fold, part_of
 from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -62,12 +62,18 @@ def save(model: Model, folder: str | Path, *, force: bool = False) -> None:
         write_model(model, new)
 
 
-def export(model: Model, folder: str | Path, *, to: Literal["hf"] = "hf", force: bool = False) -> None:
-    """Writes the model for another program; "hf" is a folder that `transformers` loads without our code."""
+def export(
+    model: Model, folder: str | Path, *, to: Literal["hf"] = "hf", part: Part = "encoder", force: bool = False
+) -> None:
+    """Writes the model for another program; "hf" is a folder that `transformers` loads without our code.
+
+    Of a model that was trained against a generator, `part` says which of the two.
+    """
     if to != "hf":
         raise InputError(f"to is {to!r}; {nearest(str(to), ['hf'])}")
+    chosen = part_of(model, part)
     with NewFolder(_free(folder, force)) as new:
-        save_hf(alone(model), new)
+        save_hf(chosen, new)
 
 
 def _free(folder: str | Path, force: bool) -> Path:

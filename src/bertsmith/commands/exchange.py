@@ -33,7 +33,14 @@ def import_model(
     return _finish(loaded, out, write_result)
 
 
-def export_model(model: Path, *, out: Path, to: Literal["hf"] = "hf", force: bool = False) -> dict[str, Any]:
+def export_model(
+    model: Path,
+    *,
+    out: Path,
+    to: Literal["hf"] = "hf",
+    part: Literal["encoder", "generator"] = "encoder",
+    force: bool = False,
+) -> dict[str, Any]:
     """Write a model for another program: "hf" is a folder that transformers loads without Bertsmith.
 
     Parameters
@@ -44,16 +51,18 @@ def export_model(model: Path, *, out: Path, to: Literal["hf"] = "hf", force: boo
         The folder to write.
     to
         The form to write.
+    part
+        Of a model that was trained against a generator: the encoder with its heads, or the generator.
     force
         Replace what --out holds.
     """
     from bertsmith.checkpoint.hf import check_exportable, save_hf
     from bertsmith.checkpoint.store import load
     from bertsmith.commands.output import claim, write_result
-    from bertsmith.models.generator import alone
+    from bertsmith.models.generator import part_of
 
     model, out = Path(model), Path(out)
-    loaded = alone(load(model))
+    loaded = part_of(load(model), part)
     # before claiming: a model that cannot be exported must not cost the folder that is there
     twin, _ = check_exportable(loaded)
     save_hf(loaded, claim(out, force, model))

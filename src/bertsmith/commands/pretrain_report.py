@@ -46,6 +46,7 @@ def _facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[str, str]:
     facts = {
         "network": f"{config['family']}, {len(encoder['layers'])} layers of width {encoder['width']}",
         "parameters": f"{figures['parameters']:,}",
+        **_generator_facts(config, figures),
         "vocabulary": f"{encoder['vocabulary']:,}",
         "tokens seen": f"{figures['tokens']:,}",
         "time": f"{figures['seconds']:,.0f} s",
@@ -59,4 +60,17 @@ def _facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[str, str]:
         facts["masked tokens guessed"] = f"{held_out[f'{term}_accuracy']:.1%}"
         if "next_sentence_accuracy" in held_out:
             facts["next sentences told apart"] = f"{held_out['next_sentence_accuracy']:.1%}"
+        if "replaced_recall" in held_out:
+            facts["tokens replaced"] = f"{held_out['replaced_share']:.1%}"
+            facts["replaced tokens found"] = f"{held_out['replaced_recall']:.1%}"
+            facts["finds that are right"] = f"{held_out['replaced_precision']:.1%}"
     return facts
+
+
+def _generator_facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[str, str]:
+    """The generator in two lines, if there is one."""
+    if config.get("generator") is None:
+        return {}
+    encoder, sharing = config["generator"]["model"]["encoder"], config["generator"]["sharing"].replace("_", "-")
+    shape = f"{len(encoder['layers'])} layers of width {encoder['width']}, embedding sharing: {sharing}"
+    return {"generator": shape, "parameters of the generator alone": f"{figures['generator_parameters']:,}"}

@@ -88,14 +88,14 @@ def print_explanation(settings: Record, facts: dict[str, str]) -> dict[str, Any]
 
 def run_figures(trainer: "Trainer") -> dict[str, Any]:
     """The figures every finished run has."""
-    from bertsmith.models.cost import parameters
+    from bertsmith.models.cost import parameters_by_part
 
     progress = trainer.progress
     return {
         "steps": progress.step,
         "is_finished": True,
         "processes": trainer.processes,
-        "parameters": parameters(trainer.model.config),
+        **parameters_by_part(trainer.model.config),
         "tokens": progress.tokens,
         "training_flops": progress.flops,
         "seconds": round(progress.seconds, 1),

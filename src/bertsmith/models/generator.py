@@ -2,8 +2,11 @@
 
 In training with gradient-disentangled embeddings the encoder's token table holds only its difference from the
 generator's (He et al. 2023): `unfold` puts a model into that form, `fold` makes an ordinary model of it. Folders that
-`load` reads always give folded models; only a run's own state is unfolded.
+`load` reads always give folded models; only a run's own state is unfolded. `part_of` takes both apart for export.
 """
+
+import copy
+from typing import Literal
 
 import torch
 
@@ -11,8 +14,10 @@ from bertsmith.errors import InputError
 from bertsmith.layers.mixers.base import MixerConfig
 from bertsmith.models.build import share
 from bertsmith.models.config import GeneratorConfig, LayerConfig, ModelConfig
-from bertsmith.models.heads import MaskedTokensConfig
+from bertsmith.models.heads import AnyHead, MaskDecoderConfig, MaskedTokensConfig
 from bertsmith.models.model import Model
+
+Part = Literal["encoder", "generator"]
 
 
 def generator_of(config: ModelConfig, *, width: float = 0.25, depth: float = 1.0) -> ModelConfig:
@@ -29,12 +34,21 @@ def generator_of(config: ModelConfig, *, width: float = 0.25, depth: float = 1.0
     layers = tuple(_narrowed(layer, encoder.width, narrow) for layer in encoder.layers)
     kept = layers[: max(1, round(depth * len(layers)))]
     embedding = encoder.embedding.changed(width=encoder.embedding_width, table="own")
-    relative = encoder.relative
-    small = encoder.changed(width=narrow, layers=kept, embedding=embedding, relative=relative)
-    heads_kept = tuple(head for head in config.heads if head.kind in ("masked_tokens", "mask_decoder"))
-    if not any(head.kind == "masked_tokens" for head in heads_kept):
-        heads_kept = (*heads_kept, MaskedTokensConfig(epsilon=encoder.embedding.epsilon))
-    return config.changed(encoder=small, heads=heads_kept, generator=None)
+    small = encoder.changed(width=narrow, layers=kept, embedding=embedding)
+    return config.changed(encoder=small, heads=_guessing(config), generator=None)
+
+
+def _guessing(config: ModelConfig) -> tuple[AnyHead, ...]:
+    """The heads with which a model like this one guesses tokens: its own, or BERT's and, without places, DeBERTa's."""
+    own = tuple(head for head in config.heads if head.kind in ("masked_tokens", "mask_decoder"))
+    if own:
+        return own
+    encoder, embedding = config.encoder, config.encoder.embedding
+    plain = MaskedTokensConfig(epsilon=embedding.epsilon)
+    is_placeless = embedding.positions == "none" and encoder.layers[-1].mixer.reads_positions
+    if not is_placeless or encoder.universal is not None:
+        return (plain,)
+    return MaskDecoderConfig(longest=embedding.longest), plain
 
 
 def _narrowed(layer: LayerConfig, width: int, narrow: int) -> LayerConfig:
@@ -78,11 +92,22 @@ def fold(model: Model) -> Model:
     return model
 
 
-def alone(model: Model) -> Model:
-    """The model without its generator, folded; what is exported."""
+def part_of(model: Model, part: Part) -> Model:
+    """The encoder with its heads, folded, or its generator: each a model of its own, with the weights of the given one.
+
+    A model in its training form stays in it: of that one the encoder's weights are copies.
+    """
+    if part == "generator":
+        if model.generator is None:
+            raise InputError("part is 'generator' and this model has none; allowed: 'encoder'")
+        model.generator.tokenizer = model.tokenizer
+        return model.generator
+    if part != "encoder":
+        raise InputError(f"part is {part!r}; allowed: 'encoder', 'generator'")
     if model.generator is None:
         return model
-    fold(model)
+    if model.given_table is not None:
+        model = fold(copy.deepcopy(model))
     without = Model(model.config.changed(generator=None), model.encoder, dict(model.heads.items()))
     without.tokenizer = model.tokenizer
     return without.train(model.training)

@@ -48,6 +48,11 @@ def electra(size: FactorisedSize) -> ModelConfig:
     return ModelConfig(family="electra", encoder=encoder, heads=(ReplacedTokensConfig(),))
 
 
+def electra_generator(size: FactorisedSize) -> ModelConfig:
+    """The small ELECTRA whose guesses the large one is trained to find: the same encoder, scores over tokens."""
+    return electra(size).changed(heads=(MaskedTokensConfig(),))
+
+
 def deberta(size: DebertaSize) -> ModelConfig:
     """He et al. 2021: content and relative position scored apart; absolute positions only where masks are filled."""
     mixer = DisentangledConfig(

@@ -19,7 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from bertsmith.batches.batch import IGNORED, TokenBatch
 from bertsmith.batches.corruption import Corrupted, MaskingConfig, Vocabulary, corrupt
 from bertsmith.batches.layout import SequenceLayout
-from bertsmith.batches.random import bits, uniform
+from bertsmith.batches.random import bits, key, uniform
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, ObjectiveConfig, Portion, Share, Sums, Term
@@ -93,7 +93,7 @@ class ReplacedTokens(Objective[TokenBatch, ReplacedBatch]):
         # one draw for each place, known by the sequence and the position in it, however the batch is put together
         sequence = batch.layout.sequence_index(batch.tokens).flatten()[corrupted.places]
         position = batch.layout.positions(batch.tokens).flatten()[corrupted.places]
-        draw = uniform(bits(seed * 16 + _GUESS, batch.sample[sequence]), position)
+        draw = uniform(bits(key(seed, _GUESS), batch.sample[sequence]), position)
         return ReplacedBatch(corrupted, batch.tokens, batch.layout, batch.types, batch.is_real, draw)
 
     def counts(self, prepared: ReplacedBatch) -> dict[str, Tensor]:

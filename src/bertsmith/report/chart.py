@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 STYLE = """
 .chart { --height: 260px; }
@@ -41,6 +42,12 @@ class Series:
 
     name: str
     points: list[tuple[float, float]]
+
+
+def column(rows: list[dict[str, Any]], key: str, *, keep_gaps: bool = False) -> list[tuple[float, float]]:
+    """(step, value) of the rows that have the key; values that are not finite only with `keep_gaps`."""
+    pairs = [(float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None]
+    return pairs if keep_gaps else [pair for pair in pairs if math.isfinite(pair[1])]
 
 
 def line_chart(

@@ -9,8 +9,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from bertsmith.report import attention, chart
-from bertsmith.report.chart import Series, line_chart, short_number
+from bertsmith.report import attention, chart, detection
+from bertsmith.report.chart import Series, column, line_chart, short_number
 from bertsmith.report.page import facts_table, masthead, page, section
 
 STYLE = """
@@ -74,8 +74,9 @@ class PretrainingReport:
     """Everything the page tells.
 
     `steps` are the rows of the log (step, loss, learning_rate, tokens_per_second, and `tokens` and `seconds` counted
-    from the start of the run); `held_out` are rows of step, loss and maybe masked_accuracy. `unigram_entropy` is given
-    for a masked-language-model loss only: it is what makes the loss a perplexity. `attention` is the body that
+    from the start of the run); `held_out` are rows of step, loss and maybe masked_accuracy; where both have the figures
+    of replaced-token detection, their loss is the generator's. `unigram_entropy` is given for a masked-language-model
+    loss only: it is what makes the loss a perplexity. `attention` is the body that
     `attention_fragment` gives; `settings` the resolved settings as text.
     """
 
@@ -89,11 +90,19 @@ class PretrainingReport:
     settings: str
     commands: tuple[str, ...]
 
+    @property
+    def is_detecting(self) -> bool:
+        return detection.is_detecting(self.steps, self.held_out)
+
 
 def pretraining_page(report: PretrainingReport) -> str:
     """The whole report as one self-contained HTML document."""
     body = masthead("Pre-training", report.title, headline(report), lead=_lead(report)) + _figures(report)
-    body += section("Loss", _curves(report), note=_loss_note(report))
+    if report.is_detecting:
+        curves = detection.detection_curves(report.steps, report.held_out)
+        body += section(detection.TITLE, curves, note=detection.NOTE)
+    loss = "The generator's loss" if report.is_detecting else "Loss"
+    body += section(loss, _curves(report), note=_loss_note(report))
     if report.filled:
         body += section(
             "What it fills in",
@@ -117,9 +126,11 @@ def pretraining_page(report: PretrainingReport) -> str:
 
 def headline(report: PretrainingReport) -> str:
     """The run in one sentence: how far below the unigram level the loss fell, or as much of that as the data tell."""
-    name, losses = "Held-out loss", _column(report.held_out, "loss")
+    if report.is_detecting:
+        return detection.detection_headline(report.steps, report.held_out)
+    name, losses = "Held-out loss", column(report.held_out, "loss")
     if not losses:
-        name, losses = "Training loss", _column(report.steps, "loss")
+        name, losses = "Training loss", column(report.steps, "loss")
     if not losses:
         return "No step has been logged yet."
     last, level = losses[-1][1], report.unigram_entropy
@@ -152,20 +163,23 @@ def _lead(report: PretrainingReport) -> str:
 
 def _figures(report: PretrainingReport) -> str:
     figures: list[tuple[str, str]] = []
-    losses = _column(report.held_out, "loss")
+    whose = ""
+    if report.is_detecting:
+        figures, whose = detection.detection_figures(report.steps, report.held_out), ", generator"
+    losses = column(report.held_out, "loss")
     if losses:
-        figures.append(("Held-out loss", f"{losses[-1][1]:.3f}"))
+        figures.append((f"Held-out loss{whose}", f"{losses[-1][1]:.3f}"))
         if report.unigram_entropy is not None:
             figures.append(("Perplexity", _perplexity(losses[-1][1])))
     for rows, name in ((report.held_out, "Held-out accuracy"), (report.steps, "Training accuracy")):
-        accuracies = _column(rows, "masked_accuracy")
+        accuracies = column(rows, "masked_accuracy")
         if accuracies:
-            figures.append((f"{name} on masks", f"{100 * accuracies[-1][1]:.1f} %"))
+            figures.append((f"{name} on masks{whose}", f"{100 * accuracies[-1][1]:.1f} %"))
             break
-    training = _column(report.steps, "loss")
+    training = column(report.steps, "loss")
     if training:
-        figures.append(("Training loss", f"{training[-1][1]:.3f}"))
-    speeds = [speed for _, speed in _column(report.steps, "tokens_per_second")]
+        figures.append((f"Training loss{whose}", f"{training[-1][1]:.3f}"))
+    speeds = [speed for _, speed in column(report.steps, "tokens_per_second")]
     if speeds:
         figures.append(("Tokens per second (median)", _amount(median(speeds))))
     if not figures:
@@ -176,8 +190,8 @@ def _figures(report: PretrainingReport) -> str:
 
 def _curves(report: PretrainingReport) -> str:
     losses = [
-        Series("training", _column(report.steps, "loss", keep_gaps=True)),
-        Series("held-out", _column(report.held_out, "loss", keep_gaps=True)),
+        Series("training", column(report.steps, "loss", keep_gaps=True)),
+        Series("held-out", column(report.held_out, "loss", keep_gaps=True)),
     ]
     level = None if report.unigram_entropy is None else ("unigram level", report.unigram_entropy)
     unit = "nats per token" if level else "loss"
@@ -188,7 +202,7 @@ def _curves(report: PretrainingReport) -> str:
         ("Learning rate", report.steps, "learning_rate", "rate"),
         ("Speed", report.steps, "tokens_per_second", "tokens per second"),
     ):
-        points = _column(rows, key)
+        points = column(rows, key)
         if len(points) > 1:
             curve = line_chart(
                 [Series(heading.lower(), points)], x_label="step", y_label=label, height=160, from_zero=True
@@ -231,12 +245,6 @@ def _command_list(commands: Sequence[str]) -> str:
         for command in commands
     )
     return f'<div class="panel commands">{rows}</div>'
-
-
-def _column(rows: list[dict[str, Any]], key: str, *, keep_gaps: bool = False) -> list[tuple[float, float]]:
-    """(step, value) of the rows that have the key; values that are not finite only with `keep_gaps`."""
-    pairs = [(float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None]
-    return pairs if keep_gaps else [pair for pair in pairs if math.isfinite(pair[1])]
 
 
 def _perplexity(loss: float) -> str:

@@ -13,8 +13,11 @@ from bertsmith.models.config import GeneratorConfig, ModelConfig
 from bertsmith.models.generator import attach, generator_of, unfold
 from bertsmith.models.heads import HEADS, HeadConfig
 from bertsmith.models.model import Model
-from bertsmith.models.published import preset
+from bertsmith.models.published import PRESETS, preset
 from bertsmith.settings import Record
+
+_OF_ANY_SHAPE = {"vocabulary", "longest", "dropout", "deviation"}
+"""Overrides that a model and its generator can have in common."""
 
 
 class NetworkChoice(Record):
@@ -56,12 +59,13 @@ class ModelChoice(NetworkChoice):
 
 
 class GeneratorChoice(NetworkChoice):
-    """For replaced_tokens: the generator, by default the model's own layers, narrower."""
+    """For replaced_tokens: the generator; by default the one published with the model's preset, where there is one and
+    no override gives the model another shape, or else the model's own layers, narrower."""
 
-    width: float = Field(default=0.25, gt=0, le=1)
-    """Without preset, network and folder: the generator's width as a share of the model's."""
-    depth: float = Field(default=1.0, gt=0, le=1)
-    """Likewise its number of layers."""
+    width: float | None = Field(default=None, gt=0, le=1)
+    """Of the model's own layers: the generator's width as a share of the model's, a quarter if only depth is given."""
+    depth: float | None = Field(default=None, gt=0, le=1)
+    """Likewise its number of layers, all of them if only width is given."""
     sharing: Literal["none", "full", "gradient_disentangled"] = "full"
     """What both embeddings have in common: nothing, everything, or the generator's token vectors without moving them
     (DeBERTa v3)."""
@@ -88,7 +92,7 @@ def chosen_config(
     if generator.folder is not None:
         other = load(generator.folder).config
     else:
-        other = generator.config(vocabulary) or generator_of(config, width=generator.width, depth=generator.depth)
+        other = _generator_config(model, generator, config, vocabulary)
     kept = GeneratorConfig(model=with_heads(other, ("masked_tokens",)), sharing=generator.sharing)
     config = with_heads(config, heads)
     if generator.sharing == "gradient_disentangled":
@@ -97,6 +101,17 @@ def chosen_config(
             encoder=encoder.changed(embedding=encoder.embedding.changed(table="difference")), generator=kept
         )
     return config.changed(generator=kept)
+
+
+def _generator_config(
+    model: ModelChoice, generator: GeneratorChoice, config: ModelConfig, vocabulary: int
+) -> ModelConfig:
+    """The generator that was chosen, or the published one, or one derived from the model's config."""
+    chosen, published = generator.config(vocabulary), f"{model.preset}-generator"
+    is_derived = generator.width is not None or generator.depth is not None
+    if chosen is None and not is_derived and published in PRESETS and set(model.overrides) <= _OF_ANY_SHAPE:
+        return preset(published, **{"vocabulary": vocabulary, **model.overrides})
+    return chosen or generator_of(config, width=generator.width or 0.25, depth=generator.depth or 1.0)
 
 
 def chosen_model(
@@ -117,9 +132,7 @@ def chosen_model(
         if generator.folder is not None:
             beside = _refitted(load(Path(generator.folder)), ("masked_tokens",), seed)
         else:
-            other = generator.config(vocabulary) or generator_of(
-                start.config, width=generator.width, depth=generator.depth
-            )
+            other = _generator_config(model, generator, start.config, vocabulary)
             beside = build(with_heads(other, ("masked_tokens",)), seed=seed)
         start = attach(start, beside, generator.sharing)
     return unfold(start)

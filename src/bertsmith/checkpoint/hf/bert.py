@@ -3,11 +3,17 @@
 from typing import Any
 
 from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
-from bertsmith.checkpoint.hf.twin import Twin, first_mixer, refuse, required
+from bertsmith.checkpoint.hf.twin import REPLACED_ROWS, Twin, first_mixer, headless, refuse, required
 from bertsmith.checkpoint.names import Row, linear, row
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.models.config import EncoderConfig, ModelConfig
-from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, NextSentenceConfig, PoolerConfig
+from bertsmith.models.heads import (
+    HeadConfig,
+    MaskedTokensConfig,
+    NextSentenceConfig,
+    PoolerConfig,
+    ReplacedTokensConfig,
+)
 
 
 def encoder_rows(prefix: str) -> tuple[Row, ...]:
@@ -47,6 +53,7 @@ def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
         "heads.masked_tokens": MaskedTokensConfig(activation=layer.feedforward.activation, epsilon=layer.norm.epsilon),
         "heads.next_sentence": NextSentenceConfig(),
         "heads.pooler": PoolerConfig(),
+        "heads.replaced_tokens": ReplacedTokensConfig(activation=layer.feedforward.activation),
     }
     return ModelConfig(family="bert", encoder=encoder, heads=read_heads(heads, parts))
 
@@ -77,6 +84,7 @@ BERT = Twin(
             row("heads.masked_tokens.bias", "cls.predictions.bias"),
         ),
         "heads.next_sentence": tuple(linear("heads.next_sentence", "cls.seq_relationship")),
+        "heads.replaced_tokens": REPLACED_ROWS,
     },
     tied={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -84,4 +92,5 @@ BERT = Twin(
     },
     read_config=_read,
     write_config=_write,
+    remark=headless,
 )

@@ -8,11 +8,13 @@ pads in; ours do not, imported weights or not.
 from typing import Any
 
 from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
-from bertsmith.checkpoint.hf.twin import Twin, first_mixer, refuse, required
+from bertsmith.checkpoint.hf.twin import REPLACED_ROWS, Twin, first_mixer, headless, refuse, required
 from bertsmith.checkpoint.names import Row, linear, row, shaped
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, ReplacedTokensConfig
+
+PADS = "transformers lets pads into the convolutions: states are equal for rows without pads"
 
 
 def _encoder_rows() -> tuple[Row, ...]:
@@ -77,7 +79,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 CONVBERT = Twin(
     model_type="convbert",
     family="convbert",
-    remark=lambda config: "transformers lets pads into the convolutions: states are equal for rows without pads",
+    remark=lambda config: "; ".join(filter(None, (PADS, headless(config)))),
     prefix="convbert.",
     encoder=lambda config: _encoder_rows(),
     optional={
@@ -87,10 +89,7 @@ CONVBERT = Twin(
             *linear("heads.masked_tokens.norm", "generator_predictions.LayerNorm"),
             row("heads.masked_tokens.bias", "generator_lm_head.bias"),
         ),
-        "heads.replaced_tokens": (
-            *linear("heads.replaced_tokens.transform", "discriminator_predictions.dense"),
-            *linear("heads.replaced_tokens.score", "discriminator_predictions.dense_prediction"),
-        ),
+        "heads.replaced_tokens": REPLACED_ROWS,
     },
     tied={"generator_lm_head.weight": "convbert.embeddings.word_embeddings.weight"},
     read_config=_read,

@@ -5,7 +5,15 @@ from typing import Any
 
 from bertsmith.checkpoint.hf.deberta_names import HEAD_ROWS, OFFICIAL_HEAD, V1, V2, encoder_rows
 from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
-from bertsmith.checkpoint.hf.twin import Twin, first_mixer, read_activation, refuse, required, write_activation
+from bertsmith.checkpoint.hf.twin import (
+    Twin,
+    first_mixer,
+    headless,
+    read_activation,
+    refuse,
+    required,
+    write_activation,
+)
 from bertsmith.errors import InputError
 from bertsmith.layers.branch import BranchConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
@@ -138,7 +146,7 @@ def _written(config: ModelConfig) -> Mapping[str, str]:
 
 def _remark(config: ModelConfig) -> str | None:
     if not any(head.kind == "mask_decoder" for head in config.heads):
-        return None
+        return headless(config)
     return "transformers has no mask decoder: states are equal there, but it fills masks differently"
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from bertsmith.checkpoint.hf.bert import encoder_rows, read_attending, write_attending
 from bertsmith.checkpoint.hf.shape import read_heads, with_defaults
-from bertsmith.checkpoint.hf.twin import Twin
+from bertsmith.checkpoint.hf.twin import REPLACED_ROWS, Twin
 from bertsmith.checkpoint.names import linear, row
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, ReplacedTokensConfig
@@ -41,10 +41,7 @@ ELECTRA = Twin(
     encoder=lambda config: encoder_rows("electra."),
     optional={
         "encoder.embedding.widen": tuple(linear("encoder.embedding.widen", "electra.embeddings_project")),
-        "heads.replaced_tokens": (
-            *linear("heads.replaced_tokens.transform", "discriminator_predictions.dense"),
-            *linear("heads.replaced_tokens.score", "discriminator_predictions.dense_prediction"),
-        ),
+        "heads.replaced_tokens": REPLACED_ROWS,
         "heads.masked_tokens": (
             *linear("heads.masked_tokens.transform", "generator_predictions.dense"),
             *linear("heads.masked_tokens.norm", "generator_predictions.LayerNorm"),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bertsmith.checkpoint.names import Row, expand
+from bertsmith.checkpoint.names import Row, expand, linear
 from bertsmith.errors import InputError, nearest
 from bertsmith.layers.activation import Activation
 from bertsmith.layers.mixers.base import MixerConfig
@@ -21,6 +21,12 @@ ACTIVATION_NAMES: dict[str, Activation] = {
     "swish": "silu",
     "tanh": "tanh",
 }
+
+REPLACED_ROWS = (
+    *linear("heads.replaced_tokens.transform", "discriminator_predictions.dense"),
+    *linear("heads.replaced_tokens.score", "discriminator_predictions.dense_prediction"),
+)
+"""The head of ELECTRA's discriminator, under the names it has there."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,13 @@ class Twin:
         for part in sorted(parts):
             rows += self.optional[part]
         return expand(rows, len(config.encoder.layers), 0 if config.decoder is None else len(config.decoder.layers))
+
+
+def headless(config: ModelConfig) -> str | None:
+    """The remark on a replaced_tokens head for twins that have no class with one, or None."""
+    if not any(head.kind == "replaced_tokens" for head in config.heads):
+        return None
+    return "transformers has no such model with a replaced_tokens head: its weights are in the file and ignored there"
 
 
 def cannot(model_type: str, reason: str) -> InputError:

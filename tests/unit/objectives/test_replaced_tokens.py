@@ -1,0 +1,308 @@
+"""Replaced-token detection against a transcription of ELECTRA's objective, and the rules of shared embeddings."""
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import bertsmith
+from bertsmith import SequenceLayout
+from bertsmith.batches.batch import TokenBatch
+from bertsmith.batches.corruption import MaskingConfig, Vocabulary
+from bertsmith.batches.random import uniform
+from bertsmith.models.build import build
+from bertsmith.models.generator import fold, part_of, unfold
+from bertsmith.models.model import Model
+from bertsmith.objectives import replaced_tokens
+from bertsmith.objectives.base import Term
+from bertsmith.objectives.replaced_tokens import ReplacedBatch, ReplacedTokens, ReplacedTokensConfig, sample
+from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config
+from bertsmith.training.engine import Engine
+from bertsmith.training.meter import Meter
+from bertsmith.training.method import Method, RunConfig
+from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
+
+SHARINGS = ["none", "full", "gradient_disentangled"]
+PAD, START, SEPARATOR, MASK, SIZE = 0, 1, 2, 3, 8
+TINY = {"width": 16, "layers": 2, "heads": 2, "longest": 16, "dropout": 0.0, "deviation": 0.3}
+PRESETS = {"electra-small": {**TINY, "embedding_width": 8}, "deberta-v3-small": {**TINY, "span": 4, "farthest": 8}}
+LENGTHS = (12, 5, 9)
+
+
+def make(sharing: str, name: str = "electra-small") -> Model:
+    """A model in its training form, in float64, whose biases and differences are not nothing."""
+    choice = ModelChoice(preset=name, overrides=PRESETS[name])
+    generator = GeneratorChoice(width=0.5, depth=0.5, sharing=sharing)
+    model = build(chosen_config(choice, generator, ("replaced_tokens",), SIZE), seed=0).double()
+    draws = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1 or parameter is model.encoder.embedding.token_table:
+                parameter.add_(torch.randn(parameter.shape, generator=draws).double() * 0.2)
+        model.generator.heads["masked_tokens"].bias[MASK + 1 : MASK + 3] += 3  # so that some guesses are right
+    return model
+
+
+def objective(**changes: object) -> ReplacedTokens:
+    is_special = torch.arange(SIZE) <= MASK
+    masking = MaskingConfig(rate=0.4, mask=0.85, random=0.0)
+    return ReplacedTokens(
+        ReplacedTokensConfig(masking=masking, **changes), Vocabulary(SIZE, MASK, is_special, ~is_special)
+    )
+
+
+def texts() -> list[list[int]]:
+    draws = torch.Generator().manual_seed(4)
+    inner = [torch.randint(MASK + 1, MASK + 3, (length - 2,), generator=draws).tolist() for length in LENGTHS]
+    return [[START, *tokens, SEPARATOR] for tokens in inner]
+
+
+def batch(layout: str) -> TokenBatch:
+    """The texts, padded to one length or packed with some filling after them."""
+    sample, real = torch.tensor([71, 5, 33]), sum(LENGTHS)
+    if layout == "padded":
+        rows = torch.tensor([text + [PAD] * (14 - len(text)) for text in texts()])
+        return TokenBatch(rows, SequenceLayout.padded(rows != PAD), sample, real)
+    tokens = torch.tensor([token for text in texts() for token in text] + [PAD] * 4)
+    starts = torch.tensor([0, *LENGTHS, 4]).cumsum(0).int()
+    sample = torch.cat([sample, torch.tensor([0])])
+    return TokenBatch(tokens, SequenceLayout.packed(starts, 12), sample, real)
+
+
+def total(task: ReplacedTokens, model: Model, prepared: ReplacedBatch) -> Tensor:
+    counts, sums = task.counts(prepared), task(model, prepared)
+    return sum(term.weight * sums[name].loss / counts[name] for name, term in task.terms.items())
+
+
+def gelu(vector: Tensor) -> Tensor:
+    return vector * (1 + torch.erf(vector / math.sqrt(2))) / 2
+
+
+def transcribed(model: Model, prepared: ReplacedBatch) -> tuple[Tensor, list[list[int]]]:
+    """ELECTRA's loss and labels, one sequence, one place and one token after the other (Clark et al. 2020, section 2).
+
+    L = Σ over chosen places of −log p_G / places  +  50 · Σ over tokens of −log p_D(label) / tokens
+    """
+    generator, guessing, finding = model.generator, model.generator.heads["masked_tokens"], model.heads
+    masked, starts = masked_by_text(prepared)
+    draws = dict(zip(prepared.corrupted.places.tolist(), prepared.draw.tolist(), strict=True))
+    chosen = {
+        place: target
+        for place, target in zip(prepared.corrupted.places.tolist(), prepared.corrupted.targets.tolist(), strict=True)
+        if target >= 0
+    }
+    generating, detecting, labels = 0.0, 0.0, []
+    for text, hidden, start in zip(texts(), masked, starts, strict=True):
+        places = [index for index in range(len(text)) if start + index in chosen]
+        layout = SequenceLayout.full(1, len(text))
+        states, _ = generator.masked_states(torch.tensor([hidden]), layout, None, torch.tensor(places))
+        guessed = list(text)
+        for index, state in zip(places, states, strict=True):
+            assert chosen[start + index] == text[index]
+            inner = gelu(guessing.transform.weight @ state + guessing.transform.bias)
+            inner = (inner - inner.mean()) / torch.sqrt(inner.var(unbiased=False) + guessing.norm.epsilon)
+            inner = inner * guessing.norm.weight + guessing.norm.bias
+            shares = torch.exp(generator.encoder.embedding.token_table @ inner + guessing.bias)
+            shares = shares / shares.sum()
+            generating = generating - torch.log(shares[text[index]])
+            height = 0.0
+            for token, share in enumerate(shares.tolist()):
+                height += share
+                if height > draws[start + index]:
+                    guessed[index] = token
+                    break
+        labels.append([int(new != old) for new, old in zip(guessed, text, strict=True)])
+        for state, label in zip(detected(model, guessed), labels[-1], strict=True):
+            head = finding["replaced_tokens"]
+            score = head.score.weight @ gelu(head.transform.weight @ state + head.transform.bias) + head.score.bias
+            is_replaced = 1 / (1 + torch.exp(-score[0]))
+            detecting = detecting - torch.log(is_replaced if label else 1 - is_replaced)
+    return generating / len(chosen) + 50 * detecting / sum(LENGTHS), labels
+
+
+def masked_by_text(prepared: ReplacedBatch) -> tuple[list[list[int]], list[int]]:
+    """The masked tokens of each text, and where it begins among the flattened tokens."""
+    flat = prepared.corrupted.tokens.flatten().tolist()
+    starts = [0, 14, 28] if prepared.layout.starts is None else prepared.layout.starts.tolist()[:3]
+    return [flat[start : start + length] for start, length in zip(starts, LENGTHS, strict=True)], starts
+
+
+def detected(model: Model, guessed: list[int]) -> list[Tensor]:
+    """What the head of the encoder reads at every token: E_D = sg(E_G) + E_Δ where embeddings are disentangled."""
+    encoder, head = model.encoder, model.heads["replaced_tokens"]
+    tables: dict[str, Tensor] = {}
+    if encoder.embedding.is_difference:
+        encoder = copy.copy(encoder)
+        encoder._modules = {**encoder._modules, "embedding": copy.copy(encoder.embedding)}
+        encoder.embedding.is_difference = False
+        given = model.generator.encoder.embedding.token_table.detach()
+        tables = {"embedding.token_table": given + model.encoder.embedding.token_table}
+    states = functional_call(encoder, tables, (torch.tensor([guessed]), SequenceLayout.full(1, len(guessed))))[0]
+    return [state if head.norm is None else head.norm(state + states[0]) for state in states]
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("name", PRESETS)
+def test_loss_gradients_and_labels_are_those_of_the_paper(
+    name: str, sharing: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(sharing, name)
+    plain, task, seen = copy.deepcopy(model), objective(), []
+    put = replaced_tokens.put
+    monkeypatch.setattr(replaced_tokens, "put", lambda *given: seen.append(put(*given)) or seen[-1])
+    prepared = task.prepare(batch(layout), 2**62 - 9)
+    loss = total(task, model, prepared)
+    loss.backward()
+    expected, labels = transcribed(plain, prepared)
+    expected.backward()
+
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    is_replaced = seen[0][1].flatten().tolist()
+    _, starts = masked_by_text(prepared)
+    for row, start in zip(labels, starts, strict=True):
+        assert [int(label) for label in is_replaced[start : start + len(row)]] == row
+    assert sum(is_replaced) == sum(map(sum, labels)), "a pad is said to be replaced"
+    is_chosen = prepared.corrupted.targets >= 0
+    assert 0 < sum(is_replaced) < int(is_chosen.sum()), "the case has no right guess, or no wrong one"
+    assert (prepared.corrupted.tokens == prepared.tokens).flatten()[prepared.corrupted.places[is_chosen]].any()
+    gradients = {key: parameter.grad for key, parameter in plain.named_parameters()}
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        torch.testing.assert_close(parameter.grad, gradients[key], rtol=0, atol=1e-10, msg=lambda m, k=key: f"{k}: {m}")
+
+
+def test_draws_belong_to_a_place_in_a_text() -> None:
+    task, found = objective(), []
+    for layout in ("packed", "padded"):
+        prepared = task.prepare(batch(layout), 3)
+        is_chosen = prepared.corrupted.targets >= 0
+        found.append(prepared.draw[is_chosen])
+    assert torch.equal(*found)
+    other = task.prepare(batch("padded"), 4)
+    assert not torch.equal(other.draw[:4], prepared.draw[:4])
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_each_loss_moves_only_its_own(sharing: str) -> None:
+    task = objective()
+    prepared = task.prepare(batch("packed"), 0)
+    model = make(sharing)
+    encoders = {id(parameter) for part in (model.encoder, model.heads) for parameter in part.parameters()}
+    guessing = {id(parameter) for parameter in model.generator.parameters()}
+    assert len(encoders & guessing) == (5 if sharing == "full" else 0)  # tokens, positions, types, norm
+    for term, own in (("replaced", encoders), ("generator", guessing)):
+        task(model, prepared)[term].loss.backward()
+        moved = {id(parameter) for parameter in model.parameters() if parameter.grad is not None}
+        assert moved == own
+        assert all(parameter.grad is None or parameter.grad.any() for parameter in model.parameters())
+        model.zero_grad()
+
+
+def test_the_rules_of_disentangled_embeddings(tmp_path: Path) -> None:
+    model, task = make("gradient_disentangled"), objective()
+    given, difference = model.generator.encoder.embedding.token_table, model.encoder.embedding.token_table
+    prepared = task.prepare(batch("packed"), 0)
+    task(model, prepared)["replaced"].loss.backward()
+    assert given.grad is None
+    assert difference.grad is not None
+    assert difference.grad.any()
+    model.zero_grad()
+    task(model, prepared)["generator"].loss.backward()
+    assert difference.grad is None
+    assert given.grad.any()
+
+    both = (given + difference).detach()
+    before = model(torch.tensor(texts()[:1]))
+    bertsmith.save(model, tmp_path / "ours")
+    bertsmith.export(model, tmp_path / "theirs")
+    assert model.encoder.embedding.is_difference, "an export must not change the model that is trained"
+    folded = bertsmith.load(tmp_path / "ours")
+    assert torch.equal(folded.encoder.embedding.token_table, both)
+    assert torch.equal(folded.generator.encoder.embedding.token_table, given)
+    tensors = load_file(tmp_path / "theirs" / "model.safetensors")
+    assert torch.equal(tensors["electra.embeddings.word_embeddings.weight"], both)
+    for other in (folded, bertsmith.load(tmp_path / "theirs"), part_of(model, "encoder")):
+        torch.testing.assert_close(other(torch.tensor(texts()[:1])), before, rtol=0, atol=1e-12)
+    assert part_of(folded, "encoder").config.generator is None
+
+
+def test_folding_and_unfolding_give_the_same_model() -> None:
+    model = fold(make("gradient_disentangled"))
+    table, config = model.encoder.embedding.token_table.clone(), model.config
+    assert unfold(model).encoder.embedding.is_difference
+    assert (model.encoder.embedding.token_table - table).abs().max() > 0.1
+    fold(model)
+    torch.testing.assert_close(model.encoder.embedding.token_table, table, rtol=0, atol=1e-15)
+    assert model.config == config
+    assert fold(model).config == config
+    for sharing in ("none", "full"):
+        plain = make(sharing)
+        assert unfold(plain).config == make(sharing).config
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_guesses_are_as_frequent_as_their_softmax(temperature: float) -> None:
+    scores = torch.tensor([0.3, -1.0, 2.0, -math.inf, 0.0, 1.1, -2.0, 9.0])  # the last one is no token
+    draws, vocabulary = 50_000, 7
+    draw = uniform(17, torch.arange(draws))
+    guesses = sample(scores.expand(draws, -1), draw, temperature, vocabulary)
+    expected = draws * (scores[:vocabulary] / temperature).softmax(-1)
+    counts = torch.bincount(guesses, minlength=vocabulary)
+    assert len(counts) == vocabulary
+    assert counts[3] == 0
+    possible = expected > 0
+    spread = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
+    assert spread < 20.5  # with 5 degrees of freedom, one of a thousand fair draws is above
+
+
+def test_the_first_and_the_last_draw_are_tokens() -> None:
+    scores = torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]]).expand(2, -1)
+    assert sample(scores, torch.tensor([0.0, 1 - 2.0**-24]), 1.0, 4).tolist() == [1, 2]
+    wide = torch.randn(64, 30522, generator=torch.Generator().manual_seed(0))
+    last = sample(wide, torch.full((64,), 1 - 2.0**-24), 1.0, 30522)
+    assert bool((last > 30400).all())
+    assert sample(wide, torch.zeros(64), 1.0, 30522).tolist() == [0] * 64
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_two_optimizers_divide_the_weights(sharing: str) -> None:
+    model = make(sharing)
+    assert len(objective().portions(model)) == 1
+    generators, encoders = objective(optimizers="two", generator_rate=0.5).portions(model)
+    assert (generators.rate, encoders.rate) == (0.5, 1.0)
+    ids = [[id(parameter) for parameter in portion.parameters] for portion in (generators, encoders)]
+    assert not set(ids[0]) & set(ids[1])
+    assert sorted(ids[0] + ids[1]) == sorted(map(id, model.parameters()))
+    assert id(model.encoder.embedding.token_table) in ids[1]
+    built = OptimizerConfig().build([generators, encoders])
+    assert {group["portion_rate"] for group in built.param_groups} == {0.5, 1.0}
+
+
+@pytest.mark.parametrize("sharing", ["none", "gradient_disentangled"])
+def test_two_optimizers_clip_apart(sharing: str, tmp_path: Path) -> None:
+    """A huge gradient of the generator leaves the encoder's step alone; with one optimiser it does not."""
+    moved = {}
+    for optimizers in ("one", "two"):
+        for weight in (1.0, 1e7):
+            model = make(sharing)
+            before = flat(model.encoder)
+            task = objective(optimizers=optimizers)
+            task.terms["generator"] = Term(("accuracy",), weight=weight)
+            method = Method(RunConfig(), BatchConfig(), OptimizerConfig(clip=0.5), ScheduleConfig())
+            engine = Engine(model, task, method, tmp_path, device="cpu")
+            engine.objective.terms = task.terms
+            engine.learn([task.prepare(batch("packed"), 1)], [(0,)], 1e-2, Meter(task.terms, engine.device))
+            moved[optimizers, weight] = flat(model.encoder) - before
+            engine.close()
+    assert torch.equal(moved["two", 1.0], moved["two", 1e7])
+    assert (moved["one", 1.0] - moved["one", 1e7]).abs().max() > 1e-3
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])

@@ -1,0 +1,200 @@
+"""Runs of replaced-token detection: interrupted and resumed, on two processes, and what they leave behind."""
+
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.training.trainer import Trainer
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "faults"))
+from helpers_training import command, losses
+from helpers_training import run as run_command
+
+RECIPE = """
+[model]
+preset = "electra-small"
+overrides = { width = 32, layers = 2, heads = 2, embedding_width = 16, longest = 32, dropout = 0.1 }
+
+[sequences]
+length = 32
+micro_tokens = 256
+
+[objective]
+kind = "replaced_tokens"
+
+[batch]
+tokens = 512
+
+[optimizer]
+learning_rate = 3e-3
+
+[run]
+steps = 20
+log_every = 1
+evaluate_every = 10
+checkpoint_every = 10
+evaluate_batches = 2
+"""
+_SIZE = "width=32,layers=2,heads=2,longest=32,dropout=0.1"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a run changes in the recipe."""
+
+    changes: tuple[str, ...]
+    is_disentangled: bool = False
+
+
+CASES = {
+    "full, one": Case(("generator.sharing=full",)),
+    "full, two, random features": Case(
+        (
+            "objective.optimizers=two",
+            "model.preset=performer-small",
+            f"model.overrides={{{_SIZE},features=8,redraw_every=3}}",
+        )
+    ),
+    "disentangled, two": Case(
+        (
+            "generator.sharing=gradient_disentangled",
+            "objective={kind='replaced_tokens',optimizers='two',generator_rate=0.5}",
+            "model.preset=deberta-v3-small",
+            f"model.overrides={{{_SIZE},span=8,farthest=16}}",
+        ),
+        is_disentangled=True,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def run(recipe: Path, corpus: Path, out: Path, *changes: str) -> dict:
+    return bertsmith.pretrain(recipe, data=corpus, out=out, set=list(changes), device="cpu")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_interrupted_and_resumed_is_bitwise_the_same(
+    name: str, recipe: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, step = CASES[name], Trainer._step
+    straight, resumed = tmp_path / "straight", tmp_path / "run"
+    figures = run(recipe, corpus_folder, straight, *case.changes)
+
+    def until_the_twelfth(self: Trainer, *arguments: object) -> None:
+        if self.progress.step == 12:
+            raise KeyboardInterrupt
+        step(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", until_the_twelfth)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, corpus_folder, resumed, *case.changes)
+    bertsmith.pretrain(out=resumed, resume=True, device="cpu")
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        last = [folder / "checkpoints" / "step-00000020" / file for folder in (straight, resumed)]
+        assert last[0].read_bytes() == last[1].read_bytes(), file
+    assert (straight / "model.safetensors").read_bytes() == (resumed / "model.safetensors").read_bytes()
+    assert losses(straight) == losses(resumed)
+
+    # both weights and moments of the generator are among them
+    moments = load_file(straight / "checkpoints" / "step-00000020" / "optimizer.safetensors")
+    assert any(key.startswith("generator.") for key in moments)
+    assert figures["generator_parameters"] > 0
+    check_folder(resumed, case)
+
+
+def check_folder(folder: Path, case: Case) -> None:
+    """A run's folder and its checkpoints load as folded models that are used and trained further."""
+    checkpoint = folder / "checkpoints" / "step-00000020"
+    tensors = load_file(checkpoint / "model.safetensors")
+    model, other = bertsmith.load(folder), bertsmith.load(checkpoint)
+    assert model.config == other.config
+    assert model.config.encoder.embedding.table == "own"
+    expected = tensors["encoder.embedding.token_table"]
+    if case.is_disentangled:
+        assert expected.abs().max() > 0, "the difference has not moved"
+        expected = expected + tensors["generator.encoder.embedding.token_table"]
+    for loaded in (model, other):
+        assert torch.equal(loaded.encoder.embedding.token_table, expected)
+    shares = model.generator.encoder.embedding.token_table is model.encoder.embedding.token_table
+    assert shares != case.is_disentangled
+    (guesses,) = model.fill_mask("the smith forges an iron [MASK].", top=3)
+    assert len(guesses) == 3
+    assert model.encode(["the smith"]).shape == (1, 32)
+
+
+def test_the_encoder_learns_to_find_guesses(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
+    changes = ["run.steps=100", "run.evaluate_every=100", "optimizer.learning_rate=6e-3", "generator.width=1.0"]
+    changes += ["model.overrides={width=32,layers=2,heads=2,embedding_width=32,longest=32,dropout=0.0,deviation=0.1}"]
+    figures = run(recipe, corpus_folder, tmp_path / "run", *changes, "run.evaluate_batches=8")
+    held_out = figures["held_out"]
+    assert figures["token_term"] == "generator"
+    assert held_out["generator_loss"] < figures["unigram_level"] - 0.1
+    # better than to know nothing but how often a token is replaced
+    share = held_out["replaced_share"]
+    assert 0.05 < share < 0.16
+    assert held_out["replaced_loss"] < -share * math.log(share) - (1 - share) * math.log(1 - share) - 0.005
+    assert all(0 <= held_out[f"replaced_{name}"] <= 1 for name in ("accuracy", "recall", "precision"))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert rows[0]["loss"] == pytest.approx(rows[0]["generator_loss"] + 50 * rows[0]["replaced_loss"])
+    assert "Tokens told apart" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_run_goes_on_from_a_folder_with_its_generator(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
+    change = "generator.sharing=gradient_disentangled"
+    run(recipe, corpus_folder, tmp_path / "first", change, "run.steps=3")
+    plain = bertsmith.load(tmp_path / "first")
+    text = recipe.read_text().split("[sequences]")[1]
+    further = tmp_path / "further.toml"
+    further.write_text(f"[model]\nfolder = '{tmp_path / 'first'}'\n[sequences]\n{text}")
+    rate = "optimizer.learning_rate=1e-9"
+    run(further, corpus_folder, tmp_path / "second", change, "run.steps=1", rate)
+    model = bertsmith.load(tmp_path / "second")
+    assert model.config == plain.config
+    for (name, one), other in zip(plain.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_two_processes_equal_one(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
+    changes = ("generator.sharing=gradient_disentangled", "objective.optimizers=two", "run.steps=8")
+    run(recipe, corpus_folder, tmp_path / "one", *changes)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "-m"]
+    settings = [word for change in changes for word in ("--set", change)]
+    run_command([*launch, *command(recipe, corpus_folder, tmp_path / "two", *settings)[2:]])
+    assert json.loads((tmp_path / "two" / "result.json").read_text())["processes"] == 2
+    pairs = list(zip(losses(tmp_path / "two"), losses(tmp_path / "one"), strict=True))
+    assert len(pairs) == 9
+    for (kind, step, loss), (other_kind, other_step, expected) in pairs:
+        assert (kind, step) == (other_kind, other_step)
+        assert loss == pytest.approx(expected, rel=2e-5), (kind, step)
+
+
+def test_the_command_exports_both_parts(
+    recipe: Path, corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(recipe, corpus_folder, tmp_path / "run", "run.steps=1")
+    capsys.readouterr()
+    main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "encoder")])
+    main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "generator"), "--part", "generator"])
+    assert "heads: masked_tokens" in capsys.readouterr().out
+    assert [head.kind for head in bertsmith.load(tmp_path / "encoder").config.heads] == ["replaced_tokens"]
+    assert bertsmith.load(tmp_path / "generator").fill_mask("the smith forges [MASK].", top=1)
+    with pytest.raises(SystemExit):
+        main(["export", str(tmp_path / "encoder"), "--out", str(tmp_path / "none"), "--part", "generator"])
+    assert "part is 'generator' and this model has none; allowed: 'encoder'" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()

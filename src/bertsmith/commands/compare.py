@@ -181,7 +181,7 @@ def _finish(out: Path, budget: str, runs: "dict[str, list[Run]]") -> dict[str, A
     from rich.console import Console
     from rich.table import Table
 
-    from bertsmith.report.comparison import NOTE, cells, comparison_page, table
+    from bertsmith.report.comparison import NOTE, cells, comparison_page, headings, table
 
     rows = table(runs)
     first = next(iter(runs.values()))[0].figures
@@ -190,14 +190,14 @@ def _finish(out: Path, budget: str, runs: "dict[str, list[Run]]") -> dict[str, A
     if unigram is not None:
         facts["unigram level"] = f"{unigram:.3f}"
     (out / "report.html").write_text(comparison_page(out.name, runs, facts, unigram), encoding="utf-8")
-    shown = {name: cells(row) for name, row in rows.items()}
-    headings = list(dict.fromkeys(heading for texts in shown.values() for heading in texts))
+    columns = [heading for heading in headings(rows) if heading not in ("parameters", "tokens", "operations")]
     printed = Table(box=None, pad_edge=False)
     printed.add_column("")
-    for heading in headings:
-        printed.add_column(heading, justify="right")
-    for name, texts in shown.items():
-        printed.add_row(name, *(texts.get(heading, "–") for heading in headings))
+    for heading in columns:
+        printed.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
+    for name, row in rows.items():
+        texts = cells(row)
+        printed.add_row(name, *(texts.get(heading, "–") for heading in columns))
     console = Console()
     console.print(printed)
     console.print(NOTE, style="dim", highlight=False)

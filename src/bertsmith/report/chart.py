@@ -31,7 +31,7 @@ STYLE = """
 .chart-empty { color: var(--muted); }
 """
 
-COLOURS = 4  # --series-1 to --series-4 in page.py
+COLOURS = 8  # --series-1 to --series-8 in page.py
 POINTS_DRAWN = 800  # more cannot be told apart on a screen
 POINTS_NAMED = 60  # a hover title on each
 

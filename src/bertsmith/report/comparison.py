@@ -98,8 +98,7 @@ def cells(row: dict[str, Any]) -> dict[str, str]:
 def comparison_page(title: str, runs: dict[str, list[Run]], facts: dict[str, str], unigram: float | None) -> str:
     """The whole comparison as one self-contained HTML document."""
     rows = table(runs)
-    best = min(rows, key=lambda name: rows[name].get("token_loss", {"mean": float("inf")})["mean"])
-    body = masthead("Comparison", title, f"Lowest token loss: {best}.", lead=NOTE)
+    body = masthead("Comparison", title, _headline(runs, rows), lead=NOTE if _differs(runs) else "")
     body += section("At the end", _html_table(rows), note=_spread_note(runs))
     reference = None if unigram is None else ("unigram level", unigram)
     for cost, label in COSTS.items():
@@ -141,13 +140,33 @@ def _spent(training: Sequence[dict[str, Any]], step: int, name: str) -> float:
     return training[-1][name] if training else 0.0
 
 
+def headings(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """The columns that at least one recipe has something for, results before costs."""
+    wanted = [heading for heading, _ in FIGURES.values()]
+    found = list(dict.fromkeys(heading for row in rows.values() for heading in cells(row)))
+    return sorted(found, key=lambda heading: wanted.index(heading) if heading in wanted else len(wanted))
+
+
+def _differs(runs: dict[str, list[Run]]) -> bool:
+    """Whether tokens are guessed by networks of different kinds, so that their losses say little about each other."""
+    return any(run.figures["token_term"] == "generator" for seeds in runs.values() for run in seeds)
+
+
+def _headline(runs: dict[str, list[Run]], rows: dict[str, dict[str, Any]]) -> str:
+    scored = {name: row["token_loss"]["mean"] for name, row in rows.items() if "token_loss" in row}
+    if _differs(runs) or not scored:
+        return f"{len(runs)} recipes at an equal budget."
+    best = min(scored, key=scored.__getitem__)
+    return f"{best} has the lowest loss, {scored[best]:.3f} nats a token."
+
+
 def _html_table(rows: dict[str, dict[str, Any]]) -> str:
-    shown = {name: cells(row) for name, row in rows.items()}
-    headings = list(dict.fromkeys(heading for texts in shown.values() for heading in texts))
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in ["", *headings])
+    columns = headings(rows)
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in ["", *columns])
     lines = ""
-    for name, texts in shown.items():
-        values = "".join(f"<td>{escape(texts.get(heading, '–'))}</td>" for heading in headings)
+    for name, row in rows.items():
+        texts = cells(row)
+        values = "".join(f"<td>{escape(texts.get(heading, '–'))}</td>" for heading in columns)
         lines += f"<tr><td>{escape(name)}</td>{values}</tr>"
     return f'<div class="panel comparison"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
 

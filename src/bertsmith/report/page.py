@@ -8,6 +8,7 @@ STYLE = """
   --page: #f6f7f9; --surface: #ffffff; --ink: #141920; --muted: #5a6572; --line: #e1e6ec; --accent: #1d5bbf;
   --wash: #e8effa;
   --series-1: #1d5bbf; --series-2: #d2601a; --series-3: #14806a; --series-4: #8246b8;
+  --series-5: #b3306b; --series-6: #7a7316; --series-7: #1a8ba8; --series-8: #6b5442;
   --heat-low: #f2f5f9; --heat-middle: #5a93da; --heat-high: #0a2048;
   --diverging-low: #b8460e; --diverging-high: #164f9f;
   --sans: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", sans-serif;
@@ -16,6 +17,7 @@ STYLE = """
   --page: #0e1217; --surface: #151b22; --ink: #e8ecf1; --muted: #9aa6b3; --line: #28313b; --accent: #82b4f7;
   --wash: #1c2b40;
   --series-1: #6fa9f5; --series-2: #f39a5c; --series-3: #50c5a8; --series-4: #c29af0;
+  --series-5: #f07aac; --series-6: #cfc55a; --series-7: #5cc8e4; --series-8: #c4a68c;
   --heat-low: #1a222c; --heat-middle: #3677c6; --heat-high: #e2f0ff;
   --diverging-low: #f08a4b; --diverging-high: #6fa9f5; } }
 * { box-sizing: border-box; }

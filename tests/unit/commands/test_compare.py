@@ -1,0 +1,139 @@
+"""Recipes compared at an equal budget: what is trained, what is resumed, what is told."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import bertsmith
+from bertsmith import InputError
+from bertsmith.report.comparison import Run, comparison_page, run_of, table
+
+MASKED = """
+[model]
+preset = "bert-tiny"
+overrides = { width = 32, heads = 2, layers = 1, longest = 32, dropout = 0.0 }
+[sequences]
+length = 32
+micro_tokens = 256
+[batch]
+tokens = 256
+[optimizer]
+learning_rate = 5e-3
+[run]
+log_every = 3
+evaluate_batches = 1
+"""
+WIDER = MASKED.replace("width = 32", "width = 64").replace("tokens = 256", "tokens = 512", 2)
+REPLACED = MASKED.replace("bert-tiny", "electra-small").replace("dropout", "embedding_width = 16, dropout")
+REPLACED += '[objective]\nkind = "replaced_tokens"\n[generator]\nwidth = 0.5\n'
+
+
+@pytest.fixture
+def recipes(tmp_path: Path) -> list[str]:
+    texts = {"masked": MASKED, "wider": WIDER, "replaced": REPLACED}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    return [str(tmp_path / f"{name}.toml") for name in texts]
+
+
+def compare(recipes: list[str], corpus: Path, out: Path, **changes: object) -> dict:
+    given = {"data": corpus, "out": out, "budget": "3k tokens", "evaluations": 3, "device": "cpu", **changes}
+    return bertsmith.compare(recipes, **given)
+
+
+def test_recipes_are_trained_for_equal_tokens_and_resumed(
+    recipes: list[str], corpus_folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    figures = compare(recipes, corpus_folder, out, seeds=2)
+    rows = figures["recipes"]
+    assert set(rows) == {"masked", "wider", "replaced"}
+    steps = json.loads((out / "comparison.json").read_text())["steps"]
+    assert steps == {"masked": 11, "wider": 5, "replaced": 11}
+    for row in rows.values():
+        assert row["seeds"] == 2
+        assert 2000 < row["tokens"] <= 3000
+        assert row["token_loss"]["spread"] > 0
+    assert "replaced_recall" in rows["replaced"]
+    assert "replaced_recall" not in rows["masked"]
+    assert rows["wider"]["flops"] > 2 * rows["masked"]["flops"]
+    page = (out / "report.html").read_text()
+    assert "Token loss by training operations" in page
+    assert "small generator" in page
+    curve = figures["curves"]["masked"][0]
+    assert [row["step"] for row in curve] == [3, 6, 9, 11]
+    assert curve[0]["tokens"] < curve[-1]["tokens"] == pytest.approx(rows["masked"]["tokens"], rel=0.05)
+
+    # one run is lost and one stopped half-way: only these are made again, to the same end
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors") if "checkpoints" not in str(path)}
+    shutil.rmtree(out / "masked" / "seed-1")
+    (out / "wider" / "seed-0" / "result.json").unlink()
+    again = compare(recipes, corpus_folder, out, seeds=2, resume=True)
+    assert {name: row["token_loss"] for name, row in again["recipes"].items()} == {
+        name: row["token_loss"] for name, row in rows.items()
+    }
+    untouched = out / "replaced" / "seed-1" / "model.safetensors"
+    assert untouched.stat().st_mtime_ns == times[untouched]
+    with pytest.raises(InputError, match="seeds differ from those the comparison"):
+        compare(recipes, corpus_folder, out, seeds=3, resume=True)
+
+
+def test_equal_operations_give_the_larger_network_fewer_steps(
+    recipes: list[str], corpus_folder: Path, tmp_path: Path
+) -> None:
+    figures = compare(recipes[:2], corpus_folder, tmp_path / "out", budget="1e9 flops")
+    masked, wider = (figures["recipes"][name] for name in ("masked", "wider"))
+    assert masked["steps"] > 2 * wider["steps"]
+    assert masked["flops"] == pytest.approx(wider["flops"], rel=0.2)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "has the lowest loss" in page
+    assert "Give --seeds 3" in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"budget": "soon"}, "the budget is 'soon'"),
+        ({"seeds": 0}, "--seeds is 0; allowed: 1 or more"),
+        ({"evaluations": 0}, "--evaluations is 0"),
+        ({"data": None}, "data is not given"),
+        ({"set": ["model.overrides.longest=16"]}, "sequences.length is 32; the model takes at most 16"),
+    ],
+)
+def test_bad_comparisons_are_named_and_write_nothing(
+    changes: dict, sentence: str, recipes: list[str], corpus_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        compare(recipes, corpus_folder, tmp_path / "out", **changes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_must_tell_recipes_apart(recipes: list[str], corpus_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="give at least two to compare"):
+        compare(recipes[:1], corpus_folder, tmp_path / "out")
+    with pytest.raises(InputError, match="two recipes are called 'masked'"):
+        compare([recipes[0], recipes[0]], corpus_folder, tmp_path / "out")
+
+
+def test_what_was_spent_is_read_between_the_rows_of_the_log() -> None:
+    training = [{"kind": "training", "step": step, "tokens": 100 * step, "seconds": step / 10} for step in (10, 20)]
+    held_out = [
+        {"kind": "held_out", "step": step, "masked_tokens_loss": 5.0, "masked_tokens_accuracy": 0.1}
+        for step in (5, 15, 20)
+    ]
+    figures = {"token_term": "masked_tokens", "training_flops_per_token": 2.0}
+    run = run_of(0, figures, [*training, *held_out])
+    assert [row["tokens"] for row in run.held_out] == [500, 1500, 2000]
+    assert [row["flops"] for row in run.held_out] == [1000, 3000, 4000]
+
+
+def test_a_name_cannot_break_the_page() -> None:
+    figures = {"token_term": "masked_tokens", "training_flops_per_token": 1.0, "parameters": 1, "steps": 1}
+    figures |= {"tokens": 1, "seconds": 1.0, "tokens_per_second": 1.0}
+    row = {"step": 1, "tokens": 1.0, "flops": 1.0, "seconds": 1.0, "token_loss": 1.0, "token_accuracy": 0.5}
+    runs = {"<script>": [Run(0, figures, [row])], "b": [Run(0, figures, [row])]}
+    page = comparison_page("x", runs, {}, None)
+    assert "<script>" not in page
+    assert table(runs)["b"]["token_loss"] == {"mean": 1.0, "spread": None}

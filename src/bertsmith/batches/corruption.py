@@ -168,7 +168,7 @@ def target_limit(layout: SequenceLayout, tokens: int, masking: MaskingConfig) ->
     if masking.most is not None:
         limit = min(limit, masking.most * layout.batch)
     if masking.draw == "windows" and masking.unit != "token":
-        limit += SURPLUS * layout.batch
+        limit += limit // SURPLUS
     return min(tokens, -(-limit // 64) * 64)
 
 

@@ -13,7 +13,10 @@ from bertsmith.batches.random import bits, uniform
 from bertsmith.batches.units import gram_lengths, running_sum, segment_begins
 
 SURPLUS = 4
-"""The word that reaches the budget may exceed it by so many tokens; what it has beyond is not masked."""
+"""The word that reaches a budget may exceed it by a fourth of it (19 tokens of 77); what it has beyond is not masked.
+
+So the places of a batch are bounded, though a word is not.
+"""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def from_the_left(row: Row, is_marked: Tensor, sequence: Tensor, counts: Tensor)
     sofar = running_sum(marked, segment_begins(sequence))
     before_unit = (sofar - marked)[segment_begins(row.number)]
     budget = counts[sequence]
-    return is_marked & (before_unit < budget) & (sofar <= budget + SURPLUS)
+    return is_marked & (before_unit < budget) & (sofar <= budget + budget // SURPLUS)
 
 
 def _owner(slot: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

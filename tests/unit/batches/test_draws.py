@@ -59,7 +59,7 @@ def windows_rule(tokens: torch.Tensor, sample: int, masking: MaskingConfig) -> s
         if len(places) >= budget:
             break
         places += units[unit]
-    return set(places[: budget + SURPLUS])
+    return set(places[: budget + budget // SURPLUS])
 
 
 def replacement_rule(tokens: torch.Tensor, sample: int, masking: MaskingConfig) -> set[int]:
@@ -143,8 +143,9 @@ def test_the_limit_bounds_every_rule(rule: dict[str, object], rate: float, most:
     # a word that exceeds an exact count is passed over
     assert changed.any() or masking.draw == "exact"
     per_sequence = torch.bincount(batch.layout.sequence_index(batch.tokens)[changed], minlength=64)
-    surplus = SURPLUS if masking.draw == "windows" and masking.unit == "ngram" else 0
-    assert (per_sequence <= target_counts(batch.layout.lengths(), rate, most) + surplus).all()
+    counts = target_counts(batch.layout.lengths(), rate, most)
+    has_surplus = masking.draw == "windows" and masking.unit == "ngram"
+    assert (per_sequence <= counts + (counts // SURPLUS if has_surplus else 0)).all()
 
 
 def test_the_choice_is_one_graph() -> None:

@@ -29,14 +29,24 @@ def main() -> None:
         corpus, tokenizer = TokenCorpus(data), Tokenizer.load(data)
         mean = corpus.tokens / corpus.documents
         print(f"{corpus.tokens:,} tokens, {mean:.0f} a document; sequences of up to {options.length}")
-        print(f"{'cut':<16}{'layout':<9}{'masked':<8}{'workers':>8}{'tokens/s':>12}{'filled':>9}")
-        for cut, layout, unit, workers in _cases(options.workers):
-            _measure(corpus, tokenizer, cut, layout, unit, workers, options)
+        print(
+            f"{'cut':<19}{'layout':<9}{'unit':<7}{'draw':<18}{'workers':>7}{'tokens/s':>12}{'filled':>9}{'masked':>9}"
+        )
+        for cut, layout, masking, workers in _cases(options.workers):
+            _measure(corpus, tokenizer, cut, layout, masking, workers, options)
 
 
-def _cases(workers: list[int]) -> list[tuple[str, str, str, int]]:
-    cases = [("pieces", "packed", unit, count) for unit in ("token", "word", "ngram") for count in workers]
-    return [*cases, ("pieces", "padded", "token", workers[-1]), ("sentence_pairs", "packed", "token", workers[-1])]
+def _cases(workers: list[int]) -> list[tuple[str, str, MaskingConfig, int]]:
+    """Every rule of masking on one cut, then every cut with one rule."""
+    rules = [
+        MaskingConfig(unit=unit, draw=draw) for draw in ("exact", "windows") for unit in ("token", "word", "ngram")
+    ]
+    rules.append(MaskingConfig(draw="with_replacement"))
+    cuts = [("pieces", "padded"), ("sentence_pairs", "packed"), ("segments", "packed"), ("convbert_segments", "packed")]
+    return [
+        *(("pieces", "packed", rule, count) for rule in rules for count in workers),
+        *((*cut, MaskingConfig(), workers[-1]) for cut in cuts),
+    ]
 
 
 def _measure(
@@ -44,25 +54,27 @@ def _measure(
     tokenizer: Tokenizer,
     cut: str,
     layout: str,
-    unit: str,
+    masking: MaskingConfig,
     workers: int,
     options: argparse.Namespace,
 ) -> None:
     config = SequenceConfig(length=options.length, micro_tokens=options.micro_tokens, cut=cut, layout=layout)
     plan = Plan(corpus, config, seed=0)
     reader = BatchReader(corpus, config, SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator), plan.slots)
-    objective = MaskedLMConfig(masking=MaskingConfig(unit=unit)).build(tokenizer)
+    objective = MaskedLMConfig(masking=masking).build(tokenizer)
     batches = iter(load_batches(reader, plan.from_cursor(Cursor()), workers=workers))
     for _ in range(4):
         objective.prepare(next(batches).batch, 0)
-    real = room = 0
+    real = room = targets = 0
     begin = time.perf_counter()
     while time.perf_counter() - begin < options.seconds:
         batch = next(batches).batch
-        objective.prepare(batch, 0)
+        prepared = objective.prepare(batch, 0)
         real, room = real + batch.real_tokens, room + batch.tokens.numel()
+        targets += int(objective.counts(prepared)["masked_tokens"])
     speed = real / (time.perf_counter() - begin)
-    print(f"{cut:<16}{layout:<9}{unit:<8}{workers:>8}{speed:>12,.0f}{real / room:>9.1%}", flush=True)
+    case = f"{cut:<19}{layout:<9}{masking.unit:<7}{masking.draw:<18}{workers:>7}"
+    print(f"{case}{speed:>12,.0f}{real / room:>9.1%}{targets / real:>9.1%}", flush=True)
 
 
 def _made(folder: Path) -> Path:

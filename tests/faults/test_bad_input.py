@@ -37,6 +37,15 @@ def model_folder(tmp_path: Path) -> Path:
         (["pretrain", RECIPE, "--explain", "--set", "schedule.kind=wds"], "schedule.kind is 'wds'"),
         (["pretrain", RECIPE, "--explain", "--set", "model.overrides.layer=3"], "layer is not a known setting"),
         (["pretrain", RECIPE, "--explain", "--set", "objective.next_sentence=true"], "sentence_pairs"),
+        (["pretrain", RECIPE, "--explain", "--set", "sequences.cut=segment"], "sequences.cut is 'segment'"),
+        (
+            ["pretrain", RECIPE, "--explain", "--set", "sequences.cut=segments", "--set", "model.preset=deberta-base"],
+            "sequences.cut is 'segments' and the model has 0 token types; allowed: 2 or more",
+        ),
+        (
+            ["pretrain", RECIPE, "--explain", "--set", 'objective.masking={draw = "with_replacement", unit = "word"}'],
+            "objective.masking: draw is 'with_replacement' and unit 'word'; that draw takes unit 'token' only",
+        ),
         (["pretrain", RECIPE, "--explain", "--set", "sequences.length=8192"], "micro_tokens 4096 is less than"),
         (["pretrain", RECIPE, "--explain", "--set", "sequences.length=256"], "the model takes at most 128"),
         (["inspect", "nowhere", "--text", "a", "--out", "X"], "model folder 'nowhere' does not exist"),

@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers_training import RECIPE
 
 from bertsmith.batches.build_corpus import build_corpus
 from bertsmith.batches.shards import JOURNAL, MANIFEST, TokenCorpus
+from bertsmith.cli import main
 from bertsmith.commands.corpus import corpus as corpus_command
 from bertsmith.commands.output import claim
 from bertsmith.commands.tokenizer import tokenizer as tokenizer_command
@@ -131,6 +133,47 @@ def test_damaged_shards_are_refused(whole, tmp_path, part):
     shard.unlink()
     with pytest.raises(InputError, match=rf"{shard.name}' is missing"):
         TokenCorpus(out, part)
+
+
+def shards(folder: Path, part: str) -> list[Path]:
+    return sorted(folder.glob(f"{part}-*.shard"))
+
+
+def rewrite_manifest(folder: Path, **changes: object) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | changes))
+
+
+FAULTS = {
+    "-000001.shard' is missing; build the corpus again": lambda folder: shards(folder, "train")[1].unlink(),
+    "held_out-000000.shard' is missing": lambda folder: shards(folder, "held_out")[0].unlink(),
+    "bytes instead of": lambda folder: os.truncate(shards(folder, "train")[-1], 100),
+    "holds no corpus": lambda folder: (folder / MANIFEST).unlink(),
+    "is half-built; run the same": lambda folder: (folder / MANIFEST).rename(folder / JOURNAL),
+    "is not valid JSON": lambda folder: os.truncate(folder / MANIFEST, 300),
+    "has format 7; this version reads format 1": lambda folder: rewrite_manifest(folder, format=7),
+    "tokenizer.json is not the tokenizer the shards were made with": lambda folder: learn_tokenizer(
+        SENTENCES, "wordpiece", 90, progress=False
+    ).save(folder),
+    "tokenizer.json": lambda folder: (folder / "tokenizer.json").unlink(),
+    "does not exist": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("sentence", FAULTS)
+def test_training_on_a_damaged_corpus_says_so_and_writes_nothing(corpus_folder, tmp_path, capsys, sentence):
+    folder, out, recipe = tmp_path / "corpus", tmp_path / "out", tmp_path / "recipe.toml"
+    shutil.copytree(corpus_folder, folder)
+    recipe.write_text(RECIPE)
+    FAULTS[sentence](folder)
+    with pytest.raises(SystemExit) as ended:
+        main(["pretrain", str(recipe), "--data", str(folder), "--out", str(out), "--device", "cpu"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("bertsmith: ")
+    assert sentence in said
+    assert len(said.strip().splitlines()) == 1
+    assert not out.exists()
 
 
 def test_broken_row_is_named_and_leaves_no_process(data, tmp_path, monkeypatch):

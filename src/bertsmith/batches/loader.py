@@ -1,5 +1,6 @@
 """Plans → batches of token ids, read from the corpus by worker processes."""
 
+import math
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -59,45 +60,48 @@ class BatchReader(Dataset[Loaded]):
             # filled-up batches may need a few more sequences than text needs; the rest are empty
             slots = self.slots + -(-capacity // longest)
             starts = np.concatenate([starts, np.full(slots + 1 - len(starts), capacity)])
-        tokens = np.full(capacity, self.special.pad, dtype=np.int64)
-        types = np.zeros(capacity, dtype=np.int64) if sequences.second_start is not None else None
-        for index in range(count):
-            begin = int(starts[index])
-            self._write(sequences, index, tokens[begin:], None if types is None else types[begin:])
+        tokens, types = self._written(sequences, starts[:count], (capacity,))
         layout = SequenceLayout.packed(torch.from_numpy(starts.astype(np.int32)), longest)
         return self._batch(tokens, layout, sequences, layout.batch, used, types)
 
     def _padded(self, sequences: Sequences) -> TokenBatch:
         rows, length = self.config.micro_tokens // self.config.length, self.config.length
-        tokens = np.full((rows, length), self.special.pad, dtype=np.int64)
-        types = np.zeros((rows, length), dtype=np.int64) if sequences.second_start is not None else None
         lengths = np.zeros(rows, dtype=np.int64)
-        lengths[: len(sequences.sample)] = sequences.lengths
-        for index in range(len(sequences.sample)):
-            self._write(sequences, index, tokens[index], None if types is None else types[index])
+        lengths[: len(sequences)] = sequences.lengths
+        tokens, types = self._written(sequences, np.arange(len(sequences)) * length, (rows, length))
         is_token = torch.from_numpy(np.arange(length) < lengths[:, None])
         used = int(lengths.sum())
         return self._batch(tokens, SequenceLayout.padded(is_token), sequences, rows, used, types)
 
-    def _write(self, sequences: Sequences, index: int, tokens: np.ndarray, types: np.ndarray | None) -> None:
-        """Writes [CLS] a [SEP] or [CLS] a [SEP] b [SEP] to the front of an array."""
-        text = self.corpus.read(int(sequences.document[index]), int(sequences.start[index]), int(sequences.stop[index]))
-        end = len(text) + 1
-        tokens[0] = self.special.start
-        tokens[1:end] = text
-        tokens[end] = self.special.separator
-        if types is None or sequences.second_document is None:
-            return
-        assert sequences.second_start is not None
-        assert sequences.second_stop is not None
-        text = self.corpus.read(
-            int(sequences.second_document[index]),
-            int(sequences.second_start[index]),
-            int(sequences.second_stop[index]),
-        )
-        tokens[end + 1 : end + 1 + len(text)] = text
-        tokens[end + 1 + len(text)] = self.special.separator
-        types[end + 1 : end + 2 + len(text)] = 1
+    def _written(
+        self, sequences: Sequences, begins: np.ndarray, shape: tuple[int, ...]
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """The tokens of a batch and their types, if they have any, where sequences begin at the places given.
+
+        Each is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], of type 1 from b on; the rest are pads.
+
+        Shape: begins (sequences,), places in the flattened batch.
+        """
+        size = math.prod(shape)
+        tokens = np.full(size, self.special.pad, dtype=np.int64)
+        sizes = sequences.stop - sequences.start
+        before = np.cumsum(sizes) - sizes
+        before -= before[sequences.offsets[:-1]][sequences.owner]  # in the same sequence
+        places = begins[sequences.owner] + 1 + before + sequences.is_second
+        runs = (sequences.document, sequences.start, sequences.stop, places)
+        for document, start, stop, place in zip(*(array.tolist() for array in runs), strict=True):
+            tokens[place : place + stop - start] = self.corpus.read(document, start, stop)
+        first, second = sequences.segment_lengths.T
+        ends = begins + 1 + first
+        tokens[begins], tokens[ends] = self.special.start, self.special.separator
+        ends, second_ends = ends[second > 0], (ends + 1 + second)[second > 0]
+        tokens[second_ends] = self.special.separator
+        if not self.config.has_types:
+            return tokens.reshape(shape), None
+        steps = np.zeros(size, dtype=np.int64)
+        steps[ends + 1] = 1
+        steps[second_ends[second_ends + 1 < size] + 1] = -1
+        return tokens.reshape(shape), np.cumsum(steps).reshape(shape)
 
     def _batch(
         self,

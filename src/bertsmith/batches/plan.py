@@ -15,11 +15,18 @@ from pydantic import Field, model_validator
 
 from bertsmith.batches.packing import pack
 from bertsmith.batches.random import shuffled
+from bertsmith.batches.segments import inverted_segments, segments
 from bertsmith.batches.sequences import Documents, Sequences, pieces, sentence_pairs
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
 
 _WINDOW_TOKENS = 1 << 20
+_CUTS = {
+    "pieces": pieces,
+    "sentence_pairs": sentence_pairs,
+    "segments": segments,
+    "convbert_segments": inverted_segments,
+}
 
 
 class SequenceConfig(Record):
@@ -27,8 +34,9 @@ class SequenceConfig(Record):
 
     length: int = Field(default=128, ge=16)
     """The most tokens of a sequence, special tokens counted in."""
-    cut: Literal["pieces", "sentence_pairs"] = "pieces"
-    """Runs of a document's text, or BERT's pairs of segments for next-sentence prediction."""
+    cut: Literal["pieces", "sentence_pairs", "segments", "convbert_segments"] = "pieces"
+    """Runs of a document's text; BERT's pairs of segments for next-sentence prediction; ELECTRA's examples of one or
+    two segments; the same as ConvBERT's data code makes them, with two tests inverted: nearly always one segment."""
     layout: Literal["packed", "padded"] = "packed"
     """Sequences one after the other without pads, or rows of one length."""
     micro_tokens: int = Field(default=8192, ge=16)
@@ -39,6 +47,11 @@ class SequenceConfig(Record):
         if self.micro_tokens < self.length:
             raise ValueError(f"micro_tokens {self.micro_tokens} is less than length {self.length}")
         return self
+
+    @property
+    def has_types(self) -> bool:
+        """Whether tokens have a type: 0 in the first segment, 1 in the second."""
+        return self.cut != "pieces"
 
 
 @dataclass(frozen=True)
@@ -144,14 +157,13 @@ class Plan(Stream[Sequences]):
     def window(self, epoch: int, window: int) -> tuple[int, Callable[[int], Sequences]]:
         order = self._order(epoch)
         documents = order[window * self.window_documents : (window + 1) * self.window_documents]
-        cut = {"pieces": pieces, "sentence_pairs": sentence_pairs}[self.config.cut]
-        sequences = cut(self.corpus, documents, self.config.length, self.seed, epoch)
-        sequences = sequences.take(shuffled(len(sequences.sample), self.seed, epoch, window, 3))
+        sequences = _CUTS[self.config.cut](self.corpus, documents, self.config.length, self.seed, epoch)
+        sequences = sequences.take(shuffled(len(sequences), self.seed, epoch, window, 3))
         if self.config.layout == "packed":
             bins = pack(sequences.lengths, self.config.micro_tokens, self.slots)
         else:
-            whole = range(0, len(sequences.sample), self.slots)
-            bins = [np.arange(i, min(i + self.slots, len(sequences.sample))) for i in whole]
+            whole = range(0, len(sequences), self.slots)
+            bins = [np.arange(i, min(i + self.slots, len(sequences))) for i in whole]
         return len(bins), lambda place: sequences.take(bins[place])
 
     def _order(self, epoch: int) -> np.ndarray:

@@ -5,8 +5,9 @@ What comes out depends only on the seed, the epoch and the documents given.
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -26,31 +27,56 @@ class Documents(Protocol):
 
 @dataclass(frozen=True)
 class Sequences:
-    """Some sequences, one entry of each array for each: a first segment and, for pairs, a second one.
+    """Some sequences: a first segment and perhaps a second one, each put together from runs of documents.
 
-    Segments are token ranges start:stop of a document. A sequence's length counts its special tokens in.
+    A run is the token range start:stop of a document. The runs of sequence i are offsets[i]:offsets[i + 1], at least
+    one, those of the second segment last.
+
+    Shape: document, start, stop, is_second (runs,); offsets (sequences + 1,); sample, is_next (sequences,).
     """
 
     document: np.ndarray
     start: np.ndarray
     stop: np.ndarray
+    is_second: np.ndarray
+    offsets: np.ndarray
     sample: np.ndarray
-    second_document: np.ndarray | None = None
-    second_start: np.ndarray | None = None
-    second_stop: np.ndarray | None = None
     is_next: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.sample)
+
+    @cached_property
+    def owner(self) -> np.ndarray:
+        """The sequence each run belongs to, (runs,)."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    @cached_property
+    def segment_lengths(self) -> np.ndarray:
+        """The tokens of text of each segment, (sequences, 2); 0 for one that is not there."""
+        segment = self.owner * 2 + self.is_second
+        sizes = np.bincount(segment, weights=self.stop - self.start, minlength=2 * len(self))
+        return sizes.astype(np.int64).reshape(-1, 2)
 
     @property
     def lengths(self) -> np.ndarray:
-        lengths = self.stop - self.start + 2  # [CLS] a [SEP]
-        if self.second_start is not None and self.second_stop is not None:
-            lengths = lengths + self.second_stop - self.second_start + 1  # b [SEP]
-        return lengths
+        """The tokens of each sequence, [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; (sequences,)."""
+        return self.segment_lengths.sum(1) + 2 + (self.segment_lengths[:, 1] > 0)
 
     def take(self, index: np.ndarray) -> "Sequences":
         """The sequences at these places, in this order."""
-        chosen: dict[str, Any] = {name: None if array is None else array[index] for name, array in vars(self).items()}
-        return Sequences(**chosen)
+        counts = np.diff(self.offsets)[index]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        runs = np.repeat(self.offsets[index] - offsets[:-1], counts) + np.arange(offsets[-1])
+        return Sequences(
+            self.document[runs],
+            self.start[runs],
+            self.stop[runs],
+            self.is_second[runs],
+            offsets,
+            self.sample[index],
+            None if self.is_next is None else self.is_next[index],
+        )
 
 
 def pieces(corpus: Documents, documents: np.ndarray, length: int, seed: int, epoch: int) -> Sequences:
@@ -69,7 +95,8 @@ def pieces(corpus: Documents, documents: np.ndarray, length: int, seed: int, epo
     is_kept = (stop - start >= SHORTEST) | ((counts[owner] == 1) & (stop > start))
     owner, place, start, stop = owner[is_kept], place[is_kept], start[is_kept], stop[is_kept]
     document = documents[owner]
-    return Sequences(document, start, stop, _samples(corpus, document, place, epoch))
+    is_second, offsets = np.zeros(len(document), dtype=bool), np.arange(len(document) + 1)
+    return Sequences(document, start, stop, is_second, offsets, samples(corpus, document, place, epoch))
 
 
 def sentence_pairs(
@@ -85,21 +112,15 @@ def sentence_pairs(
     for document in documents.tolist():
         rows += _pairs_of(corpus, document, length - 3, Random(key(seed, epoch, document, 2)), short_share)
     table = np.array(rows, dtype=np.int64).reshape(-1, 8)
-    document, place = table[:, 0], table[:, 1]
-    return Sequences(
-        document,
-        table[:, 2],
-        table[:, 3],
-        _samples(corpus, document, place, epoch),
-        second_document=table[:, 4],
-        second_start=table[:, 5],
-        second_stop=table[:, 6],
-        is_next=table[:, 7],
-    )
+    place, is_next, document = table.T[:3]
+    runs = table[:, 2:].reshape(-1, 3)  # (pairs, 2 of document, start and stop) -> (2 pairs, 3)
+    is_second, offsets = np.arange(len(runs)) % 2 == 1, np.arange(0, len(runs) + 1, 2)
+    sample = samples(corpus, document, place, epoch)
+    return Sequences(runs[:, 0], runs[:, 1], runs[:, 2], is_second, offsets, sample, is_next)
 
 
 def _pairs_of(corpus: Documents, document: int, room: int, draw: Random, short_share: float) -> list[tuple[int, ...]]:
-    """Rows (document, place, start, stop, second document, second start, second stop, is next)."""
+    """Rows (place, is next, document, start, stop, and these three of the second part)."""
     starts = corpus.sentence_starts(document).tolist()
     sentences, total = len(starts) - 1, len(corpus.lengths)
     target = room if draw.random() >= short_share else draw.randint(2, room)
@@ -121,7 +142,7 @@ def _pairs_of(corpus: Documents, document: int, room: int, draw: Random, short_s
             other, second, following = document, (starts[cut], starts[end]), end
         if first[1] > first[0] and second[1] > second[0]:
             first, second = _truncate(first, second, room, draw)
-            rows.append((document, len(rows), *first, other, *second, int(not is_random)))
+            rows.append((len(rows), int(not is_random), document, *first, other, *second))
         sentence = following
     return rows
 
@@ -155,6 +176,6 @@ def _truncate(
     return result[0], result[1]
 
 
-def _samples(corpus: Documents, document: np.ndarray, place: np.ndarray, epoch: int) -> np.ndarray:
+def samples(corpus: Documents, document: np.ndarray, place: np.ndarray, epoch: int) -> np.ndarray:
     """A number for each sequence that no other sequence of any epoch has."""
     return ((epoch * len(corpus.lengths) + document) << 24) + place

@@ -1,4 +1,4 @@
-"""The units that masking takes whole (words, n-grams of words), and the choice among them.
+"""The units that masking takes whole (words, n-grams of words), and the exact choice among them.
 
 The units of a sequence are put in a random order and taken one after the other until its exact count of tokens is
 reached; one that would exceed it is passed over (the rule of Google's BERT code). Everything is worked out for a whole
@@ -11,13 +11,17 @@ from torch import Tensor
 from bertsmith.batches.random import bits, uniform
 
 
-def word_units(starts_word: Tensor, is_candidate: Tensor, position: Tensor) -> Tensor:
-    """The number of the word each token belongs to, rising from 0; a special token is a word of its own.
+def word_begins(starts_word: Tensor, is_candidate: Tensor, position: Tensor) -> Tensor:
+    """True at the first token of each word; a special token is a word of its own.
 
     Shape: all (tokens,).
     """
     after_special = torch.cat([is_candidate.new_ones(1), ~is_candidate[:-1]])
-    begins = starts_word | ~is_candidate | after_special | (position == 0)
+    return starts_word | ~is_candidate | after_special | (position == 0)
+
+
+def unit_numbers(begins: Tensor) -> Tensor:
+    """The number of the unit each token belongs to, rising from 0, where units begin at the places given."""
     return begins.long().cumsum(0) - 1
 
 
@@ -29,19 +33,27 @@ def ngram_units(word: Tensor, sequence: Tensor, is_candidate: Tensor, stream: Te
     slots = word.shape[0]
     first = _first_token(word)
     of_sequence, joins = sequence[first], is_candidate[first]
-    begin = _segment_begins(of_sequence)
+    begin = segment_begins(of_sequence)
     place = torch.arange(slots, device=word.device) - begin
 
-    weights = 1 / torch.arange(1, longest + 1, device=word.device, dtype=torch.float32)
-    chances = (weights / weights.sum()).cumsum(0)[:-1]
-    length = 1 + torch.bucketize(uniform(stream[of_sequence], place), chances, right=True)  # of the place-th n-gram
-    end = begin + _running_sum(length, begin)
+    length = gram_lengths(uniform(stream[of_sequence], place), longest)  # of the place-th n-gram
+    end = begin + running_sum(length, begin)
     reached = end.clamp(max=slots - 1)
     is_inside = (end < slots) & (of_sequence[reached] == of_sequence)
     opens = (place == 0).long().scatter_add(0, reached, is_inside.long()) > 0
     # a special token never joins its neighbours
     opens |= ~joins | torch.cat([opens.new_ones(1), ~joins[:-1]])
     return (opens.long().cumsum(0) - 1)[word]
+
+
+def gram_lengths(draw: Tensor, longest: int) -> Tensor:
+    """How many words each n-gram has: n from 1 to `longest` with a chance in proportion to 1/n; draws from [0, 1)."""
+    weights = [1 / n for n in range(1, longest + 1)]
+    lengths = torch.ones_like(draw, dtype=torch.long)
+    for n in range(1, longest):
+        # a multiple of the draws' own step, so that every device compares the same numbers
+        lengths += draw >= round(sum(weights[:n]) / sum(weights) * 2**24) * 2.0**-24
+    return lengths
 
 
 def choose_units(
@@ -58,18 +70,18 @@ def choose_units(
     first = _first_token(unit)
     of_sequence = sequence[first]
     # counted from the start of the sequence, so that neighbours never matter
-    draw = bits(stream[of_sequence], first - _segment_begins(sequence)[first])
+    draw = bits(stream[of_sequence], first - segment_begins(sequence)[first])
     # by sequence, then by draw (42 bits of it), and slots without a candidate at the very end
     order = torch.argsort(torch.where(size > 0, (of_sequence << 42) | (draw >> 20), (1 << 62) - 1))
     size, of_sequence = size[order], of_sequence[order]
-    begin = _segment_begins(of_sequence)
+    begin = segment_begins(of_sequence)
 
     left = counts[of_sequence]
     is_taken = torch.zeros_like(size, dtype=torch.bool)
     for _ in range(rounds):
         # what is larger than the rest of the count will never fit; of the others, the longest run that does
         fitting = torch.where((size <= left) & ~is_taken, size, 0)
-        now = (fitting > 0) & (_running_sum(fitting, begin) <= left)
+        now = (fitting > 0) & (running_sum(fitting, begin) <= left)
         is_taken |= now
         used = torch.zeros_like(counts).scatter_add(0, of_sequence, torch.where(now, size, 0))
         left = left - used[of_sequence]
@@ -82,14 +94,14 @@ def _first_token(unit: Tensor) -> Tensor:
     return torch.full_like(unit, unit.shape[0] - 1).scatter_reduce(0, unit, index, "amin")
 
 
-def _segment_begins(segment: Tensor) -> Tensor:
+def segment_begins(segment: Tensor) -> Tensor:
     """For every slot the first slot of its run of equal numbers."""
     index = torch.arange(segment.shape[0], device=segment.device)
     changes = torch.cat([index.new_ones(1, dtype=torch.bool), segment[1:] != segment[:-1]])
     return torch.where(changes, index, 0).cummax(0).values
 
 
-def _running_sum(values: Tensor, begin: Tensor) -> Tensor:
+def running_sum(values: Tensor, begin: Tensor) -> Tensor:
     """The sum of the values from the first slot of the run to each slot, both counted in."""
     total = values.cumsum(0)
     return total - (total - values)[begin]

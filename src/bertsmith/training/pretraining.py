@@ -135,10 +135,9 @@ class PretrainSettings(Record):
             if part.encoder.vocabulary < vocabulary:
                 raise InputError(f"the model's vocabulary is {part.encoder.vocabulary}; the corpus needs {vocabulary}")
             types = part.encoder.embedding.types
-            if self.sequences.cut == "sentence_pairs" and types < 2 and part is config:
-                raise InputError(
-                    f"sequences.cut is 'sentence_pairs' and the model has {types} token types; allowed: 2 or more"
-                )
+            if self.sequences.has_types and types < 2 and part is config:
+                cut = self.sequences.cut
+                raise InputError(f"sequences.cut is {cut!r} and the model has {types} token types; allowed: 2 or more")
             tables = [head.longest for head in part.heads if isinstance(head, MaskDecoderConfig)]
             longest = min([part.encoder.embedding.longest, *tables])
             for number, phase in enumerate(self.method.phases):

@@ -3,52 +3,24 @@
 import numpy as np
 import pytest
 import torch
+from helpers_masking import END, MASK, SIZE, START, candidates, chosen, packed, padded, sequences, vocabulary, words_of
 
-from bertsmith.batches.batch import TokenBatch
-from bertsmith.batches.corruption import MaskingConfig, Vocabulary, corrupt, target_counts
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.batches.corruption import MaskingConfig, corrupt, target_counts
 from bertsmith.batches.random import bits
-from bertsmith.batches.units import choose_units, ngram_units, word_units
+from bertsmith.batches.units import choose_units, ngram_units, unit_numbers, word_begins
 
-SIZE, PAD, START, END, MASK = 60, 0, 1, 2, 3
-
-
-def vocabulary() -> Vocabulary:
-    is_special = torch.zeros(SIZE, dtype=torch.bool)
-    is_special[:5] = True
-    starts_word = torch.ones(SIZE, dtype=torch.bool)
-    starts_word[40:] = False
-    return Vocabulary(SIZE, MASK, is_special, starts_word)
+RULES = [
+    *({"unit": unit, "draw": draw} for unit in ("token", "word", "ngram") for draw in ("exact", "windows")),
+    {"draw": "with_replacement"},
+    {"draw": "with_replacement", "most": 3},
+]
 
 
-def sequences(count: int, longest: int, seed: int) -> list[torch.Tensor]:
-    draw = np.random.default_rng(seed)
-    result = []
-    for _ in range(count):
-        text = draw.integers(5, SIZE, size=int(draw.integers(1, longest - 1)))
-        result.append(torch.tensor([START, *text, END]))
-    return result
-
-
-def packed(items: list[torch.Tensor], samples: list[int]) -> TokenBatch:
-    lengths = torch.tensor([len(item) for item in items])
-    starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int()
-    layout = SequenceLayout.packed(starts, int(lengths.max()))
-    return TokenBatch(torch.cat(items), layout, torch.tensor(samples), int(lengths.sum()))
-
-
-def padded(items: list[torch.Tensor], samples: list[int]) -> TokenBatch:
-    tokens = torch.nn.utils.rnn.pad_sequence(items, batch_first=True, padding_value=PAD)
-    lengths = torch.tensor([len(item) for item in items])
-    is_token = torch.arange(tokens.shape[1]) < lengths[:, None]
-    return TokenBatch(tokens, SequenceLayout.padded(is_token), torch.tensor(samples), int(lengths.sum()))
-
-
-@pytest.mark.parametrize("unit", ["token", "word", "ngram"])
+@pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("rate", [0.15, 0.4])
-def test_a_sequence_is_masked_alike_alone_packed_and_padded(unit: str, rate: float) -> None:
+def test_a_sequence_is_masked_alike_alone_packed_and_padded(rule: dict[str, object], rate: float) -> None:
     items, samples = sequences(9, 40, seed=1), list(range(100, 109))
-    masking = MaskingConfig(unit=unit, rate=rate)
+    masking = MaskingConfig(**rule, rate=rate)
     together = corrupt(packed(items, samples), 7, masking, vocabulary()).tokens
     rows = corrupt(padded(items, samples), 7, masking, vocabulary()).tokens
     alone = [
@@ -73,27 +45,19 @@ def test_counts_are_exact(unit: str) -> None:
     assert not vocabulary().is_special[batch.tokens[places]].any()
 
 
-def test_words_and_ngrams_are_taken_whole() -> None:
-    items = sequences(40, 90, seed=3)
-    batch, table = packed(items, list(range(40))), vocabulary()
-    is_candidate = ~table.is_special[batch.tokens]
-    position = batch.layout.positions(batch.tokens)
-    words = word_units(table.starts_word[batch.tokens], is_candidate, position)
-    for unit in ("word", "ngram"):
-        result = corrupt(batch, 5, MaskingConfig(unit=unit, rate=0.3), table)
-        chosen = torch.zeros(len(batch.tokens))
-        chosen[result.places[result.targets >= 0]] = 1
-        shares = torch.zeros_like(chosen).scatter_reduce(0, words, chosen, "mean", include_self=False)
-        assert set(shares.tolist()) <= {0.0, 1.0}
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.get("unit") in ("word", "ngram")], ids=str)
+def test_words_and_ngrams_are_taken_whole(rule: dict[str, object]) -> None:
+    batch = packed(sequences(40, 90, seed=3), list(range(40)))
+    is_chosen = chosen(corrupt(batch, 5, MaskingConfig(**rule, rate=0.3), vocabulary())).float()
+    shares = torch.zeros_like(is_chosen).scatter_reduce(0, words_of(batch), is_chosen, "mean", include_self=False)
+    assert set(shares.tolist()) == {0.0, 1.0}
 
 
 def test_ngrams_have_the_right_lengths() -> None:
     items = [torch.tensor([START, *([10] * 600), END]) for _ in range(20)]
-    batch, table = packed(items, list(range(20))), vocabulary()
-    is_candidate = ~table.is_special[batch.tokens]
-    words = word_units(table.starts_word[batch.tokens], is_candidate, batch.layout.positions(batch.tokens))
-    stream = bits(9, batch.sample)
-    grams = ngram_units(words, batch.layout.sequence_index(batch.tokens), is_candidate, stream, 3)
+    batch = packed(items, list(range(20)))
+    is_candidate, stream = candidates(batch), bits(9, batch.sample)
+    grams = ngram_units(words_of(batch), batch.layout.sequence_index(batch.tokens), is_candidate, stream, 3)
     lengths = torch.bincount(torch.bincount(grams[is_candidate]))[1:4].double()
     shares = lengths / lengths.sum()
     assert torch.allclose(shares, torch.tensor([6 / 11, 3 / 11, 2 / 11]).double(), atol=0.03)
@@ -106,10 +70,9 @@ def test_choice_equals_the_rule_written_out(seed: int) -> None:
     items = sequences(12, 60, seed)
     batch = packed(items, list(range(12)))
     sequence = batch.layout.sequence_index(batch.tokens)
-    is_candidate = ~vocabulary().is_special[batch.tokens]
-    words = word_units(
-        torch.from_numpy(draw.random(len(batch.tokens)) < 0.5), is_candidate, batch.layout.positions(batch.tokens)
-    )
+    is_candidate = candidates(batch)
+    starts_word = torch.from_numpy(draw.random(len(batch.tokens)) < 0.5)
+    words = unit_numbers(word_begins(starts_word, is_candidate, batch.layout.positions(batch.tokens)))
     counts = torch.from_numpy(draw.integers(1, 9, size=12))
     stream = bits(seed, batch.sample)
     expected = torch.zeros(len(batch.tokens), dtype=torch.bool)
@@ -135,6 +98,16 @@ def test_eighty_ten_ten() -> None:
     assert abs(float((now == 10).float().mean()) - 0.1 - 0.1 / SIZE) < 0.015
 
 
+def test_the_bound_holds_and_halves_are_rounded_to_even() -> None:
+    assert target_counts(torch.tensor([0, 1, 10, 30, 128, 512]), 0.15).tolist() == [0, 1, 2, 4, 19, 77]
+    assert target_counts(torch.tensor([0, 1, 128]), 0.15, 7).tolist() == [0, 1, 7]
+    batch = packed(sequences(30, 100, seed=6), list(range(30)))
+    masking = MaskingConfig(rate=0.4, most=7)
+    is_chosen = chosen(corrupt(batch, 3, masking, vocabulary()))
+    got = torch.bincount(batch.layout.sequence_index(batch.tokens)[is_chosen], minlength=30)
+    assert torch.equal(got, target_counts(batch.layout.lengths(), 0.4, 7).minimum(batch.layout.lengths() - 2))
+
+
 def test_another_seed_and_another_sample_mask_elsewhere() -> None:
     items = sequences(4, 80, seed=4)
     first = corrupt(packed(items, [0, 1, 2, 3]), 1, MaskingConfig(), vocabulary()).tokens
@@ -143,6 +116,17 @@ def test_another_seed_and_another_sample_mask_elsewhere() -> None:
     assert torch.equal(first, corrupt(packed(items, [0, 1, 2, 3]), 1, MaskingConfig(), vocabulary()).tokens)
 
 
-def test_shares_that_exceed_one_are_refused() -> None:
-    with pytest.raises(ValueError, match="add up to more than 1"):
-        MaskingConfig(mask=0.8, random=0.3)
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"mask": 0.8, "random": 0.3}, "add up to more than 1"),
+        ({"mask": 0.0, "random": 0.0}, "mask and random are both 0"),
+        ({"longest_ngram": 5}, "longest_ngram is 5 and unit 'token'; it needs unit 'ngram'"),
+        ({"draw": "with_replacement", "unit": "word"}, "takes unit 'token' only"),
+        ({"draw": "windows", "rate": 0.6}, "takes rates up to 0.5"),
+        ({"most": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        MaskingConfig(**settings)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers_documents import Documents, some_documents
 
 from bertsmith.batches.loader import BatchReader, SpecialTokens, load_batches
 from bertsmith.batches.packing import pack
@@ -13,22 +14,6 @@ from bertsmith.batches.plan import Cursor, Plan, SequenceConfig
 from bertsmith.batches.sequences import SHORTEST, pieces, sentence_pairs
 from bertsmith.batches.shards import TokenCorpus
 from bertsmith.errors import InputError
-
-
-class Documents:
-    """Documents with given sentence lengths."""
-
-    def __init__(self, sentences: list[list[int]]) -> None:
-        self.sentences = sentences
-        self.lengths = np.array([sum(lengths) for lengths in sentences])
-
-    def sentence_starts(self, document: int) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(self.sentences[document])])
-
-
-def some_documents(count: int, seed: int) -> Documents:
-    draw = np.random.default_rng(seed)
-    return Documents([draw.integers(1, 30, size=int(draw.integers(1, 40))).tolist() for _ in range(count)])
 
 
 @pytest.mark.parametrize("length", [16, 37, 128])
@@ -57,12 +42,13 @@ def test_sentence_pairs_follow_the_rules() -> None:
     pairs = sentence_pairs(documents, np.arange(300), 64, seed=5, epoch=0)
     assert pairs.lengths.max() <= 64
     assert (pairs.stop > pairs.start).all()
-    assert (pairs.second_stop > pairs.second_start).all()
+    assert pairs.is_second.tolist() == [False, True] * len(pairs)
     is_next = pairs.is_next == 1
-    assert (pairs.second_document[is_next] == pairs.document[is_next]).all()
-    assert (pairs.second_document[~is_next] != pairs.document[~is_next]).all()
+    document, start, stop = (array.reshape(-1, 2) for array in (pairs.document, pairs.start, pairs.stop))
+    assert (document[is_next, 0] == document[is_next, 1]).all()
+    assert (document[~is_next, 0] != document[~is_next, 1]).all()
     # both parts of a true pair touch unless one was shortened there
-    assert (pairs.second_start[is_next] >= pairs.stop[is_next]).all()
+    assert (start[is_next, 1] >= stop[is_next, 0]).all()
     assert 0.3 < is_next.mean() < 0.55
 
 
@@ -107,6 +93,9 @@ CONFIGS = [
     SequenceConfig(length=32, micro_tokens=128, layout="padded"),
     SequenceConfig(length=32, micro_tokens=128, cut="sentence_pairs"),
     SequenceConfig(length=32, micro_tokens=96, cut="sentence_pairs", layout="padded"),
+    SequenceConfig(length=32, micro_tokens=128, cut="segments"),
+    SequenceConfig(length=32, micro_tokens=128, cut="segments", layout="padded"),
+    SequenceConfig(length=32, micro_tokens=128, cut="convbert_segments"),
 ]
 
 
@@ -116,14 +105,17 @@ def reader_of(folder: Path, config: SequenceConfig, slots: int | None = None) ->
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_processes_share_the_stream(corpus_folder: Path, config: SequenceConfig) -> None:
-    plan, _ = reader_of(corpus_folder, config)
-    whole = [batch.sequences.sample.tolist() for batch in islice(plan.from_cursor(Cursor()), 60)]
-    parts = [
-        [batch.sequences.sample.tolist() for batch in islice(plan.from_cursor(Cursor(), skip=rank, every=3), 20)]
-        for rank in range(3)
-    ]
-    assert [parts[index % 3][index // 3] for index in range(60)] == whole
+def test_processes_together_read_what_one_reads(corpus_folder: Path, config: SequenceConfig) -> None:
+    plan, reader = reader_of(corpus_folder, config)
+    whole = [reader[item] for item in islice(plan.from_cursor(Cursor()), 60)]
+    # each process has a plan of its own
+    streams = [reader_of(corpus_folder, config)[0].from_cursor(Cursor(), skip=rank, every=3) for rank in range(3)]
+    for number, expected in enumerate(whole):
+        got = reader[next(streams[number % 3])]
+        assert got.cursor == expected.cursor
+        for name in ("tokens", "sample", "types", "is_next"):
+            mine, theirs = getattr(got.batch, name), getattr(expected.batch, name)
+            assert (mine is None and theirs is None) or torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -152,17 +144,22 @@ def test_batches_hold_the_text_between_special_tokens(corpus_folder: Path, confi
         batch = reader[item].batch
         rows, layout = batch.layout.pad(batch.tokens)
         assert batch.real_tokens == int(item.sequences.lengths.sum())
-        for index in range(len(item.sequences.sample)):
-            s = item.sequences
-            expected = [2, *corpus.read(int(s.document[index]), int(s.start[index]), int(s.stop[index])).tolist(), 3]
-            if s.second_document is not None:
-                second = corpus.read(
-                    int(s.second_document[index]), int(s.second_start[index]), int(s.second_stop[index])
-                )
-                types = [0] * len(expected) + [1] * (len(second) + 1)
-                expected += [*second.tolist(), 3]
-                assert batch.layout.pad(batch.types)[0][index, : len(expected)].tolist() == types
+        s = item.sequences
+        for index in range(len(s)):
+            segments: list[list[int]] = [[], []]
+            for run in range(s.offsets[index], s.offsets[index + 1]):
+                text = corpus.read(int(s.document[run]), int(s.start[run]), int(s.stop[run]))
+                segments[int(s.is_second[run])] += text.tolist()
+            expected, types = [2, *segments[0], 3], [0] * (len(segments[0]) + 2)
+            if segments[1]:
+                expected, types = [*expected, *segments[1], 3], [*types, *([1] * (len(segments[1]) + 1))]
             assert rows[index][layout.is_token[index]].tolist() == expected
+            if config.cut == "pieces":
+                assert batch.types is None
+            else:
+                assert batch.layout.pad(batch.types)[0][index, : len(types)].tolist() == types
+        if batch.types is not None:
+            assert not batch.types[~batch.is_real].any()
 
 
 def test_fixed_shapes(corpus_folder: Path) -> None:

@@ -1,0 +1,37 @@
+"""Masking on a GPU: the same choice as on the CPU, and the host never waits for it."""
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.batches.batch import TokenBatch
+from bertsmith.batches.corruption import MaskingConfig, Vocabulary, corrupt
+from bertsmith.batches.layout import SequenceLayout
+
+pytestmark = pytest.mark.gpu
+
+RULES = [MaskingConfig(unit=unit, draw=draw) for draw in ("exact", "windows") for unit in ("token", "word", "ngram")]
+RULES.append(MaskingConfig(draw="with_replacement"))
+
+
+@pytest.mark.parametrize("masking", RULES, ids=lambda masking: f"{masking.draw}-{masking.unit}")
+def test_a_gpu_masks_alike_without_a_wait(masking: MaskingConfig) -> None:
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(3, 129, size=200)
+    starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])).int()
+    tokens = torch.from_numpy(draw.integers(5, 60, size=int(lengths.sum())))
+    tokens[starts[:-1].long()] = 1
+    batch = TokenBatch(tokens, SequenceLayout.packed(starts, 128), torch.arange(200), len(tokens))
+    ids = torch.arange(60)
+    table = Vocabulary(60, 3, ids < 5, ids < 40)
+    expected = corrupt(batch, 7, masking, table)
+    there, table = batch.to("cuda"), table.to("cuda")
+    corrupt(there, 7, masking, table)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = corrupt(there, 7, masking, table)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for name in ("tokens", "places", "targets"):
+        assert torch.equal(getattr(got, name).cpu(), getattr(expected, name)), name

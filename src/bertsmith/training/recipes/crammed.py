@@ -5,6 +5,7 @@ from bertsmith.training.recipes.parts import Recipe, Table, named, without
 CRAMMED_ALL: Table = {
     "model.overrides.dropout": 0.0,
     "sequences.length": 128,
+    "phases": [{"begin": 0.9, "length": 512}],
     "objective.kind": "masked_lm",
     "batch.ramp": 0.5,
     "optimizer.betas": [0.9, 0.98],
@@ -59,7 +60,7 @@ _FEWER: Table = {"objective.masking.rate": 0.2}
 # scores over 128,000 tokens take room
 _LESS_ROOM: Table = {"sequences.micro_tokens": 16384}
 # less than its 256 features is nothing to save with
-_LONG: Table = {"sequences.length": 512}
+_LONG: Table = {"sequences.length": 512, "phases": []}
 
 
 def _still(preset: str) -> Table:

@@ -4,7 +4,7 @@ from bertsmith.training.recipes.crammed import CRAMMED_ALL
 from bertsmith.training.recipes.parts import Recipe, Table, named, without
 
 _MODERN: Table = {
-    **without(CRAMMED_ALL, "model.overrides."),
+    **without(CRAMMED_ALL, "model.overrides.", "phases"),
     "sequences.length": 512,
     "objective.masking.rate": 0.3,
     "batch.ramp_from": 131072,

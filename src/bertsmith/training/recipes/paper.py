@@ -21,6 +21,7 @@ _BERT: Table = {
     **batch(256, 128, micro=32768),
     **steps(1_000_000, warmup=10_000),
     "sequences.cut": "sentence_pairs",
+    "phases": [{"begin": 0.9, "length": 512, "batch_tokens": 256 * 512}],
     "objective.kind": "masked_lm",
     "objective.next_sentence": True,
     **masking(0.15),
@@ -34,8 +35,10 @@ _ELECTRA: Table = {
     **steps(1_000_000, warmup=10_000),
     "objective.kind": "replaced_tokens",
     "objective.weight": 50.0,
+    "sequences.cut": "segments",
     **masking(0.15, mask=0.85, random=0.0),
-    "generator.width": 0.25,
+    "objective.masking.draw": "with_replacement",
+    "objective.masking.most": 19,
     "generator.sharing": "full",
     "optimizer.learning_rate": 5e-4,
     "optimizer.bias_correction": False,
@@ -43,24 +46,25 @@ _ELECTRA: Table = {
 }
 _ELECTRA_BASE: Table = {
     **batch(256, 512, micro=32768),
+    "objective.masking.most": 79,
     **steps(766_000, warmup=10_000),
-    "generator.width": 1 / 3,
     "optimizer.learning_rate": 2e-4,
 }
 _ELECTRA_LARGE: Table = {
     **batch(2048, 512, micro=16384),
     **steps(400_000, warmup=10_000),
     "objective.masking.rate": 0.25,
+    "objective.masking.most": 130,
     "optimizer.learning_rate": 2e-4,
 }
-_CONVBERT: Table = without(_ELECTRA, "generator.width")
 _NGRAMS: Table = {**masking(0.15, unit="ngram"), "objective.masking.longest_ngram": 3}
+_WINDOWS: Table = {**_NGRAMS, "objective.masking.draw": "windows", "objective.masking.most": 80}
 _DEBERTA: Table = {
     **_PAPER,
     **batch(2048, 512, micro=16384),
     **steps(1_000_000, warmup=10_000),
     "objective.kind": "masked_lm",
-    **_NGRAMS,
+    **_WINDOWS,
     "optimizer.learning_rate": 2e-4,
 }
 _DEBERTA_LARGE: Table = {"sequences.micro_tokens": 8192}
@@ -80,6 +84,7 @@ _DEBERTA_V3: Table = {
 _ALBERT: Table = {**_NO_PAIRS, **_NGRAMS}
 _PERFORMER: Table = {
     **_NO_PAIRS,
+    "phases": [],
     **batch(64, 512, micro=32768),
     "optimizer.learning_rate": 1e-3,
     "optimizer.betas": [0.9, 0.98],
@@ -116,7 +121,7 @@ PAPER: dict[str, Recipe] = {
     ),
     **named(
         "Jiang et al. 2020, their code",
-        _CONVBERT,
+        _ELECTRA,
         convbert_small={"optimizer.learning_rate": 3e-4, **_generator("convbert-small-generator")},
         convbert_medium_small={"optimizer.learning_rate": 5e-4, **_generator("convbert-medium-small-generator")},
         convbert_base={

@@ -16,6 +16,7 @@ from bertsmith.layers.feedforward import FeedForward
 from bertsmith.layers.halting import Pondering
 from bertsmith.layers.mixers import Mixer
 from bertsmith.layers.relative import RelativeTable
+from bertsmith.layers.rotary import turns_by_place
 from bertsmith.layers.subnet import LayerCut, Subnet, is_even
 from bertsmith.ops.dispatch import check_backend
 
@@ -59,7 +60,7 @@ class Encoder(nn.Module):
 
         Shape: tokens and types (batch, length), or (tokens,) when packed; the result has one more axis, the width.
         """
-        call = self.call(layout, backend, memory)
+        call = self.call(tokens, layout, backend, memory)
         hidden = self.embedding(tokens, layout, types, table)
         hidden, _ = self._through(self.kept(call, subnet), hidden)
         return self.final_norm(hidden)
@@ -76,7 +77,7 @@ class Encoder(nn.Module):
     ) -> Encoded:
         """The last states with what else there is to know of the way to them, for objectives."""
         hidden = self.embedding(tokens, layout, types, table)
-        hidden, pondering = self._through(self.kept(self.call(layout, backend), subnet), hidden)
+        hidden, pondering = self._through(self.kept(self.call(tokens, layout, backend), subnet), hidden)
         return Encoded(self.final_norm(hidden), pondering)
 
     def before_last(
@@ -90,7 +91,7 @@ class Encoder(nn.Module):
         table: Tensor | None = None,
     ) -> tuple[Tensor, Block, ForwardPass]:
         """The states that enter the last kept block, that block, and the call that is meant for it."""
-        *before, last = self.kept(self.call(layout, backend), subnet)
+        *before, last = self.kept(self.call(tokens, layout, backend), subnet)
         hidden, _ = self._through(before, self.embedding(tokens, layout, types, table))
         return hidden, *last
 
@@ -99,7 +100,7 @@ class Encoder(nn.Module):
     ) -> list[Tensor]:
         """What enters every kept block, and what leaves the last one, before the final norm."""
         states: list[Tensor] = []
-        self._through(self.kept(self.call(layout), subnet), self.embedding(tokens, layout, types), states)
+        self._through(self.kept(self.call(tokens, layout), subnet), self.embedding(tokens, layout, types), states)
         return states
 
     def attention_maps(
@@ -115,17 +116,23 @@ class Encoder(nn.Module):
 
         A decoder's cross mixers add maps whose names begin with "cross_" and whose last axis is the memory's length.
         """
-        call = self.call(layout, memory=memory)
+        call = self.call(tokens, layout, memory=memory)
         states: list[Tensor] = []
         self._through(self.kept(call), self.embedding(tokens, layout, types, table), states)
         return [block.maps(hidden, call) for block, hidden in zip(self._blocks(), states, strict=False)]
 
-    def call(self, layout: SequenceLayout, backend: str = "auto", memory: Memory | None = None) -> ForwardPass:
-        """The record of one call of this encoder's blocks; a backend that none of their ops has is refused."""
-        mixers = (mixer for block in self._blocks() for mixer in (block.mixer, block.cross) if mixer is not None)
+    def call(
+        self, tokens: Tensor, layout: SequenceLayout, backend: str = "auto", memory: Memory | None = None
+    ) -> ForwardPass:
+        """The record of one call of this encoder's blocks; a backend that none of their ops has is refused.
+
+        `tokens` is any tensor that lies in the layout.
+        """
+        mixers = [mixer for block in self._blocks() for mixer in (block.mixer, block.cross) if mixer is not None]
         check_backend((forms for mixer in mixers for forms in mixer.forms), backend)
         relative = None if self.relative is None else self.relative()
-        return ForwardPass(layout, backend=backend, relative_positions=relative, memory=memory)
+        turns = turns_by_place((mixer.rotary for mixer in mixers), tokens, layout)
+        return ForwardPass(layout, backend=backend, relative_positions=relative, turns=turns, memory=memory)
 
     def kept(self, call: ForwardPass, subnet: Subnet | None = None) -> list[tuple[Block, ForwardPass]]:
         """The blocks a sub-network keeps, each with the call that is meant for it."""

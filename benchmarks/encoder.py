@@ -215,7 +215,7 @@ def _print_mixed(rows: list[dict]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    families = ["bert", "convbert", "deberta", "deberta-v3", "electra", "performer"]
+    families = ["bert", "convbert", "deberta", "deberta-v3", "electra", "modern", "performer"]
     parser.add_argument("--family", default="bert", choices=families)
     parser.add_argument("--size", default="base", choices=SIZES)
     parser.add_argument("--lengths", default=[128, 512, 2048], type=lambda text: [int(n) for n in text.split(",")])

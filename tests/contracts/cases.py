@@ -18,6 +18,7 @@ from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.norm import NormConfig
 from bertsmith.layers.relative import RelativeConfig
+from bertsmith.layers.rotary import turns_by_place
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
@@ -39,11 +40,18 @@ TINY = {
     "embedding_width": 12,
     "span": 6,
     "farthest": 9,
+    "window": 3,
 }
 
 MIXER_CASES: dict[str, MixerConfig] = {
     "full": FullConfig(heads=HEADS, dropout=0.0),
     "full causal": FullConfig(heads=HEADS, dropout=0.0, is_causal=True),
+    "full rotary": FullConfig(heads=HEADS, dropout=0.0, rotary=100.0, has_bias=False),
+    "full in a window": FullConfig(heads=HEADS, dropout=0.0, window=2),
+    "full rotary in a window, causal": FullConfig(heads=HEADS, dropout=0.0, rotary=100.0, window=3, is_causal=True),
+    "full rotary with wider values": FullConfig(
+        heads=HEADS, head_width=4, value_width=7, dropout=0.0, rotary=10.0, has_bias=False
+    ),
     "full with wider values": FullConfig(heads=HEADS, head_width=3, value_width=7, dropout=0.0),
     "dynamic_conv": DynamicConvConfig(heads=HEADS, dropout=0.0),
     "dynamic_conv fixed": DynamicConvConfig(heads=HEADS, taps=3, kernel_from="fixed", dropout=0.0),
@@ -79,16 +87,19 @@ MIXER_CASES |= {
     "disentangled c2p": DISENTANGLED.model_copy(update={"position_to_content": False}),
     "disentangled p2c": DISENTANGLED.model_copy(update={"content_to_position": False, "shares_projections": False}),
 }
+ROTARIES = [config.build(WIDTH).rotary for config in MIXER_CASES.values()]
 CAUSAL_CASES = [name for name, config in MIXER_CASES.items() if config.is_causal]
 MEMORY_CASES = [name for name, config in MIXER_CASES.items() if config.reads_memory and not config.is_causal]
 
 
 def forward_pass(layout: SequenceLayout, cut: LayerCut | None = None, memory: Memory | None = None) -> ForwardPass:
-    """A call as an encoder makes it, with a relative table for those who read one."""
+    """A call as an encoder makes it, with a relative table and turns for those who read them."""
     table = RelativeConfig(span=8, farthest=10).build(WIDTH).double()
     with torch.no_grad():
         table.table.copy_(torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
-    return ForwardPass(layout, cut, relative_positions=table(), memory=memory)
+    tokens = torch.empty(layout.batch if layout.starts is None else int(layout.starts[-1]))
+    turns = turns_by_place(ROTARIES, tokens, layout)
+    return ForwardPass(layout, cut, relative_positions=table(), turns=turns, memory=memory)
 
 
 def tiny_model(name: str, seed: int = 0) -> Model:
@@ -112,6 +123,14 @@ def _pre_norm(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"encoder": encoder.model_copy(update=changes)})
 
 
+def _gated(config: ModelConfig) -> ModelConfig:
+    """The same network with gated feed-forwards and RMS norms, their biases and all."""
+    encoder, norm = config.encoder, NormConfig(kind="rms")
+    feedforward = encoder.layers[0].feedforward.changed(is_gated=True, activation="silu")
+    layers = tuple(layer.changed(norm=norm, feedforward=feedforward) for layer in encoder.layers)
+    return config.changed(encoder=encoder.changed(layers=layers, embedding=encoder.embedding.changed(norm="rms")))
+
+
 def _shares(sharing: str) -> Callable[[ModelConfig], ModelConfig]:
     """The same network with parts that all layers share."""
     return lambda config: config.model_copy(update={"encoder": config.encoder.model_copy(update={"sharing": sharing})})
@@ -119,6 +138,7 @@ def _shares(sharing: str) -> Callable[[ModelConfig], ModelConfig]:
 
 VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     "pre-norm": _pre_norm,
+    "gated, rms": _gated,
     "sharing mixers": _shares("mixer"),
     "sharing feed-forwards": _shares("feedforward"),
 }
@@ -214,6 +234,7 @@ def _depthwise(**options: bool) -> OpCase:
 
 OP_CASES: dict[str, OpCase] = {
     "attention": OpCase(attention.attention, attention.FORMS, _attended),
+    "attention in a window": OpCase(partial(attention.attention, window=2), attention.FORMS, _attended),
     "attention with wider values": OpCase(
         attention.attention, attention.FORMS, lambda shape: [*_attended(shape)[:2], _numbers(*shape, 3, 5)]
     ),

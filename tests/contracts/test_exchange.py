@@ -65,6 +65,18 @@ CHANGES: dict[str, Callable[[Stack], Any]] = {
     "another dropout": lambda stack: stack["layers"][0].update(dropout=0.5),
     "longer": lambda stack: stack["embedding"].update(longest=20),
     "relative positions": lambda stack: stack.update(relative={"span": 5}),
+    "rotary": _every_layer(lambda layer: layer["mixer"].update(rotary=100.0)),
+    "another window": lambda stack: stack["layers"][1]["mixer"].update(window=5),
+    "gated": lambda stack: stack["layers"][1]["feedforward"].update(is_gated=True),
+    "not gated": lambda stack: stack["layers"][1]["feedforward"].update(is_gated=False),
+    "no biases in a mixer": lambda stack: stack["layers"][1]["mixer"].update(has_bias=False),
+    "no biases in a feed-forward": lambda stack: stack["layers"][1]["feedforward"].update(has_bias=False),
+    "no biases in a norm": lambda stack: stack["layers"][1]["norm"].update(has_bias=False),
+    "no biases in the embedding": lambda stack: stack["embedding"].update(has_bias=False),
+    "no norm of a mixer": lambda stack: stack["layers"][1].update(has_mixer_norm=False),
+    "an rms norm": lambda stack: stack["layers"][1]["norm"].update(kind="rms"),
+    "an rms norm of the embedding": lambda stack: stack["embedding"].update(norm="rms"),
+    "other fresh weights": lambda stack: stack.update(scales_outputs=True),
 }
 SURVIVES = {
     "nothing": set(TWINS),
@@ -73,14 +85,22 @@ SURVIVES = {
     "sharing all": {"albert"},
     "a first branch": {"deberta-v2"},
     "groups": {"convbert"},
-    "no types": {"deberta", "deberta-v2", "marian"},
+    "no types": {"deberta", "deberta-v2", "marian", "modernbert"},
     "no norm": {"marian"},
-    "no positions": {"deberta", "deberta-v2"},
+    "no positions": {"deberta", "deberta-v2", "modernbert"},
+    "pre-norm": {"modernbert"},
+    "rotary": {"modernbert"},
+    "gated": {"modernbert"},
+    **{f"no biases in a {part}": {"modernbert"} for part in ("mixer", "feed-forward", "norm")},
     "a wide embedding": set(TWINS) - {"albert"},
     "a narrow embedding": {"albert", "electra", "convbert"},
     "relative positions": {"deberta", "deberta-v2"},
     "another epsilon": {"marian"},  # of a norm that is not there
     "scaled": {"marian"},
+    "not gated": set(TWINS) - {"modernbert"},
+    "no biases in the embedding": {"marian", "modernbert"},
+    "an rms norm of the embedding": {"marian"},
+    "other fresh weights": set(TWINS),
     "longer": set(TWINS) - {"marian", "deberta", "deberta-v2"},  # whose decoders stay as they are
 }
 

@@ -9,10 +9,11 @@ from bertsmith.ops.attention import attention
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_width", [32, 64, 128])
 @pytest.mark.parametrize("lengths", [[1], [17, 1, 63], [64, 65], [1000, 3], [128] * 8])
-def test_varlen_equals_the_reference(lengths: list[int], head_width: int, is_causal: bool) -> None:
+def test_varlen_equals_the_reference(lengths: list[int], head_width: int, is_causal: bool, window: int | None) -> None:
     layout = packed_layout(lengths, empty=2).to("cuda")
     exact = [torch.randn(sum(lengths), 4, head_width, device="cuda", dtype=torch.float64) for _ in range(3)]
     weight = torch.randn_like(exact[0])
@@ -20,7 +21,7 @@ def test_varlen_equals_the_reference(lengths: list[int], head_width: int, is_cau
     for name, dtype in (("varlen", torch.bfloat16), ("reference", torch.bfloat16), ("truth", torch.float64)):
         tensors = [tensor.to(torch.bfloat16).to(dtype).requires_grad_() for tensor in exact]
         backend = "varlen" if name == "varlen" else "reference"
-        mixed = attention(*tensors, layout, is_causal=is_causal, backend=backend)
+        mixed = attention(*tensors, layout, is_causal=is_causal, window=window, backend=backend)
         gradients = torch.autograd.grad((mixed * weight.to(dtype)).sum(), tensors)
         results[name] = [tensor.double() for tensor in (mixed, *gradients)]
     for fast, rounded, truth in zip(results["varlen"], results["reference"], results["truth"], strict=True):

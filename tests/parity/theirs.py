@@ -35,7 +35,7 @@ def make(kind: type[PreTrainedModel], seed: int, settings: dict) -> PreTrainedMo
     model = kind(kind.config_class(**settings)).double().eval()
     with torch.no_grad():  # fresh biases and norms are 0 and 1, which would hide a mistake
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if tensor.is_floating_point() and (tensor.dim() == 1 or name.endswith("bias")):
+            if tensor.is_floating_point() and "inv_freq" not in name and (tensor.dim() == 1 or name.endswith("bias")):
                 tensor.add_(torch.randn_like(tensor) * 0.2)
     return model
 

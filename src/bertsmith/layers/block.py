@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from bertsmith.errors import InputError
 from bertsmith.layers.branch import ConvolutionBranch
 from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.feedforward import FeedForward
+from bertsmith.layers.grouped import GroupedLinear
 from bertsmith.layers.mixers import Mixer
 from bertsmith.layers.mixers.base import State
 from bertsmith.layers.norm import Norm
@@ -29,7 +31,7 @@ class Block(nn.Module):
         self,
         mixer: Mixer,
         feedforward: FeedForward,
-        mixer_norm: Norm,
+        mixer_norm: nn.Module,
         feedforward_norm: Norm,
         *,
         dropout: float,
@@ -50,6 +52,12 @@ class Block(nn.Module):
     def units(self) -> LayerCut:
         """All the units this layer has."""
         return LayerCut(self.mixer.heads, self.feedforward.neurons, self.feedforward.groups)
+
+    @property
+    def outputs(self) -> list[ElasticLinear | GroupedLinear]:
+        """The layers whose results are added to the stream."""
+        mixers = [self.mixer] if self.cross is None else [self.mixer, self.cross]
+        return [*(mixer.output for mixer in mixers), self.feedforward.contract]
 
     @property
     def crossing(self) -> tuple[Mixer, Norm] | None:
@@ -139,15 +147,15 @@ class Block(nn.Module):
         """The call for the cross mixer, which sees the whole memory even where its own sequence is causal."""
         return replace(call, is_causal=False) if call.is_causal else call
 
-    def _added(self, hidden: Tensor, part: Mixer | FeedForward, norm: Norm, call: ForwardPass) -> Tensor:
+    def _added(self, hidden: Tensor, part: Mixer | FeedForward, norm: nn.Module, call: ForwardPass) -> Tensor:
         """The states with what a part makes of them."""
         return self._joined(hidden, part(self._entering(hidden, norm), call), norm)
 
-    def _entering(self, hidden: Tensor, norm: Norm) -> Tensor:
+    def _entering(self, hidden: Tensor, norm: nn.Module) -> Tensor:
         """What a part gets to see."""
         return norm(hidden) if self.is_pre_norm else hidden
 
-    def _joined(self, hidden: Tensor, news: Tensor, norm: Norm) -> Tensor:
+    def _joined(self, hidden: Tensor, news: Tensor, norm: nn.Module) -> Tensor:
         """The residual sum after a part."""
         summed = hidden + self.dropout(news)
         return summed if self.is_pre_norm else norm(summed)

@@ -1,10 +1,12 @@
 """What one call of the encoder shares with all its parts."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
+from bertsmith.layers.rotary import Rotary, Turns
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops.disentangled.positions import RelativePositions
 
@@ -32,6 +34,8 @@ class ForwardPass:
     """The form that was asked for; ops that have none of this name run "auto" (ops/dispatch.py)."""
     relative_positions: RelativePositions | None = None
     """The encoder's relative table and its indices, for mixers that read it."""
+    turns: Mapping[Rotary, Turns] = field(default_factory=dict)
+    """How far every token is turned, for mixers with rotary positions."""
     memory: Memory | None = None
     """What the queries look at; None for their own sequence."""
     is_causal: bool = False

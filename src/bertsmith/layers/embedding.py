@@ -10,7 +10,7 @@ from torch.nn.functional import embedding
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.layers.norm import Norm
+from bertsmith.layers.norm import Norm, NormKind
 from bertsmith.layers.positions import POSITIONS
 from bertsmith.settings import Record
 
@@ -36,8 +36,12 @@ class EmbeddingConfig(Record):
     """Where the token vectors come from: a table of its own; the encoder's, for a decoder; or the generator's, to which
     its own is added, for an encoder in training whose generator must not learn from it (models/generator.py)."""
     has_norm: bool = True
+    norm: NormKind = "layer"
+    """The kind of the norm."""
     epsilon: float = Field(default=1e-12, gt=0)
     """Of the norm."""
+    has_bias: bool = True
+    """Of the norm and of the layer that widens."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
 
     def build(self, vocabulary: int, width: int) -> "Embedding":
@@ -58,9 +62,10 @@ class Embedding(nn.Module):
         self.token_factor = None if config.rank is None else nn.Parameter(torch.empty(config.rank, inner))
         self.position = None if config.positions == "none" else POSITIONS[config.positions](config.longest, inner)
         self.type_table = nn.Parameter(torch.empty(config.types, inner)) if config.types else None
-        self.norm = Norm(inner, config.epsilon) if config.has_norm else nn.Identity()
+        norm = Norm(inner, config.epsilon, config.norm, has_bias=config.has_bias)
+        self.norm = norm if config.has_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
-        self.widen = ElasticLinear(inner, width) if inner != width else nn.Identity()
+        self.widen = ElasticLinear(inner, width, bias=config.has_bias) if inner != width else nn.Identity()
 
     def forward(
         self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, table: Tensor | None = None

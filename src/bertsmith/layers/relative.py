@@ -61,6 +61,6 @@ class RelativeTable(nn.Module):
         if norm is None:
             return RelativePositions(self.table, self.slots)
         # one tensor for many calls, by which the mixers know that their projections of it still hold
-        sources = [self.table, norm.weight, norm.bias]
+        sources = [self.table, *norm.parameters()]
         vectors = self.remembered(sources, autocast_dtype(self.table), lambda: norm(self.table))
         return RelativePositions(vectors, self.slots)

@@ -26,6 +26,7 @@ def build(config: ModelConfig, *, seed: int | None = None) -> Model:
         initialise(model.decoder, decoder.deviation, generator)
     if model.generator is not None and config.generator is not None:
         initialise(model.generator, config.generator.model.encoder.deviation, generator)
+    scale_outputs(model)
     return model
 
 
@@ -68,6 +69,21 @@ def initialise(model: nn.Module, deviation: float, generator: torch.Generator | 
         own = getattr(module, "initialise", None)
         if callable(own):
             own(deviation, generator)
+
+
+@torch.no_grad()
+def scale_outputs(model: Model) -> None:
+    """Divides the weights of what adds to the stream by the root of its number, in stacks whose config says so."""
+    stacks = [(model.encoder, model.config.encoder)]
+    if isinstance(model, Seq2Seq) and model.config.decoder is not None:
+        stacks.append((model.decoder, model.config.decoder))
+    for stack, config in stacks:
+        if config.scales_outputs:
+            outputs = [output for block in stack._blocks() for output in block.outputs]
+            for output in dict.fromkeys(outputs):  # a shared one counts in every layer and is scaled once
+                output.weight.div_(len(outputs) ** 0.5)
+    if model.generator is not None:
+        scale_outputs(model.generator)
 
 
 def rebuild(model: Model, config: ModelConfig, *, seed: int = 0) -> Model:
@@ -134,7 +150,7 @@ def _blocks(config: EncoderConfig) -> list[Block]:
 def _block(layer: LayerConfig, width: int, mixing: Block | None = None, feeding: Block | None = None) -> Block:
     """A layer of its own, but for its mixers or its feed-forward, which are those of another where one is given."""
     if mixing is None:
-        mixer, mixer_norm = layer.mixer.build(width), layer.norm.build(width)
+        mixer, mixer_norm = layer.mixer.build(width), _mixer_norm(layer, width)
         cross = None if layer.cross is None else (layer.cross.build(width), layer.norm.build(width))
     else:
         mixer, mixer_norm, cross = mixing.mixer, mixing.mixer_norm, mixing.crossing
@@ -156,6 +172,10 @@ def _block(layer: LayerConfig, width: int, mixing: Block | None = None, feeding:
         cross=cross,
         branch=branch,
     )
+
+
+def _mixer_norm(layer: LayerConfig, width: int) -> nn.Module:
+    return layer.norm.build(width) if layer.has_mixer_norm else nn.Identity()
 
 
 def _cut_config(config: EncoderConfig, stack: Encoder, subnet: Subnet) -> EncoderConfig:

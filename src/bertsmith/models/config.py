@@ -21,6 +21,9 @@ class LayerConfig(Record):
     mixer: AnyMixer
     feedforward: FeedForwardConfig
     norm: NormConfig = NormConfig()
+    has_mixer_norm: bool = True
+    """The norm of the mixer; without it only the feed-forward has one, as in the first layer of ModernBERT, which
+    stands right after the embedding's norm."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """On the output of mixer and feed-forward, before the residual sum."""
     cross: AnyMixer | None = None
@@ -58,6 +61,9 @@ class EncoderConfig(Record):
     """Take the layers as steps of a Universal Transformer; the paper's has `sharing = "all"`, too."""
     deviation: float = Field(default=0.02, gt=0)
     """Standard deviation of fresh weights, drawn from a normal cut off at two deviations."""
+    scales_outputs: bool = False
+    """Divide the fresh weights of all layers that add to the stream by the root of their number, so that its size does
+    not grow with the depth; for pre-norm encoders."""
 
     @model_validator(mode="after")
     def _check_layers(self) -> "EncoderConfig":
@@ -86,6 +92,7 @@ class EncoderConfig(Record):
             "branch": self.sharing == "all",
             "cross": self.shares_mixer,
             "feedforward": self.shares_feedforward,
+            "has_mixer_norm": self.shares_mixer,
             "mixer": self.shares_mixer,
             "norm": self.sharing != "none",
         }
@@ -175,7 +182,7 @@ class ModelConfig(Record):
             "embedding width": (self.encoder.embedding_width, other.embedding_width),
         }
         if generator.sharing == "full":
-            for name in ("positions", "longest", "types", "has_norm", "epsilon"):
+            for name in ("positions", "longest", "types", "has_norm", "norm", "epsilon", "has_bias"):
                 pairs[f"embedding.{name}"] = (getattr(embedding, name), getattr(other.embedding, name))
         for name, (own, others) in pairs.items():
             if own != others:

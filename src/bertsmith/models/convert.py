@@ -58,5 +58,10 @@ def _converted(mixer: MixerConfig, to: str, settings: dict[str, Any]) -> MixerCo
     """The config of the other kind with all that both kinds have; one that is of neither kind, or of this, stays."""
     if not isinstance(mixer, FavorConfig | FullConfig) or mixer.kind == to:
         return mixer
+    if isinstance(mixer, FullConfig):
+        for name, field in FullConfig.model_fields.items():
+            value = getattr(mixer, name)
+            if name not in _KEPT and value != field.default:
+                raise InputError(f"{name} is {value}, which {to} has not; allowed: {field.default}")
     kept = {name: value for name, value in mixer.plain().items() if name in _KEPT}
     return _KINDS[to](kind=to, heads=mixer.heads).changed(**kept, **settings)

@@ -49,7 +49,7 @@ class Steps:
     ) -> None:
         self.stack, self.score, self.table = stack, score, table
         self.rows, self.place = memory.layout.batch, 0
-        call = stack.call(SequenceLayout.full(self.rows, 1), backend, memory)
+        call = stack.call(memory.states, SequenceLayout.full(self.rows, 1), backend, memory)
         self.blocks = stack.kept(call, subnet)
         self.states = [block.start(call) for block, call in self.blocks]
 

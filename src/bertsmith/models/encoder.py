@@ -16,6 +16,7 @@ from bertsmith.layers.feedforward import FeedForward
 from bertsmith.layers.halting import Pondering
 from bertsmith.layers.mixers import Mixer
 from bertsmith.layers.relative import RelativeTable
+from bertsmith.layers.rotary import turns_by_place
 from bertsmith.layers.subnet import LayerCut, Subnet, is_even
 from bertsmith.ops.dispatch import check_backend
 
@@ -62,7 +63,7 @@ class Encoder(nn.Module):
 
         Shape: tokens and types (batch, length), or (tokens,) when packed; the result has one more axis, the width.
         """
-        call = self.call(layout, backend, memory, is_causal=is_causal)
+        call = self.call(tokens, layout, backend, memory, is_causal=is_causal)
         hidden = self.embedding(tokens, layout, types, table)
         hidden, _ = self._through(self.kept(call, subnet), hidden)
         return self.final_norm(hidden)
@@ -80,7 +81,7 @@ class Encoder(nn.Module):
     ) -> Encoded:
         """The last states with what else there is to know of the way to them, for objectives."""
         hidden = self.embedding(tokens, layout, types, table)
-        call = self.call(layout, backend, is_causal=is_causal)
+        call = self.call(tokens, layout, backend, is_causal=is_causal)
         hidden, pondering = self._through(self.kept(call, subnet), hidden)
         return Encoded(self.final_norm(hidden), pondering)
 
@@ -96,7 +97,7 @@ class Encoder(nn.Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, Block, ForwardPass]:
         """The states that enter the last kept block, that block, and the call that is meant for it."""
-        *before, last = self.kept(self.call(layout, backend, is_causal=is_causal), subnet)
+        *before, last = self.kept(self.call(tokens, layout, backend, is_causal=is_causal), subnet)
         hidden, _ = self._through(before, self.embedding(tokens, layout, types, table))
         return hidden, *last
 
@@ -105,7 +106,7 @@ class Encoder(nn.Module):
     ) -> list[Tensor]:
         """What enters every kept block, and what leaves the last one, before the final norm."""
         states: list[Tensor] = []
-        self._through(self.kept(self.call(layout), subnet), self.embedding(tokens, layout, types), states)
+        self._through(self.kept(self.call(tokens, layout), subnet), self.embedding(tokens, layout, types), states)
         return states
 
     def attention_maps(
@@ -121,24 +122,31 @@ class Encoder(nn.Module):
 
         A decoder's cross mixers add maps whose names begin with "cross_" and whose last axis is the memory's length.
         """
-        call = self.call(layout, memory=memory)
+        call = self.call(tokens, layout, memory=memory)
         states: list[Tensor] = []
         self._through(self.kept(call), self.embedding(tokens, layout, types, table), states)
         return [block.maps(hidden, call) for block, hidden in zip(self._blocks(), states, strict=False)]
 
     def call(
         self,
+        tokens: Tensor,
         layout: SequenceLayout,
         backend: str = "auto",
         memory: Memory | None = None,
         *,
         is_causal: bool = False,
     ) -> ForwardPass:
-        """The record of one call of this encoder's blocks; a backend that none of their ops has is refused."""
-        mixers = (mixer for block in self._blocks() for mixer in (block.mixer, block.cross) if mixer is not None)
+        """The record of one call of this encoder's blocks; a backend that none of their ops has is refused.
+
+        `tokens` is any tensor that lies in the layout.
+        """
+        mixers = [mixer for block in self._blocks() for mixer in (block.mixer, block.cross) if mixer is not None]
         check_backend((forms for mixer in mixers for forms in mixer.forms), backend)
         relative = None if self.relative is None else self.relative()
-        return ForwardPass(layout, backend=backend, relative_positions=relative, memory=memory, is_causal=is_causal)
+        turns = turns_by_place((mixer.rotary for mixer in mixers), tokens, layout)
+        return ForwardPass(
+            layout, backend=backend, relative_positions=relative, turns=turns, memory=memory, is_causal=is_causal
+        )
 
     def kept(self, call: ForwardPass, subnet: Subnet | None = None) -> list[tuple[Block, ForwardPass]]:
         """The blocks a sub-network keeps, each with the call that is meant for it."""

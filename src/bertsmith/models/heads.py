@@ -32,9 +32,11 @@ class MaskedTokensConfig(HeadConfig):
     kind: Literal["masked_tokens"] = "masked_tokens"
     activation: Activation = "gelu"
     epsilon: float = Field(default=1e-12, gt=0)
+    has_bias: bool = True
+    """Of the layer before the vocabulary and of its norm; every token's score has one in any case."""
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "MaskedTokens":
-        return MaskedTokens(width, embedding_width, vocabulary, self.activation, self.epsilon)
+        return MaskedTokens(width, embedding_width, vocabulary, self.activation, self.epsilon, has_bias=self.has_bias)
 
 
 class PoolerConfig(HeadConfig):
@@ -108,11 +110,20 @@ AnyHead = Annotated[HeadConfig, ByKind(HEADS)]
 class MaskedTokens(nn.Module):
     """Transform, then the product with the embedding table, which the caller hands in: the weights are tied by use."""
 
-    def __init__(self, width: int, embedding_width: int, vocabulary: int, activation: Activation, epsilon: float):
+    def __init__(
+        self,
+        width: int,
+        embedding_width: int,
+        vocabulary: int,
+        activation: Activation,
+        epsilon: float,
+        *,
+        has_bias: bool,
+    ) -> None:
         super().__init__()
         self.activation = activation
-        self.transform = ElasticLinear(width, embedding_width)
-        self.norm = Norm(embedding_width, epsilon)
+        self.transform = ElasticLinear(width, embedding_width, bias=has_bias)
+        self.norm = Norm(embedding_width, epsilon, has_bias=has_bias)
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def forward(self, hidden: Tensor, table: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from bertsmith.models.sizes import (
     DebertaSize,
     DynamicConvSize,
     FactorisedSize,
+    ModernSize,
     PerformerSize,
     Size,
     TransformerSize,
@@ -167,3 +168,17 @@ def performer(size: PerformerSize) -> ModelConfig:
     encoder = size.encoder(size.embedding(), *[size.layer(mixer)] * size.layers)
     heads = (MaskedTokensConfig(), PoolerConfig(), NextSentenceConfig())
     return ModelConfig(family="performer", encoder=encoder, heads=heads)
+
+
+def modern(size: ModernSize) -> ModelConfig:
+    """Warner et al. 2024: pre-norm, places by turns, gated feed-forwards, no biases, attention mostly local."""
+    everywhere = FullConfig(heads=size.heads, dropout=size.dropout, rotary=160_000.0, has_bias=False)
+    nearby = everywhere.changed(rotary=10_000.0, window=size.window)
+    norm = NormConfig(placement="pre", kind=size.norm, epsilon=1e-5, has_bias=False)
+    gated = FeedForwardConfig(neurons=size.neurons, activation=size.activation, is_gated=True, has_bias=False)
+    first = size.layer(everywhere, feedforward=gated, norm=norm, has_mixer_norm=False)
+    far, near = first.changed(has_mixer_norm=True), first.changed(has_mixer_norm=True, mixer=nearby)
+    rest = [near if index % size.global_every else far for index in range(1, size.layers)]
+    embedding = size.embedding(positions="none", types=0, norm=size.norm, epsilon=1e-5, has_bias=False)
+    encoder = size.encoder(embedding, first, *rest, final_norm=norm, scales_outputs=True)
+    return ModelConfig(family="modern", encoder=encoder, heads=(MaskedTokensConfig(epsilon=1e-5, has_bias=False),))

@@ -19,6 +19,7 @@ from bertsmith.models.presets import (
     dynamic_conv,
     electra,
     electra_generator,
+    modern,
     performer,
     transformer,
     universal,
@@ -30,6 +31,7 @@ from bertsmith.models.sizes import (
     DebertaSize,
     DynamicConvSize,
     FactorisedSize,
+    ModernSize,
     PerformerSize,
     Size,
     TransformerSize,
@@ -97,6 +99,10 @@ PRESETS: dict[str, tuple[Callable[[Any], ModelConfig], Size]] = {
     "albert-large": (albert, AlbertSize(width=1024, layers=24, heads=16)),
     "albert-xlarge": (albert, AlbertSize(width=2048, layers=24, heads=16)),
     "albert-xxlarge": (albert, AlbertSize(width=4096, layers=12, heads=64)),
+    "modern-small": (modern, ModernSize(width=384, layers=12, heads=6, neurons=576)),  # a size of ours
+    # ModernBERT's shapes; its own vocabulary has 50,368 entries
+    "modern-base": (modern, ModernSize(width=768, layers=22, heads=12, neurons=1152)),
+    "modern-large": (modern, ModernSize(width=1024, layers=28, heads=16, neurons=2624)),
     "universal-base": (universal, UniversalSize(width=768, layers=12, heads=12)),  # a size of ours
     "performer-small": (performer, PerformerSize(width=512, layers=4, heads=8)),
     "performer-base": (performer, PerformerSize(width=768, layers=12, heads=12)),

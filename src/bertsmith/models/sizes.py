@@ -4,9 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from bertsmith.layers.activation import Activation
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import MixerConfig
+from bertsmith.layers.norm import NormKind
 from bertsmith.models.config import EncoderConfig, LayerConfig
 from bertsmith.ops.favor import FeatureMapName
 from bertsmith.settings import Record
@@ -121,3 +123,18 @@ class PerformerSize(Size):
     features: int = Field(default=256, ge=0)
     feature_map: FeatureMapName = "softmax"
     redraw_every: int = Field(default=1000, ge=0)
+
+
+class ModernSize(Size):
+    """A size without dropout, whose neurons are gated and whose attention is local in most layers."""
+
+    neurons: Count
+    activation: Activation = "gelu"
+    """"silu" makes the gated feed-forwards SwiGLU."""
+    norm: NormKind = "layer"
+    window: Count = 64
+    """Tokens that a local layer looks at to each side."""
+    global_every: Count = 3
+    """One layer in so many looks everywhere, the first one among them."""
+    longest: Count = 1024
+    dropout: float = Field(default=0.0, ge=0, lt=1)

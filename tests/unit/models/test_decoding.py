@@ -63,6 +63,21 @@ def test_cached_greedy_is_uncached_greedy_is_beam_one(seed: int) -> None:
     assert len({tuple(row) for row in expected}) > 1
 
 
+def test_turns_and_windows_go_by_the_place_that_is_written() -> None:
+    data = seq2seq().config.plain()
+    for layer in data["decoder"]["layers"]:
+        layer["mixer"] |= {"rotary": 10.0, "window": 3}
+    data["decoder"]["embedding"]["positions"] = "none"
+    model = bertsmith.build(ModelConfig.parse(data), seed=2).double().eval()
+    assert isinstance(model, Seq2Seq)
+    ids, mask = sources([6, 2, 4])
+    with torch.no_grad():
+        expected = uncached_greedy(model, ids, mask, extra=6)
+    greedy = GenerationConfig(method="greedy", extra_length=6)
+    assert model.generate(ids, mask, greedy, start=START, end=END) == expected
+    assert max(map(len, expected)) > 5
+
+
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.5])
 def test_a_wide_beam_finds_the_best_of_all_sequences(penalty: float) -> None:
     """A vocabulary of five and at most three tokens: every sequence can be scored."""

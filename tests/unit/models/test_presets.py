@@ -144,6 +144,16 @@ def test_albert_with_pooler(name: str, count: int, published: int) -> None:
     assert abs(count / 1e6 - published) < 0.06 * published
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "published"),
+    [("modern-small", 26_770_560, None), ("modern-base", 133_772_544, 149), ("modern-large", 374_459_392, 395)],
+)
+def test_modern(name: str, count: int, published: int | None) -> None:
+    assert without_heads(name) == count
+    if published is not None:  # with the vocabulary of the released models
+        assert round(parameters(preset(name, vocabulary=50368).changed(heads=())) / 1e6) == published
+
+
 def test_universal_is_one_layer_of_bert() -> None:
     # without 11 layers and the position table; with the halting weights
     assert without_heads("universal-base") == without_heads("bert-base") - 11 * 7_087_872 - 512 * 768 + 768 + 1

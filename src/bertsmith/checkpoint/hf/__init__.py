@@ -24,6 +24,7 @@ from bertsmith.checkpoint.hf.deberta import DEBERTA, DEBERTA_V2
 from bertsmith.checkpoint.hf.difference import first_difference
 from bertsmith.checkpoint.hf.electra import ELECTRA
 from bertsmith.checkpoint.hf.marian import MARIAN
+from bertsmith.checkpoint.hf.modernbert import MODERNBERT
 from bertsmith.checkpoint.hf.twin import Twin, cannot
 from bertsmith.checkpoint.names import to_ours, to_theirs
 from bertsmith.errors import InputError, nearest
@@ -32,7 +33,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import explain
 
-_ALL = (BERT, ELECTRA, ALBERT, CONVBERT, DEBERTA, DEBERTA_V2, MARIAN)
+_ALL = (BERT, ELECTRA, ALBERT, CONVBERT, DEBERTA, DEBERTA_V2, MARIAN, MODERNBERT)
 TWINS: dict[str, Twin] = {twin.model_type: twin for twin in _ALL}
 
 

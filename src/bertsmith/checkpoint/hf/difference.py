@@ -41,8 +41,11 @@ def _resolved_stack(stack: EncoderConfig) -> dict[str, Any]:
     data = stack.plain()
     data["layers"] = {index: _resolved_layer(layer, stack.width) for index, layer in enumerate(stack.layers)}
     data["embedding"]["width"] = stack.embedding_width
+    del data["scales_outputs"]  # of fresh weights only
     if not stack.embedding.has_norm:
-        del data["embedding"]["epsilon"]
+        del data["embedding"]["epsilon"], data["embedding"]["norm"]
+        if stack.embedding_width == stack.width:
+            del data["embedding"]["has_bias"]
     if len(stack.layers) == 1:
         del data["sharing"]
     if stack.relative is not None and not stack.relative.has_norm:

@@ -21,8 +21,6 @@ class Attending(Mixer):
     own. A kind makes its `output` after its other parts: fresh weights are drawn in that order.
     """
 
-    output: ElasticLinear
-
     def __init__(
         self,
         width: int,
@@ -37,12 +35,15 @@ class Attending(Mixer):
         super().__init__()
         self.heads, self.head_width, self.value_width = heads, head_width, value_width
         self.dropout, self.is_causal = dropout, is_causal
+        *_, has_value_bias = biased
         if value_width != head_width:
             biased = biased[:2]
         parts = len(biased)
         self.project = ElasticLinear(width, parts * heads * head_width, units_out=heads, parts=parts, bias=biased)
         self.project_value = (
-            None if value_width == head_width else ElasticLinear(width, heads * value_width, units_out=heads)
+            None
+            if value_width == head_width
+            else ElasticLinear(width, heads * value_width, units_out=heads, bias=has_value_bias)
         )
 
     def start(self, call: ForwardPass) -> State:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from bertsmith.errors import InputError
 from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.rotary import Rotary
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops.dispatch import Forms
 from bertsmith.settings import Record
@@ -51,8 +53,12 @@ class Mixer(nn.Module, ABC):
     """Lets the positions of each sequence exchange what they know. The contract tests run over every kind."""
 
     heads: int
+    output: ElasticLinear
+    """The last layer."""
     forms: tuple[Forms[Any], ...]
     """Of every op the mixer uses."""
+    rotary: Rotary | None = None
+    """The kind of turns it reads from the call; None for none."""
 
     @abstractmethod
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
@@ -96,7 +102,10 @@ class Mixer(nn.Module, ABC):
     def refuse_memory(self, call: ForwardPass) -> None:
         """Raises InputError if the call has a memory, for kinds that cannot look at one."""
         if call.memory is not None:
-            raise InputError(f"{type(self).__name__} cannot look at a memory; allowed: kinds that read one, as full")
+            raise InputError(
+                f"{type(self).__name__} cannot look at a memory; allowed: kinds that read one, as a full mixer "
+                "without rotary and window"
+            )
 
 
 class MixerConfig(Record, ABC):

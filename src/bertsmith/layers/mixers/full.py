@@ -1,7 +1,9 @@
 """Multi-head softmax attention (Vaswani et al. 2017): over the own sequence, its past, or a memory."""
 
+from dataclasses import replace
 from typing import Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import Attending
 from bertsmith.layers.mixers.base import MixerConfig, State
+from bertsmith.layers.rotary import Rotary
 from bertsmith.ops.attention import FORMS, attention, attention_map
 from bertsmith.ops.dispatch import own_backend
 
@@ -20,20 +23,46 @@ class FullConfig(MixerConfig):
     kind: Literal["full"] = "full"
     value_width: int | None = Field(default=None, gt=0)
     """Width of one head's values; None for head_width."""
+    rotary: float | None = Field(default=None, gt=1)
+    """Turn queries and keys by their places, the slowest pair of channels about 1/rotary of a radian per place; 10000
+    as published. None for no turns."""
+    window: int | None = Field(default=None, gt=0)
+    """Look no further than this many tokens to each side; None for everywhere."""
+    has_bias: bool = True
+    """Of all projections."""
 
     @property
     def reads_memory(self) -> bool:
-        return True
+        """Turns and windows are by places in one's own sequence."""
+        return self.rotary is None and self.window is None
+
+    def check(self, width: int) -> None:
+        head_width = self.resolved_head_width(width)
+        if self.rotary is not None and head_width % 2:
+            raise ValueError(f"head_width is {head_width} and rotary is given, which turns pairs; allowed: even")
 
     def build(self, width: int) -> "FullAttention":
         head_width = self.resolved_head_width(width)
         value_width = self.value_width or head_width
-        return FullAttention(width, self.heads, head_width, value_width, dropout=self.dropout, is_causal=self.is_causal)
+        return FullAttention(
+            width,
+            self.heads,
+            head_width,
+            value_width,
+            dropout=self.dropout,
+            is_causal=self.is_causal,
+            has_bias=self.has_bias,
+            rotary=None if self.rotary is None else Rotary(self.rotary, head_width),
+            window=self.window,
+        )
 
     def flops(self, width: int, length: int) -> int:
         head_width = self.resolved_head_width(width)
         inner = self.heads * (head_width + (self.value_width or head_width))  # of query or key, and of value
-        return 2 * 2 * width * inner + 2 * length * inner
+        seen = length
+        if self.window is not None:
+            seen = min(length, self.window * (1 if self.is_causal else 2) + 1)
+        return 2 * 2 * width * inner + 2 * seen * inner
 
 
 class FullAttention(Attending):
@@ -42,10 +71,22 @@ class FullAttention(Attending):
     forms = (FORMS,)
 
     def __init__(
-        self, width: int, heads: int, head_width: int, value_width: int, *, dropout: float, is_causal: bool
+        self,
+        width: int,
+        heads: int,
+        head_width: int,
+        value_width: int,
+        *,
+        dropout: float,
+        is_causal: bool,
+        has_bias: bool = True,
+        rotary: Rotary | None = None,
+        window: int | None = None,
     ) -> None:
-        super().__init__(width, heads, head_width, value_width, dropout=dropout, is_causal=is_causal)
-        self.output = ElasticLinear(heads * value_width, width, units_in=heads)
+        biased = (has_bias,) * 3
+        super().__init__(width, heads, head_width, value_width, dropout=dropout, is_causal=is_causal, biased=biased)
+        self.output = ElasticLinear(heads * value_width, width, units_in=heads, bias=has_bias)
+        self.rotary, self.window = rotary, window
 
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
         query, key, value = self._project(hidden, call)
@@ -56,6 +97,7 @@ class FullAttention(Attending):
             call.layout,
             key_layout=call.key_layout,
             is_causal=self.is_causal or call.is_causal,
+            window=self.window,
             dropout=self.dropout if self.training else 0.0,
             backend=own_backend(FORMS, call.backend),
         )
@@ -64,13 +106,32 @@ class FullAttention(Attending):
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
         query, key, _ = self._project(hidden, call)
         is_causal = self.is_causal or call.is_causal
-        shares = attention_map(query, key, call.layout, key_layout=call.key_layout, is_causal=is_causal)
+        shares = attention_map(
+            query, key, call.layout, key_layout=call.key_layout, is_causal=is_causal, window=self.window
+        )
         return {"attention": shares}
 
     def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
         if call.memory is None and not (self.is_causal or call.is_causal):
             return super().step(hidden, state, call)
-        query, (key, value), key_layout = self._look_back(hidden, state, call)
+        if self.rotary is not None:
+            place = torch.tensor(state[0].shape[1], device=hidden.device)
+            call = replace(call, turns={self.rotary: self.rotary.turns(place)})
+        query, state, key_layout = self._look_back(hidden, state, call)
+        key, value = state
+        if self.window is not None:
+            key, value = key[:, -1 - self.window :], value[:, -1 - self.window :]
+            key_layout = SequenceLayout.full(*key.shape[:2])
         one = SequenceLayout.full(hidden.shape[0], 1)
         mixed = attention(query, key, value, one, key_layout=key_layout, backend=own_backend(FORMS, call.backend))[:, 0]
-        return self._output(mixed, call), (key, value)
+        return self._output(mixed, call), state
+
+    def _project(self, hidden: Tensor, call: ForwardPass) -> tuple[Tensor, ...]:
+        if self.rotary is None and self.window is None:
+            return super()._project(hidden, call)
+        self.refuse_memory(call)
+        query, key, value = super()._project(hidden, call)
+        if self.rotary is None:
+            return query, key, value
+        turn = call.turns[self.rotary]
+        return turn(query), turn(key), value

@@ -22,17 +22,20 @@ def attention(
     *,
     key_layout: SequenceLayout | None = None,
     is_causal: bool = False,
+    window: int | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
     """softmax(QKᵀ/√head_width)V over the real tokens of each query's own sequence, in the layout of `query`.
 
     `key_layout` says how key and value lie where they are not the queries' own sequences; the i-th sequence of queries
-    looks at the i-th sequence of keys.
+    looks at the i-th sequence of keys. With a `window`, a query looks no further than so many tokens to each side.
 
     Shape: query, key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed.
     """
-    inputs = AttentionInputs(query, key, value, layout, key_layout or layout, is_causal=is_causal, dropout=dropout)
+    inputs = AttentionInputs(
+        query, key, value, layout, key_layout or layout, is_causal=is_causal, dropout=dropout, window=window
+    )
     return choose(FORMS, backend, inputs).compute(inputs)
 
 
@@ -43,7 +46,8 @@ def attention_map(
     *,
     key_layout: SequenceLayout | None = None,
     is_causal: bool = False,
+    window: int | None = None,
 ) -> Tensor:
     """The attention probabilities, (batch, heads, longest, longest key); rows are queries, pads get 0."""
-    inputs = AttentionInputs(query, key, key, layout, key_layout or layout, is_causal=is_causal)
+    inputs = AttentionInputs(query, key, key, layout, key_layout or layout, is_causal=is_causal, window=window)
     return reference.probabilities(inputs.padded())

@@ -24,6 +24,9 @@ def probabilities(inputs: AttentionInputs) -> Tensor:
     allowed = torch.ones_like(scores[:, :1], dtype=torch.bool)
     if inputs.key_layout.is_token is not None:
         allowed = allowed & inputs.key_layout.is_token[:, None, None, :]
+    is_near = inputs.is_near()
+    if is_near is not None:
+        allowed = allowed & is_near
     if inputs.is_causal:
         allowed = allowed.tril()
     # a finite floor, so that an empty sequence gives zeros and not NaN

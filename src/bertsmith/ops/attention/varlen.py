@@ -26,6 +26,7 @@ def attention(inputs: AttentionInputs) -> Tensor:
     starts, key_starts = inputs.layout.starts, inputs.key_layout.starts
     assert starts is not None
     assert key_starts is not None
+    side = -1 if inputs.window is None else inputs.window
     # the longest stay Python numbers: as tensors they would recompile the kernel at every step
     mixed = varlen_attn(
         inputs.query,
@@ -35,7 +36,7 @@ def attention(inputs: AttentionInputs) -> Tensor:
         key_starts,
         inputs.layout.longest,
         inputs.key_layout.longest,
-        window_size=(-1, 0) if inputs.is_causal else (-1, -1),
+        window_size=(side, 0 if inputs.is_causal else side),
     )
     assert isinstance(mixed, Tensor)  # a pair comes back only where auxiliary outputs are asked for
     return mixed

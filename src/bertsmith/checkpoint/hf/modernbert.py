@@ -1,0 +1,150 @@
+"""ModernBERT as Hugging Face names and configures it."""
+
+from typing import Any
+
+from bertsmith.checkpoint.hf.shape import read_heads
+from bertsmith.checkpoint.hf.twin import Twin, cannot, check_heads, read_activation, refuse, required, write_activation
+from bertsmith.checkpoint.names import Row, row
+from bertsmith.errors import InputError
+from bertsmith.layers.embedding import EmbeddingConfig
+from bertsmith.layers.feedforward import FeedForwardConfig
+from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.norm import NormConfig
+from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
+from bertsmith.models.heads import HeadConfig, MaskedTokensConfig
+
+_FAR, _NEAR = "full_attention", "sliding_attention"
+_OLD_NAMES = {_FAR: "global_rope_theta", _NEAR: "local_rope_theta"}
+_THETAS = {_FAR: 160_000.0, _NEAR: 10_000.0}
+_NO_BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
+_NO_DROPOUT = dict.fromkeys(("attention_dropout", "mlp_dropout"), 0.0)  # which do not stand where ours do
+_UNKNOWN_IDS = dict.fromkeys(f"{role}_token_id" for role in ("pad", "bos", "eos", "cls", "sep"))
+
+
+def _rows(config: ModelConfig) -> list[Row]:
+    ours, theirs = "encoder.blocks.{i}", "model.layers.{i}"
+    normed = [index for index, layer in enumerate(config.encoder.layers) if layer.has_mixer_norm]
+    return [
+        row("encoder.embedding.token_table", "model.embeddings.tok_embeddings.weight"),
+        row("encoder.embedding.norm.weight", "model.embeddings.norm.weight"),
+        row(f"{ours}.mixer.project.weight", f"{theirs}.attn.Wqkv.weight"),
+        row(f"{ours}.mixer.output.weight", f"{theirs}.attn.Wo.weight"),
+        row(f"{ours}.feedforward.expand.weight", f"{theirs}.mlp.Wi.weight"),
+        row(f"{ours}.feedforward.contract.weight", f"{theirs}.mlp.Wo.weight"),
+        row(f"{ours}.feedforward_norm.weight", f"{theirs}.mlp_norm.weight"),
+        *(row(f"encoder.blocks.{i}.mixer_norm.weight", f"model.layers.{i}.attn_norm.weight") for i in normed),
+        row("encoder.final_norm.weight", "model.final_norm.weight"),
+    ]
+
+
+def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
+    refuse(data, **_NO_BIASES, **_NO_DROPOUT, decoder_bias=True, tie_word_embeddings=True)
+    width, layers = required(data, "hidden_size"), required(data, "num_hidden_layers")
+    norm = NormConfig(placement="pre", epsilon=data.get("norm_eps", 1e-5), has_bias=False)
+    neurons, activation = required(data, "intermediate_size"), read_activation(data, "hidden_activation")
+    feedforward = FeedForwardConfig(neurons=neurons, activation=activation, is_gated=True, has_bias=False)
+    far = FullConfig(
+        heads=required(data, "num_attention_heads"), dropout=0.0, rotary=_read_theta(data, _FAR), has_bias=False
+    )
+    near = far.changed(rotary=_read_theta(data, _NEAR), window=data.get("local_attention", 128) // 2)
+    mixers = {_FAR: far, _NEAR: near}
+    stack = tuple(
+        LayerConfig(mixer=mixers[kind], feedforward=feedforward, norm=norm, has_mixer_norm=index > 0, dropout=0.0)
+        for index, kind in enumerate(_read_kinds(data, layers))
+    )
+    embedding = EmbeddingConfig(
+        positions="none",
+        longest=data.get("max_position_embeddings", 8192),
+        types=0,
+        epsilon=norm.epsilon,
+        has_bias=False,
+        dropout=float(data.get("embedding_dropout", 0.0)),
+    )
+    encoder = EncoderConfig(
+        vocabulary=required(data, "vocab_size"),
+        width=width,
+        embedding=embedding,
+        layers=stack,
+        final_norm=norm,
+        deviation=data.get("initializer_range", 0.02),
+        scales_outputs=True,
+    )
+    head = MaskedTokensConfig(
+        activation=read_activation(data, "classifier_activation"), epsilon=norm.epsilon, has_bias=False
+    )
+    heads: dict[str, HeadConfig] = {"heads.masked_tokens": head}
+    return ModelConfig(family="modern", encoder=encoder, heads=read_heads(heads, parts))
+
+
+def _read_kinds(data: dict[str, Any], layers: int) -> list[str]:
+    """Which layers look everywhere; files of old say how often instead."""
+    every = data.get("global_attn_every_n_layers") or 3
+    kinds = data.get("layer_types") or [_NEAR if index % every else _FAR for index in range(layers)]
+    foreign = [kind for kind in kinds if kind not in _THETAS]
+    if foreign or len(kinds) != layers:
+        raise InputError(f"config.json: layer_types is {kinds}; allowed: {layers} times {_FAR!r} or {_NEAR!r}")
+    return list(kinds)
+
+
+def _read_theta(data: dict[str, Any], kind: str) -> float:
+    settings = (data.get("rope_parameters") or {}).get(kind) or {}
+    refuse(settings, rope_type="default")
+    refuse(data, rope_scaling=None)
+    return float(settings.get("rope_theta") or data.get(_OLD_NAMES[kind]) or _THETAS[kind])
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    encoder, layer = config.encoder, config.encoder.layers[0]
+    mixers = [layer.mixer for layer in encoder.layers if isinstance(layer.mixer, FullConfig)]
+    if len(mixers) < len(encoder.layers):
+        raise cannot("modernbert", "a mixer of it is not full")
+    check_heads(mixers[0].heads, mixers[0].head_width, encoder.width, "modernbert")
+    kinds = [_FAR if mixer.window is None else _NEAR for mixer in mixers]
+    firsts = dict(reversed(list(zip(kinds, mixers, strict=True))))
+    thetas = {kind: firsts[kind].rotary if kind in firsts else _THETAS[kind] for kind in _THETAS}
+    near = firsts[_NEAR].window if _NEAR in firsts else None
+    heads = {head.kind: head for head in config.heads}
+    head = heads.get("masked_tokens", MaskedTokensConfig())
+    assert isinstance(head, MaskedTokensConfig)
+    return {
+        "architectures": ["ModernBertForMaskedLM" if "masked_tokens" in heads else "ModernBertModel"],
+        "model_type": "modernbert",
+        "vocab_size": encoder.vocabulary,
+        "hidden_size": encoder.width,
+        "num_hidden_layers": len(encoder.layers),
+        "num_attention_heads": mixers[0].heads,
+        "intermediate_size": layer.feedforward.neurons,
+        "hidden_activation": write_activation(layer.feedforward.activation),
+        "classifier_activation": write_activation(head.activation),
+        "max_position_embeddings": encoder.embedding.longest,
+        "layer_types": kinds,
+        "local_attention": 2 * (near or 64),
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
+        "norm_eps": layer.norm.epsilon,
+        "initializer_range": encoder.deviation,
+        "embedding_dropout": encoder.embedding.dropout,
+        **_NO_BIASES,
+        **_NO_DROPOUT,
+        "decoder_bias": True,
+        "tie_word_embeddings": True,
+        **_UNKNOWN_IDS,  # the class's own defaults would lie outside the vocabulary
+    }
+
+
+MODERNBERT = Twin(
+    model_type="modernbert",
+    family="modern",
+    prefix="model.",
+    encoder=_rows,
+    optional={
+        "heads.masked_tokens": (
+            row("heads.masked_tokens.transform.weight", "head.dense.weight"),
+            row("heads.masked_tokens.norm.weight", "head.norm.weight"),
+            row("heads.masked_tokens.bias", "decoder.bias"),
+        )
+    },
+    tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+    bare=("embeddings.", "layers.", "final_norm."),
+    read_config=_read,
+    write_config=_write,
+)

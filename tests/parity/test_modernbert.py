@@ -1,0 +1,107 @@
+"""ModernBERT against `transformers`, in float64: states, losses, gradients, the way there and back."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from theirs import VOCABULARY, batch, compare_masked_losses, make, ours, there_and_back
+from transformers import ModernBertForMaskedLM, ModernBertModel
+
+import bertsmith
+from bertsmith import InputError, SequenceLayout
+
+SETTINGS = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "max_position_embeddings": 20,
+    "local_attention": 6,
+    "initializer_range": 0.3,
+    **{f"{role}_token_id": 0 for role in ("pad", "bos", "eos", "cls", "sep")},
+}
+OTHER = {
+    "hidden_activation": "silu",
+    "norm_eps": 1e-3,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 50.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 7.0},
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theirs turns queries and keys, and computes the loss, in float32 whatever the model is in; not so here."""
+    rounded = torch.Tensor.float
+    monkeypatch.setattr(torch.Tensor, "float", lambda self: self if self.dtype == torch.float64 else rounded(self))
+
+
+@pytest.mark.parametrize(("lengths", "length"), [([5, 5], 5), ([19, 1, 12], 19), ([3, 7, 7, 2], 8)])
+@pytest.mark.parametrize("changes", [{}, OTHER], ids=["as released", "other"])
+def test_states(changes: dict, lengths: list[int], length: int, tmp_path: Path) -> None:
+    theirs = make(ModernBertModel, 0, SETTINGS | changes)
+    model, inputs = ours(theirs, tmp_path), batch(lengths, length)
+    del inputs["token_type_ids"]
+    real = inputs["attention_mask"].bool()
+    expected = theirs(**inputs, output_hidden_states=True)
+    torch.testing.assert_close(model(**inputs)[real], expected.last_hidden_state[real], rtol=0, atol=1e-10)
+    layers = model.encoder.layer_states(inputs["input_ids"], SequenceLayout.padded(real))
+    for mine, reference in zip(layers[:-1], expected.hidden_states, strict=False):
+        torch.testing.assert_close(mine[real], reference[real], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("changes", [{}, OTHER], ids=["as released", "other"])
+def test_losses_and_every_gradient(changes: dict, tmp_path: Path) -> None:
+    theirs = make(ModernBertForMaskedLM, 2, SETTINGS | changes)
+    compare_masked_losses(ours(theirs, tmp_path), theirs, batch([19, 1, 12], 19))
+
+
+@pytest.mark.parametrize("kind", [ModernBertModel, ModernBertForMaskedLM])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("changes", [{}, OTHER], ids=["as released", "other"])
+def test_weights_there_and_back(kind: type, changes: dict, dtype: torch.dtype, tmp_path: Path) -> None:
+    there_and_back(make(kind, 5, SETTINGS | changes), dtype, tmp_path)
+
+
+def test_a_preset_of_ours_is_theirs(tmp_path: Path) -> None:
+    size = {"width": 24, "layers": 4, "heads": 2, "neurons": 30, "vocabulary": VOCABULARY, "window": 3}
+    model = bertsmith.build(bertsmith.preset("modern-small", **size), seed=0).double().eval()
+    bertsmith.export(model, tmp_path / "hf")
+    theirs = ModernBertForMaskedLM.from_pretrained(tmp_path / "hf", dtype=torch.float64)
+    ids = torch.randint(0, VOCABULARY, (2, 12))
+    scores = model.head("masked_tokens")(model(ids), model.token_table)
+    torch.testing.assert_close(scores, theirs(ids).logits, rtol=0, atol=1e-10)
+
+
+def test_files_of_old_say_it_otherwise(tmp_path: Path) -> None:
+    theirs = make(ModernBertModel, 0, SETTINGS)
+    expected = ours(theirs, tmp_path).config
+    data = json.loads((tmp_path / "config.json").read_text())
+    for name in ("layer_types", "rope_parameters"):
+        del data[name]
+    old = {"global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
+    (tmp_path / "config.json").write_text(json.dumps(data | old))
+    assert bertsmith.load(tmp_path).config == expected
+    (tmp_path / "config.json").write_text(json.dumps(data | {"global_attn_every_n_layers": 2}))
+    assert bertsmith.load(tmp_path).config.encoder.layers[2].mixer.window is None
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"norm_bias": True}, "norm_bias is True; allowed: False"),
+        ({"mlp_dropout": 0.1}, r"mlp_dropout is 0\.1; allowed: 0\.0"),
+        ({"layer_types": ["full_attention"]}, "layer_types is .*; allowed: 4 times 'full_attention' or"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type is 'yarn'; allowed: 'default'"),
+    ],
+)
+def test_what_our_network_does_not_compute_is_refused(change: dict, sentence: str, tmp_path: Path) -> None:
+    make(ModernBertModel, 0, SETTINGS).save_pretrained(tmp_path)
+    data = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(data | change))
+    with pytest.raises(InputError, match=sentence):
+        bertsmith.load(tmp_path)

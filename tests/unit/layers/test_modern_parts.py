@@ -1,0 +1,169 @@
+"""What the modern network is made of: turns by place, windows, gates, norms by the root mean square, no biases."""
+
+import pytest
+import torch
+
+import bertsmith
+from bertsmith import InputError, SequenceLayout
+from bertsmith.layers.call import ForwardPass, Memory
+from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.feedforward import FeedForwardConfig
+from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.norm import Norm
+from bertsmith.layers.rotary import Rotary
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.published import preset
+
+TINY = {"width": 32, "layers": 4, "heads": 2, "vocabulary": 60, "neurons": 48}
+
+
+def test_turns_are_the_formula() -> None:
+    rotary, states = Rotary(50.0, 6), torch.randn(4, 2, 6, dtype=torch.float64)
+    turned = rotary.turns(torch.tensor([0, 1, 7, 300]))(states)
+    for token, place in enumerate([0, 1, 7, 300]):
+        for pair in range(3):
+            # a pair of channels is a complex number, a turn a factor of length 1
+            number = torch.complex(states[token, :, pair], states[token, :, pair + 3])
+            angle = torch.tensor(place / 50 ** (2 * pair / 6), dtype=torch.float64)
+            expected = number * torch.polar(torch.ones_like(angle), angle)
+            torch.testing.assert_close(turned[token, :, pair], expected.real, rtol=0, atol=1e-4)
+            torch.testing.assert_close(turned[token, :, pair + 3], expected.imag, rtol=0, atol=1e-4)
+    assert torch.equal(turned[0], states[0])
+
+
+def test_products_depend_on_the_distance_only() -> None:
+    turns, query, key = Rotary(10_000.0, 8).turns(torch.arange(600)), torch.randn(1, 8), torch.randn(1, 8)
+    products = (turns(query.expand(600, 1, 8)) * turns(key.expand(600, 1, 8).roll(0))).sum(-1)
+    torch.testing.assert_close(products, products[:1].expand(600, 1), rtol=1e-4, atol=1e-4)
+    apart = (turns(query.expand(600, 1, 8))[5:] * turns(key.expand(600, 1, 8))[:-5]).sum(-1)
+    torch.testing.assert_close(apart, apart[:1].expand(595, 1), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(apart[0], products[0], atol=1e-3)
+
+
+def test_turns_keep_their_places_apart_in_half_precision() -> None:
+    rotary, states = Rotary(10_000.0, 64), torch.randn(2, 3, 64)
+    exact = rotary.turns(torch.tensor([1000, 1001]))(states)
+    half = rotary.turns(torch.tensor([1000, 1001]))(states.bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert (half - exact).norm() / exact.norm() < 4e-3
+
+
+def test_turns_are_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, turns = [], Rotary.turns
+    monkeypatch.setattr(Rotary, "turns", lambda self, places: made.append(self) or turns(self, places))
+    model = bertsmith.build(preset("modern-small", **TINY), seed=0).eval()
+    model(torch.randint(0, 60, (2, 9)))
+    assert made == [Rotary(160_000.0, 16), Rotary(10_000.0, 16)]
+
+
+def test_places_matter_and_distant_tokens_do_not_in_a_window() -> None:
+    mixer = FullConfig(heads=2, window=2, dropout=0.0).build(16).double()
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.normal_()
+    hidden, call = torch.randn(1, 9, 16, dtype=torch.float64), ForwardPass(SequenceLayout.full(1, 9))
+    (shares,) = mixer.maps(hidden, call).values()
+    distance = (torch.arange(9)[:, None] - torch.arange(9)).abs()
+    assert ((shares > 0) == (distance <= 2)).all()
+    changed = torch.cat([hidden[:, :8], torch.randn(1, 1, 16, dtype=torch.float64)], dim=1)
+    assert torch.equal(mixer(changed, call)[:, :6], mixer(hidden, call)[:, :6])
+    assert not torch.equal(mixer(changed, call)[:, 6], mixer(hidden, call)[:, 6])
+
+
+def test_windows_save_operations() -> None:
+    plain, near = FullConfig(heads=2), FullConfig(heads=2, window=8)
+    assert near.flops(16, 17) == plain.flops(16, 17)
+    assert near.flops(16, 1000) == plain.flops(16, 17)
+    assert near.changed(is_causal=True).flops(16, 1000) == plain.flops(16, 9)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_a_gate_multiplies_what_is_activated(activation: str) -> None:
+    config = FeedForwardConfig(neurons=5, activation=activation, is_gated=True, has_bias=False)
+    layer = config.build(4)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
+    hidden = torch.randn(3, 4)
+    inner = getattr(torch.nn.functional, activation)(hidden @ layer.expand.weight[:5].T)
+    expected = (inner * (hidden @ layer.expand.weight[5:].T)) @ layer.contract.weight.T
+    torch.testing.assert_close(layer(hidden, ForwardPass(SequenceLayout.full(1, 3))), expected)
+    assert sum(parameter.numel() for parameter in layer.parameters()) * 2 == config.flops(4)
+
+
+def test_rms_norm_is_the_formula_and_keeps_half_precision() -> None:
+    norm = Norm(64, 1e-5, "rms")
+    with torch.no_grad():
+        norm.weight.normal_(1, 0.2)
+        norm.bias.normal_(0, 0.2)
+    hidden = torch.randn(10, 64) * 3 + 1
+    exact = hidden / (hidden.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
+    torch.testing.assert_close(norm(hidden), exact)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = norm(hidden.bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert (half.float() - exact).norm() / exact.norm() < 8e-3
+
+
+def test_no_biases_but_that_of_the_scores() -> None:
+    model = bertsmith.build(preset("modern-small", **TINY), seed=0)
+    assert [name for name, _ in model.named_parameters() if name.endswith("bias")] == ["heads.masked_tokens.bias"]
+
+
+def test_fresh_outputs_shrink_with_the_depth() -> None:
+    model = bertsmith.build(preset("modern-small", vocabulary=100), seed=0)
+    block = model.encoder.blocks[3]
+    for output in (block.mixer.output, block.feedforward.contract):
+        assert output.weight.abs().max() <= 0.04 / 24**0.5  # 12 layers add twice each
+        assert output.weight.std().item() == pytest.approx(0.0176 / 24**0.5, rel=0.02)
+    assert block.mixer.project.weight.std().item() == pytest.approx(0.0176, rel=0.02)
+
+
+def test_shared_outputs_are_scaled_once() -> None:
+    config = preset("bert-tiny", layers=4, vocabulary=100)
+    config = config.changed(encoder=config.encoder.changed(sharing="all", scales_outputs=True))
+    weight = bertsmith.build(config, seed=0).encoder.blocks[0].mixer.output.weight
+    assert weight.std().item() == pytest.approx(0.0176 / 8**0.5, rel=0.03)
+
+
+def test_a_memory_has_no_places_to_turn_by() -> None:
+    mixer = FullConfig(heads=2, rotary=10.0).build(16)
+    assert isinstance(mixer.output, ElasticLinear)
+    memory = Memory(torch.randn(1, 3, 16), SequenceLayout.full(1, 3))
+    with pytest.raises(InputError, match=r"cannot look at a memory; allowed: .* without rotary and window"):
+        mixer(torch.randn(1, 2, 16), ForwardPass(SequenceLayout.full(1, 2), memory=memory))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"mixer": {"kind": "full", "heads": 2, "head_width": 5, "rotary": 10.0}}, "head_width is 5 and rotary"),
+        ({"feedforward": {"neurons": 8, "groups": 2, "is_gated": True}}, "groups is 2; allowed with is_gated or"),
+        ({"feedforward": {"neurons": 8, "groups": 2, "has_bias": False}}, "groups is 2; allowed with is_gated or"),
+    ],
+)
+def test_what_cannot_be_is_said(changes: dict, sentence: str) -> None:
+    data = preset("bert-tiny").plain()
+    data["encoder"]["layers"][0] |= changes
+    with pytest.raises(InputError, match=sentence):
+        ModelConfig.parse(data)
+
+
+def test_a_mask_decoder_is_refused() -> None:
+    data = preset("modern-small").plain()
+    data["heads"].append({"kind": "mask_decoder"})
+    with pytest.raises(InputError, match="a mask_decoder needs an encoder whose last mixer can look at other states"):
+        ModelConfig.parse(data)
+
+
+def test_linear_attention_has_neither_turns_nor_windows() -> None:
+    model = bertsmith.build(preset("modern-small", **TINY), seed=0)
+    with pytest.raises(InputError, match=r"convert to 'favor': rotary is 160000\.0, which favor has not"):
+        bertsmith.convert(model, "favor")
+
+
+def test_sharing_minds_the_norm_that_is_not_there() -> None:
+    data = preset("modern-small", **TINY, global_every=1).plain()
+    data["encoder"]["sharing"] = "mixer"
+    with pytest.raises(InputError, match="the layers differ in their has_mixer_norm"):
+        ModelConfig.parse(data)

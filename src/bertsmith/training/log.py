@@ -18,10 +18,13 @@ class RunLog:
         """Drops the rows after a step: a resumed run writes them again."""
         self.rows = [row for row in _read(self.path) if row["step"] <= step]
         if self.accelerator.is_main_process:
-            self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
+            # beside the old one first: on a full disk that must stay
+            new = self.path.with_name(f".{self.path.name}")
+            new.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
+            new.replace(self.path)
 
     def write(self, row: dict[str, Any]) -> None:
-        """One row; `step` and `kind` ("training" or "held_out") tell where it belongs."""
+        """One row; `step` and `kind` ("training", "held_out" or "notice") tell where it belongs."""
         self.rows.append(row)
         if self.accelerator.is_main_process:
             with self.path.open("a", encoding="utf-8") as file:

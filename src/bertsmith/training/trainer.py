@@ -66,11 +66,12 @@ class Trainer:
         self.fingerprint, self.baseline, self.branch = fingerprint, baseline, branch
         self.engine = Engine(model, objective, method, out, device=device)
         self.model, self.processes = self.engine.model, self.engine.processes
-        for phase in method.phases:
+        for number, phase in enumerate(method.phases):
             micro, whole = phase.micro_tokens, phase.batch.tokens
             if whole % (micro * self.processes):
+                names = (f"phases.{number - 1}: batch_tokens", "") if number else ("batch.tokens", "sequences.")
                 raise InputError(
-                    f"batch.tokens is {whole}, which is not a multiple of sequences.micro_tokens {micro} times the "
+                    f"{names[0]} is {whole}, which is not a multiple of {names[1]}micro_tokens {micro} times the "
                     f"{self.processes} processes; change one of them"
                 )
         self.log = RunLog(out / "log.jsonl", self.engine.accelerator)

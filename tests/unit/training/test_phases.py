@@ -77,6 +77,8 @@ def test_bad_phases_are_refused(phases: list, sentence: str) -> None:
 def test_phases_must_fit_the_model_and_the_batch(corpus_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"phases\.0\.length is 128; the model takes at most 64 tokens"):
         run(corpus_folder, tmp_path / "run", "phases=[{begin=0.5,length=128}]")
-    with pytest.raises(InputError, match=r"batch\.tokens is 512, which is not a multiple of .* 384"):
+    with pytest.raises(
+        InputError, match=r"phases\.0: batch_tokens is 512, which is not a multiple of micro_tokens 384"
+    ):
         run(corpus_folder, tmp_path / "run", "phases=[{begin=0.5,length=64,micro_tokens=384}]")
     assert not (tmp_path / "run").exists()

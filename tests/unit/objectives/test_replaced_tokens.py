@@ -13,14 +13,20 @@ from torch.func import functional_call
 import bertsmith
 from bertsmith import SequenceLayout
 from bertsmith.batches.batch import TokenBatch
-from bertsmith.batches.corruption import MaskingConfig, Vocabulary
+from bertsmith.batches.corruption import Vocabulary
 from bertsmith.batches.random import uniform
 from bertsmith.models.build import build
 from bertsmith.models.generator import fold, part_of, unfold
 from bertsmith.models.model import Model
 from bertsmith.objectives import replaced_tokens
 from bertsmith.objectives.base import Term
-from bertsmith.objectives.replaced_tokens import ReplacedBatch, ReplacedTokens, ReplacedTokensConfig, sample
+from bertsmith.objectives.replaced_tokens import (
+    GuessedConfig,
+    ReplacedBatch,
+    ReplacedTokens,
+    ReplacedTokensConfig,
+    sample,
+)
 from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config
 from bertsmith.training.engine import Engine
 from bertsmith.training.meter import Meter
@@ -50,7 +56,7 @@ def make(sharing: str, name: str = "electra-small") -> Model:
 
 def objective(**changes: object) -> ReplacedTokens:
     is_special = torch.arange(SIZE) <= MASK
-    masking = MaskingConfig(rate=0.4, mask=0.85, random=0.0)
+    masking = GuessedConfig(rate=0.4)
     return ReplacedTokens(
         ReplacedTokensConfig(masking=masking, **changes), Vocabulary(SIZE, MASK, is_special, ~is_special)
     )
@@ -175,6 +181,14 @@ def test_loss_gradients_and_labels_are_those_of_the_paper(
     for key, parameter in model.named_parameters():
         assert parameter.grad is not None, key
         torch.testing.assert_close(parameter.grad, gradients[key], rtol=0, atol=1e-10, msg=lambda m, k=key: f"{k}: {m}")
+
+
+def test_a_part_of_the_masking_keeps_the_rest_of_electras() -> None:
+    config = ReplacedTokensConfig.parse({"masking": {"rate": 0.25}, "weight": 10.0})
+    assert (config.masking.rate, config.masking.mask, config.masking.random) == (0.25, 0.85, 0.0)
+    task = objective(weight=10.0)
+    assert task.terms["replaced"].weight == 10.0
+    assert task.for_evaluation().config.masking == GuessedConfig()
 
 
 def test_draws_belong_to_a_place_in_a_text() -> None:

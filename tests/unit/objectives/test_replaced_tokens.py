@@ -3,6 +3,7 @@
 import copy
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,8 +31,8 @@ from bertsmith.objectives.replaced_tokens import (
 from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config
 from bertsmith.training.engine import Engine
 from bertsmith.training.meter import Meter
-from bertsmith.training.method import Method, RunConfig
-from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
+from bertsmith.training.method import RunConfig
+from bertsmith.training.optimizer import OptimizerConfig
 
 SHARINGS = ["none", "full", "gradient_disentangled"]
 PAD, START, SEPARATOR, MASK, SIZE = 0, 1, 2, 3, 8
@@ -308,7 +309,7 @@ def test_two_optimizers_clip_apart(sharing: str, tmp_path: Path) -> None:
             before = flat(model.encoder)
             task = objective(optimizers=optimizers)
             task.terms["generator"] = Term(("accuracy",), weight=weight)
-            method = Method(RunConfig(), BatchConfig(), OptimizerConfig(clip=0.5), ScheduleConfig())
+            method = SimpleNamespace(run=RunConfig(), optimizer=OptimizerConfig(clip=0.5))  # all that an engine reads
             engine = Engine(model, task, method, tmp_path, device="cpu")
             engine.objective.terms = task.terms
             engine.learn([task.prepare(batch("packed"), 1)], [(0,)], 1e-2, Meter(task.terms, engine.device))

@@ -73,4 +73,4 @@ def _generator_facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[st
         return {}
     encoder, sharing = config["generator"]["model"]["encoder"], config["generator"]["sharing"].replace("_", "-")
     shape = f"{len(encoder['layers'])} layers of width {encoder['width']}, embedding sharing: {sharing}"
-    return {"generator": shape, "parameters of the generator alone": f"{figures['generator_parameters']:,}"}
+    return {"generator": shape, "parameters, generator": f"{figures['generator_parameters']:,}"}

@@ -19,12 +19,21 @@ from bertsmith.models.model import Model
 
 Part = Literal["encoder", "generator"]
 
+_SHARES = {"deberta": (1.0, 0.5), "deberta-v2": (1.0, 0.5)}
+"""Width and depth of a family's generators as shares of the encoder's; elsewhere a quarter as wide and as deep."""
+_WIDENED = {"bert": "electra"}
+"""The family of an encoder of this one on an embedding wider than itself."""
 
-def generator_of(config: ModelConfig, *, width: float = 0.25, depth: float = 1.0) -> ModelConfig:
+
+def generator_of(config: ModelConfig, *, width: float | None = None, depth: float | None = None) -> ModelConfig:
     """A generator for an encoder: its layers narrowed and their number lowered to these shares, its embedding as it is.
 
-    Heads keep their width, so a quarter of the width is a quarter of the heads, at least one.
+    Heads keep their width, so a quarter of the width is a quarter of the heads, at least one. Without shares they are
+    those of the family's published generators.
     """
+    if width is None and depth is None:
+        width, depth = _SHARES.get(config.family, (0.25, 1.0))
+    width, depth = (1.0 if given is None else given for given in (width, depth))
     for name, share_of_it in (("width", width), ("depth", depth)):
         if not 0 < share_of_it <= 1:
             raise InputError(f"generator {name} is {share_of_it}; allowed: a share above 0, up to 1")
@@ -35,7 +44,9 @@ def generator_of(config: ModelConfig, *, width: float = 0.25, depth: float = 1.0
     kept = layers[: max(1, round(depth * len(layers)))]
     embedding = encoder.embedding.changed(width=encoder.embedding_width, table="own")
     small = encoder.changed(width=narrow, layers=kept, embedding=embedding)
-    return config.changed(encoder=small, heads=_guessing(config), generator=None)
+    is_widened = small.embedding_width != narrow
+    family = _WIDENED.get(config.family, config.family) if is_widened else config.family
+    return config.changed(family=family, encoder=small, heads=_guessing(config), generator=None)
 
 
 def _guessing(config: ModelConfig) -> tuple[AnyHead, ...]:

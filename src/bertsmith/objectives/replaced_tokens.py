@@ -29,12 +29,20 @@ from bertsmith.text.tokenizer import Tokenizer
 _GUESS = 11  # the stream of random numbers that draws the generator's guesses
 
 
+class GuessedConfig(MaskingConfig):
+    """Where the generator guesses, with ELECTRA's shares; DeBERTa v3 has mask = 1."""
+
+    mask: float = Field(default=0.85, ge=0, le=1)
+    """Share of the chosen tokens that become [MASK] …"""
+    random: float = Field(default=0.0, ge=0, le=1)
+    """… and that become a random token; the others stay as they are."""
+
+
 class ReplacedTokensConfig(ObjectiveConfig):
     """Tell the tokens of the text from a generator's guesses."""
 
     kind: Literal["replaced_tokens"] = "replaced_tokens"
-    masking: MaskingConfig = MaskingConfig(mask=0.85, random=0.0)
-    """Where the generator guesses; ELECTRA leaves 15 % of these places as they are, DeBERTa v3 none."""
+    masking: GuessedConfig = GuessedConfig()
     weight: float = Field(default=50.0, gt=0)
     """Of the encoder's loss beside the generator's."""
     temperature: float = Field(default=1.0, gt=0)
@@ -130,7 +138,7 @@ class ReplacedTokens(Objective[TokenBatch, ReplacedBatch]):
 
     def for_evaluation(self) -> "ReplacedTokens":
         # 15 % of single tokens, whatever was trained with, so that runs can be compared
-        masking = MaskingConfig(mask=self.config.masking.mask, random=self.config.masking.random)
+        masking = GuessedConfig(mask=self.config.masking.mask, random=self.config.masking.random)
         return ReplacedTokens(self.config.model_copy(update={"masking": masking}), self.vocabulary)
 
 

@@ -63,7 +63,8 @@ class GeneratorChoice(NetworkChoice):
     no override gives the model another shape, or else the model's own layers, narrower."""
 
     width: float | None = Field(default=None, gt=0, le=1)
-    """Of the model's own layers: the generator's width as a share of the model's, a quarter if only depth is given."""
+    """Of the model's own layers: the generator's width as a share of the model's, all of it if only depth is given.
+    Without both it is a quarter, but for DeBERTa, whose generators are as wide and half as deep."""
     depth: float | None = Field(default=None, gt=0, le=1)
     """Likewise its number of layers, all of them if only width is given."""
     sharing: Literal["none", "full", "gradient_disentangled"] = "full"
@@ -111,7 +112,7 @@ def _generator_config(
     is_derived = generator.width is not None or generator.depth is not None
     if chosen is None and not is_derived and published in PRESETS and set(model.overrides) <= _OF_ANY_SHAPE:
         return preset(published, **{"vocabulary": vocabulary, **model.overrides})
-    return chosen or generator_of(config, width=generator.width or 0.25, depth=generator.depth or 1.0)
+    return chosen or generator_of(config, width=generator.width, depth=generator.depth)
 
 
 def chosen_model(

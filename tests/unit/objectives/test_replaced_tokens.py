@@ -3,6 +3,7 @@
 import copy
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,19 +14,25 @@ from torch.func import functional_call
 import bertsmith
 from bertsmith import SequenceLayout
 from bertsmith.batches.batch import TokenBatch
-from bertsmith.batches.corruption import MaskingConfig, Vocabulary
+from bertsmith.batches.corruption import Vocabulary
 from bertsmith.batches.random import uniform
 from bertsmith.models.build import build
 from bertsmith.models.generator import fold, part_of, unfold
 from bertsmith.models.model import Model
 from bertsmith.objectives import replaced_tokens
 from bertsmith.objectives.base import Term
-from bertsmith.objectives.replaced_tokens import ReplacedBatch, ReplacedTokens, ReplacedTokensConfig, sample
+from bertsmith.objectives.replaced_tokens import (
+    GuessedConfig,
+    ReplacedBatch,
+    ReplacedTokens,
+    ReplacedTokensConfig,
+    sample,
+)
 from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config
 from bertsmith.training.engine import Engine
 from bertsmith.training.meter import Meter
-from bertsmith.training.method import Method, RunConfig
-from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
+from bertsmith.training.method import RunConfig
+from bertsmith.training.optimizer import OptimizerConfig
 
 SHARINGS = ["none", "full", "gradient_disentangled"]
 PAD, START, SEPARATOR, MASK, SIZE = 0, 1, 2, 3, 8
@@ -50,7 +57,7 @@ def make(sharing: str, name: str = "electra-small") -> Model:
 
 def objective(**changes: object) -> ReplacedTokens:
     is_special = torch.arange(SIZE) <= MASK
-    masking = MaskingConfig(rate=0.4, mask=0.85, random=0.0)
+    masking = GuessedConfig(rate=0.4)
     return ReplacedTokens(
         ReplacedTokensConfig(masking=masking, **changes), Vocabulary(SIZE, MASK, is_special, ~is_special)
     )
@@ -177,6 +184,14 @@ def test_loss_gradients_and_labels_are_those_of_the_paper(
         torch.testing.assert_close(parameter.grad, gradients[key], rtol=0, atol=1e-10, msg=lambda m, k=key: f"{k}: {m}")
 
 
+def test_a_part_of_the_masking_keeps_the_rest_of_electras() -> None:
+    config = ReplacedTokensConfig.parse({"masking": {"rate": 0.25}, "weight": 10.0})
+    assert (config.masking.rate, config.masking.mask, config.masking.random) == (0.25, 0.85, 0.0)
+    task = objective(weight=10.0)
+    assert task.terms["replaced"].weight == 10.0
+    assert task.for_evaluation().config.masking == GuessedConfig()
+
+
 def test_draws_belong_to_a_place_in_a_text() -> None:
     task, found = objective(), []
     for layout in ("packed", "padded"):
@@ -294,7 +309,7 @@ def test_two_optimizers_clip_apart(sharing: str, tmp_path: Path) -> None:
             before = flat(model.encoder)
             task = objective(optimizers=optimizers)
             task.terms["generator"] = Term(("accuracy",), weight=weight)
-            method = Method(RunConfig(), BatchConfig(), OptimizerConfig(clip=0.5), ScheduleConfig())
+            method = SimpleNamespace(run=RunConfig(), optimizer=OptimizerConfig(clip=0.5))  # all that an engine reads
             engine = Engine(model, task, method, tmp_path, device="cpu")
             engine.objective.terms = task.terms
             engine.learn([task.prepare(batch("packed"), 1)], [(0,)], 1e-2, Meter(task.terms, engine.device))

@@ -261,3 +261,23 @@ def test_two_masks_stay_masks() -> None:
 )
 def test_duration_in_two_units(seconds: float, told: str) -> None:
     assert duration(seconds) == told
+
+
+def test_replaced_token_detection_is_told_first() -> None:
+    steps = [{"step": step, "loss": 4.0, "replaced_loss": 0.4, "replaced_share": 0.1} for step in (1, 2)]
+    for row in steps:
+        row |= {"replaced_recall": 0.25, "replaced_precision": 0.5}
+    held_out = [{**row, "replaced_recall": 0.375, "replaced_precision": 0.625} for row in steps]
+    told = report(steps=steps, held_out=held_out)
+    assert headline(told) == "The encoder finds 38% of the replaced tokens, and 62% of its finds are right."
+    outline = Outline(pretraining_page(told))
+    shown = outline.visible()
+    assert "Tokens told apart" in shown
+    assert "The generator's loss" in shown
+    assert "37.5 %" in shown
+    charts = [str(attributes.get("aria-label")) for tag, attributes in outline.elements if tag == "svg"]
+    assert any(label.startswith("share by step: recall from 0.375 to 0.375; precision") for label in charts)
+    # the loss of knowing that a tenth is replaced: -0.1 · ln 0.1 - 0.9 · ln 0.9
+    assert any("share alone from 0.3251 to 0.3251" in label for label in charts)
+    assert headline(report(steps=steps, held_out=[])).startswith("The encoder finds 25%")
+    assert "Tokens told apart" not in pretraining_page(report())

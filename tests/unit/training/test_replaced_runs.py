@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers_training import command, losses
+from helpers_training import run as run_command
 from safetensors.torch import load_file
 
 import bertsmith
 from bertsmith.cli import main
 from bertsmith.training.trainer import Trainer
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "faults"))
-from helpers_training import command, losses
-from helpers_training import run as run_command
 
 RECIPE = """
 [model]

@@ -1,0 +1,189 @@
+"""Encoders and generators after replaced-token detection, in `transformers`: states, scores, weights there and back."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    BertModel,
+    ConvBertForMaskedLM,
+    ConvBertModel,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    PreTrainedModel,
+)
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message=".*torch.jit.script")  # at import, which is none of ours
+    from transformers import DebertaV2ForMaskedLM, DebertaV2Model
+
+import bertsmith
+from bertsmith.checkpoint.hf import TWINS, check_exportable
+from bertsmith.checkpoint.hf.difference import first_difference
+from bertsmith.errors import InputError
+from bertsmith.models.build import build
+from bertsmith.models.generator import Part, part_of
+from bertsmith.models.heads import HEADS, ReplacedTokensConfig
+from bertsmith.models.model import Model
+from bertsmith.models.published import PRESETS, preset
+from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config
+
+# heads 12 wide: their DeBERTa computes 1 / √(3 · head_width) in float32, which is exact for squares
+RECIPE = """
+[model]
+preset = "{preset}"
+overrides = {{ width = 48, layers = 2, heads = 4, longest = 32, deviation = 0.2, {more} }}
+[generator]
+sharing = "{sharing}"
+[sequences]
+length = 32
+micro_tokens = 256
+[objective]
+kind = "replaced_tokens"
+[batch]
+tokens = 256
+[optimizer]
+learning_rate = 1e-2
+[run]
+steps = 2
+evaluate_batches = 1
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run, and the classes there that its parts are read by."""
+
+    sharing: str
+    more: str
+    encoder: type[PreTrainedModel]
+    generator: type[PreTrainedModel]
+
+
+CASES = {
+    "electra-small": Case("full", "embedding_width = 16", ElectraForPreTraining, ElectraForMaskedLM),
+    "convbert-small": Case("none", "embedding_width = 16", ConvBertModel, ConvBertForMaskedLM),
+    "deberta-v3-small": Case("gradient_disentangled", "span = 8, farthest = 16", DebertaV2Model, DebertaV2Model),
+    "bert-tiny": Case("full", "", BertModel, ElectraForMaskedLM),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def trained(
+    request: pytest.FixtureRequest, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Case, Model]:
+    """A model after two steps, in float64."""
+    case, folder = CASES[request.param], tmp_path_factory.mktemp("run")
+    recipe = folder / "recipe.toml"
+    recipe.write_text(RECIPE.format(preset=request.param, sharing=case.sharing, more=case.more).replace(",  }", " }"))
+    bertsmith.pretrain(recipe, data=corpus_folder, out=folder / "run", device="cpu")
+    return case, bertsmith.load(folder / "run").double()
+
+
+def inputs(model: Model) -> dict[str, torch.Tensor]:
+    ids = torch.randint(5, model.config.encoder.vocabulary, (2, 9), generator=torch.Generator().manual_seed(3))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+@pytest.mark.parametrize("part", ["encoder", "generator"])
+def test_each_part_is_the_same_network_there(part: Part, trained: tuple[Case, Model], tmp_path: Path) -> None:
+    case, whole = trained
+    kind, model = getattr(case, part), part_of(whole, part)
+    bertsmith.export(whole, tmp_path / "hf", part=part)
+    back = bertsmith.load(tmp_path / "hf")
+    assert first_difference(model.config, back.config) is None
+    tensors = back.state_dict()
+    assert tensors.keys() == model.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensors[name], tensor), name
+    theirs = kind.from_pretrained(tmp_path / "hf", dtype=torch.float64).eval()
+    given = inputs(model)
+    outputs = theirs(**given, output_hidden_states=True)
+    states = model(**given)
+    torch.testing.assert_close(states, outputs.hidden_states[-1], rtol=0, atol=1e-10)
+    if kind is ElectraForPreTraining:
+        torch.testing.assert_close(model.head("replaced_tokens")(states), outputs.logits, rtol=0, atol=1e-10)
+    elif kind in (ElectraForMaskedLM, ConvBertForMaskedLM):
+        scores = model.head("masked_tokens")(states, model.token_table)
+        torch.testing.assert_close(scores, outputs.logits, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("sharing", ["none", "full", "gradient_disentangled"])
+def test_a_model_in_training_is_left_as_it_is(sharing: str, tmp_path: Path) -> None:
+    size = {"width": 16, "layers": 1, "heads": 2, "embedding_width": 8}
+    choice, generator = ModelChoice(preset="electra-small", overrides=size), GeneratorChoice(sharing=sharing)
+    model = build(chosen_config(choice, generator, ("replaced_tokens",), 50), seed=0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    config = model.config
+    for part in ("encoder", "generator"):
+        bertsmith.export(model, tmp_path / part, part=part)
+    assert model.config == config
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    with pytest.raises(InputError, match="part is 'decoder'; allowed: 'encoder', 'generator'"):
+        bertsmith.export(model, tmp_path / "none", part="decoder")
+
+
+PLACES = {
+    "bert": {"masked_tokens", "pooler", "next_sentence", "replaced_tokens"},
+    "electra": {"masked_tokens", "replaced_tokens"},
+    "albert": {"masked_tokens", "pooler"},
+    "convbert": {"masked_tokens", "replaced_tokens"},
+    "deberta": {"masked_tokens", "pooler", "replaced_tokens", "mask_decoder"},
+    "deberta-v2": {"masked_tokens", "pooler", "replaced_tokens", "mask_decoder"},
+    "marian": {"next_token"},
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("twin", TWINS)
+def test_which_heads_have_a_place(twin: str, kind: str) -> None:
+    """A head comes along or the export says in one sentence that it cannot."""
+    family = TWINS[twin].family
+    name = next(name for name in PRESETS if preset(name).family == family)
+    changes = {"positions": "sinusoid_halves"} if family == "transformer" else {}
+    whole = preset(name, layers=1, vocabulary=50, **changes)
+    own = {head.kind: head for head in whole.heads}
+    head = own.get(kind) or HEADS[kind]()
+    # as their classes have them
+    if kind == "replaced_tokens" and "deberta" in family:
+        head = ReplacedTokensConfig(adds_first=True)
+    elif kind == "masked_tokens":
+        layer = whole.encoder.layers[0]
+        head = HEADS[kind](epsilon=layer.norm.epsilon, activation=layer.feedforward.activation)
+    elif kind == "pooler" and "deberta" in family:
+        head = HEADS[kind](activation="gelu")
+    try:
+        model = build(whole.changed(heads=(head,)), seed=0)
+    except InputError:
+        assert kind not in PLACES[twin]
+        return
+    if kind in PLACES[twin]:
+        found, parts = check_exportable(model)
+        assert f"heads.{kind}" in parts or twin == "marian"
+        remark = found.remark(model.config)
+        says = remark is not None and "replaced_tokens" in remark
+        assert says == (kind == "replaced_tokens" and twin != "electra")
+    else:
+        with pytest.raises(InputError, match=r"^(this model cannot be exported as )?a Hugging Face [^\n]*" + kind):
+            check_exportable(model)
+
+
+def test_a_family_without_a_twin_says_so() -> None:
+    model = build(preset("performer-small", layers=1, vocabulary=50).changed(heads=(ReplacedTokensConfig(),)))
+    with pytest.raises(InputError, match="family is 'performer'; Hugging Face twins exist for: bert, electra"):
+        check_exportable(model)
+
+
+def test_a_decoded_generator_is_read_with_its_scores(trained: tuple[Case, Model], tmp_path: Path) -> None:
+    """DeBERTa's generator has a mask decoder, which they lack: its head is there all the same."""
+    case, whole = trained
+    if case.encoder is not DebertaV2Model:
+        return
+    bertsmith.export(whole, tmp_path / "hf", part="generator")
+    theirs = DebertaV2ForMaskedLM.from_pretrained(tmp_path / "hf", dtype=torch.float64).eval()
+    head = whole.generator.heads["masked_tokens"]
+    assert torch.equal(theirs.state_dict()["lm_predictions.lm_head.dense.weight"], head.transform.weight)
+    assert torch.equal(theirs.state_dict()["lm_predictions.lm_head.bias"], head.bias)
+    assert "mask_decoder" in whole.generator.heads

@@ -7,19 +7,26 @@ python benchmarks/loader.py --data CORPUS          # on a folder that `bertsmith
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
+from itertools import islice, takewhile
 from pathlib import Path
 
 import torch
 
 from bertsmith.batches.build_corpus import build_corpus
-from bertsmith.batches.corruption import MaskingConfig
+from bertsmith.batches.corruption import MaskingConfig, corrupt
 from bertsmith.batches.loader import BatchReader, SpecialTokens, load_batches
 from bertsmith.batches.plan import Cursor, Plan, SequenceConfig
 from bertsmith.batches.shards import TokenCorpus
-from bertsmith.objectives.masked_lm import MaskedLMConfig
+from bertsmith.objectives.masked_lm import MaskedLMConfig, vocabulary_of
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.small_world import small_world
 from bertsmith.text.tokenizer import Tokenizer
+
+CUTS = ("pieces", "sentence_pairs", "segments", "convbert_segments")
+UNITS = ("token", "word", "ngram")
+RULES = [MaskingConfig(unit=unit, draw=draw) for draw in ("exact", "windows") for unit in UNITS]
+RULES.append(MaskingConfig(draw="with_replacement"))
 
 
 def main() -> None:
@@ -29,23 +36,24 @@ def main() -> None:
         corpus, tokenizer = TokenCorpus(data), Tokenizer.load(data)
         mean = corpus.tokens / corpus.documents
         print(f"{corpus.tokens:,} tokens, {mean:.0f} a document; sequences of up to {options.length}")
-        print(
-            f"{'cut':<19}{'layout':<9}{'unit':<7}{'draw':<18}{'workers':>7}{'tokens/s':>12}{'filled':>9}{'masked':>9}"
-        )
+        names = f"{'cut':<19}{'layout':<9}{'unit':<7}{'draw':<18}"
+        print(f"{names}{'workers':>7}{'tokens/s':>12}{'filled':>9}{'masked':>9}")
         for cut, layout, masking, workers in _cases(options.workers):
             _measure(corpus, tokenizer, cut, layout, masking, workers, options)
+        print(f"\ntokens a second of CPU time, each part alone\n{'cut':<19}{'plan':>14}{'read':>14}")
+        for cut in CUTS:
+            _measure_cut(corpus, tokenizer, cut, options)
+        print(f"{'unit':<7}{'draw':<18}{'mask':>14}{'places':>9}")
+        for masking in RULES:
+            _measure_rule(corpus, tokenizer, masking, options)
 
 
 def _cases(workers: list[int]) -> list[tuple[str, str, MaskingConfig, int]]:
-    """Every rule of masking on one cut, then every cut with one rule."""
-    rules = [
-        MaskingConfig(unit=unit, draw=draw) for draw in ("exact", "windows") for unit in ("token", "word", "ngram")
-    ]
-    rules.append(MaskingConfig(draw="with_replacement"))
-    cuts = [("pieces", "padded"), ("sentence_pairs", "packed"), ("segments", "packed"), ("convbert_segments", "packed")]
+    """Every rule of masking on one cut, then every other cut with one rule."""
     return [
-        *(("pieces", "packed", rule, count) for rule in rules for count in workers),
-        *((*cut, MaskingConfig(), workers[-1]) for cut in cuts),
+        *(("pieces", "packed", rule, count) for rule in RULES for count in workers),
+        ("pieces", "padded", MaskingConfig(), workers[-1]),
+        *((cut, "packed", MaskingConfig(), workers[-1]) for cut in CUTS[1:]),
     ]
 
 
@@ -58,9 +66,7 @@ def _measure(
     workers: int,
     options: argparse.Namespace,
 ) -> None:
-    config = SequenceConfig(length=options.length, micro_tokens=options.micro_tokens, cut=cut, layout=layout)
-    plan = Plan(corpus, config, seed=0)
-    reader = BatchReader(corpus, config, SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator), plan.slots)
+    plan, reader = _source(corpus, tokenizer, cut, layout, options)
     objective = MaskedLMConfig(masking=masking).build(tokenizer)
     batches = iter(load_batches(reader, plan.from_cursor(Cursor()), workers=workers))
     for _ in range(4):
@@ -75,6 +81,46 @@ def _measure(
     speed = real / (time.perf_counter() - begin)
     case = f"{cut:<19}{layout:<9}{masking.unit:<7}{masking.draw:<18}{workers:>7}"
     print(f"{case}{speed:>12,.0f}{real / room:>9.1%}{targets / real:>9.1%}", flush=True)
+
+
+def _measure_cut(corpus: TokenCorpus, tokenizer: Tokenizer, cut: str, options: argparse.Namespace) -> None:
+    plan, reader = _source(corpus, tokenizer, cut, "packed", options)
+    plans = list(takewhile(lambda item: item.cursor.window == 0, plan.from_cursor(Cursor())))
+    tokens = sum(reader[item].batch.real_tokens for item in plans)
+    planning = _seconds(lambda: list(islice(plan.from_cursor(Cursor()), len(plans))))
+    reading = _seconds(lambda: [reader[item] for item in plans])
+    print(f"{cut:<19}{tokens / planning:>14,.0f}{tokens / reading:>14,.0f}", flush=True)
+
+
+def _measure_rule(
+    corpus: TokenCorpus, tokenizer: Tokenizer, masking: MaskingConfig, options: argparse.Namespace
+) -> None:
+    plan, reader = _source(corpus, tokenizer, "pieces", "packed", options)
+    batches = [reader[item].batch for item in islice(plan.from_cursor(Cursor()), 10)]
+    vocabulary = vocabulary_of(tokenizer)
+    places = len(corrupt(batches[0], 0, masking, vocabulary).places)
+    seconds = _seconds(lambda: [corrupt(batch, 0, masking, vocabulary) for batch in batches])
+    speed = sum(batch.real_tokens for batch in batches) / seconds
+    print(f"{masking.unit:<7}{masking.draw:<18}{speed:>14,.0f}{places:>9,}", flush=True)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """The least CPU time of some tries, which other programs on the machine change little."""
+    tries = []
+    for _ in range(5):
+        begin = time.process_time()
+        work()
+        tries.append(time.process_time() - begin)
+    return min(tries)
+
+
+def _source(
+    corpus: TokenCorpus, tokenizer: Tokenizer, cut: str, layout: str, options: argparse.Namespace
+) -> tuple[Plan, BatchReader]:
+    config = SequenceConfig(length=options.length, micro_tokens=options.micro_tokens, cut=cut, layout=layout)
+    plan = Plan(corpus, config, seed=0)
+    special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
+    return plan, BatchReader(corpus, config, special, plan.slots)
 
 
 def _made(folder: Path) -> Path:

@@ -1,6 +1,6 @@
 """`paper`: networks and recipes as published; where text and code differ, as the released models were trained."""
 
-from bertsmith.training.recipes.parts import Recipe, Table, batch, masking, named, steps, without
+from bertsmith.training.recipes.parts import Recipe, Table, batch, masking, named, steps
 
 _PAPER: Table = {
     "sequences.layout": "padded",  # the packed kernel has no attention dropout

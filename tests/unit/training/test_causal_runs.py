@@ -99,7 +99,11 @@ def test_both_passes_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     def explained(*changes: str) -> dict:
         return bertsmith.pretrain(RECIPE, set=list(changes), explain=True)
 
-    joint, causal, masked = explained(JOINT), explained(CAUSAL), explained('objective={kind="masked_lm"}')
+    joint, causal, masked = (
+        explained(JOINT),
+        explained(CAUSAL),
+        explained('objective={kind="masked_lm",masking={rate=0.15}}'),
+    )
     flops = [float(found["training FLOPs per token"]) for found in (joint, causal, masked)]
     assert flops[0] == pytest.approx(flops[1] + flops[2], rel=1e-3)
     capsys.readouterr()

@@ -17,10 +17,6 @@ from bertsmith.cli import main
 from bertsmith.training.trainer import Trainer
 
 RECIPE = """
-[model]
-preset = "electra-small"
-overrides = { width = 32, layers = 2, heads = 2, embedding_width = 16, longest = 32, dropout = 0.1 }
-
 [sequences]
 length = 32
 micro_tokens = 256
@@ -41,7 +37,8 @@ evaluate_every = 10
 checkpoint_every = 10
 evaluate_batches = 2
 """
-_SIZE = "width=32,layers=2,heads=2,longest=32,dropout=0.1"
+SIZE = "width=32,layers=2,heads=2,longest=32,dropout=0.1"
+ELECTRA = ("model.preset=electra-small", f"model.overrides={{{SIZE},embedding_width=16}}")
 
 
 @dataclass(frozen=True)
@@ -53,20 +50,21 @@ class Case:
 
 
 CASES = {
-    "full, one": Case(("generator.sharing=full",)),
+    "full, one": Case((*ELECTRA, "generator.sharing=full")),
     "full, two, random features": Case(
         (
             "objective.optimizers=two",
             "model.preset=performer-small",
-            f"model.overrides={{{_SIZE},features=8,redraw_every=3}}",
+            f"model.overrides={{{SIZE},features=8,redraw_every=3}}",
         )
     ),
     "disentangled, two": Case(
         (
             "generator.sharing=gradient_disentangled",
-            "objective={kind='replaced_tokens',optimizers='two',generator_rate=0.5}",
+            "objective.optimizers=two",
+            "objective.generator_rate=0.5",
             "model.preset=deberta-v3-small",
-            f"model.overrides={{{_SIZE},span=8,farthest=16}}",
+            f"model.overrides={{{SIZE},span=8,farthest=16}}",
         ),
         is_disentangled=True,
     ),
@@ -137,7 +135,8 @@ def check_folder(folder: Path, case: Case) -> None:
 
 def test_the_encoder_learns_to_find_guesses(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
     changes = ["run.steps=100", "run.evaluate_every=100", "optimizer.learning_rate=6e-3", "generator.width=1.0"]
-    changes += ["model.overrides={width=32,layers=2,heads=2,embedding_width=32,longest=32,dropout=0.0,deviation=0.1}"]
+    size = "width=32,layers=2,heads=2,embedding_width=32,longest=32,dropout=0.0,deviation=0.1"
+    changes += ["model.preset=electra-small", f"model.overrides={{{size}}}"]
     figures = run(recipe, corpus_folder, tmp_path / "run", *changes, "run.evaluate_batches=8")
     held_out = figures["held_out"]
     assert figures["token_term"] == "generator"
@@ -154,13 +153,10 @@ def test_the_encoder_learns_to_find_guesses(recipe: Path, corpus_folder: Path, t
 
 def test_a_run_goes_on_from_a_folder_with_its_generator(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
     change = "generator.sharing=gradient_disentangled"
-    run(recipe, corpus_folder, tmp_path / "first", change, "run.steps=3")
+    run(recipe, corpus_folder, tmp_path / "first", *ELECTRA, change, "run.steps=3")
     plain = bertsmith.load(tmp_path / "first")
-    text = recipe.read_text().split("[sequences]")[1]
-    further = tmp_path / "further.toml"
-    further.write_text(f"[model]\nfolder = '{tmp_path / 'first'}'\n[sequences]\n{text}")
-    rate = "optimizer.learning_rate=1e-9"
-    run(further, corpus_folder, tmp_path / "second", change, "run.steps=1", rate)
+    further = (f"model.folder={tmp_path / 'first'}", change, "run.steps=1", "optimizer.learning_rate=1e-9")
+    run(recipe, corpus_folder, tmp_path / "second", *further)
     model = bertsmith.load(tmp_path / "second")
     assert model.config == plain.config
     for (name, one), other in zip(plain.named_parameters(), model.parameters(), strict=True):
@@ -168,7 +164,7 @@ def test_a_run_goes_on_from_a_folder_with_its_generator(recipe: Path, corpus_fol
 
 
 def test_two_processes_equal_one(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
-    changes = ("generator.sharing=gradient_disentangled", "objective.optimizers=two", "run.steps=8")
+    changes = (*ELECTRA, "generator.sharing=gradient_disentangled", "objective.optimizers=two", "run.steps=8")
     run(recipe, corpus_folder, tmp_path / "one", *changes)
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "-m"]
@@ -185,7 +181,7 @@ def test_two_processes_equal_one(recipe: Path, corpus_folder: Path, tmp_path: Pa
 def test_the_command_exports_both_parts(
     recipe: Path, corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(recipe, corpus_folder, tmp_path / "run", "run.steps=1")
+    run(recipe, corpus_folder, tmp_path / "run", *ELECTRA, "run.steps=1")
     capsys.readouterr()
     main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "encoder")])
     main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "generator"), "--part", "generator"])

@@ -115,20 +115,12 @@ def tiny_model(name: str, seed: int = 0) -> Model:
 
 
 def _pre_norm(config: ModelConfig) -> ModelConfig:
-    """The same network with norms before the parts, a last norm, and sinusoid positions."""
-    encoder, norm = config.encoder, NormConfig(placement="pre")
-    layers = tuple(layer.model_copy(update={"norm": norm}) for layer in encoder.layers)
-    embedding = encoder.embedding.model_copy(update={"positions": "sinusoid", "is_scaled": True, "has_norm": False})
-    changes = {"layers": layers, "embedding": embedding, "final_norm": norm}
-    return config.model_copy(update={"encoder": encoder.model_copy(update=changes)})
-
-
-def _gated(config: ModelConfig) -> ModelConfig:
-    """The same network with gated feed-forwards and RMS norms, their biases and all."""
-    encoder, norm = config.encoder, NormConfig(kind="rms")
+    """The same network with RMS norms before the parts, a last norm, sinusoid positions, gates, biases and all."""
+    encoder, norm = config.encoder, NormConfig(placement="pre", kind="rms")
     feedforward = encoder.layers[0].feedforward.changed(is_gated=True, activation="silu")
     layers = tuple(layer.changed(norm=norm, feedforward=feedforward) for layer in encoder.layers)
-    return config.changed(encoder=encoder.changed(layers=layers, embedding=encoder.embedding.changed(norm="rms")))
+    embedding = encoder.embedding.changed(positions="sinusoid", is_scaled=True, has_norm=False)
+    return config.changed(encoder=encoder.changed(layers=layers, embedding=embedding, final_norm=norm))
 
 
 def _shares(sharing: str) -> Callable[[ModelConfig], ModelConfig]:
@@ -138,7 +130,6 @@ def _shares(sharing: str) -> Callable[[ModelConfig], ModelConfig]:
 
 VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     "pre-norm": _pre_norm,
-    "gated, rms": _gated,
     "sharing mixers": _shares("mixer"),
     "sharing feed-forwards": _shares("feedforward"),
 }

@@ -52,7 +52,8 @@ def killed_at(name: str, recipe: Path, corpus: Path, out: Path) -> None:
 
 def slowed() -> dict[str, str]:
     """An environment in which each step waits a little, so that a signal meets the run in the middle."""
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent / "slow")}
+    paths = [str(Path(__file__).parent / "slow"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def assert_same(out: Path, straight: Path) -> None:

@@ -192,7 +192,8 @@ def _settled(settings: "PretrainSettings", trainer: "Trainer", budget: "Budget",
         steps = steps_at(pace, trainer, budget.amount, spent=time.perf_counter() - begin)
         settings = settings.changed(run=settings.run.changed(steps=steps))
         trainer.set_steps(steps)
-        told += f" {pace.tokens_per_second / 1e6:.3g} M tokens/s, so"
+        size, mark = (1e6, "M") if pace.tokens_per_second >= 1e6 else (1e3, "k")
+        told += f" {pace.tokens_per_second / size:.2f} {mark} tokens/s, so"
     if trainer.show:
         told += f" {settings.run.steps:,} steps of {settings.batch.tokens:,} tokens"
         Console().print(told, highlight=False, markup=False)

@@ -83,16 +83,15 @@ def steps_within(
     return most_steps(cost, budget)
 
 
-def most_steps(cost: Callable[[int], float], budget: Budget, limit: float | None = None) -> int:
-    """The most steps that cost no more than a budget, or than what is left of it; more steps cost more."""
-    limit = budget.amount if limit is None else limit
+def most_steps(cost: Callable[[int], float], budget: Budget) -> int:
+    """The most steps that cost no more than a budget; more steps cost more."""
     high = 1
-    while cost(high) <= limit:
+    while cost(high) <= budget.amount:
         high *= 2
         if high > MOST_STEPS:
             raise InputError(f"the budget {budget.text!r} is more than {MOST_STEPS:,} steps; give less")
     # half of `high` is affordable; the place of the first of the steps 1, 2, … that is not
-    steps = bisect_right(range(1, high), limit, lo=high // 2, key=cost)
+    steps = bisect_right(range(1, high), budget.amount, lo=high // 2, key=cost)
     if not steps:
         raise InputError(f"the budget {budget.text!r} is less than one step takes; give more, or lower batch.tokens")
     return steps

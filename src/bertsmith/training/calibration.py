@@ -62,7 +62,20 @@ def calibrate(trainer: "Trainer", seconds: float) -> int:
 
 
 def steps_at(pace: Pace, trainer: "Trainer", seconds: float, *, spent: float) -> int:
-    """The steps that fit into a time of which some is spent: on every process the number of the main one."""
+    """The steps that fit into a time of which some is spent; every process gets the main one's answer."""
+    answer: int | InputError = 0
+    if trainer.engine.is_main:
+        try:
+            answer = _steps_at(pace, trainer, seconds, spent)
+        except InputError as error:
+            answer = error
+    answer = broadcast_object_list([answer])[0]
+    if isinstance(answer, InputError):
+        raise answer
+    return answer
+
+
+def _steps_at(pace: Pace, trainer: "Trainer", seconds: float, spent: float) -> int:
     left = (1 - RESERVE) * seconds - spent
     if left <= 0:
         raise InputError(
@@ -70,8 +83,7 @@ def steps_at(pace: Pace, trainer: "Trainer", seconds: float, *, spent: float) ->
             "step takes; give more"
         )
     method, budget = trainer.method, Budget("seconds", left, f"{seconds:g}s")
-    steps = most_steps(lambda steps: pace.seconds(method.with_steps(steps), trainer.processes), budget)
-    return int(broadcast_object_list([steps])[0])
+    return most_steps(lambda steps: pace.seconds(method.with_steps(steps), trainer.processes), budget)
 
 
 def measure_pace(trainer: "Trainer", seconds: float) -> Pace:

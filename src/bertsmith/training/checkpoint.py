@@ -15,8 +15,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from bertsmith.checkpoint.files import NewFolder, copy_tensors, read_json, read_tensors, write_json, write_tensors
-from bertsmith.checkpoint.store import write_model
+from bertsmith.checkpoint.store import read_config, write_model
 from bertsmith.errors import InputError
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 
 _SEAL = "seal.json"  # written last: the hash of every other file
@@ -110,6 +111,12 @@ def find_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
             return path, complaints
         complaints.append(f"checkpoint {path.name} is not whole ({reason}) and is passed over")
     return None, complaints
+
+
+def newest_network(folder: Path) -> ModelConfig | None:
+    """The config of the newest whole checkpoint in a folder; None if there is none."""
+    path, _ = find_checkpoint(folder)
+    return None if path is None else read_config(path)
 
 
 def remove_leftovers(folder: Path) -> None:

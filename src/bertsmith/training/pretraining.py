@@ -10,6 +10,7 @@ from bertsmith.batches.loader import BatchReader, SpecialTokens
 from bertsmith.batches.plan import Plan, SequenceConfig
 from bertsmith.batches.shards import MANIFEST, TokenCorpus
 from bertsmith.errors import InputError
+from bertsmith.models.build import assemble
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import training_flops, training_memory
 from bertsmith.models.heads import MaskDecoderConfig
@@ -19,7 +20,9 @@ from bertsmith.objectives.masked_lm import MaskedLMConfig
 from bertsmith.objectives.replaced_tokens import ReplacedTokensConfig
 from bertsmith.settings import ByKind, Record
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.choice import GeneratorChoice, ModelChoice, check_encoder, chosen_config, chosen_model
+from bertsmith.training.checkpoint import newest_network
+from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config, chosen_model
+from bertsmith.training.continued import check_encoder
 from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.trainer import Trainer, TrainingData
@@ -63,19 +66,24 @@ class PretrainSettings(Record):
     def has_generator(self) -> bool:
         return isinstance(self.objective, ReplacedTokensConfig)
 
-    def network(self, vocabulary: int) -> ModelConfig:
+    def network(self, vocabulary: int, tokenizer: Tokenizer | None = None) -> ModelConfig:
         """The model's config for a vocabulary, with exactly the heads the objective trains, and a mask decoder's."""
         generator = self.generator if self.has_generator else None
-        config = chosen_config(self.model, generator, self.objective.heads, vocabulary)
-        self._check_network(config, vocabulary)
+        config = chosen_config(self.model, generator, self.objective.heads, vocabulary, tokenizer)
+        self._check_network(config, 0 if tokenizer is None and self.has_folder else vocabulary)
         return config
 
-    def start(self, vocabulary: int) -> Model:
-        """The model to train, with its first weights."""
-        generator = self.generator if self.has_generator else None
-        model = chosen_model(self.model, generator, self.objective.heads, vocabulary, seed=self.run.seed)
-        self._check_network(model.config, vocabulary)
-        return model
+    def start(self, tokenizer: Tokenizer) -> tuple[Model, list[str]]:
+        """The model to train, with its first weights, and what a person should know about them."""
+        generator, heads = self.generator if self.has_generator else None, self.objective.heads
+        model, notices = chosen_model(self.model, generator, heads, tokenizer.size, tokenizer, seed=self.run.seed)
+        self._check_network(model.config, tokenizer.size)
+        return model, notices
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether weights come from a folder."""
+        return self.model.folder is not None or self.generator.folder is not None
 
     def _check_network(self, config: ModelConfig, vocabulary: int) -> None:
         """Raises a sentence if a network cannot read the sequences."""
@@ -96,12 +104,16 @@ class PretrainSettings(Record):
                 )
 
 
-def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto", show: bool = True) -> Trainer:
-    """The trainer of a run, ready to go."""
+def make_trainer(
+    settings: PretrainSettings, out: Path, *, device: str = "auto", show: bool = True, resume: bool = False
+) -> Trainer:
+    """The trainer of a run, ready to go; one that will resume needs no more of a folder it once began from."""
     if settings.data is None:
         raise InputError("data is not given: pass --data with a folder that `bertsmith corpus` wrote")
     tokenizer = Tokenizer.load(Path(settings.data))
-    model = settings.start(tokenizer.size)
+    # the run's own checkpoint has config and weights; the folder may be another by now, or gone
+    earlier = newest_network(out / "checkpoints") if resume and settings.has_folder else None
+    model, notices = settings.start(tokenizer) if earlier is None else (assemble(earlier), [])
     model.tokenizer = tokenizer
     config = model.config
     return Trainer(
@@ -114,17 +126,18 @@ def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto",
         flops_per_token=training_flops(config, settings.sequences.length, settings.objective.targets_per_token),
         device=device,
         show=show,
+        notices=notices,
     )
 
 
 def explain(settings: PretrainSettings) -> dict[str, str]:
     """What a run will cost, as names and values to print."""
-    vocabulary = Tokenizer.load(Path(settings.data)).size if settings.data else 30522
-    config = settings.network(vocabulary)
+    tokenizer = Tokenizer.load(Path(settings.data)) if settings.data else None
+    config = settings.network(30522 if tokenizer is None else tokenizer.size, tokenizer)
     rate, micro = settings.objective.targets_per_token, settings.sequences.micro_tokens
     memory = training_memory(config, micro, rate, half=settings.run.is_half("auto"))
     return {
-        "vocabulary": f"{vocabulary:,}" + ("" if settings.data else " (no --data given)"),
+        "vocabulary": f"{config.encoder.vocabulary:,}" + ("" if settings.data else " (no --data given)"),
         **settings.method.costs(config, settings.sequences.length, rate, micro),
         "memory": f"about {memory / 2**30:.2f} GiB on each device",
     }

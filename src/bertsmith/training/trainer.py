@@ -17,7 +17,7 @@ so neither the number of processes nor an interruption changes it.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,9 @@ class Trainer:
         flops_per_token: float,
         device: str = "auto",
         show: bool = True,
+        notices: Sequence[str] = (),
     ) -> None:
+        self.notices = notices
         self.data, self.method, self.out = data, method, out
         self.fingerprint = fingerprint
         self.engine = Engine(model, objective, method, out, device=device)
@@ -99,8 +101,8 @@ class Trainer:
             self.engine.accelerator.init_trackers("bertsmith", config={"steps": run.steps, "seed": run.seed})
         batches = self._stream()
         with StopRequest() as stop, Display(run.steps, self.progress.step, visible=self.show) as display:
-            for complaint in complaints:
-                display.say(complaint)
+            for notice in (*self.notices, *complaints):
+                display.say(notice)
             self._loop(batches, stop, display)
             if self.is_finished and run.average_last > 1:
                 self._average(display)

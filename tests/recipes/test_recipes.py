@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 PRETRAINING = [path for path in RECIPES if "preset" in read_toml(path)["model"]]
 TRANSLATION = [path for path in RECIPES if "name" in read_toml(path)["model"]]
+CONTINUING = [path for path in RECIPES if "folder" in read_toml(path)["model"]]  # in test_continue_recipes.py
 SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.steps=2", "run.evaluate_batches=1", "run.workers=0"]
 SMALL += ["run.compile=off", "run.log_every=1"]
 
@@ -24,7 +25,7 @@ SMALL += ["run.compile=off", "run.log_every=1"]
 def test_there_are_recipes() -> None:
     assert len(PRETRAINING) >= 3
     assert len(TRANSLATION) >= 2
-    assert {*PRETRAINING, *TRANSLATION} == {*RECIPES}
+    assert {*PRETRAINING, *TRANSLATION, *CONTINUING} == {*RECIPES}
 
 
 @pytest.mark.parametrize("path", TRANSLATION, ids=lambda path: path.stem)
@@ -60,7 +61,7 @@ def test_recipe_takes_two_steps(path: Path, corpus_folder: Path, tmp_path: Path)
     assert again["training_loss"] == figures["training_loss"]
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*PRETRAINING, *TRANSLATION], ids=lambda path: path.stem)
 def test_explain_prints_and_writes_nothing(path: Path, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     words = ["pretrain"] if path in PRETRAINING else ["finetune", "--recipe"]
     main([*words, str(path), "--explain", "--set", "run.seed=7"])

@@ -152,6 +152,10 @@ def chosen_model(
     if model.folder is None and (generator is None or generator.folder is None):
         return build(chosen_config(model, generator, heads, vocabulary), seed=seed), []
     notices: list[str] = []
+    guesser = None
+    if generator is not None and generator.folder is not None:
+        guesser = continued(generator, ("masked_tokens",), tokenizer, notices, seed=seed)
+        vocabulary = max(vocabulary, guesser.config.encoder.vocabulary)  # tables may have more rows than are used
     if model.folder is not None:
         start = continued(model, heads, tokenizer, notices, seed=seed)
     else:
@@ -162,38 +166,28 @@ def chosen_model(
         if start.generator is not None:
             notices.append("the folder's generator is left out: the objective has no use for one")
         return alone(start), notices
-    return _beside(start, model, generator, vocabulary, tokenizer, notices, seed=seed), notices
-
-
-def _beside(
-    start: Model,
-    model: ModelChoice,
-    generator: GeneratorChoice,
-    vocabulary: int,
-    tokenizer: Tokenizer | None,
-    notices: list[str],
-    *,
-    seed: int,
-) -> Model:
-    """The model with its generator, in the form in which it is trained."""
-    kept = start.config.generator
-    if kept is not None and not generator.is_given:
-        if generator.sharing not in (None, kept.sharing):
-            raise InputError(
-                f"generator.sharing is {generator.sharing!r} and the generator in {model.folder!r} was trained with "
-                f"{kept.sharing!r}; leave it out, or give another generator"
-            )
-        return unfold(start)
-    start = alone(start)
-    if generator.folder is not None:
-        other = continued(generator, ("masked_tokens",), tokenizer, notices, seed=seed)
-    else:
-        config = generator.config(vocabulary) or generator_of(
-            start.config, width=generator.width, depth=generator.depth
-        )
-        other = build(with_heads(config, ("masked_tokens",)), seed=seed)
-        size = f"{len(config.encoder.layers)} layers of width {config.encoder.width}"
+    if start.config.generator is not None and not generator.is_given:
+        _check_sharing(start.config.generator, generator, model)
+        return unfold(start), notices
+    if guesser is None:
+        guesser = _fresh_generator(start.config, generator, seed)
+        inner = guesser.config.encoder
+        size = f"layers: {len(inner.layers)}, width: {inner.width}"
         notices.append(f"the generator is fresh ({size}): its first guesses are nearly random")
-    sharing = generator.sharing or "full"
-    agree(start, other, sharing, fresh=(model.folder is None, generator.folder is None))
-    return unfold(attach(start, other, sharing))
+    start, sharing = alone(start), generator.sharing or "full"
+    agree(start, guesser, sharing, fresh=(model.folder is None, generator.folder is None))
+    return unfold(attach(start, guesser, sharing)), notices
+
+
+def _fresh_generator(config: ModelConfig, choice: GeneratorChoice, seed: int) -> Model:
+    """The chosen generator beside a model, with as many rows as the model has."""
+    other = choice.config(config.encoder.vocabulary) or generator_of(config, width=choice.width, depth=choice.depth)
+    return build(with_heads(other, ("masked_tokens",)), seed=seed)
+
+
+def _check_sharing(kept: GeneratorConfig, choice: GeneratorChoice, model: ModelChoice) -> None:
+    if choice.sharing not in (None, kept.sharing):
+        raise InputError(
+            f"generator.sharing is {choice.sharing!r} and the generator in {model.folder!r} was trained with "
+            f"{kept.sharing!r}; leave it out, or give another generator"
+        )

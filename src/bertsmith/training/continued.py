@@ -97,7 +97,7 @@ def agree(model: Model, generator: Model, sharing: str, *, fresh: tuple[bool, bo
     own, others = (
         {name: tensor for name, tensor in part.state_dict().items() if name.startswith(starts)} for part in both
     )
-    for name in own.keys() & others.keys():
+    for name in [name for name in own if name in others]:
         if own[name].shape != others[name].shape:
             return  # their configs do not fit, which is said where they are put together
         if fresh[1]:

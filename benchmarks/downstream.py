@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bertsmith
-from bertsmith.models.generator import alone
+from bertsmith.models.generator import part_of
 
 
 class Classifier(nn.Module):
@@ -74,7 +74,7 @@ def collate(items: list[dict[str, Any]], pad: int, types: int, device: str) -> t
 def finetune(folder: Path, task: Path, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """The dev scores of one model after training on one task."""
     torch.manual_seed(seed)
-    model = alone(bertsmith.load(folder, device=options.device))
+    model = part_of(bertsmith.load(folder, device=options.device), "encoder")
     types, pad = model.config.encoder.embedding.types, model.require_tokenizer().pad
     train = encode(model, read(task / "train.jsonl.xz"), options.length)
     dev = encode(model, read(task / "dev.jsonl.xz"), options.length)

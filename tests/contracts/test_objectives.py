@@ -55,7 +55,7 @@ def make(case: Case, name: str, corpus: Path) -> tuple[Model, Objective[TokenBat
     tokenizer, config = Tokenizer.load(corpus), OBJECTIVES[case.kind](**case.changes)
     sizes = {key: value for key, value in SIZE.items() if key in overridable(name)}
     choice = ModelChoice(preset=name, overrides={**sizes, "layers": case.models[name]})
-    model = chosen_model(choice, case.generator, config.heads, tokenizer.size, seed=0)
+    model, _ = chosen_model(choice, case.generator, config.heads, tokenizer.size, tokenizer, seed=0)
     return model, config.build(tokenizer, model.config.encoder.ponder_weight)
 
 

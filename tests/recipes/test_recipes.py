@@ -17,7 +17,8 @@ from bertsmith.training.translation import TranslationSettings
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 TRANSLATION = [path for path in RECIPES if "name" in read_toml(path).get("model", {})]
-PRETRAINING = [path for path in RECIPES if path not in TRANSLATION]
+CONTINUING = [path for path in RECIPES if "folder" in read_toml(path).get("model", {})]  # in test_continue_recipes.py
+PRETRAINING = [path for path in RECIPES if path not in (*TRANSLATION, *CONTINUING)]
 SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.steps=2", "run.evaluate_batches=1", "run.workers=0"]
 SMALL += ["run.compile=off", "run.log_every=1", "phases=[]"]
 
@@ -60,7 +61,7 @@ def test_recipe_takes_two_steps(path: Path, corpus_folder: Path, tmp_path: Path)
     assert again["training_loss"] == figures["training_loss"]
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*PRETRAINING, *TRANSLATION], ids=lambda path: path.stem)
 def test_explain_prints_and_writes_nothing(path: Path, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     words = ["pretrain"] if path in PRETRAINING else ["finetune", "--recipe"]
     main([*words, str(path), "--explain", "--set", "run.seed=7"])

@@ -43,7 +43,7 @@ def load(
     if not folder.is_dir():
         raise InputError(f"model folder {str(folder)!r} does not exist")
     data = read_json(folder / "config.json")
-    model = fold(_load_ours(folder, data)) if "bertsmith" in data else load_hf(folder, ignore=ignore)
+    model = fold(_load_ours(folder)) if "bertsmith" in data else load_hf(folder, ignore=ignore)
     if (folder / "tokenizer.json").exists() or (folder / "vocab.txt").exists():
         model.tokenizer = Tokenizer.load(folder)
         rows = model.config.encoder.vocabulary
@@ -100,14 +100,19 @@ def write_model(model: Model, folder: Path) -> None:
         model.tokenizer.save(folder)
 
 
-def _load_ours(folder: Path, data: dict[str, object]) -> Model:
+def read_config(folder: Path) -> ModelConfig:
+    """The config of a model in a folder of ours, as it was written."""
     path = folder / "config.json"
-    if data["bertsmith"] != FORMAT:
-        raise InputError(f"{str(path)!r} has format {data['bertsmith']!r}; this version reads {FORMAT}")
+    data = read_json(path)
+    if data.get("bertsmith") != FORMAT:
+        raise InputError(f"{str(path)!r} has format {data.get('bertsmith')!r}; this version reads {FORMAT}")
     if not isinstance(data.get("model"), dict):
         raise InputError(f"{str(path)!r} has no 'model'")
-    config = ModelConfig.parse(data["model"], source=str(path))  # type: ignore[arg-type]
-    model = assemble(config)
+    return ModelConfig.parse(data["model"], source=str(path))
+
+
+def _load_ours(folder: Path) -> Model:
+    model = assemble(read_config(folder))
     weights = find_weights(folder)
     copy_tensors(read_tensors(weights), model, str(weights))
     return model.eval()

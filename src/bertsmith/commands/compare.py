@@ -81,7 +81,6 @@ def compare(
 def _settings(recipes: list[str], data: Path | None, assignments: list[str]) -> dict[str, "PretrainSettings"]:
     """The settings of every recipe by a name that tells them apart, each checked as far as can be without training."""
     from bertsmith.commands.pretrain import plain_settings
-    from bertsmith.text.tokenizer import Tokenizer
     from bertsmith.training.pretraining import PretrainSettings
 
     if len(recipes) < 2:
@@ -96,7 +95,7 @@ def _settings(recipes: list[str], data: Path | None, assignments: list[str]) -> 
         if settings[name].data is None:
             raise InputError(f"{recipe}: data is not given: pass --data with a folder that `bertsmith corpus` wrote")
         try:
-            settings[name].network(Tokenizer.load(Path(str(settings[name].data))).size)
+            settings[name].network(settings[name].tokenizer)
         except InputError as error:
             raise InputError(f"{recipe}: {error}") from None
     corpora = {one.data for one in settings.values()}

@@ -170,8 +170,8 @@ def run_pretraining(
     return carry_out(
         settings,
         out,
-        inputs=[Path(path) for path in (settings.data, settings.branch) if path is not None],
-        make=lambda: make_trainer(settings, out, device=device),
+        inputs=[Path(path) for path in settings.inputs],
+        make=lambda: make_trainer(settings, out, device=device, resume=resume),
         settle=settle,
         finish=lambda trainer: _finish(settings, trainer, out),
         device=device,

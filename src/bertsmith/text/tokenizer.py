@@ -5,6 +5,8 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, Self, overload
@@ -88,13 +90,14 @@ class Tokenizer:
     def _roles(self) -> dict[str, int]:
         found = {}
         for role, names in ROLES.items():
-            ids = (self._vocabulary[name] for name in names if name in self._vocabulary)
+            ids = (self.vocabulary[name] for name in names if name in self.vocabulary)
             if (token := next(ids, None)) is not None:
                 found[role] = token
         return found
 
     @cached_property
-    def _vocabulary(self) -> dict[str, int]:
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every piece, added tokens among them."""
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return vocabulary
 
@@ -112,7 +115,7 @@ class Tokenizer:
     @cached_property
     def size(self) -> int:
         """The rows an embedding needs: the highest id plus one."""
-        return max(self._vocabulary.values()) + 1
+        return max(self.vocabulary.values()) + 1
 
     @cached_property
     def content(self) -> dict[str, Any]:
@@ -135,7 +138,7 @@ class Tokenizer:
         starts = np.ones(self.size, dtype=bool)
         continuing, leading = self._word_marks()
         special = set(self.special_ids)
-        for piece, token in self._vocabulary.items():
+        for piece, token in self.vocabulary.items():
             if token in special:
                 continue
             if continuing:
@@ -226,10 +229,35 @@ class Tokenizer:
 
     def encode_words(self, words: list[str]) -> tuple[list[int], list[int]]:
         """The ids of all words, each encoded as a text of its own, and for every id the index of its word."""
-        (encoding,) = self._encoded([words], None, add_special_tokens=False, is_pretokenized=True)
+        (encoding,) = self._encoded([words], None, has_words=True, add_special_tokens=False, is_pretokenized=True)
         return encoding.ids, encoding.word_ids
 
-    def _encoded(self, inputs: list[Any], max_length: int | None, **settings: bool) -> list[Any]:
+    def split_words(self, texts: Sequence[str]) -> list[list[list[str]]]:
+        """For each text the pieces of every word in it, words being what the tokenizer itself never joins."""
+        _check_texts("texts", texts)
+        rows = self._encoded(list(texts), None, has_words=True, add_special_tokens=False)
+        pairs = (zip(row.word_ids, row.tokens, strict=True) for row in rows)
+        return [[[piece for _, piece in word] for _, word in groupby(row, itemgetter(0))] for row in pairs]
+
+    def spell(self, piece: str) -> list[int]:
+        """The ids this tokenizer has for the letters of a piece of another vocabulary, marks included."""
+        model = self.content["model"]
+        if model["type"] != "WordPiece":
+            return [token.id for token in self._backend.model.tokenize(piece)]
+        prefix = model["continuing_subword_prefix"]
+        mark, letters = (prefix, piece.removeprefix(prefix)) if piece.startswith(prefix) else ("", piece)
+        ids: list[int] = []
+        while letters:
+            length = next((end for end in range(len(letters), 0, -1) if mark + letters[:end] in self.vocabulary), 0)
+            if not length:
+                return []
+            ids.append(self.vocabulary[mark + letters[:length]])
+            mark, letters = prefix, letters[length:]
+        return ids
+
+    def _encoded(
+        self, inputs: list[Any], max_length: int | None, *, has_words: bool = False, **settings: bool
+    ) -> list[Any]:
         # the backend keeps truncation as its state and refuses to change it while another thread encodes
         with self._lock:
             if max_length != self._truncation:
@@ -240,7 +268,7 @@ class Tokenizer:
                 self._truncation = max_length
             # the fast form leaves out character offsets and word indices
             fast = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)
-            encode = self._backend.encode_batch if settings.get("is_pretokenized") else fast
+            encode = self._backend.encode_batch if has_words else fast
             encodings: list[Any] = encode(inputs, **settings)
             return encodings
 

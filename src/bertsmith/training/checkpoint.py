@@ -15,8 +15,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from bertsmith.checkpoint.files import NewFolder, copy_tensors, read_json, read_tensors, write_json, write_tensors
-from bertsmith.checkpoint.store import write_model
+from bertsmith.checkpoint.store import read_config, write_model
 from bertsmith.errors import InputError
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 
 _SEAL = "seal.json"  # written last: the hash of every other file
@@ -123,6 +124,12 @@ def check_whole(path: Path) -> None:
     reason = _torn(path)
     if reason is not None:
         raise InputError(f"{str(path)!r} is no whole checkpoint: {reason}")
+
+
+def newest_network(folder: Path) -> ModelConfig | None:
+    """The config of the newest whole checkpoint in a folder; None if there is none."""
+    path, _ = find_checkpoint(folder)
+    return None if path is None else read_config(path)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -14,7 +14,7 @@ from bertsmith.batches.random import key
 from bertsmith.batches.shards import MANIFEST, TokenCorpus
 from bertsmith.batches.statistics import unigram_level
 from bertsmith.errors import InputError
-from bertsmith.models.build import rebuild
+from bertsmith.models.build import assemble, rebuild
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import training_flops, training_memory
 from bertsmith.models.heads import MaskDecoderConfig
@@ -28,7 +28,9 @@ from bertsmith.settings import ByKind, Record
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.budget import Budget, steps_within
 from bertsmith.training.calibration import calibrate
-from bertsmith.training.choice import GeneratorChoice, ModelChoice, check_encoder, chosen_config, chosen_model
+from bertsmith.training.checkpoint import newest_network
+from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config, chosen_model
+from bertsmith.training.continued import check_encoder
 from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.health import Baseline
 from bertsmith.training.method import Method, RunConfig
@@ -97,9 +99,9 @@ class PretrainSettings(Record):
         return Method(self.run, self.optimizer, self.schedule, phases)
 
     @property
-    def vocabulary(self) -> int:
-        """The size of the corpus's vocabulary; without a corpus, that of BERT's."""
-        return Tokenizer.load(Path(self.data)).size if self.data else 30522
+    def tokenizer(self) -> Tokenizer | None:
+        """The corpus's tokenizer; None without a corpus."""
+        return Tokenizer.load(Path(self.data)) if self.data else None
 
     def flops_per_token(self, config: ModelConfig) -> tuple[float, ...]:
         """Operations of one token of each phase, forward and backward."""
@@ -111,22 +113,37 @@ class PretrainSettings(Record):
     def has_generator(self) -> bool:
         return isinstance(self.objective, ReplacedTokensConfig)
 
-    def network(self, vocabulary: int) -> ModelConfig:
-        """The model's config for a vocabulary, with exactly the heads the objective trains, and a mask decoder's."""
+    def network(self, tokenizer: Tokenizer | None) -> ModelConfig:
+        """The model's config for a corpus's tokenizer, with exactly the heads the objective trains and a mask decoder's.
+
+        Without a corpus the vocabulary is that of a folder, or as large as BERT's.
+        """
+        vocabulary = 30522 if tokenizer is None else tokenizer.size
         generator = self.generator if self.has_generator else None
-        config = chosen_config(self.model, generator, self.objective.heads, vocabulary)
+        config = chosen_config(self.model, generator, self.objective.heads, vocabulary, tokenizer)
         config = self.objective.network(config)
-        self._check_network(config, vocabulary)
+        self._check_network(config, 0 if tokenizer is None and self.has_folder else vocabulary)
         return config
 
-    def start(self, vocabulary: int) -> Model:
-        """The model to train, with its first weights."""
-        generator = self.generator if self.has_generator else None
-        model = chosen_model(self.model, generator, self.objective.heads, vocabulary, seed=self.run.seed)
+    def start(self, tokenizer: Tokenizer) -> tuple[Model, list[str]]:
+        """The model to train, with its first weights, and what a person should know about them."""
+        generator, heads = self.generator if self.has_generator else None, self.objective.heads
+        model, notices = chosen_model(self.model, generator, heads, tokenizer.size, tokenizer, seed=self.run.seed)
         config = self.objective.network(model.config)
         model = model if config == model.config else rebuild(model, config)
-        self._check_network(model.config, vocabulary)
-        return model
+        self._check_network(model.config, tokenizer.size)
+        return model, notices
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether weights come from a folder."""
+        return self.model.folder is not None or self.generator.folder is not None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The folders the run reads."""
+        given = (self.data, self.branch, self.model.folder, self.generator.folder)
+        return tuple(path for path in given if path is not None)
 
     def _check_network(self, config: ModelConfig, vocabulary: int) -> None:
         """Raises a sentence if a network cannot read the sequences."""
@@ -146,12 +163,16 @@ class PretrainSettings(Record):
                     raise InputError(f"{name} is {phase.length}; the model takes at most {longest} tokens")
 
 
-def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto", show: bool = True) -> Trainer:
-    """The trainer of a run, ready to go."""
+def make_trainer(
+    settings: PretrainSettings, out: Path, *, device: str = "auto", show: bool = True, resume: bool = False
+) -> Trainer:
+    """The trainer of a run, ready to go; one that will resume needs no more of a folder it once began from."""
     if settings.data is None:
         raise InputError("data is not given: pass --data with a folder that `bertsmith corpus` wrote")
     tokenizer = Tokenizer.load(Path(settings.data))
-    model = settings.start(tokenizer.size)
+    # the run's own checkpoint has config and weights; the folder may be another by now, or gone
+    earlier = newest_network(out / "checkpoints") if resume and settings.has_folder else None
+    model, notices = settings.start(tokenizer) if earlier is None else (assemble(earlier), [])
     model.tokenizer = tokenizer
     config = model.config
     return Trainer(
@@ -165,6 +186,7 @@ def make_trainer(settings: PretrainSettings, out: Path, *, device: str = "auto",
         branch=None if settings.branch is None else Path(settings.branch),
         device=device,
         show=show,
+        notices=notices,
     )
 
 
@@ -173,7 +195,7 @@ def steps_for(settings: PretrainSettings, budget: Budget, device: str = "auto") 
     if budget.kind == "tokens":
         return steps_within(settings, budget, 1.0)
     if budget.kind == "flops":
-        return steps_within(settings, budget, settings.flops_per_token(settings.network(settings.vocabulary)))
+        return steps_within(settings, budget, settings.flops_per_token(settings.network(settings.tokenizer)))
     with TemporaryDirectory() as folder:
         trainer = make_trainer(settings, Path(folder), device=device, show=False)
         return calibrate(trainer, budget.amount)
@@ -181,13 +203,12 @@ def steps_for(settings: PretrainSettings, budget: Budget, device: str = "auto") 
 
 def explain(settings: PretrainSettings) -> dict[str, str]:
     """What a run will cost, as names and values to print."""
-    vocabulary = settings.vocabulary
-    config = settings.network(vocabulary)
+    config = settings.network(settings.tokenizer)
     rate, passes = settings.objective.targets_per_token, settings.objective.passes
     micro = max(phase.micro_tokens for phase in settings.method.phases)
     memory = training_memory(config, passes * micro, rate, half=settings.run.is_half("auto"))
     return {
-        "vocabulary": f"{vocabulary:,}" + ("" if settings.data else " (no --data given)"),
+        "vocabulary": f"{config.encoder.vocabulary:,}" + ("" if settings.data else " (no --data given)"),
         **settings.method.costs(config, rate, passes),
         "memory": f"about {memory / 2**30:.2f} GiB on each device",
     }

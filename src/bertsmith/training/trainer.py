@@ -16,6 +16,7 @@ Every random draw (order of the data, masks, dropout) is a function of the seed 
 so neither the number of processes nor an interruption changes it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ class Trainer:
         branch: Path | None = None,
         device: str = "auto",
         show: bool = True,
+        notices: Sequence[str] = (),
     ) -> None:
+        self.notices = notices
         self.data, self.method, self.out = data, method, out
         self.fingerprint, self.baseline, self.branch = fingerprint, baseline, branch
         self.engine = Engine(model, objective, method, out, device=device)
@@ -91,8 +94,8 @@ class Trainer:
         if run.track:
             self.engine.accelerator.init_trackers("bertsmith", config={"steps": run.steps, "seed": run.seed})
         with StopRequest() as stop, Display(run.steps, self.progress.step, visible=self.show) as display:
-            for complaint in complaints:
-                display.say(complaint)
+            for notice in (*self.notices, *complaints):
+                display.say(notice)
             self._loop(self.feed(), stop, display)
             if self.is_finished and run.average_last > 1:
                 self._average(display)

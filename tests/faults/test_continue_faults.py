@@ -1,0 +1,141 @@
+"""Folders a run cannot go on from: one sentence each, and nothing is written."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.errors import InputError
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.pretraining import PretrainSettings
+
+SIZE = {"width": 16, "layers": 1, "heads": 2, "longest": 32}
+SMALL = "\n[sequences]\nlength = 32\nmicro_tokens = 256\n[batch]\ntokens = 256\n[run]\nsteps = 2\n"
+
+
+def saved(folder: Path, preset: str, tokenizer: Tokenizer | None, seed: int = 0, **changes: Any) -> Path:
+    size = {"vocabulary": 160 if tokenizer is None else tokenizer.size, **SIZE, **changes}
+    model = bertsmith.build(bertsmith.preset(preset, **size), seed=seed)
+    model.tokenizer = tokenizer
+    bertsmith.save(model, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of many kinds, all but the first of no use with the corpus."""
+    home, own = tmp_path_factory.mktemp("folders"), Tokenizer.load(corpus_folder)
+    saved(home / "good", "bert-tiny", own)
+    other = learn_tokenizer(["seven lanterns by the river, a broken clock"] * 9, "wordpiece", 90, progress=False)
+    saved(home / "other-words", "bert-tiny", other)
+    cased = json.loads(json.dumps(own.content))
+    cased["normalizer"]["lowercase"] = False
+    saved(home / "cased", "bert-tiny", Tokenizer.from_json(json.dumps(cased)))
+    saved(home / "few-rows", "bert-tiny", None, vocabulary=50)
+    saved(home / "wide", "electra-small", own, embedding_width=16)
+    saved(home / "guesser", "bert-tiny", own, seed=1)
+    saved(home / "narrow-guesser", "bert-tiny", own, width=8)
+    saved(home / "translator", "transformer-tiny", own, layers=1, neurons=16)
+    return home
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "sentence"),
+    [
+        ("nowhere", "", "model folder '{home}/nowhere' does not exist"),
+        ("other-words", "", "the corpus's tokenizer is not that of '{home}/other-words': id "),
+        ("other-words", "", "make the corpus with `bertsmith corpus --tokenizer {home}/other-words`"),
+        ("cased", "", "all pieces are the same, but its normalizer is another"),
+        ("few-rows", "", "pieces and '{home}/few-rows', which holds no tokenizer, 50 rows"),
+        ("translator", "", "'{home}/translator' has a decoder; allowed: encoders"),
+        ("good", "sequences.length=64", "sequences.length is 64; the model takes at most 32 tokens"),
+        ("good", "model.overrides.longest=64", "overrides.longest belongs to the weights of the folder"),
+        ("good", "model.overrides.dropout=2.0", "dropout is 2.0"),
+        ("good", "generator.folder={home}/guesser", "generator is given with objective.kind 'masked_lm'"),
+        (
+            "wide",
+            "objective.kind=replaced_tokens generator.folder={home}/narrow-guesser",
+            "the encoder's embedding width is 16 and its generator's 8; generator.sharing = 'full' needs one",
+        ),
+        (
+            "wide",
+            "objective.kind=replaced_tokens generator.folder={home}/guesser",
+            "generator.sharing is 'full', and the model's token_table is not the generator's",
+        ),
+        (
+            "wide",
+            "objective.kind=replaced_tokens generator.folder={home}/other-words",
+            "the corpus's tokenizer is not that of '{home}/other-words'",
+        ),
+        (
+            "wide",
+            "objective.kind=replaced_tokens generator.folder={home}/guesser generator.width=0.5",
+            "width and depth narrow the model's own layers",
+        ),
+        (
+            "wide",
+            "objective.kind=replaced_tokens generator.overrides.dropout=0.5",
+            "overrides change a preset or a folder; give one",
+        ),
+    ],
+)
+def test_one_sentence_and_no_folder(
+    model: str,
+    more: str,
+    sentence: str,
+    home: Path,
+    corpus_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f"[model]\nfolder = {str(home / model)!r}\n{SMALL}")
+    words = ["pretrain", str(recipe), "--data", str(corpus_folder), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    for change in more.format(home=home).split():
+        words += ["--set", change]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert sentence.format(home=home) in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folders_generator_keeps_its_sharing(home: Path, corpus_folder: Path, tmp_path: Path) -> None:
+    plain = {"model": {"folder": str(home / "wide")}, "objective": {"kind": "replaced_tokens"}}
+    own = Tokenizer.load(corpus_folder)
+    sequences = {"length": 32, "micro_tokens": 256}
+    settings = PretrainSettings.parse({**plain, "generator": {"sharing": "none"}, "sequences": sequences})
+    model, _ = settings.start(own)
+    model.tokenizer = own
+    bertsmith.save(model, tmp_path / "pair")
+    plain["model"]["folder"] = str(tmp_path / "pair")
+    again = PretrainSettings.parse({**plain, "generator": {"sharing": "full"}, "sequences": sequences})
+    with pytest.raises(InputError, match=re.escape("generator.sharing is 'full' and the generator in")):
+        again.start(own)
+
+
+def test_the_folder_survives_force(home: Path, corpus_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(home / "good", folder)
+    (folder / ".bertsmith").touch()
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f"[model]\nfolder = {str(folder)!r}\n{SMALL}")
+    with pytest.raises(InputError, match="lie inside each other"):
+        bertsmith.pretrain(recipe, data=corpus_folder, out=folder, force=True, device="cpu")
+    assert (folder / "model.safetensors").exists()
+
+
+def test_a_folder_without_tokenizer_is_taken_on_trust(corpus_folder: Path, tmp_path: Path) -> None:
+    own = Tokenizer.load(corpus_folder)
+    folder = saved(tmp_path / "bare", "bert-tiny", None, vocabulary=own.size + 7)
+    sequences = {"length": 32, "micro_tokens": 256}
+    _, notices = PretrainSettings.parse({"model": {"folder": str(folder)}, "sequences": sequences}).start(own)
+    assert notices[0] == f"{str(folder)!r} holds no tokenizer: the corpus's {own.size} pieces are taken to be its own"

@@ -1,0 +1,53 @@
+"""Recipes that go on from a folder take two steps from a tiny one that transformers wrote."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message=".*torch.jit.script")  # at import, which is none of ours
+    from transformers import AutoModel, BertConfig, BertForMaskedLM, DebertaV2Config, DebertaV2ForMaskedLM
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.toml import read_toml
+
+ROOT = Path(__file__).parents[2]
+RECIPES = [path for path in sorted((ROOT / "recipes").glob("*.toml")) if "folder" in read_toml(path)["model"]]
+SMALL = ["sequences.length=64", "sequences.micro_tokens=256", "batch.tokens=512", "run.steps=2"]
+SMALL += ["run.evaluate_batches=1", "run.workers=0", "run.log_every=1"]
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+DEBERTA = {"relative_attention": True, "position_buckets": 16, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
+DEBERTA |= {"norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0}
+
+
+@pytest.fixture(scope="module")
+def folders(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home, tokenizer = tmp_path_factory.mktemp("folders"), Tokenizer.load(corpus_folder)
+    size = {"vocab_size": tokenizer.size, **TINY}
+    BertForMaskedLM(BertConfig(**size)).save_pretrained(home / "bert")
+    DebertaV2ForMaskedLM(DebertaV2Config(**size, **DEBERTA)).save_pretrained(home / "deberta")
+    for name in ("bert", "deberta"):
+        tokenizer.save(home / name)
+    return {"continue-bert": home / "bert", "continue-deberta-v3": home / "deberta"}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_takes_two_steps(
+    path: Path, folders: dict[str, Path], corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    changes = [*SMALL, f"model.folder={folders[path.stem]}"]
+    if "generator" in read_toml(path):
+        changes.append("generator.overrides={width=32,layers=1,heads=2,span=16}")
+    flags = [word for change in changes for word in ("--set", change)]
+    main(["pretrain", str(path), "--explain", *flags])
+    assert "parameters" in capsys.readouterr().out
+    figures = bertsmith.pretrain(path, data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")
+    assert figures["steps"] == 2
+    # the resolved recipe beside the result reruns the run
+    again = bertsmith.pretrain(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", device="cpu")
+    assert again["training_loss"] == figures["training_loss"]
+    bertsmith.export(bertsmith.load(tmp_path / "run"), tmp_path / "hf")
+    assert AutoModel.from_pretrained(tmp_path / "hf").config.vocab_size == Tokenizer.load(corpus_folder).size

@@ -1,0 +1,227 @@
+"""An extended tokenizer keeps what it had, splits its domain less, and says what it did."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+import bertsmith
+from bertsmith.batches.build_corpus import build_corpus
+from bertsmith.errors import InputError
+from bertsmith.text.extend import extend_tokenizer
+from bertsmith.text.kinship import first_difference, new_pieces
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.tokenizer import Tokenizer
+
+GENERAL = [
+    "the quick brown fox jumps over the lazy dog near the river bank",
+    "a lazy dog sleeps and the quick fox runs, jumps and runs again!",
+    "rivers flow quickly through brown hills; foxes sleep near banks",
+] * 5
+DOMAIN = [
+    "phosphatase inhibitors bind kinase receptors.",
+    "The kinase phosphorylates its receptor; phosphatases undo it (kinase-receptor binding).",
+    "Receptor kinases, receptors and phosphorylation: 2019 review, naïve über-study.",
+] * 4
+
+
+@pytest.fixture(scope="module", params=["wordpiece", "bytes", "unigram"])
+def base(request) -> Tokenizer:
+    return learn_tokenizer([*GENERAL, *DOMAIN[:1]], request.param, 380, minimum_frequency=4, progress=False)
+
+
+def vocab_text(folder: Path, tokenizer: Tokenizer) -> Path:
+    pieces = sorted(tokenizer.vocabulary, key=tokenizer.vocabulary.__getitem__)
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    return folder
+
+
+def test_ids_stay_and_domain_texts_get_shorter(base: Tokenizer) -> None:
+    extension = extend_tokenizer(base, DOMAIN, 25)
+    extended = extension.tokenizer
+    assert len(extension.pieces) == 25
+    assert extended.size == base.size + 25
+    for piece, token in base.vocabulary.items():
+        assert extended.vocabulary[piece] == token
+    assert [extended.vocabulary[piece] for piece in extension.pieces] == [*range(base.size, extended.size)]
+    assert extended.special_ids == base.special_ids
+    for role in ("pad", "unknown", "start", "separator", "mask"):
+        assert getattr(extended, role) == getattr(base, role)
+    before, after = (sum(map(len, tokenizer.encode_plain(DOMAIN))) for tokenizer in (base, extended))
+    assert after < 0.8 * before
+    # the figures are of words told apart by spaces, which is how these tokenizers see the text
+    assert (extension.tokens_before, extension.tokens_after) == (before, after)
+    assert extension.words == sum(len(text.split()) for text in DOMAIN)
+    assert sum(gain.tokens_saved for gain in extension.best) <= before - after + 1
+    assert [gain.tokens_saved for gain in extension.best] == sorted(
+        (gain.tokens_saved for gain in extension.best), reverse=True
+    )
+
+
+def test_text_reads_back_the_same(base: Tokenizer) -> None:
+    extended = extend_tokenizer(base, DOMAIN, 25).tokenizer
+    for text in (*DOMAIN[:3], *GENERAL[:3]):
+        old, new = base.encode_plain([text])[0], extended.encode_plain([text])[0]
+        assert extended.decode(new) == base.decode(old)
+
+
+def test_words_without_a_new_piece_are_split_as_before(base: Tokenizer) -> None:
+    extended = extend_tokenizer(base, DOMAIN, 25).tokenizer
+    generator = random.Random(0)
+    syllables = [
+        "pho",
+        "spha",
+        "tase",
+        "kin",
+        "ase",
+        "re",
+        "cep",
+        "tor",
+        "fox",
+        "qu",
+        "ick",
+        "x",
+        "ing",
+        "s",
+        "ä",
+        "東",
+    ]
+    words = ["".join(generator.choices(syllables, k=generator.randint(1, 6))) for _ in range(2000)]
+    touched = 0
+    for old, new in zip(base.encode_plain(words), extended.encode_plain(words), strict=True):
+        if any(token >= base.size for token in new):
+            touched += 1
+            assert len(new) <= len(old)
+        else:
+            assert new == old
+    assert 0 < touched < len(words)
+
+
+def test_general_text_hardly_changes(base: Tokenizer) -> None:
+    extended = extend_tokenizer(base, DOMAIN, 25).tokenizer
+    old, new = (tokenizer.encode_plain([" ".join(GENERAL)])[0] for tokenizer in (base, extended))
+    assert sum(token < base.size for token in new) > 0.9 * len(old)
+
+
+def test_the_same_text_gives_the_same_tokenizer(base: Tokenizer) -> None:
+    assert extend_tokenizer(base, DOMAIN, 9).tokenizer.hash == extend_tokenizer(base, iter(DOMAIN), 9).tokenizer.hash
+
+
+def test_signs_and_words_are_never_one_piece(base: Tokenizer) -> None:
+    pieces = extend_tokenizer(base, ["(kinase) kinase, kinase. kinase-receptor"] * 9, 30).pieces
+    assert pieces
+    assert not any(set("(),.-") & set(piece) and set("kinaserecpto") & set(piece) for piece in pieces)
+
+
+def test_a_chain_is_worth_its_longest_piece() -> None:
+    """Pieces on the way to a word are given up for ones that save more, but for BPE, which needs them."""
+    letters = [*"abcdefgh", *(f"##{letter}" for letter in "abcdefgh")]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    backend = tokenizers.Tokenizer(
+        models.WordPiece({piece: index for index, piece in enumerate([*special, *letters])}, unk_token="[UNK]")
+    )
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    extension = extend_tokenizer(Tokenizer(backend), ["abc"] * 9 + ["def"] * 5, 2)
+    assert extension.pieces == ("abc", "def")
+    assert extension.best[0].parts == ("a", "##b", "##c")
+    assert extension.best[0].tokens_saved == 18
+    joined = tokenizers.Tokenizer(models.BPE({letter: index for index, letter in enumerate("abcd")}, []))
+    joined.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert extend_tokenizer(Tokenizer(joined), ["abcd"] * 9, 3).pieces == ("ab", "abc", "abcd")
+
+
+def test_a_vocabulary_file_is_extended_for_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    learned = learn_tokenizer(GENERAL, "wordpiece", 120, progress=False)
+    base = Tokenizer.load(vocab_text(tmp_path, learned))
+    extended = extend_tokenizer(base, DOMAIN, 10).tokenizer
+    extended.save(tmp_path / "extended")
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "extended" / "tokenizer.json"))
+    for text in DOMAIN:
+        assert theirs(text)["input_ids"] == extended.encode([text])["input_ids"][0].tolist()
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
+def test_added_tokens_keep_their_ids(kind: str) -> None:
+    """DeBERTa v3 has its mask after all pieces, where the first new one would go."""
+    learned = learn_tokenizer(GENERAL, kind, 400, progress=False)
+    backend = tokenizers.Tokenizer.from_str(json.dumps(learned.content))
+    backend.add_special_tokens(["[DRUG]"])
+    backend.add_tokens(["covid"])
+    base = Tokenizer(backend)
+    extended = extend_tokenizer(base, DOMAIN, 5).tokenizer
+    assert extended.vocabulary["[DRUG]"] == learned.size
+    assert extended.size == base.size + 5
+    assert extended.encode_plain(["[DRUG] covid"]) == base.encode_plain(["[DRUG] covid"])
+    assert set(extended.special_ids) == {*learned.special_ids, learned.size}
+
+
+def test_kinship(base: Tokenizer) -> None:
+    extension = extend_tokenizer(base, DOMAIN, 25)
+    extended = extension.tokenizer
+    assert first_difference(base, base) is None
+    assert first_difference(base, extended) is None
+    assert f"id {base.size} is missing instead of {extension.pieces[0]!r}" == first_difference(extended, base)
+    parts = new_pieces(base, extended)
+    assert sorted(parts) == [*range(base.size, extended.size)]
+    for gain in extension.best:
+        assert base.pieces(parts[extended.vocabulary[gain.piece]]) == [*gain.parts]
+    other = learn_tokenizer(DOMAIN, "wordpiece", 300, progress=False)
+    assert str(first_difference(base, other)).startswith("id ")
+    cased = json.loads(json.dumps(base.content))
+    cased["normalizer"] = None
+    assert "normalizer is another" in str(first_difference(base, Tokenizer.from_json(json.dumps(cased))))
+
+
+def test_new_added_tokens_are_spelled_as_text() -> None:
+    base = learn_tokenizer(GENERAL, "wordpiece", 120, progress=False)
+    backend = tokenizers.Tokenizer.from_str(json.dumps(base.content))
+    backend.add_tokens(["brown fox", "東"])
+    assert new_pieces(base, Tokenizer(backend)) == {
+        base.size: base.encode_plain(["brown fox"])[0],
+        base.size + 1: [],
+    }
+
+
+def test_the_command(texts: Path, corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "domain.txt").write_text("\n\n".join(DOMAIN), encoding="utf-8")
+    figures = bertsmith.tokenizer([tmp_path / "domain.txt"], extend=corpus_folder, pieces=12, out=tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "12 pieces added" in said
+    assert figures["pieces_added"] == 12
+    assert figures["tokens_per_word_after"] < figures["tokens_per_word_before"]
+    assert len(figures["best"]) == 10
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == figures
+    extended = Tokenizer.load(tmp_path / "out")
+    assert first_difference(Tokenizer.load(corpus_folder), extended) is None
+    manifest = build_corpus([tmp_path / "domain.txt"], extended, tmp_path / "corpus", held_out=0.0, workers=1)
+    assert manifest.vocabulary == extended.size
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"pieces": 0}, "pieces is 0; it must be at least 1"),
+        ({"kind": "wordpiece"}, "--kind is 'wordpiece' with --extend"),
+        ({"vocabulary": 300}, "--vocabulary is 300 with --extend"),
+        ({"lowercase": True}, "--lowercase is True with --extend"),
+        ({"extend": None, "pieces": 5}, "--pieces is 5 without --extend"),
+        ({"extend": "nowhere"}, "tokenizer 'nowhere' does not exist"),
+    ],
+)
+def test_bad_settings_write_nothing(changes: dict, sentence: str, texts: Path, corpus_folder: Path, tmp_path) -> None:
+    with pytest.raises(InputError, match=sentence):
+        bertsmith.tokenizer([texts], **{"extend": corpus_folder, "out": tmp_path / "out", **changes})
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_extended_is_refused(base: Tokenizer) -> None:
+    with pytest.raises(InputError, match="the tokenizer's model is WordLevel; allowed for an extension: BPE, Unigram"):
+        extend_tokenizer(Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))), DOMAIN, 5)
+    with pytest.raises(InputError, match="needs no extension"):
+        extend_tokenizer(base, ["kinase"], 5)
+    with pytest.raises(InputError, match="holds no text"):
+        extend_tokenizer(base, [], 5)

@@ -43,4 +43,4 @@ def run(words: list[str], **more: object) -> subprocess.CompletedProcess[str]:
 
 def losses(out: Path) -> list[tuple[str, int, float]]:
     rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return [(row["kind"], row["step"], row["loss"]) for row in rows if row["kind"] != "notice"]
+    return [(row["kind"], row["step"], row["loss"]) for row in rows if "loss" in row]

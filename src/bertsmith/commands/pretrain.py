@@ -67,6 +67,8 @@ def pretrain(
     force
         Replace an earlier run in --out.
     """
+    begin = time.perf_counter()  # a time budget counts the imports, too
+
     from bertsmith.training.branch import branched
     from bertsmith.training.budget import Budget
     from bertsmith.training.pretraining import PretrainSettings
@@ -89,7 +91,7 @@ def pretrain(
         return print_explanation(settings, facts if within is None else facts | {"budget": within.explanation})
     if out is None:
         raise InputError("--out is not given: it names the folder to write")
-    return run_pretraining(settings, out, budget=within, device=device, resume=resume, force=force)
+    return run_pretraining(settings, out, budget=within, begin=begin, device=device, resume=resume, force=force)
 
 
 def _check_flags(recipe: Path | None, resume: bool, budget: str | None, branch: Path | None, decay: str | None) -> None:
@@ -155,17 +157,21 @@ def run_pretraining(
     resume: bool = False,
     force: bool = False,
     budget: "Budget | None" = None,
+    begin: float | None = None,
 ) -> dict[str, Any]:
-    """The figures of a run, which leaves the model and all that belongs to it in `out`."""
+    """The figures of a run, which leaves the model and all that belongs to it in `out`.
+
+    `budget` is said again, or measured if it is a time, from the moment `begin` of `time.perf_counter` on.
+    """
     from bertsmith.training.branch import check_branch
     from bertsmith.training.pretraining import make_trainer
 
-    begin = time.perf_counter()
+    since = time.perf_counter() if begin is None else begin
     if not resume:  # a run that has checkpoints of its own needs the branch no more
         check_branch(settings)
 
     def settle(trainer: "Trainer") -> "PretrainSettings":
-        return settings if budget is None else _settled(settings, trainer, budget, begin)
+        return settings if budget is None else _settled(settings, trainer, budget, since)
 
     return carry_out(
         settings,

@@ -19,6 +19,7 @@ so neither the number of processes nor an interruption changes it.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from bertsmith.training.hardware import peak_flops
 from bertsmith.training.log import RunLog
 from bertsmith.training.meter import Meter
 from bertsmith.training.method import Method
+from bertsmith.training.sharding import whole_model
 from bertsmith.training.signals import StopRequest
 
 
@@ -104,6 +106,8 @@ class Trainer:
             self._loop(batches, stop, display)
             if self.is_finished and run.average_last > 1:
                 self._average(display)
+        if self.is_finished:
+            self.model = whole_model(self.model, self.engine.device)
         return self.progress
 
     def close(self) -> None:
@@ -178,23 +182,30 @@ class Trainer:
         if self.data.held_out_plan is None or self.data.held_out_reader is None:
             return None
         engine, meter = self.engine, self._meter()
-        for number, plan in enumerate(self.data.held_out_plan.one_epoch()):
-            if number == self.method.run.evaluate_batches:
-                break
-            if number % self.processes != engine.rank:
-                continue
+        plans = list(islice(self.data.held_out_plan.one_epoch(), self.method.run.evaluate_batches))
+        for first in range(0, len(plans), self.processes):
+            # sharded weights want every process: one for which nothing is left measures a batch that does not count
+            own = first + engine.rank
+            plan = plans[own] if own < len(plans) else plans[first]
             batch = self.data.held_out_reader[plan].batch.to(engine.device)
             prepared = engine.evaluation.prepare(batch, 0)
-            meter.add(engine.measure(prepared), engine.evaluation.counts(prepared))
+            sums = engine.measure(prepared)
+            if own < len(plans):
+                meter.add(sums, engine.evaluation.counts(prepared))
         return meter.figures(engine.reduce([meter.sums]))
 
     def save(self) -> None:
         """Writes a checkpoint."""
         self.engine.accelerator.wait_for_everyone()
-        if self.engine.is_main:
-            keep = max(2, self.method.run.average_last)
+        if self.engine.is_main or self.engine.is_sharded:
             save_checkpoint(
-                self.out / "checkpoints", self.model, self.engine.optimizer, self.progress, self.fingerprint, keep=keep
+                self.out / "checkpoints",
+                self.model,
+                self.engine.optimizer,
+                self.progress,
+                self.fingerprint,
+                keep=max(2, self.method.run.average_last),
+                writes=self.engine.is_main,
             )
         self.engine.accelerator.wait_for_everyone()
 

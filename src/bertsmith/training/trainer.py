@@ -225,6 +225,11 @@ class Trainer:
             raise InputError(f"{str(folder)!r} has no whole checkpoint: {complaints[0]}")
         if path is not None:
             self.progress = load_checkpoint(path, self.model, self.engine.optimizer, self.fingerprint)
+        found = torch.tensor(self.progress.step, device=self.engine.device)
+        if self.engine.reduce([{"step": found}])["step"] != found * self.processes:
+            raise InputError(
+                f"the processes found different checkpoints in {str(folder)!r}; all machines must share it"
+            )
         return complaints
 
     def _stream(self) -> Iterator[Loaded]:

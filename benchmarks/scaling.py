@@ -3,8 +3,8 @@
     python benchmarks/scaling.py
     python benchmarks/scaling.py --gpus 8 64 --batch-tokens 4194304 --network 400
 
-Nothing is measured here. Times for gradients are bytes over bandwidth, as if nothing were hidden behind the backward pass:
-a run does better, because most of it is, and worse where a network is shared. Replace the rows by your own log.
+Nothing is measured here. Times for gradients are bytes over bandwidth, as if nothing were hidden behind the backward
+pass: a run does better, because most of it is, and worse where a network is shared. Replace the rows by your own log.
 """
 
 import argparse

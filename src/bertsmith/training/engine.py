@@ -45,15 +45,13 @@ class Engine:
         # accelerate keeps its precision for the whole process; a second run in it may want another one
         AcceleratorState._reset_state(reset_partial_state=False)
         is_sharded, half = sharding.is_asked_for(), run.is_half(device)
-        # buffers are functions of the config and the step: the same everywhere, and nothing to send around
-        copies = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
         with sharding.unseen():
             self.accelerator = Accelerator(
                 cpu=device_type(device) == "cpu",
                 mixed_precision="bf16" if half else "no",
                 log_with=list(run.track) or None,
                 project_dir=out,
-                kwargs_handlers=[copies],
+                kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
             )
         self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
         self.rank = self.accelerator.process_index

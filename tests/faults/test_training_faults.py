@@ -1,11 +1,10 @@
-"""Interrupted, killed and damaged runs; several processes against one."""
+"""Interrupted, killed and damaged runs."""
 
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -131,19 +130,6 @@ def test_reading_processes_do_not_change_the_run(
     out = tmp_path / "run"
     run(command(recipe, corpus_folder, out, "--set", "run.workers=2"))
     assert_same(out, straight)
-
-
-def test_two_processes_equal_one(recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "-m"]
-    run([*launch, *command(recipe, corpus_folder, out)[2:]])
-    assert json.loads((out / "result.json").read_text())["processes"] == 2
-    pairs = list(zip(losses(out), losses(straight), strict=True))
-    assert len(pairs) == 22
-    for (kind, step, loss), (other_kind, other_step, expected) in pairs:
-        assert (kind, step) == (other_kind, other_step)
-        assert abs(loss - expected) < 2e-5, (kind, step)
 
 
 def test_resume_refuses_what_it_cannot_continue(

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bertsmith.errors import InputError
 
@@ -84,10 +85,18 @@ def copy_tensors(tensors: dict[str, Tensor], model: torch.nn.Module, source: str
             raise InputError(f"{source}: {name!r} has shape {got}; the config asks for {want}")
     # half precision is widened, which is exact; double precision stays
     dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors.values()) else torch.float32
-    model.to(dtype)
+    if any(tensor.dtype != dtype for tensor in wanted.values() if tensor.is_floating_point()):
+        model.to(dtype)
     with torch.no_grad():
         for name, tensor in tensors_of(model).items():
-            tensor.copy_(tensors[name])
+            tensor.copy_(_share(tensors[name], tensor))
+
+
+def _share(whole: Tensor, own: Tensor) -> Tensor:
+    """What a process takes of a whole tensor that all have: its share, where its own is spread over several."""
+    if not isinstance(own, DTensor):
+        return whole
+    return distribute_tensor(whole.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

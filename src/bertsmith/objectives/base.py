@@ -31,9 +31,11 @@ class Share(NamedTuple):
     whole: Tensor
 
 
-@dataclass(frozen=True)
-class Sums:
-    """One loss over a micro-batch, neither weighted nor divided by the number of its targets."""
+class Sums(NamedTuple):
+    """One loss over a micro-batch, neither weighted nor divided by the number of its targets.
+
+    A tuple, so that those who wrap the step (DDP, FSDP) find the tensors in it.
+    """
 
     loss: Tensor
     figures: dict[str, Share]

@@ -19,6 +19,7 @@ from bertsmith.checkpoint.store import read_config, write_model
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
+from bertsmith.training.sharding import whole_model
 
 _SEAL = "seal.json"  # written last: the hash of every other file
 
@@ -55,15 +56,20 @@ def save_checkpoint(
     fingerprint: str,
     *,
     keep: int = 2,
+    writes: bool = True,
 ) -> Path:
     """Writes `step-…` into the folder and removes all but the last `keep` and the best; returns the new checkpoint.
 
-    `fingerprint` stands for the data and the precision, which the next step depends on, too.
+    `fingerprint` stands for the data and the precision, which the next step depends on, too. Of a sharded model every
+    process must call this, and one `writes`.
     """
     path = folder / f"step-{progress.step:08d}"
+    whole = whole_model(model)
+    state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
+    if not writes:
+        return path
     with NewFolder(path) as new:
-        write_model(model, new)
-        state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
+        write_model(whole, new)
         moments = {f"{name}/{kind}": value for name, kinds in state["state"].items() for kind, value in kinds.items()}
         write_tensors(new / "optimizer.safetensors", moments)
         record = {**asdict(progress), "groups": state["param_groups"], "fingerprint": fingerprint}

@@ -1,7 +1,7 @@
 """A model on its devices: forward, backward and the optimiser's step, on one process or many."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,13 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from bertsmith.batches.random import seed_everything
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Sums
+from bertsmith.training import sharding
 from bertsmith.training.hardware import device_type
 from bertsmith.training.meter import Meter
 from bertsmith.training.method import Method, RunConfig
@@ -42,31 +44,33 @@ class Engine:
         _check_trackers(run)
         # accelerate keeps its precision for the whole process; a second run in it may want another one
         AcceleratorState._reset_state(reset_partial_state=False)
-        self.accelerator = Accelerator(
-            cpu=device_type(device) == "cpu",
-            mixed_precision="bf16" if run.is_half(device) else "no",
-            log_with=list(run.track) or None,
-            project_dir=out,
-            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
-        )
+        is_sharded, half = sharding.is_asked_for(), run.is_half(device)
+        with sharding.unseen():
+            self.accelerator = Accelerator(
+                cpu=device_type(device) == "cpu",
+                mixed_precision="bf16" if half else "no",
+                log_with=list(run.track) or None,
+                project_dir=out,
+                kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+            )
         self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
         self.rank = self.accelerator.process_index
         self.is_main = self.accelerator.is_main_process
         self.model = model.to(self.device)
         self.objective = objective.to(self.device)
         self.evaluation = objective.for_evaluation().to(self.device)
+        self.is_sharded = is_sharded and torch.distributed.is_initialized()  # one process alone has nothing to share
         self.is_graphed = run.compile == "graphs"
-        if self.is_graphed and self.device.type != "cuda":
-            raise InputError(f'run.compile is "graphs", which needs a GPU; the device is {self.device.type}')
+        self._check_graphs()
+        step = _Step(self.model, self._compiled(run), self.evaluation)
+        if self.is_sharded:
+            self.step_module: Any = sharding.shard(step, self.device, self.processes, half=half)
+        else:
+            self.step_module = self.accelerator.prepare(step)
+        # after sharding, which puts other parameters in the place of those there were
         self.portions = self.objective.portions(self.model)
         self.config = method.optimizer
         self.optimizer = method.optimizer.build(self.portions)
-        if self.is_graphed:
-            # gradients must not live in the memory of a graph, which its next replay overwrites
-            for parameter in self.model.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-        step = _Step(self.model, self._compiled(run), self.evaluation)
-        self.step_module = self.accelerator.prepare(step)
 
     def learn(self, prepared: Sequence[Any], draws: Sequence[tuple[int, ...]], rate: float, meter: Meter) -> None:
         """One optimiser step at a learning rate; `draws` seeds the dropout of each micro-batch."""
@@ -79,8 +83,9 @@ class Engine:
             is_synchronised = index == len(prepared) - 1
             if self.is_graphed:
                 torch.compiler.cudagraph_mark_step_begin()
-            with nullcontext() if is_synchronised else self.accelerator.no_sync(self.step_module):
-                sums = self.step_module(inputs)
+            with self._gradients(is_synchronised):
+                with self.accelerator.autocast():
+                    sums = self.step_module(inputs)
                 terms = self.objective.terms.items()
                 loss = sum(term.weight * (sums[name].loss / totals[name].clamp(min=1)) for name, term in terms)
                 # an average over processes is taken in the backward pass; a sum is wanted
@@ -97,7 +102,12 @@ class Engine:
         """What a micro-batch gives in evaluation."""
         self.step_module.eval()
         with self.accelerator.autocast():
-            return self.step_module(prepared, is_evaluation=True)
+            sums = self.step_module(prepared, is_evaluation=True)
+        if self.is_sharded:
+            # no backward pass follows that would free the root's weights, and what layers remember of them
+            self.step_module.reshard()
+            self.step_module.train()
+        return sums
 
     def reduce(self, parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """The sum of each name over the parts and all processes."""
@@ -115,8 +125,32 @@ class Engine:
         self.accelerator.free_memory()
         self.accelerator.end_training()
 
+    def _gradients(self, is_synchronised: bool) -> AbstractContextManager[Any]:
+        """Inside, a backward pass adds its gradient up over the processes, or to what this one has so far."""
+        if self.is_sharded:
+            self.step_module.set_requires_gradient_sync(is_synchronised)
+            return nullcontext()
+        return nullcontext() if is_synchronised else self.accelerator.no_sync(self.step_module)
+
+    def _check_graphs(self) -> None:
+        """Raises a sentence if CUDA graphs are asked for where they cannot be; else makes room for their gradients."""
+        if not self.is_graphed:
+            return
+        if self.device.type != "cuda":
+            raise InputError(f'run.compile is "graphs", which needs a GPU; the device is {self.device.type}')
+        if self.is_sharded:
+            raise InputError('run.compile is "graphs" and the weights are sharded; allowed: off, on')
+        # gradients must not live in the memory of a graph, which its next replay overwrites
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
     def _compiled(self, run: RunConfig) -> Callable[[Model, Any], dict[str, Sums]]:
         if run.compile == "off":
+            return self.objective
+        if self.is_sharded:
+            # weights come and go between layers, so each layer is compiled by itself
+            for block in sharding.own_blocks(self.model):
+                block.forward = torch.compile(block.forward)  # type: ignore[method-assign]
             return self.objective
         mode = "reduce-overhead" if self.is_graphed else "default"
         return torch.compile(lambda model, prepared: self.objective(model, prepared), mode=mode)
@@ -124,6 +158,7 @@ class Engine:
     def _clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Clips the gradient of some weights; returns the norm it had."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if self.config.clip:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.config.clip, norm)
         return norm

@@ -114,7 +114,7 @@ class PretrainSettings(Record):
         return isinstance(self.objective, ReplacedTokensConfig)
 
     def network(self, tokenizer: Tokenizer | None) -> ModelConfig:
-        """The model's config for a corpus's tokenizer, with exactly the heads the objective trains and a mask decoder's.
+        """The model's config for a corpus, with exactly the heads the objective trains, and a mask decoder's.
 
         Without a corpus the vocabulary is that of a folder, or as large as BERT's.
         """

@@ -17,6 +17,7 @@ so neither the number of processes nor an interruption changes it.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from bertsmith.training.health import Baseline, Health, not_finite
 from bertsmith.training.log import RunLog
 from bertsmith.training.meter import Meter
 from bertsmith.training.method import Method
+from bertsmith.training.sharding import whole_model
 from bertsmith.training.signals import StopRequest
 
 
@@ -99,6 +101,8 @@ class Trainer:
             self._loop(self.feed(), stop, display)
             if self.is_finished and run.average_last > 1:
                 self._average(display)
+        if self.is_finished:
+            self.model = whole_model(self.model, self.engine.device)
         return self.progress
 
     def close(self) -> None:
@@ -183,23 +187,30 @@ class Trainer:
         if self.data.held_out_plan is None or self.data.held_out_reader is None:
             return None
         engine, meter = self.engine, self.meter()
-        for number, plan in enumerate(self.data.held_out_plan.one_epoch()):
-            if number == self.method.run.evaluate_batches:
-                break
-            if number % self.processes != engine.rank:
-                continue
+        plans = list(islice(self.data.held_out_plan.one_epoch(), self.method.run.evaluate_batches))
+        for first in range(0, len(plans), self.processes):
+            # sharded weights want every process: one for which nothing is left measures a batch that does not count
+            own = first + engine.rank
+            plan = plans[own] if own < len(plans) else plans[first]
             batch = self.data.held_out_reader[plan].batch.to(engine.device)
             prepared = engine.evaluation.prepare(batch, 0)
-            meter.add(engine.measure(prepared), engine.evaluation.counts(prepared))
+            sums = engine.measure(prepared)
+            if own < len(plans):
+                meter.add(sums, engine.evaluation.counts(prepared))
         return meter.figures(engine.reduce([meter.sums]))
 
     def save(self) -> None:
         """Writes a checkpoint."""
         self.engine.accelerator.wait_for_everyone()
-        if self.engine.is_main:
-            keep = max(self.method.run.keep, self.method.run.average_last)
+        if self.engine.is_main or self.engine.is_sharded:
             save_checkpoint(
-                self.out / "checkpoints", self.model, self.engine.optimizer, self.progress, self.fingerprint, keep=keep
+                self.out / "checkpoints",
+                self.model,
+                self.engine.optimizer,
+                self.progress,
+                self.fingerprint,
+                keep=max(self.method.run.keep, self.method.run.average_last),
+                writes=self.engine.is_main,
             )
         self.engine.accelerator.wait_for_everyone()
 
@@ -229,6 +240,11 @@ class Trainer:
         path = path or self.branch
         if path is not None:
             self.progress = load_checkpoint(path, self.model, self.engine.optimizer, self.fingerprint)
+        found = torch.tensor(self.progress.step, device=self.engine.device)
+        if self.engine.reduce([{"step": found}])["step"] != found * self.processes:
+            raise InputError(
+                f"the processes found different checkpoints in {str(folder)!r}; all machines must share it"
+            )
         return complaints
 
     def _is_asked_to_stop(self, stop: StopRequest, step: int) -> bool:

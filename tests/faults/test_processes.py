@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers_training import RECIPE, command, losses, run
+from helpers_training import RECIPE, command, run
 from launched import carry_out
 
 import bertsmith
@@ -69,7 +69,7 @@ def runs(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathFac
 
 def rows(out: Path) -> list[dict]:
     """The log without what depends on the machine and, with several processes, is estimated (the tokens)."""
-    unlike = ("seconds", "tokens_per_second", "data_wait", "tokens")
+    unlike = ("seconds", "tokens_per_second", "data_wait", "tokens", "flops")
     lines = (out / "log.jsonl").read_text().splitlines()
     return [{name: value for name, value in json.loads(line).items() if name not in unlike} for line in lines]
 
@@ -121,7 +121,6 @@ def test_the_command_with_copies(recipe: Path, corpus_folder: Path, straight: Pa
     out = tmp_path / "run"
     run([*LAUNCH, str(CONFIGS / "cpu-two-processes.yaml"), *command(recipe, corpus_folder, out)[1:]])
     assert json.loads((out / "result.json").read_text())["processes"] == 2
-    assert len(losses(out)) == 22
     assert_like(out, straight)
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, pad
 
 from bertsmith.batches.batch import IGNORED, TokenBatch
 from bertsmith.batches.corruption import Corrupted, MaskingConfig, Vocabulary, corrupt
@@ -26,6 +26,7 @@ from bertsmith.objectives.base import Objective, ObjectiveConfig, Portion, Share
 from bertsmith.objectives.masked_lm import token_sums, vocabulary_of
 from bertsmith.text.tokenizer import Tokenizer
 
+_RUN = 256  # tokens of the vocabulary that are summed before one is drawn
 _GUESS = 11  # the stream of random numbers that draws the generator's guesses
 
 
@@ -148,11 +149,31 @@ def sample(scores: Tensor, draw: Tensor, temperature: float, vocabulary: int) ->
     Shape: scores (places, vocabulary or more), draw (places,) -> (places,).
     """
     wide = scores[:, :vocabulary].to(torch.promote_types(scores.dtype, torch.float32))
-    heights = (wide / temperature).softmax(-1).cumsum(-1)
-    # rounding may leave the last height a little off 1: the draw is a share of it
-    limit = draw.to(heights)[:, None] * heights[:, -1:]
-    # a count instead of a search: it is one pass either way, and compilers fuse it
-    return (heights <= limit).sum(-1).clamp(max=vocabulary - 1)
+    chances = (wide / temperature).softmax(-1)
+    # in two steps, a run of tokens and one of its tokens: a running sum over the whole vocabulary is slow on a GPU
+    runs = pad(chances, (0, -vocabulary % _RUN)).unflatten(-1, (-1, _RUN))  # (places, runs, tokens of a run)
+    sums = runs.sum(-1)
+    run, rest = _drawn(sums, draw.to(sums))
+    # (places, runs, tokens of a run) -> (places, tokens of a run)
+    inside = runs.gather(1, run[:, None, None].expand(-1, 1, _RUN)).squeeze(1)
+    token, _ = _drawn(inside, rest)
+    return run * _RUN + token
+
+
+def _drawn(chances: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
+    """The place in each row that a draw from [0, 1) falls on, and how far into that place's chance, again in [0, 1).
+
+    Shape: chances (rows, places), which need not sum to 1; draw (rows,) -> (rows,) both.
+    """
+    heights = chances.cumsum(-1)
+    limit = draw * heights[:, -1]
+    # a count instead of a search, which compilers fuse; rounding must not lead past the last place that has a chance
+    last = (heights < heights[:, -1:]).sum(-1)
+    place = torch.minimum((heights <= limit[:, None]).sum(-1), last)
+    chance = chances.gather(-1, place[:, None]).squeeze(-1)
+    below = heights.gather(-1, place[:, None]).squeeze(-1) - chance
+    rest = (limit - below) / chance.clamp(min=torch.finfo(chances.dtype).tiny)
+    return place, rest.clamp(min=0, max=1 - torch.finfo(chances.dtype).eps)
 
 
 def put(tokens: Tensor, corrupted: Corrupted, guesses: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from bertsmith.batches.random import seed_everything
 from bertsmith.errors import InputError
+from bertsmith.layers.block import Block
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Sums
 from bertsmith.training import sharding
@@ -61,7 +62,7 @@ class Engine:
         self.evaluation = objective.for_evaluation().to(self.device)
         self.is_sharded = is_sharded and torch.distributed.is_initialized()  # one process alone has nothing to share
         self.is_graphed = run.compile == "graphs"
-        self._check_graphs()
+        self._check_compile(run)
         step = _Step(self.model, self._compiled(run), self.evaluation)
         if self.is_sharded:
             self.step_module: Any = sharding.shard(step, self.device, self.processes, half=half)
@@ -101,7 +102,8 @@ class Engine:
     def measure(self, prepared: Any) -> dict[str, Sums]:
         """What a micro-batch gives in evaluation."""
         self.step_module.eval()
-        with self.accelerator.autocast():
+        # batches of other shapes, a few times: not worth compiling for
+        with self.accelerator.autocast(), torch.compiler.set_stance("force_eager"):
             sums = self.step_module(prepared, is_evaluation=True)
         if self.is_sharded:
             # no backward pass follows that would free the root's weights, and what layers remember of them
@@ -132,14 +134,14 @@ class Engine:
             return nullcontext()
         return nullcontext() if is_synchronised else self.accelerator.no_sync(self.step_module)
 
-    def _check_graphs(self) -> None:
-        """Raises a sentence if CUDA graphs are asked for where they cannot be; else makes room for their gradients."""
+    def _check_compile(self, run: RunConfig) -> None:
+        """Raises a sentence if a way to compile is asked for where it cannot be; makes room for graphs' gradients."""
+        if self.is_sharded and run.compile in ("whole", "graphs"):
+            raise InputError(f"run.compile is {run.compile!r} and the weights are sharded; allowed: off, on")
         if not self.is_graphed:
             return
         if self.device.type != "cuda":
             raise InputError(f'run.compile is "graphs", which needs a GPU; the device is {self.device.type}')
-        if self.is_sharded:
-            raise InputError('run.compile is "graphs" and the weights are sharded; allowed: off, on')
         # gradients must not live in the memory of a graph, which its next replay overwrites
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -147,10 +149,11 @@ class Engine:
     def _compiled(self, run: RunConfig) -> Callable[[Model, Any], dict[str, Sums]]:
         if run.compile == "off":
             return self.objective
-        if self.is_sharded:
-            # weights come and go between layers, so each layer is compiled by itself
-            for block in sharding.own_blocks(self.model):
-                block.forward = torch.compile(block.forward)  # type: ignore[method-assign]
+        if run.compile == "on":
+            for module in self.model.modules():
+                if isinstance(module, Block):
+                    # what one layer was compiled to serves all of its shape; sizes that vary would make slower code
+                    module.forward = torch.compile(module.forward, dynamic=False)  # type: ignore[method-assign]
             return self.objective
         mode = "reduce-overhead" if self.is_graphed else "default"
         return torch.compile(lambda model, prepared: self.objective(model, prepared), mode=mode)

@@ -22,8 +22,9 @@ class RunConfig(Record):
     seed: int = Field(default=0, ge=0, lt=2**62)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
-    compile: Literal["off", "on", "graphs"] = "off"
-    """torch.compile the forward and backward pass; "graphs" also replays them as CUDA graphs, for GPUs."""
+    compile: Literal["off", "on", "whole", "graphs"] = "off"
+    """torch.compile: each layer by itself ("on", ready in seconds), or forward and backward pass as a whole ("whole",
+    minutes); "graphs" also replays the whole as CUDA graphs, for GPUs."""
     workers: int = Field(default=0, ge=0)
     """Processes that read batches."""
     log_every: int = Field(default=10, gt=0)

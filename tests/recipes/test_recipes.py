@@ -15,7 +15,7 @@ from bertsmith.training.recipes import read_recipe
 from bertsmith.training.translation import TranslationSettings
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 TRANSLATION = [path for path in RECIPES if "name" in read_toml(path).get("model", {})]
 CONTINUING = [path for path in RECIPES if "folder" in read_toml(path).get("model", {})]  # in test_continue_recipes.py
 PRETRAINING = [path for path in RECIPES if path not in (*TRANSLATION, *CONTINUING)]
@@ -50,7 +50,7 @@ def test_recipe_takes_two_steps(path: Path, corpus_folder: Path, tmp_path: Path)
     changes = list(SMALL)
     if "ramp_from" in plain["batch"]:
         changes.append("batch.ramp_from=256")
-    if plain["model"]["preset"] == "bert-base":
+    if plain["model"]["preset"] != "bert-tiny":
         changes += ["model.overrides.layers=2", "model.overrides.width=48", "model.overrides.heads=4"]
     figures = bertsmith.pretrain(path, data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")
     assert figures["steps"] == 2

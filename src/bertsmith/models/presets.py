@@ -63,7 +63,7 @@ def deberta(size: DebertaSize) -> ModelConfig:
         dropout=size.dropout,
         position_dropout=size.dropout,
     )
-    layer = size.layer(mixer, norm=NormConfig(epsilon=1e-7))
+    layer = size.layer(mixer, norm=size.norm_of(1e-7))
     embedding = size.embedding(positions="none", types=0, epsilon=1e-7)
     encoder = size.encoder(embedding, *[layer] * size.layers, relative=RelativeConfig(span=size.span))
     heads = (MaskDecoderConfig(longest=size.longest), MaskedTokensConfig(epsilon=1e-7))
@@ -80,7 +80,7 @@ def deberta_ap(size: DebertaSize) -> ModelConfig:
 def deberta_v2(size: BucketSize) -> ModelConfig:
     """DeBERTa with one projection for content and positions, and bucketed distances; v3's generators as well."""
     mixer = DisentangledConfig(heads=size.heads, dropout=size.dropout, position_dropout=size.dropout)
-    layer = size.layer(mixer, norm=NormConfig(epsilon=1e-7))
+    layer = size.layer(mixer, norm=size.norm_of(1e-7))
     first = layer.changed(branch=BranchConfig(taps=size.taps, dropout=size.dropout)) if size.taps else layer
     embedding = size.embedding(positions="none", types=0, epsilon=1e-7)
     relative = RelativeConfig(span=size.span, farthest=size.farthest, has_norm=True)
@@ -129,7 +129,7 @@ def transformer(size: TransformerSize) -> ModelConfig:
     value_width = size.value_width or size.head_width
     attention = FullConfig(heads=size.heads, head_width=size.head_width, value_width=value_width, dropout=0.0)
     feedforward = FeedForwardConfig(neurons=size.neurons, activation="relu")
-    reading = size.layer(attention, feedforward=feedforward, norm=NormConfig(epsilon=1e-5))
+    reading = size.layer(attention, feedforward=feedforward, norm=size.norm_of(1e-5))
     writing = reading.changed(mixer=attention.changed(is_causal=True), cross=attention)
     embedding = size.embedding(positions=size.positions, is_scaled=True, has_norm=False, types=0)
     encoder = size.encoder(embedding, *[reading] * size.layers)

@@ -8,7 +8,7 @@ from bertsmith.layers.activation import Activation
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import MixerConfig
-from bertsmith.layers.norm import NormKind
+from bertsmith.layers.norm import NormConfig, NormKind
 from bertsmith.models.config import EncoderConfig, LayerConfig
 from bertsmith.ops.favor import FeatureMapName
 from bertsmith.settings import Record
@@ -26,6 +26,13 @@ class Size(Record):
     longest: Count = 512
     dropout: float = Field(default=0.1, ge=0, lt=1)
     deviation: float = Field(default=0.02, gt=0)
+    placement: Literal["post", "pre"] = "post"
+    """Of the norms: after the sums, as published, or before mixer and feed-forward, with one more at the end. Deep
+    networks with "pre" learn from context sooner; transformers has no class for them."""
+
+    def norm_of(self, epsilon: float = 1e-12) -> NormConfig:
+        """The norms of a layer."""
+        return NormConfig(placement=self.placement, epsilon=epsilon)
 
     def embedding(self, **changes: Any) -> EmbeddingConfig:
         """BERT's embedding in this size, but for what is changed."""
@@ -34,10 +41,13 @@ class Size(Record):
     def layer(self, mixer: MixerConfig, **changes: Any) -> LayerConfig:
         """A layer of BERT's around a mixer, four times as many neurons as the width, but for what is changed."""
         feedforward = FeedForwardConfig(neurons=4 * self.width)
-        return LayerConfig(mixer=mixer, feedforward=feedforward, dropout=self.dropout).changed(**changes)
+        layer = LayerConfig(mixer=mixer, feedforward=feedforward, dropout=self.dropout, norm=self.norm_of())
+        return layer.changed(**changes)
 
     def encoder(self, embedding: EmbeddingConfig, *layers: LayerConfig, **parts: Any) -> EncoderConfig:
         """An encoder of this size."""
+        if self.placement == "pre":
+            parts.setdefault("final_norm", layers[-1].norm)
         return EncoderConfig(
             vocabulary=self.vocabulary,
             width=self.width,
@@ -128,6 +138,7 @@ class PerformerSize(Size):
 class ModernSize(Size):
     """A size without dropout, whose neurons are gated and whose attention is local in most layers."""
 
+    placement: Literal["pre"] = "pre"  # type: ignore[assignment]
     neurons: Count
     activation: Activation = "gelu"
     """"silu" makes the gated feed-forwards SwiGLU."""

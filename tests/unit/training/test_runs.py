@@ -73,12 +73,15 @@ def test_graphs_need_a_gpu(corpus_folder: Path, tmp_path: Path) -> None:
         run(corpus_folder, tmp_path / "run", "run.steps=2", "run.compile=graphs")
 
 
-def test_a_compiled_run_learns_the_same(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compile", ["on", "whole"])
+def test_a_compiled_run_learns_the_same(
+    compile: str, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     real = torch.compile
     # without the code generator: what is compiled is what is tested here, not how
-    monkeypatch.setattr(torch, "compile", lambda function, mode: real(function, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", lambda function, **settings: real(function, backend="aot_eager"))
     plain = run(corpus_folder, tmp_path / "plain", "run.steps=3")
-    compiled = run(corpus_folder, tmp_path / "compiled", "run.steps=3", "run.compile=on")
+    compiled = run(corpus_folder, tmp_path / "compiled", "run.steps=3", f"run.compile={compile}")
     assert compiled["training_loss"] == pytest.approx(plain["training_loss"], rel=1e-4)

@@ -61,7 +61,7 @@ def test_a_compiled_run_learns_the_same(corpus_folder: Path, tmp_path: Path, mon
 
     real = torch.compile
     # without the code generator: what is compiled is what is tested here, not how
-    monkeypatch.setattr(torch, "compile", lambda function, mode: real(function, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", lambda function, **settings: real(function, backend="aot_eager"))
     plain = run(corpus_folder, tmp_path / "plain", "universal-base", "run.steps=2")
     compiled = run(corpus_folder, tmp_path / "compiled", "universal-base", "run.steps=2", "run.compile=on")
     assert compiled["training_loss"] == pytest.approx(plain["training_loss"], rel=1e-3)

@@ -138,7 +138,7 @@ class PerformerSize(Size):
 class ModernSize(Size):
     """A size without dropout, whose neurons are gated and whose attention is local in most layers."""
 
-    placement: Literal["pre"] = "pre"  # type: ignore[assignment]
+    placement: Literal["pre"] = "pre"
     neurons: Count
     activation: Activation = "gelu"
     """"silu" makes the gated feed-forwards SwiGLU."""

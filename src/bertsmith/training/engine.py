@@ -1,5 +1,6 @@
 """A model on its devices: forward, backward and the optimiser's step, on one process or many."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -150,6 +151,8 @@ class Engine:
         if run.compile == "off":
             return self.objective
         if run.compile == "on":
+            # the compiler looks at all that enters a layer, states among them, and PyTorch has a warning about that
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
             for module in self.model.modules():
                 if isinstance(module, Block):
                     # what one layer was compiled to serves all of its shape; sizes that vary would make slower code

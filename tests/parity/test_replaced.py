@@ -132,6 +132,7 @@ PLACES = {
     "convbert": {"masked_tokens", "replaced_tokens"},
     "deberta": {"masked_tokens", "pooler", "replaced_tokens", "mask_decoder"},
     "deberta-v2": {"masked_tokens", "pooler", "replaced_tokens", "mask_decoder"},
+    "modernbert": {"masked_tokens"},
     "marian": {"next_token"},
 }
 
@@ -149,7 +150,7 @@ def test_which_heads_have_a_place(twin: str, kind: str) -> None:
     # as their classes have them
     if kind == "replaced_tokens" and "deberta" in family:
         head = ReplacedTokensConfig(adds_first=True)
-    elif kind == "masked_tokens":
+    elif kind == "masked_tokens" and family != "modern":
         layer = whole.encoder.layers[0]
         head = HEADS[kind](epsilon=layer.norm.epsilon, activation=layer.feedforward.activation)
     elif kind == "pooler" and "deberta" in family:

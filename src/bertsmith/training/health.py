@@ -9,6 +9,7 @@ from typing import Any
 
 NEAR = 0.95  # of the unigram level: a loss above that has learned nothing but frequencies
 EXPLODED = 10.0  # times the median gradient norm
+EARLIEST = 50  # steps before which nothing can be expected of any run
 REMEMBERED, ENOUGH = 100, 10  # rows the median is taken over, and the fewest that make one
 
 
@@ -57,7 +58,7 @@ class Health:
     def _plateau(self, row: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Whether the guesses of tokens are no better than their frequencies."""
         step = row["step"]
-        if self.baseline is None or step <= max(self.warmup, 0.1 * self.steps):
+        if self.baseline is None or step <= max(self.warmup, 0.1 * self.steps, EARLIEST):
             return []
         loss, level = row[f"{self.baseline.term}_loss"], self.baseline.level()
         remedy = (
@@ -74,7 +75,7 @@ class Health:
     def _recall(self, row: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Whether the encoder calls every token genuine, which is right for most and teaches nothing."""
         step = row["step"]
-        if "replaced_recall" not in row or step <= 0.2 * self.steps:
+        if "replaced_recall" not in row or step <= max(0.2 * self.steps, EARLIEST):
             return []
         begin = (
             f"step {step}: the encoder finds {row['replaced_recall']:.1%} of the replaced tokens, so it has learned "

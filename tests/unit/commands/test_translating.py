@@ -120,7 +120,7 @@ def test_goes_on_from_a_model_and_from_a_checkpoint(run: Path, pairs_folder: Pat
 def test_a_compiled_run_learns_the_same(pairs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.compile
     # without the code generator: what is compiled is what is tested here, not how
-    monkeypatch.setattr(torch, "compile", lambda function, mode: real(function, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", lambda function, **settings: real(function, backend="aot_eager"))
     plain = tune(pairs_folder, tmp_path / "plain", "run.steps=2")
     compiled = tune(pairs_folder, tmp_path / "compiled", "run.steps=2", "run.compile=on")
     assert compiled["training_loss"] == pytest.approx(plain["training_loss"], rel=1e-4)

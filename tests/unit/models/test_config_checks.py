@@ -62,7 +62,7 @@ def test_pretraining_takes_encoders_only() -> None:
     settings = PretrainSettings.parse({"model": {"preset": "transformer-tiny"}})
     with pytest.raises(InputError, match="model 'transformer-tiny' has a decoder; allowed: encoders"):
         settings.network(None)
-    masks = {"preset": "deberta-base", "overrides": {**TINY, "longest": 64}}
+    masks = {"preset": "deberta-base", "overrides": {"layers": 2, "longest": 64}}
     settings = PretrainSettings.parse({"model": masks, "sequences": {"length": 128}})
     with pytest.raises(InputError, match=r"sequences\.length is 128; the model takes at most 64 tokens"):
         settings.network(None)

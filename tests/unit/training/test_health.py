@@ -8,14 +8,26 @@ import torch
 from runs import interrupted, rows, run
 
 from bertsmith.errors import InputError
+from bertsmith.training import health
 from bertsmith.training.engine import Engine
 from bertsmith.training.health import Baseline, Health, not_finite
 
 
-def said(health: Health, *given: dict) -> list[tuple[int, str]]:
+@pytest.fixture(autouse=True)
+def from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "EARLIEST", 0)
+
+
+def test_nothing_is_expected_of_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "EARLIEST", 50)
+    row = {"replaced_recall": 0.0, "replaced_share": 0.1, "generator_accuracy": 0.1, "generator_loss": 9.0}
+    assert said(Health(60, 0, Baseline("generator", lambda: 6.0)), *[row] * 52) == [(51, "plateau"), (51, "recall")]
+
+
+def said(watch: Health, *given: dict) -> list[tuple[int, str]]:
     found = []
     for number, row in enumerate(given):
-        found += health.examine({"kind": "training", "step": number + 1, "gradient_norm": 1.0, **row})
+        found += watch.examine({"kind": "training", "step": number + 1, "gradient_norm": 1.0, **row})
     assert all(row["kind"] == "notice" and row["text"] for row in found)
     return [(row["step"], row["name"]) for row in found]
 
@@ -24,11 +36,11 @@ def test_the_plateau_is_said_once_and_its_end_once() -> None:
     asked = []
     baseline = Baseline("masked_tokens", lambda: asked.append(1) or 6.0)
     losses = [9.0] * 20 + [5.8] * 10 + [5.6, 5.9, 3.0, 5.9]
-    health = Health(100, 15, baseline)
-    assert said(health, *({"masked_tokens_loss": loss} for loss in losses[:15])) == []
+    watch = Health(100, 15, baseline)
+    assert said(watch, *({"masked_tokens_loss": loss} for loss in losses[:15])) == []
     assert asked == []  # reading the corpus costs time, so not before it is needed
-    health = Health(100, 15, baseline)
-    assert said(health, *({"masked_tokens_loss": loss} for loss in losses)) == [(16, "plateau"), (31, "plateau_left")]
+    watch = Health(100, 15, baseline)
+    assert said(watch, *({"masked_tokens_loss": loss} for loss in losses)) == [(16, "plateau"), (31, "plateau_left")]
     assert said(Health(100, 5, baseline), *[{"masked_tokens_loss": 9.0}] * 11) == [(11, "plateau")]
     assert said(Health(100, 5, baseline), *[{"masked_tokens_loss": 5.6}] * 50) == []
     assert said(Health(100, 5, None), *[{"loss": 9.0}] * 50) == []
@@ -36,8 +48,8 @@ def test_the_plateau_is_said_once_and_its_end_once() -> None:
 
 def test_an_encoder_that_finds_nothing_is_said() -> None:
     row = {"replaced_recall": 0.001, "replaced_share": 0.08, "generator_accuracy": 0.31}
-    health = Health(10, 0, None)
-    assert said(health, *[row] * 4, {**row, "replaced_recall": 0.4}) == [(3, "recall"), (5, "recall_left")]
+    watch = Health(10, 0, None)
+    assert said(watch, *[row] * 4, {**row, "replaced_recall": 0.4}) == [(3, "recall"), (5, "recall_left")]
     text = Health(10, 0, None).examine({"kind": "training", "step": 3, "gradient_norm": 1.0, **row})[0]["text"]
     for figure in ("0.1%", "8.0%", "31.0%"):
         assert figure in text

@@ -101,10 +101,13 @@ def nice_ticks(low: float, high: float, *, wanted: int, covers: bool = False) ->
 
 
 def short_number(value: float, *, largest: float | None = None) -> str:
-    """A number as a label writes it: 0.25, 1,500, 20k, 1.5M, 3e-5; `largest` settles the unit for all of an axis."""
+    """A number as a label writes it: 0.25, 1,500, 20k, 1.5M, 2e15, 3e-5; `largest` settles the unit for all of an axis."""
     size = abs(value) if largest is None else largest
     if value == 0:
         return "0"
+    if size >= 1e12:
+        digits, power = f"{value:.3e}".split("e")
+        return f"{float(digits):g}e{int(power)}"
     for limit, letter in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
         if size >= limit:
             return f"{value / (1e3 if letter == 'k' else limit):.4g}{letter}"

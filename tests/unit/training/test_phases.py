@@ -94,11 +94,10 @@ def test_layers_of_many_kinds_stay_compiled(
     dynamo.reset()
     counter, compile_it = CompileCounter(), torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: compile_it(function, backend=counter, **options))
-    monkeypatch.setattr(dynamo.config, "recompile_limit", 8)
-    monkeypatch.setattr(dynamo.config, "fail_on_recompile_limit_hit", True)
     size = "model.overrides={width=16,layers=5,heads=2,longest=64,neurons=32,window=8}"
     phases = "phases=[{begin=0.3,length=48},{begin=0.6,length=64}]"
     changes = ["model.preset=modern-small", size, phases, "run.compile=on", "run.steps=3", "batch.tokens=256"]
-    run(corpus_folder, tmp_path / "run", *changes)
+    with dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
+        run(corpus_folder, tmp_path / "run", *changes)
     assert counter.frame_count > 8
     dynamo.reset()

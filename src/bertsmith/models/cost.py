@@ -50,7 +50,7 @@ def training_memory(config: ModelConfig, micro_tokens: int, targets_per_token: f
     per_score = 3 * size  # as it is, its logarithm, its gradient
     if config.generator is not None:
         saved += _saved(config.generator.model, targets_per_token)
-        per_score += 2 * 4  # its softmax, and the sum up to it, from which guesses are drawn
+        per_score += 2 * 4  # its softmax in float32, and the copy in runs that guesses are drawn from
     scores = int(micro_tokens * targets_per_token) * config.encoder.vocabulary
     return 16 * parameters(config) + int(micro_tokens * saved * size) + scores * per_score
 

@@ -79,9 +79,9 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
         return MaskedBatch(corrupted, batch.layout, batch.types, sentence_targets, is_real)
 
     def counts(self, prepared: MaskedBatch) -> dict[str, Tensor]:
-        counts = {"masked_tokens": (prepared.corrupted.targets >= 0).sum()}
+        counts = {"masked_tokens": (prepared.corrupted.targets != IGNORED).sum()}
         if prepared.sentence_targets is not None:
-            counts["next_sentence"] = (prepared.sentence_targets >= 0).sum()
+            counts["next_sentence"] = (prepared.sentence_targets != IGNORED).sum()
         if prepared.is_real is not None:
             counts["ponder"] = prepared.is_real.sum()
         return counts

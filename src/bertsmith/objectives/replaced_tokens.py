@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, pad
 
@@ -52,6 +52,12 @@ class ReplacedTokensConfig(ObjectiveConfig):
     """With "two", the gradients of generator and encoder are clipped apart, as DeBERTa v3 does."""
     generator_rate: float = Field(default=1.0, gt=0)
     """For "two": the generator's learning rate as a share of the encoder's."""
+
+    @model_validator(mode="after")
+    def _check_rate(self) -> "ReplacedTokensConfig":
+        if self.optimizers == "one" and self.generator_rate != 1:
+            raise ValueError(f"generator_rate is {self.generator_rate} and optimizers 'one'; it needs optimizers 'two'")
+        return self
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -129,12 +135,14 @@ class ReplacedTokens(Objective[TokenBatch, ReplacedBatch]):
         }
 
     def portions(self, model: Model) -> list[Portion]:
-        if self.config.optimizers == "one" or model.generator is None:
-            return super().portions(model)
+        whole = super().portions(model)
+        if self.config.optimizers == "one":
+            return whole
         # what both share is the encoder's
         encoders = {id(p) for part in (model.encoder, model.heads) for p in part.parameters()}
-        own = tuple(p for p in model.parameters() if id(p) in encoders)
-        generators = tuple(p for p in model.parameters() if id(p) not in encoders)
+        moved = [p for portion in whole for p in portion.parameters]
+        own = tuple(p for p in moved if id(p) in encoders)
+        generators = tuple(p for p in moved if id(p) not in encoders)
         return [Portion(generators, self.config.generator_rate), Portion(own)]
 
     def for_evaluation(self) -> "ReplacedTokens":

@@ -4,13 +4,10 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import mul
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from bertsmith.errors import InputError
-
-if TYPE_CHECKING:
-    from bertsmith.training.pretraining import PretrainSettings
+from bertsmith.training.method import Method
 
 MOST_STEPS = 2**30
 
@@ -62,23 +59,18 @@ class Budget:
         return f"{self.text}: sets run.steps"
 
 
-def steps_within(
-    settings: "PretrainSettings", budget: Budget, flops_per_token: float | Sequence[float], *, processes: int = 1
-) -> int:
+def steps_within(method: Method, budget: Budget, flops_per_token: Sequence[float] = ()) -> int:
     """The most steps of a run within a budget of tokens or operations, ramp and phases counted in.
 
-    Tokens are counted as `batch.tokens` counts them, pads included. `flops_per_token` is one number, or one for each
-    phase.
+    Tokens are counted as `batch.tokens` counts them, pads included. A budget of operations needs those of a token in
+    each phase.
     """
     if budget.kind == "seconds":
         raise InputError(f"the budget {budget.text!r} is a time, which has to be measured; allowed: tokens, operations")
-    method = settings.method
-    prices = [flops_per_token] if isinstance(flops_per_token, int | float) else list(flops_per_token)
-    prices = [1.0] if budget.kind == "tokens" else prices
-    prices *= len(method.phases) // len(prices)
+    prices = flops_per_token if budget.kind == "flops" else [1.0] * len(method.phases)
 
     def cost(steps: int) -> float:
-        return sum(map(mul, method.with_steps(steps).tokens(processes), prices))
+        return sum(tokens * price for tokens, price in zip(method.with_steps(steps).tokens(), prices, strict=True))
 
     return most_steps(cost, budget)
 

@@ -154,6 +154,9 @@ def _put_back(trainer: "Trainer") -> Iterator[None]:
     """Whatever happens inside, the trainer stands at the beginning of its run again, and its folder is as it was."""
     tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]
+    optimizer = trainer.engine.optimizer
+    # Adam counts its steps there
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     out, folder = trainer.out, trainer.out / f".calibration-{os.getpid()}"
     made = [path for path in (folder, *folder.parents) if not path.exists()][-1]
     trainer.out = folder  # where a checkpoint is tried
@@ -163,6 +166,9 @@ def _put_back(trainer: "Trainer") -> Iterator[None]:
         with torch.no_grad():
             for tensor, value in zip(tensors, before, strict=True):
                 tensor.copy_(value)
-        trainer.engine.optimizer.state.clear()
+        optimizer.state.clear()
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update(values)
         trainer.progress, trainer.out = Progress(), out
-        shutil.rmtree(made, ignore_errors=True)
+        if trainer.engine.is_main:  # another process might do so late, when the main one has begun the run there
+            shutil.rmtree(made, ignore_errors=True)

@@ -100,17 +100,18 @@ def load_checkpoint(path: Path, model: Model, optimizer: torch.optim.Optimizer, 
 def load_average(folder: Path, model: Model, count: int) -> int:
     """Gives the model the mean of the weights of the last `count` whole checkpoints; returns how many there were.
 
-    Weights are float32 in a checkpoint, whatever the products were computed in; optimiser states are left alone.
+    Weights are float32 in a checkpoint, whatever the products were computed in; optimiser states are left alone. What
+    is drawn and not learned is the last one's: the mean of random matrices is no such matrix.
     """
     paths = [path for path in sorted(folder.glob("step-*"), reverse=True) if _torn(path) is None][:count]
     files = [read_tensors(path / "model.safetensors") for path in paths]
+    learned = {name for name, _ in model.named_parameters()}
     mean = {
         name: torch.stack([file[name].double() for file in files]).mean(0).to(last.dtype)
-        if last.is_floating_point()
-        else last
         for name, last in files[0].items()
+        if name in learned
     }
-    copy_tensors(mean, model, str(folder))
+    copy_tensors({**files[0], **mean}, model, str(folder))
     return len(files)
 
 

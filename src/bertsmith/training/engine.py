@@ -24,6 +24,8 @@ from bertsmith.training.hardware import device_type
 from bertsmith.training.meter import Meter
 from bertsmith.training.method import Method, RunConfig
 
+_KINDS = 128  # of layers that are compiled in one process
+
 
 class _Step(nn.Module):
     """Model and objective as one module, so that one wrapper synchronises the gradients of both."""
@@ -153,6 +155,9 @@ class Engine:
         if run.compile == "on":
             # the compiler looks at all that enters a layer, states among them, and PyTorch has a warning about that
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+            # layers of every shape, in every phase and run of this process, count as one function: from the ninth kind
+            # on they would be left uncompiled, with a warning and no more
+            torch._dynamo.config.recompile_limit = max(_KINDS, torch._dynamo.config.recompile_limit)
             for module in self.model.modules():
                 if isinstance(module, Block):
                     # what one layer was compiled to serves all of its shape; sizes that vary would make slower code

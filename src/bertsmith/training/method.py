@@ -1,14 +1,14 @@
 """How a run is carried out and how weights are moved, as settings."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from operator import mul
 from typing import Literal
 
 from pydantic import Field
 
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.cost import parameters, training_flops
+from bertsmith.models.cost import parameters
 from bertsmith.settings import Record
 from bertsmith.training.hardware import device_type
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
@@ -71,26 +71,24 @@ class Method:
         """The micro-batches of one step on each process."""
         return self.phases[self.phase(step)].micro_batches(step, self.run.steps, processes)
 
-    def tokens(self, processes: int = 1) -> tuple[int, ...]:
-        """The tokens of each phase, pads counted in."""
-        table = timetable(self.phases, self.run.steps, processes)
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens of each phase on one process, pads counted in."""
         return tuple(
-            sum(count * steps for count, steps in counts.items()) * phase.micro_tokens * processes
-            for phase, counts in zip(self.phases, table, strict=True)
+            sum(count * steps for count, steps in counts.items()) * phase.micro_tokens
+            for phase, counts in zip(self.phases, timetable(self.phases, self.run.steps, 1), strict=True)
         )
 
-    def costs(self, config: ModelConfig, targets_per_token: float, passes: int = 1) -> dict[str, str]:
+    def costs(self, config: ModelConfig, flops_per_token: Sequence[float]) -> dict[str, str]:
         """What training a network takes on one device, as names and values to print."""
-        each = [passes * training_flops(config, phase.length, targets_per_token) for phase in self.phases]
         tokens, steps = self.tokens(), self.run.steps
-        facts = {"parameters": f"{parameters(config):,}", "training FLOPs per token": f"{each[0]:.3e}"}
-        facts |= {"tokens": f"{sum(tokens):,} in {steps:,} steps"}
-        facts |= {"training FLOPs in all": f"{sum(map(mul, each, tokens)):.3e}"}
+        flops = [each * count for each, count in zip(flops_per_token, tokens, strict=True)]
+        facts = {"parameters": f"{parameters(config):,}", "training FLOPs per token": f"{flops_per_token[0]:.3e}"}
+        facts |= {"tokens": f"{sum(tokens):,} in {steps:,} steps", "training FLOPs in all": f"{sum(flops):.3e}"}
         if len(self.phases) == 1:
             return facts
         for number, (begin, end) in enumerate(pairwise(borders(self.phases, steps))):
-            phase, flops = self.phases[number], each[number] * tokens[number]
-            facts[f"phase {number + 1}, length {phase.length}"] = (
-                f"steps {begin:,} to {end:,}: {tokens[number]:,} tokens, {flops:.3e} FLOPs ({each[number]:.3e} a token)"
+            facts[f"phase {number + 1}, length {self.phases[number].length}"] = (
+                f"steps {begin:,} to {end:,}: {tokens[number]:,} tokens, {flops[number]:.3e} FLOPs "
+                f"({flops_per_token[number]:.3e} a token)"
             )
         return facts

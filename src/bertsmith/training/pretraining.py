@@ -193,9 +193,9 @@ def make_trainer(
 def steps_for(settings: PretrainSettings, budget: Budget, device: str = "auto") -> int:
     """The steps of a run within a budget; a time is measured on the device, in a folder that is gone afterwards."""
     if budget.kind == "tokens":
-        return steps_within(settings, budget, 1.0)
+        return steps_within(settings.method, budget)
     if budget.kind == "flops":
-        return steps_within(settings, budget, settings.flops_per_token(settings.network(settings.tokenizer)))
+        return steps_within(settings.method, budget, settings.flops_per_token(settings.network(settings.tokenizer)))
     with TemporaryDirectory() as folder:
         trainer = make_trainer(settings, Path(folder), device=device, show=False)
         return calibrate(trainer, budget.amount)
@@ -209,7 +209,7 @@ def explain(settings: PretrainSettings) -> dict[str, str]:
     memory = training_memory(config, passes * micro, rate, half=settings.run.is_half("auto"))
     return {
         "vocabulary": f"{config.encoder.vocabulary:,}" + ("" if settings.data else " (no --data given)"),
-        **settings.method.costs(config, rate, passes),
+        **settings.method.costs(config, settings.flops_per_token(config)),
         "memory": f"about {memory / 2**30:.2f} GiB on each device",
     }
 

@@ -153,8 +153,9 @@ def explain(settings: TranslationSettings) -> dict[str, str]:
     choice = settings.model
     config = _fresh(choice, settings.tokenizer.vocabulary) if choice.is_preset else _loaded(choice.name).config
     assert config.decoder is not None
-    costs = settings.method.costs(config, settings.objective.targets_per_token)
-    return {"vocabulary": f"{config.decoder.vocabulary:,}", **costs}
+    method = settings.method
+    flops = training_flops(config, method.phases[0].length, settings.objective.targets_per_token)
+    return {"vocabulary": f"{config.decoder.vocabulary:,}", **method.costs(config, [flops])}
 
 
 def starting_model(settings: TranslationSettings, train: TextPairs) -> Seq2Seq:

@@ -299,6 +299,11 @@ def test_two_optimizers_divide_the_weights(sharing: str) -> None:
     assert {group["portion_rate"] for group in built.param_groups} == {0.5, 1.0}
 
 
+def test_a_rate_of_the_generator_needs_two_optimizers() -> None:
+    with pytest.raises(ValueError, match="it needs optimizers 'two'"):
+        ReplacedTokensConfig(generator_rate=0.5)
+
+
 @pytest.mark.parametrize("sharing", ["none", "gradient_disentangled"])
 def test_two_optimizers_clip_apart(sharing: str, tmp_path: Path) -> None:
     """A huge gradient of the generator leaves the encoder's step alone; with one optimiser it does not."""

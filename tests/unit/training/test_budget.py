@@ -47,15 +47,15 @@ def test_other_words_are_refused(text: str) -> None:
 
 
 def test_tokens_and_operations_become_steps() -> None:
-    assert steps_within(settings(), Budget.parse("10240 tokens"), 1.0) == 10
-    assert steps_within(settings(), Budget.parse("10239 tokens"), 1.0) == 9
-    assert steps_within(settings(), Budget.parse("1e6 flops"), 100.0) == 9
+    assert steps_within(settings().method, Budget.parse("10240 tokens")) == 10
+    assert steps_within(settings().method, Budget.parse("10239 tokens")) == 9
+    assert steps_within(settings().method, Budget.parse("1e6 flops"), [100.0]) == 9
     with pytest.raises(InputError, match="is less than one step takes"):
-        steps_within(settings(), Budget.parse("1000 tokens"), 1.0)
+        steps_within(settings().method, Budget.parse("1000 tokens"))
     with pytest.raises(InputError, match="has to be measured"):
-        steps_within(settings(), Budget.parse("10min"), 1.0)
+        steps_within(settings().method, Budget.parse("10min"))
     with pytest.raises(InputError, match="steps; give less"):
-        steps_within(settings(), Budget.parse("1e30 flops"), 1.0)
+        steps_within(settings().method, Budget.parse("1e30 flops"), [1.0])
 
 
 def test_ramp_and_phases_are_counted() -> None:
@@ -72,7 +72,7 @@ def test_ramp_and_phases_are_counted() -> None:
         assert [phase for phase, _ in counts] == sorted(phase for phase, _ in counts)
         return sum(count * (256, 512)[phase] * flops[phase] for phase, count in counts)
 
-    steps = steps_within(given, Budget.parse("5e7 flops"), flops)
+    steps = steps_within(given.method, Budget.parse("5e7 flops"), flops)
     assert cost(steps) <= 5e7 < cost(steps + 1)
     assert steps > 100
     assert most_steps(cost, Budget("flops", 5e7, "")) == steps
@@ -93,8 +93,9 @@ def test_a_measured_run_is_the_run_without_the_measurement(
     corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out = tmp_path / "new" / "run"
-    # Performer: a step that is only tried may redraw its features, which must be put back, too
-    small = [*SMALL, "model.preset=performer-base"]
+    # a step that is only tried may redraw a Performer's features and is counted by an Adam that corrects no bias: both
+    # must be put back, too
+    small = [*SMALL, "model.preset=performer-base", "optimizer.bias_correction=false"]
     figures = bertsmith.pretrain(RECIPE, data=corpus_folder, out=out, set=small, budget="2s", device="cpu")
     assert "budget 2s: " in capsys.readouterr().out
     recorded = read_toml(out / "recipe.toml")["run"]["steps"]

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 from runs import assert_same, interrupted, rows, run
+from torch._dynamo.testing import CompileCounter
 
 import bertsmith
 from bertsmith.batches.loader import BatchReader
@@ -82,3 +84,20 @@ def test_phases_must_fit_the_model_and_the_batch(corpus_folder: Path, tmp_path: 
     ):
         run(corpus_folder, tmp_path / "run", "phases=[{begin=0.5,length=64,micro_tokens=384}]")
     assert not (tmp_path / "run").exists()
+
+
+def test_layers_of_many_kinds_stay_compiled(
+    corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A modern network has four kinds of layers; three phases make twelve, more than PyTorch's own limit."""
+    dynamo = torch._dynamo
+    dynamo.reset()
+    counter, compile_it = CompileCounter(), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_it(function, backend=counter, **options))
+    size = "model.overrides={width=16,layers=5,heads=2,longest=64,neurons=32,window=8}"
+    phases = "phases=[{begin=0.3,length=48},{begin=0.6,length=64}]"
+    changes = ["model.preset=modern-small", size, phases, "run.compile=on", "run.steps=3", "batch.tokens=256"]
+    with dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
+        run(corpus_folder, tmp_path / "run", *changes)
+    assert counter.frame_count > 8
+    dynamo.reset()

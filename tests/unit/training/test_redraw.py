@@ -44,3 +44,14 @@ def test_a_resumed_run_redraws_the_same(corpus_folder: Path, tmp_path: Path, mon
     assert moments[18:] == list(range(9, 18))
     assert losses(out) == losses(straight)
     assert (out / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
+
+
+def test_an_average_of_checkpoints_has_features_that_were_drawn(corpus_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    changes = ["run.steps=6", "run.checkpoint_every=3", "run.average_last=2"]
+    bertsmith.pretrain(RECIPE, data=corpus_folder, out=out, set=[*SMALL, *changes], device="cpu")
+    first, last = (out / "checkpoints" / f"step-0000000{step}" for step in (3, 6))
+    assert not torch.equal(matrix(first), matrix(last))
+    assert torch.equal(matrix(out), matrix(last))
+    tables = [load_file(folder / "model.safetensors")["encoder.embedding.token_table"] for folder in (first, last, out)]
+    torch.testing.assert_close((tables[0] + tables[1]) / 2, tables[2])

@@ -38,7 +38,7 @@ CASES = {
     "shared-layers": network("albert-base"),
     "random-features": network("performer-base"),
 }
-COPIES = ["bert", "gradient-disentangled", "random-features"]  # with DDP, too
+COPIES = ["bert", "full-sharing", "gradient-disentangled", "random-features"]  # with DDP, too
 
 
 @pytest.fixture(scope="module")

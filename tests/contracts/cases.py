@@ -102,10 +102,11 @@ def forward_pass(layout: SequenceLayout, cut: LayerCut | None = None, memory: Me
     return ForwardPass(layout, cut, relative_positions=table(), turns=turns, memory=memory)
 
 
-def tiny_model(name: str, seed: int = 0) -> Model:
+def tiny_model(name: str, seed: int = 0, layers: int = TINY["layers"]) -> Model:
     """A preset shrunk to a few weights, in float64, with weights large enough for every part to matter."""
     name, _, variant = name.partition(" ")
-    config = preset(name, **{key: value for key, value in TINY.items() if key in overridable(name)})
+    sizes = {**TINY, "layers": layers}
+    config = preset(name, **{key: value for key, value in sizes.items() if key in overridable(name)})
     model = build(VARIANTS[variant](config) if variant else config, seed=seed).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -34,11 +34,17 @@ CASES = {
         *REPLACED,
         "generator.sharing=gradient_disentangled",
     ],
+    "two-optimizers": [
+        *network("electra-small", ",embedding_width=16"),
+        *REPLACED,
+        "generator.sharing=gradient_disentangled",
+        "objective.optimizers=two",
+    ],
     "mask-decoder": network("deberta-base", ",span=16"),
     "shared-layers": network("albert-base"),
     "random-features": network("performer-base"),
 }
-COPIES = ["bert", "gradient-disentangled", "random-features"]  # with DDP, too
+COPIES = ["bert", "gradient-disentangled", "two-optimizers", "random-features"]  # with DDP, too
 
 
 @pytest.fixture(scope="module")

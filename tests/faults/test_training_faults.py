@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from helpers_training import RECIPE, command, losses, run
 
+import bertsmith
+from bertsmith.cli import main
 from bertsmith.training.checkpoint import find_checkpoint
 
 
@@ -41,12 +43,24 @@ def wait_for_checkpoint(out: Path, name: str, process: subprocess.Popen) -> None
     raise AssertionError(f"{name} was not written")
 
 
-def killed_at(name: str, recipe: Path, corpus: Path, out: Path) -> None:
-    """A run that got kill -9 once it had written a checkpoint."""
-    process = subprocess.Popen(command(recipe, corpus, out), env=slowed(), stderr=subprocess.DEVNULL)
-    wait_for_checkpoint(out, name, process)
+@pytest.fixture(scope="module")
+def killed(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that got kill -9 once it had written its checkpoint of step 10; tests take copies."""
+    out = tmp_path_factory.mktemp("killed") / "run"
+    process = subprocess.Popen(command(recipe, corpus_folder, out), env=slowed(), stderr=subprocess.DEVNULL)
+    wait_for_checkpoint(out, "step-00000010", process)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    assert not (out / "result.json").exists()
+    return out
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture) -> str:
+    """What a command that ends with an error says."""
+    with pytest.raises(SystemExit) as ended:
+        main(words[3:])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
 
 
 def slowed() -> dict[str, str]:
@@ -60,12 +74,9 @@ def assert_same(out: Path, straight: Path) -> None:
     assert (out / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
 
 
-def test_killed_and_resumed_is_bitwise_the_same(
-    recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
-) -> None:
+def test_killed_and_resumed_is_bitwise_the_same(killed: Path, straight: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    killed_at("step-00000010", recipe, corpus_folder, out)
-    assert not (out / "result.json").exists()
+    shutil.copytree(killed, out)
     run(command(None, None, out, "--resume"))
     assert_same(out, straight)
     steps = {path.name for path in (out / "checkpoints").iterdir()}
@@ -91,16 +102,16 @@ def test_asked_to_stop_saves_and_ends_well(
     newest, _ = find_checkpoint(out / "checkpoints")
     assert newest is not None
     assert 5 < json.loads((newest / "progress.json").read_text())["step"] < 20
-    run(command(None, None, out, "--resume"))
+    bertsmith.pretrain(out=out, resume=True, device="cpu")
     assert_same(out, straight)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "seal"])
 def test_a_torn_checkpoint_is_passed_over(
-    damage: str, recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
+    damage: str, killed: Path, straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out = tmp_path / "run"
-    killed_at("step-00000010", recipe, corpus_folder, out)
+    shutil.copytree(killed, out)
     for path in sorted((out / "checkpoints").glob("step-*"))[2:]:
         path.rename(tmp_path / path.name)
     newest = out / "checkpoints" / "step-00000010"
@@ -119,8 +130,8 @@ def test_a_torn_checkpoint_is_passed_over(
     assert found.name == "step-00000005"
     assert "step-00000010 is not whole" in complaints[0]
     if damage == "truncate":
-        said = run(command(None, None, out, "--resume")).stderr
-        assert "is not whole" in said
+        main(command(None, None, out, "--resume")[3:])
+        assert "is not whole" in capsys.readouterr().err
         assert_same(out, straight)
 
 
@@ -128,12 +139,12 @@ def test_reading_processes_do_not_change_the_run(
     recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    run(command(recipe, corpus_folder, out, "--set", "run.workers=2"))
+    bertsmith.pretrain(recipe, data=corpus_folder, out=out, set=["run.workers=2"], device="cpu")
     assert_same(out, straight)
 
 
 def test_resume_refuses_what_it_cannot_continue(
-    recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path, texts: Path
+    corpus_folder: Path, straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """All checkpoints torn, or another corpus in the old one's place: a sentence, and the log is left alone."""
     out = tmp_path / "run"
@@ -145,27 +156,23 @@ def test_resume_refuses_what_it_cannot_continue(
     manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 0 '))
     text = (out / "recipe.toml").read_text().replace(str(corpus_folder), str(corpus))
     (out / "recipe.toml").write_text(text)
-    done = subprocess.run(command(None, None, out, "--resume"), capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert "was made with another corpus" in done.stderr
+    assert "was made with another corpus" in refused(command(None, None, out, "--resume"), capsys)
     (out / "recipe.toml").write_text((straight / "recipe.toml").read_text())
     for seal in out.glob("checkpoints/*/seal.json"):
         seal.unlink()
-    done = subprocess.run(command(None, None, out, "--resume"), capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "has no whole checkpoint" in done.stderr
+    assert "has no whole checkpoint" in refused(command(None, None, out, "--resume"), capsys)
     assert losses(out) == losses(straight)
 
 
 def test_resume_refuses_other_settings_and_finished_runs(
-    recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
+    recipe: Path, corpus_folder: Path, straight: Path, killed: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    done = subprocess.run(command(None, None, straight, "--resume"), capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "is finished (20 steps); there is nothing to resume" in done.stderr
+    said = refused(command(None, None, straight, "--resume"), capsys)
+    assert "is finished (20 steps); there is nothing to resume" in said
     out = tmp_path / "run"
-    killed_at("step-00000005", recipe, corpus_folder, out)
+    shutil.copytree(killed, out)
     words = command(recipe, corpus_folder, out, "--resume", "--set", "optimizer.learning_rate=1e-4")
+    # as a command of its own: what the shell sees
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 2
     assert "optimizer.learning_rate is 0.0001 but the run began with 0.0005" in done.stderr

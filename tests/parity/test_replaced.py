@@ -144,7 +144,7 @@ def test_which_heads_have_a_place(twin: str, kind: str) -> None:
     family = TWINS[twin].family
     name = next(name for name in PRESETS if preset(name).family == family)
     changes = {"positions": "sinusoid_halves"} if family == "transformer" else {}
-    whole = preset(name, layers=1, vocabulary=50, **changes)
+    whole = preset(name, layers=1, width=48, heads=4, vocabulary=50, **changes)
     own = {head.kind: head for head in whole.heads}
     head = own.get(kind) or HEADS[kind]()
     # as their classes have them

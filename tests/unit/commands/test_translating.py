@@ -121,8 +121,10 @@ def test_a_compiled_run_learns_the_same(pairs_folder: Path, tmp_path: Path, monk
     real = torch.compile
     # without the code generator: what is compiled is what is tested here, not how
     monkeypatch.setattr(torch, "compile", lambda function, **settings: real(function, backend="aot_eager"))
-    plain = tune(pairs_folder, tmp_path / "plain", "run.steps=2")
-    compiled = tune(pairs_folder, tmp_path / "compiled", "run.steps=2", "run.compile=on")
+    # two steps of one micro-batch each, of different shapes
+    changes = ("run.steps=2", "batch.tokens=256")
+    plain = tune(pairs_folder, tmp_path / "plain", *changes)
+    compiled = tune(pairs_folder, tmp_path / "compiled", *changes, "run.compile=on")
     assert compiled["training_loss"] == pytest.approx(plain["training_loss"], rel=1e-4)
 
 

@@ -1,15 +1,13 @@
-"""Runs of replaced-token detection: interrupted and resumed, on two processes, and what they leave behind."""
+"""Runs of replaced-token detection: interrupted and resumed, and what they leave behind."""
 
 import json
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from helpers_training import command, losses
-from helpers_training import run as run_command
+from helpers_training import losses
 from safetensors.torch import load_file
 
 import bertsmith
@@ -161,21 +159,6 @@ def test_a_run_goes_on_from_a_folder_with_its_generator(recipe: Path, corpus_fol
     assert model.config == plain.config
     for (name, one), other in zip(plain.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def test_two_processes_equal_one(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
-    changes = (*ELECTRA, "generator.sharing=gradient_disentangled", "objective.optimizers=two", "run.steps=8")
-    run(recipe, corpus_folder, tmp_path / "one", *changes)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "-m"]
-    settings = [word for change in changes for word in ("--set", change)]
-    run_command([*launch, *command(recipe, corpus_folder, tmp_path / "two", *settings)[2:]])
-    assert json.loads((tmp_path / "two" / "result.json").read_text())["processes"] == 2
-    pairs = list(zip(losses(tmp_path / "two"), losses(tmp_path / "one"), strict=True))
-    assert len(pairs) == 9
-    for (kind, step, loss), (other_kind, other_step, expected) in pairs:
-        assert (kind, step) == (other_kind, other_step)
-        assert loss == pytest.approx(expected, rel=2e-5), (kind, step)
 
 
 def test_the_command_exports_both_parts(

@@ -251,6 +251,7 @@ def _print_figures(figures: dict[str, Any], out: Path) -> None:
         if "replaced_recall" in figures["held_out"]:
             whose = " of the generator"
             found, right = figures["held_out"]["replaced_recall"], figures["held_out"]["replaced_precision"]
-            console.print(f"held out: {found:.1%} of the replaced tokens found, {right:.1%} of the finds right")
+            finds = f"{found:.1%} of the replaced tokens found, {right:.1%} of the finds right"
+            console.print(f"held out: {finds if found else 'none of the replaced tokens found'}")
         console.print(f"held-out loss{whose} {loss:.3f} (unigram level {level:.3f})")
     console.print(f"written to {out}: model.safetensors, report.html, result.json", highlight=False, markup=False)

@@ -76,7 +76,7 @@ def test_recipes_are_trained_for_equal_tokens_and_resumed(
     }
     untouched = out / "replaced" / "seed-1" / "model.safetensors"
     assert untouched.stat().st_mtime_ns == times[untouched]
-    with pytest.raises(InputError, match="seeds is 3 but the comparison in .* began with 2"):
+    with pytest.raises(InputError, match=r"seeds is 3 but the comparison in .* began with 2"):
         compare(recipes, corpus_folder, out, seeds=3, resume=True)
 
 

@@ -291,3 +291,5 @@ def test_replaced_token_detection_is_told_first() -> None:
     assert any("share alone from 0.3251 to 0.3251" in label for label in charts)
     assert headline(report(steps=steps, held_out=[])).startswith("The encoder finds 25%")
     assert "Tokens told apart" not in pretraining_page(report())
+    blind = [{**row, "replaced_recall": 0.0, "replaced_precision": 0.0} for row in steps]
+    assert headline(report(steps=blind, held_out=[])) == "The encoder finds none of the replaced tokens."

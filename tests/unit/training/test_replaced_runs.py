@@ -136,7 +136,8 @@ def check_folder(folder: Path, case: Case) -> None:
 def test_a_corpus_without_a_held_out_part_gives_a_page(recipe: Path, texts: Path, tmp_path: Path) -> None:
     bertsmith.tokenizer([texts], out=tmp_path / "tokenizer", vocabulary=160)
     bertsmith.corpus([texts], tokenizer=tmp_path / "tokenizer", out=tmp_path / "corpus", held_out=0.0, workers=1)
-    figures = run(recipe, tmp_path / "corpus", tmp_path / "run", "run.steps=2")
+    size = "model.overrides={width=32,layers=1,heads=2,embedding_width=16,longest=32}"
+    figures = run(recipe, tmp_path / "corpus", tmp_path / "run", "run.steps=2", "model.preset=electra-small", size)
     assert "held_out" not in figures
     assert "The generator's loss" in (tmp_path / "run" / "report.html").read_text().replace("&#x27;", "'")
 

@@ -158,8 +158,10 @@ def _headline(runs: dict[str, list[Run]], rows: dict[str, dict[str, Any]]) -> st
     scored = {name: row["token_loss"]["mean"] for name, row in rows.items() if "token_loss" in row}
     if _differs(runs) or not scored:
         return f"{len(runs)} recipes at an equal budget."
-    best = min(scored, key=scored.__getitem__)
-    return f"{best} has the lowest loss, {scored[best]:.3f} nats a token."
+    best, second = sorted(scored, key=scored.__getitem__)[:2]
+    spread = max(rows[name]["token_loss"]["spread"] or 0.0 for name in (best, second))
+    doubt = f", but {second} is within the spread of the seeds" if scored[second] - scored[best] <= spread else ""
+    return f"{best} has the lowest loss, {scored[best]:.3f} nats a token{doubt}."
 
 
 def _html_table(rows: dict[str, dict[str, Any]]) -> str:

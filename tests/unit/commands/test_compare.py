@@ -150,6 +150,20 @@ def test_a_corpus_that_holds_nothing_out_is_refused(recipes: list[str], texts: P
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("other", "is_doubted"), [(1.2, True), (2.0, False)])
+def test_a_winner_within_the_spread_is_doubted(other: float, is_doubted: bool) -> None:
+    figures = {"token_term": "masked_tokens", "training_flops": 1.0, "parameters": 1, "steps": 1, "tokens": 1}
+    figures |= {"seconds": 1.0, "tokens_per_second": 1.0}
+    row = {"step": 1, "tokens": 1.0, "flops": 1.0, "seconds": 1.0, "token_accuracy": 0.5}
+    runs = {
+        name: [Run(seed, figures, [{**row, "token_loss": loss + 0.4 * seed}]) for seed in (0, 1)]
+        for name, loss in (("first", 1.0), ("other", other))
+    }
+    page = comparison_page("x", runs, {}, None)
+    assert "first has the lowest loss, 1.200 nats a token" in page
+    assert ("but other is within the spread of the seeds" in page) == is_doubted
+
+
 def test_guesses_of_different_kinds_have_no_winner() -> None:
     figures = {
         "training_flops": 1.0,

@@ -1,6 +1,7 @@
 """`bertsmith compare`: several recipes trained at an equal budget, with their curves and a table."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,6 +56,9 @@ def compare(
     from bertsmith.commands.output import check_out, claim, write_result
 
     out = Path(out)
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1":
+        raise InputError(f"compare is started on {processes} processes; allowed: 1, so leave `accelerate launch` out")
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}; allowed: 1 or more")
     if evaluations < 1:

@@ -23,8 +23,8 @@ FIGURES = {
 }
 NOTE = (
     "Token loss compares recipes whose tokens are guessed by the model itself and in the same way: with replaced-token "
-    "detection it is the small generator that guesses, not the model that is kept, and guesses are harder where more "
-    "is masked. Judge such recipes by a task."
+    "detection it is the small generator that guesses, not the model that is kept, and a causal model reads one side "
+    "only. Judge such recipes by a task."
 )
 
 STYLE = """

@@ -110,6 +110,14 @@ def test_bad_comparisons_are_named_and_write_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_several_processes_are_refused(
+    recipes: list[str], corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="compare is started on 2 processes; allowed: 1"):
+        compare(recipes, corpus_folder, tmp_path / "out")
+
+
 def test_names_must_tell_recipes_apart(recipes: list[str], corpus_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="give at least two to compare"):
         compare(recipes[:1], corpus_folder, tmp_path / "out")

@@ -176,7 +176,8 @@ def test_explain(capsys: pytest.CaptureFixture) -> None:
         ("electra-smal:paper", "recipe is 'electra-smal:paper'; did you mean 'electra-small'?"),
         ("convbert-base:modern", "allowed for convbert-base: paper, crammed; modern exists for bert-small, bert-base"),
         ("bert-base:papers", "recipe is 'bert-base:papers'; allowed for bert-base: paper, crammed, modern"),
-        ("transformer-base", "or a .toml file"),
+        ("xyz", "recipe is 'xyz'; allowed: a .toml file, or one of bert-tiny, "),
+        ("transformer-base", "allowed: a .toml file, or one of bert-tiny, "),
     ],
 )
 def test_a_wrong_name_is_one_sentence(name: str, sentence: str, capsys: pytest.CaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """Plans → batches of token ids, read from the corpus by worker processes."""
 
 import math
+import os
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -135,7 +136,8 @@ class _Order(Sampler[MicroBatchPlan[Any]]):
 def load_batches(
     reader: Dataset[Loaded], plans: Iterable[MicroBatchPlan[Any]], *, workers: int = 0, pin: bool = False
 ) -> DataLoader[Loaded]:
-    """The batches of the plans, in their order, whatever the number of workers."""
+    """The batches of the plans, in their order, whatever the number of workers; there are no more than cores."""
+    workers = min(workers, _cores())
     return DataLoader(
         reader,
         batch_size=None,
@@ -146,6 +148,13 @@ def load_batches(
         multiprocessing_context="forkserver" if workers else None,
         worker_init_fn=_leave_signals_alone if workers else None,
     )
+
+
+def _cores() -> int:
+    """The cores this process may use; PyTorch warns of more workers than that."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _leave_signals_alone(worker: int) -> None:

@@ -1,6 +1,7 @@
 """`bertsmith compare`: several recipes trained at an equal budget, with their curves and a table."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,6 +56,9 @@ def compare(
     from bertsmith.commands.output import check_out, claim, write_result
 
     out = Path(out)
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1":
+        raise InputError(f"compare is started on {processes} processes; allowed: 1, so leave `accelerate launch` out")
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}; allowed: 1 or more")
     if evaluations < 1:
@@ -80,6 +84,7 @@ def compare(
 
 def _settings(recipes: list[str], data: Path | None, assignments: list[str]) -> dict[str, "PretrainSettings"]:
     """The settings of every recipe by a name that tells them apart, each checked as far as can be without training."""
+    from bertsmith.batches.shards import read_manifest
     from bertsmith.commands.pretrain import plain_settings
     from bertsmith.training.pretraining import PretrainSettings
 
@@ -101,6 +106,9 @@ def _settings(recipes: list[str], data: Path | None, assignments: list[str]) -> 
     corpora = {one.data for one in settings.values()}
     if len(corpora) > 1:
         raise InputError(f"the recipes read different corpora ({', '.join(map(str, corpora))}); give --data for all")
+    for folder in map(str, corpora):
+        if not read_manifest(Path(folder)).parts["held_out"].tokens:
+            raise InputError(f"{folder!r} holds no text out to compare by; make it with `bertsmith corpus --held-out`")
     return settings
 
 
@@ -112,9 +120,12 @@ def _recorded(out: Path, plan: dict[str, Any]) -> dict[str, int]:
         raise InputError(f"--resume: {str(out)!r} holds no comparison ({PLAN} is missing)")
     earlier = read_json(out / PLAN)
     steps = earlier.pop("steps")
-    for name in plan:
-        if json.dumps(earlier.get(name), sort_keys=True) != json.dumps(plan[name], sort_keys=True):
-            raise InputError(f"--resume: {name} differ from those the comparison in {str(out)!r} began with")
+    for name, value in plan.items():
+        began = earlier.get(name)
+        if name != "recipes" and began != value:
+            raise InputError(f"--resume: {name} is {value!r} but the comparison in {str(out)!r} began with {began!r}")
+        if json.dumps(began, sort_keys=True) != json.dumps(value, sort_keys=True):
+            raise InputError(f"--resume: recipes differ from those the comparison in {str(out)!r} began with")
     return steps
 
 
@@ -148,10 +159,12 @@ def _run_all(
             every = max(1, steps[name] // evaluations)
             changes = {"steps": steps[name], "seed": seed, "evaluate_every": every, "checkpoint_every": 5 * every}
             changed = one.changed(run=one.run.changed(**changes))
-            if not _is_finished(folder):
-                console.print(f"{name}, seed {seed}: {steps[name]:,} steps", markup=False, highlight=False)
+            is_finished = _is_finished(folder)
+            told = f"{name}, seed {seed}: {steps[name]:,} steps{', finished before' if is_finished else ''}"
+            console.print(told, markup=False, highlight=False)
+            if not is_finished:
                 begun = (folder / "checkpoints").exists()
-                figures = run_pretraining(changed, folder, device=device, resume=begun, force=not begun)
+                figures = run_pretraining(changed, folder, device=device, resume=begun, force=not begun, tells=False)
                 if not figures["is_finished"]:
                     console.print("asked to stop; go on with --resume", markup=False)
                     return None

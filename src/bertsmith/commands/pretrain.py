@@ -158,10 +158,12 @@ def run_pretraining(
     force: bool = False,
     budget: "Budget | None" = None,
     begin: float | None = None,
+    tells: bool = True,
 ) -> dict[str, Any]:
     """The figures of a run, which leaves the model and all that belongs to it in `out`.
 
-    `budget` is said again, or measured if it is a time, from the moment `begin` of `time.perf_counter` on.
+    `budget` is said again, or measured if it is a time, from the moment `begin` of `time.perf_counter` on. One of
+    many runs need not print its figures: then it `tells` nothing.
     """
     from bertsmith.training.branch import check_branch
     from bertsmith.training.pretraining import make_trainer
@@ -179,7 +181,7 @@ def run_pretraining(
         inputs=[Path(path) for path in settings.inputs],
         make=lambda: make_trainer(settings, out, device=device, resume=resume),
         settle=settle,
-        finish=lambda trainer: _finish(settings, trainer, out),
+        finish=lambda trainer: _finish(settings, trainer, out, tells=tells),
         device=device,
         resume=resume,
         force=force,
@@ -206,7 +208,7 @@ def _settled(settings: "PretrainSettings", trainer: "Trainer", budget: "Budget",
     return settings
 
 
-def _finish(settings: "PretrainSettings", trainer: "Trainer", out: Path) -> dict[str, Any]:
+def _finish(settings: "PretrainSettings", trainer: "Trainer", out: Path, *, tells: bool) -> dict[str, Any]:
     """Writes the model, its figures and its page; returns the figures."""
     from bertsmith.checkpoint.store import write_model
     from bertsmith.commands.output import write_result
@@ -221,18 +223,18 @@ def _finish(settings: "PretrainSettings", trainer: "Trainer", out: Path) -> dict
         f"bertsmith export {out} --out hf-model",
     )
     write_report(out, out / "report.html", title=out.name, commands=commands)
-    _print_figures(figures, out)
+    if tells:
+        _print_figures(figures, out)
     return figures
 
 
 def _figures(settings: "PretrainSettings", trainer: "Trainer") -> dict[str, Any]:
     """Every figure of the run, for result.json."""
     held_out = trainer.log.of_kind("held_out")
-    figures = {"tier": settings.tier, **run_figures(trainer)}
+    figures = {"tier": settings.tier, "token_term": settings.objective.token_term, **run_figures(trainer)}
     figures["training_flops_per_token"] = trainer.data.phases[0].flops_per_token
     if held_out:
         assert trainer.baseline is not None
-        figures["token_term"] = settings.objective.token_term
         figures["held_out"] = {name: value for name, value in held_out[-1].items() if name not in ("kind", "step")}
         figures["unigram_level"] = trainer.baseline.level()
     return figures
@@ -245,5 +247,11 @@ def _print_figures(figures: dict[str, Any], out: Path) -> None:
     console.print(f"[bold]{figures['steps']} steps, {figures['tokens']:,} tokens in {figures['seconds']} s[/]")
     if "held_out" in figures:
         loss, level = figures["held_out"][f"{figures['token_term']}_loss"], figures["unigram_level"]
-        console.print(f"held-out loss {loss:.3f} (unigram level {level:.3f})")
+        whose = ""
+        if "replaced_recall" in figures["held_out"]:
+            whose = " of the generator"
+            found, right = figures["held_out"]["replaced_recall"], figures["held_out"]["replaced_precision"]
+            finds = f"{found:.1%} of the replaced tokens found, {right:.1%} of the finds right"
+            console.print(f"held out: {finds if found else 'none of the replaced tokens found'}")
+        console.print(f"held-out loss{whose} {loss:.3f} (unigram level {level:.3f})")
     console.print(f"written to {out}: model.safetensors, report.html, result.json", highlight=False, markup=False)

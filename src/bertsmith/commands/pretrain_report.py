@@ -20,7 +20,7 @@ def write_report(
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     figures = json.loads((run / "result.json").read_text(encoding="utf-8"))
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))["model"]
-    term = figures.get("token_term", "masked_tokens")
+    term = figures["token_term"]
     report = PretrainingReport(
         title=title,
         facts=_facts(config, figures),
@@ -31,6 +31,8 @@ def write_report(
         attention=attention,
         settings=(run / "recipe.toml").read_text(encoding="utf-8"),
         commands=commands,
+        notices=tuple(row["text"] for row in rows if row["kind"] == "notice"),
+        guessed=_guessed(term),
     )
     page.write_text(pretraining_page(report), encoding="utf-8")
 
@@ -38,6 +40,11 @@ def write_report(
 def _named(row: dict[str, Any], term: str) -> dict[str, Any]:
     """A log row under the page's names: its loss is that of guessed tokens, which the unigram level compares with."""
     return {**row, "loss": row[f"{term}_loss"], "masked_accuracy": row[f"{term}_accuracy"]}
+
+
+def _guessed(term: str) -> str:
+    """What the tokens of a term are called on the page."""
+    return "next tokens" if term == "next_token" else "masked tokens"
 
 
 def _facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[str, str]:
@@ -57,7 +64,7 @@ def _facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[str, str]:
         term = figures["token_term"]
         facts["held-out loss"] = f"{held_out[f'{term}_loss']:.3f}"
         facts["unigram level"] = f"{figures['unigram_level']:.3f}"
-        facts["masked tokens guessed"] = f"{held_out[f'{term}_accuracy']:.1%}"
+        facts[f"{_guessed(term)} guessed"] = f"{held_out[f'{term}_accuracy']:.1%}"
         if "next_sentence_accuracy" in held_out:
             facts["next sentences told apart"] = f"{held_out['next_sentence_accuracy']:.1%}"
         if "replaced_recall" in held_out:

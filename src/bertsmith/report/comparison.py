@@ -22,8 +22,9 @@ FIGURES = {
     "next_sentence_accuracy": ("next sentences", "{:.1%}"),
 }
 NOTE = (
-    "Token loss compares recipes whose tokens are guessed by the model itself: with replaced-token detection it is the "
-    "small generator that guesses, not the model that is kept, so judge those by a task."
+    "Token loss compares recipes whose tokens are guessed by the model itself and in the same way: with replaced-token "
+    "detection it is the small generator that guesses, not the model that is kept, and a causal model reads one side "
+    "only. Judge such recipes by a task."
 )
 
 STYLE = """
@@ -50,16 +51,16 @@ class Run:
 
 def run_of(seed: int, figures: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Run:
     """A run from its result.json and the rows of its log."""
-    term, price = figures["token_term"], figures["training_flops_per_token"]
+    term = figures["token_term"]
     training = [row for row in rows if row["kind"] == "training"]
     held_out = []
     for row in rows:
         if row["kind"] != "held_out":
             continue
-        spent = {name: _spent(training, row["step"], name) for name in ("tokens", "seconds")}
+        spent = {name: _spent(training, row["step"], name) for name in COSTS}
         told = {name: row[name] for name in FIGURES if name in row}
         told |= {"token_loss": row[f"{term}_loss"], "token_accuracy": row[f"{term}_accuracy"]}
-        held_out.append({"step": row["step"], **spent, "flops": spent["tokens"] * price, **told})
+        held_out.append({"step": row["step"], **spent, **told})
     return Run(seed, figures, held_out)
 
 
@@ -74,7 +75,7 @@ def table(runs: dict[str, list[Run]]) -> dict[str, dict[str, Any]]:
                 row[figure] = {"mean": fmean(values), "spread": stdev(values) if len(values) > 1 else None}
         for cost in ("parameters", "steps", "tokens", "seconds", "tokens_per_second"):
             row[cost] = fmean(run.figures[cost] for run in seeds)
-        row["flops"] = fmean(run.figures["tokens"] * run.figures["training_flops_per_token"] for run in seeds)
+        row["flops"] = fmean(run.figures["training_flops"] for run in seeds)
         rows[name] = row
     return rows
 
@@ -148,16 +149,19 @@ def headings(rows: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _differs(runs: dict[str, list[Run]]) -> bool:
-    """Whether tokens are guessed by networks of different kinds, so that their losses say little about each other."""
-    return any(run.figures["token_term"] == "generator" for seeds in runs.values() for run in seeds)
+    """Whether tokens are guessed by a generator or in different ways, so that losses say little about each other."""
+    terms = {run.figures["token_term"] for seeds in runs.values() for run in seeds}
+    return len(terms) > 1 or "generator" in terms
 
 
 def _headline(runs: dict[str, list[Run]], rows: dict[str, dict[str, Any]]) -> str:
     scored = {name: row["token_loss"]["mean"] for name, row in rows.items() if "token_loss" in row}
     if _differs(runs) or not scored:
         return f"{len(runs)} recipes at an equal budget."
-    best = min(scored, key=scored.__getitem__)
-    return f"{best} has the lowest loss, {scored[best]:.3f} nats a token."
+    best, second = sorted(scored, key=scored.__getitem__)[:2]
+    spread = max(rows[name]["token_loss"]["spread"] or 0.0 for name in (best, second))
+    doubt = f", but {second} is within the spread of the seeds" if scored[second] - scored[best] <= spread else ""
+    return f"{best} has the lowest loss, {scored[best]:.3f} nats a token{doubt}."
 
 
 def _html_table(rows: dict[str, dict[str, Any]]) -> str:

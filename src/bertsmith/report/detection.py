@@ -24,6 +24,8 @@ def detection_headline(steps: Rows, held_out: Rows) -> str:
     """How well tokens are told apart at the end, in one sentence."""
     last = (held_out or steps)[-1]
     found, right = last["replaced_recall"], last["replaced_precision"]
+    if not found:
+        return "The encoder finds none of the replaced tokens."
     return f"The encoder finds {found:.0%} of the replaced tokens, and {right:.0%} of its finds are right."
 
 

@@ -24,6 +24,7 @@ STYLE = """
 .pair { display: grid; gap: 20px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr));
   margin-top: 20px; }
 .pair h3 { font-size: 15px; font-weight: 600; margin-bottom: 2px; }
+.notices { padding-left: 20px; display: grid; gap: 8px; }
 .filled { display: grid; gap: 20px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 420px), 1fr)); }
 .filled blockquote { margin: 0 0 16px; font-size: 17.5px; line-height: 1.5; }
 .filled mark { background: var(--wash); color: var(--accent); border-radius: 5px; padding: 1px 6px;
@@ -77,7 +78,8 @@ class PretrainingReport:
     from the start of the run); `held_out` are rows of step, loss and maybe masked_accuracy; where both have the figures
     of replaced-token detection, their loss is the generator's. `unigram_entropy` is given for a masked-language-model
     loss only: it is what makes the loss a perplexity. `attention` is the body that
-    `attention_fragment` gives; `settings` the resolved settings as text.
+    `attention_fragment` gives; `settings` the resolved settings as text. `notices` are what the run said of its health,
+    `guessed` are the tokens whose loss is drawn: "masked tokens" or "next tokens".
     """
 
     title: str
@@ -89,6 +91,8 @@ class PretrainingReport:
     attention: str | None
     settings: str
     commands: tuple[str, ...]
+    notices: tuple[str, ...] = ()
+    guessed: str = "masked tokens"
 
     @property
     def is_detecting(self) -> bool:
@@ -98,6 +102,9 @@ class PretrainingReport:
 def pretraining_page(report: PretrainingReport) -> str:
     """The whole report as one self-contained HTML document."""
     body = masthead("Pre-training", report.title, headline(report), lead=_lead(report)) + _figures(report)
+    if report.notices:
+        told = "".join(f"<li>{escape(notice)}</li>" for notice in report.notices)
+        body += section("What the run said", f'<div class="panel"><ul class="notices">{told}</ul></div>')
     if report.is_detecting:
         curves = detection.detection_curves(report.steps, report.held_out)
         body += section(detection.TITLE, curves, note=detection.NOTE)
@@ -174,7 +181,7 @@ def _figures(report: PretrainingReport) -> str:
     for rows, name in ((report.held_out, "Held-out accuracy"), (report.steps, "Training accuracy")):
         accuracies = column(rows, "masked_accuracy")
         if accuracies:
-            figures.append((f"{name} on masks{whose}", f"{100 * accuracies[-1][1]:.1f} %"))
+            figures.append((f"{name}, {report.guessed}{whose}", f"{100 * accuracies[-1][1]:.1f} %"))
             break
     training = column(report.steps, "loss")
     if training:
@@ -198,7 +205,7 @@ def _curves(report: PretrainingReport) -> str:
     large = line_chart(losses, x_label="step", y_label=unit, reference=level, height=320)
     small = []
     for heading, rows, key, label in (
-        ("Accuracy on masked tokens", report.held_out, "masked_accuracy", "share right"),
+        (f"Accuracy on {report.guessed}", report.held_out, "masked_accuracy", "share right"),
         ("Learning rate", report.steps, "learning_rate", "rate"),
         ("Speed", report.steps, "tokens_per_second", "tokens per second"),
     ):

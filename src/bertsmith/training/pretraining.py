@@ -11,7 +11,7 @@ from pydantic import model_validator
 from bertsmith.batches.loader import BatchReader, SpecialTokens
 from bertsmith.batches.plan import Plan, SequenceConfig
 from bertsmith.batches.random import key
-from bertsmith.batches.shards import MANIFEST, TokenCorpus
+from bertsmith.batches.shards import MANIFEST, TokenCorpus, read_manifest
 from bertsmith.batches.statistics import unigram_level
 from bertsmith.errors import InputError
 from bertsmith.models.build import assemble, rebuild
@@ -101,7 +101,7 @@ class PretrainSettings(Record):
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The corpus's tokenizer; None without a corpus."""
-        return Tokenizer.load(Path(self.data)) if self.data else None
+        return None if self.data is None else corpus_tokenizer(Path(self.data))
 
     def flops_per_token(self, config: ModelConfig) -> tuple[float, ...]:
         """Operations of one token of each phase, forward and backward."""
@@ -163,13 +163,19 @@ class PretrainSettings(Record):
                     raise InputError(f"{name} is {phase.length}; the model takes at most {longest} tokens")
 
 
+def corpus_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer in a corpus, after making sure that there is a corpus."""
+    read_manifest(folder)
+    return Tokenizer.load(folder)
+
+
 def make_trainer(
     settings: PretrainSettings, out: Path, *, device: str = "auto", show: bool = True, resume: bool = False
 ) -> Trainer:
     """The trainer of a run, ready to go; one that will resume needs no more of a folder it once began from."""
     if settings.data is None:
         raise InputError("data is not given: pass --data with a folder that `bertsmith corpus` wrote")
-    tokenizer = Tokenizer.load(Path(settings.data))
+    tokenizer = corpus_tokenizer(Path(settings.data))
     # the run's own checkpoint has config and weights; the folder may be another by now, or gone
     earlier = newest_network(out / "checkpoints") if resume and settings.has_folder else None
     model, notices = settings.start(tokenizer) if earlier is None else (assemble(earlier), [])

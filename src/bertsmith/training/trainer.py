@@ -77,7 +77,7 @@ class Trainer:
                 names = (f"phases.{number - 1}: batch_tokens", "") if number else ("batch.tokens", "sequences.")
                 raise InputError(
                     f"{names[0]} is {whole}, which is not a multiple of {names[1]}micro_tokens {micro} times the "
-                    f"{self.processes} processes; change one of them"
+                    f"number of processes, {self.processes}; change one of them"
                 )
         self.log = RunLog(out / "log.jsonl", self.engine.accelerator)
         self.progress = Progress()

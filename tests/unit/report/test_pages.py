@@ -250,6 +250,16 @@ def test_pretraining_page_tells_everything() -> None:
     assert "Where it looks" not in Outline(pretraining_page(report(attention=None))).visible()
 
 
+def test_pretraining_page_tells_what_the_run_said_and_guessed() -> None:
+    text = Outline(
+        pretraining_page(report(notices=("step 60: <i>low</i>", "left it"), guessed="next tokens"))
+    ).visible()
+    for expected in ("What the run said", "step 60: <i>low</i>", "left it", "Held-out accuracy, next tokens"):
+        assert expected in text
+    assert "masked tokens" not in text
+    assert "What the run said" not in pretraining_page(report())
+
+
 def test_two_masks_stay_masks() -> None:
     filled = FilledMask("A [MASK] and a [MASK].", (("cat", 0.9),))
     assert "A [MASK] and a [MASK]." in Outline(pretraining_page(report(filled=(filled,)))).visible()
@@ -281,3 +291,5 @@ def test_replaced_token_detection_is_told_first() -> None:
     assert any("share alone from 0.3251 to 0.3251" in label for label in charts)
     assert headline(report(steps=steps, held_out=[])).startswith("The encoder finds 25%")
     assert "Tokens told apart" not in pretraining_page(report())
+    blind = [{**row, "replaced_recall": 0.0, "replaced_precision": 0.0} for row in steps]
+    assert headline(report(steps=blind, held_out=[])) == "The encoder finds none of the replaced tokens."

@@ -131,6 +131,15 @@ def check_folder(folder: Path, case: Case) -> None:
     assert model.encode(["the smith"]).shape == (1, 32)
 
 
+def test_a_corpus_without_a_held_out_part_gives_a_page(recipe: Path, texts: Path, tmp_path: Path) -> None:
+    bertsmith.tokenizer([texts], out=tmp_path / "tokenizer", vocabulary=160)
+    bertsmith.corpus([texts], tokenizer=tmp_path / "tokenizer", out=tmp_path / "corpus", held_out=0.0, workers=1)
+    size = "model.overrides={width=32,layers=1,heads=2,embedding_width=16,longest=32}"
+    figures = run(recipe, tmp_path / "corpus", tmp_path / "run", "run.steps=2", "model.preset=electra-small", size)
+    assert "held_out" not in figures
+    assert "The generator's loss" in (tmp_path / "run" / "report.html").read_text().replace("&#x27;", "'")
+
+
 def test_the_encoder_learns_to_find_guesses(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
     changes = ["run.steps=100", "run.evaluate_every=100", "optimizer.learning_rate=6e-3", "generator.width=1.0"]
     size = "width=32,layers=2,heads=2,embedding_width=32,longest=32,dropout=0.0,deviation=0.1"

@@ -44,8 +44,9 @@ def find(name: str) -> tuple[str, Recipe]:
     preset, colon, tier = name.partition(":")
     known = tiers_of(preset)
     if not known:
-        known = presets()
-        raise InputError(f"recipe is {name!r}; {nearest(preset, known)} (all: {', '.join(known)}; or a .toml file)")
+        hint = nearest(preset, presets())  # names the nearest, or else all in the order of the alphabet
+        hint = f"{hint} " if hint.startswith("did you mean") else ""
+        raise InputError(f"recipe is {name!r}; {hint}allowed: a .toml file, or one of {', '.join(presets())}")
     if not colon:
         tier = DEFAULT_TIER if DEFAULT_TIER in known else known[0]
     if tier not in known:

@@ -29,7 +29,7 @@ def _cells(plain: dict[str, Any]) -> list[str]:
     return [
         terms + (" + next sentence" if objective.get("next_sentence") else ""),
         f"{masking['rate']:.0%}" + (" in n-grams" if masking.get("unit") == "ngram" else ""),
-        str(plain["sequences"]["length"]),
+        ", then ".join(str(part["length"]) for part in (plain["sequences"], *plain.get("phases", ()))),
         f"{ramp}{batch['tokens']:,}",
         f"{run['steps']:,}",
         f"{plain['optimizer']['learning_rate']:g}",

@@ -101,7 +101,7 @@ def nice_ticks(low: float, high: float, *, wanted: int, covers: bool = False) ->
 
 
 def short_number(value: float, *, largest: float | None = None) -> str:
-    """A number as a label writes it: 0.25, 1,500, 20k, 1.5M, 2e15, 3e-5; `largest` settles the unit for all of an axis."""
+    """A number as a label writes it: 0.25, 1,500, 20k, 1.5M, 2e15; `largest` settles the unit for all of an axis."""
     size = abs(value) if largest is None else largest
     if value == 0:
         return "0"

@@ -88,6 +88,8 @@ def cells(row: dict[str, Any]) -> dict[str, str]:
         if told is not None:
             spread = "" if told["spread"] is None else f" ± {form.format(told['spread'])}"
             texts[heading] = form.format(told["mean"]) + spread
+    if row["tier"] != "custom":
+        texts["tier"] = row["tier"]
     texts["parameters"] = short_number(row["parameters"])
     texts["tokens"] = short_number(row["tokens"])
     texts["operations"] = f"{row['flops']:.2e}"

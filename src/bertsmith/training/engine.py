@@ -127,6 +127,9 @@ class Engine:
         # threads. PyTorch's handle of the group gives the interpreter away for that; the wrapper, which holds the group
         # too, does not (torch 2.13), so it must not be the last to go
         del self.step_module
+        for module in self.model.modules():
+            if isinstance(module, Block):
+                module.__dict__.pop("forward", None)  # a copy of the model would call this one's compiled layers
         self.accelerator.free_memory()
         self.accelerator.end_training()
 

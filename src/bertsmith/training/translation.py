@@ -88,8 +88,9 @@ class TranslationSettings(Record):
 
     @model_validator(mode="after")
     def _check_shapes(self) -> "TranslationSettings":
-        if self.run.compile == "graphs":
-            raise ValueError('run.compile is "graphs", which wants batches of one shape; allowed here: off, on')
+        if self.run.compile in ("on", "graphs"):
+            mode = self.run.compile
+            raise ValueError(f'run.compile is "{mode}", which wants batches of one shape; allowed here: off, whole')
         return self
 
 

@@ -124,7 +124,7 @@ def test_a_compiled_run_learns_the_same(pairs_folder: Path, tmp_path: Path, monk
     # two steps of one micro-batch each, of different shapes
     changes = ("run.steps=2", "batch.tokens=256")
     plain = tune(pairs_folder, tmp_path / "plain", *changes)
-    compiled = tune(pairs_folder, tmp_path / "compiled", *changes, "run.compile=on")
+    compiled = tune(pairs_folder, tmp_path / "compiled", *changes, "run.compile=whole")
     assert compiled["training_loss"] == pytest.approx(plain["training_loss"], rel=1e-4)
 
 

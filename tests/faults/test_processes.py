@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers_training import RECIPE, command, run
+from helpers_training import command, run
 from launched import carry_out
 
 import bertsmith
@@ -45,13 +45,6 @@ CASES = {
     "random-features": network("performer-base"),
 }
 COPIES = ["bert", "gradient-disentangled", "two-optimizers", "random-features"]  # with DDP, too
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
-    path.write_text(RECIPE)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -9,18 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers_training import RECIPE, command, losses, run
+from helpers_training import command, losses, run
 
 import bertsmith
 from bertsmith.cli import main
 from bertsmith.training.checkpoint import find_checkpoint
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
-    path.write_text(RECIPE)
-    return path
 
 
 @pytest.fixture(scope="module")

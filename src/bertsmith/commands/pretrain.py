@@ -146,7 +146,7 @@ def _within(settings: "PretrainSettings", budget: "Budget", run: Path | None) ->
         return settings
     else:
         steps = steps_for(settings, budget)
-    return settings.changed(run=settings.run.lasting(steps))
+    return settings.changed(run=settings.run.changed(steps=steps))
 
 
 def run_pretraining(
@@ -198,7 +198,7 @@ def _settled(settings: "PretrainSettings", trainer: "Trainer", budget: "Budget",
     if budget.kind == "seconds":
         pace = measure_pace(trainer, budget.amount)
         steps = steps_at(pace, trainer, budget.amount, spent=time.perf_counter() - begin)
-        settings = settings.changed(run=settings.run.lasting(steps))
+        settings = settings.changed(run=settings.run.changed(steps=steps))
         trainer.set_steps(steps)
         size, mark = (1e6, "M") if pace.tokens_per_second >= 1e6 else (1e3, "k")
         told += f" {pace.tokens_per_second / size:.2f} {mark} tokens/s, so"

@@ -39,10 +39,6 @@ class RunConfig(Record):
     track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Trackers that get the log, too."""
 
-    def lasting(self, steps: int) -> "RunConfig":
-        """The same for a budget that turned out to be so many steps; a short run is evaluated at least ten times."""
-        return self.changed(steps=steps, evaluate_every=min(self.evaluate_every, max(1, steps // 10)))
-
     def is_half(self, device: str) -> bool:
         """Whether the matrix products are in bfloat16 on a device asked for as "auto", "cpu" or "cuda"."""
         if self.precision == "auto":
@@ -65,7 +61,7 @@ class Method:
 
     def with_steps(self, steps: int) -> "Method":
         """The method of a run of another length; all that is a share of the steps follows."""
-        return replace(self, run=self.run.lasting(steps))
+        return replace(self, run=self.run.changed(steps=steps))
 
     def phase(self, step: int) -> int:
         """The index of the phase a step, counted from 0, belongs to."""

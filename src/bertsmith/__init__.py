@@ -12,6 +12,7 @@ _HOMES = {
     "GenerationConfig": "bertsmith.models.decoding",
     "InputError": "bertsmith.errors",
     "Model": "bertsmith.models.model",
+    "Predictor": "bertsmith.tasks.predictor",
     "SequenceLayout": "bertsmith.batches.layout",
     "Subnet": "bertsmith.layers.subnet",
     "Tokenizer": "bertsmith.text.tokenizer",
@@ -37,6 +38,7 @@ __all__ = [
     "GenerationConfig",
     "InputError",
     "Model",
+    "Predictor",
     "SequenceLayout",
     "Subnet",
     "Tokenizer",
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from bertsmith.models.factorise import factorise
     from bertsmith.models.model import Model
     from bertsmith.models.published import preset
+    from bertsmith.tasks.predictor import Predictor
     from bertsmith.text.tokenizer import Tokenizer
 
 

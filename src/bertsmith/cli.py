@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import signature as inspect_signature
 from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
@@ -41,8 +43,26 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "import": import_model,
     "export": export_model,
 }
+_PYTHON_ONLY = {"train", "dev"}  # what no flag could give
+
+
+def _for_the_command_line(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function without the arguments that only Python can give."""
+    signature = inspect_signature(function)
+    kept = [parameter for name, parameter in signature.parameters.items() if name not in _PYTHON_ONLY]
+    if len(kept) == len(signature.parameters):
+        return function
+
+    @wraps(function)
+    def command(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
+
+    command.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    return command
+
+
 for _name, _function in COMMANDS.items():
-    app.command(_function, name=_name)
+    app.command(_for_the_command_line(_function), name=_name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

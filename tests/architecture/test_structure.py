@@ -15,7 +15,7 @@ from bertsmith.settings import Record
 
 SOURCE = Path(bertsmith.__file__).parent
 ORDER = ["errors", "settings", "toml", "text", "batches", "ops", "layers", "models", "checkpoint", "objectives"]
-ORDER += ["training", "report", "commands", "cli", "__main__"]
+ORDER += ["tasks", "training", "report", "commands", "cli", "__main__"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

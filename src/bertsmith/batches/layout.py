@@ -105,6 +105,15 @@ class SequenceLayout:
             return hidden[:, 0]
         return hidden[self.starts[:-1].clamp(max=hidden.shape[0] - 1).long()]
 
+    def means(self, hidden: Tensor) -> Tensor:
+        """The mean of each sequence's states: (batch, width). Empty sequences give 0."""
+        lengths = self.lengths(hidden.device).clamp(min=1)[:, None]
+        if self.starts is None:
+            kept = hidden if self.is_token is None else torch.where(self.is_token[..., None], hidden, 0)
+            return kept.sum(1) / lengths
+        sums = hidden.new_zeros(self.batch, hidden.shape[-1])
+        return sums.index_add(0, self.sequence_index(hidden), hidden) / lengths
+
     def pad(self, hidden: Tensor) -> tuple[Tensor, "SequenceLayout"]:
         """Packed tensors (tokens, …) as padded rows (batch, longest, …), with their layout; pads repeat some token."""
         if self.starts is None:

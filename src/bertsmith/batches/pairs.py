@@ -18,6 +18,7 @@ from bertsmith.batches.batch import IGNORED
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.batches.loader import Loaded, SpecialTokens
 from bertsmith.batches.plan import MicroBatchPlan, Stream
+from bertsmith.batches.ragged import Ragged, packed, padded
 from bertsmith.batches.random import shuffled
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
@@ -84,32 +85,11 @@ class PairBatch:
 
 
 @dataclass(frozen=True)
-class Side:
-    """Token sequences one after the other; sequence i lies at starts[i]:starts[i + 1].
-
-    Shape: tokens (tokens,), int32; starts (sequences + 1,), int64.
-    """
-
-    tokens: np.ndarray
-    starts: np.ndarray
-
-    @classmethod
-    def of(cls, sequences: Sequence[Sequence[int]]) -> "Side":
-        lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        tokens = np.fromiter((token for sequence in sequences for token in sequence), np.int32, int(starts[-1]))
-        return cls(tokens, starts)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return self.tokens[self.starts[index] : self.starts[index + 1]]
-
-
-@dataclass(frozen=True)
 class Pairs:
     """Tokenised pairs, without special tokens, and what had to be done to over-long ones."""
 
-    source: Side
-    target: Side
+    source: Ragged
+    target: Ragged
     dropped: int = 0
     cut: int = 0
 
@@ -142,7 +122,7 @@ class Pairs:
                 f"no pair has at most sequences.length = {config.length} tokens on both sides; "
                 'raise it, or say sequences.too_long = "cut"'
             )
-        return cls(Side.of([source for source, _ in kept]), Side.of([target for _, target in kept]), dropped, cut)
+        return cls(Ragged.of([source for source, _ in kept]), Ragged.of([target for _, target in kept]), dropped, cut)
 
 
 class PairPlan(Stream[np.ndarray]):
@@ -190,7 +170,7 @@ class PairReader(Dataset[Loaded]):
         sources = [np.concatenate([start, self.pairs.source[index], end]) for index in plan.sequences]
         targets = [np.concatenate([start, self.pairs.target[index]]) for index in plan.sequences]
         expected = [np.concatenate([self.pairs.target[index], end]) for index in plan.sequences]
-        lie = _packed if self.config.layout == "packed" else _padded
+        lie = packed if self.config.layout == "packed" else padded
         source, source_layout = lie(sources, self.special.pad)
         target, target_layout = lie(targets, self.special.pad)
         batch = PairBatch(
@@ -203,17 +183,3 @@ class PairReader(Dataset[Loaded]):
             real_tokens=sum(map(len, sources)) + sum(map(len, targets)),
         )
         return Loaded(batch, plan.cursor)
-
-
-def _packed(sequences: list[np.ndarray], filling: int) -> tuple[Tensor, SequenceLayout]:
-    lengths = [len(sequence) for sequence in sequences]
-    starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-    return torch.from_numpy(np.concatenate(sequences).astype(np.int64)), SequenceLayout.packed(starts, max(lengths))
-
-
-def _padded(sequences: list[np.ndarray], filling: int) -> tuple[Tensor, SequenceLayout]:
-    lengths = np.array([len(sequence) for sequence in sequences])
-    is_token = np.arange(lengths.max()) < lengths[:, None]
-    rows = np.full(is_token.shape, filling, dtype=np.int64)
-    rows[is_token] = np.concatenate(sequences)
-    return torch.from_numpy(rows), SequenceLayout.padded(torch.from_numpy(is_token))

@@ -8,7 +8,7 @@ those whose number leaves p when divided by N.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -74,17 +74,9 @@ class MicroBatchPlan(Generic[Content]):
     cursor: Cursor
 
 
-class StreamConfig(Protocol):
-    """What the trainer must know of the settings of a stream."""
-
-    @property
-    def micro_tokens(self) -> int: ...
-
-
 class Stream(ABC, Generic[Content]):
     """An endless stream of micro-batches, the same whoever reads it: epochs, each of some windows."""
 
-    config: StreamConfig
     windows: int
 
     @abstractmethod

@@ -25,7 +25,7 @@ from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
 FORMAT = 1
-_MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+_MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "task.json"}
 
 
 def load(

@@ -1,10 +1,7 @@
-"""`bertsmith predict`: what a model makes of new texts. For now it translates them."""
+"""`bertsmith predict`: what a model makes of new texts."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal
-
-from bertsmith.errors import InputError
 
 
 def predict(
@@ -19,21 +16,21 @@ def predict(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     force: bool = False,
 ) -> dict[str, Any]:
-    """Translate texts: the lines of a file, or those on the command line.
+    """Answer new inputs with a fine-tuned model: the rows or lines of a file, or texts on the command line.
 
     Parameters
     ----------
     model
-        The folder of a model that translates.
+        The folder of a fine-tuned model, or of one that translates.
     out
-        The folder to write: predictions.txt, predictions.jsonl and result.json.
+        The folder to write: predictions.jsonl and result.json, and for one text a line predictions.txt.
     data
-        A .txt file (also .gz, .xz, .zst), one text a line; empty lines stay empty.
+        A .jsonl file with the columns of the task, or a .txt file, one text a line (also .gz, .xz, .zst).
     text
         A text; may be given several times.
     beam
-        Hypotheses that are followed side by side; 1 takes the likeliest token each time. The search is that of the
-        model's recipe where nothing is given.
+        For translation: hypotheses that are followed side by side; 1 takes the likeliest token each time. The search is
+        that of the model's recipe where nothing is given.
     length_penalty
         α of log P / ((5 + length) / 6)^α; 0 for none.
     extra_length
@@ -43,52 +40,21 @@ def predict(
     force
         Replace what --out holds.
     """
-    import time
-
-    from rich.console import Console
-
-    from bertsmith.commands.output import check_out, claim, write_result
-    from bertsmith.commands.translating import load_translator, recorded, search_with
-    from bertsmith.text.readers import is_visible, read_lines
-    from bertsmith.training.translation_metrics import translations
+    from bertsmith.commands.answering import is_fine_tuned, predict_task
+    from bertsmith.commands.predict_translation import predict_translation
 
     model, out, data = Path(model), Path(out), None if data is None else Path(data)
-    if (data is None) == (not text):
-        raise InputError("give either --data with a .txt file or --text with the words to translate")
-    check_out(out, force, model, data)
-    texts = [text] if isinstance(text, str) else list(text or ()) if data is None else read_lines(data)
-    places = [place for place, line in enumerate(texts) if is_visible(line)]
-    if not places:
-        raise InputError(f"{'--text' if data is None else f'file {str(data)!r}'} holds no text")
-    translator = load_translator(model, device)
-    search = search_with(recorded(model), beam, length_penalty, extra_length)
-    begin = time.perf_counter()
-    results = [""] * len(texts)
-    for place, result in zip(places, translations(translator, [texts[place] for place in places], search), strict=True):
-        results[place] = result
-    seconds = time.perf_counter() - begin
-    claim(out, force, model, data)
-    (out / "predictions.txt").write_text("".join(_one_line(line) + "\n" for line in results), encoding="utf-8")
-    with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
-        for given, made in zip(texts, results, strict=True):
-            file.write(json.dumps({"text": given, "prediction": made}, ensure_ascii=False) + "\n")
-    figures = {
-        "texts": len(texts),
-        "empty": len(texts) - len(places),
-        "seconds": round(seconds, 3),
-        "search": search.plain(),
-        "model": str(model),
-    }
-    if data is None:
-        figures["predictions"] = results
-    write_result(out, figures)
-    console = Console()
-    for result in results if data is None else ():
-        console.print(result, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{len(texts)} texts in {seconds:.1f} s; written to {out}", markup=False, highlight=False)
-    return figures
-
-
-def _one_line(text: str) -> str:
-    """The text without line ends, which would shift the lines of a file."""
-    return " ".join(text.split("\n"))
+    text = [text] if isinstance(text, str) else text
+    if is_fine_tuned(model):
+        return predict_task(model, out, data, text, device=device, force=force)
+    return predict_translation(
+        model,
+        out,
+        data,
+        text,
+        beam=beam,
+        length_penalty=length_penalty,
+        extra_length=extra_length,
+        device=device,
+        force=force,
+    )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bertsmith.errors import InputError
 from bertsmith.layers.branch import ConvolutionBranch
 from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.dropout import TokenDropout
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.feedforward import FeedForward
 from bertsmith.layers.grouped import GroupedLinear
@@ -45,7 +46,7 @@ class Block(nn.Module):
         self.cross = None if cross is None else cross[0]
         self.cross_norm = None if cross is None else cross[1]
         self.branch = branch
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = TokenDropout(dropout)
         self.is_pre_norm = is_pre_norm
 
     @property
@@ -89,11 +90,11 @@ class Block(nn.Module):
             )
         (state, cross_state), crossing = states, self.crossing
         mixed, state = self.mixer.step(self._entering(hidden, self.mixer_norm), state, self._own_call(call))
-        hidden = self._joined(hidden, mixed, self.mixer_norm)
+        hidden = self._joined(hidden, mixed, self.mixer_norm, call)
         if crossing is not None:
             cross, norm = crossing
             mixed, cross_state = cross.step(self._entering(hidden, norm), cross_state, call)
-            hidden = self._joined(hidden, mixed, norm)
+            hidden = self._joined(hidden, mixed, norm, call)
         return self._added(hidden, self.feedforward, self.feedforward_norm, call), (state, cross_state)
 
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
@@ -133,7 +134,7 @@ class Block(nn.Module):
             once(self.feedforward, lambda feedforward: feedforward.extract(cut)),
             once(self.mixer_norm, copy.deepcopy),
             once(self.feedforward_norm, copy.deepcopy),
-            dropout=self.dropout.p,
+            dropout=self.dropout.rate,
             is_pre_norm=self.is_pre_norm,
             cross=crossing,
             branch=None if branch is None else once(branch, copy.deepcopy),
@@ -149,13 +150,13 @@ class Block(nn.Module):
 
     def _added(self, hidden: Tensor, part: Mixer | FeedForward, norm: nn.Module, call: ForwardPass) -> Tensor:
         """The states with what a part makes of them."""
-        return self._joined(hidden, part(self._entering(hidden, norm), call), norm)
+        return self._joined(hidden, part(self._entering(hidden, norm), call), norm, call)
 
     def _entering(self, hidden: Tensor, norm: nn.Module) -> Tensor:
         """What a part gets to see."""
         return norm(hidden) if self.is_pre_norm else hidden
 
-    def _joined(self, hidden: Tensor, news: Tensor, norm: nn.Module) -> Tensor:
+    def _joined(self, hidden: Tensor, news: Tensor, norm: nn.Module, call: ForwardPass) -> Tensor:
         """The residual sum after a part."""
-        summed = hidden + self.dropout(news)
+        summed = hidden + self.dropout(news, call.layout)
         return summed if self.is_pre_norm else norm(summed)

@@ -9,6 +9,7 @@ from torch.nn.functional import linear
 
 from bertsmith.layers.activation import ACTIVATIONS, Activation
 from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.dropout import TokenDropout
 from bertsmith.layers.norm import Norm
 from bertsmith.ops.conv import odd_taps, reach, shifted
 from bertsmith.settings import Record
@@ -45,7 +46,7 @@ class ConvolutionBranch(nn.Module):
         self.taps, self.activation, self.is_causal = taps, activation, is_causal
         self.weight = nn.Parameter(torch.empty(width, taps * width))
         self.bias = nn.Parameter(torch.empty(width))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = TokenDropout(dropout)
         self.norm = Norm(width, epsilon)
 
     def forward(self, entered: Tensor, left: Tensor, call: ForwardPass) -> Tensor:
@@ -55,5 +56,5 @@ class ConvolutionBranch(nn.Module):
         """
         before, _ = reach(self.taps, self.is_causal or call.is_causal)
         span = torch.cat([shifted(entered, tap - before, call.layout) for tap in range(self.taps)], dim=-1)
-        added = self.dropout(linear(span, self.weight, self.bias))  # (…, taps · width) -> (…, width)
+        added = self.dropout(linear(span, self.weight, self.bias), call.layout)  # (…, taps · width) -> (…, width)
         return self.norm(left + ACTIVATIONS[self.activation](added))

@@ -1,5 +1,6 @@
 """Token ids → vectors: token, position and type tables, norm, dropout, and the widening of a factorised table."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -9,6 +10,7 @@ from torch.nn.functional import embedding
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
+from bertsmith.layers.dropout import TokenDropout
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.norm import Norm, NormKind
 from bertsmith.layers.positions import POSITIONS
@@ -48,6 +50,10 @@ class EmbeddingConfig(Record):
         return Embedding(self, vocabulary, width)
 
 
+Disturbance = Callable[[Tensor], Tensor]
+"""What adversarial training puts in the place of the sum of vectors, before it is normalised."""
+
+
 class Embedding(nn.Module):
     """The sum of token, position and type vectors, normalised."""
 
@@ -64,27 +70,38 @@ class Embedding(nn.Module):
         self.type_table = nn.Parameter(torch.empty(config.types, inner)) if config.types else None
         norm = Norm(inner, config.epsilon, config.norm, has_bias=config.has_bias)
         self.norm = norm if config.has_norm else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = TokenDropout(config.dropout)
         self.widen = ElasticLinear(inner, width, bias=config.has_bias) if inner != width else nn.Identity()
 
     def forward(
-        self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, table: Tensor | None = None
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        table: Tensor | None = None,
+        disturb: Disturbance | None = None,
     ) -> Tensor:
         """The first states; `table` holds the token vectors where the embedding has none, or a difference, of its own.
 
         Shape: tokens and types (batch, length) or (tokens,); the result has one more axis, the encoder's width.
         """
-        if self.position is None:
-            return self._sum(tokens, None, types, table)
-        self._check_length(layout.longest)
-        return self._sum(tokens, self.position(tokens, layout), types, table)
+        positions = None
+        if self.position is not None:
+            self._check_length(layout.longest)
+            positions = self.position(tokens, layout)
+        vectors = self._sum(tokens, positions, types, table)
+        if disturb is not None:
+            vectors = disturb(vectors)
+        return self.widen(self.dropout(self.norm(vectors), layout))
 
     def at(self, tokens: Tensor, place: int, table: Tensor | None = None) -> Tensor:
         """The first states of one token of each sequence, all at the same place: (batch,) -> (batch, width)."""
-        if self.position is None:
-            return self._sum(tokens, None, None, table)
-        self._check_length(place + 1)
-        return self._sum(tokens, self.position.table[place], None, table)
+        position = None
+        if self.position is not None:
+            self._check_length(place + 1)
+            position = self.position.table[place]
+        layout = SequenceLayout.full(tokens.shape[0], 1)
+        return self.widen(self.dropout(self.norm(self._sum(tokens, position, None, table)), layout))
 
     def _sum(self, tokens: Tensor, positions: Tensor | None, types: Tensor | None, table: Tensor | None) -> Tensor:
         vectors = self._vectors(tokens, table)
@@ -96,7 +113,7 @@ class Embedding(nn.Module):
             vectors = vectors + positions
         if self.type_table is not None:
             vectors = vectors + (self.type_table[0] if types is None else embedding(types, self.type_table))
-        return self.widen(self.dropout(self.norm(vectors)))
+        return vectors
 
     def _vectors(self, tokens: Tensor, given: Tensor | None) -> Tensor:
         if self.is_difference:

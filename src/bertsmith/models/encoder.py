@@ -11,7 +11,7 @@ from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
 from bertsmith.layers.call import ForwardPass, Memory
-from bertsmith.layers.embedding import Embedding
+from bertsmith.layers.embedding import Disturbance, Embedding
 from bertsmith.layers.feedforward import FeedForward
 from bertsmith.layers.halting import Pondering
 from bertsmith.layers.mixers import Mixer
@@ -27,6 +27,8 @@ class Encoded:
 
     states: Tensor
     pondering: Pondering | None = None
+    below: tuple[Tensor, ...] = ()
+    """The states of the layers below the last one that were asked for, in their order."""
 
 
 class Encoder(nn.Module):
@@ -78,12 +80,23 @@ class Encoder(nn.Module):
         backend: str = "auto",
         table: Tensor | None = None,
         is_causal: bool = False,
+        disturb: Disturbance | None = None,
+        layers: int = 1,
     ) -> Encoded:
-        """The last states with what else there is to know of the way to them, for objectives."""
-        hidden = self.embedding(tokens, layout, types, table)
+        """The last states with what else there is to know of the way to them, for objectives.
+
+        `disturb` changes the vectors that enter; with `layers` the states of so many last layers are kept as well.
+        """
+        hidden = self.embedding(tokens, layout, types, table, disturb)
         call = self.call(tokens, layout, backend, is_causal=is_causal)
-        hidden, pondering = self._through(self.kept(call, subnet), hidden)
-        return Encoded(self.final_norm(hidden), pondering)
+        states: list[Tensor] | None = [] if layers > 1 else None
+        hidden, pondering = self._through(self.kept(call, subnet), hidden, states)
+        last = self.final_norm(hidden)
+        if states is None:
+            return Encoded(last, pondering)
+        if len(states) <= layers:
+            raise InputError(f"the states of {layers} layers are asked for; this encoder has {len(states) - 1}")
+        return Encoded(last, pondering, tuple(self.final_norm(state) for state in states[-layers:-1]))
 
     def before_last(
         self,

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.batches.random import key
 from bertsmith.errors import InputError
+from bertsmith.layers.embedding import Disturbance
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import Encoded, Encoder
+from bertsmith.models.heads import TaskHead
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -81,6 +83,37 @@ class Model(nn.Module):
         )
         chosen = self.encoder.final_norm(self.heads["mask_decoder"](below, block, call, places))
         return chosen, Encoded(self.encoder.final_norm(block(below, call))) if needs_last else None
+
+    def outputs(
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        *,
+        disturb: Disturbance | None = None,
+        subnet: Subnet | None = None,
+        backend: str = "auto",
+    ) -> Tensor:
+        """What the task's head says of every sequence or token (models/heads/task.py).
+
+        Shape: tokens and types (batch, length) or (tokens,).
+        """
+        head, table = self.task_head, self.given_table
+        encoded = self.encoder.run(
+            tokens, layout, types, subnet=subnet, backend=backend, table=table, disturb=disturb, layers=head.layers
+        )
+        pooler = self.heads["pooler"] if "pooler" in self.heads else None  # noqa: SIM401 (a ModuleDict has no get)
+        scores: Tensor = head((*encoded.below, encoded.states), layout, pooler)
+        return scores
+
+    @property
+    def task_head(self) -> TaskHead:
+        """The head of the task the model was fine-tuned for, or a sentence that there is none."""
+        for head in self.heads.values():
+            if isinstance(head, TaskHead):
+                return head
+        have = ", ".join(self.heads) or "none"
+        raise InputError(f"this model was not fine-tuned for a task (its heads: {have}); bertsmith finetune does that")
 
     def head(self, kind: str) -> nn.Module:
         """One of the model's heads; says which there are if it lacks this one."""

@@ -1,6 +1,7 @@
 """The contract between an objective and the trainer."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -43,12 +44,28 @@ class Sums(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Portion:
-    """Weights that one optimiser moves: their gradient is clipped as a whole, their learning rate scaled together."""
+class Group:
+    """Weights of one learning rate."""
 
     parameters: tuple[nn.Parameter, ...]
     rate: float = 1.0
     """Their learning rate as a share of the run's."""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Weights that one optimiser moves: their gradient is clipped as a whole."""
+
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def of(cls, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> "Portion":
+        """Weights that all have one learning rate."""
+        return cls((Group(tuple(parameters), rate),))
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        return tuple(parameter for group in self.groups for parameter in group.parameters)
 
 
 class ObjectiveConfig(Record, ABC):
@@ -121,4 +138,4 @@ class Objective(ABC, Generic[Given, Prepared]):
 
     def portions(self, model: Model) -> list[Portion]:
         """The model's weights by the optimiser that moves them; one moves all unless the objective says otherwise."""
-        return [Portion(tuple(parameter for parameter in model.parameters() if parameter.requires_grad))]
+        return [Portion.of(parameter for parameter in model.parameters() if parameter.requires_grad)]

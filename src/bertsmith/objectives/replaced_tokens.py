@@ -143,7 +143,7 @@ class ReplacedTokens(Objective[TokenBatch, ReplacedBatch]):
         moved = [p for portion in whole for p in portion.parameters]
         own = tuple(p for p in moved if id(p) in encoders)
         generators = tuple(p for p in moved if id(p) not in encoders)
-        return [Portion(generators, self.config.generator_rate), Portion(own)]
+        return [Portion.of(generators, self.config.generator_rate), Portion.of(own)]
 
     def for_evaluation(self) -> "ReplacedTokens":
         # 15 % of single tokens, whatever was trained with, so that runs can be compared

@@ -86,4 +86,4 @@ def decay_steps(settings: "PretrainSettings", decay: str, step: int) -> int:
     if budget is None or budget.kind != "tokens":
         raise InputError(f'--decay is {decay!r}; allowed: steps, a share or tokens, such as 500, 20% or "50M tokens"')
     # the batch is at its full size after a ramp
-    return max(1, int(budget.amount / settings.method.phases[settings.method.phase(step)].batch.tokens))
+    return max(1, int(budget.amount / settings.all_phases[settings.method.phase(step)].batch.tokens))

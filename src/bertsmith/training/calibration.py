@@ -16,7 +16,7 @@ from accelerate.utils import broadcast_object_list
 from bertsmith.errors import InputError
 from bertsmith.training.budget import Budget, most_steps
 from bertsmith.training.checkpoint import Progress
-from bertsmith.training.phases import borders, timetable
+from bertsmith.training.phases import TokenPhase, borders, timetable
 from bertsmith.training.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def _steps_at(pace: Pace, trainer: "Trainer", seconds: float, spent: float) -> i
 def measure_pace(trainer: "Trainer", seconds: float) -> Pace:
     """How long the parts of the trainer's run take, from a few steps on its own data."""
     first = trainer.method.phases[0]
+    assert isinstance(first, TokenPhase), "budgets are for runs that count tokens"
     with _put_back(trainer), StopRequest() as stop:
         steps = _measure_steps(trainer, seconds, stop)
         trainer.evaluate()  # the first one finds the device's kernels

@@ -43,9 +43,11 @@ class Progress:
     seconds: float = 0.0
     meter: dict[str, float] = field(default_factory=dict)
     """What the meter had added up since the last row of the log."""
-    best_loss: float | None = None
-    """The lowest held-out loss so far, and the step it was measured after."""
+    best: float | None = None
+    """The best evaluation so far, the higher the better, the step it was made after …"""
     best_step: int = -1
+    since_best: int = 0
+    """… and how many there were since."""
 
 
 def save_checkpoint(
@@ -95,6 +97,14 @@ def load_checkpoint(path: Path, model: Model, optimizer: torch.optim.Optimizer, 
     state = {"state": moments, "param_groups": data.pop("groups")}
     set_optimizer_state_dict(model, optimizer, state, options=_OPTIONS)
     return Progress(**{**data, "cursor": tuple(data["cursor"])})
+
+
+def load_weights(folder: Path, step: int, model: Model) -> None:
+    """Gives the model the weights of the checkpoint after a step."""
+    path = folder / f"step-{step:08d}"
+    check_whole(path)
+    weights = path / "model.safetensors"
+    copy_tensors(read_tensors(weights), model, str(weights))
 
 
 def load_average(folder: Path, model: Model, count: int) -> int:

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters
 from bertsmith.settings import Record
 from bertsmith.training.hardware import device_type
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
-from bertsmith.training.phases import Phase, borders, timetable
+from bertsmith.training.phases import Phase, TokenPhase, borders, timetable
 
 
 class RunConfig(Record):
@@ -34,6 +34,10 @@ class RunConfig(Record):
     checkpoint_every: int = Field(default=500, gt=0)
     keep: int = Field(default=2, ge=1)
     """Checkpoints that are kept besides the best one, newest first."""
+    choose: Literal["last", "best"] = "last"
+    """Which weights the model has at the end: those of the last step, or of the best evaluation."""
+    patience: int | None = Field(default=None, ge=1)
+    """Evaluations without a better one after which the run ends early; None for never."""
     average_last: int = Field(default=1, ge=1)
     """The model at the end is the mean of the weights of the last so many checkpoints."""
     track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
@@ -44,6 +48,12 @@ class RunConfig(Record):
         if self.precision == "auto":
             return device_type(device) == "cuda"
         return self.precision == "bfloat16"
+
+    @model_validator(mode="after")
+    def _check_end(self) -> "RunConfig":
+        if self.choose == "best" and self.average_last > 1:
+            raise ValueError(f"choose is 'best' and average_last {self.average_last}; allowed: one of the two")
+        return self
 
 
 @dataclass(frozen=True)
@@ -73,9 +83,10 @@ class Method:
 
     def tokens(self) -> tuple[int, ...]:
         """The tokens of each phase on one process, pads counted in."""
+        phases = [phase for phase in self.phases if isinstance(phase, TokenPhase)]
         return tuple(
             sum(count * steps for count, steps in counts.items()) * phase.micro_tokens
-            for phase, counts in zip(self.phases, timetable(self.phases, self.run.steps, 1), strict=True)
+            for phase, counts in zip(phases, timetable(phases, self.run.steps, 1), strict=True)
         )
 
     def costs(self, config: ModelConfig, flops_per_token: Sequence[float]) -> dict[str, str]:

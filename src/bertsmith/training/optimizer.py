@@ -33,15 +33,15 @@ class OptimizerConfig(Record):
     def build(self, portions: Sequence[Portion]) -> torch.optim.AdamW:
         """One AdamW over all portions: it treats every weight by itself, so each portion has an optimiser of its own.
 
-        Two groups for each portion; `portion_rate` is what its learning rate is scaled by.
+        Each group of a portion is split in two, matrices and others; `rate` is what its learning rate is scaled by.
         """
         groups = []
-        for portion in portions:
-            matrices = [parameter for parameter in portion.parameters if parameter.dim() >= 2]
-            others = [parameter for parameter in portion.parameters if parameter.dim() < 2]
+        for given in (group for portion in portions for group in portion.groups):
+            matrices = [parameter for parameter in given.parameters if parameter.dim() >= 2]
+            others = [parameter for parameter in given.parameters if parameter.dim() < 2]
             for parameters, decay in ((matrices, self.weight_decay), (others, 0.0)):
                 if parameters:
-                    groups.append({"params": parameters, "weight_decay": decay, "portion_rate": portion.rate})
+                    groups.append({"params": parameters, "weight_decay": decay, "rate": given.rate})
         fused = all(parameter.is_cuda for portion in portions for parameter in portion.parameters)
         settings: dict[str, Any] = {"lr": self.learning_rate, "betas": self.betas, "eps": self.epsilon, "fused": fused}
         is_steady = self.kind == "stable_adamw"
@@ -52,7 +52,7 @@ class OptimizerConfig(Record):
     def set_rate(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
         """Sets the learning rate of the next step."""
         for group in optimizer.param_groups:
-            group["lr"] = rate * group["portion_rate"]
+            group["lr"] = rate * group["rate"]
 
 
 class ScheduleConfig(Record):

@@ -35,7 +35,7 @@ from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.health import Baseline
 from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
-from bertsmith.training.phases import PhaseConfig, all_phases
+from bertsmith.training.phases import PhaseConfig, TokenPhase, all_phases
 from bertsmith.training.trainer import Trainer
 
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
@@ -85,7 +85,7 @@ class PretrainSettings(Record):
         for number, phase in enumerate(self.phases):
             if number and phase.begin <= self.phases[number - 1].begin:
                 raise ValueError(f"phases.{number}.begin is {phase.begin}; allowed: more than that of the one before")
-        for number, later in enumerate(self.method.phases[1:]):
+        for number, later in enumerate(self.all_phases[1:]):
             if later.micro_tokens < later.length:
                 raise ValueError(
                     f"phases.{number}: micro_tokens {later.micro_tokens} is less than length {later.length}"
@@ -93,10 +93,13 @@ class PretrainSettings(Record):
         return self
 
     @property
+    def all_phases(self) -> tuple[TokenPhase, ...]:
+        """The first phase and the later ones."""
+        return all_phases(self.sequences.length, self.sequences.micro_tokens, self.batch, self.phases)
+
+    @property
     def method(self) -> Method:
-        first = self.sequences
-        phases = all_phases(first.length, first.micro_tokens, self.batch, self.phases)
-        return Method(self.run, self.optimizer, self.schedule, phases)
+        return Method(self.run, self.optimizer, self.schedule, self.all_phases)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -211,7 +214,7 @@ def explain(settings: PretrainSettings) -> dict[str, str]:
     """What a run will cost, as names and values to print."""
     config = settings.network(settings.tokenizer)
     rate, passes = settings.objective.targets_per_token, settings.objective.passes
-    micro = max(phase.micro_tokens for phase in settings.method.phases)
+    micro = max(phase.micro_tokens for phase in settings.all_phases)
     memory = training_memory(config, passes * micro, rate, half=settings.run.is_half("auto"))
     return {
         "vocabulary": f"{config.encoder.vocabulary:,}" + ("" if settings.data else " (no --data given)"),
@@ -235,7 +238,7 @@ def _data(settings: PretrainSettings, tokenizer: Tokenizer, flops_per_token: tup
     if corpus.manifest.tokenizer_hash != tokenizer.hash:
         raise InputError(f"{settings.data!r}: tokenizer.json is not the tokenizer the shards were made with")
     phases = []
-    for number, (phase, flops) in enumerate(zip(settings.method.phases, flops_per_token, strict=True)):
+    for number, (phase, flops) in enumerate(zip(settings.all_phases, flops_per_token, strict=True)):
         config = settings.sequences.changed(length=phase.length, micro_tokens=phase.micro_tokens)
         seed = key(settings.run.seed, 13, number) if number else settings.run.seed
         plan = Plan(corpus, config, seed).check("train")

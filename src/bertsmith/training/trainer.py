@@ -9,14 +9,15 @@
         clip, optimiser step, learning rate
         log            every `log_every` steps; look after the run's health     (health.py)
         evaluate       every `evaluate_every` steps and at the end
-        checkpoint     every `checkpoint_every` steps, at a best held-out loss, at the end, and when asked to stop
-    average the last checkpoints, if asked for
+        checkpoint     every `checkpoint_every` steps, at a best evaluation, at the end, and when asked to stop
+        end early      after `patience` evaluations without a better one
+    take the best evaluation's weights or the mean of the last checkpoints', if asked for
 
 Every random draw (order of the data, masks, dropout) is a function of the seed and the micro-batch's place in the data,
 so neither the number of processes nor an interruption changes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from bertsmith.training.checkpoint import (
     find_checkpoint,
     load_average,
     load_checkpoint,
+    load_weights,
     remove_leftovers,
     save_checkpoint,
 )
@@ -47,6 +49,9 @@ from bertsmith.training.method import Method
 from bertsmith.training.sharding import whole_model
 from bertsmith.training.signals import StopRequest
 
+Judge = Callable[[Engine], dict[str, float]]
+"""Says how good the model is, as the row of an evaluation: "loss", and "score", the higher the better."""
+
 
 class Trainer:
     """Trains a model; `run` returns where it stands at the end or when it was asked to stop."""
@@ -60,25 +65,20 @@ class Trainer:
         out: Path,
         *,
         fingerprint: str,
+        judge: Judge | None = None,
         baseline: Baseline | None = None,
         branch: Path | None = None,
         device: str = "auto",
         show: bool = True,
         notices: Sequence[str] = (),
     ) -> None:
-        self.notices = notices
+        self.notices, self.judge = notices, judge
         self.data, self.method, self.out = data, method, out
         self.fingerprint, self.baseline, self.branch = fingerprint, baseline, branch
         self.engine = Engine(model, objective, method, out, device=device)
         self.model, self.processes = self.engine.model, self.engine.processes
         for number, phase in enumerate(method.phases):
-            micro, whole = phase.micro_tokens, phase.batch.tokens
-            if whole % (micro * self.processes):
-                names = (f"phases.{number - 1}: batch_tokens", "") if number else ("batch.tokens", "sequences.")
-                raise InputError(
-                    f"{names[0]} is {whole}, which is not a multiple of {names[1]}micro_tokens {micro} times the "
-                    f"number of processes, {self.processes}; change one of them"
-                )
+            phase.check(number, self.processes)
         self.log = RunLog(out / "log.jsonl", self.engine.accelerator)
         self.progress = Progress()
         self.peak = peak_flops(self.engine.device)
@@ -101,6 +101,8 @@ class Trainer:
             self._loop(self.feed(), stop, display)
             if self.is_finished and run.average_last > 1:
                 self._average(display)
+            if self.is_finished and run.choose == "best" and self.progress.best_step >= 0:
+                load_weights(self.out / "checkpoints", self.progress.best_step, self.model)
         if self.is_finished:
             self.model = whole_model(self.model, self.engine.device)
         return self.progress
@@ -111,7 +113,9 @@ class Trainer:
 
     @property
     def is_finished(self) -> bool:
-        return self.progress.step >= self.method.run.steps
+        patience = self.method.run.patience
+        is_over = patience is not None and self.progress.since_best >= patience
+        return is_over or self.progress.step >= self.method.run.steps
 
     def feed(self) -> Feed:
         """This process's micro-batches from where the run stands."""
@@ -141,9 +145,11 @@ class Trainer:
             with meter.paused():
                 is_best = (step % run.evaluate_every == 0 or is_last) and self._evaluate(display)
                 is_asked = self._is_asked_to_stop(stop, step)
-                if step % run.checkpoint_every == 0 or is_best or is_last or is_asked:
+                if step % run.checkpoint_every == 0 or is_best or self.is_finished or is_asked:
                     self._checkpoint(meter)
-            if is_asked and not is_last:
+            if self.is_finished and not is_last:
+                display.say(f"no better evaluation since step {self.progress.best_step}: ended after step {step}")
+            elif is_asked and not is_last:
                 display.say(f"asked to stop: saved after step {step}; go on with --resume")
                 return
 
@@ -172,18 +178,25 @@ class Trainer:
         progress.flops += flops * self.processes
 
     def _evaluate(self, display: Display) -> bool:
-        """Measures the held-out loss; True if it is the best so far."""
+        """Evaluates on the held-out part; True if it is the best evaluation so far."""
         row = self.evaluate()
         if row is None:
             return False
         self._write({"kind": "held_out", "step": self.progress.step, **row}, display)
-        if self.progress.best_loss is not None and not row["loss"] < self.progress.best_loss:
+        score, progress = row.get("score", -row["loss"]), self.progress
+        if progress.best is not None and not score > progress.best:
+            progress.since_best += 1
             return False
-        self.progress.best_loss, self.progress.best_step = row["loss"], self.progress.step
+        progress.best, progress.best_step, progress.since_best = score, progress.step, 0
         return True
 
     def evaluate(self) -> dict[str, float] | None:
-        """The losses and accuracies on the held-out part with masks that never change; None without such a part."""
+        """The losses and accuracies on the held-out part with masks that never change; None without such a part.
+
+        A judge says more: its "score" then decides which evaluation is the best, else the loss does.
+        """
+        if self.judge is not None:
+            return self.judge(self.engine)
         if self.data.held_out_plan is None or self.data.held_out_reader is None:
             return None
         engine, meter = self.engine, self.meter()

@@ -3,9 +3,8 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from bertsmith.batches.loader import SpecialTokens
 from bertsmith.batches.pairs import PairConfig, PairPlan, PairReader, Pairs
@@ -19,44 +18,16 @@ from bertsmith.models.published import PRESETS, preset
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.objectives.translation import TranslationConfig
 from bertsmith.settings import Record
-from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.task_folder import TextPairs, pair_columns, read_pairs
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import all_phases
+from bertsmith.training.starting import ModelSource, TokenizerChoice
 from bertsmith.training.trainer import Trainer
 
 NO_DECODER = "MODEL {!r} has no decoder; this version fine-tunes models that translate only"
-
-
-class ModelSource(Record):
-    """The network to start from."""
-
-    name: str
-    """A preset with fresh weights, such as "transformer-small", or the folder of a model to go on with."""
-    overrides: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the preset to change, such as layers or dropout."""
-
-    @property
-    def is_preset(self) -> bool:
-        return self.name in PRESETS
-
-    @model_validator(mode="after")
-    def _check_overrides(self) -> "ModelSource":
-        if self.overrides and not self.is_preset:
-            raise ValueError(f"overrides change a preset, and name is {self.name!r}, which is none")
-        return self
-
-
-class TokenizerChoice(Record):
-    """The tokenizer that is learned from both sides of the training pairs, where the model has none yet."""
-
-    kind: Literal["wordpiece", "bytes", "unigram"] = "bytes"
-    """"bytes" is byte-level BPE: whatever the texts hold, decoding gives it back exactly."""
-    vocabulary: int = Field(default=8000, gt=0)
-    lowercase: bool = False
 
 
 class TranslationSettings(Record):
@@ -165,7 +136,7 @@ def starting_model(settings: TranslationSettings, train: TextPairs) -> Seq2Seq:
     if not choice.is_preset:
         return _loaded(choice.name)
     _fresh(choice, settings.tokenizer.vocabulary)  # what is wrong with it is said before a tokenizer is learned
-    tokenizer = _learned(settings.tokenizer, train)
+    tokenizer = settings.tokenizer.learned(text for part in (train.sources, train.targets) for text in part)
     network = _fresh(choice, tokenizer.size)
     if network.encoder.vocabulary < tokenizer.size:
         raise InputError(
@@ -194,11 +165,6 @@ def _loaded(folder: str) -> Seq2Seq:
         raise InputError(NO_DECODER.format(folder))
     model.require_tokenizer()
     return model
-
-
-def _learned(choice: TokenizerChoice, train: TextPairs) -> Tokenizer:
-    texts = (text for part in (train.sources, train.targets) for text in part)
-    return learn_tokenizer(texts, choice.kind, choice.vocabulary, lowercase=choice.lowercase, progress=False)
 
 
 def _check_lengths(settings: TranslationSettings, model: Seq2Seq) -> None:

@@ -8,8 +8,9 @@ import torch
 
 from bertsmith.batches.batch import IGNORED
 from bertsmith.batches.loader import SpecialTokens, load_batches
-from bertsmith.batches.pairs import PairBatch, PairConfig, PairPlan, PairReader, Pairs, Side
+from bertsmith.batches.pairs import PairBatch, PairConfig, PairPlan, PairReader, Pairs
 from bertsmith.batches.plan import Cursor
+from bertsmith.batches.ragged import Ragged
 from bertsmith.errors import InputError
 from bertsmith.text.learn import learn_tokenizer
 
@@ -21,7 +22,7 @@ def some_pairs(count: int = 300, longest: int = 30) -> Pairs:
     sides = []
     for _ in range(2):
         lengths = draw.integers(1, longest - 1, count)
-        sides.append(Side.of([draw.integers(5, 90, length).tolist() for length in lengths]))
+        sides.append(Ragged.of([draw.integers(5, 90, length).tolist() for length in lengths]))
     return Pairs(*sides)
 
 

@@ -120,14 +120,14 @@ def test_checkpoints_keep_one_state_for_each_weight(sharing: str, tmp_path: Path
             optimizer.step()
 
     model = bertsmith.build(config(sharing), seed=0)
-    optimizer = OptimizerConfig().build([Portion(tuple(model.parameters()))])
+    optimizer = OptimizerConfig().build([Portion.of(tuple(model.parameters()))])
     steps(model, optimizer, 2)
     path = save_checkpoint(tmp_path, model, optimizer, Progress(step=2), "data")
     names = {key.rpartition("/")[0] for key in load_file(path / "optimizer.safetensors")}
     assert names == {name for name, _ in model.named_parameters()}
 
     other = bertsmith.build(config(sharing), seed=1)
-    resumed = OptimizerConfig().build([Portion(tuple(other.parameters()))])
+    resumed = OptimizerConfig().build([Portion.of(tuple(other.parameters()))])
     load_checkpoint(path, other, resumed, "data")
     assert shared_parts(other) == SHARED[sharing]
     for each, optimiser in ((model, optimizer), (other, resumed)):

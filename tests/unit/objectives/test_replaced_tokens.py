@@ -290,13 +290,13 @@ def test_two_optimizers_divide_the_weights(sharing: str) -> None:
     model = make(sharing)
     assert len(objective().portions(model)) == 1
     generators, encoders = objective(optimizers="two", generator_rate=0.5).portions(model)
-    assert (generators.rate, encoders.rate) == (0.5, 1.0)
+    assert [portion.groups[0].rate for portion in (generators, encoders)] == [0.5, 1.0]
     ids = [[id(parameter) for parameter in portion.parameters] for portion in (generators, encoders)]
     assert not set(ids[0]) & set(ids[1])
     assert sorted(ids[0] + ids[1]) == sorted(map(id, model.parameters()))
     assert id(model.encoder.embedding.token_table) in ids[1]
     built = OptimizerConfig().build([generators, encoders])
-    assert {group["portion_rate"] for group in built.param_groups} == {0.5, 1.0}
+    assert {group["rate"] for group in built.param_groups} == {0.5, 1.0}
 
 
 def test_a_rate_of_the_generator_needs_two_optimizers() -> None:

@@ -47,7 +47,7 @@ def test_equals_the_plain_loop(kind: str, bias_correction: bool, betas: tuple[fl
     )
     starts = [torch.randn(shape, dtype=torch.float64) for shape in ((3, 4), (5,))]
     weights = [torch.nn.Parameter(start.clone()) for start in starts]
-    optimizer = config.build([Portion(tuple(weights))])
+    optimizer = config.build([Portion.of(tuple(weights))])
     for step, rate in enumerate(RATES):
         for weight in weights:
             weight.grad = gradients(tuple(weight.shape))[step].clone()
@@ -68,7 +68,7 @@ def test_a_tensor_whose_gradient_falls_steps_as_ever() -> None:
         for kind in ("adamw", "stable_adamw"):
             config = OptimizerConfig(kind=kind)
             weight = torch.nn.Parameter(start.clone())
-            optimizer = config.build([Portion((weight,))])
+            optimizer = config.build([Portion.of((weight,))])
             for size in sizes:
                 weight.grad = gradient * size
                 optimizer.step()
@@ -78,8 +78,8 @@ def test_a_tensor_whose_gradient_falls_steps_as_ever() -> None:
 
 def test_pytorchs_own_is_used_where_it_can() -> None:
     weight = torch.nn.Parameter(torch.zeros(2, 2))
-    assert type(OptimizerConfig().build([Portion((weight,))])) is torch.optim.AdamW
-    assert isinstance(OptimizerConfig(bias_correction=False).build([Portion((weight,))]), Adam)
+    assert type(OptimizerConfig().build([Portion.of((weight,))])) is torch.optim.AdamW
+    assert isinstance(OptimizerConfig(bias_correction=False).build([Portion.of((weight,))]), Adam)
 
 
 @pytest.mark.gpu
@@ -88,7 +88,7 @@ def test_fused_equals_the_plain_loop(kind: str) -> None:
     config = OptimizerConfig(kind=kind, bias_correction=False, betas=(0.9, 0.999), weight_decay=0.1, epsilon=1e-3)
     start = torch.randn(3, 4, dtype=torch.float64)
     weight = torch.nn.Parameter(start.cuda())
-    optimizer = config.build([Portion((weight,))])
+    optimizer = config.build([Portion.of((weight,))])
     assert optimizer.param_groups[0]["fused"]
     for step, rate in enumerate(RATES):
         weight.grad = gradients((3, 4))[step].cuda()
@@ -105,7 +105,7 @@ def test_a_checkpoint_keeps_all_of_it(kind: str, tmp_path: Path) -> None:
     def fresh() -> tuple[bertsmith.Model, torch.optim.Optimizer]:
         network = bertsmith.preset("electra-small", layers=1, width=16, heads=2, embedding_width=8, vocabulary=40)
         model = bertsmith.build(network, seed=0)
-        return model, config.build([Portion(tuple(model.parameters()))])
+        return model, config.build([Portion.of(tuple(model.parameters()))])
 
     def train(model: bertsmith.Model, optimizer: torch.optim.Optimizer, begin: int, end: int) -> None:
         for step in range(begin, end):

@@ -66,7 +66,7 @@ def test_linear_decay_from_the_first_step() -> None:
 
 def test_decay_never_reaches_biases_and_norms() -> None:
     model = bertsmith.build(bertsmith.preset("electra-small", layers=1))
-    optimizer = OptimizerConfig(weight_decay=0.3).build([Portion(tuple(model.parameters()))])
+    optimizer = OptimizerConfig(weight_decay=0.3).build([Portion.of(tuple(model.parameters()))])
     decayed, spared = ({id(p) for p in group["params"]} for group in optimizer.param_groups)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
     for name, parameter in model.named_parameters():
@@ -89,4 +89,6 @@ def test_batch_ramp() -> None:
 
 def test_rates_reach_the_optimiser() -> None:
     model = torch.nn.Linear(2, 2)
-    assert OptimizerConfig(learning_rate=0.5).build([Portion(tuple(model.parameters()))]).param_groups[0]["lr"] == 0.5
+    assert (
+        OptimizerConfig(learning_rate=0.5).build([Portion.of(tuple(model.parameters()))]).param_groups[0]["lr"] == 0.5
+    )

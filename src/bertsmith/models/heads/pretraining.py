@@ -1,7 +1,6 @@
-"""What stands on an encoder: states → token scores, sentence scores, one vector."""
+"""The heads of pre-training: which token is hidden, which comes next, which was replaced, which sentence follows."""
 
-from abc import ABC, abstractmethod
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -13,17 +12,8 @@ from bertsmith.errors import InputError
 from bertsmith.layers.activation import ACTIVATIONS, Activation
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.norm import Norm
+from bertsmith.models.heads.base import HeadConfig
 from bertsmith.models.mask_decoder import MaskDecoder
-from bertsmith.settings import ByKind, Record
-
-
-class HeadConfig(Record, ABC):
-    """The settings of one kind of head."""
-
-    kind: str
-
-    @abstractmethod
-    def build(self, width: int, embedding_width: int, vocabulary: int) -> nn.Module: ...
 
 
 class MaskedTokensConfig(HeadConfig):
@@ -93,18 +83,6 @@ class NextTokenConfig(HeadConfig):
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "NextToken":
         return NextToken(vocabulary if self.has_bias else None)
-
-
-HEADS: dict[str, type[HeadConfig]] = {
-    "masked_tokens": MaskedTokensConfig,
-    "next_token": NextTokenConfig,
-    "pooler": PoolerConfig,
-    "next_sentence": NextSentenceConfig,
-    "replaced_tokens": ReplacedTokensConfig,
-    "mask_decoder": MaskDecoderConfig,
-}
-
-AnyHead = Annotated[HeadConfig, ByKind(HEADS)]
 
 
 class MaskedTokens(nn.Module):

@@ -1,0 +1,161 @@
+"""Fine-tuning an encoder for a task: settings from the data, the run, what it leaves."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bertsmith.commands.run import carry_out, print_explanation, run_figures
+from bertsmith.errors import InputError
+
+if TYPE_CHECKING:
+    from bertsmith.tasks.predictor import Predictor
+    from bertsmith.text.tables import Table
+    from bertsmith.training.finetuning import FinetuneSettings, Finetuning
+    from bertsmith.training.trainer import Trainer
+
+
+class Tables(NamedTuple):
+    """The rows a fine-tuning learns from and those it is evaluated on."""
+
+    train: "Table"
+    dev: "Table"
+
+
+class Finetuned(dict[str, Any]):
+    """The figures of a fine-tuning; `predict` answers with the model."""
+
+    predictor: "Predictor"
+
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        """The answer for each input: a label, a number, tags, a text … as the task has it."""
+        return self.predictor.predict(inputs)
+
+
+def is_translation(plain: Mapping[str, Any], task: str | None) -> bool:
+    """Whether the settings are those of a translation: told so, a model that writes, or columns to go between."""
+    from bertsmith.models.published import PRESETS, preset
+
+    if task is not None or "task" in plain:
+        return task == "translation"
+    name = plain["model"].get("name")
+    if name in PRESETS:
+        return preset(name).decoder is not None
+    config = Path(str(name)) / "config.json"
+    if config.is_file():
+        described = json.loads(config.read_text(encoding="utf-8"))
+        return described.get("model_type") == "marian" or bool(described.get("model", {}).get("decoder"))
+    return "source" in plain or "target" in plain
+
+
+def task_settings(
+    plain: dict[str, Any],
+    task: str | None,
+    columns: Sequence[str],
+    train: Sequence[Any] | None,
+    dev: Sequence[Any] | None,
+    *,
+    source: str,
+) -> tuple["FinetuneSettings", Tables]:
+    """The settings with the task that the data shows, and the data."""
+    from bertsmith.tasks.recognise import given_rows, recognise
+    from bertsmith.text.tables import read_part
+    from bertsmith.training.finetuning import FinetuneSettings
+
+    if train is not None:
+        tables = Tables(given_rows(train, "train"), given_rows(dev or train, "dev"))
+    elif plain.get("data") is None:
+        raise InputError("data is not given: pass --data with a folder that holds train.jsonl and dev.jsonl")
+    else:
+        folder = Path(plain["data"])
+        tables = Tables(read_part(folder, "train"), read_part(folder, "dev"))
+    if "task" not in plain or task is not None or columns:
+        plain = {**plain, "task": recognise(tables.train, task, columns, plain.get("task", {}))}
+    return FinetuneSettings.parse(plain, source=source), tables
+
+
+def finetune_task(
+    settings: "FinetuneSettings",
+    tables: Tables,
+    out: Path | None,
+    *,
+    device: str,
+    explain: bool,
+    resume: bool,
+    force: bool,
+) -> Finetuned:
+    """Trains and returns the figures with the model; without a folder nothing is kept."""
+    from bertsmith.tasks.predictor import KeptTask, Predictor
+    from bertsmith.training.finetuning import make_finetuning, read_data
+
+    if explain:
+        return Finetuned(print_explanation(settings, {}))
+    if out is None and settings.data is not None:
+        raise InputError("--out is not given: it names the folder to write")
+    data = read_data(settings, *tables)
+    settings, folder = data.settings, out or Path(mkdtemp()) / "run"
+    made: list[Finetuning] = []
+
+    def make() -> "Trainer":
+        made.append(make_finetuning(data, folder, device=device))
+        return made[0].trainer
+
+    inputs = [] if settings.data is None else [Path(settings.data)]
+    inputs += [] if settings.model.is_preset else [Path(settings.model.name)]
+    figures = carry_out(
+        settings,
+        folder,
+        inputs=inputs,
+        make=make,
+        finish=lambda trainer: _finish(settings, made[0], folder),
+        device=device,
+        resume=resume,
+        force=force,
+    )
+    result = Finetuned(figures)
+    if made[0].trainer.is_finished:
+        kept = KeptTask(task=settings.task, sequences=settings.sequences)
+        result.predictor = Predictor(made[0].trainer.model.eval(), kept)
+    return result
+
+
+def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path) -> dict[str, Any]:
+    """Writes the model, what it answers on dev, and its figures; returns these."""
+    import shutil
+
+    from rich.console import Console
+
+    from bertsmith.checkpoint.store import write_model
+    from bertsmith.commands.output import write_result
+    from bertsmith.tasks.predictor import KeptTask, write_kept
+
+    trainer = made.trainer
+    write_model(trainer.model, out)
+    write_kept(KeptTask(task=settings.task, sequences=settings.sequences), out)
+    judgement = made.judgement
+    write_answers(out / "dev.predictions.jsonl", made.judge.answers)
+    figures = {
+        "metric": judgement.metric,
+        "score": judgement.score,
+        **judgement.figures,
+        **run_figures(trainer),
+        "best_step": trainer.progress.best_step,
+        "seed": settings.run.seed,
+    }
+    write_result(out, figures)
+    shutil.rmtree(
+        out / "checkpoints", ignore_errors=True
+    )  # the model is written; what it took to get there is not needed
+    if trainer.show:
+        Console().print(
+            f"dev: {judgement.metric} {judgement.score:.2f}; written to {out}", markup=False, highlight=False
+        )
+    return figures
+
+
+def write_answers(path: Path, answers: Sequence[Mapping[str, Any]]) -> None:
+    """Writes answers, one object a line."""
+    with path.open("w", encoding="utf-8") as file:
+        for answer in answers:
+            file.write(json.dumps(answer, ensure_ascii=False) + "\n")

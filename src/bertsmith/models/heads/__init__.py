@@ -1,0 +1,41 @@
+"""What stands on an encoder: states → token scores, sentence scores, one vector; pre-training's heads and tasks'."""
+
+from typing import Annotated
+
+from bertsmith.models.heads.base import HeadConfig
+from bertsmith.models.heads.pretraining import (
+    MaskDecoderConfig,
+    MaskedTokensConfig,
+    NextSentenceConfig,
+    NextTokenConfig,
+    PoolerConfig,
+    ReplacedTokensConfig,
+)
+from bertsmith.models.heads.task import TASK_HEADS, TaskHead, TaskHeadConfig
+from bertsmith.settings import ByKind
+
+HEADS: dict[str, type[HeadConfig]] = {
+    "masked_tokens": MaskedTokensConfig,
+    "next_token": NextTokenConfig,
+    "pooler": PoolerConfig,
+    "next_sentence": NextSentenceConfig,
+    "replaced_tokens": ReplacedTokensConfig,
+    "mask_decoder": MaskDecoderConfig,
+    **TASK_HEADS,
+}
+
+AnyHead = Annotated[HeadConfig, ByKind(HEADS)]
+
+__all__ = [
+    "HEADS",
+    "AnyHead",
+    "HeadConfig",
+    "MaskDecoderConfig",
+    "MaskedTokensConfig",
+    "NextSentenceConfig",
+    "NextTokenConfig",
+    "PoolerConfig",
+    "ReplacedTokensConfig",
+    "TaskHead",
+    "TaskHeadConfig",
+]

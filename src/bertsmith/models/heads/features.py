@@ -1,0 +1,78 @@
+"""What a task's head reads: the states of the last layer, or of several, as they are or through a BiLSTM."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.settings import Record
+
+
+class FeaturesConfig(Record):
+    """Which states of an encoder a head reads (Devlin et al. 2019, section 5.3)."""
+
+    layers: int = Field(default=1, gt=0)
+    """The last so many layers."""
+    combine: Literal["sum", "weighted", "concatenate"] = "sum"
+    """Their sum, a sum with learned weights (softmax, times a factor), or all of them side by side."""
+
+
+class RecurrentConfig(Record):
+    """A BiLSTM over the states of every sequence."""
+
+    layers: int = Field(default=2, gt=0)
+    width: int = Field(default=768, gt=1)
+    """Of its states, both directions together."""
+
+
+class Features(nn.Module):
+    """The states of some layers → one state per token; `width` is what it has."""
+
+    def __init__(self, width: int, config: FeaturesConfig, recurrent: RecurrentConfig | None) -> None:
+        super().__init__()
+        self.layers, self.combine = config.layers, config.combine
+        is_weighted = config.combine == "weighted" and config.layers > 1
+        self.layer_weights = nn.Parameter(torch.zeros(config.layers)) if is_weighted else None
+        self.scale = nn.Parameter(torch.ones(())) if is_weighted else None
+        self.width = width * config.layers if config.combine == "concatenate" else width
+        self.recurrent = None
+        if recurrent is not None:
+            half = recurrent.width // 2
+            self.recurrent = nn.LSTM(
+                self.width, half, recurrent.layers, batch_first=True, bidirectional=True, dropout=0.0
+            )
+            self.width = 2 * half
+
+    def forward(self, states: Sequence[Tensor], layout: SequenceLayout) -> Tensor:
+        """One state per token, in the layout of the states."""
+        combined = self._combined(states)
+        if self.recurrent is None:
+            return combined
+        rows, padded = layout.pad(combined)
+        run = pack_padded_sequence(rows, padded.lengths().cpu(), batch_first=True, enforce_sorted=False)
+        made, _ = pad_packed_sequence(self.recurrent(run)[0], batch_first=True, total_length=layout.longest)
+        return layout.unpad(made, combined)
+
+    def _combined(self, states: Sequence[Tensor]) -> Tensor:
+        if self.layers == 1:
+            return states[-1]
+        if self.combine == "concatenate":
+            return torch.cat(list(states), dim=-1)
+        stacked = torch.stack(list(states))  # (…, width) each -> (layers, …, width)
+        if self.layer_weights is None or self.scale is None:
+            return stacked.sum(0)
+        return self.scale * torch.tensordot(self.layer_weights.softmax(0), stacked, dims=1)
+
+    @torch.no_grad()
+    def initialise(self, deviation: float, generator: torch.Generator | None) -> None:
+        """A BiLSTM begins as PyTorch's own does, even weights with the factor 1."""
+        if self.scale is not None:
+            self.scale.fill_(1.0)
+        if self.recurrent is not None:
+            limit = self.recurrent.hidden_size**-0.5
+            for parameter in self.recurrent.parameters():
+                parameter.uniform_(-limit, limit, generator=generator)

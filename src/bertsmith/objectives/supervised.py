@@ -1,0 +1,194 @@
+"""Learn a task from examples: what its head says against what it should say."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from bertsmith.batches.batch import IGNORED
+from bertsmith.batches.examples import TaskBatch
+from bertsmith.layers.embedding import Disturbance
+from bertsmith.models.model import Model
+from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Term
+
+
+@dataclass(frozen=True)
+class Supervised(Objective[TaskBatch, TaskBatch]):
+    """A loss over the outputs of a task's head. A kind of task says what the loss is and how many targets there are.
+
+    Sums are over targets: the trainer divides by the number of them in the whole step.
+    """
+
+    layer_decay: float = 1.0
+    """What the learning rate is multiplied by from each depth to the one below, as ELECTRA does it."""
+    is_frozen: bool = False
+    """Whether the encoder keeps its weights and only the head learns."""
+
+    @property
+    def terms(self) -> dict[str, Term]:  # type: ignore[override]
+        return {"task": Term(self.figures)}
+
+    figures: ClassVar[tuple[str, ...]] = ("accuracy",)
+    """What else is reported of the loss."""
+
+    def to(self, device: torch.device | str) -> "Supervised":
+        return self
+
+    def prepare(self, batch: TaskBatch, seed: int) -> TaskBatch:
+        return batch
+
+    def counts(self, prepared: TaskBatch) -> dict[str, Tensor]:
+        return {"task": self.count(prepared)}
+
+    def __call__(self, model: Model, prepared: TaskBatch) -> dict[str, Sums]:
+        return {"task": self.sums(self.outputs(model, prepared), prepared)}
+
+    def for_evaluation(self) -> "Supervised":
+        return self
+
+    def outputs(self, model: Model, batch: TaskBatch, disturb: Disturbance | None = None) -> Tensor:
+        """What the head says; `disturb` changes the vectors that enter the encoder."""
+        if not self.is_frozen:
+            return model.outputs(batch.tokens, batch.layout, batch.types, disturb=disturb)
+        with _resting(model.encoder):
+            return model.outputs(batch.tokens, batch.layout, batch.types, disturb=disturb)
+
+    @abstractmethod
+    def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
+        """The loss over a batch and the figures, in at least float32."""
+
+    @abstractmethod
+    def count(self, batch: TaskBatch) -> Tensor:
+        """The number of targets."""
+
+    def portions(self, model: Model) -> list[Portion]:
+        """One portion, whose learning rate falls from the head down to the embedding.
+
+        At depth d it is decay^(layers + 2 - d) of the head's: the embedding is at depth 0, the first layer at 1 and the
+        heads at layers + 2, so that the top layer has decay², not decay (ELECTRA's code; ConvBERT's as well).
+        """
+        if self.is_frozen:
+            model.encoder.requires_grad_(False)
+        depths = parameter_depths(model)
+        top = len(model.config.encoder.layers) + 2
+        groups: dict[int, list[nn.Parameter]] = {}
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                groups.setdefault(depths[parameter], []).append(parameter)
+        if self.layer_decay == 1.0:
+            return [Portion.of([parameter for group in groups.values() for parameter in group])]
+        return [Portion(tuple(Group(tuple(group), self.layer_decay ** (top - d)) for d, group in groups.items()))]
+
+
+def parameter_depths(model: Model) -> dict[nn.Parameter, int]:
+    """How deep every weight of an encoder and its heads lies: 0 the embedding, i + 1 layer i, layers + 2 the heads.
+
+    A weight that several layers share counts with the topmost one.
+    """
+    encoder, layers = model.encoder, len(model.config.encoder.layers)
+    depths: dict[nn.Parameter, int] = dict.fromkeys(model.parameters(), layers + 2)
+    for parameter in encoder.parameters():
+        depths[parameter] = layers  # a final norm, a table that all layers read
+    for parameter in encoder.embedding.parameters():
+        depths[parameter] = 0
+    for index, block in enumerate(encoder.blocks):
+        for parameter in block.parameters():
+            depths[parameter] = index + 1
+    return depths
+
+
+@contextmanager
+def _resting(module: nn.Module) -> Iterator[None]:
+    """Without dropout inside, in the mode there was after."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
+
+
+@dataclass(frozen=True)
+class Classes(Supervised):
+    """One right class for a sequence: targets "label", (items,)."""
+
+    weights: tuple[float, ...] = ()
+    """How much each class counts; empty for all the same."""
+
+    def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
+        return class_sums(outputs, batch.targets["label"], self.weights)
+
+    def count(self, batch: TaskBatch) -> Tensor:
+        return class_count(batch.targets["label"], self.weights)
+
+
+def class_sums(outputs: Tensor, targets: Tensor, weights: tuple[float, ...] = ()) -> Sums:
+    """Cross-entropy and hits over some targets, those that are IGNORED left out.
+
+    Shape: outputs (targets, classes), targets (targets,).
+    """
+    wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    weight = wide.new_tensor(weights) if weights else None
+    loss = cross_entropy(wide, targets, weight=weight, ignore_index=IGNORED, reduction="sum")
+    hits = (outputs.detach().argmax(-1) == targets).sum()
+    return Sums(loss, {"accuracy": Share(hits, (targets != IGNORED).sum())})
+
+
+def class_count(targets: Tensor, weights: tuple[float, ...] = ()) -> Tensor:
+    """The number of targets, each as much as its class counts."""
+    is_target = targets != IGNORED
+    if not weights:
+        return is_target.sum()
+    table = torch.tensor(weights, device=targets.device)
+    return torch.where(is_target, table[targets.clamp(min=0)], 0.0).sum()
+
+
+@dataclass(frozen=True)
+class Values(Supervised):
+    """One number for a sequence, by squared error: targets "value", (items,)."""
+
+    figures = ()
+
+    def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
+        wide = outputs.squeeze(-1).to(torch.promote_types(outputs.dtype, torch.float32))
+        return Sums(((wide - batch.targets["value"]) ** 2).sum(), {})
+
+    def count(self, batch: TaskBatch) -> Tensor:
+        return torch.tensor(len(batch.item), device=batch.item.device)
+
+
+@dataclass(frozen=True)
+class Labels(Supervised):
+    """Any number of labels for a sequence, each yes or no: targets "labels", (items, labels) of 0 and 1."""
+
+    weights: tuple[float, ...] = ()
+    """How much a yes counts, label by label; empty for as much as a no."""
+
+    def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
+        wide, targets = outputs.to(torch.promote_types(outputs.dtype, torch.float32)), batch.targets["labels"]
+        weight = wide.new_tensor(self.weights) if self.weights else None
+        loss = binary_cross_entropy_with_logits(wide, targets.to(wide), pos_weight=weight, reduction="none").mean(-1)
+        hits = ((outputs.detach() > 0) == (targets > 0.5)).float().mean(-1).sum()
+        return Sums(loss.sum(), {"accuracy": Share(hits, self.count(batch))})
+
+    def count(self, batch: TaskBatch) -> Tensor:
+        return torch.tensor(len(batch.item), device=batch.item.device)
+
+
+@dataclass(frozen=True)
+class Tags(Supervised):
+    """One right class for every token that has a target: targets "tags", as the tokens lie."""
+
+    weights: tuple[float, ...] = ()
+
+    def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
+        # (batch, length, labels) or (tokens, labels) -> (tokens, labels)
+        return class_sums(outputs.flatten(0, -2), batch.targets["tags"].flatten(), self.weights)
+
+    def count(self, batch: TaskBatch) -> Tensor:
+        return class_count(batch.targets["tags"], self.weights)

@@ -1,0 +1,120 @@
+"""The contract of a task: from the rows of a table to sequences and targets, and from scores to answers and figures.
+
+Table → examples → Features → (Objective, training) → outputs of the head → answers → Judgement
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import numpy as np
+
+from bertsmith.batches.examples import Features
+from bertsmith.errors import InputError
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import HeadConfig
+from bertsmith.objectives.supervised import Supervised
+from bertsmith.settings import Record
+from bertsmith.text.tables import Table
+from bertsmith.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How texts become the sequences of one model."""
+
+    tokenizer: Tokenizer
+    length: int
+    has_types: bool
+    """Whether the model tells the segments of a sequence apart by types."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How good some answers are."""
+
+    metric: str
+    """The name of the main figure."""
+    figures: dict[str, float]
+    """All of them, in percent where they are shares or correlations."""
+    measure: Callable[[np.ndarray], float]
+    """The main figure over some of the examples, given by their numbers, repeats allowed: for an interval."""
+
+    @property
+    def score(self) -> float:
+        return self.figures[self.metric]
+
+
+Example = TypeVar("Example")
+
+
+class Task(Record, ABC, Generic[Example]):
+    """One kind of task with what it must know of its data: which columns it reads, which labels there are.
+
+    A record, so that it stands in recipes and in the folder of a fine-tuned model. `kind` is its name in the table.
+    """
+
+    kind: str
+    metric: str | None = None
+    """The main figure, by which the best weights are chosen; None for the usual one of this kind."""
+
+    roles: ClassVar[tuple[str, ...]]
+    """The fields that name columns of the input, in the order in which a tuple gives them."""
+
+    @classmethod
+    @abstractmethod
+    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+        """The columns by role if a row looks like one of this kind of task, else None."""
+
+    @abstractmethod
+    def settled(self, train: Table) -> Self:
+        """The task with what only the training rows can tell, such as the names of the labels."""
+
+    @abstractmethod
+    def head(self, model: ModelConfig) -> HeadConfig:
+        """The head for this task as the papers put it on a model of this family."""
+
+    @abstractmethod
+    def examples(self, table: Table, *, has_targets: bool = True) -> list[Example]:
+        """The rows of a table, checked: what is wrong with one is said with its place."""
+
+    @abstractmethod
+    def texts(self, examples: Sequence[Example]) -> Iterator[str]:
+        """All texts of examples, for a tokenizer that is learned from them."""
+
+    @abstractmethod
+    def features(self, examples: Sequence[Example], encoding: Encoding) -> Features:
+        """The sequences of examples and, where they have any, their targets."""
+
+    @abstractmethod
+    def objective(self, examples: Sequence[Example]) -> Supervised:
+        """What is learned from training examples."""
+
+    @abstractmethod
+    def answers(
+        self, examples: Sequence[Example], features: Features, outputs: Sequence[np.ndarray]
+    ) -> list[dict[str, Any]]:
+        """What the outputs of the head mean, example by example, as JSON-ready data; "answer" is the short form.
+
+        Shape: outputs are of the items of the features in their order: (outputs,) each from a head for sequences,
+        (sequences of the item, outputs) where an item has several, (tokens, outputs) from a head for tokens.
+        """
+
+    @abstractmethod
+    def judged(self, examples: Sequence[Example], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+        """How good the answers are."""
+
+    def row(self, given: Any) -> dict[str, Any]:
+        """What a person gives for one prediction as a row: a mapping as it is, else its values by role."""
+        if isinstance(given, Mapping):
+            return dict(given)
+        columns = [column for column in (getattr(self, role) for role in self.roles) if column is not None]
+        values = [given] if len(columns) == 1 else list(given) if isinstance(given, tuple | list) else [given]
+        if len(values) != len(columns):
+            raise InputError(f"an input has {len(values)} values; this task reads {len(columns)}: {', '.join(columns)}")
+        return dict(zip(columns, values, strict=True))
+
+    def augmented(self, examples: Sequence[Example]) -> list[Example]:
+        """What is trained on, given the training examples."""
+        return list(examples)

@@ -1,0 +1,1 @@
+"""Figures of answers against what was right, in percent."""

@@ -1,0 +1,79 @@
+"""A fine-tuned model with its task: texts in, answers out; and the file that keeps the task beside the model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from bertsmith.batches.examples import ExampleConfig
+from bertsmith.checkpoint.files import read_json, write_json
+from bertsmith.checkpoint.store import load
+from bertsmith.errors import InputError
+from bertsmith.models.model import Model
+from bertsmith.settings import Record
+from bertsmith.tasks import AnyTask
+from bertsmith.tasks.base import Encoding, Judgement
+from bertsmith.tasks.outputs import item_outputs
+from bertsmith.text.tables import Table, table_of
+
+TASK_FILE = "task.json"
+
+
+class KeptTask(Record):
+    """What the folder of a fine-tuned model says of its task."""
+
+    task: AnyTask
+    sequences: ExampleConfig = ExampleConfig()
+
+
+class Predictor:
+    """Answers a task's questions with a fine-tuned model."""
+
+    def __init__(self, model: Model, kept: KeptTask) -> None:
+        self.model, self.kept, self.task = model, kept, kept.task
+        embedding = model.config.encoder.embedding
+        self.encoding = Encoding(model.require_tokenizer(), kept.sequences.length, embedding.types > 1)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "cpu") -> Self:
+        """The predictor in the folder of a fine-tuned model."""
+        return cls(load(folder, device=device), read_kept(Path(folder)))
+
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        """The answer for each input: a label, a number, tags, a text … as the task has it.
+
+        An input is a text; a tuple where the task reads several columns; or a mapping with these columns.
+        """
+        return [details["answer"] for details in self.details(inputs)]
+
+    def details(self, inputs: Sequence[Any]) -> list[dict[str, Any]]:
+        """All there is to say about each input, scores among it."""
+        if isinstance(inputs, str):
+            raise InputError("predict takes a list of inputs, and was given one string; put it in a list")
+        return self.answered(table_of([self.task.row(given) for given in inputs], "inputs"))
+
+    def answered(self, table: Table) -> list[dict[str, Any]]:
+        """The answers to the rows of a table, which need no targets."""
+        return self._answered(self.task.examples(table, has_targets=False)) if len(table) else []
+
+    def judged(self, table: Table) -> tuple[Judgement, list[dict[str, Any]]]:
+        """How good the answers to the rows of a table are, and the answers."""
+        examples = self.task.examples(table)
+        answers = self._answered(examples)
+        return self.task.judged(examples, answers), answers
+
+    def _answered(self, examples: Sequence[Any]) -> list[dict[str, Any]]:
+        features = self.task.features(examples, self.encoding)
+        return self.task.answers(examples, features, item_outputs(self.model, features, self.kept.sequences))
+
+
+def write_kept(kept: KeptTask, folder: Path) -> None:
+    """Puts the task beside a model."""
+    write_json(folder / TASK_FILE, kept.plain())
+
+
+def read_kept(folder: Path) -> KeptTask:
+    """The task of the model in a folder."""
+    path = folder / TASK_FILE
+    if not path.is_file():
+        raise InputError(f"{str(folder)!r} has no {TASK_FILE}, so its model was not fine-tuned; use bertsmith finetune")
+    return KeptTask.parse(read_json(path), source=str(path))

@@ -1,0 +1,86 @@
+"""What tasks on a text or a pair of texts share: reading them, their sequences, the head that stands on them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertsmith.batches.examples import Features
+from bertsmith.batches.ragged import Ragged
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads.task import ClassifierConfig
+from bertsmith.tasks.base import Encoding
+from bertsmith.text.tables import Table
+
+_SINGLE = ("text", "sentence")
+_PAIRS = (("sentence1", "sentence2"), ("question", "passage"), ("premise", "hypothesis"), ("question", "sentence"))
+
+
+@dataclass(frozen=True)
+class TextExample:
+    """A text, perhaps with a second one."""
+
+    text: str
+    pair: str | None = None
+
+
+def text_columns(row: Mapping[str, Any]) -> dict[str, str] | None:
+    """The columns of a text or of a pair of texts that a row has under their usual names."""
+    for first, second in _PAIRS:
+        if isinstance(row.get(first), str) and isinstance(row.get(second), str):
+            return {"text": first, "pair": second}
+    return next(({"text": name} for name in _SINGLE if isinstance(row.get(name), str)), None)
+
+
+def read_texts(table: Table, text: str, pair: str | None) -> list[TextExample]:
+    """The texts of every row."""
+    return [
+        TextExample(table.text(index, text), None if pair is None else table.text(index, pair))
+        for index in range(len(table))
+    ]
+
+
+def all_texts(examples: Sequence[TextExample]) -> Iterator[str]:
+    """Every text of some examples."""
+    for example in examples:
+        yield example.text
+        if example.pair is not None:
+            yield example.pair
+
+
+def text_features(
+    examples: Sequence[TextExample], encoding: Encoding, targets: Mapping[str, np.ndarray | Ragged]
+) -> Features:
+    """One sequence for every example; over-long ones are cut, the longer text of a pair first."""
+    texts = [example.text for example in examples]
+    pairs = [str(example.pair) for example in examples] if examples and examples[0].pair is not None else None
+    made = encoding.tokenizer.encode(texts, pairs, encoding.length, padding=False)
+    tokens = Ragged.of(made["input_ids"])
+    types = Ragged.of(made["token_type_ids"]) if encoding.has_types else None
+    count = len(examples)
+    at_limit = int((tokens.lengths == encoding.length).sum())
+    return Features(tokens, types, np.arange(count + 1), np.arange(count), targets, at_limit)
+
+
+def classifier_head(model: ModelConfig, labels: tuple[str, ...]) -> ClassifierConfig:
+    """The head on a whole sequence as the family's papers have it.
+
+    BERT's pooler where the model has one; ELECTRA and ConvBERT read the first token at once; DeBERTa puts a layer with
+    GELU between; ModernBERT takes the mean.
+    """
+    dropout = model.encoder.embedding.dropout
+    if any(head.kind == "pooler" for head in model.heads):
+        return ClassifierConfig(labels=labels, pooling="pooler", dropout=dropout)
+    if model.family.startswith("deberta"):
+        return ClassifierConfig(labels=labels, hidden="gelu", dropout=dropout)
+    if model.family.startswith("modern"):
+        return ClassifierConfig(labels=labels, pooling="mean", hidden="gelu", dropout=dropout)
+    return ClassifierConfig(labels=labels, dropout=dropout)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """Scores as shares of one."""
+    lifted = np.exp(scores.astype(np.float64) - scores.max())
+    shares: np.ndarray = lifted / lifted.sum()
+    return shares

@@ -1,0 +1,234 @@
+"""Fine-tuning from its settings: task, model and method put together."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+
+from bertsmith.batches.examples import ExampleConfig, ExamplePlan, ExampleReader, Features
+from bertsmith.batches.ragged import Ragged
+from bertsmith.errors import InputError
+from bertsmith.models.cost import training_flops
+from bertsmith.models.heads import HeadConfig
+from bertsmith.models.heads.features import FeaturesConfig, RecurrentConfig
+from bertsmith.models.model import Model
+from bertsmith.objectives.supervised import Supervised
+from bertsmith.settings import Record
+from bertsmith.tasks import AnyTask
+from bertsmith.tasks.base import Encoding, Judgement
+from bertsmith.text.tables import Table
+from bertsmith.training.feed import PhaseData, TrainingData
+from bertsmith.training.judging import DevJudge
+from bertsmith.training.method import Method, RunConfig
+from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
+from bertsmith.training.phases import ExamplePhase
+from bertsmith.training.starting import ModelSource, TokenizerChoice, starting_encoder, with_task_head
+from bertsmith.training.trainer import Trainer
+
+
+class ExampleBatchConfig(Record):
+    """How many examples an optimiser step sees."""
+
+    examples: int = Field(default=32, gt=0)
+    """Over all processes."""
+    micro_examples: int | None = Field(default=None, gt=0)
+    """What one process computes at a time; None for all at once."""
+
+
+class HeadChoice(Record):
+    """The head of the task, where it is to be another than the family's usual one."""
+
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    """None for that of the model."""
+    pooling: Literal["pooler", "first", "mean"] | None = None
+    """For heads on whole texts: the vector of a text. None for the family's usual one."""
+    features: FeaturesConfig = FeaturesConfig()
+    recurrent: RecurrentConfig | None = None
+
+    def applied(self, head: HeadConfig) -> HeadConfig:
+        """A task's head with what was chosen."""
+        asked = {name: getattr(self, name) for name in ("dropout", "pooling", "features", "recurrent")}
+        changes = {name: value for name, value in asked.items() if value is not None}
+        if "pooling" in changes and not hasattr(head, "pooling"):
+            raise InputError(f"head.pooling is {self.pooling!r}; a head of kind {head.kind!r} has none: leave it out")
+        return head.changed(**changes)
+
+
+class EncoderLearning(Record):
+    """How the encoder learns with its head."""
+
+    layer_decay: float = Field(default=1.0, gt=0, le=1)
+    """What the learning rate is multiplied by from each depth to the one below it; the top layer of an encoder has the
+    square of it, as in ELECTRA's code (0.8 there)."""
+    is_frozen: bool = False
+    """Whether it keeps its weights, so that only the head learns."""
+
+
+class FinetuneRunConfig(Record):
+    """How long a fine-tuning takes and how it is carried out."""
+
+    epochs: float = Field(default=3.0, gt=0)
+    seed: int = Field(default=0, ge=0, lt=2**62)
+    evaluations: int = Field(default=1, gt=0)
+    """On dev, in every epoch."""
+    choose: Literal["last", "best"] = "best"
+    """Which weights the model has at the end: those of the last step, or of the best evaluation."""
+    patience: int | None = Field(default=None, ge=1)
+    """Evaluations without a better one after which the run ends early; None for never."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
+    compile: Literal["off", "whole"] = "off"
+    workers: int = Field(default=0, ge=0)
+    """Processes that make batches."""
+    log_every: int = Field(default=10, gt=0)
+    track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Trackers that get the log, too."""
+
+    def steps(self, batches: int) -> int:
+        """Steps in all, where an epoch has so many."""
+        return max(1, round(self.epochs * batches))
+
+    def run(self, batches: int) -> RunConfig:
+        """The same in steps."""
+        every = max(1, -(-batches // self.evaluations))
+        return RunConfig(
+            steps=self.steps(batches),
+            seed=self.seed,
+            precision=self.precision,
+            compile=self.compile,
+            workers=self.workers,
+            log_every=self.log_every,
+            evaluate_every=every,
+            checkpoint_every=min(every, 500),
+            keep=1,
+            choose=self.choose,
+            patience=self.patience,
+            track=self.track,
+        )
+
+
+class FinetuneSettings(Record):
+    """All that a fine-tuning depends on."""
+
+    data: str | None = None
+    """A folder with the parts of a task, a file, or a name on the hub."""
+    model: ModelSource
+    tokenizer: TokenizerChoice = TokenizerChoice()
+    task: AnyTask
+    head: HeadChoice = HeadChoice()
+    encoder: EncoderLearning = EncoderLearning()
+    sequences: ExampleConfig = ExampleConfig()
+    batch: ExampleBatchConfig = ExampleBatchConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, betas=(0.9, 0.999))
+    schedule: ScheduleConfig = ScheduleConfig(warmup=0.1)
+    run: FinetuneRunConfig = FinetuneRunConfig()
+
+    @model_validator(mode="after")
+    def _check_batch(self) -> "FinetuneSettings":
+        micro = self.batch.micro_examples
+        if micro is not None and self.batch.examples % micro:
+            raise ValueError(
+                f"batch.micro_examples is {micro}; allowed: what divides batch.examples {self.batch.examples}"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """The examples of a task, read and checked, and the settings with what they told."""
+
+    settings: FinetuneSettings
+    train: Sequence[Any]
+    dev: Sequence[Any]
+
+
+@dataclass
+class Finetuning:
+    """A run and what belongs to it."""
+
+    trainer: Trainer
+    judge: DevJudge
+    train_features: Features
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def judgement(self) -> Judgement:
+        """How good the model is on dev now."""
+        return self.judge.judgement(self.trainer.model)
+
+
+def read_data(settings: FinetuneSettings, train: Table, dev: Table) -> TaskData:
+    """The examples of both parts: what is wrong with them is said before anything else happens."""
+    settings = settings.changed(task=settings.task.settled(train))
+    return TaskData(settings, settings.task.examples(train), settings.task.examples(dev))
+
+
+def make_finetuning(data: TaskData, out: Path, *, device: str = "auto", show: bool = True) -> Finetuning:
+    """The run, ready to go."""
+    settings, task = data.settings, data.settings.task
+    run, sequences = settings.run, settings.sequences
+    model = starting_encoder(settings.model, settings.tokenizer, task.texts(data.train), seed=run.seed)
+    model = with_task_head(model, settings.head.applied(task.head(model.config)), seed=run.seed)
+    encoding = encoding_for(model, sequences)
+    train = task.features(task.augmented(data.train), encoding)
+    dev = task.features(data.dev, encoding)
+    processes = _processes()
+    examples = settings.batch.examples
+    micro = settings.batch.micro_examples or max(1, examples // processes)
+    plan = ExamplePlan(train, sequences, micro, run.seed)
+    pad = encoding.tokenizer.pad
+    flops = training_flops(model.config, max(1, int(train.tokens.lengths.mean())), 0.0)
+    phase = PhaseData(plan, ExampleReader(train, sequences, pad), flops, run.seed)
+    steps = max(1, round(plan.batches * micro / examples))
+    method = Method(
+        run.run(steps), settings.optimizer, settings.schedule, (ExamplePhase(0.0, sequences.length, examples, micro),)
+    )
+    objective = learning(task.objective(data.train), settings)
+    judge = DevJudge(task, data.dev, dev, sequences, objective)
+    trainer = Trainer(
+        model,
+        objective,
+        TrainingData((phase,), None, None),
+        method,
+        out,
+        fingerprint=_fingerprint(train, encoding, is_half=run.run(1).is_half(device)),
+        judge=judge,
+        device=device,
+        show=show,
+    )
+    return Finetuning(trainer, judge, train)
+
+
+def learning(objective: Supervised, settings: FinetuneSettings) -> Supervised:
+    """A task's objective with the ways of learning that the settings ask for."""
+    return replace(objective, layer_decay=settings.encoder.layer_decay, is_frozen=settings.encoder.is_frozen)
+
+
+def encoding_for(model: Model, sequences: ExampleConfig) -> Encoding:
+    """How texts become sequences of a model; a sentence if they may be longer than it takes."""
+    embedding = model.config.encoder.embedding
+    if embedding.positions != "none" and sequences.length > embedding.longest:
+        raise InputError(f"sequences.length is {sequences.length}; the model takes at most {embedding.longest}")
+    return Encoding(model.require_tokenizer(), sequences.length, embedding.types > 1)
+
+
+def _processes() -> int:
+    from accelerate import PartialState
+
+    return PartialState().num_processes if torch.distributed.is_initialized() else 1
+
+
+def _fingerprint(train: Features, encoding: Encoding, *, is_half: bool) -> str:
+    """What a resumed run must share with its first part besides the settings: the examples and the precision."""
+    digest = hashlib.sha256(encoding.tokenizer.hash.encode())
+    arrays = [train.tokens.tokens, train.tokens.starts, train.items]
+    for target in train.targets.values():
+        arrays += [target.tokens, target.starts] if isinstance(target, Ragged) else [target]
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return f"{digest.hexdigest()} {'bfloat16' if is_half else 'float32'}"

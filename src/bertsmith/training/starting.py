@@ -1,0 +1,100 @@
+"""The model a fine-tuning starts from: a folder's, or fresh weights with a tokenizer learned from the task's texts."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from bertsmith.errors import InputError
+from bertsmith.models.build import build
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import HeadConfig, TaskHeadConfig
+from bertsmith.models.model import Model
+from bertsmith.models.published import PRESETS, preset
+from bertsmith.settings import Record
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.continued import fit_heads, read_folder
+
+
+class ModelSource(Record):
+    """The network to start from."""
+
+    name: str
+    """The folder of a model, ours or Hugging Face's, or a preset with fresh weights, such as "bert-mini"."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the preset to change, such as layers or dropout; of a folder only dropout."""
+
+    @property
+    def is_preset(self) -> bool:
+        return self.name in PRESETS
+
+    @model_validator(mode="after")
+    def _check_overrides(self) -> "ModelSource":
+        fixed = [name for name in self.overrides if name != "dropout"]
+        if fixed and not self.is_preset:
+            raise ValueError(f"overrides.{fixed[0]} changes a preset, and name is {self.name!r}, which is none")
+        return self
+
+
+class TokenizerChoice(Record):
+    """The tokenizer that is learned from the training texts, where the model has none yet."""
+
+    kind: Literal["wordpiece", "bytes", "unigram"] = "bytes"
+    """"bytes" is byte-level BPE: whatever the texts hold, decoding gives it back exactly."""
+    vocabulary: int = Field(default=8000, gt=0)
+    lowercase: bool = False
+
+    def learned(self, texts: Iterable[str]) -> Tokenizer:
+        """The tokenizer of some texts."""
+        return learn_tokenizer(texts, self.kind, self.vocabulary, lowercase=self.lowercase, progress=False)
+
+
+def starting_config(source: ModelSource, vocabulary: int) -> ModelConfig:
+    """The config of the network without any weights being touched; that of a preset has the given vocabulary."""
+    if source.is_preset:
+        return _checked(preset(source.name, **{"vocabulary": vocabulary, **source.overrides}), source.name)
+    return _checked(_of_folder(source).config, source.name)
+
+
+def starting_encoder(source: ModelSource, tokenizer: TokenizerChoice, texts: Iterable[str], *, seed: int) -> Model:
+    """The encoder to start from, with its tokenizer."""
+    if not source.is_preset:
+        model = _of_folder(source)
+        model.require_tokenizer()
+        return model
+    starting_config(source, tokenizer.vocabulary)  # what is wrong with it is said before a tokenizer is learned
+    learned = tokenizer.learned(texts)
+    model = build(starting_config(source, learned.size), seed=seed)
+    model.tokenizer = learned
+    return model
+
+
+def with_task_head(model: Model, head: HeadConfig, *, seed: int) -> Model:
+    """The model with the head of a task, its pooler if that head reads it, and nothing else of pre-training.
+
+    A head of the same settings keeps its weights: fine-tuning can go on.
+    """
+    needs_pooler = getattr(head, "pooling", None) == "pooler"
+    kept = [own for own in model.config.heads if own.kind == "pooler" and needs_pooler]
+    for own in model.config.heads:
+        if isinstance(own, TaskHeadConfig) and own != head:
+            del model.heads[own.kind]
+    fitted, _ = fit_heads(model, model.config.changed(heads=(*kept, head)), "the model", seed=seed)
+    fitted.config, fitted.generator = fitted.config.changed(generator=None), None
+    return fitted
+
+
+def _of_folder(source: ModelSource) -> Model:
+    if not Path(source.name).is_dir():
+        raise InputError(
+            f"MODEL is {source.name!r}; allowed: the folder of a model, or a preset ({', '.join(sorted(PRESETS))})"
+        )
+    return read_folder(source.name, source.overrides.get("dropout"))
+
+
+def _checked(config: ModelConfig, name: str) -> ModelConfig:
+    if config.decoder is not None:
+        raise InputError(f"MODEL {name!r} has a decoder, which is for translation; this task wants an encoder alone")
+    return config

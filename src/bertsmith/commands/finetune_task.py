@@ -135,6 +135,7 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path) -> dict
     write_kept(KeptTask(task=settings.task, sequences=settings.sequences), out)
     judgement = made.judgement
     write_answers(out / "dev.predictions.jsonl", made.judge.answers)
+    write_files(out / "dev.official", settings.task.files(made.judge.examples, made.judge.answers))
     figures = {
         "metric": judgement.metric,
         "score": judgement.score,
@@ -152,6 +153,13 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path) -> dict
             f"dev: {judgement.metric} {judgement.score:.2f}; written to {out}", markup=False, highlight=False
         )
     return figures
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Writes files by name; no folder is made where there are none."""
+    for name, content in files.items():
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
 
 
 def write_answers(path: Path, answers: Sequence[Mapping[str, Any]]) -> None:

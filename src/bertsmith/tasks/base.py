@@ -105,6 +105,32 @@ class Task(Record, ABC, Generic[Example]):
     def judged(self, examples: Sequence[Example], answers: Sequence[Mapping[str, Any]]) -> Judgement:
         """How good the answers are."""
 
+    @abstractmethod
+    def right(self, example: Example) -> Any:
+        """The right answer of an example, in the form of "answer"."""
+
+    @abstractmethod
+    def shown(self, example: Example) -> str:
+        """An example as a person reads it, in one line."""
+
+    def mistake(self, example: Example, answer: Mapping[str, Any]) -> float:
+        """How bad an answer is, for a list of the worst: 0 if it is right, else how sure the model was of it."""
+        return 0.0 if answer["answer"] == self.right(example) else float(answer.get("score", 1.0))
+
+    def confusion(
+        self, examples: Sequence[Example], answers: Sequence[Mapping[str, Any]]
+    ) -> tuple[tuple[str, ...], np.ndarray] | None:
+        """The labels and how often each, by row, was answered with each, by column; None where there are none."""
+        return None
+
+    def notices(self, examples: Sequence[Example]) -> list[str]:
+        """What a person should know of training examples before anything is learned from them, one sentence each."""
+        return []
+
+    def files(self, examples: Sequence[Example], answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """The answers as files that the task's own scorer reads, by file name."""
+        return {}
+
     def row(self, given: Any) -> dict[str, Any]:
         """What a person gives for one prediction as a row: a mapping as it is, else its values by role."""
         if isinstance(given, Mapping):

@@ -19,6 +19,7 @@ from bertsmith.tasks.texts import (
     all_texts,
     classifier_head,
     read_texts,
+    shown_texts,
     softmax,
     text_columns,
     text_features,
@@ -121,6 +122,20 @@ class Classification(Task[LabelledText]):
         said = np.array([numbers[answer["answer"]] for answer in answers])
         right = np.array([example.label for example in examples])
         return class_judgement(said, right, len(self.labels), self.metric)
+
+    def right(self, example: LabelledText) -> str:
+        return self.labels[example.label]
+
+    def shown(self, example: LabelledText) -> str:
+        return shown_texts(example)
+
+    def confusion(
+        self, examples: Sequence[LabelledText], answers: Sequence[Mapping[str, Any]]
+    ) -> tuple[tuple[str, ...], np.ndarray]:
+        counts = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
+        for example, answer in zip(examples, answers, strict=True):
+            counts[example.label, self.labels.index(answer["answer"])] += 1
+        return self.labels, counts
 
     def _weights(self, examples: Sequence[LabelledText]) -> tuple[float, ...]:
         if self.class_weights == "none":

@@ -49,6 +49,12 @@ def all_texts(examples: Sequence[TextExample]) -> Iterator[str]:
             yield example.pair
 
 
+def shown_texts(example: TextExample) -> str:
+    """The text, or both with a bar between them, in one line."""
+    texts = (example.text,) if example.pair is None else (example.text, example.pair)
+    return " | ".join(" ".join(text.split()) for text in texts)
+
+
 def text_features(
     examples: Sequence[TextExample], encoding: Encoding, targets: Mapping[str, np.ndarray | Ragged]
 ) -> Features:

@@ -1,0 +1,281 @@
+"""Tag the words of a sentence: names, chunks, parts of speech."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from bertsmith.batches.batch import IGNORED
+from bertsmith.batches.examples import Features
+from bertsmith.batches.ragged import Ragged
+from bertsmith.errors import InputError, nearest
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads.task import TaggerConfig
+from bertsmith.objectives.supervised import Tags
+from bertsmith.tasks.base import Encoding, Judgement, Task
+from bertsmith.tasks.metrics.entities import tag_judgement
+from bertsmith.tasks.tagging_schemes import Scheme, as_iob2, chunks, scheme_of, whole_labels
+from bertsmith.tasks.tagging_windows import tag_features
+from bertsmith.tasks.tagging_words import split_words
+from bertsmith.text.tables import Table
+
+_WORDS = ("tokens", "words", "text", "sentence")
+_TAGS = ("ner", "ner_tags", "chunk", "chunk_tags", "pos", "pos_tags", "tags", "labels", "label")
+_DOCUMENT_MARK = "-DOCSTART-"
+
+
+@dataclass(frozen=True)
+class TaggedWords:
+    """The words of a sentence and the numbers of their tags."""
+
+    words: tuple[str, ...]
+    tags: tuple[int, ...] = ()
+    """Empty where they are not known."""
+    document: int = 0
+    """The number of the document it stands in."""
+    text: str | None = None
+    """The running text, where it was given as such …"""
+    places: tuple[tuple[int, int], ...] = ()
+    """… and where each word begins and ends in it."""
+    is_changed: bool = False
+    """Whether its tags were IOB1 and were changed to IOB2."""
+
+
+class Tagging(Task[TaggedWords]):
+    """Say which tag each word of a sentence has."""
+
+    kind: Literal["tagging"] = "tagging"
+    words: str = "tokens"
+    """The column of the words, a list; for predictions also running text."""
+    tags: str = "ner"
+    """The column of their tags, a list as long."""
+    document: str = "document"
+    """The column that names the document of a sentence, if there is one: what the context is taken from."""
+    labels: tuple[str, ...] = ()
+    """The tags to choose among; empty for those of the training data."""
+    scheme: Scheme | None = None
+    """How tags mark chunks of words: "iob" (IOB1 is read as IOB2), "bioes", or "plain" for not at all. None: see."""
+    context: Literal["sentence", "document"] = "sentence"
+    """What a word is seen in: its sentence, or as much of the document around it as a sequence holds (BERT's NER)."""
+    class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"
+    """How much each tag counts in the loss: all the same, the rarer the more, or the numbers given."""
+
+    roles: ClassVar[tuple[str, ...]] = ("words",)
+
+    @classmethod
+    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+        words = next((name for name in _WORDS if _is_words(row.get(name))), None)
+        tags = next((name for name in _TAGS if isinstance(row.get(name), list | tuple)), None)
+        return None if words is None or tags is None else {"words": words, "tags": tags}
+
+    def settled(self, train: Table) -> "Tagging":
+        if self.labels:
+            return self.changed(scheme=self.scheme or scheme_of(self.labels))
+        rows = [self._tags(train, index, len(self._words(train, index))) for index in range(len(train))]
+        seen = {tag for row in rows for tag in row}
+        scheme = self.scheme or scheme_of(seen)
+        if scheme == "iob":
+            seen = {tag for row in rows for tag in as_iob2(row)}
+        labels = whole_labels(seen, scheme)
+        if len(labels) < 2:
+            raise InputError(
+                f"{train.name}: column {self.tags!r} has one tag only, {labels[0]!r}; at least 2 are needed"
+            )
+        return self.changed(labels=labels, scheme=scheme)
+
+    def head(self, model: ModelConfig) -> TaggerConfig:
+        return TaggerConfig(labels=self.labels, dropout=model.encoder.embedding.dropout)
+
+    def examples(self, table: Table, *, has_targets: bool = True) -> list[TaggedWords]:
+        numbers = {name: number for number, name in enumerate(self.labels)}
+        found: list[TaggedWords] = []
+        for index, document in enumerate(self._documents(table)):
+            given = table.value(index, self.words)
+            if isinstance(given, str) and not has_targets:
+                places = tuple(split_words(given))
+                words = tuple(given[begin:end] for begin, end in places)
+                found.append(TaggedWords(words, (), document, given, places))
+                continue
+            words = self._words(table, index)
+            if not has_targets:
+                found.append(TaggedWords(words, (), document))
+                continue
+            given_tags = self._tags(table, index, len(words))
+            tags = as_iob2(given_tags) if self.scheme == "iob" else given_tags
+            for place, tag in enumerate(tags):
+                if tag not in numbers:
+                    raise InputError(
+                        f"{table.place(index)}: {self.tags!r} has {tag!r} for word {place + 1}, {words[place]!r}, "
+                        f"which no training row has; {nearest(tag, self.labels)}"
+                    )
+            found.append(
+                TaggedWords(words, tuple(numbers[tag] for tag in tags), document, is_changed=tags != given_tags)
+            )
+        return found
+
+    def texts(self, examples: Sequence[TaggedWords]) -> Iterator[str]:
+        return (" ".join(example.words) for example in examples)
+
+    def features(self, examples: Sequence[TaggedWords], encoding: Encoding) -> Features:
+        has_targets = all(len(example.tags) == len(example.words) for example in examples)
+        return tag_features(
+            [example.words for example in examples],
+            [example.document for example in examples],
+            [example.tags for example in examples] if has_targets else None,
+            encoding,
+            has_context=self.context == "document",
+        )
+
+    def objective(self, examples: Sequence[TaggedWords]) -> Tags:
+        return Tags(weights=self._weights(examples))
+
+    def answers(
+        self, examples: Sequence[TaggedWords], features: Features, outputs: Sequence[np.ndarray]
+    ) -> list[dict[str, Any]]:
+        best = [np.zeros(len(example.words), dtype=np.int64) for example in examples]
+        shares = [np.zeros(len(example.words)) for example in examples]
+        words = features.targets["word"]
+        assert isinstance(words, Ragged)
+        for item, example in enumerate(features.example.tolist()):
+            asked = words[item]
+            is_asked = asked != IGNORED
+            scores = outputs[item][is_asked].astype(np.float64)  # (words of the item, labels)
+            own = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+            chosen = own.argmax(-1)
+            best[example][asked[is_asked]] = chosen
+            shares[example][asked[is_asked]] = 1.0 / own.sum(-1)  # the likeliest is exp(0) of all
+        return [self._answer(*parts) for parts in zip(examples, best, shares, strict=True)]
+
+    def judged(self, examples: Sequence[TaggedWords], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+        said = [answer["answer"] for answer in answers]
+        right = [self.right(example) for example in examples]
+        return tag_judgement(said, right, self.metric, has_chunks=self.has_chunks)
+
+    def right(self, example: TaggedWords) -> list[str]:
+        return [self.labels[tag] for tag in example.tags]
+
+    def shown(self, example: TaggedWords) -> str:
+        return " ".join(" ".join(example.words).split())
+
+    def mistake(self, example: TaggedWords, answer: Mapping[str, Any]) -> float:
+        """How sure the model was of the surest wrong tag."""
+        parts = zip(self.right(example), answer["answer"], answer["scores"], strict=True)
+        return max((score for right, said, score in parts if said != right), default=0.0)
+
+    def confusion(
+        self, examples: Sequence[TaggedWords], answers: Sequence[Mapping[str, Any]]
+    ) -> tuple[tuple[str, ...], np.ndarray]:
+        numbers = {name: number for number, name in enumerate(self.labels)}
+        counts = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
+        for example, answer in zip(examples, answers, strict=True):
+            for right, said in zip(example.tags, answer["answer"], strict=True):
+                counts[right, numbers[said]] += 1
+        return self.labels, counts
+
+    def notices(self, examples: Sequence[TaggedWords]) -> list[str]:
+        found = []
+        changed = sum(example.is_changed for example in examples)
+        if changed:
+            found.append(f"tags are IOB1 in {changed} of {len(examples)} sentences and are read as IOB2")
+        chunk_like = [name for name in self.labels if name[:2] in ("B-", "I-")]
+        if not self.has_chunks and chunk_like:
+            found.append(
+                f"tags such as {chunk_like[0]!r} stand beside others that mark no chunks: all count as plain tags"
+            )
+        if self.context == "document" and len({example.document for example in examples}) == 1:
+            found.append(f"no column {self.document!r} tells documents apart: all rows count as one, in their order")
+        return found
+
+    def files(self, examples: Sequence[TaggedWords], answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        sentences = []
+        for example, answer in zip(examples, answers, strict=True):
+            words = ("_".join(word.split()) or "_" for word in example.words)
+            columns = (words, self.right(example), answer["answer"]) if example.tags else (words, answer["answer"])
+            sentences.append("".join(" ".join(line) + "\n" for line in zip(*columns, strict=True)))
+        return {"predictions.conll": "\n".join(sentences)}
+
+    def row(self, given: Any) -> dict[str, Any]:
+        # what is asked by itself stands in no document
+        return dict(given) if isinstance(given, Mapping) else {self.words: given, self.document: None}
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether tags mark chunks of words, not words alone."""
+        return (self.scheme or scheme_of(self.labels)) != "plain"
+
+    def _answer(self, example: TaggedWords, best: np.ndarray, shares: np.ndarray) -> dict[str, Any]:
+        tags = [self.labels[number] for number in best.tolist()]
+        answer: dict[str, Any] = {"answer": tags, "score": float(shares.mean()) if tags else 1.0}
+        if self.has_chunks:
+            answer["entities"] = [_entity(example, *chunk, shares) for chunk in chunks(tags)]
+        return {**answer, "words": list(example.words), "scores": shares.tolist()}
+
+    def _documents(self, table: Table) -> list[int]:
+        """The number of each row's document: rows side by side with one name; without names all, up to a mark."""
+        numbers: list[int] = []
+        for index, row in enumerate(table):
+            is_new = index > 0 and (
+                row.get(self.document, "") != table.rows[index - 1].get(self.document, "")
+                or (self.document in row and row[self.document] is None)
+            )
+            given = row.get(self.words)
+            is_new |= bool(index and isinstance(given, list | tuple) and given and given[0] == _DOCUMENT_MARK)
+            numbers.append((numbers[-1] if numbers else 0) + is_new)
+        return numbers
+
+    def _words(self, table: Table, index: int) -> tuple[str, ...]:
+        given = table.value(index, self.words)
+        if not isinstance(given, list | tuple):
+            raise InputError(f"{table.place(index)}: {self.words!r} is {given!r:.60}; it must be a list of words")
+        for place, word in enumerate(given):
+            if not isinstance(word, str):
+                raise InputError(f"{table.place(index)}: {self.words!r} has {word!r} as word {place + 1}; not a string")
+        return tuple(given)
+
+    def _tags(self, table: Table, index: int, words: int) -> list[str]:
+        given = table.value(index, self.tags)
+        if not isinstance(given, list | tuple):
+            raise InputError(f"{table.place(index)}: {self.tags!r} is {given!r:.60}; it must be a list of tags")
+        if len(given) != words:
+            raise InputError(
+                f"{table.place(index)} has {words} words in {self.words!r} and {len(given)} tags in {self.tags!r}"
+            )
+        if not words:
+            raise InputError(f"{table.place(index)}: {self.words!r} is empty; a sentence has at least one word")
+        for place, tag in enumerate(given):
+            if isinstance(tag, bool) or not isinstance(tag, str | int) or tag == "":
+                raise InputError(
+                    f"{table.place(index)}: {self.tags!r} has {tag!r} for word {place + 1}; a tag is a name"
+                )
+        return [str(tag) for tag in given]
+
+    def _weights(self, examples: Sequence[TaggedWords]) -> tuple[float, ...]:
+        if self.class_weights == "none":
+            return ()
+        if self.class_weights != "balanced":
+            if len(self.class_weights) != len(self.labels):
+                raise InputError(
+                    f"task.class_weights has {len(self.class_weights)} numbers; the task has {len(self.labels)} labels"
+                )
+            return self.class_weights
+        counts = Counter(tag for example in examples for tag in example.tags)
+        total = sum(counts.values())
+        return tuple(
+            total / (len(counts) * counts[number]) if counts[number] else 0.0 for number in range(len(self.labels))
+        )
+
+
+def _entity(example: TaggedWords, kind: str, begin: int, end: int, shares: np.ndarray) -> dict[str, Any]:
+    """A chunk as a person reads it: by characters where running text was given, else by words; as sure as its least
+    sure word."""
+    score = float(shares[begin:end].min())
+    if example.text is None:
+        return {"type": kind, "begin": begin, "end": end, "text": " ".join(example.words[begin:end]), "score": score}
+    first, last = example.places[begin][0], example.places[end - 1][1]
+    return {"type": kind, "begin": first, "end": last, "text": example.text[first:last], "score": score}
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(word, str) for word in value)

@@ -10,6 +10,11 @@ from bertsmith.tasks.tagging import Tagging
 TASKS: dict[str, type[Task[Any]]] = {
     "classification": Classification,
     "tagging": Tagging,
+from bertsmith.tasks.spans import SpanAnswers
+
+TASKS: dict[str, type[Task[Any]]] = {
+    "classification": Classification,
+    "spans": SpanAnswers,
 }
 
 AnyTask = Annotated[Task[Any], ByKind(TASKS)]

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
 import tokenizers
@@ -24,6 +24,16 @@ ROLES = {
     "separator": ("[SEP]", "</s>"),
     "mask": ("[MASK]", "<mask>"),
 }
+
+
+class PairFrame(NamedTuple):
+    """The special tokens a tokenizer puts around the two texts of a pair."""
+
+    before: list[int]
+    between: list[int]
+    after: list[int]
+    types: tuple[int, int, int, int, int]
+    """Of what is before, the first text, what is between, the second text, what is after."""
 
 
 class Tokenizer:
@@ -226,6 +236,28 @@ class Tokenizer:
         """The ids of each text without special tokens, however long."""
         _check_texts("texts", texts)
         return [encoding.ids for encoding in self._encoded(list(texts), None, add_special_tokens=False)]
+
+    def encode_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The ids of each text without special tokens, and where in its characters each begins and ends.
+
+        Shape: (tokens,) and (tokens, 2), int32.
+        """
+        _check_texts("texts", texts)
+        rows = self._encoded(list(texts), None, has_words=True, add_special_tokens=False)
+        return [(np.array(row.ids, np.int32), np.array(row.offsets, np.int32).reshape(-1, 2)) for row in rows]
+
+    def pair_frame(self) -> PairFrame:
+        """What stands around two texts that are one sequence."""
+        (row,) = self._encoded([("a", "a")], None, has_words=True, add_special_tokens=True)
+        places, ids, types = row.sequence_ids, row.ids, row.type_ids
+        if 0 not in places or 1 not in places or places[0] is not None:
+            raise InputError("the tokenizer puts no special token before a pair of texts; one such as [CLS] is needed")
+        first, second = places.index(0), places.index(1)
+        first_end = len(places) - places[::-1].index(0)
+        second_end = len(places) - places[::-1].index(1)
+        between, after = ids[first_end:second], ids[second_end:]
+        kinds = (types[0], types[first], types[second - 1], types[second], types[-1])
+        return PairFrame(ids[:first], between, after, kinds)
 
     def encode_words(self, words: list[str]) -> tuple[list[int], list[int]]:
         """The ids of all words, each encoded as a text of its own, and for every id the index of its word."""

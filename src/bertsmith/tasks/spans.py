@@ -1,0 +1,182 @@
+"""Answer a question with a span of a passage, or say that the passage does not answer it (SQuAD 1.1 and 2.0)."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from bertsmith.batches.examples import Features
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import HeadConfig
+from bertsmith.models.heads.task import SpansConfig
+from bertsmith.objectives.spans import Spans
+from bertsmith.tasks.base import Encoding, Judgement, Task
+from bertsmith.tasks.metrics.answers import answer_judgement, f1
+from bertsmith.tasks.spans_rows import read_question
+from bertsmith.tasks.spans_text import (
+    NO_CANDIDATE,
+    Found,
+    best_spans,
+    distinct_texts,
+    no_answer_scores,
+    with_no_answer,
+)
+from bertsmith.tasks.spans_windows import SpanExample, WindowFeatures, window_features
+from bertsmith.tasks.texts import softmax
+from bertsmith.text.tables import Table
+
+_AROUND = 60  # characters of a passage on either side of an answer that are shown
+
+
+class SpanAnswers(Task[SpanExample]):
+    """Find the answer to a question in a passage."""
+
+    kind: Literal["spans"] = "spans"
+    question: str = "question"
+    """The column of the question …"""
+    context: str = "context"
+    """… of the passage …"""
+    answer: str = "answers"
+    """… and of the right answers: {text: […], answer_start: […]}, or a list of such pairs."""
+    impossible: str = "is_impossible"
+    """The column, if there is one, that is true where the passage does not answer the question."""
+    id: str = "id"
+    """The column, if there is one, of the name of a question in the official files."""
+    may_be_unanswered: bool | None = None
+    """Whether no answer is an answer; None for what the training data shows."""
+    stride: int = Field(default=128, gt=0)
+    """How many tokens of a long passage lie between the beginnings of two windows."""
+    question_length: int = Field(default=64, gt=0)
+    """The most tokens of a question; longer ones are cut."""
+    longest: int = Field(default=30, gt=0)
+    """The most tokens of an answer."""
+    n_best: int = Field(default=20, gt=0)
+    """Starts and ends of a window that are looked at, and answers that are kept."""
+    null_threshold: float = 0.0
+    """No answer is given where its score lies more than this above that of the best answer."""
+
+    roles: ClassVar[tuple[str, ...]] = ("question", "context")
+
+    @classmethod
+    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+        is_text = all(isinstance(row.get(name), str) for name in ("question", "context"))
+        is_answered = isinstance(row.get("answer"), Mapping | list) or isinstance(row.get("answers"), Mapping | list)
+        return {"question": "question", "context": "context", "answer": "answers"} if is_text and is_answered else None
+
+    def settled(self, train: Table) -> "SpanAnswers":
+        if self.may_be_unanswered is not None:
+            return self
+        return self.changed(may_be_unanswered=any(not example.golds for example in self.examples(train)))
+
+    def head(self, model: ModelConfig) -> HeadConfig:
+        return SpansConfig()
+
+    def examples(self, table: Table, *, has_targets: bool = True) -> list[SpanExample]:
+        columns = {"id": self.id, "question": self.question, "context": self.context, "answers": self.answer}
+        return [
+            read_question(table, index, columns, self.impossible, has_targets=has_targets)
+            for index in range(len(table))
+        ]
+
+    def texts(self, examples: Sequence[SpanExample]) -> Iterator[str]:
+        seen: set[str] = set()
+        for example in examples:
+            yield example.question
+            if example.context not in seen:
+                seen.add(example.context)
+                yield example.context
+
+    def features(self, examples: Sequence[SpanExample], encoding: Encoding) -> WindowFeatures:
+        return window_features(examples, encoding, self.stride, self.question_length)
+
+    def objective(self, examples: Sequence[SpanExample]) -> Spans:
+        return Spans()
+
+    def answers(
+        self, examples: Sequence[SpanExample], features: Features, outputs: Sequence[np.ndarray]
+    ) -> list[dict[str, Any]]:
+        assert isinstance(features, WindowFeatures)
+        candidates = best_spans(features, outputs, self.n_best, self.longest)
+        none = no_answer_scores(features, outputs)
+        return [
+            self._answer(
+                distinct_texts(candidates, index, features, example.context, self.n_best),
+                Found("", *none[index].tolist()),
+            )
+            for index, example in enumerate(examples)
+        ]
+
+    def _answer(self, found: list[Found], none: Found) -> dict[str, Any]:
+        """The best answer with all that were nearly as good."""
+        odds = none.score - found[0].score if found else NO_CANDIDATE
+        kept = with_no_answer(found, none, self.n_best) if self.may_be_unanswered or not found else found
+        shares = softmax(np.array([one.score for one in kept])).tolist()
+        says_none = not found or (bool(self.may_be_unanswered) and odds > self.null_threshold)
+        chosen = none if says_none else found[0]
+        return {
+            "answer": chosen.text,
+            "score": shares[kept.index(chosen)],
+            "begin": chosen.begin,
+            "end": chosen.end,
+            "null_odds": odds,
+            "n_best": [
+                {
+                    "text": one.text,
+                    "probability": share,
+                    "start_logit": one.start_score,
+                    "end_logit": one.end_score,
+                    "begin": one.begin,
+                    "end": one.end,
+                }
+                for one, share in zip(kept, shares, strict=True)
+            ],
+        }
+
+    def judged(self, examples: Sequence[SpanExample], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+        said = [answer["answer"] for answer in answers]
+        golds = [example.golds or () for example in examples]
+        if not self.may_be_unanswered and all(golds):
+            return answer_judgement(said, golds, self.metric)
+        texts = [next((one["text"] for one in answer["n_best"] if one["text"]), "") for answer in answers]
+        odds = [answer["null_odds"] for answer in answers]
+        return answer_judgement(said, golds, self.metric, texts=texts, null_odds=odds)
+
+    def right(self, example: SpanExample) -> str:
+        """All right answers with bars between them; empty where there is none."""
+        return " | ".join(dict.fromkeys(example.golds or ()))
+
+    def mistake(self, example: SpanExample, answer: Mapping[str, Any]) -> float:
+        return (1 - f1(answer["answer"], example.golds or ())) * float(answer["score"])
+
+    def shown(self, example: SpanExample) -> str:
+        """The question and the passage around the answer, or its beginning."""
+        begin = max(0, example.begin - _AROUND)
+        end = (example.end if example.golds else _AROUND) + _AROUND
+        passage = example.context[begin:end]
+        marked = ("… " if begin else "") + passage + (" …" if end < len(example.context) else "")
+        return " | ".join(" ".join(text.split()) for text in (example.question, marked))
+
+    def notices(self, examples: Sequence[SpanExample]) -> list[str]:
+        repaired = [example.id for example in examples if example.is_repaired]
+        if not repaired:
+            return []
+        return [
+            f"{len(repaired)} answers did not stand at their answer_start and were found elsewhere in the passage, "
+            f"where they occur once; the first is that of question {repaired[0]!r}"
+        ]
+
+    def files(self, examples: Sequence[SpanExample], answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        by_id = {example.id: answer for example, answer in zip(examples, answers, strict=True)}
+        fields = ("text", "probability", "start_logit", "end_logit")
+        contents: dict[str, Any] = {
+            "predictions.json": {name: answer["answer"] for name, answer in by_id.items()},
+            "nbest_predictions.json": {
+                name: [{field: one[field] for field in fields} for one in answer["n_best"]]
+                for name, answer in by_id.items()
+            },
+        }
+        if self.may_be_unanswered:
+            contents["null_odds.json"] = {name: answer["null_odds"] for name, answer in by_id.items()}
+        return {name: json.dumps(content, indent=1, ensure_ascii=False) + "\n" for name, content in contents.items()}

@@ -5,15 +5,16 @@ from typing import Annotated, Any
 from bertsmith.settings import ByKind
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.classification import Classification
+from bertsmith.tasks.multi_label import MultiLabel
+from bertsmith.tasks.regression import Regression
+from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.tasks.tagging import Tagging
 
 TASKS: dict[str, type[Task[Any]]] = {
     "classification": Classification,
+    "regression": Regression,
+    "multi_label": MultiLabel,
     "tagging": Tagging,
-from bertsmith.tasks.spans import SpanAnswers
-
-TASKS: dict[str, type[Task[Any]]] = {
-    "classification": Classification,
     "spans": SpanAnswers,
 }
 

@@ -1,13 +1,14 @@
 """What tasks on a text or a pair of texts share: reading them, their sequences, the head that stands on them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from bertsmith.batches.examples import Features
 from bertsmith.batches.ragged import Ragged
+from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.tasks.base import Encoding
@@ -90,3 +91,13 @@ def softmax(scores: np.ndarray) -> np.ndarray:
     lifted = np.exp(scores.astype(np.float64) - scores.max())
     shares: np.ndarray = lifted / lifted.sum()
     return shares
+
+
+TextKind = TypeVar("TextKind", bound=TextExample)
+
+
+def in_both_orders(examples: Sequence[TextKind], *, has_pairs: bool) -> list[TextKind]:
+    """The examples, then each once more with its texts the other way round."""
+    if not has_pairs:
+        raise InputError("task.both_orders is true and the task has no pairs; allowed: false")
+    return [*examples, *(replace(example, text=str(example.pair), pair=example.text) for example in examples)]

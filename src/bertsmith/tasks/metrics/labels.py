@@ -1,0 +1,71 @@
+"""How good answers are that are any number of labels."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torchmetrics.functional.classification import binary_average_precision
+
+from bertsmith.errors import InputError, nearest
+from bertsmith.tasks.base import Judgement
+
+
+def micro_f1(said: np.ndarray, scores: np.ndarray, right: np.ndarray) -> float:
+    """F1 over all labels of all examples together."""
+    return 100 * float(_f1((said & right).sum(), said.sum(), right.sum()))
+
+
+def macro_f1(said: np.ndarray, scores: np.ndarray, right: np.ndarray) -> float:
+    """The mean of each label's F1; that of a label neither said nor right anywhere is 0."""
+    return 100 * float(_f1((said & right).sum(0), said.sum(0), right.sum(0)).mean())
+
+
+def subset_accuracy(said: np.ndarray, scores: np.ndarray, right: np.ndarray) -> float:
+    """The share of examples with exactly the right labels."""
+    return 100 * float((said == right).all(-1).mean())
+
+
+def mean_average_precision(said: np.ndarray, scores: np.ndarray, right: np.ndarray) -> float:
+    """The mean of the average precision of the labels that some example has."""
+    has_examples = right.any(0)
+    if not has_examples.any():
+        return 0.0
+    columns = np.flatnonzero(has_examples).tolist()
+    found = [average_precision(scores[:, column], right[:, column]) for column in columns]
+    return sum(found) / len(found)
+
+
+def average_precision(scores: np.ndarray, right: np.ndarray) -> float:
+    """The mean, over what is right, of the precision down to it in the order of the scores.
+
+    Shape: (examples,) each.
+    """
+    return 100 * float(binary_average_precision(torch.from_numpy(scores), torch.from_numpy(right.astype(np.int64))))
+
+
+
+Measure = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
+LABEL_METRICS: dict[str, Measure] = {
+    "micro_f1": micro_f1,
+    "macro_f1": macro_f1,
+    "subset_accuracy": subset_accuracy,
+    "mean_average_precision": mean_average_precision,
+}
+
+
+def label_judgement(said: np.ndarray, scores: np.ndarray, right: np.ndarray, metric: str | None) -> Judgement:
+    """The figures of some answers; the main one is micro F1 unless told otherwise.
+
+    Shape: (examples, labels) each; said and right bool, scores between 0 and 1.
+    """
+    main = metric or "micro_f1"
+    if main not in LABEL_METRICS:
+        raise InputError(f"task.metric is {main!r}; {nearest(main, LABEL_METRICS)}")
+    figures = {name: compute(said, scores, right) for name, compute in LABEL_METRICS.items()}
+    return Judgement(main, figures, lambda chosen: LABEL_METRICS[main](said[chosen], scores[chosen], right[chosen]))
+
+
+def _f1(hits: np.ndarray, said: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """F1 from counts, 0 where there is nothing at all."""
+    shares: np.ndarray = 2 * hits / np.maximum(said + right, 1)
+    return shares

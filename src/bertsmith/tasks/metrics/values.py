@@ -1,0 +1,59 @@
+"""How good answers are that are numbers."""
+
+import numpy as np
+
+from bertsmith.errors import InputError, nearest
+from bertsmith.tasks.base import Judgement
+
+
+def pearson(said: np.ndarray, right: np.ndarray) -> float:
+    """The correlation in percent; 0 where either side is one number over and over."""
+    if len(said) == 0 or said.min() == said.max() or right.min() == right.max():
+        return 0.0
+    # torchmetrics has this too, and warns of answers that are close together, as those of an untrained model are
+    first, second = (_standard(values.astype(np.float64)) for values in (said, right))
+    return 100 * float((first * second).mean())
+
+
+def spearman(said: np.ndarray, right: np.ndarray) -> float:
+    """The correlation of the ranks in percent; equal numbers share the mean of their ranks."""
+    return pearson(ranks(said), ranks(right))
+
+
+def squared_error(said: np.ndarray, right: np.ndarray) -> float:
+    """The mean squared error, in the squares of the answers' own unit."""
+    return float(((said.astype(np.float64) - right) ** 2).mean())
+
+
+VALUE_METRICS = {"pearson": pearson, "spearman": spearman}
+
+
+def value_judgement(said: np.ndarray, right: np.ndarray, metric: str | None) -> Judgement:
+    """The figures of some answers; the main one is Spearman's correlation unless told otherwise.
+
+    The mean squared error is among them and cannot be the main one: less of it is better.
+    Shape: said and right (examples,).
+    """
+    main = metric or "spearman"
+    if main not in VALUE_METRICS:
+        raise InputError(f"task.metric is {main!r}; {nearest(main, VALUE_METRICS)}")
+    figures = {name: compute(said, right) for name, compute in VALUE_METRICS.items()}
+    figures["mse"] = squared_error(said, right)
+    return Judgement(main, figures, lambda chosen: VALUE_METRICS[main](said[chosen], right[chosen]))
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """The place of every number among all of them by size, from 1; equal ones share the mean of theirs.
+
+    Shape: (values,) -> (values,).
+    """
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    shared: np.ndarray = (last - (counts - 1) / 2)[group]
+    return shared
+
+
+def _standard(values: np.ndarray) -> np.ndarray:
+    centred = values - values.mean()
+    standard: np.ndarray = centred / np.sqrt((centred**2).mean())
+    return standard

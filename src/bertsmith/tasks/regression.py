@@ -1,0 +1,138 @@
+"""Give a text or a pair of texts a number, such as how alike two sentences are."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from bertsmith.batches.examples import Features
+from bertsmith.errors import InputError
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import HeadConfig
+from bertsmith.objectives.supervised import Values
+from bertsmith.tasks.base import Encoding, Judgement, Task
+from bertsmith.tasks.metrics.values import value_judgement
+from bertsmith.tasks.texts import (
+    TextExample,
+    all_texts,
+    classifier_head,
+    in_both_orders,
+    read_texts,
+    shown_texts,
+    text_columns,
+    text_features,
+)
+from bertsmith.text.tables import Table
+
+
+@dataclass(frozen=True)
+class ValuedText(TextExample):
+    """A text, perhaps with a second one, and its number."""
+
+    value: float = math.nan
+
+
+class Regression(Task[ValuedText]):
+    """Say a number of a text, or of a pair of texts."""
+
+    kind: Literal["regression"] = "regression"
+    text: str = "text"
+    """The column of the text …"""
+    pair: str | None = None
+    """… and of the second one, where there are pairs."""
+    label: str = "label"
+    """The column of the number."""
+    lowest: float | None = None
+    """The least number there is; None for that of the training data."""
+    highest: float | None = None
+    """The greatest; None likewise."""
+    scale: bool = False
+    """Learn numbers that lie between 0 (the lowest) and 1 (the highest). BERT learns them as they are."""
+    clip: bool = False
+    """Answer nothing below the lowest and above the highest number."""
+    both_orders: bool = False
+    """Train on every pair in both orders, for tasks where the order means nothing (ELECTRA)."""
+
+    roles: ClassVar[tuple[str, ...]] = ("text", "pair")
+
+    @classmethod
+    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+        columns = text_columns(row)
+        return {**columns, "label": "label"} if columns is not None and isinstance(row.get("label"), float) else None
+
+    def settled(self, train: Table) -> "Regression":
+        values = [number_of(train, index, self.label) for index in range(len(train))]
+        lowest = min(values) if self.lowest is None else self.lowest
+        highest = max(values) if self.highest is None else self.highest
+        if min(values) == max(values):
+            raise InputError(f"{train.name}: column {self.label!r} is {lowest:g} in every row; nothing can be learned")
+        if lowest >= highest:
+            raise InputError(f"task.lowest is {lowest:g} and task.highest {highest:g}; allowed: the lowest below it")
+        return self.changed(lowest=lowest, highest=highest)
+
+    def head(self, model: ModelConfig) -> HeadConfig:
+        return classifier_head(model, (self.label,))
+
+    def examples(self, table: Table, *, has_targets: bool = True) -> list[ValuedText]:
+        return [
+            ValuedText(texts.text, texts.pair, number_of(table, index, self.label) if has_targets else math.nan)
+            for index, texts in enumerate(read_texts(table, self.text, self.pair))
+        ]
+
+    def texts(self, examples: Sequence[ValuedText]) -> Iterator[str]:
+        return all_texts(examples)
+
+    def features(self, examples: Sequence[ValuedText], encoding: Encoding) -> Features:
+        values = np.array([example.value for example in examples], dtype=np.float64)
+        lowest, span = self._scale
+        return text_features(examples, encoding, {"value": ((values - lowest) / span).astype(np.float32)})
+
+    def augmented(self, examples: Sequence[ValuedText]) -> list[ValuedText]:
+        return in_both_orders(examples, has_pairs=self.pair is not None) if self.both_orders else list(examples)
+
+    def objective(self, examples: Sequence[ValuedText]) -> Values:
+        return Values()
+
+    def answers(
+        self, examples: Sequence[ValuedText], features: Features, outputs: Sequence[np.ndarray]
+    ) -> list[dict[str, Any]]:
+        lowest, span = self._scale
+        values = [float(output[0]) * span + lowest for output in outputs]
+        if self.clip and self.lowest is not None and self.highest is not None:
+            values = [min(max(value, self.lowest), self.highest) for value in values]
+        return [{"answer": value} for value in values]
+
+    def judged(self, examples: Sequence[ValuedText], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+        said = np.array([answer["answer"] for answer in answers])
+        return value_judgement(said, np.array([example.value for example in examples]), self.metric)
+
+    def right(self, example: ValuedText) -> float:
+        return example.value
+
+    def shown(self, example: ValuedText) -> str:
+        return shown_texts(example)
+
+    def mistake(self, example: ValuedText, answer: Mapping[str, Any]) -> float:
+        """How far an answer is from the right number."""
+        return abs(float(answer["answer"]) - example.value)
+
+    @property
+    def _scale(self) -> tuple[float, float]:
+        """What 0 of the head stands for, and how far it is from there to what 1 stands for."""
+        if not self.scale or self.lowest is None or self.highest is None:
+            return 0.0, 1.0
+        return self.lowest, self.highest - self.lowest
+
+
+def number_of(table: Table, index: int, column: str) -> float:
+    """The number of a row in a column, which a file without types holds as text; a sentence if it is none."""
+    value = table.value(index, column)
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{table.place(index)}: {column!r} is {value!r}; a number is needed")
+    return number

@@ -18,6 +18,7 @@ def finetune(
     recipe: Path | None = None,
     source: str | None = None,
     target: str | None = None,
+    adversarial: Literal["none", "sift", "vat"] | None = None,
     set: list[str] | None = None,
     seed: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -48,6 +49,9 @@ def finetune(
         For translation: the column to translate from; found out where exactly two columns hold text.
     target
         The column to translate to.
+    adversarial
+        Also learn to say the same when the input's vectors are moved a little: "sift" on normalised vectors, "vat" on
+        the vectors as they are; "none" if not given.
     set
         One setting over the recipe, such as optimizer.learning_rate=1e-3; may be given several times.
     seed
@@ -79,7 +83,9 @@ def finetune(
         raise InputError("MODEL is not given and no recipe names one; give the folder of a model or a preset")
     given = {"data": None if data is None else str(data), "source": source, "target": target}
     plain |= {name: value for name, value in given.items() if value is not None}
-    plain = override(plain, [*(set or []), *([] if seed is None else [f"run.seed={seed}"])])
+    flags = {"run.seed": seed, "adversarial.kind": adversarial}
+    given_flags = [f"{name}={value}" for name, value in flags.items() if value is not None]
+    plain = override(plain, [*(set or []), *given_flags])
     where = str(recipe or "settings")
     if is_translation(plain, task):
         return finetune_translation(

@@ -12,6 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from bertsmith.batches.batch import IGNORED
 from bertsmith.batches.examples import TaskBatch
+from bertsmith.errors import InputError
 from bertsmith.layers.embedding import Disturbance
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Term
@@ -65,6 +66,24 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
     @abstractmethod
     def count(self, batch: TaskBatch) -> Tensor:
         """The number of targets."""
+
+    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+        """Outputs as scores whose softmax over the last axis is what the head believes, for adversarial training.
+
+        A kind of task whose outputs are not one row of scores for each item says here what they mean: what belongs
+        together goes to the last axis, an impossible outcome is -inf. A single score is a number, not a belief.
+        Shape: (belief_count, …, outcomes); axes between are averaged.
+        """
+        if outputs.dim() != 2 or len(outputs) != len(batch.item) or outputs.shape[-1] == 1:
+            name = type(self).__name__
+            raise InputError(
+                f"adversarial.kind must be 'none': what {name} compares is no belief that can be disturbed"
+            )
+        return outputs
+
+    def belief_count(self, batch: TaskBatch) -> Tensor:
+        """The length of the first axis of the beliefs."""
+        return torch.tensor(len(batch.item), device=batch.item.device)
 
     def portions(self, model: Model) -> list[Portion]:
         """One portion, whose learning rate falls from the head down to the embedding.
@@ -161,6 +180,9 @@ class Values(Supervised):
     def count(self, batch: TaskBatch) -> Tensor:
         return torch.tensor(len(batch.item), device=batch.item.device)
 
+    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+        return outputs
+
 
 @dataclass(frozen=True)
 class Labels(Supervised):
@@ -179,6 +201,10 @@ class Labels(Supervised):
     def count(self, batch: TaskBatch) -> Tensor:
         return torch.tensor(len(batch.item), device=batch.item.device)
 
+    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+        # the sigmoid of a score is the softmax of it and 0: (items, labels) -> (items, labels, 2)
+        return torch.stack([outputs, torch.zeros_like(outputs)], dim=-1)
+
 
 @dataclass(frozen=True)
 class Tags(Supervised):
@@ -192,3 +218,9 @@ class Tags(Supervised):
 
     def count(self, batch: TaskBatch) -> Tensor:
         return class_count(batch.targets["tags"], self.weights)
+
+    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+        return outputs.flatten(0, -2)[batch.targets["tags"].flatten() != IGNORED]
+
+    def belief_count(self, batch: TaskBatch) -> Tensor:
+        return (batch.targets["tags"] != IGNORED).sum()

@@ -17,6 +17,7 @@ from bertsmith.models.cost import training_flops
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.features import FeaturesConfig, RecurrentConfig
 from bertsmith.models.model import Model
+from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
@@ -122,6 +123,7 @@ class FinetuneSettings(Record):
     task: AnyTask
     head: HeadChoice = HeadChoice()
     encoder: EncoderLearning = EncoderLearning()
+    adversarial: AdversarialConfig = AdversarialConfig()
     sequences: ExampleConfig = ExampleConfig()
     batch: ExampleBatchConfig = ExampleBatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, betas=(0.9, 0.999))
@@ -135,6 +137,15 @@ class FinetuneSettings(Record):
             raise ValueError(
                 f"batch.micro_examples is {micro}; allowed: what divides batch.examples {self.batch.examples}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_adversarial(self) -> "FinetuneSettings":
+        kind = self.adversarial.kind
+        if kind != "none" and self.encoder.is_frozen:
+            raise ValueError(f"adversarial.kind is {kind!r} and encoder.is_frozen is true; allowed: false")
+        if kind != "none" and self.run.compile != "off":
+            raise ValueError(f"adversarial.kind is {kind!r} and run.compile is {self.run.compile!r}; allowed: 'off'")
         return self
 
 
@@ -183,13 +194,13 @@ def make_finetuning(data: TaskData, out: Path, *, device: str = "auto", show: bo
     plan = ExamplePlan(train, sequences, micro, run.seed)
     pad = encoding.tokenizer.pad
     flops = training_flops(model.config, max(1, int(train.tokens.lengths.mean())), 0.0)
-    phase = PhaseData(plan, ExampleReader(train, sequences, pad), flops, run.seed)
+    phase = PhaseData(plan, ExampleReader(train, sequences, pad), flops * settings.adversarial.cost, run.seed)
     steps = max(1, round(plan.batches * micro / examples))
     method = Method(
         run.run(steps), settings.optimizer, settings.schedule, (ExamplePhase(0.0, sequences.length, examples, micro),)
     )
     objective = learning(task.objective(data.train), settings)
-    judge = DevJudge(task, data.dev, dev, sequences, objective)
+    judge = DevJudge(task, data.dev, dev, sequences, objective.for_evaluation())
     trainer = Trainer(
         model,
         objective,
@@ -204,9 +215,12 @@ def make_finetuning(data: TaskData, out: Path, *, device: str = "auto", show: bo
     return Finetuning(trainer, judge, train)
 
 
-def learning(objective: Supervised, settings: FinetuneSettings) -> Supervised:
+def learning(objective: Supervised, settings: FinetuneSettings) -> Supervised | Adversarial:
     """A task's objective with the ways of learning that the settings ask for."""
-    return replace(objective, layer_decay=settings.encoder.layer_decay, is_frozen=settings.encoder.is_frozen)
+    encoder = settings.encoder
+    return settings.adversarial.applied(
+        replace(objective, layer_decay=encoder.layer_decay, is_frozen=encoder.is_frozen)
+    )
 
 
 def encoding_for(model: Model, sequences: ExampleConfig) -> Encoding:

@@ -1,0 +1,179 @@
+"""Learn a task so that a small change of the input's vectors does not change what is said: SiFT, and VAT.
+
+Three passes. The clean one gives the task's loss and its scores z. In the second, noise δ is added to the vectors that
+entered, and one step of gradient ascent makes δ worse. The third, with that δ, gives z₂, and the loss is how far
+z and z₂ are apart (He et al. 2021, section 4; docs/adversarial.md).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import layer_norm
+
+from bertsmith.batches.examples import TaskBatch
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
+from bertsmith.models.model import Model
+from bertsmith.objectives.base import Objective, Portion, Sums, Term
+from bertsmith.objectives.supervised import Supervised
+from bertsmith.settings import Record
+
+_EPSILON = 1e-7  # of the norm that stands before the noise
+_LOWEST = -1e4  # a score whose share is 0 in every precision, and whose logarithm is still a number
+
+
+class AdversarialConfig(Record):
+    """Whether the model also learns to say the same of vectors that were moved a little."""
+
+    kind: Literal["none", "sift", "vat"] = "none"
+    """Not at all; on normalised vectors, so that the change is as large for every word and model (SiFT); or on the
+    vectors as they are (virtual adversarial training)."""
+    weight: float = Field(default=5.0, gt=0)
+    """How much it counts beside the task."""
+    deviation: float = Field(default=1e-2, gt=0)
+    """Of the noise, which is cut off at twice as much."""
+    rate: float = Field(default=1e-4, gt=0)
+    """The length of the step that makes the noise worse: so much is added at most to any number of a vector."""
+    divergence: Literal["symmetric_kl", "kl", "mse"] = "symmetric_kl"
+    """What that step makes larger. By the gradient, "symmetric_kl" and "kl" are the same, as in the official code."""
+
+    @property
+    def cost(self) -> float:
+        """A training step in steps without it: three passes forward, two back, one back to the vectors alone."""
+        return 1.0 if self.kind == "none" else 8 / 3
+
+    def applied(self, task: Supervised) -> "Supervised | Adversarial":
+        """A task's objective, learned in this way."""
+        return task if self.kind == "none" else Adversarial(task, self)
+
+
+@dataclass(frozen=True)
+class Adversarial(Objective[TaskBatch, TaskBatch]):
+    """The loss of a task, and how much small changes of the vectors change what the head says."""
+
+    task: Supervised
+    config: AdversarialConfig
+
+    def __post_init__(self) -> None:
+        if self.task.is_frozen:
+            kind = self.config.kind
+            raise InputError(f"adversarial.kind is {kind!r} and the encoder is frozen, so that it cannot learn from it")
+
+    @property
+    def terms(self) -> dict[str, Term]:  # type: ignore[override]
+        return {**self.task.terms, "adversarial": Term(weight=self.config.weight)}
+
+    def to(self, device: torch.device | str) -> "Adversarial":
+        return Adversarial(self.task.to(device), self.config)
+
+    def prepare(self, batch: TaskBatch, seed: int) -> TaskBatch:
+        return self.task.prepare(batch, seed)
+
+    def counts(self, prepared: TaskBatch) -> dict[str, Tensor]:
+        return {**self.task.counts(prepared), "adversarial": self.task.belief_count(prepared)}
+
+    def __call__(self, model: Model, prepared: TaskBatch) -> dict[str, Sums]:
+        entered: list[Tensor] = []
+
+        def enter(vectors: Tensor) -> Tensor:
+            is_normalised = self.config.kind == "sift"
+            entered.append(layer_norm(vectors, vectors.shape[-1:], eps=_EPSILON) if is_normalised else vectors)
+            return entered[0]
+
+        outputs = self.task.outputs(model, prepared, enter)
+        clean, vectors = self.task.beliefs(outputs, prepared), entered[0].detach()
+
+        def disturbed(noise: Tensor) -> Tensor:
+            moved = (vectors + noise).to(vectors.dtype)
+            return self.task.beliefs(self.task.outputs(model, prepared, lambda _: moved), prepared)
+
+        noise = self._worst(vectors, prepared.layout, disturbed, clean.detach())
+        loss = symmetric_kl(disturbed(noise), clean).sum()
+        return {"task": self.task.sums(outputs, prepared), "adversarial": Sums(loss, {})}
+
+    def for_evaluation(self) -> Supervised:
+        return self.task.for_evaluation()
+
+    def portions(self, model: Model) -> list[Portion]:
+        return self.task.portions(model)
+
+    def _worst(
+        self, vectors: Tensor, layout: SequenceLayout, disturbed: Callable[[Tensor], Tensor], clean: Tensor
+    ) -> Tensor:
+        """Noise for the vectors after one step that made it worse."""
+        noise = draw_noise(vectors, layout, self.config.deviation)
+        with torch.enable_grad():
+            noise.requires_grad_()
+            distance = DIVERGENCES[self.config.divergence](disturbed(noise), clean).sum()
+        with torch.autocast(vectors.device.type, enabled=False):  # a backward pass has the precisions of its forward
+            # with respect to the noise alone: PyTorch goes no other way back, so that no weight gets a gradient, no
+            # time is spent on one, and no hook of those who wrap the model runs
+            (gradient,) = torch.autograd.grad(distance, noise)
+        return ascended(noise.detach(), gradient, self.config.rate)
+
+
+def draw_noise(vectors: Tensor, layout: SequenceLayout, deviation: float) -> Tensor:
+    """Normal noise in at least float32, cut off at two deviations.
+
+    On a CPU nothing is drawn for pads, so that packed and padded runs stay the same run, as in layers/dropout.py.
+    Shape: vectors (batch, length, width) or (tokens, width); the result alike.
+    """
+    dtype, is_token = torch.promote_types(vectors.dtype, torch.float32), layout.is_token
+    if is_token is None or vectors.is_cuda:
+        noise = torch.randn(vectors.shape, dtype=dtype, device=vectors.device)
+    else:
+        noise = torch.zeros(vectors.shape, dtype=dtype, device=vectors.device)
+        noise[is_token] = torch.randn(int(is_token.sum()), vectors.shape[-1], dtype=dtype, device=vectors.device)
+    return (deviation * noise).clamp(-2 * deviation, 2 * deviation)
+
+
+def ascended(noise: Tensor, gradient: Tensor, rate: float) -> Tensor:
+    """The noise after a step up the gradient, which in every vector is `rate` where the gradient is largest.
+
+    Where the norm of the gradient is not finite, the noise stays what it was.
+    """
+    step = gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
+    return torch.where(gradient.norm().isfinite(), noise + rate * step, noise)
+
+
+def symmetric_kl(scores: Tensor, other: Tensor) -> Tensor:
+    """How far two beliefs are apart, each in turn the teacher of the other: cross-entropy both ways.
+
+    That is the symmetric Kullback-Leibler divergence but for the entropies, which teach nothing. Of a single score, a
+    number, cross-entropy is always 0 (the official code has that for regression): the squared error stands for it.
+    Shape: both (items, …, outcomes); the result (items,), the mean over the axes between.
+    """
+    return _taught(scores, other) + _taught(other, scores)
+
+
+def kl(scores: Tensor, other: Tensor) -> Tensor:
+    """How far beliefs are from those of a teacher, `other`, by cross-entropy; shapes as in `symmetric_kl`."""
+    return _taught(scores, other)
+
+
+def mse(scores: Tensor, other: Tensor) -> Tensor:
+    """The mean squared difference of the scores themselves; shapes as in `symmetric_kl`."""
+    return _by_item((_wide(scores) - _wide(other)).square().mean(-1))
+
+
+DIVERGENCES = {"symmetric_kl": symmetric_kl, "kl": kl, "mse": mse}
+
+
+def _taught(scores: Tensor, teacher: Tensor) -> Tensor:
+    if scores.shape[-1] == 1:
+        return mse(scores, teacher.detach())
+    shares = _wide(teacher.detach()).softmax(-1)
+    return _by_item(-(shares * _wide(scores).log_softmax(-1)).sum(-1))
+
+
+def _wide(scores: Tensor) -> Tensor:
+    """Scores in at least float32; an outcome that is impossible may have the score -inf."""
+    return scores.to(torch.promote_types(scores.dtype, torch.float32)).clamp(min=_LOWEST)
+
+
+def _by_item(values: Tensor) -> Tensor:
+    return values if values.dim() == 1 else values.flatten(1).mean(1)  # (items, …) -> (items,)

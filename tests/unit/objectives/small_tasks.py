@@ -1,0 +1,103 @@
+"""What the tests of tasks' objectives share: small models with a head, a batch with all kinds of targets, gradients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith import SequenceLayout
+from bertsmith.batches.batch import IGNORED
+from bertsmith.batches.examples import TaskBatch
+from bertsmith.models.build import build
+from bertsmith.models.heads import HeadConfig
+from bertsmith.models.heads.task import ClassifierConfig
+from bertsmith.models.model import Model
+from bertsmith.models.published import overridable, preset
+from bertsmith.training.starting import with_task_head
+
+SIZES = {
+    "width": 16,
+    "layers": 2,
+    "heads": 2,
+    "longest": 16,
+    "dropout": 0.0,
+    "deviation": 0.3,
+    "vocabulary": 20,
+    "embedding_width": 8,
+    "features": 8,
+    "span": 4,
+    "farthest": 8,
+    "neurons": 32,
+}
+FAMILIES = [
+    "bert-tiny",
+    "electra-small",
+    "deberta-v3-small",
+    "convbert-small",
+    "performer-small",
+    "deberta-base",
+    "albert-base",
+    "modern-base",
+    "universal-base",
+]
+LENGTHS = (7, 4, 6)
+CLASSES = ClassifierConfig(labels=("a", "b", "c"))
+
+
+def make(name: str = "bert-tiny", head: HeadConfig = CLASSES) -> Model:
+    """A model in float64 whose biases are not nothing, and whose words are told apart."""
+    sizes = {key: value for key, value in SIZES.items() if key in overridable(name)}
+    model = with_task_head(build(preset(name, **sizes), seed=0), head.changed(dropout=0.0), seed=0).double()
+    draws = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draws).double() * 0.2)
+    return model.train()
+
+
+def make_batch(layout: str = "packed") -> TaskBatch:
+    draws = torch.Generator().manual_seed(2)
+    texts = [torch.randint(1, 20, (length,), generator=draws) for length in LENGTHS]
+    tags = [torch.randint(-1, 3, (length,), generator=draws) for length in LENGTHS]
+    tags = [torch.where(own < 0, IGNORED, own) for own in tags]
+    whole = {
+        "label": torch.tensor([2, 0, 1]),
+        "value": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64),
+        "labels": torch.tensor([[1, 0, 1], [0, 0, 1], [1, 1, 0]]),
+    }
+    if layout == "packed":
+        starts = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+        lie: Callable[[list[Tensor], int], Tensor] = lambda rows, filling: torch.cat(rows)  # noqa: E731
+        lies = SequenceLayout.packed(starts, max(LENGTHS))
+    else:
+        longest = max(LENGTHS) + 1
+
+        def lie(rows: list[Tensor], filling: int) -> Tensor:
+            return torch.stack([nn.functional.pad(row, (0, longest - len(row)), value=filling) for row in rows])
+
+        lies = SequenceLayout.padded(torch.arange(longest) < torch.tensor(LENGTHS)[:, None])
+    return TaskBatch(
+        lie(texts, 0), lies, None, torch.arange(3), {**whole, "tags": lie(tags, IGNORED)}, real_tokens=sum(LENGTHS)
+    )
+
+
+def gradients(model: Model, loss: Tensor) -> dict[str, Tensor]:
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+    return {name: gradient for name, gradient in zip(names, found, strict=True) if gradient is not None}
+
+
+def losses(objective: Any, model: Model, batch: TaskBatch, seed: int = 7) -> dict[str, Tensor]:
+    """The mean of each term."""
+    torch.manual_seed(seed)
+    counts, sums = objective.counts(batch), objective(model, batch)
+    return {name: sums[name].loss / counts[name] for name in objective.terms}
+
+
+def assert_same(model: Model, loss: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    found, reference = gradients(model, loss), gradients(model, expected)
+    assert found.keys() == reference.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, reference[name], rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")

@@ -52,6 +52,8 @@ class Features:
     to be said."""
     cut: int = 0
     """Sequences that lost tokens because they were too long."""
+    whole_lengths: np.ndarray | None = None
+    """The tokens each sequence would have if none were cut, where they were counted; (sequences,)."""
 
     def __len__(self) -> int:
         return len(self.example)

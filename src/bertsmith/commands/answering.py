@@ -1,13 +1,74 @@
 """Evaluating and predicting with a fine-tuned model."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bertsmith.commands.finetune_task import write_answers
+from bertsmith.commands.finetune_task import write_answers, write_files
 from bertsmith.commands.output import check_out, claim, write_result
 from bertsmith.errors import InputError
+
+if TYPE_CHECKING:
+    from bertsmith.tasks.base import Task
+    from bertsmith.tasks.predictor import Predictor
+    from bertsmith.text.tables import Table
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a prediction is asked of: data with the part of it that counts, or texts with their second ones."""
+
+    data: str | None
+    part: str
+    texts: Sequence[str] = ()
+    pairs: Sequence[str] = ()
+
+    def table(self, task: "Task[Any]") -> "Table":
+        """The rows to answer."""
+        from bertsmith.text.tables import read_part, table_of
+
+        if self.data is None:
+            return table_of([task.row(given) for given in self._given(task)], "--text")
+        lines = self._lines(task)
+        return read_part(self.data, self.part) if lines is None else lines
+
+    def _given(self, task: "Task[Any]") -> list[Any]:
+        from bertsmith.tasks.notices import input_columns
+
+        columns = input_columns(task)
+        if len(columns) > 2:
+            raise InputError(f"this task reads {', '.join(columns)}; give them as --data with a .jsonl file")
+        if len(columns) == 1 and self.pairs:
+            raise InputError(f"--pair is given and this task reads one text, {columns[0]!r}; leave it out")
+        if len(columns) == 2 and len(self.pairs) != len(self.texts):
+            raise InputError(
+                f"this task reads two texts, {columns[0]!r} and {columns[1]!r}: --text is given {len(self.texts)} times "
+                f"and --pair {len(self.pairs)} times; they must be as many"
+            )
+        return list(zip(self.texts, self.pairs, strict=True)) if len(columns) == 2 else list(self.texts)
+
+    def _lines(self, task: "Task[Any]") -> "Table | None":
+        """The lines of a .txt file as rows; None if the data is none."""
+        from bertsmith.tasks.notices import input_columns
+        from bertsmith.text.readers import PACKINGS, read_lines
+        from bertsmith.text.tables import Table
+
+        name = str(self.data)
+        if not name.lower().endswith(tuple(f".txt{packing}" for packing in PACKINGS)):
+            return None
+        columns = input_columns(task)
+        if len(columns) != 1:
+            raise InputError(
+                f"--data {name!r} has one text a line and this task reads {', '.join(columns)}; give a .tsv, .csv or "
+                ".jsonl file with these columns"
+            )
+        lines = read_lines(Path(name))
+        if not lines:
+            raise InputError(f"file {name!r} has no lines")
+        return Table(f"file {name!r}", [{columns[0]: line} for line in lines], range(1, len(lines) + 1))
 
 
 def is_fine_tuned(folder: Path) -> bool:
@@ -23,16 +84,19 @@ def evaluate_task(
     """Answers one part of a task and compares with what is right."""
     from rich.console import Console
 
-    from bertsmith.tasks.predictor import Predictor
     from bertsmith.text.tables import read_part
-    from bertsmith.training.hardware import device_type
 
-    check_out(out, force, model, Path(data))
-    predictor = Predictor.load(model, device=device_type(device))
-    table = read_part(Path(data), part)
-    judgement, answers = predictor.judged(table)
-    claim(out, force, model, Path(data))
-    write_answers(out / "predictions.jsonl", answers)
+    check_out(out, force, model, _file_of(data))
+    task = _task_of(model, columns)
+    table = read_part(data, part)
+    examples = task.examples(table)  # what is wrong with the rows is said before a model is loaded
+    predictor = _loaded(model, task, device)
+    with _shown(predictor, "evaluate"):
+        answers = predictor.answers(examples)
+    judgement = task.judged(examples, answers)
+    claim(out, force, model, _file_of(data))
+    write_answers(out / "predictions.jsonl", named_answers(table, answers))
+    write_files(out / "official", task.files(examples, answers))
     figures = {
         "metric": judgement.metric,
         "score": judgement.score,
@@ -50,31 +114,87 @@ def evaluate_task(
 
 
 def predict_task(
-    model: Path, out: Path, data: Path | None, texts: Sequence[str] | None, *, device: str, force: bool
+    model: Path, out: Path, asked: Asked, columns: Sequence[str], *, device: str, force: bool
 ) -> dict[str, Any]:
     """Answers new inputs."""
     from rich.console import Console
 
-    from bertsmith.tasks.predictor import Predictor
-    from bertsmith.text.readers import read_lines
-    from bertsmith.training.hardware import device_type
-
-    if (data is None) == (not texts):
+    if (asked.data is None) == (not asked.texts):
         raise InputError("give either --data with a file or --text with a text")
-    check_out(out, force, model, data)
-    inputs = list(texts or ()) if data is None else read_lines(data)
-    predictor = Predictor.load(model, device=device_type(device))
+    check_out(out, force, model, _file_of(asked.data))
+    task = _task_of(model, columns)
+    table = asked.table(task)
+    examples = task.examples(table, has_targets=False)
+    predictor = _loaded(model, task, device)
     begin = time.perf_counter()
-    answers = predictor.details(inputs)
+    with _shown(predictor, "predict"):
+        answers = predictor.answers(examples)
     seconds = time.perf_counter() - begin
-    claim(out, force, model, data)
-    write_answers(out / "predictions.jsonl", answers)
-    figures: dict[str, Any] = {"inputs": len(inputs), "seconds": round(seconds, 3), "model": str(model)}
-    if data is None:
+    claim(out, force, model, _file_of(asked.data))
+    write_answers(out / "predictions.jsonl", named_answers(table, answers))
+    lines = [one_line(answer["answer"]) for answer in answers]
+    if None not in lines:
+        (out / "predictions.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_files(out / "official", task.files(examples, answers))
+    figures: dict[str, Any] = {"inputs": len(table), "seconds": round(seconds, 3), "model": str(model)}
+    if asked.data is None:
         figures["predictions"] = [answer["answer"] for answer in answers]
     write_result(out, figures)
     console = Console()
-    for answer in answers if data is None else ():
+    for answer in answers if asked.data is None else ():
         console.print(str(answer["answer"]), markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{len(inputs)} inputs in {seconds:.1f} s; written to {out}", markup=False, highlight=False)
+    console.print(f"{len(table):,} inputs in {seconds:.1f} s; written to {out}", markup=False, highlight=False)
     return figures
+
+
+def named_answers(table: "Table", answers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Answers with the name that their row has, if it has one (id, idx …), in front."""
+    from bertsmith.text.task_folder import ROW_NAMES
+
+    return [
+        {**{name: row[name] for name in ROW_NAMES if name in row}, **answer}
+        for row, answer in zip(table, answers, strict=True)
+    ]
+
+
+def one_line(answer: Any) -> str | None:
+    """An answer as one line of a file; None for one that is a list or the like."""
+    if isinstance(answer, str):
+        return " ".join(answer.splitlines())
+    return str(answer) if isinstance(answer, int | float) else None
+
+
+def _file_of(data: str | None) -> Path | None:
+    """The file or folder that data is, unless it is a name on the hub."""
+    return Path(data) if data is not None and Path(data).exists() else None
+
+
+def _task_of(model: Path, columns: Sequence[str]) -> "Task[Any]":
+    """The task of a model, with columns of other names than in training."""
+    from bertsmith.tasks.predictor import read_kept
+    from bertsmith.tasks.recognise import named_columns
+
+    task = read_kept(model).task
+    return task.changed(**named_columns(columns, type(task)))
+
+
+def _loaded(model: Path, task: "Task[Any]", device: str) -> "Predictor":
+    from bertsmith.tasks.predictor import Predictor
+    from bertsmith.training.hardware import device_type
+
+    predictor = Predictor.load(model, device=device_type(device))
+    predictor.task = task
+    return predictor
+
+
+@contextmanager
+def _shown(predictor: "Predictor", name: str) -> Iterator[None]:
+    """Shows a bar while a predictor answers, gone when it is done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, transient=True) as progress:
+        bar = progress.add_task(name, total=None)
+        predictor.watch = lambda done, total: progress.update(bar, completed=done, total=total)
+        yield
+    predictor.watch = None

@@ -26,9 +26,11 @@ def evaluate(
     model
         The folder of a fine-tuned model.
     data
-        A folder with the part as .jsonl (also .gz, .xz, .zst).
+        A folder with the part as .jsonl, .csv or .tsv (also .gz, .xz, .zst) or .parquet; such a file; or a name on the
+        hub, such as glue/mrpc.
     out
-        The folder to write: predictions.jsonl and result.json; for translation translations.jsonl.
+        The folder to write: predictions.jsonl and result.json, and in official/ what the task's own scorer reads; for
+        translation translations.jsonl.
     part
         The part to answer: dev, test …
     column
@@ -54,7 +56,7 @@ def evaluate(
 
     model, out = Path(model), Path(out)
     if is_fine_tuned(model):
-        return evaluate_task(model, data, out, part, column or [], device=device, force=force)
+        return evaluate_task(model, str(data), out, part, column or [], device=device, force=force)
     return evaluate_translation(
         model,
         Path(data),

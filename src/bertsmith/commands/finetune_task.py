@@ -21,6 +21,8 @@ class Tables(NamedTuple):
 
     train: "Table"
     dev: "Table"
+    notices: tuple[str, ...] = ()
+    """What is to be said of them before anything is learned."""
 
 
 class Finetuned(dict[str, Any]):
@@ -44,7 +46,10 @@ def is_translation(plain: Mapping[str, Any], task: str | None) -> bool:
         return preset(name).decoder is not None
     config = Path(str(name)) / "config.json"
     if config.is_file():
-        described = json.loads(config.read_text(encoding="utf-8"))
+        try:
+            described = json.loads(config.read_text(encoding="utf-8"))
+        except ValueError:
+            return False  # what is wrong with it is said where the model is loaded
         return described.get("model_type") == "marian" or bool(described.get("model", {}).get("decoder"))
     return "source" in plain or "target" in plain
 
@@ -59,20 +64,34 @@ def task_settings(
     source: str,
 ) -> tuple["FinetuneSettings", Tables]:
     """The settings with the task that the data shows, and the data."""
+    from bertsmith.tasks.held_out import held_out
     from bertsmith.tasks.recognise import given_rows, recognise
-    from bertsmith.text.tables import read_part
+    from bertsmith.text.tables import parts_of
     from bertsmith.training.finetuning import FinetuneSettings
 
+    notices: list[str] = []
+    rows, answered = None, None
     if train is not None:
-        tables = Tables(given_rows(train, "train"), given_rows(dev or train, "dev"))
+        rows, answered = given_rows(train, "train"), None if dev is None else given_rows(dev, "dev")
+    elif dev is not None:
+        raise InputError("dev is given and train is not; give both, or data")
     elif plain.get("data") is None:
-        raise InputError("data is not given: pass --data with a folder that holds train.jsonl and dev.jsonl")
+        raise InputError(
+            "data is not given: pass --data with a folder that holds train.jsonl and dev.jsonl, a file, or a name on "
+            "the hub"
+        )
     else:
-        folder = Path(plain["data"])
-        tables = Tables(read_part(folder, "train"), read_part(folder, "dev"))
+        parts = parts_of(plain["data"])
+        rows, answered = parts.read("train"), parts.find("dev")
     if "task" not in plain or task is not None or columns:
-        plain = {**plain, "task": recognise(tables.train, task, columns, plain.get("task", {}))}
-    return FinetuneSettings.parse(plain, source=source), tables
+        plain = {**plain, "task": recognise(rows, task, columns, plain.get("task", {}), notices)}
+    settings = FinetuneSettings.parse(plain, source=source)
+    if answered is None:
+        # all labels are known before rows are taken away, so that none is new to what is held out
+        settings = settings.changed(task=settings.task.settled(rows))
+        rows, answered, said = held_out(settings.task, rows, "there is no dev part")
+        notices.append(said)
+    return settings, Tables(rows, answered, tuple(notices))
 
 
 def finetune_task(
@@ -143,6 +162,7 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path) -> dict
         **run_figures(trainer),
         "best_step": trainer.progress.best_step,
         "seed": settings.run.seed,
+        "data": made.counts,
     }
     write_result(out, figures)
     shutil.rmtree(

@@ -8,8 +8,11 @@ def predict(
     model: Path,
     *,
     out: Path,
-    data: Path | None = None,
+    data: str | None = None,
+    part: str = "test",
     text: list[str] | None = None,
+    pair: list[str] | None = None,
+    column: list[str] | None = None,
     beam: int | None = None,
     length_penalty: float | None = None,
     extra_length: int | None = None,
@@ -23,11 +26,19 @@ def predict(
     model
         The folder of a fine-tuned model, or of one that translates.
     out
-        The folder to write: predictions.jsonl and result.json, and for one text a line predictions.txt.
+        The folder to write: predictions.jsonl and result.json, predictions.txt where an answer is one line, and in
+        official/ what the task's own scorer reads.
     data
-        A .jsonl file with the columns of the task, or a .txt file, one text a line (also .gz, .xz, .zst).
+        A .jsonl, .csv or .tsv file with the columns of the task, or a .txt file, one text a line (also .gz, .xz, .zst);
+        a .parquet file; or, with --part, a folder of parts or a name on the hub.
+    part
+        The part of a folder or of a data set on the hub.
     text
         A text; may be given several times.
+    pair
+        For tasks on two texts: the second one of each --text, in the same order.
+    column
+        A column that has another name than in training, such as text=review; may be given several times.
     beam
         For translation: hypotheses that are followed side by side; 1 takes the likeliest token each time. The search is
         that of the model's recipe where nothing is given.
@@ -40,17 +51,18 @@ def predict(
     force
         Replace what --out holds.
     """
-    from bertsmith.commands.answering import is_fine_tuned, predict_task
+    from bertsmith.commands.answering import Asked, is_fine_tuned, predict_task
     from bertsmith.commands.predict_translation import predict_translation
 
-    model, out, data = Path(model), Path(out), None if data is None else Path(data)
-    text = [text] if isinstance(text, str) else text
+    model, out = Path(model), Path(out)
+    text, pair = ([given] if isinstance(given, str) else given for given in (text, pair))
     if is_fine_tuned(model):
-        return predict_task(model, out, data, text, device=device, force=force)
+        asked = Asked(None if data is None else str(data), part, text or (), pair or ())
+        return predict_task(model, out, asked, column or [], device=device, force=force)
     return predict_translation(
         model,
         out,
-        data,
+        None if data is None else Path(data),
         text,
         beam=beam,
         length_penalty=length_penalty,

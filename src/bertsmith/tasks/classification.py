@@ -156,8 +156,9 @@ class Classification(Task[LabelledText]):
 def _name(table: Table, index: int, column: str) -> str:
     """The label of a row as a name."""
     value = table.value(index, column)
-    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise InputError(f"{table.place(index)}: {column!r} is {value!r}; a label is a word or a whole number")
+    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+        said = "null" if value is None else repr(value)
+        raise InputError(f"{table.place(index)}: {column!r} is {said}; a label is a word or a whole number")
     return str(value)
 
 

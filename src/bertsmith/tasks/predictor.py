@@ -1,10 +1,12 @@
 """A fine-tuned model with its task: texts in, answers out; and the file that keeps the task beside the model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from bertsmith.batches.examples import ExampleConfig
+from torch import Tensor
+
+from bertsmith.batches.examples import ExampleConfig, TaskBatch
 from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.checkpoint.store import load
 from bertsmith.errors import InputError
@@ -16,6 +18,9 @@ from bertsmith.tasks.outputs import item_outputs
 from bertsmith.text.tables import Table, table_of
 
 TASK_FILE = "task.json"
+
+Watch = Callable[[int, int], None]
+"""Called with how many items were answered, of how many."""
 
 
 class KeptTask(Record):
@@ -30,6 +35,7 @@ class Predictor:
 
     def __init__(self, model: Model, kept: KeptTask) -> None:
         self.model, self.kept, self.task = model, kept, kept.task
+        self.watch: Watch | None = None
         embedding = model.config.encoder.embedding
         self.encoding = Encoding(model.require_tokenizer(), kept.sequences.length, embedding.types > 1)
 
@@ -53,17 +59,27 @@ class Predictor:
 
     def answered(self, table: Table) -> list[dict[str, Any]]:
         """The answers to the rows of a table, which need no targets."""
-        return self._answered(self.task.examples(table, has_targets=False)) if len(table) else []
+        return self.answers(self.task.examples(table, has_targets=False)) if len(table) else []
 
     def judged(self, table: Table) -> tuple[Judgement, list[dict[str, Any]]]:
         """How good the answers to the rows of a table are, and the answers."""
         examples = self.task.examples(table)
-        answers = self._answered(examples)
+        answers = self.answers(examples)
         return self.task.judged(examples, answers), answers
 
-    def _answered(self, examples: Sequence[Any]) -> list[dict[str, Any]]:
+    def answers(self, examples: Sequence[Any]) -> list[dict[str, Any]]:
+        """The answers to examples of the task."""
         features = self.task.features(examples, self.encoding)
-        return self.task.answers(examples, features, item_outputs(self.model, features, self.kept.sequences))
+        done = 0
+
+        def watch(batch: TaskBatch, _: Tensor) -> None:
+            nonlocal done
+            done += len(batch.item)
+            if self.watch is not None:
+                self.watch(done, len(features))
+
+        outputs = item_outputs(self.model, features, self.kept.sequences, watch)
+        return self.task.answers(examples, features, outputs)
 
 
 def write_kept(kept: KeptTask, folder: Path) -> None:

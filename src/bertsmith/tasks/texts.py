@@ -66,8 +66,22 @@ def text_features(
     tokens = Ragged.of(made["input_ids"])
     types = Ragged.of(made["token_type_ids"]) if encoding.has_types else None
     count = len(examples)
-    at_limit = int((tokens.lengths == encoding.length).sum())
-    return Features(tokens, types, np.arange(count + 1), np.arange(count), targets, at_limit)
+    whole = whole_lengths(tokens.lengths, texts, pairs, encoding)
+    cut = int((whole > encoding.length).sum())
+    return Features(tokens, types, np.arange(count + 1), np.arange(count), targets, cut, whole)
+
+
+def whole_lengths(
+    lengths: np.ndarray, texts: Sequence[str], pairs: Sequence[str] | None, encoding: Encoding
+) -> np.ndarray:
+    """The tokens that sequences would have uncut, given those they have: only such as are full are looked at again."""
+    whole = lengths.astype(np.int64)
+    full = np.flatnonzero(whole >= encoding.length).tolist()
+    if full:
+        seconds = None if pairs is None else [pairs[index] for index in full]
+        made = encoding.tokenizer.encode([texts[index] for index in full], seconds, padding=False)
+        whole[full] = [len(row) for row in made["input_ids"]]
+    return whole
 
 
 def classifier_head(model: ModelConfig, labels: tuple[str, ...]) -> ClassifierConfig:

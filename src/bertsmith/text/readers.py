@@ -119,7 +119,13 @@ def read_lines(file: Path) -> list[str]:
         raise InputError(
             f"file {str(file)!r} does not end as lines of text do; allowed: .txt, .txt.gz, .txt.xz, .txt.zst"
         )
-    return [_decode(raw, file, number) for number, raw in _lines(file, None)]
+    return [line for _, line in numbered_lines(file)]
+
+
+def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file (plain or packed) with their numbers from 1, without line ends."""
+    for number, raw in _lines(file, None):
+        yield number, _decode(raw, file, number)
 
 
 def read_rows(file: Path, watch: Watch | None = None) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -1,7 +1,7 @@
 """Fine-tuning from its settings: task, model and method put together."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Judgement
+from bertsmith.tasks.notices import data_notices, length_notices, without_empty
 from bertsmith.text.tables import Table
 from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.judging import DevJudge
@@ -156,6 +157,10 @@ class TaskData:
     settings: FinetuneSettings
     train: Sequence[Any]
     dev: Sequence[Any]
+    notices: tuple[str, ...] = ()
+    """What a person should know of the rows."""
+    counts: Mapping[str, Any] = field(default_factory=dict)
+    """Their counts, by part and label."""
 
 
 @dataclass
@@ -166,6 +171,9 @@ class Finetuning:
     judge: DevJudge
     train_features: Features
     notices: list[str] = field(default_factory=list)
+    """What was said of the data before training."""
+    counts: dict[str, Any] = field(default_factory=dict)
+    """Rows, labels and what was cut, by part."""
 
     @property
     def judgement(self) -> Judgement:
@@ -173,10 +181,17 @@ class Finetuning:
         return self.judge.judgement(self.trainer.model)
 
 
-def read_data(settings: FinetuneSettings, train: Table, dev: Table) -> TaskData:
-    """The examples of both parts: what is wrong with them is said before anything else happens."""
+def read_data(settings: FinetuneSettings, train: Table, dev: Table, notices: Sequence[str] = ()) -> TaskData:
+    """The examples of both parts: what is wrong with them is said before anything else happens.
+
+    `notices` are what was to be said of the tables before.
+    """
+    train, left_out = without_empty(settings.task, train)
     settings = settings.changed(task=settings.task.settled(train))
-    return TaskData(settings, settings.task.examples(train), settings.task.examples(dev))
+    tables = {"train": train, "dev": dev}
+    examples = {part: settings.task.examples(table) for part, table in tables.items()}
+    said, counts = data_notices(settings.task, tables, examples)
+    return TaskData(settings, examples["train"], examples["dev"], (*notices, *left_out, *said), counts)
 
 
 def make_finetuning(data: TaskData, out: Path, *, device: str = "auto", show: bool = True) -> Finetuning:
@@ -188,6 +203,9 @@ def make_finetuning(data: TaskData, out: Path, *, device: str = "auto", show: bo
     encoding = encoding_for(model, sequences)
     train = task.features(task.augmented(data.train), encoding)
     dev = task.features(data.dev, encoding)
+    cut, lost = length_notices({"train": train, "dev": dev}, sequences.length)
+    notices = [*data.notices, *cut]
+    counts = {part: {**count, **lost.get(part, {})} for part, count in data.counts.items()}
     processes = _processes()
     examples = settings.batch.examples
     micro = settings.batch.micro_examples or max(1, examples // processes)
@@ -211,8 +229,9 @@ def make_finetuning(data: TaskData, out: Path, *, device: str = "auto", show: bo
         judge=judge,
         device=device,
         show=show,
+        notices=notices,
     )
-    return Finetuning(trainer, judge, train)
+    return Finetuning(trainer, judge, train, notices, {**counts, "notices": notices})
 
 
 def learning(objective: Supervised, settings: FinetuneSettings) -> Supervised | Adversarial:

@@ -1,0 +1,132 @@
+"""The rows of one file of a task: .jsonl, .csv, .tsv (plain, .gz, .xz, .zst) or .parquet.
+
+Fields of .csv and .tsv files stay texts: whether "3" is a label or a number is for the task to say.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import InputError
+from bertsmith.text.readers import LONGEST_LINE, PACKINGS, numbered_lines, read_rows
+
+TABLE_FORMATS = (".jsonl", ".csv", ".tsv")
+TABLE_ENDINGS = (*(format_ + packing for format_ in TABLE_FORMATS for packing in PACKINGS), ".parquet")
+
+Numbered = Iterator[tuple[int, dict[str, Any]]]
+
+
+def table_ending(file: Path) -> str:
+    """The ending of a file name that rows can be read from, or nothing."""
+    name = file.name.lower()
+    return next((ending for ending in sorted(TABLE_ENDINGS, key=len, reverse=True) if name.endswith(ending)), "")
+
+
+def table_rows(file: Path) -> Numbered:
+    """The rows of a file with the numbers of their lines (of their rows, in .parquet files)."""
+    ending = table_ending(file)
+    if not ending:
+        raise InputError(
+            f"file {str(file)!r} has no known ending; allowed: {', '.join(TABLE_FORMATS)} (also .gz, .xz, .zst), "
+            ".parquet"
+        )
+    if ending == ".parquet":
+        return _parquet_rows(file)
+    if ending.startswith(".jsonl"):
+        return read_rows(file)
+    return _named_fields(file, _comma_fields(file) if ending.startswith(".csv") else _tab_fields(file))
+
+
+def _named_fields(file: Path, lines: Iterator[tuple[int, list[str]]]) -> Numbered:
+    """The fields of every line after the first by the names that stand there."""
+    _, first = next(lines, (0, None))
+    if first is None:
+        raise InputError(f"file {str(file)!r} is empty; its first line must name the columns")
+    names = _column_names(file, first)
+    for number, fields in lines:
+        if len(fields) != len(names):
+            raise InputError(
+                f"file {str(file)!r} line {number} has {len(fields)} fields; its first line names {len(names)} columns"
+                f" ({', '.join(names)})"
+            )
+        yield number, dict(zip(names, fields, strict=True))
+
+
+def _column_names(file: Path, fields: list[str]) -> list[str]:
+    names = [name.strip() for name in fields]
+    if not names[0] and "index" not in names:
+        names[0] = "index"  # so pandas writes the numbers of its rows
+    for place, name in enumerate(names):
+        if not name:
+            raise InputError(f"file {str(file)!r} line 1: column {place + 1} has no name; every column needs one")
+        if name in names[:place]:
+            raise InputError(f"file {str(file)!r} line 1 names the column {name!r} twice; every name may stand once")
+    other = next((mark for mark in ("\t", ";", ",") if len(names) == 1 and mark in names[0]), None)
+    if other is not None:
+        raise InputError(
+            f"file {str(file)!r} line 1 is one column, {names[0]!r}, with {other!r} in its name; fields are separated "
+            "by commas in .csv and by tabs in .tsv files"
+        )
+    return names
+
+
+def _tab_fields(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """Lines cut at tabs; quotes mean nothing, as in the files of GLUE."""
+    for number, line in numbered_lines(file):
+        if line:
+            yield number, _whole(file, number, line).split("\t")
+
+
+def _comma_fields(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """Records of a .csv file with the line each begins on; fields in quotes may hold commas and line ends."""
+    reader = csv.reader(_ended(file, numbered_lines(file)), strict=True)
+    # the limit is one for all readers; a text may be as long as a line of any other file
+    earlier = csv.field_size_limit(LONGEST_LINE)
+    records: list[tuple[int, list[str]]] = []
+    begin = 1
+    try:
+        for fields in reader:
+            if fields:
+                records.append((begin, fields))
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        is_open = "unexpected end" in str(error)
+        reason = "opens a quote that is never closed" if is_open else f"is not valid CSV ({error})"
+        raise InputError(
+            f"file {str(file)!r} line {begin} {reason}; quotes inside a field are doubled, the field in quotes"
+        ) from None
+    finally:
+        csv.field_size_limit(earlier)
+    return iter(records)
+
+
+def _ended(file: Path, lines: Iterable[tuple[int, str]]) -> Iterator[str]:
+    for number, line in lines:
+        yield _whole(file, number, line) + "\n"
+
+
+def _whole(file: Path, number: int, line: str) -> str:
+    if "\0" in line:
+        raise InputError(f"file {str(file)!r} line {number} holds a NUL byte; text files have none")
+    return line
+
+
+def _parquet_rows(file: Path) -> Numbered:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise InputError(
+            f"file {str(file)!r} needs pyarrow, which is not installed: pip install 'bertsmith[parquet]'"
+        ) from None
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            for batch in table.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"file {str(file)!r} cannot be read as parquet after row {number}: {reason}") from None

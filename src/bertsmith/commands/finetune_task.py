@@ -71,7 +71,7 @@ def task_settings(
         folder = Path(plain["data"])
         tables = Tables(read_part(folder, "train"), read_part(folder, "dev"))
     if "task" not in plain or task is not None or columns:
-        plain = {**plain, "task": recognise(tables.train, task, columns, plain.get("task", {}))}
+        plain = {**plain, "task": recognise(tables.train, task, columns, plain.get("task", {}), plain.get("data"))}
     return FinetuneSettings.parse(plain, source=source), tables
 
 

@@ -5,11 +5,14 @@ from typing import Any
 
 from bertsmith.errors import InputError, nearest
 from bertsmith.tasks import TASKS
+from bertsmith.tasks.glue import glue_settings
 from bertsmith.text.tables import Table, table_of
 
 
-def recognise(table: Table, kind: str | None, columns: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the task: what was given, then what the first row shows.
+def recognise(
+    table: Table, kind: str | None, columns: Sequence[str], given: Mapping[str, Any], folder: str | None = None
+) -> dict[str, Any]:
+    """The settings of the task: what was given, then what the first row and the name of the data folder show.
 
     `columns` are of the form role=name, such as label=stars.
     """
@@ -22,7 +25,7 @@ def recognise(table: Table, kind: str | None, columns: Sequence[str], given: Map
     for name, task in TASKS.items():
         found = task.recognised(row) if kind in (None, name) else None
         if found is not None:
-            return {"kind": name, **found, **given, **named}
+            return {"kind": name, **found, **glue_settings(folder, name), **given, **named}
     if kind is not None:
         return {"kind": kind, **given, **named}
     raise InputError(

@@ -58,6 +58,8 @@ class Task(Record, ABC, Generic[Example]):
     kind: str
     metric: str | None = None
     """The main figure, by which the best weights are chosen; None for the usual one of this kind."""
+    name: str | None = None
+    """Which task of GLUE it is, where it is one: for the files its server takes. None for no such task."""
 
     roles: ClassVar[tuple[str, ...]]
     """The fields that name columns of the input, in the order in which a tuple gives them."""

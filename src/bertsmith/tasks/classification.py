@@ -13,6 +13,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Classes
 from bertsmith.tasks.base import Encoding, Judgement, Task
+from bertsmith.tasks.glue import glue_file
 from bertsmith.tasks.metrics.classes import class_judgement
 from bertsmith.tasks.texts import (
     TextExample,
@@ -46,6 +47,8 @@ class Classification(Task[LabelledText]):
     """The column of the label, a word or a whole number."""
     labels: tuple[str, ...] = ()
     """The names of the labels; empty for those of the training data, in their order."""
+    positive: str | None = None
+    """Where there are two labels, the one whose F1 is reported; None for the second in their order."""
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"
     """How much each label counts in the loss: all the same, the rarer the more, or the numbers given."""
     both_orders: bool = False
@@ -121,7 +124,7 @@ class Classification(Task[LabelledText]):
         numbers = {name: number for number, name in enumerate(self.labels)}
         said = np.array([numbers[answer["answer"]] for answer in answers])
         right = np.array([example.label for example in examples])
-        return class_judgement(said, right, len(self.labels), self.metric)
+        return class_judgement(said, right, len(self.labels), self.metric, self._positive())
 
     def right(self, example: LabelledText) -> str:
         return self.labels[example.label]
@@ -136,6 +139,17 @@ class Classification(Task[LabelledText]):
         for example, answer in zip(examples, answers, strict=True):
             counts[example.label, self.labels.index(answer["answer"])] += 1
         return self.labels, counts
+
+    def files(self, examples: Sequence[LabelledText], answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        return {} if self.name is None else glue_file(self.name, [answer["answer"] for answer in answers])
+
+    def _positive(self) -> int:
+        """The number of the label whose F1 is reported."""
+        if self.positive is None:
+            return 1
+        if self.positive not in self.labels:
+            raise InputError(f"task.positive is {self.positive!r}; {nearest(self.positive, self.labels)}")
+        return self.labels.index(self.positive)
 
     def _weights(self, examples: Sequence[LabelledText]) -> tuple[float, ...]:
         if self.class_weights == "none":

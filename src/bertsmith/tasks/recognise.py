@@ -6,12 +6,13 @@ from typing import Any
 from bertsmith.errors import InputError, nearest
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.base import Task
+from bertsmith.tasks.glue import glue_settings
 from bertsmith.text.hub import named_rows
 from bertsmith.text.tables import Table, read_number, table_of
 from bertsmith.text.task_folder import ROW_NAMES
 
 _LOOKED_AT = 1000  # rows that a kind of task is found out from
-_NO_COLUMNS = ("kind", "metric")
+_NO_COLUMNS = ("kind", "metric", "name")
 
 
 def recognise(
@@ -19,9 +20,10 @@ def recognise(
     kind: str | None,
     columns: Sequence[str],
     given: Mapping[str, Any],
+    data: str | None = None,
     notices: list[str] | None = None,
 ) -> dict[str, Any]:
-    """The settings of the task: what was given, then what the rows show.
+    """The settings of the task: what was given, then what the rows and the name of the data show.
 
     `columns` are of the form role=name, such as label=stars. What a person should know of the choice goes to `notices`.
     """
@@ -47,7 +49,7 @@ def recognise(
             notices.append(f"the columns fit {chosen} and also {others}; {chosen} is taken: --task names another")
         # a column that was named for one part plays no other
         kept = {role: name for role, name in found.items() if role in named or name not in named.values()}
-        return {"kind": chosen, **kept, **given, **named}
+        return {"kind": chosen, **kept, **glue_settings(data, chosen), **given, **named}
     if kind is not None:
         _check_inputs(table, kind, {**given, **named})
         return {"kind": kind, **given, **named}

@@ -1,0 +1,178 @@
+"""The nine tasks of GLUE: official files read, answers written byte for byte, the paper's average."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertsmith.errors import InputError
+from bertsmith.tasks.classification import Classification
+from bertsmith.tasks.glue import (
+    GLUE,
+    glue_average,
+    glue_file,
+    glue_settings,
+    name_in_part,
+    read_glue,
+    read_glue_or_rows,
+)
+from bertsmith.tasks.metrics.classes import CLASS_METRICS
+from bertsmith.tasks.recognise import recognise
+from bertsmith.text.tables import table_of
+
+WIDE = [f"c{number}" for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "file", "content"),
+    [
+        ("CoLA", ["1", "0"], "CoLA.tsv", "index\tprediction\n0\t1\n1\t0\n"),
+        ("SST-2", [0, 1], "SST-2.tsv", "index\tprediction\n0\t0\n1\t1\n"),
+        ("MRPC", ["1"], "MRPC.tsv", "index\tprediction\n0\t1\n"),
+        ("STS-B", [-0.25, 2.71828, 7], "STS-B.tsv", "index\tprediction\n0\t0.000\n1\t2.718\n2\t5.000\n"),
+        ("QQP", ["0"], "QQP.tsv", "index\tprediction\n0\t0\n"),
+        ("MNLI", ["0", "1", "2"], "MNLI-m.tsv", "index\tprediction\n0\tentailment\n1\tneutral\n2\tcontradiction\n"),
+        ("MNLI-mm", ["neutral"], "MNLI-mm.tsv", "index\tprediction\n0\tneutral\n"),
+        ("QNLI", ["0", "1"], "QNLI.tsv", "index\tprediction\n0\tentailment\n1\tnot_entailment\n"),
+        ("RTE", ["not_entailment"], "RTE.tsv", "index\tprediction\n0\tnot_entailment\n"),
+        ("WNLI", ["1"], "WNLI.tsv", "index\tprediction\n0\t1\n"),
+    ],
+)
+def test_files_are_what_the_server_takes(name: str, said: list[Any], file: str, content: str) -> None:
+    assert glue_file(name, said) == {file: content}
+
+
+def test_indices_are_those_given_and_as_many_as_answers() -> None:
+    assert glue_file("CoLA", ["1", "1"], [7, 3]) == {"CoLA.tsv": "index\tprediction\n7\t1\n3\t1\n"}
+    with pytest.raises(ValueError, match="longer"):
+        glue_file("CoLA", ["1", "1"], [7])
+
+
+def test_no_file_for_labels_that_are_not_of_glue() -> None:
+    assert glue_file("MRPC", ["good", "bad"]) == {}
+    assert glue_file("imdb", ["1"]) == {}
+
+
+def test_settings_follow_the_name_of_the_folder() -> None:
+    assert glue_settings("/data/glue/MRPC", "classification") == {"name": "MRPC", "metric": "f1"}
+    assert glue_settings(Path("cola"), "classification") == {"name": "CoLA", "metric": "matthews"}
+    assert glue_settings("STS-B", "regression") == {"name": "STS-B", "metric": "spearman"}
+    assert glue_settings("STS-B", "classification") == {}
+    assert glue_settings("imdb", "classification") == glue_settings(None, "classification") == {}
+    for task in GLUE.values():
+        assert task.kind == "regression" or set(task.metrics) <= set(CLASS_METRICS)
+
+
+def test_recognise_fills_in_the_name_and_what_is_given_wins() -> None:
+    table = table_of([{"sentence1": "a", "sentence2": "b", "label": 1}], "train")
+    assert recognise(table, None, [], {}, "x/MRPC")["name"] == "MRPC"
+    assert recognise(table, None, [], {"metric": "accuracy"}, "x/MRPC")["metric"] == "accuracy"
+    assert "name" not in recognise(table, None, [], {}, "x/other")
+
+
+def test_classification_writes_its_file() -> None:
+    table = table_of([{"text": "a", "label": 0}, {"text": "b", "label": 1}], "dev")
+    answers = [{"answer": "1"}, {"answer": "0"}]
+    task = Classification(labels=("0", "1"), name="RTE")
+    files = task.files(task.examples(table), answers)
+    assert files == {"RTE.tsv": "index\tprediction\n0\tnot_entailment\n1\tentailment\n"}
+    assert task.changed(name=None).files(task.examples(table), answers) == {}
+
+
+def test_positive_label_by_name() -> None:
+    table = table_of([{"text": "a", "label": label} for label in ("no", "no", "yes", "yes")], "dev")
+    answers = [{"answer": label} for label in ("no", "no", "no", "yes")]
+    task = Classification(labels=("no", "yes"), metric="f1")
+    assert task.judged(task.examples(table), answers).score == pytest.approx(200 / 3)
+    assert task.changed(positive="no").judged(task.examples(table), answers).score == pytest.approx(80.0)
+    with pytest.raises(InputError, match=r"task\.positive is 'maybe'"):
+        task.changed(positive="maybe").judged(task.examples(table), answers)
+
+
+def test_parts_of_mnli() -> None:
+    assert name_in_part("MNLI", "dev_mismatched") == "MNLI-mm"
+    assert name_in_part("MNLI", "dev_matched") == "MNLI"
+    assert name_in_part("RTE", "dev_mismatched") == "RTE"
+    assert name_in_part(None, "dev") is None
+
+
+def written(folder: Path, file: str, *rows: list[str]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / file).write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+
+
+OFFICIAL = {
+    "CoLA": ([], ["gj04", "0", "*", 'a "b'], {"sentence": 'a "b', "label": 0}),
+    "SST-2": ([["sentence", "label"]], ["fine film ", "1"], {"sentence": "fine film ", "label": 1}),
+    "MRPC": (
+        [["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]],
+        ["1", "7", "8", 'He said "x', "He said x"],
+        {"sentence1": 'He said "x', "sentence2": "He said x", "label": 1},
+    ),
+    "STS-B": ([[*WIDE]], ["0", "g", "f", "y", "5", "a", "b", "A.", "B.", "3.8"], ("A.", "B.", 3.8)),
+    "QQP": ([[*WIDE]], ["1", "2", "3", "why?", "how?", "0"], ("why?", "how?", 0)),
+    "MNLI": ([[*WIDE]], [*WIDE, "P", "H", "neutral", "x", "neutral"], ("P", "H", "neutral")),
+    "QNLI": ([[*WIDE]], ["0", "who?", "he", "entailment"], ("who?", "he", "entailment")),
+    "RTE": ([[*WIDE]], ["0", "P", "H", "not_entailment"], ("P", "H", "not_entailment")),
+    "WNLI": ([[*WIDE]], ["0", "P", "H", "1"], ("P", "H", 1)),
+}
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_official_folders_are_read(name: str, tmp_path: Path) -> None:
+    header, row, expected = OFFICIAL[name]
+    if isinstance(expected, tuple):
+        expected = dict(zip(("sentence1", "sentence2", "label"), expected, strict=True))
+    part = "dev_matched.tsv" if name == "MNLI" else "dev.tsv"
+    written(tmp_path / name, part, *header, row, row)
+    table = read_glue_or_rows(tmp_path / name, "dev")
+    assert list(table) == [{"idx": 0, **expected}, {"idx": 1, **expected}]
+    assert table.place(1).endswith(f"line {len(header) + 2}")
+
+
+def test_official_test_parts_have_no_labels(tmp_path: Path) -> None:
+    written(tmp_path / "CoLA", "test.tsv", ["index", "sentence"], ["0", "A cat."])
+    assert list(read_glue(tmp_path / "CoLA", "test")) == [{"idx": 0, "sentence": "A cat."}]
+    written(tmp_path / "STS-B", "test.tsv", WIDE, [*WIDE[:7], "A", "B"])
+    assert list(read_glue(tmp_path / "STS-B", "test")) == [{"idx": 0, "sentence1": "A", "sentence2": "B"}]
+    written(tmp_path / "MNLI", "test_mismatched.tsv", WIDE, [*WIDE, "P", "H"])
+    assert list(read_glue(tmp_path / "MNLI", "test_mismatched")) == [{"idx": 0, "sentence1": "P", "sentence2": "H"}]
+
+
+def test_broken_rows_are_named_or_where_the_official_file_has_them_left_out(tmp_path: Path) -> None:
+    written(tmp_path / "RTE", "dev.tsv", WIDE, ["0", "P", "H", "entailment"], ["1", "P"])
+    with pytest.raises(InputError, match=r"line 3 has 2 columns"):
+        read_glue(tmp_path / "RTE", "dev")
+    written(tmp_path / "RTE", "train.tsv", WIDE, ["0", "P", "H", "maybe"])
+    with pytest.raises(InputError, match=r"line 2: the label is 'maybe'; allowed: entailment, not_entailment"):
+        read_glue(tmp_path / "RTE", "train")
+    written(tmp_path / "STS-B", "train.tsv", WIDE, [*WIDE[:7], "A", "B", "high"])
+    with pytest.raises(InputError, match=r"line 2: the score is 'high'"):
+        read_glue(tmp_path / "STS-B", "train")
+    written(tmp_path / "QQP", "train.tsv", WIDE, ["1", "2", "3", "torn"], ["1", "2", "3", "a", "b", "1"])
+    assert list(read_glue(tmp_path / "QQP", "train")) == [{"idx": 0, "sentence1": "a", "sentence2": "b", "label": 1}]
+    with pytest.raises(InputError, match=r"has no dev\.tsv"):
+        read_glue(tmp_path / "QQP", "dev")
+    with pytest.raises(InputError, match="not named as a task of GLUE"):
+        read_glue(tmp_path, "dev")
+
+
+@pytest.mark.parametrize(
+    ("scores", "average"),
+    [
+        ((80.6, 80.1, 66.1, 82.3, 93.2, 35.0, 81.0, 86.0, 61.7), 74.0),
+        ((82.1, 81.4, 70.3, 87.4, 91.3, 45.4, 80.0, 82.3, 56.0), 75.1),
+        ((84.6, 83.4, 71.2, 90.5, 93.5, 52.1, 85.8, 88.9, 66.4), 79.6),
+        ((86.7, 85.9, 72.1, 92.7, 94.9, 60.5, 86.5, 89.3, 70.1), 82.1),
+    ],
+)
+def test_average_is_that_of_the_paper(scores: tuple[float, ...], average: float) -> None:
+    names = ("MNLI", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE")
+    given = dict(zip(names, scores, strict=True))
+    assert round(glue_average(given), 1) == average
+    assert glue_average({**given, "WNLI": 0.0}) == glue_average(given)
+
+
+def test_average_wants_all_tasks() -> None:
+    with pytest.raises(InputError, match="lacks MNLI-mm"):
+        glue_average(dict.fromkeys(GLUE, 1.0))

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import signature as inspect_signature
-from typing import Any
+from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -44,13 +44,20 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "export": export_model,
 }
 _PYTHON_ONLY = {"train", "dev"}  # what no flag could give
+_SEVERAL = {"learning_rates"}  # flags that take all the values that follow them
 
 
 def _for_the_command_line(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function without the arguments that only Python can give."""
+    """The function as flags can call it: without the arguments that only Python can give."""
     signature = inspect_signature(function)
-    kept = [parameter for name, parameter in signature.parameters.items() if name not in _PYTHON_ONLY]
-    if len(kept) == len(signature.parameters):
+    kept = [
+        parameter.replace(annotation=Annotated[parameter.annotation, Parameter(consume_multiple=True)])
+        if name in _SEVERAL
+        else parameter
+        for name, parameter in signature.parameters.items()
+        if name not in _PYTHON_ONLY
+    ]
+    if kept == list(signature.parameters.values()):
         return function
 
     @wraps(function)

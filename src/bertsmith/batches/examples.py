@@ -21,6 +21,7 @@ from bertsmith.batches.loader import Loaded
 from bertsmith.batches.plan import MicroBatchPlan, Stream
 from bertsmith.batches.ragged import Ragged, packed, padded
 from bertsmith.batches.random import shuffled
+from bertsmith.errors import InputError
 from bertsmith.settings import Record
 
 _POOL = 50  # micro-batches that are sorted by length together
@@ -103,22 +104,36 @@ class TaskBatch:
 
 
 class ExamplePlan(Stream[np.ndarray]):
-    """The endless stream of micro-batches of items; the content of one is the numbers of its items."""
+    """The endless stream of micro-batches of items; the content of one is the numbers of its items.
 
-    def __init__(self, features: Features, config: ExampleConfig, examples: int, seed: int) -> None:
-        self.features, self.config, self.examples, self.seed = features, config, examples, seed
+    A batch has so many `examples`, the last one of an epoch what is left, and is divided into `parts`: however many,
+    an epoch has the same batches. Only where so little is left that a part would be empty, the batch before has it.
+    """
+
+    def __init__(self, features: Features, config: ExampleConfig, examples: int, seed: int, parts: int = 1) -> None:
+        if len(features) < parts:
+            raise InputError(f"there are {len(features)} examples to learn from; a batch is divided into {parts} parts")
+        self.features, self.config, self.examples, self.seed, self.parts = features, config, examples, seed, parts
         self.windows = 1
 
     @property
     def batches(self) -> int:
-        """The micro-batches of an epoch."""
-        return -(-len(self.features) // self.examples)
+        """The batches of an epoch."""
+        whole, left = divmod(len(self.features), self.examples)
+        return whole + (left >= self.parts)
 
     def window(self, epoch: int, window: int) -> tuple[int, Callable[[int], np.ndarray]]:
         order = shuffled(len(self.features), self.seed, epoch, 4)
         if self.config.order == "by_length":
             order = self._by_length(order, epoch)
-        return self.batches, lambda place: order[place * self.examples : (place + 1) * self.examples]
+        return self.batches * self.parts, lambda place: self._part(order, *divmod(place, self.parts))
+
+    def _part(self, order: np.ndarray, batch: int, part: int) -> np.ndarray:
+        """One part of a batch, as large as the others or by one larger."""
+        begin = batch * self.examples
+        end = begin + self.examples if batch < self.batches - 1 else len(order)
+        items: np.ndarray = np.array_split(order[begin:end], self.parts)[part]
+        return items
 
     def _by_length(self, order: np.ndarray, epoch: int) -> np.ndarray:
         """The order with items of about one length side by side, and the batches in no order of length."""

@@ -7,9 +7,11 @@ from typing import Any, Literal
 from bertsmith.commands.run import recipe_of
 from bertsmith.errors import InputError
 
+IN_MEMORY = "a model given in Python"
+
 
 def finetune(
-    model: str | None = None,
+    model: Any = None,
     *,
     data: str | None = None,
     out: Path | None = None,
@@ -18,9 +20,14 @@ def finetune(
     recipe: Path | None = None,
     source: str | None = None,
     target: str | None = None,
+    epochs: float | None = None,
+    learning_rate: float | None = None,
+    batch: int | None = None,
     adversarial: Literal["none", "sift", "vat"] | None = None,
     set: list[str] | None = None,
     seed: int | None = None,
+    seeds: int | None = None,
+    learning_rates: list[float] | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     explain: bool = False,
     resume: bool = False,
@@ -34,21 +41,29 @@ def finetune(
     ----------
     model
         The folder of a model, ours or Hugging Face's, or a preset, whose weights are fresh and whose tokenizer is
-        learned from the training texts.
+        learned from the training texts; in Python also a model itself, which stays as it is.
     data
         A folder with train.jsonl and dev.jsonl (also .gz, .xz, .zst).
     out
-        The folder to write: the model, log.jsonl, recipe.toml, predictions of dev and result.json.
+        The folder to write: the model, log.jsonl, recipe.toml, predictions of dev and result.json. In Python it may be
+        left out: nothing is kept then but what comes back.
     task
         The kind of task; found out from the columns of the data if not given.
     column
         Which column plays a part in the task, such as label=stars; may be given several times.
     recipe
-        A TOML file with the settings. With --resume the run's own recipe is used.
+        A TOML file with the settings. With --resume the run's own recipe is used. What neither it nor a flag says is as
+        the papers have it for this family, size and task; --explain shows it.
     source
         For translation: the column to translate from; found out where exactly two columns hold text.
     target
         The column to translate to.
+    epochs
+        How often every example is seen (run.epochs).
+    learning_rate
+        The highest learning rate (optimizer.learning_rate).
+    batch
+        Examples of a step (batch.examples).
     adversarial
         Also learn to say the same when the input's vectors are moved a little: "sift" on normalised vectors, "vat" on
         the vectors as they are; "none" if not given.
@@ -56,10 +71,15 @@ def finetune(
         One setting over the recipe, such as optimizer.learning_rate=1e-3; may be given several times.
     seed
         Of weights, data order and dropout.
+    seeds
+        So many runs, from the seed on, each in a folder of its own in --out, which gets the model of the best: figures
+        are their mean and spread.
+    learning_rates
+        As many runs for each of these.
     device
         Where to compute; "auto" takes a GPU if there is one.
     explain
-        Print the resolved settings, then stop.
+        Print the resolved settings, where their defaults come from, steps, tokens and operations, then stop.
     resume
         Go on from the newest whole checkpoint in --out.
     force
@@ -69,7 +89,8 @@ def finetune(
     dev
         Likewise what is evaluated on.
     """
-    from bertsmith.commands.finetune_task import finetune_task, is_translation, task_settings
+    from bertsmith.commands.finetune_search import finetune_search, search_of
+    from bertsmith.commands.finetune_task import finetune_task, is_translation, resolved, task_settings
     from bertsmith.commands.finetune_translation import finetune_translation
     from bertsmith.toml import override
 
@@ -77,19 +98,34 @@ def finetune(
     if resume and out is None:
         raise InputError("--resume needs --out with the folder of the run")
     plain = dict(recipe_of(recipe, out if resume else None) or {})
-    if model is not None and plain.get("model", {}).get("name") != str(model):
-        plain["model"] = {"name": str(model)}
+    start = None if model is None or isinstance(model, str | Path) else model
+    name = None if model is None else str(model) if start is None else IN_MEMORY
+    if name is not None and plain.get("model", {}).get("name") != name:
+        plain["model"] = {"name": name}
     if "model" not in plain:
         raise InputError("MODEL is not given and no recipe names one; give the folder of a model or a preset")
     given = {"data": None if data is None else str(data), "source": source, "target": target}
     plain |= {name: value for name, value in given.items() if value is not None}
-    flags = {"run.seed": seed, "adversarial.kind": adversarial}
-    given_flags = [f"{name}={value}" for name, value in flags.items() if value is not None]
-    plain = override(plain, [*(set or []), *given_flags])
+    flags = {
+        "run.epochs": epochs,
+        "optimizer.learning_rate": learning_rate,
+        "batch.examples": batch,
+        "run.seed": seed,
+        "adversarial.kind": adversarial,
+    }
+    short = [f"{path}={value}" for path, value in flags.items() if value is not None]
+    plain = override(plain, [*(set or []), *short])
     where = str(recipe or "settings")
-    if is_translation(plain, task):
+    if start is None and is_translation(plain, task):
+        if seeds is not None or learning_rates:
+            raise InputError("--seeds and --learning-rates are not for translation; give --seed or --set, run by run")
         return finetune_translation(
             plain, out, source=where, device=device, explain=explain, resume=resume, force=force
         )
     settings, tables = task_settings(plain, task, column or [], train, dev, source=where)
-    return finetune_task(settings, tables, out, device=device, explain=explain, resume=resume, force=force)
+    whole = resolved(settings, tables, start)
+    ways: dict[str, Any] = {"start": start, "device": device, "explain": explain, "resume": resume, "force": force}
+    search = search_of(seeds, learning_rates, whole.settings, out if resume else None)
+    if search is not None and not explain:
+        return finetune_search(search, whole, tables, out, **ways)
+    return finetune_task(whole, tables, out, **ways)

@@ -3,16 +3,19 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertsmith.commands.run import carry_out, print_explanation, run_figures
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
+    from bertsmith.models.model import Model
+    from bertsmith.tasks.base import Task
     from bertsmith.tasks.predictor import Predictor
     from bertsmith.text.tables import Table
     from bertsmith.training.finetuning import FinetuneSettings, Finetuning
+    from bertsmith.training.recipes.finetune import Completed
     from bertsmith.training.trainer import Trainer
 
 
@@ -29,6 +32,11 @@ class Finetuned(dict[str, Any]):
     """The figures of a fine-tuning; `predict` answers with the model."""
 
     predictor: "Predictor"
+
+    @property
+    def model(self) -> "Model":
+        """The fine-tuned model."""
+        return self.predictor.model
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
         """The answer for each input: a label, a number, tags, a text … as the task has it."""
@@ -94,40 +102,75 @@ def task_settings(
     return settings, Tables(rows, answered, tuple(notices))
 
 
+def resolved(settings: "FinetuneSettings", tables: Tables, start: "Model | None" = None) -> "Completed":
+    """The settings with the papers' ones wherever nothing was given."""
+    from bertsmith.training.recipes.finetune import completed
+    from bertsmith.training.starting import described_config
+
+    if start is not None and settings.model.overrides:
+        raise InputError("model.overrides is given with a model in Python; allowed: with a preset or a folder")
+    config = described_config(settings.model) if start is None else start.config
+    return completed(settings, config, len(tables.train))
+
+
 def finetune_task(
-    settings: "FinetuneSettings",
+    whole: "Completed",
     tables: Tables,
     out: Path | None,
     *,
+    start: "Model | None" = None,
     device: str,
-    explain: bool,
-    resume: bool,
-    force: bool,
+    explain: bool = False,
+    resume: bool = False,
+    force: bool = False,
 ) -> Finetuned:
-    """Trains and returns the figures with the model; without a folder nothing is kept."""
+    """Trains and returns the figures with the model; without a folder nothing is kept on disk."""
+    from bertsmith.training.finetune_costs import explain as explanation
+    from bertsmith.training.finetuning import read_data
+
+    settings = whole.settings
+    if explain:
+        data = read_data(settings, *tables)
+        facts = {"defaults from": whole.source, **explanation(data, start)}
+        return Finetuned(print_explanation(data.settings, facts))
+    if out is not None:
+        return _run(settings, tables, out, start=start, device=device, resume=resume, force=force)
+    if settings.data is not None and start is None:
+        raise InputError("--out is not given: it names the folder to write")
+    with TemporaryDirectory(prefix="bertsmith-") as folder:
+        return _run(settings, tables, Path(folder) / "run", start=start, device=device, is_kept=False)
+
+
+def _run(
+    settings: "FinetuneSettings",
+    tables: Tables,
+    out: Path,
+    *,
+    start: "Model | None",
+    device: str,
+    resume: bool = False,
+    force: bool = False,
+    is_kept: bool = True,
+) -> Finetuned:
     from bertsmith.tasks.predictor import KeptTask, Predictor
     from bertsmith.training.finetuning import make_finetuning, read_data
 
-    if explain:
-        return Finetuned(print_explanation(settings, {}))
-    if out is None and settings.data is not None:
-        raise InputError("--out is not given: it names the folder to write")
-    data = read_data(settings, *tables)
-    settings, folder = data.settings, out or Path(mkdtemp()) / "run"
+    data = read_data(_divided(settings, device), *tables)
+    settings = data.settings
     made: list[Finetuning] = []
 
     def make() -> "Trainer":
-        made.append(make_finetuning(data, folder, device=device))
+        made.append(make_finetuning(data, out, start=start, device=device))
         return made[0].trainer
 
     inputs = [] if settings.data is None else [Path(settings.data)]
-    inputs += [] if settings.model.is_preset else [Path(settings.model.name)]
+    inputs += [] if settings.model.is_preset or start is not None else [Path(settings.model.name)]
     figures = carry_out(
         settings,
-        folder,
+        out,
         inputs=inputs,
         make=make,
-        finish=lambda trainer: _finish(settings, made[0], folder),
+        finish=lambda trainer: _finish(settings, made[0], out, is_kept=is_kept),
         device=device,
         resume=resume,
         force=force,
@@ -139,7 +182,19 @@ def finetune_task(
     return result
 
 
-def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path) -> dict[str, Any]:
+def _divided(settings: "FinetuneSettings", device: str) -> "FinetuneSettings":
+    """The settings with what each of several processes computes at a time, on which the order of the data depends."""
+    from bertsmith.training.finetuning import processes_of
+
+    batch, processes = settings.batch, processes_of(device)
+    if processes == 1 or batch.micro_examples is not None:
+        return settings
+    if batch.examples % processes:
+        raise InputError(f"batch.examples is {batch.examples}; allowed: a multiple of the processes, {processes}")
+    return settings.changed(batch=batch.changed(micro_examples=batch.examples // processes))
+
+
+def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path, *, is_kept: bool) -> dict[str, Any]:
     """Writes the model, what it answers on dev, and its figures; returns these."""
     import shutil
 
@@ -155,6 +210,7 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path) -> dict
     judgement = made.judgement
     write_answers(out / "dev.predictions.jsonl", made.judge.answers)
     write_files(out / "dev.official", settings.task.files(made.judge.examples, made.judge.answers))
+    is_degenerate = answers_alike(settings.task, made.judge.examples, made.judge.answers)
     figures = {
         "metric": judgement.metric,
         "score": judgement.score,
@@ -163,16 +219,29 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path) -> dict
         "best_step": trainer.progress.best_step,
         "seed": settings.run.seed,
         "data": made.counts,
+        "is_degenerate": is_degenerate,
     }
     write_result(out, figures)
-    shutil.rmtree(
-        out / "checkpoints", ignore_errors=True
-    )  # the model is written; what it took to get there is not needed
+    # the model is written; what it took to get there is not needed
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
     if trainer.show:
-        Console().print(
-            f"dev: {judgement.metric} {judgement.score:.2f}; written to {out}", markup=False, highlight=False
-        )
+        console = Console()
+        if is_degenerate:
+            console.print(DEGENERATE, style="yellow", markup=False)
+        console.print(f"dev: {judgement.metric} {judgement.score:.2f}; written to {out}", markup=False, highlight=False)
     return figures
+
+
+DEGENERATE = (
+    "degenerate: the model gives one and the same answer to all of dev, it has learned nothing; try another seed, a "
+    "lower learning rate or more epochs"
+)
+
+
+def answers_alike(task: "Task[Any]", examples: Sequence[Any], answers: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all answers are the same and the right ones are not, as after a run that went wrong."""
+    said = {json.dumps(answer["answer"]) for answer in answers}
+    return len(said) == 1 and len({json.dumps(task.right(example), default=str) for example in examples}) > 1
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:

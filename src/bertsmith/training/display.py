@@ -22,7 +22,8 @@ class Display:
             disable=not visible,
         )
         self.task = self.progress.add_task("training", total=steps, completed=done, status="")
-        self.held_out = ""
+        self.training = self.held_out = self.rest = ""
+        """The status in three parts: the second is of the last evaluation, the others of the last row of training."""
 
     def __enter__(self) -> "Display":
         self.progress.start()
@@ -39,19 +40,28 @@ class Display:
     def show(self, row: dict[str, Any]) -> None:
         """Puts the figures of a log row beside the bar."""
         if row["kind"] == "held_out":
-            self.held_out = f" · held out {row['loss']:.3f}"
+            self.held_out = f" · {_evaluation(row)}"
+            self.progress.update(self.task, status=f"{self.training}{self.held_out}{self.rest}")
             return
-        parts = [f"loss {row['loss']:.3f}{self.held_out}", f"{_short(row['tokens_per_second'])} tokens/s"]
+        parts = [f"{_short(row['tokens_per_second'])} tokens/s"]
         if "replaced_recall" in row:
-            parts.insert(1, f"generator {row['generator_loss']:.3f} · recall {row['replaced_recall']:.0%}")
+            parts.insert(0, f"generator {row['generator_loss']:.3f} · recall {row['replaced_recall']:.0%}")
         if "utilisation" in row:
             parts.append(f"MFU {row['utilisation']:.0%}")
-        self.progress.update(self.task, status=" · ".join(parts))
+        self.training, self.rest = f"loss {row['loss']:.3f}", "".join(f" · {part}" for part in parts)
+        self.progress.update(self.task, status=f"{self.training}{self.held_out}{self.rest}")
 
     def say(self, text: str) -> None:
         """A line above the bar, for what a person should notice."""
         if not self.progress.disable:
             self.console.print(text, style="yellow", markup=False, highlight=False)
+
+
+def _evaluation(row: dict[str, Any]) -> str:
+    """The main figure of an evaluation: a task's own one, else the loss."""
+    if "score" in row:
+        return f"dev {row.get('metric', 'score').replace('_', ' ')} {row['score']:.1f}"
+    return f"held out {row['loss']:.3f}"
 
 
 def _short(number: float) -> str:

@@ -1,5 +1,6 @@
 """Fine-tuning from its settings: task, model and method put together."""
 
+import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from pydantic import Field, model_validator
 
 from bertsmith.batches.examples import ExampleConfig, ExamplePlan, ExampleReader, Features
@@ -24,7 +24,9 @@ from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Judgement
 from bertsmith.tasks.notices import data_notices, length_notices, without_empty
 from bertsmith.text.tables import Table
+from bertsmith.training import sharding
 from bertsmith.training.feed import PhaseData, TrainingData
+from bertsmith.training.hardware import device_type
 from bertsmith.training.judging import DevJudge
 from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
@@ -194,28 +196,31 @@ def read_data(settings: FinetuneSettings, train: Table, dev: Table, notices: Seq
     return TaskData(settings, examples["train"], examples["dev"], (*notices, *left_out, *said), counts)
 
 
-def make_finetuning(data: TaskData, out: Path, *, device: str = "auto", show: bool = True) -> Finetuning:
-    """The run, ready to go."""
+def make_finetuning(
+    data: TaskData, out: Path, *, start: Model | None = None, device: str = "auto", show: bool = True
+) -> Finetuning:
+    """The run, ready to go; `start` is the model to start from where there is no folder of it, and stays as it is."""
     settings, task = data.settings, data.settings.task
     run, sequences = settings.run, settings.sequences
-    model = starting_encoder(settings.model, settings.tokenizer, task.texts(data.train), seed=run.seed)
-    model = with_task_head(model, settings.head.applied(task.head(model.config)), seed=run.seed)
+    processes = processes_of(device)
+    model = starting_model(settings, data.train, start)
     encoding = encoding_for(model, sequences)
     train = task.features(task.augmented(data.train), encoding)
     dev = task.features(data.dev, encoding)
     cut, lost = length_notices({"train": train, "dev": dev}, sequences.length)
     notices = [*data.notices, *cut]
     counts = {part: {**count, **lost.get(part, {})} for part, count in data.counts.items()}
-    processes = _processes()
     examples = settings.batch.examples
     micro = settings.batch.micro_examples or max(1, examples // processes)
-    plan = ExamplePlan(train, sequences, micro, run.seed)
+    plan = ExamplePlan(train, sequences, examples, run.seed, parts=max(1, examples // micro))
     pad = encoding.tokenizer.pad
     flops = training_flops(model.config, max(1, int(train.tokens.lengths.mean())), 0.0)
     phase = PhaseData(plan, ExampleReader(train, sequences, pad), flops * settings.adversarial.cost, run.seed)
-    steps = max(1, round(plan.batches * micro / examples))
     method = Method(
-        run.run(steps), settings.optimizer, settings.schedule, (ExamplePhase(0.0, sequences.length, examples, micro),)
+        run.run(plan.batches),
+        settings.optimizer,
+        settings.schedule,
+        (ExamplePhase(0.0, sequences.length, examples, micro),),
     )
     objective = learning(task.objective(data.train), settings)
     judge = DevJudge(task, data.dev, dev, sequences, objective.for_evaluation())
@@ -234,6 +239,16 @@ def make_finetuning(data: TaskData, out: Path, *, device: str = "auto", show: bo
     return Finetuning(trainer, judge, train, notices, {**counts, "notices": notices})
 
 
+def starting_model(settings: FinetuneSettings, train: Sequence[Any], start: Model | None = None) -> Model:
+    """The model with the head of its task, before it has learned anything of it."""
+    task, seed = settings.task, settings.run.seed
+    if start is None:
+        model = starting_encoder(settings.model, settings.tokenizer, task.texts(train), seed=seed)
+    else:
+        model = copy.deepcopy(start).cpu().float()
+    return with_task_head(model, settings.head.applied(task.head(model.config)), seed=seed)
+
+
 def learning(objective: Supervised, settings: FinetuneSettings) -> Supervised | Adversarial:
     """A task's objective with the ways of learning that the settings ask for."""
     encoder = settings.encoder
@@ -250,10 +265,18 @@ def encoding_for(model: Model, sequences: ExampleConfig) -> Encoding:
     return Encoding(model.require_tokenizer(), sequences.length, embedding.types > 1)
 
 
-def _processes() -> int:
+def processes_of(device: str) -> int:
+    """How many processes fine-tune together, each with a whole copy of the weights; a sentence if with shares."""
     from accelerate import PartialState
 
-    return PartialState().num_processes if torch.distributed.is_initialized() else 1
+    # made here if nobody has: before, PyTorch does not know of the other processes
+    processes = PartialState(cpu=device_type(device) == "cpu" or None).num_processes
+    if processes > 1 and sharding.is_asked_for():
+        raise InputError(
+            "accelerate's config asks for sharded weights (FSDP); allowed in fine-tuning: whole copies (DDP), with "
+            "which every process answers dev, such as configs/accelerate/one-machine-ddp.yaml"
+        )
+    return processes
 
 
 def _fingerprint(train: Features, encoding: Encoding, *, is_half: bool) -> str:

@@ -29,7 +29,7 @@ class DevJudge:
         self.answers: list[dict[str, Any]] = []
         """Those of the last evaluation."""
 
-    def __call__(self, engine: Engine) -> dict[str, float]:
+    def __call__(self, engine: Engine) -> dict[str, Any]:
         """The row of an evaluation."""
         loss = count = 0.0
 
@@ -40,7 +40,8 @@ class DevJudge:
 
         with engine.accelerator.autocast():
             judgement = self.judgement(engine.model, watch)
-        return {"loss": loss / max(1.0, count), "score": judgement.score, **judgement.figures}
+        main = {"metric": judgement.metric, "score": judgement.score}
+        return {"loss": loss / max(1.0, count), **main, **judgement.figures}
 
     def judgement(self, model: Model, watch: Callable[[TaskBatch, Tensor], None] | None = None) -> Judgement:
         """How good a model is; its answers are kept."""

@@ -4,8 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from bertsmith.checkpoint.files import read_json
+from bertsmith.checkpoint.hf import TWINS
+from bertsmith.checkpoint.store import read_config
 from bertsmith.errors import InputError
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
@@ -56,6 +59,22 @@ def starting_config(source: ModelSource, vocabulary: int) -> ModelConfig:
     if source.is_preset:
         return _checked(preset(source.name, **{"vocabulary": vocabulary, **source.overrides}), source.name)
     return _checked(_of_folder(source).config, source.name)
+
+
+def described_config(source: ModelSource) -> ModelConfig:
+    """The config by what is written of the network, without its weights and so without heads that only these show."""
+    path = Path(source.name) / "config.json"
+    if source.is_preset or not path.is_file():
+        return starting_config(source, TokenizerChoice().vocabulary)
+    data = read_json(path)
+    if "bertsmith" in data:
+        return _checked(read_config(path.parent), source.name)
+    if data.get("model_type") not in TWINS:
+        return starting_config(source, 0)  # which says what is wrong with it
+    try:
+        return _checked(TWINS[data["model_type"]].read_config(data, frozenset()), source.name)
+    except (ValidationError, TypeError):
+        return starting_config(source, 0)
 
 
 def starting_encoder(source: ModelSource, tokenizer: TokenizerChoice, texts: Iterable[str], *, seed: int) -> Model:

@@ -49,8 +49,8 @@ from bertsmith.training.method import Method
 from bertsmith.training.sharding import whole_model
 from bertsmith.training.signals import StopRequest
 
-Judge = Callable[[Engine], dict[str, float]]
-"""Says how good the model is, as the row of an evaluation: "loss", and "score", the higher the better."""
+Judge = Callable[[Engine], dict[str, Any]]
+"""Says how good the model is, as the row of an evaluation: "loss", and "score", the higher the better, of "metric"."""
 
 
 class Trainer:
@@ -190,7 +190,7 @@ class Trainer:
         progress.best, progress.best_step, progress.since_best = score, progress.step, 0
         return True
 
-    def evaluate(self) -> dict[str, float] | None:
+    def evaluate(self) -> dict[str, Any] | None:
         """The losses and accuracies on the held-out part with masks that never change; None without such a part.
 
         A judge says more: its "score" then decides which evaluation is the best, else the loss does.

@@ -91,7 +91,7 @@ def task_settings(
     else:
         parts = parts_of(plain["data"])
         rows, answered = parts.read("train"), parts.find("dev")
-    if "task" not in plain or task is not None or columns:
+    if "kind" not in plain.get("task", {}) or task is not None or columns:
         plain = {**plain, "task": recognise(rows, task, columns, plain.get("task", {}), plain.get("data"), notices)}
     settings = FinetuneSettings.parse(plain, source=source)
     if answered is None:

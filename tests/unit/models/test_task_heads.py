@@ -1,5 +1,6 @@
 """The heads of tasks: which states they read, the BiLSTM, and an encoder that keeps its weights."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 import bertsmith
+from bertsmith.batches.examples import TaskBatch
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.build import build
@@ -16,8 +18,10 @@ from bertsmith.models.heads.features import Features, FeaturesConfig, RecurrentC
 from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig, SpansConfig, TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import preset
+from bertsmith.objectives.supervised import Tags
 from bertsmith.training.finetuning import HeadChoice
 from bertsmith.training.starting import with_task_head
+from bertsmith.training.trainer import Trainer
 
 LENGTHS = [5, 9, 1, 3]
 LAYERS = 3
@@ -188,9 +192,6 @@ def test_a_frozen_encoder_keeps_its_weights_and_the_head_learns(choice: str, rec
 
 def test_a_frozen_encoder_drops_nothing_and_repeats_by_its_seed() -> None:
     model = _model(TaggerConfig(labels=("a", "b"), dropout=0.0, recurrent=RecurrentConfig(width=8)), dropout=0.5)
-    from bertsmith.batches.examples import TaskBatch
-    from bertsmith.objectives.supervised import Tags
-
     tokens, layout = _packed(_tokens())
     item = torch.arange(len(LENGTHS))
     batch = TaskBatch(tokens, layout, None, item, {"tags": torch.zeros_like(tokens)}, len(tokens))
@@ -205,3 +206,35 @@ def test_a_frozen_encoder_drops_nothing_and_repeats_by_its_seed() -> None:
     assert all(weight.grad is not None for weight in model.task_head.parameters())
     loose = Tags(is_frozen=False)
     assert not torch.equal(loose.outputs(model, batch), loose.outputs(model, batch))
+
+
+def test_a_run_on_a_frozen_encoder_goes_on_as_if_never_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for part in ("train", "dev"):
+        (data / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    chosen = ["head.features={layers=2, combine='weighted'}", "head.recurrent={width=12}", "run.epochs=3"]
+
+    def run(name: str) -> Any:
+        return bertsmith.finetune(
+            "bert-tiny", data=str(data), out=tmp_path / name, device="cpu", set=[*SETTINGS, *chosen]
+        )
+
+    real = Trainer._step
+
+    def until(self: Trainer, *arguments: Any) -> None:
+        if self.progress.step == 7:
+            raise KeyboardInterrupt
+        real(self, *arguments)
+
+    run("whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", until)
+        with pytest.raises(KeyboardInterrupt):
+            run("broken")
+    bertsmith.finetune(out=tmp_path / "broken", resume=True, device="cpu")
+    whole, broken = (dict(bertsmith.load(tmp_path / name).named_parameters()) for name in ("whole", "broken"))
+    assert whole.keys() == broken.keys()
+    assert all(torch.equal(weight, broken[name]) for name, weight in whole.items())

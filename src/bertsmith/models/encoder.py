@@ -85,9 +85,12 @@ class Encoder(nn.Module):
     ) -> Encoded:
         """The last states with what else there is to know of the way to them, for objectives.
 
-        `disturb` changes the vectors that enter; with `layers` the states of so many last layers are kept as well.
+        `disturb` changes the vectors that enter; with `layers` the states of so many last layers are kept as well;
+        with 0 the embedding's are all there is.
         """
         hidden = self.embedding(tokens, layout, types, table, disturb)
+        if layers == 0:
+            return Encoded(self.final_norm(hidden))
         call = self.call(tokens, layout, backend, is_causal=is_causal)
         states: list[Tensor] | None = [] if layers > 1 else None
         hidden, pondering = self._through(self.kept(call, subnet), hidden, states)

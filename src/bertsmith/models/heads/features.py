@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -15,17 +15,25 @@ from bertsmith.settings import Record
 class FeaturesConfig(Record):
     """Which states of an encoder a head reads (Devlin et al. 2019, section 5.3)."""
 
-    layers: int = Field(default=1, gt=0)
-    """The last so many layers."""
+    layers: int = Field(default=1, ge=0)
+    """The last so many layers; 0 for the embedding alone."""
+    skip: int = Field(default=0, ge=0)
+    """The topmost layers that are left out before: 1 with layers 1 is the second to last."""
     combine: Literal["sum", "weighted", "concatenate"] = "sum"
     """Their sum, a sum with learned weights (softmax, times a factor), or all of them side by side."""
+
+    @model_validator(mode="after")
+    def _check_skip(self) -> "FeaturesConfig":
+        if self.skip and not self.layers:
+            raise ValueError(f"skip is {self.skip} and layers is 0, the embedding alone; allowed: skip = 0")
+        return self
 
 
 class RecurrentConfig(Record):
     """A BiLSTM over the states of every sequence."""
 
     layers: int = Field(default=2, gt=0)
-    width: int = Field(default=768, gt=1)
+    width: int = Field(default=768, gt=1, multiple_of=2)
     """Of its states, both directions together."""
 
 
@@ -34,11 +42,13 @@ class Features(nn.Module):
 
     def __init__(self, width: int, config: FeaturesConfig, recurrent: RecurrentConfig | None) -> None:
         super().__init__()
-        self.layers, self.combine = config.layers, config.combine
+        self.combine, self.skip = config.combine, config.skip
+        self.layers = config.layers + config.skip if config.layers else 0
+        """The last layers whose states it must be given; 0 for the embedding's."""
         is_weighted = config.combine == "weighted" and config.layers > 1
         self.layer_weights = nn.Parameter(torch.zeros(config.layers)) if is_weighted else None
         self.scale = nn.Parameter(torch.ones(())) if is_weighted else None
-        self.width = width * config.layers if config.combine == "concatenate" else width
+        self.width = width * max(1, config.layers) if config.combine == "concatenate" else width
         self.recurrent = None
         if recurrent is not None:
             half = recurrent.width // 2
@@ -48,18 +58,24 @@ class Features(nn.Module):
             self.width = 2 * half
 
     def forward(self, states: Sequence[Tensor], layout: SequenceLayout) -> Tensor:
-        """One state per token, in the layout of the states."""
+        """One state per token, in the layout of the states.
+
+        Shape: states (batch, length, width) or (tokens, width) each, the last layer's at the end.
+        """
         combined = self._combined(states)
         if self.recurrent is None:
             return combined
         rows, padded = layout.pad(combined)
-        run = pack_padded_sequence(rows, padded.lengths().cpu(), batch_first=True, enforce_sorted=False)
+        # a packed batch may end in empty sequences, which an LSTM does not take; what it says of them is dropped
+        lengths = padded.lengths(rows.device).clamp(min=1).cpu()
+        run = pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
         made, _ = pad_packed_sequence(self.recurrent(run)[0], batch_first=True, total_length=layout.longest)
         return layout.unpad(made, combined)
 
     def _combined(self, states: Sequence[Tensor]) -> Tensor:
-        if self.layers == 1:
-            return states[-1]
+        states = states[: len(states) - self.skip]
+        if len(states) == 1:
+            return states[0]
         if self.combine == "concatenate":
             return torch.cat(list(states), dim=-1)
         stacked = torch.stack(list(states))  # (…, width) each -> (layers, …, width)

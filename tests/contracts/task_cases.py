@@ -1,0 +1,66 @@
+"""Sample data of every kind of task: a new kind is tested by its row here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TaskCase:
+    """Rows of a kind of task, at least four, that differ in length and in what is right."""
+
+    rows: Sequence[Mapping[str, Any]]
+    targets: tuple[str, ...]
+    """The columns that are not there when something is to be predicted."""
+    kind: str
+    task: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the task besides what the rows show."""
+    is_recognised: bool = True
+    """Whether the rows show which kind they are; else it must be told."""
+    is_scored_alone: bool = True
+    """Whether what is right, judged against itself, has the best score there is."""
+    settings: tuple[str, ...] = ()
+    """Settings of the run, such as sequences.length=32."""
+
+
+_TEXTS = ["the smith forges an iron gate", "no", "a broken clock, by the river", "seven old lanterns near the harbour"]
+_WORDS = [["Anna", "forges", "gates"], ["no"], ["in", "New", "Rome", ",", "Bert", "Smith", "forgets"], ["Oslo", "."]]
+_NAMES = [
+    ["B-PER", "O", "O"],
+    ["O"],
+    ["O", "B-LOC", "I-LOC", "O", "B-PER", "I-PER", "O"],
+    ["B-LOC", "O"],
+]
+
+TASK_CASES: dict[str, TaskCase] = {
+    "classification": TaskCase(
+        [{"text": text, "label": label} for text, label in zip(_TEXTS, "abba", strict=True)],
+        ("label",),
+        "classification",
+    ),
+    "classification of pairs": TaskCase(
+        [{"sentence1": text, "sentence2": text[::-1], "label": index % 3} for index, text in enumerate(_TEXTS)],
+        ("label",),
+        "classification",
+        {"class_weights": "balanced", "both_orders": True},
+    ),
+    "tagging": TaskCase(
+        [{"tokens": words, "ner": tags} for words, tags in zip(_WORDS, _NAMES, strict=True)], ("ner",), "tagging"
+    ),
+    "tagging in windows": TaskCase(
+        [{"tokens": words * 5, "ner": tags * 5} for words, tags in zip(_WORDS, _NAMES, strict=True)],
+        ("ner",),
+        "tagging",
+        {"class_weights": "balanced"},
+        settings=("sequences.length=12",),
+    ),
+    "tagging in documents": TaskCase(
+        [
+            {"words": words, "pos": [word[0] for word in words], "document": index // 3}
+            for index, words in enumerate(_WORDS)
+        ],
+        ("pos",),
+        "tagging",
+        {"context": "document"},
+    ),
+}

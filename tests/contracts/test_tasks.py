@@ -1,0 +1,179 @@
+"""What every task must keep, over the table of kinds; the samples are in task_cases.py."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from task_cases import TASK_CASES, TaskCase
+from torch import Tensor
+
+import bertsmith
+from bertsmith.batches.examples import ExampleConfig, Features
+from bertsmith.models.model import Model
+from bertsmith.tasks import TASKS
+from bertsmith.tasks.base import Task
+from bertsmith.tasks.outputs import item_outputs
+from bertsmith.tasks.predictor import KeptTask, Predictor
+from bertsmith.tasks.recognise import recognise
+from bertsmith.text.tables import Table, table_of
+from bertsmith.toml import override, to_toml
+from bertsmith.training.finetuning import FinetuneSettings, Finetuning, make_finetuning, read_data
+from bertsmith.training.trainer import Trainer
+
+SETTINGS = [
+    "model={name='bert-tiny', overrides={layers=2, width=16, heads=2, dropout=0.1, deviation=0.2}}",
+    "tokenizer.vocabulary=300",
+    "batch.examples=64",
+    "run.epochs=2",
+    "run.choose='last'",
+    "optimizer.learning_rate=1e-3",
+]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A case with a run of two steps."""
+
+    case: TaskCase
+    task: Task[Any]
+    table: Table
+    examples: Sequence[Any]
+    started: dict[str, Tensor]
+    """The weights before the first step."""
+    run: Finetuning
+    predictor: Predictor
+
+    @property
+    def model(self) -> Model:
+        return self.run.trainer.model
+
+    def features(self, examples: Sequence[Any]) -> Features:
+        return self.task.features(examples, self.predictor.encoding)
+
+    def answers(self, examples: Sequence[Any]) -> list[dict[str, Any]]:
+        features = self.features(examples)
+        return self.task.answers(examples, features, item_outputs(self.model, features, ExampleConfig()))
+
+    @property
+    def inputs(self) -> list[dict[str, Any]]:
+        """The rows as they are where something is to be predicted."""
+        return [{name: row[name] for name in row if name not in self.case.targets} for row in self.case.rows]
+
+
+def _settings(case: TaskCase, table: Table) -> FinetuneSettings:
+    plain = override({}, [*SETTINGS, *case.settings])
+    kind = None if case.is_recognised else case.kind
+    return FinetuneSettings.parse({**plain, "task": recognise(table, kind, [], case.task)})
+
+
+@pytest.fixture(scope="module", params=TASK_CASES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    case = TASK_CASES[request.param]
+    table = table_of(case.rows, "rows")
+    data = read_data(_settings(case, table), table, table)
+    run = make_finetuning(data, tmp_path_factory.mktemp("task"), device="cpu", show=False)
+    started = {name: weight.detach().clone() for name, weight in run.trainer.model.named_parameters()}
+    run.trainer.run()
+    model = run.trainer.model.eval()
+    predictor = Predictor(model, KeptTask(task=data.settings.task, sequences=data.settings.sequences))
+    return Made(case, data.settings.task, table, data.dev, started, run, predictor)
+
+
+def test_every_kind_has_a_sample() -> None:
+    assert {case.kind for case in TASK_CASES.values()} == set(TASKS)
+
+
+def test_rows_are_recognised_by_their_kind_alone(made: Made) -> None:
+    columns = TASKS[made.case.kind].recognised(made.case.rows[0])
+    assert columns is not None
+    assert set(columns.values()) <= set(made.case.rows[0])
+    if made.case.is_recognised:
+        assert recognise(made.table, None, [], {})["kind"] == made.case.kind
+
+
+def test_the_record_goes_through_toml_and_json(made: Made) -> None:
+    kept = KeptTask(task=made.task, sequences=ExampleConfig(length=64))
+    assert KeptTask.parse(tomllib.loads(to_toml(kept.plain()))) == kept
+    assert KeptTask.parse(json.loads(json.dumps(kept.plain()))) == kept
+    assert made.task.kind == made.case.kind
+    assert made.task.settled(made.table) == made.task
+
+
+def test_packed_and_padded_outputs_are_the_same(made: Made) -> None:
+    features = made.features(made.examples)
+    packed, padded = (
+        item_outputs(made.model, features, ExampleConfig(layout=layout))
+        for layout in ("packed", "padded")  # type: ignore[arg-type]
+    )
+    assert len(packed) == len(padded) == len(features)
+    for one, other in zip(packed, padded, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+def test_answers_are_one_for_each_example_and_plain_data(made: Made) -> None:
+    answers = made.answers(made.examples)
+    assert len(answers) == len(made.examples)
+    assert all("answer" in answer for answer in answers)
+    assert json.loads(json.dumps(answers, allow_nan=False)) == answers
+    for example in made.examples:
+        assert "\n" not in made.task.shown(example)
+
+
+def test_what_is_right_is_judged_so(made: Made) -> None:
+    right = [
+        {**answer, "answer": made.task.right(example)}
+        for example, answer in zip(made.examples, made.answers(made.examples), strict=True)
+    ]
+    judgement = made.task.judged(made.examples, right)
+    if made.case.is_scored_alone:
+        assert judgement.score == pytest.approx(100.0)
+    assert judgement.measure(np.arange(len(right))) == pytest.approx(judgement.score)
+    assert all(isinstance(value, float) for value in judgement.figures.values())
+    assert [made.task.mistake(*pair) for pair in zip(made.examples, right, strict=True)] == [0.0] * len(right)
+    confusion = made.task.confusion(made.examples, right)
+    if confusion is not None:
+        labels, counts = confusion
+        assert counts.shape == (len(labels), len(labels))
+        assert counts.sum() == np.trace(counts) > 0
+
+
+def test_targets_are_not_needed_for_answers(made: Made) -> None:
+    examples = made.task.examples(table_of(made.inputs, "inputs"), has_targets=False)
+    answers = made.answers(examples)
+    assert answers == made.answers(made.examples)
+    assert made.predictor.predict(made.inputs) == [answer["answer"] for answer in answers]
+    assert made.predictor.predict([]) == []
+
+
+def test_two_steps_move_the_weights_and_keep_them_finite(made: Made) -> None:
+    trainer: Trainer = made.run.trainer
+    assert trainer.progress.step == 2
+    now = dict(made.model.named_parameters())
+    assert all(bool(torch.isfinite(weight).all()) for weight in now.values())
+    moved = {name for name, weight in now.items() if not torch.equal(weight, made.started[name])}
+    head = {f"heads.{name}" for name, _ in made.model.heads.named_parameters()}
+    assert head <= moved if head else moved
+    assert any(name.startswith("encoder.") for name in moved)
+    rows = [json.loads(line) for line in (trainer.out / "log.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses
+    assert np.isfinite(losses).all()
+
+
+def test_a_predictor_loaded_again_says_the_same(made: Made, tmp_path: Path) -> None:
+    from bertsmith.tasks.predictor import write_kept
+
+    bertsmith.save(made.model, tmp_path / "model")
+    write_kept(made.predictor.kept, tmp_path / "model")
+    loaded = Predictor.load(tmp_path / "model")
+    assert loaded.task == made.task
+    assert loaded.details(made.inputs) == made.predictor.details(made.inputs)
+    judgement, answers = loaded.judged(made.table)
+    assert answers == made.predictor.details(made.inputs)
+    assert judgement.score == pytest.approx(made.run.judgement.score)

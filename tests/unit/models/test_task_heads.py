@@ -1,0 +1,240 @@
+"""The heads of tasks: which states they read, the BiLSTM, and an encoder that keeps its weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import bertsmith
+from bertsmith.batches.examples import TaskBatch
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
+from bertsmith.models.build import build
+from bertsmith.models.heads import HeadConfig
+from bertsmith.models.heads.features import Features, FeaturesConfig, RecurrentConfig
+from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig, SpansConfig, TaggerConfig
+from bertsmith.models.model import Model
+from bertsmith.models.published import preset
+from bertsmith.objectives.supervised import Tags
+from bertsmith.training.finetuning import HeadChoice
+from bertsmith.training.starting import with_task_head
+from bertsmith.training.trainer import Trainer
+
+LENGTHS = [5, 9, 1, 3]
+LAYERS = 3
+CHOICES: dict[str, FeaturesConfig] = {
+    "last": FeaturesConfig(),
+    "second to last": FeaturesConfig(skip=1),
+    "embedding": FeaturesConfig(layers=0),
+    "sum of two": FeaturesConfig(layers=2),
+    "sum of two below the last": FeaturesConfig(layers=2, skip=1),
+    "all side by side": FeaturesConfig(layers=LAYERS, combine="concatenate"),
+    "weighted": FeaturesConfig(layers=LAYERS, combine="weighted"),
+}
+RECURRENT = {"linear": None, "BiLSTM": RecurrentConfig(layers=2, width=12)}
+
+
+def _model(head: HeadConfig, name: str = "bert-tiny", **overrides: Any) -> Model:
+    sizes = {"layers": LAYERS, "width": 16, "heads": 2, "vocabulary": 40, "deviation": 0.3, "dropout": 0.1}
+    return with_task_head(build(preset(name, **{**sizes, **overrides}), seed=0), head, seed=1).eval()
+
+
+def _tokens() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return [torch.randint(5, 40, (length,), generator=generator) for length in LENGTHS]
+
+
+def _packed(rows: list[Tensor], empty: int = 0) -> tuple[Tensor, SequenceLayout]:
+    lengths = torch.tensor([0, *map(len, rows), *[0] * empty])
+    return torch.cat(rows), SequenceLayout.packed(lengths.cumsum(0).int(), max(map(len, rows)))
+
+
+def _padded(rows: list[Tensor]) -> tuple[Tensor, SequenceLayout]:
+    lengths = torch.tensor(list(map(len, rows)))
+    is_token = torch.arange(int(lengths.max())) < lengths[:, None]
+    tokens = torch.full(is_token.shape, 7)
+    tokens[is_token] = torch.cat(rows)
+    return tokens, SequenceLayout.padded(is_token)
+
+
+@pytest.mark.parametrize("recurrent", RECURRENT)
+@pytest.mark.parametrize("choice", CHOICES)
+def test_packed_padded_and_alone_are_one(choice: str, recurrent: str) -> None:
+    rows = _tokens()
+    heads = {"features": CHOICES[choice], "recurrent": RECURRENT[recurrent]}
+    for head in (TaggerConfig(labels=("a", "b", "c"), **heads), SpansConfig(**heads)):
+        model = _model(head)
+        packed = model.outputs(*_packed(rows))
+        tokens, layout = _padded(rows)
+        assert layout.is_token is not None
+        assert torch.allclose(model.outputs(tokens, layout)[layout.is_token], packed, atol=1e-5)
+        alone = [model.outputs(row[None], SequenceLayout.full(1, len(row)))[0] for row in rows]
+        assert torch.allclose(torch.cat(alone), packed, atol=1e-5)
+    for pooled in (ClassifierConfig(labels=("a", "b"), pooling="mean", **heads), EmbedderConfig(**heads)):
+        model = _model(pooled)
+        packed = model.outputs(*_packed(rows))
+        assert torch.allclose(model.outputs(*_padded(rows)), packed, atol=1e-5)
+        alone = [model.outputs(row[None], SequenceLayout.full(1, len(row))) for row in rows]
+        assert torch.allclose(torch.cat(alone), packed, atol=1e-5)
+
+
+def test_a_bilstm_takes_empty_sequences_at_the_end() -> None:
+    rows = _tokens()
+    model = _model(TaggerConfig(labels=("a", "b"), recurrent=RecurrentConfig(width=8)))
+    assert torch.allclose(model.outputs(*_packed(rows, empty=2)), model.outputs(*_packed(rows)), atol=1e-6)
+
+
+def _states(model: Model, tokens: Tensor, layout: SequenceLayout) -> list[Tensor]:
+    """The embedding's states and those of every layer."""
+    return [model.encoder.final_norm(states) for states in model.encoder.layer_states(tokens, layout)]
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "modern-small"])
+def test_states_are_those_asked_for(name: str) -> None:
+    def made(config: FeaturesConfig) -> Tensor:
+        model = _model(TaggerConfig(labels=("a",), features=config), name, **overrides)
+        head = model.task_head
+        if head.features.layer_weights is not None and head.features.scale is not None:
+            with torch.no_grad():
+                head.features.layer_weights.copy_(torch.tensor([0.5, -1.0, 2.0]))
+                head.features.scale.fill_(1.5)
+        given: list[Tensor] = []
+        head.features.register_forward_hook(lambda module, inputs, output: given.append(output))
+        model.outputs(tokens, layout)
+        return given[0]
+
+    overrides = {} if name == "bert-tiny" else {"window": 3}
+    tokens, layout = _packed(_tokens())
+    embedding, first, second, third = _states(_model(TaggerConfig(labels=("a",)), name, **overrides), tokens, layout)
+    weights = torch.tensor([0.5, -1.0, 2.0]).softmax(0)
+    expected = {
+        "last": third,
+        "second to last": second,
+        "embedding": embedding,
+        "sum of two": second + third,
+        "sum of two below the last": first + second,
+        "all side by side": torch.cat([first, second, third], -1),
+        "weighted": 1.5 * (weights[0] * first + weights[1] * second + weights[2] * third),
+    }
+    for choice, states in expected.items():
+        assert torch.allclose(made(CHOICES[choice]), states, atol=1e-5), choice
+
+
+def test_more_layers_than_there_are_is_said() -> None:
+    model = _model(TaggerConfig(labels=("a",), features=FeaturesConfig(layers=3, skip=1)))
+    with pytest.raises(InputError, match="the states of 4 layers are asked for; this encoder has 3"):
+        model.outputs(*_packed(_tokens()))
+    with pytest.raises(InputError, match="skip is 2 and layers is 0"):
+        FeaturesConfig.parse({"layers": 0, "skip": 2})
+
+
+def test_even_weights_at_first() -> None:
+    states = [torch.randn(2, 3, 4) for _ in range(3)]
+    features = Features(4, FeaturesConfig(layers=3, combine="weighted"), None)
+    assert torch.allclose(features(states, SequenceLayout.full(2, 3)), sum(states) / 3, atol=1e-6)  # type: ignore[arg-type]
+
+
+def test_the_choice_of_a_head_reaches_it() -> None:
+    choice = HeadChoice(dropout=0.3, features=CHOICES["all side by side"], recurrent=RECURRENT["BiLSTM"])
+    head = choice.applied(TaggerConfig(labels=("a",)))
+    assert head == TaggerConfig(
+        labels=("a",), dropout=0.3, features=CHOICES["all side by side"], recurrent=RECURRENT["BiLSTM"]
+    )
+    with pytest.raises(InputError, match=r"head\.pooling is 'mean'; a head of kind 'tagger' has none"):
+        HeadChoice(pooling="mean").applied(TaggerConfig(labels=("a",)))
+
+
+ROWS = [
+    {"tokens": ["Anna", "sees", "Rome", "again"][: 2 + index % 3], "tags": ["A", "B", "C", "B"][: 2 + index % 3]}
+    for index in range(12)
+]
+SETTINGS = [
+    "model.overrides={layers=3, width=16, heads=2, dropout=0.1}",
+    "tokenizer.vocabulary=270",
+    "batch.examples=4",
+    "encoder.is_frozen=true",
+    'run.choose="last"',
+    "optimizer.learning_rate=1e-2",
+]
+
+
+@pytest.mark.parametrize(
+    ("choice", "recurrent"), [("embedding", "linear"), ("all side by side", "BiLSTM"), ("weighted", "linear")]
+)
+def test_a_frozen_encoder_keeps_its_weights_and_the_head_learns(choice: str, recurrent: str, tmp_path: Path) -> None:
+    features, lstm = CHOICES[choice], RECURRENT[recurrent]
+    chosen = [
+        f"head.features={{layers={features.layers}, skip={features.skip}, combine={features.combine!r}}}",
+        *([] if lstm is None else [f"head.recurrent={{layers={lstm.layers}, width={lstm.width}}}"]),
+    ]
+    runs = {
+        epochs: bertsmith.finetune(
+            "bert-tiny",
+            train=ROWS,
+            device="cpu",
+            out=tmp_path / str(epochs),
+            set=[*SETTINGS, *chosen, f"run.epochs={epochs}"],
+        ).predictor.model
+        for epochs in (1, 3)
+    }
+    short, long = (dict(runs[epochs].named_parameters()) for epochs in (1, 3))
+    for name, weight in long.items():
+        is_same = torch.equal(weight, short[name])
+        assert is_same == name.startswith("encoder."), name
+        assert weight.requires_grad != name.startswith("encoder.")
+    loaded = bertsmith.load(tmp_path / "3")
+    assert all(torch.equal(weight, long[name]) for name, weight in loaded.named_parameters())
+    assert loaded.config.heads == runs[3].config.heads
+
+
+def test_a_frozen_encoder_drops_nothing_and_repeats_by_its_seed() -> None:
+    model = _model(TaggerConfig(labels=("a", "b"), dropout=0.0, recurrent=RecurrentConfig(width=8)), dropout=0.5)
+    tokens, layout = _packed(_tokens())
+    item = torch.arange(len(LENGTHS))
+    batch = TaskBatch(tokens, layout, None, item, {"tags": torch.zeros_like(tokens)}, len(tokens))
+    objective = Tags(is_frozen=True)
+    objective.portions(model)
+    model.train()
+    first, second = objective.outputs(model, batch), objective.outputs(model, batch)
+    assert torch.equal(first, second)
+    assert model.encoder.training
+    objective.sums(first, batch).loss.backward()
+    assert all(weight.grad is None for weight in model.encoder.parameters())
+    assert all(weight.grad is not None for weight in model.task_head.parameters())
+    loose = Tags(is_frozen=False)
+    assert not torch.equal(loose.outputs(model, batch), loose.outputs(model, batch))
+
+
+def test_a_run_on_a_frozen_encoder_goes_on_as_if_never_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for part in ("train", "dev"):
+        (data / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    chosen = ["head.features={layers=2, combine='weighted'}", "head.recurrent={width=12}", "run.epochs=3"]
+
+    def run(name: str) -> Any:
+        return bertsmith.finetune(
+            "bert-tiny", data=str(data), out=tmp_path / name, device="cpu", set=[*SETTINGS, *chosen]
+        )
+
+    real = Trainer._step
+
+    def until(self: Trainer, *arguments: Any) -> None:
+        if self.progress.step == 7:
+            raise KeyboardInterrupt
+        real(self, *arguments)
+
+    run("whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", until)
+        with pytest.raises(KeyboardInterrupt):
+            run("broken")
+    bertsmith.finetune(out=tmp_path / "broken", resume=True, device="cpu")
+    whole, broken = (dict(bertsmith.load(tmp_path / name).named_parameters()) for name in ("whole", "broken"))
+    assert whole.keys() == broken.keys()
+    assert all(torch.equal(weight, broken[name]) for name, weight in whole.items())

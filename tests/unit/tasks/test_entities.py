@@ -1,0 +1,158 @@
+"""Chunks and their figures against conlleval's published rules, written out as tables."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score
+
+from bertsmith.errors import InputError
+from bertsmith.tasks.metrics.entities import tag_judgement
+from bertsmith.tasks.tagging_schemes import as_iob2, chunks, scheme_of, whole_labels
+
+# (tag before, tag) between which a chunk of one type ends, or begins; S, and B after E, which conlleval lacks, are as
+# in its ports to BIOES
+ENDS = {"BB", "BS", "BO", "IB", "IS", "IO", "EB", "EI", "EE", "ES", "EO", "SB", "SI", "SE", "SS", "SO"}
+BEGINS = {"OB", "OI", "OE", "OS", "BB", "BS", "IB", "IS", "EB", "EI", "EE", "ES", "SB", "SI", "SE", "SS"}
+
+
+def _published(right: list[list[str]], said: list[list[str]]) -> tuple[int, int, int]:
+    """Chunks that are right, were said and are there, counted in one pass over both columns as conlleval counts."""
+
+    def parts(tag: str) -> tuple[str, str]:
+        return (tag[0], tag[2:]) if "-" in tag else (tag, "")
+
+    def ends(before: tuple[str, str], now: tuple[str, str]) -> bool:
+        return before[0] + now[0] in ENDS or (before[0] != "O" and before[1] != now[1])
+
+    def begins(before: tuple[str, str], now: tuple[str, str]) -> bool:
+        return before[0] + now[0] in BEGINS or (now[0] != "O" and before[1] != now[1])
+
+    correct = found = there = 0
+    for gold, guess in zip(right, said, strict=True):
+        before = guess_before = ("O", "")
+        in_correct = False
+        for gold_tag, guess_tag in zip([*gold, "O"], [*guess, "O"], strict=True):
+            now, guess_now = parts(gold_tag), parts(guess_tag)
+            if in_correct:
+                is_end, is_guess_end = ends(before, now), ends(guess_before, guess_now)
+                if is_end and is_guess_end and before[1] == guess_before[1]:
+                    in_correct = False
+                    correct += 1
+                elif is_end != is_guess_end or now[1] != guess_now[1]:
+                    in_correct = False
+            is_begin, is_guess_begin = begins(before, now), begins(guess_before, guess_now)
+            if is_begin and is_guess_begin and now[1] == guess_now[1]:
+                in_correct = True
+            there += is_begin
+            found += is_guess_begin
+            before, guess_before = now, guess_now
+    return correct, found, there
+
+
+def _sentences(places: str, kinds: str, count: int, seed: int) -> tuple[list[list[str]], list[list[str]]]:
+    """Random tags, most of them in no valid order, and others that differ in some places."""
+    random = np.random.default_rng(seed)
+    tags = ["O", *(f"{place}-{kind}" for place in places for kind in kinds)]
+    right = [random.choice(tags, random.integers(1, 12)).tolist() for _ in range(count)]
+    share = random.choice([0.05, 0.3, 0.9], count)
+    said = [
+        [random.choice(tags).item() if random.random() < much else tag for tag in row]
+        for row, much in zip(right, share, strict=True)
+    ]
+    return right, said
+
+
+@pytest.mark.parametrize("kinds", ["X", "XY", "XYZ"])
+@pytest.mark.parametrize("places", ["BI", "I", "BIES", "IE"])
+def test_counts_are_those_of_the_published_rules(places: str, kinds: str) -> None:
+    right, said = _sentences(places, kinds, 1500, seed=len(places) * 10 + len(kinds))
+    correct, found, there = _published(right, said)
+    judgement = tag_judgement(said, right, None, has_chunks=True)
+    assert judgement.metric == "f1"
+    assert judgement.figures["precision"] == pytest.approx(100 * correct / found, abs=1e-9)
+    assert judgement.figures["recall"] == pytest.approx(100 * correct / there, abs=1e-9)
+    precision, recall = correct / found, correct / there
+    assert judgement.score == pytest.approx(100 * 2 * precision * recall / (precision + recall), abs=1e-9)
+    flat = [[tag for row in rows for tag in row] for rows in (right, said)]
+    assert judgement.figures["accuracy"] == pytest.approx(100 * accuracy_score(*flat), abs=1e-9)
+
+
+def test_measure_over_all_sentences_is_the_score_and_repeats_count() -> None:
+    right, said = _sentences("BI", "XY", 60, seed=7)
+    for metric in ("f1", "precision", "recall", "accuracy"):
+        judgement = tag_judgement(said, right, metric, has_chunks=True)
+        assert judgement.measure(np.arange(60)) == pytest.approx(judgement.score)
+        chosen = np.array([3, 3, 10, 41])
+        part = tag_judgement([said[i] for i in chosen], [right[i] for i in chosen], metric, has_chunks=True)
+        assert judgement.measure(chosen) == pytest.approx(part.score)
+
+
+def test_figures_type_by_type() -> None:
+    right = [["B-PER", "I-PER", "O", "B-LOC"], ["B-LOC", "O"]]
+    said = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "B-PER"]]
+    figures = tag_judgement(said, right, None, has_chunks=True).figures
+    assert figures["precision_LOC"] == figures["recall_LOC"] == figures["f1_LOC"] == 100.0
+    assert figures["precision_PER"] == figures["recall_PER"] == figures["f1_PER"] == 0.0
+    assert figures["precision"] == 50.0
+    assert figures["recall"] == pytest.approx(200 / 3)
+    assert figures["accuracy"] == pytest.approx(400 / 6)
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("O I-A I-A O", [("A", 1, 3)]),
+        ("I-A B-A I-A", [("A", 0, 1), ("A", 1, 3)]),
+        ("B-A I-B", [("A", 0, 1), ("B", 1, 2)]),
+        ("B-A B-A", [("A", 0, 1), ("A", 1, 2)]),
+        ("S-A S-A B-B E-B", [("A", 0, 1), ("A", 1, 2), ("B", 2, 4)]),
+        ("E-A I-A", [("A", 0, 1), ("A", 1, 2)]),
+        ("U-A B-A L-A", [("A", 0, 1), ("A", 1, 3)]),
+        ("B I O I", [("", 0, 2), ("", 3, 4)]),
+        ("B-a-b I-a-b", [("a-b", 0, 2)]),
+        ("O O", []),
+        ("", []),
+    ],
+)
+def test_chunks_by_hand(tags: str, expected: list[tuple[str, int, int]]) -> None:
+    assert chunks(tags.split()) == expected
+
+
+def test_no_chunk_anywhere_is_a_score_of_0() -> None:
+    assert tag_judgement([["O"]], [["O"]], None, has_chunks=True).score == 0.0
+
+
+def test_iob1_becomes_iob2_with_the_same_chunks() -> None:
+    assert as_iob2(["I-A", "I-A", "B-A", "O", "I-B", "I-A"]) == ["B-A", "I-A", "B-A", "O", "B-B", "B-A"]
+    for tags in _sentences("BI", "XY", 500, seed=3)[0]:
+        changed = as_iob2(tags)
+        assert chunks(changed) == chunks(tags)
+        assert as_iob2(changed) == changed
+        for before, tag in pairwise(["O", *changed]):
+            assert tag[0] != "I" or before[1:] == tag[1:], changed  # only ever after a word of its own chunk
+
+
+def test_schemes_are_told_apart() -> None:
+    assert scheme_of({"O", "B-A", "I-A"}) == "iob"
+    assert scheme_of({"O", "I-A"}) == "iob"
+    assert scheme_of({"O", "B-A", "E-A"}) == "bioes"
+    assert scheme_of({"O", "U-A", "L-A", "B-A"}) == "bioes"
+    assert scheme_of({"NN", "VB", "O"}) == "plain"
+    assert scheme_of({"O", "B-A", "NN"}) == "plain"
+    assert scheme_of({"O"}) == "plain"
+
+
+def test_labels_have_all_places_of_every_type() -> None:
+    assert whole_labels({"O", "B-PER"}, "iob") == ("O", "B-PER", "I-PER")
+    assert whole_labels({"S-A"}, "bioes") == ("O", "B-A", "I-A", "E-A", "S-A")
+    assert whole_labels({"U-A"}, "bioes") == ("O", "B-A", "I-A", "L-A", "U-A")
+    assert whole_labels({"VB", "NN"}, "plain") == ("NN", "VB")
+
+
+def test_plain_tags_have_accuracy_only() -> None:
+    judgement = tag_judgement([["NN", "VB"], ["NN"]], [["NN", "NN"], ["NN"]], None, has_chunks=False)
+    assert judgement.figures == {"accuracy": pytest.approx(200 / 3)}
+    assert judgement.measure(np.array([0])) == 50.0
+    with pytest.raises(InputError, match=r"task\.metric is 'f1'; allowed: accuracy"):
+        tag_judgement([["NN"]], [["NN"]], "f1", has_chunks=False)

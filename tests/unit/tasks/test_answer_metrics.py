@@ -1,0 +1,173 @@
+"""Exact match and F1 of answers, and the best threshold, against a transcription of what SQuAD's scorers publish."""
+
+import math
+import random
+import re
+import string
+
+import numpy as np
+import pytest
+from torchmetrics.functional.text import squad
+
+from bertsmith.errors import InputError
+from bertsmith.tasks.metrics.answers import answer_judgement, best_threshold, exact, f1, normalised
+
+WORDS = ["the", "The", "a", "an", "AN", "theory", "an-apple", "Denver", "Broncos", "24–10", "U.S.", "café", "naïve"]
+WORDS += [
+    "東京",
+    "'the'",
+    "(a)",
+    "!",
+    "…",
+    "$12",
+    "100%",
+    "",
+    "the\u00a0end",
+    "a_the",
+    "İstanbul",
+    "ß",
+    "50",
+    "nth\tthe",
+]
+
+
+def _plain_normalised(text: str) -> str:
+    text = "".join(character for character in text.lower() if character not in set(string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def _plain_exact(said: str, golds: list[str]) -> int:
+    return max(int(_plain_normalised(said) == _plain_normalised(gold)) for gold in golds)
+
+
+def _plain_f1(said: str, golds: list[str]) -> float:
+    best = 0.0
+    for gold in golds:
+        own, other = _plain_normalised(said).split(), _plain_normalised(gold).split()
+        if len(own) == 0 or len(other) == 0:
+            best = max(best, float(len(own) == len(other)))
+            continue
+        same, left = 0, list(other)
+        for word in own:
+            if word in left:
+                left.remove(word)
+                same += 1
+        if same:
+            precision, recall = same / len(own), same / len(other)
+            best = max(best, 2 * precision * recall / (precision + recall))
+    return best
+
+
+def _plain_golds(golds: list[str]) -> list[str]:
+    return [gold for gold in golds if _plain_normalised(gold)] or [""]
+
+
+def _plain_threshold(texts, scores, odds, has_answer):
+    current = best = sum(not has for has in has_answer)
+    threshold = 0.0
+    for index in sorted(range(len(texts)), key=lambda index: odds[index]):
+        if has_answer[index]:
+            current += scores[index]
+        elif texts[index]:
+            current -= 1
+        if current > best:
+            best, threshold = current, odds[index]
+    return 100 * best / len(texts), threshold
+
+
+def _text(rng: random.Random) -> str:
+    return rng.choice([" ", "  ", "-", ", "]).join(rng.choice(WORDS) for _ in range(rng.randint(0, 5)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Denver Broncos!", "denver broncos"),
+        ("a theory of the an", "theory of"),
+        ("a.", ""),
+        ("the-end", "theend"),  # punctuation goes first, so this is no article any more
+        ("24–10", "24–10"),  # an en dash is no ASCII punctuation
+        ("“the” end", "“ ” end"),
+        ("", ""),
+    ],
+)
+def test_normalisation(text: str, expected: str) -> None:
+    assert normalised(text) == expected
+
+
+def test_random_answers_score_as_published() -> None:
+    rng = random.Random(0)
+    seen = set()
+    for _ in range(5_000):
+        golds = [_text(rng) for _ in range(rng.randint(0, 4))]
+        said = rng.choice([*golds, _text(rng), _text(rng)])
+        right = _plain_golds(golds)
+        assert exact(said, golds) == _plain_exact(said, right)
+        assert math.isclose(f1(said, golds), _plain_f1(said, right), abs_tol=1e-12)
+        seen.add((exact(said, golds), f1(said, golds) in (0.0, 1.0), right == [""], said == ""))
+    assert len(seen) == 7  # all the ways they can come out did
+
+
+def test_torchmetrics_agrees_where_every_gold_has_words() -> None:
+    # torchmetrics keeps right answers of which nothing is left, so they are not drawn here
+    rng = random.Random(1)
+    said, golds = [], []
+    while len(said) < 500:
+        drawn = [text for text in (_text(rng) for _ in range(3)) if normalised(text)]
+        if drawn:
+            golds.append(drawn)
+            said.append(rng.choice([*drawn, _text(rng)]))
+    predictions = [{"id": str(index), "prediction_text": text} for index, text in enumerate(said)]
+    targets = [
+        {"id": str(index), "answers": {"text": texts, "answer_start": [0] * len(texts)}}
+        for index, texts in enumerate(golds)
+    ]
+    theirs = squad(predictions, targets)
+    ours = answer_judgement(said, golds, None)
+    assert ours.metric == "f1"
+    assert ours.figures["f1"] == pytest.approx(float(theirs["f1"]), abs=1e-3)
+    assert ours.figures["exact"] == pytest.approx(float(theirs["exact_match"]), abs=1e-3)
+
+
+def test_best_threshold_as_published() -> None:
+    rng = random.Random(2)
+    for _ in range(500):
+        count = rng.randint(1, 30)
+        has_answer = [rng.random() < 0.5 for _ in range(count)]
+        texts = [rng.choice(["", "x", "y"]) for _ in range(count)]
+        scores = [rng.choice([0.0, 0.25, 1.0]) if has else 0.0 for has in has_answer]
+        odds = [rng.choice([-5.0, -1.0, 0.0, 2.0, 1e9, rng.uniform(-9, 9)]) for _ in range(count)]
+        said = np.array([text != "" for text in texts])
+        ours = best_threshold(np.array(scores), np.array(odds), np.array(has_answer), said)
+        assert ours == pytest.approx(_plain_threshold(texts, scores, odds, has_answer))
+
+
+def test_figures_apart_for_questions_with_and_without_an_answer() -> None:
+    judgement = answer_judgement(
+        ["Denver", "", "wrong", ""],
+        [["denver", "Denver Broncos"], [], [], ["Carolina Panthers"]],
+        None,
+        texts=["Denver", "noise", "wrong", "Carolina"],
+        null_odds=[-3.0, 4.0, -1.0, 0.5],
+    )
+    figures = judgement.figures
+    assert figures["f1"] == figures["exact"] == 50
+    assert figures["has_answer_f1"] == figures["has_answer_exact"] == 50
+    assert figures["no_answer_f1"] == figures["no_answer_exact"] == 50
+    # null everywhere scores 2, the first answer lifts it to 3; "wrong" costs 1, "Carolina" gives back 2/3
+    assert figures["best_f1"] == 75
+    assert figures["best_f1_threshold"] == -3
+    assert judgement.score == 50
+
+
+def test_measure_is_the_main_figure_over_a_sample() -> None:
+    judgement = answer_judgement(["a b", "c", "x"], [["b"], ["c d"], ["y"]], None)
+    assert judgement.measure(np.array([0, 1, 2])) == judgement.score
+    assert judgement.measure(np.array([1, 1])) == pytest.approx(200 / 3)
+    assert judgement.measure(np.array([2])) == 0
+    assert math.isclose(answer_judgement(["c"], [["c d"]], "exact").score, 0.0)
+
+
+def test_an_unknown_metric_is_named() -> None:
+    with pytest.raises(InputError, match=r"task\.metric is 'accuracy'"):
+        answer_judgement(["a"], [["a"]], "accuracy")

@@ -1,0 +1,296 @@
+"""Answer spans: rows and what is wrong with them, windows and targets, the loss in every layout, a whole run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import log_softmax
+
+import bertsmith
+from bertsmith.batches.batch import IGNORED
+from bertsmith.batches.examples import ExampleConfig, ExampleReader
+from bertsmith.batches.plan import Cursor, MicroBatchPlan
+from bertsmith.errors import InputError
+from bertsmith.objectives.spans import Spans
+from bertsmith.tasks.base import Encoding
+from bertsmith.tasks.recognise import recognise
+from bertsmith.tasks.spans import SpanAnswers
+from bertsmith.tasks.spans_windows import SpanExample, has_most_context, window_starts
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.squad_file import squad_table
+from bertsmith.text.tables import table_of
+
+STORY = "Anna the smith forged an iron gate in spring. Berta, her sister, mended seven lanterns near the harbour."
+ASKED = [
+    ("Who forged a gate?", "Anna the smith"),
+    ("What did Anna forge?", "an iron gate"),
+    ("When was the gate forged?", "spring"),
+    ("Who mended lanterns?", "Berta"),
+    ("Who is Berta?", "her sister"),
+    ("How many lanterns were mended?", "seven"),
+    ("What did Berta mend?", "seven lanterns"),
+    ("Where did Berta mend them?", "near the harbour"),
+    ("Who sold the gate?", None),
+    ("When were the lanterns sold?", None),
+]
+
+
+def _rows(*, has_unanswerable: bool = True) -> list[dict]:
+    rows = []
+    for index, (question, answer) in enumerate(ASKED):
+        if answer is None and not has_unanswerable:
+            continue
+        answers = (
+            {"text": [answer], "answer_start": [STORY.index(answer)]} if answer else {"text": [], "answer_start": []}
+        )
+        row = {"id": f"q{index}", "context": STORY, "question": question, "answers": answers}
+        rows.append({**row, "is_impossible": answer is None} if has_unanswerable else row)
+    return rows
+
+
+def _row(**changes) -> dict:
+    row = {
+        "context": "an iron gate, an oak gate",
+        "question": "what?",
+        "answers": {"text": ["oak"], "answer_start": [17]},
+    }
+    return {**row, **changes}
+
+
+@pytest.fixture(scope="module", params=["wordpiece", "bytes", "unigram"])
+def tokenizer(request):
+    return learn_tokenizer([STORY, *(question for question, _ in ASKED)] * 3, request.param, 330, progress=False)
+
+
+def test_rows_are_recognised_and_tell_whether_answers_may_be_missing() -> None:
+    table = table_of(_rows(), "train")
+    assert recognise(table, None, [], {})["kind"] == "spans"
+    assert SpanAnswers().settled(table).may_be_unanswered is True
+    assert SpanAnswers().settled(table_of(_rows(has_unanswerable=False), "train")).may_be_unanswered is False
+    other = [{"frage": row["question"], "context": STORY, "gold": row["answers"]} for row in _rows()]
+    found = recognise(table_of(other, "train"), None, ["question=frage", "answer=gold"], {})
+    task = SpanAnswers.parse(found)
+    assert [example.golds for example in task.examples(table_of(other, "train"))][:2] == [
+        ("Anna the smith",),
+        ("an iron gate",),
+    ]
+
+
+def test_official_file_gives_the_same_examples(tmp_path: Path) -> None:
+    asked = [
+        {
+            "id": row["id"],
+            "question": row["question"],
+            "is_impossible": row["is_impossible"],
+            "answers": [
+                {"text": text, "answer_start": start}
+                for text, start in zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True)
+            ],
+        }
+        for row in _rows()
+    ]
+    content = {"version": "v2.0", "data": [{"title": "Smiths", "paragraphs": [{"context": STORY, "qas": asked}]}]}
+    file = tmp_path / "train-v2.0.json"
+    file.write_text(json.dumps(content), encoding="utf-8")
+    table = squad_table(file)
+    assert table.place(1) == f"file {str(file)!r} question 2"
+    assert SpanAnswers().examples(table) == SpanAnswers().examples(table_of(_rows(), "train"))
+    as_pairs = [{**row, "answers": one["answers"]} for row, one in zip(_rows(), asked, strict=True)]
+    assert SpanAnswers().examples(table_of(as_pairs, "train")) == SpanAnswers().examples(table)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"data": [{}]}', '{"data": [{"paragraphs": [{}]}]}', '{"data": []}'])
+def test_a_broken_official_file_is_named(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "train.json"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=r"train\.json"):
+        squad_table(file)
+
+
+def test_a_wrong_place_is_repaired_where_the_text_occurs_once() -> None:
+    table = table_of([_row(), _row(answers={"text": ["oak", "gate"], "answer_start": [3, 8]})], "train")
+    examples = SpanAnswers().examples(table)
+    assert [(one.begin, one.end, one.is_repaired) for one in examples] == [(17, 20, False), (17, 20, True)]
+    (notice,) = SpanAnswers().notices(examples)
+    assert notice.startswith("1 answers did not stand at their answer_start")
+    assert "'1'" in notice
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"answers": {"text": ["gate"], "answer_start": [0]}}, "'gate' occurs several times .* answer_start 0"),
+        ({"answers": {"text": ["gate"]}}, "several times in the passage and no answer_start"),
+        ({"answers": {"text": ["steel"], "answer_start": [0]}}, "'steel' does not occur"),
+        ({"answers": {"text": [" "], "answer_start": [2]}}, "is blank"),
+        ({"answers": {"text": ["oak"], "answer_start": ["17"]}}, "whole numbers"),
+        ({"answers": {"text": ["oak"], "answer_start": [17, 18]}}, "of one length"),
+        ({"answers": "oak"}, "'answers' must be"),
+        (
+            {"answers": {"text": [], "answer_start": []}, "is_impossible": False},
+            "is empty and 'is_impossible' is false",
+        ),
+        ({"is_impossible": "no"}, "'is_impossible' is 'no'"),
+        ({"question": None}, "field 'question' is null"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_said_with_its_place(changes: dict, sentence: str) -> None:
+    with pytest.raises(InputError, match=f"^train row 1.*{sentence}"):
+        SpanAnswers().examples(table_of([_row(), _row(**changes)], "train"))
+
+
+def test_windows_cover_the_passage() -> None:
+    assert window_starts(0, 10, 4).tolist() == [0]
+    assert window_starts(10, 10, 4).tolist() == [0]
+    assert window_starts(11, 10, 4).tolist() == [0, 4]
+    assert window_starts(30, 10, 128).tolist() == [0, 10, 20]
+    assert window_starts(19, 10, 4).tolist() == [0, 4, 8, 12]
+    starts, lengths = np.array([0, 4, 8]), np.array([10, 10, 4])
+    # tokens 0 … 11; the first of equals wins: token 6 is as far from the near end of both of its windows
+    owners = has_most_context(12, starts, lengths).argmax(0)
+    assert owners.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+    assert (has_most_context(12, starts, lengths).sum(0) == 1).all()
+
+
+def test_targets_lead_back_to_the_answers_with_any_tokenizer(tokenizer) -> None:
+    task = SpanAnswers(stride=5, question_length=6)
+    examples = task.examples(table_of(_rows(), "train"))
+    features = task.features(examples, Encoding(tokenizer, 28, has_types=True))
+    assert len(features) > len(examples)
+    found = set()
+    for item, (start, end) in enumerate(zip(features.targets["start"], features.targets["end"], strict=True)):
+        example = examples[features.example[item]]
+        assert features.tokens[item][0] == tokenizer.start
+        assert len(features.tokens[item]) <= 28
+        passage = slice(features.first[item], features.first[item] + features.shown[item])
+        assert not features.may_start[item][: passage.start].any()
+        assert not features.may_start[item][passage.stop :].any()
+        if start:
+            assert passage.start <= start <= end < passage.stop
+            begin, stop = features.span(item, start, end)
+            # a piece may hold more than the answer, such as the comma after it
+            assert example.golds[0] in STORY[begin:stop]
+            assert stop - begin <= len(example.golds[0]) + 12
+            found.add(example.id)
+        else:
+            assert end == 0
+    assert found == {f"q{index}" for index in range(8)}
+    # every passage token may start an answer in exactly one window of its question
+    shown = sum(features.may_start[item].sum() for item in np.flatnonzero(features.example == 0))
+    assert shown == len(tokenizer.encode_plain([STORY])[0])
+
+
+def test_perfect_scores_give_the_right_answers(tokenizer) -> None:
+    task = SpanAnswers(stride=20, may_be_unanswered=True)
+    examples = task.examples(table_of(_rows(), "train"))
+    features = task.features(examples, Encoding(tokenizer, 64, has_types=True))
+    outputs = []
+    for item, length in enumerate(features.tokens.lengths):
+        scores = np.zeros((length, 2), np.float32)
+        scores[features.targets["start"][item], 0] = scores[features.targets["end"][item], 1] = 9
+        # a window without the answer points at its first token, but not as surely as the other one does at the answer
+        outputs.append(scores if features.targets["start"][item] else scores / 3)
+    answers = task.answers(examples, features, outputs)
+    judgement = task.judged(examples, answers)
+    assert judgement.figures["f1"] > 90
+    assert judgement.figures["no_answer_exact"] == 100
+    assert [task.mistake(example, answer) for example, answer in zip(examples, answers, strict=True)][8:] == [0, 0]
+    json.dumps(answers, allow_nan=False)
+    files = task.files(examples, answers)
+    assert set(files) == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
+    assert json.loads(files["predictions.json"]) == {
+        example.id: answer["answer"] for example, answer in zip(examples, answers, strict=True)
+    }
+    assert set(json.loads(files["nbest_predictions.json"])["q0"][0]) == {
+        "text",
+        "probability",
+        "start_logit",
+        "end_logit",
+    }
+
+
+def test_an_empty_passage_and_an_answer_without_tokens(tokenizer) -> None:
+    task = SpanAnswers()
+    examples = [
+        SpanExample("0", "what?", "", ()),
+        SpanExample("1", "what?", "iron  gate", ("\t",), 4, 4),
+    ]
+    features = task.features(examples, Encoding(tokenizer, 32, has_types=False))
+    assert features.types is None
+    assert features.targets["start"].tolist() == features.targets["end"].tolist() == [0, IGNORED]
+    outputs = [np.ones((length, 2), np.float32) for length in features.tokens.lengths]
+    empty, _ = task.answers(examples, features, outputs)
+    assert (empty["answer"], empty["begin"], empty["score"]) == ("", None, 1.0)
+
+
+def test_a_length_without_room_is_named(tokenizer) -> None:
+    examples = SpanAnswers().examples(table_of(_rows(), "train"))
+    with pytest.raises(InputError, match=r"sequences\.length is 6; at least"):
+        SpanAnswers().features(examples, Encoding(tokenizer, 6, has_types=True))
+
+
+def _batch(features, layout: str, items: list[int]):
+    reader = ExampleReader(features, ExampleConfig(layout=layout), 0)
+    return reader[MicroBatchPlan(np.array(items), Cursor())].batch
+
+
+def test_loss_is_that_of_each_window_alone_in_every_layout(tokenizer) -> None:
+    task = SpanAnswers(stride=5)
+    features = task.features(task.examples(table_of(_rows(), "train")), Encoding(tokenizer, 48, has_types=True))
+    features.targets["start"][2] = features.targets["end"][2] = IGNORED
+    items = list(range(9))
+    scores = [torch.randn(int(features.tokens.lengths[item]), 2, dtype=torch.float64) for item in items]
+    expected = torch.tensor(0.0, dtype=torch.float64)
+    for item, own in zip(items, scores, strict=True):
+        for side, name in enumerate(("start", "end")):
+            if item != 2:
+                expected -= log_softmax(own[:, side], 0)[features.targets[name][item]] / 2
+    objective = Spans()
+    gradients = []
+    for layout in ("packed", "padded"):
+        batch = _batch(features, layout, items)
+        leaves = [own.clone().requires_grad_() for own in scores]
+        outputs = torch.cat(leaves)
+        if layout == "padded":
+            longest = max(map(len, leaves))
+            # what stands at pads must not matter
+            fill = [torch.full((longest - len(own), 2), 50.0, dtype=own.dtype) for own in leaves]
+            outputs = torch.stack([torch.cat(pair) for pair in zip(leaves, fill, strict=True)])
+        sums = objective.sums(outputs, batch)
+        torch.testing.assert_close(sums.loss, expected)
+        assert int(objective.count(batch)) == int(sums.figures["accuracy"].whole) == 8
+        sums.loss.backward()
+        gradients.append(torch.cat([leaf.grad for leaf in leaves]))
+    torch.testing.assert_close(*gradients)
+    half = objective.sums(torch.cat(scores).bfloat16(), _batch(features, "packed", items))
+    assert half.loss.dtype == torch.float32
+
+
+def test_ten_questions_are_learned_and_answered(tmp_path: Path) -> None:
+    settings = ["run.epochs=10", "optimizer.learning_rate=1e-3", "sequences.length=128"]
+    settings += ["model.overrides.dropout=0.0", "batch.examples=10", "tokenizer.vocabulary=300"]
+    result = bertsmith.finetune(
+        "bert-tiny", train=_rows() * 10, dev=_rows(), set=settings, task="spans", device="cpu", out=tmp_path / "run"
+    )
+    assert result["metric"] == "f1"
+    assert result["score"] > 80
+    assert "best_f1_threshold" in result
+    (answer,) = result.predict([("Who mended lanterns?", STORY)])
+    assert answer == "Berta"
+    again = bertsmith.Predictor.load(tmp_path / "run")
+    (details,) = again.details([{"question": "Who mended lanterns?", "context": STORY}])
+    assert STORY[details["begin"] : details["end"]] == details["answer"] == "Berta"
+    assert (tmp_path / "run" / "dev.official" / "null_odds.json").is_file()
+
+
+def test_an_example_reads_as_one_line() -> None:
+    long = SpanExample("0", "Which  gate?", "x" * 200 + " oak " + "y" * 200, ("oak", "oak", "an oak"), 201, 204)
+    shown = SpanAnswers().shown(long)
+    assert shown.startswith("Which gate? | … x")
+    assert " oak y" in shown
+    assert shown.endswith("y …")
+    assert len(shown) < 160
+    assert SpanAnswers().right(long) == "oak | an oak"
+    assert SpanAnswers().shown(SpanExample("0", "q?", "short\ntext", ())) == "q? | short text"

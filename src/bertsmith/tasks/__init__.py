@@ -6,12 +6,14 @@ from bertsmith.settings import ByKind
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.classification import Classification
+from bertsmith.tasks.embedding import Embedding
 from bertsmith.tasks.multi_label import MultiLabel
 from bertsmith.tasks.regression import Regression
 
 TASKS: dict[str, type[Task[Any]]] = {
     "choice": Choice,
     "classification": Classification,
+    "embedding": Embedding,
     "multi_label": MultiLabel,
     "regression": Regression,
 }

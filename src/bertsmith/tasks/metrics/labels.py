@@ -43,7 +43,6 @@ def average_precision(scores: np.ndarray, right: np.ndarray) -> float:
     return 100 * float(binary_average_precision(torch.from_numpy(scores), torch.from_numpy(right.astype(np.int64))))
 
 
-
 Measure = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
 LABEL_METRICS: dict[str, Measure] = {
     "micro_f1": micro_f1,

@@ -124,11 +124,15 @@ class Model(nn.Module):
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str], *, batch_size: int = 32, subnet: Subnet | None = None) -> Tensor:
-        """One vector per text, the mean of its token states: (texts, width)."""
+        """One vector per text: what the embedder head says, or without one the mean of its token states.
+
+        Shape: (texts, width).
+        """
         check_texts("encode", texts, batch_size)
         with self.evaluating():
-            vectors = [self._means(texts[i : i + batch_size], subnet) for i in range(0, len(texts), batch_size)]
-        return torch.cat(vectors) if vectors else torch.empty(0, self.config.encoder.width, device=self.device)
+            vectors = [self._vectors(texts[i : i + batch_size], subnet) for i in range(0, len(texts), batch_size)]
+        width = self.task_head.features.width if "embedder" in self.heads else self.config.encoder.width
+        return torch.cat(vectors) if vectors else torch.empty(0, width, device=self.device)
 
     @torch.inference_mode()
     def fill_mask(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
@@ -199,8 +203,11 @@ class Model(nn.Module):
             raise InputError("this model has no tokenizer; load one with its folder or set model.tokenizer")
         return self.tokenizer
 
-    def _means(self, texts: Sequence[str], subnet: Subnet | None) -> Tensor:
+    def _vectors(self, texts: Sequence[str], subnet: Subnet | None) -> Tensor:
         batch = self._batch(texts)
+        if "embedder" in self.heads:
+            layout = SequenceLayout.rows(batch["input_ids"], batch["attention_mask"])
+            return self.outputs(batch["input_ids"], layout, batch["token_type_ids"], subnet=subnet)
         states = self(**batch, subnet=subnet)
         is_token = batch["attention_mask"][..., None]
         return (states * is_token).sum(1) / is_token.sum(1)

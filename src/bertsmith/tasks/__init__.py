@@ -4,18 +4,23 @@ from typing import Annotated, Any
 
 from bertsmith.settings import ByKind
 from bertsmith.tasks.base import Task
+from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.classification import Classification
+from bertsmith.tasks.embedding import Embedding
 from bertsmith.tasks.multi_label import MultiLabel
 from bertsmith.tasks.regression import Regression
 from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.tasks.tagging import Tagging
 
+# the first kind whose columns fit is taken
 TASKS: dict[str, type[Task[Any]]] = {
+    "choice": Choice,
+    "spans": SpanAnswers,
+    "tagging": Tagging,
     "classification": Classification,
     "regression": Regression,
     "multi_label": MultiLabel,
-    "tagging": Tagging,
-    "spans": SpanAnswers,
+    "embedding": Embedding,
 }
 
 AnyTask = Annotated[Task[Any], ByKind(TASKS)]

@@ -37,5 +37,5 @@ def test_judgement() -> None:
     assert judgement.metric == "spearman"
     assert judgement.figures["mse"] == pytest.approx(np.mean((said - right) ** 2))
     assert judgement.measure(np.arange(50)) == pytest.approx(spearman(said[:50], right[:50]))
-    with pytest.raises(InputError, match="task.metric is 'mse'"):
+    with pytest.raises(InputError, match=r"task\.metric is 'mse'"):
         value_judgement(said, right, "mse")

@@ -1,0 +1,264 @@
+"""Vectors of texts that lie close together where the texts are alike."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from bertsmith.batches.examples import Features
+from bertsmith.batches.ragged import Ragged
+from bertsmith.errors import InputError
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import HeadConfig
+from bertsmith.models.heads.task import EmbedderConfig
+from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity
+from bertsmith.objectives.supervised import Supervised
+from bertsmith.tasks.base import Encoding, Judgement, Task
+from bertsmith.tasks.embedding_columns import (
+    Columns,
+    alike_labels,
+    embedding_columns,
+    label_name,
+    usual_loss,
+)
+from bertsmith.tasks.metrics.similarity import (
+    finding_judgement,
+    likeness_judgement,
+    partner_ranks,
+    similarity_judgement,
+    spread_judgement,
+)
+from bertsmith.tasks.regression import number_of
+from bertsmith.text.tables import Table
+
+Loss = Literal["in_batch", "similarity", "ranking", "contrastive", "dropout"]
+_DECIMALS = 7  # of the vectors that are written
+
+
+@dataclass(frozen=True)
+class EmbeddingExample:
+    """A text, perhaps its like and what is unlike it, and how alike the first two are."""
+
+    texts: tuple[str, ...]
+    value: float = math.nan
+    """Between 0 and 1 where the training data told the range; NaN where the data does not say it."""
+
+
+class Embedding(Task[EmbeddingExample]):
+    """Give texts vectors, to be compared by their cosine."""
+
+    kind: Literal["embedding"] = "embedding"
+    text: str | None = None
+    """The column of the text; None for what the usual names of columns show …"""
+    pair: str | None = None
+    """… and of the second one, which is like it or is compared with it …"""
+    negative: str | None = None
+    """… and of one that is unlike it."""
+    label: str | None = None
+    """The column that says how alike the two are, by a number or a label; None where all are alike."""
+    loss: Loss | None = None
+    """What is learned: "in_batch" that a text finds its like among those of the micro-batch, "similarity" that the
+    cosine is the number given, "ranking" that cosines are in the order of the numbers, "contrastive" that like pairs
+    are close and unlike ones apart, "dropout" (SimCSE) that a text finds itself under other dropout. None for what
+    the columns show."""
+    alike: tuple[str, ...] = ()
+    """The labels that mean that two texts are alike; empty for 1 of 0 and 1, or entailment."""
+    lowest: float | None = None
+    """The number that stands for nothing alike; None for the least of the training data."""
+    highest: float | None = None
+    """The one that stands for all the same; None for the greatest."""
+    scale: float = Field(default=20.0, gt=0)
+    """What cosines are multiplied by in "in_batch", "dropout" and "ranking": 1 / temperature."""
+    margin: float = Field(default=0.5, gt=0, le=2)
+    """How far apart unlike texts must be, as 1 − cosine, in "contrastive"."""
+    symmetric: bool = False
+    """Whether in "in_batch" the likes must find their texts as well."""
+
+    roles: ClassVar[tuple[str, ...]] = ("text", "pair")
+
+    @classmethod
+    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+        if "anchor" not in row or "positive" not in row:
+            return None
+        return {role: name for role, name in embedding_columns(row).items() if name is not None}
+
+    def settled(self, train: Table) -> "Embedding":
+        task = self
+        if self.text is None:
+            found = embedding_columns(train.rows[0] if len(train) else {})
+            if found["text"] is None:
+                columns = ", ".join(train.columns)
+                raise InputError(f"{train.name} has the columns {columns}; name that of the text with --column text=…")
+            asked = {role: getattr(self, role) or name for role, name in found.items()}
+            task = self.changed(**asked)
+        loss = task.loss or usual_loss(train, task.pair, task.label)
+        needed = {"in_batch": ("pair",), "dropout": ()}.get(loss, ("pair", "label"))
+        for role in needed:
+            if getattr(task, role) is None:
+                raise InputError(f"task.loss is {loss!r}, which needs task.{role}: the name of a column")
+        changes: dict[str, Any] = {"loss": loss}
+        if task.label is not None and loss in ("in_batch", "contrastive"):
+            changes["alike"] = alike_labels(train, task.label, task.alike)
+        if task.label is not None and loss in ("similarity", "ranking"):
+            values = [number_of(train, index, task.label) for index in range(len(train))]
+            changes["lowest"] = min(values) if task.lowest is None else task.lowest
+            changes["highest"] = max(values) if task.highest is None else task.highest
+            if changes["lowest"] >= changes["highest"]:
+                raise InputError(
+                    f"{train.name}: column {task.label!r} goes from {changes['lowest']:g} to {changes['highest']:g}; "
+                    "at least 2 different numbers are needed"
+                )
+        return task.changed(**changes)
+
+    def head(self, model: ModelConfig) -> HeadConfig:
+        return EmbedderConfig()
+
+    def examples(self, table: Table, *, has_targets: bool = True) -> list[EmbeddingExample]:
+        columns = self._columns(table, has_targets=has_targets)
+        texts = [name for name in (columns["text"], columns["pair"], columns["negative"]) if name is not None]
+        label = columns["label"] if has_targets else None
+        found = []
+        for index in range(len(table)):
+            # a row to be answered may have one text where the training had pairs
+            own = texts if has_targets else [texts[0], *(name for name in texts[1:2] if name in table.rows[index])]
+            value = math.nan if label is None else self._value(table, index, label)
+            found.append(EmbeddingExample(tuple(table.text(index, name) for name in own), value))
+        return found
+
+    def texts(self, examples: Sequence[EmbeddingExample]) -> Iterator[str]:
+        return (text for example in examples for text in example.texts)
+
+    def augmented(self, examples: Sequence[EmbeddingExample]) -> list[EmbeddingExample]:
+        """With "dropout" every text with itself; with "in_batch" only pairs of likes."""
+        if self.loss == "dropout":
+            return [EmbeddingExample((text, text)) for text in dict.fromkeys(self.texts(examples))]
+        if self.loss == "in_batch" and self.label is not None:
+            return [example for example in examples if example.value > 0.5]
+        return list(examples)
+
+    def features(self, examples: Sequence[EmbeddingExample], encoding: Encoding) -> Features:
+        texts = list(self.texts(examples))
+        made = encoding.tokenizer.encode(texts, None, encoding.length, padding=False)
+        tokens = Ragged.of(made["input_ids"])
+        counts = np.array([len(example.texts) for example in examples], dtype=np.int64)
+        values = np.array([example.value for example in examples], dtype=np.float32)
+        targets: dict[str, np.ndarray | Ragged] = {"texts": _numbered(examples, int(counts.max(initial=1)))}
+        if not np.isnan(values).any():
+            targets["value"] = values
+        return Features(
+            tokens,
+            Ragged.of(made["token_type_ids"]) if encoding.has_types else None,
+            np.concatenate([[0], np.cumsum(counts)]),
+            np.arange(len(examples)),
+            targets,
+            int((tokens.lengths == encoding.length).sum()),
+        )
+
+    def objective(self, examples: Sequence[EmbeddingExample]) -> Supervised:
+        if self.loss == "similarity":
+            return Similarity()
+        if self.loss == "ranking":
+            return Ranking(scale=self.scale)
+        if self.loss == "contrastive":
+            return Contrastive(margin=self.margin)
+        return InBatch(scale=self.scale, is_symmetric=self.symmetric)
+
+    def answers(
+        self, examples: Sequence[EmbeddingExample], features: Features, outputs: Sequence[np.ndarray]
+    ) -> list[dict[str, Any]]:
+        """The vector of a text; of a pair the cosine and, where all pairs are alike, where the second is found."""
+        found: list[dict[str, Any]] = []
+        for vectors in outputs:
+            if vectors.ndim == 1:
+                found.append({"answer": [round(float(number), _DECIMALS) for number in vectors]})
+            else:
+                first, second = _unit(vectors[:2])
+                found.append({"answer": float(first @ second)})
+        if examples and all(len(example.texts) > 1 and math.isnan(example.value) for example in examples):
+            first, second = (_unit(np.stack([vectors[side] for vectors in outputs])) for side in (0, 1))
+            ranks = partner_ranks(first, second, _numbered(examples, 3)[:, 1])
+            for answer, rank in zip(found, ranks.tolist(), strict=True):
+                answer["rank"] = rank
+        return found
+
+    def judged(self, examples: Sequence[EmbeddingExample], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+        if len(examples[0].texts) == 1:
+            return spread_judgement(_unit(np.array([answer["answer"] for answer in answers])), self.metric)
+        values = np.array([example.value for example in examples])
+        if np.isnan(values).any():
+            return finding_judgement(np.array([answer["rank"] for answer in answers]), self.metric)
+        cosines = np.array([answer["answer"] for answer in answers])
+        if self.loss in ("similarity", "ranking") or not np.isin(values, (0, 1)).all():
+            return similarity_judgement(cosines, values, self.metric)
+        return likeness_judgement(cosines, values > 0.5, self.metric)
+
+    def right(self, example: EmbeddingExample) -> float | None:
+        """How alike the texts of a pair are; None of a text alone, whose vector no one knows."""
+        if len(example.texts) == 1:
+            return None
+        return 1.0 if math.isnan(example.value) else example.value
+
+    def shown(self, example: EmbeddingExample) -> str:
+        return " | ".join(" ".join(text.split()) for text in example.texts)
+
+    def mistake(self, example: EmbeddingExample, answer: Mapping[str, Any]) -> float:
+        """How far the cosine is off; how far down the like was found; 0 of a text alone."""
+        if len(example.texts) == 1:
+            return 0.0
+        if "rank" in answer:
+            return 1 - 1 / float(answer["rank"])
+        return abs(float(answer["answer"]) - example.value)
+
+    def notices(self, examples: Sequence[EmbeddingExample]) -> list[str]:
+        left_out = 0 if self.loss == "dropout" else len(examples) - len(self.augmented(examples))
+        return [f"{left_out} of {len(examples)} training pairs are not alike and are left out"] if left_out else []
+
+    def row(self, given: Any) -> dict[str, Any]:
+        """A text alone, or two that are to be compared."""
+        if isinstance(given, str):
+            return {str(self.text): given}
+        if isinstance(given, tuple | list) and len(given) == 2:
+            return {str(self.text): given[0], self.pair or "pair": given[1]}
+        if isinstance(given, Mapping):
+            return dict(given)
+        raise InputError(f"an input is {given!r}; allowed: a text, two of them, or a mapping")
+
+    def _columns(self, table: Table, *, has_targets: bool) -> Columns:
+        """The columns of a table: those of the task, or the usual ones where it has none of that name.
+
+        What is learned from texts alone is often evaluated on pairs with numbers.
+        """
+        own = {"text": self.text, "pair": self.pair, "negative": self.negative, "label": self.label}
+        if not has_targets:
+            return {**own, "pair": self.pair or "pair"}
+        if self.loss != "dropout" or not len(table) or self.text in table.rows[0]:
+            return own
+        found = embedding_columns(table.rows[0])
+        return own if found["text"] is None else found
+
+    def _value(self, table: Table, index: int, column: str) -> float:
+        if self.alike:
+            return float(label_name(table, index, column) in self.alike)
+        number = number_of(table, index, column)
+        if self.lowest is None or self.highest is None:
+            return number
+        return (number - self.lowest) / (self.highest - self.lowest)
+
+
+def _numbered(examples: Sequence[EmbeddingExample], most: int) -> np.ndarray:
+    """Numbers that are equal where texts are, (examples, most); -1 where an example has no more."""
+    numbers: dict[str, int] = {}
+    table = np.full((len(examples), most), -1, dtype=np.int64)
+    for row, example in zip(table, examples, strict=True):
+        row[: len(example.texts)] = [numbers.setdefault(text, len(numbers)) for text in example.texts]
+    return table
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    """Vectors of length 1 in float64, (vectors, width)."""
+    wide = vectors.astype(np.float64)
+    unit: np.ndarray = wide / np.maximum(np.linalg.norm(wide, axis=-1, keepdims=True), 1e-12)
+    return unit

@@ -1,0 +1,113 @@
+"""How good vectors of texts are: do cosines follow what people say, does a text find its like."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torchmetrics.functional.classification import binary_auroc
+
+from bertsmith.errors import InputError, nearest
+from bertsmith.tasks.base import Judgement
+from bertsmith.tasks.metrics.labels import average_precision
+from bertsmith.tasks.metrics.values import pearson, spearman
+
+_CHUNK = 1024  # texts that are compared with all others at once
+
+
+def similarity_judgement(cosines: np.ndarray, values: np.ndarray, metric: str | None) -> Judgement:
+    """How well cosines follow how alike texts are; the main figure is Spearman's correlation.
+
+    Shape: cosines and values (pairs,).
+    """
+    return _judgement({"spearman": spearman, "pearson": pearson}, (cosines, values), metric)
+
+
+def likeness_judgement(cosines: np.ndarray, is_alike: np.ndarray, metric: str | None) -> Judgement:
+    """How well cosines tell like pairs from unlike ones; the main figure is average precision.
+
+    Shape: cosines and is_alike (pairs,).
+    """
+    return _judgement({"average_precision": _precision, "roc_area": roc_area}, (cosines, is_alike), metric)
+
+
+def finding_judgement(ranks: np.ndarray, metric: str | None) -> Judgement:
+    """How well texts find their likes; the main figure is the mean reciprocal rank.
+
+    Shape: ranks (pairs,), those of the likes, from 1.
+    """
+    return _judgement({"mrr": mean_reciprocal_rank, "accuracy_at_1": accuracy_at_1}, (ranks,), metric)
+
+
+def spread_judgement(vectors: np.ndarray, metric: str | None) -> Judgement:
+    """How evenly vectors of length 1 lie, all that can be said of texts alone.
+
+    Shape: (texts, width).
+    """
+    return _judgement({"uniformity": uniformity}, (vectors,), metric)
+
+
+def roc_area(cosines: np.ndarray, is_alike: np.ndarray) -> float:
+    """How often a like pair has a greater cosine than an unlike one, in percent; 50 where there are not both."""
+    if is_alike.all() or not is_alike.any():
+        return 50.0
+    return 100 * float(binary_auroc(_shares(cosines), torch.from_numpy(is_alike.astype(np.int64))))
+
+
+def mean_reciprocal_rank(ranks: np.ndarray) -> float:
+    return 100 * float((1 / ranks).mean())
+
+
+def accuracy_at_1(ranks: np.ndarray) -> float:
+    """The share of texts whose like comes first."""
+    return 100 * float((ranks == 1).mean())
+
+
+def uniformity(vectors: np.ndarray) -> float:
+    """Minus the log of the mean of exp(−2 · squared distance) over pairs of texts (Wang & Isola 2020, section 4.1.2).
+
+    Their sign turned, so that more is better: 0 if all vectors are one, up to about 4 if they lie evenly.
+    """
+    count, total = len(vectors), 0.0
+    if count < 2:
+        return 0.0
+    for begin in range(0, count, _CHUNK):
+        cosines = vectors[begin : begin + _CHUNK] @ vectors.T
+        total += float(np.exp(-4 * (1 - cosines)).sum())  # the squared distance is 2 · (1 − cosine)
+    return -float(np.log((total - count) / (count * (count - 1))))
+
+
+def partner_ranks(first: np.ndarray, second: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """The place of each text's like among all different ones by cosine, from 1; those as close come before it.
+
+    Shape: first and second (pairs, width), of length 1; own (pairs,), numbers that are equal where the likes' texts are
+    -> (pairs,).
+    """
+    _, kept, column = np.unique(own, return_index=True, return_inverse=True)
+    candidates = second[kept]
+    found = []
+    for begin in range(0, len(first), _CHUNK):
+        columns = column[begin : begin + _CHUNK]
+        cosines = first[begin : begin + _CHUNK] @ candidates.T
+        rows = np.arange(len(columns))
+        # vectors that are all one find nothing, so a tie counts against the like
+        found.append((cosines >= cosines[rows, columns][:, None]).sum(1))
+    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
+
+def _precision(cosines: np.ndarray, is_alike: np.ndarray) -> float:
+    return average_precision(_shares(cosines).numpy(), is_alike) if is_alike.any() else 0.0
+
+
+def _shares(cosines: np.ndarray) -> torch.Tensor:
+    """Cosines between 0 and 1: torchmetrics would take others for logits."""
+    return torch.from_numpy((cosines.astype(np.float64) + 1) / 2).clamp(0, 1)
+
+
+def _judgement(
+    metrics: Mapping[str, Callable[..., float]], arrays: tuple[np.ndarray, ...], metric: str | None
+) -> Judgement:
+    main = metric or next(iter(metrics))
+    if main not in metrics:
+        raise InputError(f"task.metric is {main!r}; {nearest(main, metrics)}")
+    figures = {name: compute(*arrays) for name, compute in metrics.items()}
+    return Judgement(main, figures, lambda chosen: metrics[main](*(array[chosen] for array in arrays)))

@@ -1,0 +1,36 @@
+"""A fine-tuning of a few steps, and tokenizers to make sequences with."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import bertsmith
+from bertsmith.commands.finetune_task import Finetuned
+from bertsmith.tasks.base import Encoding
+from bertsmith.text.learn import learn_tokenizer
+
+SMALL = (
+    "model.overrides.width=16",
+    "model.overrides.layers=1",
+    "model.overrides.heads=2",
+    "model.overrides.deviation=0.2",
+    "model.overrides.dropout=0.0",
+    "tokenizer.vocabulary=120",
+    "tokenizer.kind=wordpiece",
+    "batch.examples=8",
+    "optimizer.learning_rate=0.01",
+    "run.precision=float32",
+)
+WORDS = ("red", "green", "blue", "iron", "gold", "rain", "snow", "wind", "tree", "bird", "fish", "stone")
+
+
+def finetuned(
+    rows: Sequence[Any], task: str | None = None, settings: Sequence[str] = (), epochs: int = 1, **more: Any
+) -> Finetuned:
+    asked = [*SMALL, f"run.epochs={epochs}", *settings]
+    found = bertsmith.finetune("bert-tiny", train=rows, task=task, set=asked, device="cpu", **more)
+    assert isinstance(found, Finetuned)
+    return found
+
+
+def encoding(texts: Sequence[str], length: int = 32, kind: str = "wordpiece") -> Encoding:
+    return Encoding(learn_tokenizer(list(texts) * 9, kind, 400, progress=False), length, has_types=True)

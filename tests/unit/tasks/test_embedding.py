@@ -1,0 +1,165 @@
+"""Vectors of texts: what columns say, targets, answers, and a run for every loss."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers_choices import WORDS, encoding, finetuned
+
+import bertsmith
+from bertsmith.errors import InputError
+from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity
+from bertsmith.tasks.embedding import Embedding, EmbeddingExample
+from bertsmith.tasks.predictor import Predictor
+from bertsmith.tasks.recognise import recognise
+from bertsmith.text.tables import table_of
+
+POSITIVES = [{"anchor": f"{a} {b}", "positive": f"{b} {a}"} for a, b in pairwise(WORDS)]
+TRIPLES = [{**row, "negative": f"stone {row['anchor']}"} for row in POSITIVES]
+GRADED = [
+    {"sentence1": f"{a} {b}", "sentence2": f"{a} {c}", "label": 1.0 + 2 * (b == c)}
+    for a, b, c in zip(WORDS, WORDS[1:], [*WORDS[1:6], *WORDS], strict=False)
+]
+BINARY = [{**row, "label": int(row["label"] > 2)} for row in GRADED]  # type: ignore[operator]
+TEXTS = [{"text": f"{a} {b}"} for a in WORDS[:4] for b in WORDS[4:8]]
+ROWS = {"positives": POSITIVES, "triples": TRIPLES, "graded": GRADED, "binary": BINARY, "texts": TEXTS}
+
+
+def settled(rows: list[dict[str, Any]], **settings: Any) -> Embedding:
+    table = table_of(rows, "train")
+    found = recognise(table, "embedding", [], settings)
+    return Embedding.parse(found).settled(table)
+
+
+@pytest.mark.parametrize(
+    ("form", "loss", "objective"),
+    [
+        ("positives", "in_batch", InBatch),
+        ("triples", "in_batch", InBatch),
+        ("graded", "similarity", Similarity),
+        ("binary", "contrastive", Contrastive),
+        ("texts", "dropout", InBatch),
+    ],
+)
+def test_the_loss_is_found_from_the_columns(form: str, loss: str, objective: type) -> None:
+    task = settled(ROWS[form])
+    assert task.loss == loss
+    assert type(task.objective([])) is objective
+    assert Embedding.parse(task.plain()) == task
+
+
+def test_recognised_by_anchors_only() -> None:
+    assert recognise(table_of(TRIPLES, "train"), None, [], {}) == {
+        "kind": "embedding",
+        "text": "anchor",
+        "pair": "positive",
+        "negative": "negative",
+    }
+    assert [Embedding.recognised(rows[0]) for rows in (GRADED, BINARY, TEXTS)] == [None] * 3
+
+
+def test_values_lie_between_0_and_1() -> None:
+    task = settled(GRADED)
+    assert {example.value for example in task.examples(table_of(GRADED, "train"))} == {0.0, 1.0}
+    assert task.examples(table_of([{**GRADED[0], "label": 2}], "dev"))[0].value == 0.5
+    wider = settled(GRADED, lowest=0.0, highest=6.0, loss="ranking", scale=7.0)
+    assert wider.examples(table_of([{**GRADED[0], "label": 3}], "dev"))[0].value == 0.5
+    assert wider.objective([]) == Ranking(scale=7.0)
+
+
+def test_targets() -> None:
+    task = settled(TRIPLES)
+    examples = [EmbeddingExample(("red", "iron", "gold")), EmbeddingExample(("iron", "rain", "red"))]
+    features = task.features(examples, encoding(WORDS))
+    assert features.items.tolist() == [0, 3, 6]
+    assert list(features.targets) == ["texts"]
+    assert np.asarray(features.targets["texts"]).tolist() == [[0, 1, 2], [1, 3, 0]]
+    assert features.tokens[1].tolist() == features.tokens[3].tolist()
+
+
+def test_only_likes_are_learned_in_batch() -> None:
+    task = settled(BINARY, loss="in_batch")
+    examples = task.examples(table_of(BINARY, "train"))
+    kept = task.augmented(examples)
+    assert 0 < len(kept) < len(examples)
+    assert {example.value for example in kept} == {1.0}
+    left = len(examples) - len(kept)
+    assert task.notices(examples) == [f"{left} of {len(examples)} training pairs are not alike and are left out"]
+
+
+def test_dropout_learns_from_every_text_once() -> None:
+    task = settled(GRADED, loss="dropout")
+    learned = task.augmented(task.examples(table_of(GRADED, "train")))
+    assert all(first == second for first, second in (example.texts for example in learned))
+    assert len({example.texts for example in learned}) == len(learned)
+    assert all(math.isnan(example.value) for example in learned)
+
+
+def test_texts_may_be_evaluated_on_pairs() -> None:
+    task = settled(TEXTS)
+    examples = task.examples(table_of(GRADED, "dev"))
+    assert [len(example.texts) for example in examples] == [2] * len(GRADED)
+    judgement = task.judged(examples, [{"answer": example.value} for example in examples])
+    assert judgement.metric == "spearman"
+    assert judgement.score == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "sentence"),
+    [
+        ([{**BINARY[0], "label": 2}, *BINARY], {}, "has the labels 0, 1, 2; say with task.alike"),
+        (BINARY, {"alike": ["yes"]}, "task.alike is yes, and no row of train has that in 'label'; it has 0, 1"),
+        ([*GRADED, {**GRADED[0], "label": "much"}], {}, "train row 11: 'label' is 'much'; a number is needed"),
+        ([*BINARY, {**BINARY[0], "label": None}], {}, "train row 11: 'label' is None; a label is a word"),
+        (TEXTS, {"loss": "in_batch"}, "task.loss is 'in_batch', which needs task.pair"),
+        (POSITIVES, {"loss": "ranking"}, "task.loss is 'ranking', which needs task.label"),
+        ([{"words": "a"}], {}, "train has the columns words; name that of the text with --column text="),
+        ([GRADED[-1]], {}, "column 'label' goes from 1 to 1; at least 2 different numbers"),
+    ],
+)
+def test_what_cannot_be_learned_is_named(rows: list[dict[str, Any]], settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence.replace(".", r"\.")):
+        settled(rows, **settings)
+
+
+def test_bad_rows_are_named() -> None:
+    task = settled(POSITIVES)
+    with pytest.raises(InputError, match=r"dev row 0 has no field 'positive'"):
+        task.examples(table_of([{"anchor": "a"}], "dev"))
+    with pytest.raises(InputError, match=r"dev row 0: field 'positive' is null"):
+        task.examples(table_of([{"anchor": "a", "positive": None}], "dev"))
+
+
+CASES = [(form, None) for form in ROWS] + [("graded", "ranking"), ("binary", "in_batch"), ("graded", "dropout")]
+METRICS = {"positives": "mrr", "triples": "mrr", "graded": "spearman", "binary": "average_precision"}
+
+
+@pytest.mark.parametrize(("form", "loss"), CASES)
+def test_a_run_learns_vectors(form: str, loss: str | None) -> None:
+    asked = ["model.overrides.dropout=0.1"] if loss == "dropout" or form == "texts" else []
+    asked += [] if loss is None else [f"task.loss={loss}"]
+    result = finetuned(ROWS[form], "embedding", ["task.kind=embedding", *asked], epochs=8)
+    assert result["metric"] == METRICS.get(form, "uniformity")
+    # texts alone have no right answer, and copies of a text teach nothing about the order of its words
+    assert result["score"] > (0 if form == "texts" or loss == "dropout" else 80)
+    texts = ["red iron", "gold", "rain snow wind"]
+    vectors = torch.tensor(result.predict(texts))
+    torch.testing.assert_close(vectors, result.predictor.model.encode(texts), rtol=0, atol=2e-6)
+    torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(3))
+    (cosine,) = result.predict([("red iron", "gold")])
+    assert cosine == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-5)
+
+
+def test_encode_reads_the_head_that_was_learned(tmp_path: Path) -> None:
+    asked = ["head.pooling=first", "head.features.layers=2", 'head.features.combine="concatenate"']
+    finetuned(TRIPLES, settings=["model.overrides.layers=2", *asked], out=tmp_path / "run")
+    model = bertsmith.load(tmp_path / "run")
+    vectors = model.encode(["red iron", "gold"])
+    predictor = Predictor.load(tmp_path / "run")
+    assert vectors.shape == (2, 32)
+    assert model.encode([]).shape == (0, 32)
+    torch.testing.assert_close(vectors, torch.tensor(predictor.predict(["red iron", "gold"])), rtol=0, atol=2e-6)

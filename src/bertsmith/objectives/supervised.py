@@ -152,7 +152,7 @@ def class_sums(outputs: Tensor, targets: Tensor, weights: tuple[float, ...] = ()
     Shape: outputs (targets, classes), targets (targets,).
     """
     wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-    weight = wide.new_tensor(weights) if weights else None
+    weight = wide.new_tensor(_at_least_one(weights)) if weights else None
     loss = cross_entropy(wide, targets, weight=weight, ignore_index=IGNORED, reduction="sum")
     hits = (outputs.detach().argmax(-1) == targets).sum()
     return Sums(loss, {"accuracy": Share(hits, (targets != IGNORED).sum())})
@@ -163,8 +163,17 @@ def class_count(targets: Tensor, weights: tuple[float, ...] = ()) -> Tensor:
     is_target = targets != IGNORED
     if not weights:
         return is_target.sum()
-    table = torch.tensor(weights, device=targets.device)
+    table = torch.tensor(_at_least_one(weights), device=targets.device)
     return torch.where(is_target, table[targets.clamp(min=0)], 0.0).sum()
+
+
+def _at_least_one(weights: tuple[float, ...]) -> tuple[float, ...]:
+    """Weights of classes in the same proportions, the smallest that counts at all being 1.
+
+    The loss is divided by the sum of weights, but never by less than 1, which a few targets of small weights would be.
+    """
+    smallest = min((weight for weight in weights if weight > 0), default=1.0)
+    return tuple(weight / smallest for weight in weights)
 
 
 @dataclass(frozen=True)

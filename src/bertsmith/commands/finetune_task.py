@@ -68,7 +68,9 @@ def task_settings(
     from bertsmith.tasks.recognise import given_rows, recognise
     from bertsmith.text.tables import parts_of
     from bertsmith.training.finetuning import FinetuneSettings
+    from bertsmith.training.starting import check_name
 
+    check_name(str(plain["model"].get("name")))
     notices: list[str] = []
     rows, answered = None, None
     if train is not None:

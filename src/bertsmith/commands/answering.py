@@ -68,7 +68,7 @@ class Asked:
         lines = read_lines(Path(name))
         if not lines:
             raise InputError(f"file {name!r} has no lines")
-        return Table(f"file {name!r}", [{columns[0]: line} for line in lines], range(1, len(lines) + 1))
+        return Table(f"file {name!r}", [task.row(line) for line in lines], range(1, len(lines) + 1))
 
 
 def is_fine_tuned(folder: Path) -> bool:

@@ -86,7 +86,7 @@ def task_settings(
         parts = parts_of(plain["data"])
         rows, answered = parts.read("train"), parts.find("dev")
     if "task" not in plain or task is not None or columns:
-        plain = {**plain, "task": recognise(rows, task, columns, plain.get("task", {}), notices)}
+        plain = {**plain, "task": recognise(rows, task, columns, plain.get("task", {}), notices=notices)}
     settings = FinetuneSettings.parse(plain, source=source)
     if answered is None:
         # all labels are known before rows are taken away, so that none is new to what is held out

@@ -166,7 +166,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(pairs_folder: Path, run: P
         "data is not given": ["finetune", "transformer-tiny"],
         "--source is 'fort'": ["finetune", "transformer-tiny", *good, "--source", "fort"],
         "has no dev.jsonl": ["finetune", "transformer-tiny", "--data", str(_only_train(tmp_path))],
-        "overrides change a preset": ["finetune", str(run), *good, "--set", "model.overrides.layers=3"],
+        "overrides.layers changes a preset": ["finetune", str(run), *good, "--set", "model.overrides.layers=3"],
         "the model takes at most 1024": ["finetune", "transformer-tiny", *good, "--set", "sequences.length=2000"],
         'run.compile is "graphs"': ["finetune", "transformer-tiny", *good, "--set", "run.compile=graphs"],
         "has no decoder (its family is 'bert')": ["evaluate", str(bert), *good],

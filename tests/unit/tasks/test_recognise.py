@@ -97,7 +97,7 @@ def test_two_columns_of_texts_look_like_a_translation() -> None:
 def test_two_kinds_that_fit_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "another", Classification)
     notices: list[str] = []
-    found = recognise(table({"text": "a", "label": 1}), None, [], {}, notices)
+    found = recognise(table({"text": "a", "label": 1}), None, [], {}, notices=notices)
     assert found["kind"] == next(iter(TASKS))
     assert [said for said in notices if "the columns fit classification and also" in said and "another" in said]
 

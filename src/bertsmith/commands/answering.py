@@ -45,8 +45,8 @@ class Asked:
             raise InputError(f"--pair is given and this task reads one text, {columns[0]!r}; leave it out")
         if len(columns) == 2 and len(self.pairs) != len(self.texts):
             raise InputError(
-                f"this task reads two texts, {columns[0]!r} and {columns[1]!r}: --text is given {len(self.texts)} times "
-                f"and --pair {len(self.pairs)} times; they must be as many"
+                f"this task reads two texts, {columns[0]!r} and {columns[1]!r}: --text is given {len(self.texts)} "
+                f"times and --pair {len(self.pairs)} times; they must be as many"
             )
         return list(zip(self.texts, self.pairs, strict=True)) if len(columns) == 2 else list(self.texts)
 
@@ -68,7 +68,7 @@ class Asked:
         lines = read_lines(Path(name))
         if not lines:
             raise InputError(f"file {name!r} has no lines")
-        return Table(f"file {name!r}", [{columns[0]: line} for line in lines], range(1, len(lines) + 1))
+        return Table(f"file {name!r}", [task.row(line) for line in lines], range(1, len(lines) + 1))
 
 
 def is_fine_tuned(folder: Path) -> bool:
@@ -97,18 +97,19 @@ def evaluate_task(
     claim(out, force, model, _file_of(data))
     write_answers(out / "predictions.jsonl", named_answers(table, answers))
     write_files(out / "official", task.files(examples, answers))
+    named = Path(data).name if Path(data).is_file() else part
     figures = {
         "metric": judgement.metric,
         "score": judgement.score,
         **judgement.figures,
         "examples": len(table),
-        "part": part,
+        "part": named,
         "model": str(model),
         "data": str(data),
     }
     write_result(out, figures)
     Console().print(
-        f"{part}: {judgement.metric} {judgement.score:.2f}; written to {out}", markup=False, highlight=False
+        f"{named}: {judgement.metric} {judgement.score:.2f}; written to {out}", markup=False, highlight=False
     )
     return figures
 
@@ -190,10 +191,12 @@ def _loaded(model: Path, task: "Task[Any]", device: str) -> "Predictor":
 @contextmanager
 def _shown(predictor: "Predictor", name: str) -> Iterator[None]:
     """Shows a bar while a predictor answers, gone when it is done."""
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, transient=True, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(name, total=None)
         predictor.watch = lambda done, total: progress.update(bar, completed=done, total=total)
         yield

@@ -76,7 +76,9 @@ def task_settings(
     from bertsmith.tasks.recognise import given_rows, recognise
     from bertsmith.text.tables import parts_of
     from bertsmith.training.finetuning import FinetuneSettings
+    from bertsmith.training.starting import check_name
 
+    check_name(str(plain["model"].get("name")))
     notices: list[str] = []
     rows, answered = None, None
     if train is not None:
@@ -92,7 +94,8 @@ def task_settings(
         parts = parts_of(plain["data"])
         rows, answered = parts.read("train"), parts.find("dev")
     if "kind" not in plain.get("task", {}) or task is not None or columns:
-        plain = {**plain, "task": recognise(rows, task, columns, plain.get("task", {}), plain.get("data"), notices)}
+        found = recognise(rows, task, columns, plain.get("task", {}), plain.get("data"), notices=notices)
+        plain = {**plain, "task": found}
     settings = FinetuneSettings.parse(plain, source=source)
     if answered is None:
         # all labels are known before rows are taken away, so that none is new to what is held out

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, Literal
 
+from bertsmith.errors import InputError
+
 
 def predict(
     model: Path,
@@ -59,6 +61,9 @@ def predict(
     if is_fine_tuned(model):
         asked = Asked(None if data is None else str(data), part, text or (), pair or ())
         return predict_task(model, out, asked, column or [], device=device, force=force)
+    if pair or column:
+        flag = "--pair" if pair else "--column"
+        raise InputError(f"{flag} is given and {str(model)!r} holds no model for a task with it; leave it out")
     return predict_translation(
         model,
         out,

@@ -37,8 +37,8 @@ def load_translator(folder: Path, device: str) -> "Seq2Seq":
     model = load(folder, device=device_type(device))
     if not isinstance(model, Seq2Seq):
         raise InputError(
-            f"model {str(folder)!r} has no decoder (its family is {model.config.family!r}); this version evaluates and "
-            "predicts with models that translate only"
+            f"model {str(folder)!r} has no decoder (its family is {model.config.family!r}) and no task.json, so it "
+            "was not fine-tuned; use bertsmith finetune"
         )
     model.require_tokenizer()
     return model

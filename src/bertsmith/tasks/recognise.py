@@ -12,7 +12,6 @@ from bertsmith.text.tables import Table, read_number, table_of
 from bertsmith.text.task_folder import ROW_NAMES
 
 _LOOKED_AT = 1000  # rows that a kind of task is found out from
-_NO_COLUMNS = ("kind", "metric", "name")
 
 
 def recognise(
@@ -21,6 +20,7 @@ def recognise(
     columns: Sequence[str],
     given: Mapping[str, Any],
     data: str | None = None,
+    *,
     notices: list[str] | None = None,
 ) -> dict[str, Any]:
     """The settings of the task: what was given, then what the rows and the name of the data show.
@@ -78,8 +78,12 @@ def named_columns(columns: Sequence[str], task: type[Task[Any]] | None = None) -
 
 def roles_of(task: type[Task[Any]]) -> list[str]:
     """The fields of a kind of task that name columns: those it reads, then those with what is right."""
-    texts = (str, str | None)
-    named = [name for name, field in task.model_fields.items() if field.annotation in texts and name not in _NO_COLUMNS]
+    # a text with a bound is no name of a column, nor is what every task has
+    named = [
+        name
+        for name, field in task.model_fields.items()
+        if field.annotation in (str, str | None) and not field.metadata and name not in Task.model_fields
+    ]
     return list(dict.fromkeys((*task.roles, *named)))
 
 

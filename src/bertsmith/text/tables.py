@@ -140,9 +140,7 @@ class OneFile(Parts):
         return read_file(self.file) if part == self.part else None
 
     def missing(self, part: str) -> InputError:
-        return InputError(
-            f"--data {str(self.file)!r} is one file, which is the {self.part} part; it has no {part} part"
-        )
+        return InputError(f"--data {str(self.file)!r} is one file, the {self.part} part; it has no {part} part")
 
 
 class HubParts(Parts):

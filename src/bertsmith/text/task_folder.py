@@ -84,7 +84,7 @@ def pair_columns(folder: Path, part: str, source: str | None, target: str | None
         return source, target
     if len(texts) != 2 or others:
         raise InputError(
-            f"file {str(file)!r} has the columns {', '.join(row)}; this version fine-tunes on pairs of texts "
+            f"file {str(file)!r} has the columns {', '.join(row)}; a MODEL with a decoder learns pairs of texts "
             "(translation) only: if it is such a task, name its two columns with --source and --target"
         )
     first, second = texts

@@ -105,11 +105,16 @@ def with_task_head(model: Model, head: HeadConfig, *, seed: int) -> Model:
     return fitted
 
 
-def _of_folder(source: ModelSource) -> Model:
-    if not Path(source.name).is_dir():
+def check_name(name: str) -> None:
+    """Raises a sentence if there is neither a preset nor a folder of this name."""
+    if name not in PRESETS and not Path(name).is_dir():
         raise InputError(
-            f"MODEL is {source.name!r}; allowed: the folder of a model, or a preset ({', '.join(sorted(PRESETS))})"
+            f"MODEL is {name!r}; allowed: the folder of a model, or a preset ({', '.join(sorted(PRESETS))})"
         )
+
+
+def _of_folder(source: ModelSource) -> Model:
+    check_name(source.name)
     return read_folder(source.name, source.overrides.get("dropout"))
 
 

@@ -27,7 +27,7 @@ from bertsmith.training.phases import all_phases
 from bertsmith.training.starting import ModelSource, TokenizerChoice
 from bertsmith.training.trainer import Trainer
 
-NO_DECODER = "MODEL {!r} has no decoder; this version fine-tunes models that translate only"
+NO_DECODER = "MODEL {!r} has no decoder, which translation needs; the preset transformer-small has one"
 
 
 class TranslationSettings(Record):

@@ -154,19 +154,19 @@ def test_bad_input_is_one_sentence_and_writes_nothing(pairs_folder: Path, run: P
     bertsmith.save(bertsmith.build(bertsmith.preset("bert-tiny", layers=1, vocabulary=50)), bert)
     good, out = ["--data", str(pairs_folder)], tmp_path / "out"
     cases = {
-        "this version fine-tunes on pairs of texts (translation) only": [
+        "a MODEL with a decoder learns pairs of texts (translation) only": [
             "finetune",
             "transformer-tiny",
             "--data",
             str(task),
         ],
-        "has no decoder": ["finetune", "bert-tiny", *good],
+        "as a translation has; that needs a MODEL with a decoder": ["finetune", "bert-tiny", *good],
         "MODEL is 'transformer-tinny'; allowed": ["finetune", "transformer-tinny", *good],
         "MODEL is not given": ["finetune", *good],
         "data is not given": ["finetune", "transformer-tiny"],
         "--source is 'fort'": ["finetune", "transformer-tiny", *good, "--source", "fort"],
         "has no dev.jsonl": ["finetune", "transformer-tiny", "--data", str(_only_train(tmp_path))],
-        "overrides change a preset": ["finetune", str(run), *good, "--set", "model.overrides.layers=3"],
+        "overrides.layers changes a preset": ["finetune", str(run), *good, "--set", "model.overrides.layers=3"],
         "the model takes at most 1024": ["finetune", "transformer-tiny", *good, "--set", "sequences.length=2000"],
         'run.compile is "graphs"': ["finetune", "transformer-tiny", *good, "--set", "run.compile=graphs"],
         "has no decoder (its family is 'bert')": ["evaluate", str(bert), *good],

@@ -36,7 +36,7 @@ def test_two_text_columns_are_the_pair(tmp_path: Path, given: tuple, found: tupl
 
 def test_other_tasks_are_refused_in_one_sentence(tmp_path: Path) -> None:
     folder = write(tmp_path / "train.jsonl", {"idx": 0, "sentence1": "a", "sentence2": "b", "label": 1})
-    with pytest.raises(InputError, match=r"columns idx, sentence1, sentence2, label; this version fine-tunes on pairs"):
+    with pytest.raises(InputError, match=r"sentence1, sentence2, label; a MODEL with a decoder learns pairs"):
         pair_columns(folder, "train", None, None)
     assert pair_columns(folder, "train", "sentence1", "sentence2") == ("sentence1", "sentence2")
     with pytest.raises(InputError, match=r"--source is 'sentense1' .* did you mean 'sentence1'\?"):

@@ -1,0 +1,156 @@
+"""Bad data for fine-tuning: one sentence on standard error, exit code 2, nothing written; odd data: a notice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.errors import InputError
+from bertsmith.tasks.classification import Classification
+from bertsmith.training.finetuning import FinetuneSettings, TaskData, read_data
+
+GOOD = [{"text": f"word {index}", "label": index % 2} for index in range(6)]
+
+
+def lines(*rows: Any) -> str:
+    return "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("files", "flags", "sentence"),
+    [
+        ({}, [], "has no train.jsonl"),
+        ({"train.jsonl": ""}, [], "train.jsonl' has no rows"),
+        ({"train.csv": ""}, [], "train.csv' is empty; its first line must name the columns"),
+        ({"train.csv": "text,label\na,b\nc\n"}, [], "train.csv' line 3 has 1 fields"),
+        ({"train.jsonl": lines(*GOOD * 205, "{")}, [], "train.jsonl' line 1231 is not valid JSON"),
+        (
+            {"train.jsonl": lines(*GOOD * 205, {"text": 5, "label": 1})},
+            [],
+            "train.jsonl' line 1231: field 'text' is int; it must be a string",
+        ),
+        ({"train.jsonl": lines(*GOOD, {"text": "a"})}, [], "line 7 has no field 'label'; allowed: text"),
+        ({"train.jsonl": lines(*GOOD, {"text": "a", "label": None})}, [], "line 7: 'label' is null; a label is a word"),
+        ({"train.csv": "text,label\na,x\nb, \nc,y\n"}, [], "train.csv' line 3: 'label' is ' '; a label is a word"),
+        ({"train.jsonl": lines(*GOOD), "dev.jsonl": ""}, [], "dev.jsonl' has no rows"),
+        (
+            {"train.jsonl": lines(*GOOD), "valid.jsonl": lines({"text": "a", "label": 7})},
+            [],
+            "valid.jsonl' line 1: 'label' is '7', which no training row has",
+        ),
+        ({"train.jsonl": lines(*GOOD), "train.csv": "text\n"}, [], "for one part; keep one of them"),
+        ({"train.jsonl": lines(*GOOD)}, ["--column", "label=labl"], "has no column 'labl'; did you mean 'label'?"),
+        ({"train.jsonl": lines(*GOOD)}, ["--column", "stars=label"], "'stars' is no part a column plays"),
+        ({"train.jsonl": lines(*GOOD)}, ["--task", "clasification"], "did you mean 'classification'?"),
+        ({"train.jsonl": lines({"body": "a", "label": 1})}, [], "which no kind of task is known by"),
+        ({"train.jsonl": lines({"en": "a", "de": "b"})}, [], "that needs a MODEL with a decoder"),
+        (
+            {"train.jsonl": lines({"en": "a", "de": "b"}), "dev.jsonl": lines({"en": "a", "de": "b"})},
+            ["--task", "translation"],
+            "has no decoder, which translation needs",
+        ),
+        (
+            {"train.jsonl": lines({"text": " ", "label": 1}, {"text": "", "label": 2})},
+            [],
+            "train.jsonl' has no row with a text in text",
+        ),
+        ({"train.jsonl": lines(GOOD[0], GOOD[0])}, [], "has one label only, '0'"),
+    ],
+)
+def test_bad_data_is_one_sentence(
+    files: dict[str, str], flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    for name, content in files.items():
+        (data / name).write_text(content, encoding="utf-8")
+    with pytest.raises(SystemExit) as stopped:
+        main(["finetune", "bert-tiny", "--data", str(data), "--out", str(out), "--device", "cpu", *flags])
+    said = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert sentence in said.err
+    assert said.err.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("model", "data"), [("bert-tiny", "nowhere"), ("bert-tiny", "x.csv"), ("bert-tinny", "x.csv")])
+def test_names_of_nothing(model: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["finetune", model, "--data", data, "--out", str(tmp_path / "out")])
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert f"MODEL is {model!r}" in said if model == "bert-tinny" else f"--data {data!r} does not exist" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_dev_alone_is_refused_in_python() -> None:
+    with pytest.raises(InputError, match=r"dev is given and train is not"):
+        bertsmith.finetune("bert-tiny", dev=[("a", 1)])
+
+
+def read(train: list[dict[str, Any]], dev: list[dict[str, Any]], **task: Any) -> TaskData:
+    from bertsmith.tasks.recognise import given_rows
+
+    settings = FinetuneSettings.parse({"model": {"name": "bert-tiny"}, "task": {"kind": "classification", **task}})
+    return read_data(settings, given_rows(train, "train"), given_rows(dev, "dev"), ("first of all",))
+
+
+class TestNotices:
+    def test_counts_come_first_after_what_was_known(self) -> None:
+        data = read(GOOD, [{"text": "new", "label": 1}])
+        assert data.notices == ("first of all", "train: 6 rows (0: 3, 1: 3); dev: 1 row (1: 1)")
+        assert data.counts["train"] == {"rows": 6, "labels": {"0": 3, "1": 3}}
+
+    def test_rare_labels_are_named_until_they_are_weighed(self) -> None:
+        train = [{"text": str(index), "label": "odd" if index == 0 else "usual"} for index in range(7)]
+        dev = [{"text": "new", "label": "odd"}]
+        (said,) = [text for text in read(train, dev).notices if "class_weights" in text]
+        assert said.startswith("85.7 % of train is labelled 'usual', 6.0 times as often as 'odd'")
+        assert not [text for text in read(train, dev, class_weights="balanced").notices if "class_weights" in text]
+        assert not [text for text in read(train[:6], dev).notices if "class_weights" in text]
+
+    def test_empty_texts_leave_training_and_stay_in_dev(self) -> None:
+        empty = {"text": " \u200b", "label": 0}
+        data = read([*GOOD, empty], [empty, GOOD[0]])
+        assert (len(data.train), len(data.dev)) == (6, 2)
+        assert "train: 1 row has no text (train row 6); left out of training" in data.notices
+        assert "dev: 1 row has no text (dev row 0); kept, so that every row has an answer" in data.notices
+
+    def test_rows_of_dev_that_were_trained_on(self) -> None:
+        said = read(GOOD, [{"text": "new", "label": 1}, GOOD[1], GOOD[2]]).notices
+        assert "2 rows of dev stand in train, too (the first: dev row 1), so the score on dev is too good" in said
+
+    def test_answers_that_contradict_each_other(self) -> None:
+        said = read([*GOOD, {"text": "word 0", "label": 1}, GOOD[0]], [{"text": "new", "label": 1}]).notices
+        assert "train: 1 input stands there several times with different answers (the first: train row 6)" in said
+
+    def test_labels_that_no_row_has(self) -> None:
+        said = read(GOOD, [{"text": "new", "label": 1}], labels=("0", "1", "2")).notices
+        assert "train has no row with the label 2" in said
+
+    def test_cut_sequences_are_those_that_lose_tokens(self) -> None:
+        from bertsmith.tasks.base import Encoding
+        from bertsmith.tasks.notices import length_notices
+        from bertsmith.text.learn import learn_tokenizer
+        from bertsmith.text.tables import table_of
+
+        tokenizer = learn_tokenizer(["a b c d e f"] * 3, "wordpiece", 40, progress=False)
+        task = Classification(labels=("0", "1"))
+        for pair in (None, "a"):
+            task = task.changed(pair=None if pair is None else "pair")
+            texts = ["a", "a b c", "a b c d", "a b c d e f"]
+            rows = [{"text": text, "pair": pair, "label": 0} for text in texts]
+            special = 2 if pair is None else 4  # the second text is one token
+            features = task.features(task.examples(table_of(rows, "rows")), Encoding(tokenizer, 4 + special, True))
+            assert features.tokens.lengths.tolist() == [1 + special, 3 + special, 4 + special, 4 + special]
+            assert features.cut == 1
+            assert features.whole_lengths is not None
+            assert features.whole_lengths.tolist() == [1 + special, 3 + special, 4 + special, 6 + special]
+            said, facts = length_notices({"train": features}, 4 + special)
+            assert said == [
+                f"train: 1 of 4 sequences are cut to sequences.length {4 + special}; {6 + special} would hold 99 %"
+            ]
+            assert facts == {"train": {"cut": 1, "length_for_99_percent": 6 + special}}

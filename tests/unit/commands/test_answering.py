@@ -1,0 +1,168 @@
+"""evaluate and predict with a fine-tuned model: every form of input, what is written, what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.commands.answering import one_line
+from bertsmith.errors import InputError
+from bertsmith.tasks.classification import Classification
+from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.training.starting import with_task_head
+
+
+def fine_tuned(folder: Path, **task: Any) -> Path:
+    """A model with a fresh head, as a fine-tuning would leave it."""
+    tokenizer = learn_tokenizer(["good bad fine awful words"] * 4, "wordpiece", 80, progress=False)
+    config = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=16, heads=2, layers=1, longest=32)
+    model = bertsmith.build(config, seed=0)
+    model.tokenizer = tokenizer
+    settings = {"kind": "classification", "labels": ["no", "yes"], **task}
+    kept = KeptTask.parse({"task": settings, "sequences": {"length": 16}})
+    assert isinstance(kept.task, Classification)
+    model = with_task_head(model, kept.task.head(model.config), seed=0)
+    bertsmith.save(model, folder)
+    write_kept(kept, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fine_tuned(tmp_path_factory.mktemp("models") / "single")
+
+
+@pytest.fixture(scope="module")
+def paired(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fine_tuned(tmp_path_factory.mktemp("models") / "paired", text="question", pair="answer")
+
+
+def predictions(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+TEXTS = ["good words", "", "bad bad, awful"]
+
+
+@pytest.mark.parametrize("form", [".txt", ".jsonl", ".csv", ".tsv", "folder"])
+def test_every_form_gets_the_same_answers(form: str, single: Path, tmp_path: Path) -> None:
+    content = {
+        ".txt": "".join(f"{text}\n" for text in TEXTS),
+        ".csv": "text,id\n" + "".join(f'"{text}",r{index}\n' for index, text in enumerate(TEXTS)),
+        ".tsv": "text\tid\n" + "".join(f"{text}\tr{index}\n" for index, text in enumerate(TEXTS)),
+    }
+    rows = "".join(json.dumps({"text": text, "id": f"r{index}"}) + "\n" for index, text in enumerate(TEXTS))
+    data = tmp_path / (f"mine{form}" if form != "folder" else "test.jsonl")
+    data.write_text(content.get(form, rows), encoding="utf-8")
+    out = tmp_path / "out" / "predictions"
+    given = data if form != "folder" else tmp_path
+    figures = bertsmith.predict(single, data=str(given), out=out, device="cpu")
+    assert figures["inputs"] == 3
+    expected = bertsmith.Predictor.load(single).details(TEXTS)
+    found = predictions(out)
+    assert [row.pop("id", None) for row in found] == ([None] * 3 if form == ".txt" else ["r0", "r1", "r2"])
+    assert found == expected
+    assert (out / "predictions.txt").read_text().splitlines() == [row["answer"] for row in expected]
+
+
+def test_texts_of_the_command_line(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    main(["predict", str(single), "--text", "good", "--text", "", "--out", str(tmp_path / "out"), "--device", "cpu"])
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == bertsmith.Predictor.load(single).predict(["good", ""])
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["predictions"] == said[:2]
+
+
+def test_pairs_by_two_flags_or_two_columns(paired: Path, tmp_path: Path) -> None:
+    inputs = [("good", "bad"), ("fine words", "awful")]
+    told = bertsmith.predict(
+        paired, text=["good", "fine words"], pair=["bad", "awful"], out=tmp_path / "a", device="cpu"
+    )
+    assert told["predictions"] == bertsmith.Predictor.load(paired).predict(inputs)
+    (tmp_path / "b.tsv").write_text("question\tsecond\n" + "".join("\t".join(pair) + "\n" for pair in inputs))
+    bertsmith.predict(paired, data=str(tmp_path / "b.tsv"), column=["pair=second"], out=tmp_path / "b", device="cpu")
+    assert predictions(tmp_path / "a") == predictions(tmp_path / "b")
+
+
+def test_evaluate_takes_parts_files_and_renamed_columns(single: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "valid.csv").write_text("text,stars,idx\ngood,yes,7\nbad,no,8\n,no,9\n")
+    arguments: dict[str, Any] = {"column": ["label=stars"], "device": "cpu"}
+    by_part = bertsmith.evaluate(single, data=str(tmp_path / "data"), out=tmp_path / "a", **arguments)
+    by_file = bertsmith.evaluate(single, data=str(tmp_path / "data" / "valid.csv"), out=tmp_path / "b", **arguments)
+    assert (by_part["part"], by_file["part"], by_part["examples"]) == ("dev", "valid.csv", 3)
+    assert by_part["score"] == by_file["score"]
+    assert [row["idx"] for row in predictions(tmp_path / "a")] == ["7", "8", "9"]
+    right = [row["answer"] for row in predictions(tmp_path / "a")]
+    share = sum(said == label for said, label in zip(right, ["yes", "no", "no"], strict=True)) / 3
+    assert by_part["accuracy"] == pytest.approx(100 * share)
+
+
+def test_files_of_the_tasks_own_scorer(single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def files(task: object, examples: list[Any], answers: list[Any]) -> dict[str, str]:
+        return {"scored.tsv": f"{len(examples)} {len(answers)}"}
+
+    monkeypatch.setattr(Classification, "files", files)
+    (tmp_path / "mine.csv").write_text("text,label\ngood,yes\n")
+    for command, out in ((bertsmith.evaluate, tmp_path / "a"), (bertsmith.predict, tmp_path / "b")):
+        command(single, data=str(tmp_path / "mine.csv"), out=out, device="cpu")
+        assert (out / "official" / "scored.tsv").read_text() == "1 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["predict", "SINGLE"], "give either --data with a file or --text with a text"),
+        (["predict", "SINGLE", "--text", "a", "--data", "x.txt"], "give either --data"),
+        (["predict", "SINGLE", "--text", "a", "--pair", "b"], "--pair is given and this task reads one text, 'text'"),
+        (["predict", "PAIRED", "--text", "a"], "--text is given 1 times and --pair 0 times"),
+        (["predict", "PAIRED", "--data", "lines.txt"], "has one text a line and this task reads question, answer"),
+        (["predict", "SINGLE", "--data", "absent.txt"], "'absent.txt' does not exist"),
+        (["predict", "SINGLE", "--data", "absent.csv"], "'absent.csv' does not exist"),
+        (["predict", "SINGLE", "--data", "empty.txt"], "'empty.txt' has no lines"),
+        (["predict", "SINGLE", "--data", "other.csv"], "line 2 has no field 'text'"),
+        (["predict", "SINGLE", "--data", "other.csv", "--column", "txt=body"], "did you mean 'text'?"),
+        (["predict", "SINGLE", "--data", ".", "--part", "tset"], "has no tset.jsonl"),
+        (
+            ["evaluate", "SINGLE", "--data", "other.csv", "--column", "text=body"],
+            "'label' is 'maybe', which no",
+        ),
+        (["evaluate", "SINGLE", "--data", "nowhere"], "--data 'nowhere' does not exist"),
+    ],
+)
+def test_slips_are_one_sentence_and_write_nothing(
+    words: list[str],
+    sentence: str,
+    single: Path,
+    paired: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lines.txt").write_text("a\n")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "other.csv").write_text("body,label\na,maybe\n")
+    (tmp_path / "test.csv").write_text("text\na\n")
+    folders = {"SINGLE": str(single), "PAIRED": str(paired)}
+    with pytest.raises(SystemExit) as stopped:
+        main([*(folders.get(word, word) for word in words), "--out", "out", "--device", "cpu"])
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_a_task_is_refused(tmp_path: Path) -> None:
+    bertsmith.save(bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=40, layers=1), seed=0), tmp_path / "model")
+    with pytest.raises(InputError, match=r"no task.json, so it was not fine-tuned; use bertsmith finetune"):
+        bertsmith.predict(tmp_path / "model", text=["a"], out=tmp_path / "out")
+
+
+@pytest.mark.parametrize(("answer", "line"), [("a\nb", "a b"), (2.5, "2.5"), (["O"], None), ({}, None)])
+def test_answers_of_one_line(answer: object, line: str | None) -> None:
+    assert one_line(answer) == line

@@ -1,0 +1,209 @@
+"""Tables: every form of data gives the same rows, and what is wrong with a file is said with its line."""
+
+import csv
+import gzip
+import importlib
+import json
+import lzma
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import zstandard
+
+from bertsmith.errors import InputError
+from bertsmith.text.tables import Table, parts_of, read_part, table_of
+
+ROWS = [{"text": 'a "b", c', "label": "1"}, {"text": "über\nzwei", "label": "0"}, {"text": "", "label": "1"}]
+
+
+def packed(path: Path, content: str) -> Path:
+    data = content.encode()
+    pack = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+    path.write_bytes(pack.get(path.suffix, bytes)(data))
+    return path
+
+
+def as_csv(rows: list[dict[str, str]], path: Path) -> str:
+    with (path / "scratch").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return (path / "scratch").read_bytes().decode()
+
+
+@pytest.mark.parametrize("packing", ["", ".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("form", [".jsonl", ".csv", ".tsv"])
+def test_every_form_gives_the_same_rows(form: str, packing: str, tmp_path: Path) -> None:
+    rows = ROWS if form != ".tsv" else [{**row, "text": row["text"].replace("\n", " ")} for row in ROWS]
+    content = {
+        ".jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        ".csv": as_csv(rows, tmp_path),
+        ".tsv": "text\tlabel\n" + "".join(f"{row['text']}\t{row['label']}\n" for row in rows),
+    }[form]
+    file = packed(tmp_path / f"train{form}{packing}", content)
+    for data in (tmp_path, file):
+        assert list(read_part(data, "train")) == rows
+    # the text of the second row goes over two lines in .csv
+    assert read_part(file, "dev").numbers == {".jsonl": [1, 2, 3], ".csv": [2, 3, 5], ".tsv": [2, 3, 4]}[form]
+
+
+def test_parquet_keeps_lists_and_counts_rows(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    rows = [{"tokens": ["a", "b"], "ner": ["O", "B-x"], "score": 1.5}, {"tokens": [], "ner": [], "score": None}]
+    parquet = importlib.import_module("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "test.parquet")
+    table = read_part(tmp_path, "test")
+    assert list(table) == rows
+    assert table.place(1).endswith("test.parquet' row 2")
+    (tmp_path / "test.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(InputError, match=r"cannot be read as parquet after row 0"):
+        read_part(tmp_path, "test")
+
+
+@pytest.mark.parametrize("name", ["dev", "valid", "validation"])
+def test_dev_has_three_names(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.tsv").write_text("text\na\n")
+    for part in ("dev", "valid", "validation"):
+        assert list(read_part(tmp_path, part)) == [{"text": "a"}]
+
+
+def test_a_byte_order_mark_and_windows_line_ends_leave_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_bytes(b"\xef\xbb\xbftext,label\r\na,b\r\n\r\nc,d\r\n")
+    table = read_part(tmp_path, "train")
+    assert list(table) == [{"text": "a", "label": "b"}, {"text": "c", "label": "d"}]
+    assert table.numbers == [2, 4]
+
+
+def test_the_unnamed_first_column_of_pandas_is_an_index(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(",text\n0,a\n")
+    assert list(read_part(tmp_path, "train")) == [{"index": "0", "text": "a"}]
+
+
+def test_a_long_field_is_read_and_the_limit_of_others_stays(tmp_path: Path) -> None:
+    before = csv.field_size_limit()
+    (tmp_path / "train.csv").write_text("text\n" + "a" * 200_000 + "\n")
+    assert len(read_part(tmp_path, "train").text(0, "text")) == 200_000
+    assert csv.field_size_limit() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("train.csv", "text,label\na,b\nc\n", r"line 3 has 1 fields; its first line names 2 columns \(text, label\)"),
+        ("train.tsv", "text\tlabel\na\tb\tc\n", r"line 2 has 3 fields"),
+        ("train.csv", "text,text\na,b\n", r"line 1 names the column 'text' twice"),
+        ("train.csv", "text,,label\na,b,c\n", r"line 1: column 2 has no name"),
+        ("train.csv", "text;label\na;b\n", r"';' in its name; fields are separated by commas in .csv"),
+        ("train.tsv", "text,label\na,b\n", r"',' in its name"),
+        ("train.csv", 'text,label\na,b\n"c,d\ne,f\n', r"line 3 opens a quote that is never closed"),
+        ("train.csv", 'text,label\n"a"b,c\n', r"line 2 is not valid CSV"),
+        ("train.csv", "text,label\na\0,b\n", r"line 2 holds a NUL byte"),
+        ("train.tsv", "text\tlabel\na\0\tb\n", r"line 2 holds a NUL byte"),
+        ("train.csv", "", r"is empty; its first line must name the columns"),
+        ("train.csv", "text,label\n", r"has no rows"),
+        ("train.jsonl", "\n", r"has no rows"),
+        ("train.jsonl", '{"a": 1}\n[1]\n', r"line 2 holds a list; every line must be one JSON object"),
+        ("train.jsonl", '{"a": 1}\n{"a": \n', r"line 2 is not valid JSON"),
+        ("train.csv", b"text\n\xff\n", r"line 2 is not UTF-8"),
+        ("train.csv.gz", b"text", r"broken .gz archive"),
+        ("dev.csv", "text\na\n", r"has no train.jsonl .*; allowed: dev"),
+        ("train.json", "{}", r"has no train.jsonl"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(name: str, content: str | bytes, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=sentence):
+        read_part(tmp_path, "train")
+
+
+def test_one_part_in_two_forms_is_refused(tmp_path: Path) -> None:
+    for name in ("train.csv", "train.jsonl.gz"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(InputError, match=r"has train.jsonl.gz and train.csv for one part"):
+        read_part(tmp_path, "train")
+
+
+@pytest.mark.parametrize("data", ["nowhere", "missing.csv", "./a/b", "a b/c", "TMP/slip", "/no/such"])
+def test_data_that_does_not_exist_is_not_looked_for_elsewhere(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_: pytest.fail("was asked")))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "TMP").mkdir()
+    with pytest.raises(InputError, match=r"does not exist; give a folder, a file, or a name on the hub"):
+        parts_of(data)
+
+
+def test_a_single_file_is_one_part_only(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("text\na\n")
+    parts = parts_of(tmp_path / "mine.csv")
+    assert parts.find("dev") is None
+    assert len(parts.read("train")) == 1
+    with pytest.raises(InputError, match=r"is one file, the train part; it has no dev part"):
+        parts.read("dev")
+
+
+class _Part(list):
+    @property
+    def features(self) -> dict[str, object]:
+        classes = SimpleNamespace(names=["no", "yes"])
+        return {"text": SimpleNamespace(), "label": classes, "tags": SimpleNamespace(feature=classes)}
+
+
+def test_names_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    rows = [{"text": "a", "label": 1, "tags": [0, 1]}, {"text": "b", "label": -1, "tags": []}]
+
+    def load_dataset(name: str, config: str | None) -> dict[str, _Part]:
+        asked.append((name, config))
+        if name == "glue/mrpc":
+            raise FileNotFoundError("no such set\nlong story")
+        if name == "gone":
+            raise ValueError("nothing")
+        return {"train": _Part(rows), "validation": _Part(rows[:1]), "empty": _Part()}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    parts = parts_of("glue/mrpc")
+    assert asked == [("glue/mrpc", None), ("glue", "mrpc")]
+    assert list(parts.read("dev")) == [{"text": "a", "label": "yes", "tags": ["no", "yes"]}]
+    assert list(parts.read("train"))[1] == {"text": "b", "label": None, "tags": []}
+    assert parts.read("train").place(1) == "glue/mrpc (train) row 1"
+    with pytest.raises(InputError, match=r"'glue/mrpc' has no part 'test'; allowed: empty, train, validation"):
+        parts.read("test")
+    with pytest.raises(InputError, match=r"has no rows"):
+        parts.read("empty")
+    asked.clear()
+    parts_of("some/set:de"), parts_of("some/set/de"), parts_of("set:de")
+    assert asked == [("some/set", "de"), ("some/set", "de"), ("set", "de")]
+    with pytest.raises(InputError, match=r"'gone:x' is neither a file .* nor to be had from the hub: nothing"):
+        parts_of("gone:x")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"needs datasets, which is not installed: pip install 'bertsmith\[hf\]'"):
+        parts_of("glue/mrpc")
+
+
+def test_a_folder_in_the_layout_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    for part, text in (("train", "a"), ("validation", "b")):
+        (tmp_path / "set" / "data" / f"{part}-00000-of-00001.jsonl").write_text(json.dumps({"text": text, "label": 1}))
+    assert list(read_part(tmp_path / "set", "dev")) == [{"text": "b", "label": 1}]
+
+
+@pytest.mark.parametrize(("value", "number"), [(" 3.5 ", 3.5), ("1e-3", 0.001), (4, 4.0), (-0.5, -0.5)])
+def test_numbers_may_be_written_as_texts(value: object, number: float) -> None:
+    assert table_of([{"score": value}], "rows").number(0, "score") == number
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "", "three", "1_000", None, True, [1], float("nan"), 10**400])
+def test_what_is_no_number_is_named(value: object) -> None:
+    with pytest.raises(InputError, match=r"file 'x' line 9: field 'score' is .*; it must be a finite number"):
+        Table("file 'x'", [{"score": value}], [9]).number(0, "score")
+
+
+def test_half_a_character_is_no_text() -> None:
+    with pytest.raises(InputError, match=r"row 0: field 'text' holds half a surrogate pair"):
+        table_of([{"text": "a\ud800"}], "rows").text(0, "text")

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertsmith.commands.finetune_task import write_answers
+from bertsmith.commands.finetune_task import write_answers, write_files
 from bertsmith.commands.output import check_out, claim, write_result
+from bertsmith.commands.task_report import interval_of, write_report
 from bertsmith.errors import InputError
 
 
@@ -23,6 +24,7 @@ def evaluate_task(
     """Answers one part of a task and compares with what is right."""
     from rich.console import Console
 
+    from bertsmith.tasks.glue import name_in_part
     from bertsmith.tasks.predictor import Predictor
     from bertsmith.text.tables import read_part
     from bertsmith.training.hardware import device_type
@@ -33,15 +35,21 @@ def evaluate_task(
     judgement, answers = predictor.judged(table)
     claim(out, force, model, Path(data))
     write_answers(out / "predictions.jsonl", answers)
+    task = predictor.task.changed(name=name_in_part(predictor.task.name, part))
+    examples = task.examples(table)
+    write_files(out / "official", task.files(examples, answers))
     figures = {
         "metric": judgement.metric,
         "score": judgement.score,
+        **interval_of(judgement, len(table)),
         **judgement.figures,
         "examples": len(table),
         "part": part,
         "model": str(model),
         "data": str(data),
     }
+    facts = {"Task": task.kind, "Model": str(model), "Data": str(data), "Part": part, "Examples": f"{len(table):,}"}
+    write_report(out, task, examples, answers, judgement, figures, kind="Evaluation", part=part, facts=facts)
     write_result(out, figures)
     Console().print(
         f"{part}: {judgement.metric} {judgement.score:.2f}; written to {out}", markup=False, highlight=False

@@ -128,6 +128,7 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path) -> dict
 
     from bertsmith.checkpoint.store import write_model
     from bertsmith.commands.output import write_result
+    from bertsmith.commands.task_report import interval_of, write_finetuning_report
     from bertsmith.tasks.predictor import KeptTask, write_kept
 
     trainer = made.trainer
@@ -139,11 +140,13 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path) -> dict
     figures = {
         "metric": judgement.metric,
         "score": judgement.score,
+        **interval_of(judgement, len(made.judge.examples)),
         **judgement.figures,
         **run_figures(trainer),
         "best_step": trainer.progress.best_step,
         "seed": settings.run.seed,
     }
+    write_finetuning_report(settings, made, judgement, out, figures)
     write_result(out, figures)
     shutil.rmtree(
         out / "checkpoints", ignore_errors=True

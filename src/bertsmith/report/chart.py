@@ -58,8 +58,13 @@ def line_chart(
     reference: tuple[str, float] | None = None,
     height: int = 260,
     from_zero: bool = False,
+    starts_at_zero: bool = False,
 ) -> str:
-    """A `<figure>` with one curve per series, and a dashed horizontal line for `reference` (its label and value)."""
+    """A `<figure>` with one curve per series, and a dashed horizontal line for `reference` (its label and value).
+
+    `from_zero` is of the values, `starts_at_zero` of what they go over; without it that axis starts at 0 only where its
+    first point is near.
+    """
     drawn = [one for one in series if any(_is_finite(point) for point in one.points)]
     if not drawn:
         return f'<figure class="chart"><p class="chart-empty">No values of {escape(y_label)} yet.</p></figure>'
@@ -70,7 +75,7 @@ def line_chart(
     if from_zero:
         values.append(0.0)
     x_low, x_high = widened(min(x for x, _ in finite), max(x for x, _ in finite))
-    if 0 < x_low < 0.1 * x_high:
+    if 0 < x_low < (x_high if starts_at_zero else 0.1 * x_high):
         x_low = 0.0  # an axis of steps starts at nothing, not at the first row of the log
     y_ticks = nice_ticks(*widened(min(values), max(values)), wanted=max(3, height // 50), covers=True)
     x_ticks = nice_ticks(x_low, x_high, wanted=5)

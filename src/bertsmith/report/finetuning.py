@@ -29,8 +29,9 @@ STYLE = """
 .mistakes dt { color: var(--muted); }
 .mistakes dd.right { color: var(--series-1); font-weight: 600; }
 .mistakes dd.said { color: var(--series-2); font-weight: 600; }
-.side { display: grid; gap: 24px 40px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr));
-  align-items: start; }
+.side { display: flex; flex-wrap: wrap; gap: 20px; align-items: stretch; }
+.side > :first-child { flex: 1 1 auto; max-width: 100%; }
+.side > :last-child { flex: 1 1 540px; max-width: 100%; min-width: 0; }
 @media (max-width: 640px) { .mistakes li { grid-template-columns: minmax(0, 1fr); } }
 """
 
@@ -156,7 +157,7 @@ def metric_name(name: str) -> str:
 
 def as_text(answer: Any) -> str:
     """An answer or what is right in one line."""
-    if answer is None or answer in ("", [], ()):
+    if answer is None or (isinstance(answer, str | list | tuple) and not answer):
         return "none"
     if isinstance(answer, float):
         return f"{answer:.4g}"
@@ -177,8 +178,8 @@ def _lead(report: TaskReport) -> str:
         return ""
     low, high = report.interval
     return (
-        f"Another {report.examples:,} examples of the same kind would very likely give between {low:.1f} and "
-        f"{high:.1f}: the 95 % interval over 1,000 draws of these."
+        f"For this model and examples of this kind: between {low:.1f} and {high:.1f} with 95 % confidence. How far "
+        "another seed of the training would move it is not in that."
     )
 
 
@@ -242,12 +243,14 @@ def _curves(report: TaskReport) -> str:
         Series(report.part, column(held_out, "loss", keep_gaps=True)),
     ]
     scores = column(held_out, "score")
-    loss = line_chart(losses, x_label="step", y_label="loss", height=240, from_zero=True)
+    loss = line_chart(losses, x_label="step", y_label="loss", height=240, from_zero=True, starts_at_zero=True)
     drawn = f'<div class="panel"><h3>Loss</h3>{loss}</div>'
     if scores:
         name = metric_name(report.metric)
         best = ("best", max(score for _, score in scores)) if len(scores) > 1 else None
-        curve = line_chart([Series(name, scores)], x_label="step", y_label=name, reference=best, height=240)
+        curve = line_chart(
+            [Series(name, scores)], x_label="step", y_label=name, reference=best, height=240, starts_at_zero=True
+        )
         drawn = f'<div class="panel"><h3>{escape(f"{name} on {report.part}")}</h3>{curve}</div>{drawn}'
     return f'<div class="pair">{drawn}</div>'
 
@@ -257,13 +260,13 @@ def _confusions(labels: tuple[str, ...], counts: np.ndarray) -> str:
     names = [labels[number] for number in chosen]
     only = f" The {MOST_LABELS} of {len(labels):,} labels with most mistakes." if len(chosen) < len(labels) else ""
     matrix = matrix_table(names, counts[np.ix_(chosen, chosen)], counts.sum(1)[chosen])
-    note = f"A row is what is right, a column what was said; shares are of the row.{only}"
-    table = class_table(labels, ClassCounts.of_confusion(counts), chosen)
-    return section("What was taken for what", f'<div class="panel">{matrix}</div>', note=note) + section(
-        "Label by label",
-        f'<div class="panel">{table}</div>',
-        note="Precision: the share of its answers that is right. Recall: the share of its examples that is found.",
+    note = (
+        f"A row is what is right, a column what was said; shares are of the row.{only} Precision is the share of a "
+        "label's answers that is right, recall the share of its examples that is found."
     )
+    table = class_table(labels, ClassCounts.of_confusion(counts), chosen)
+    both = f'<div class="panel">{matrix}</div><div class="panel">{table}</div>'
+    return section("What was taken for what", f'<div class="side">{both}</div>', note=note)
 
 
 def _mistakes(report: TaskReport) -> str:

@@ -11,7 +11,7 @@ from bertsmith.report.chart import Plane, axes, nice_ticks, short_number, widene
 POINTS = 1500  # more only make the page heavy
 
 STYLE = """
-.range { margin-top: clamp(24px, 4vw, 36px); max-width: 720px; padding-bottom: 26px; }
+.range { margin-top: clamp(24px, 4vw, 36px); max-width: 720px; }
 .range .track { position: relative; height: 12px; border-radius: 6px; background: var(--line); }
 .range .band { position: absolute; top: 0; bottom: 0; min-width: 4px; border-radius: 6px; background: var(--series-1);
   opacity: .38; }

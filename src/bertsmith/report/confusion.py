@@ -19,10 +19,10 @@ STYLE = """
 .matrix tbody th { text-align: right; white-space: nowrap; }
 .matrix .axis { font-size: 12.5px; text-align: left; }
 .matrix td { text-align: center; min-width: 74px; height: 54px; padding: 4px 8px; border-radius: 6px;
-  line-height: 1.25; background: color-mix(in srgb, var(--hue) calc(var(--share) * .55%), var(--quiet)); }
+  line-height: 1.25; background: color-mix(in srgb, var(--hue) calc(var(--share) * var(--weight)), var(--quiet)); }
 .matrix { --quiet: color-mix(in srgb, var(--line) 45%, transparent); }
-.matrix td.right { --hue: var(--series-1); }
-.matrix td.wrong { --hue: var(--series-2); }
+.matrix td.right { --hue: var(--series-1); --weight: .5%; }
+.matrix td.wrong { --hue: var(--series-2); --weight: .9%; }
 .matrix td small { display: block; font-size: 12px; opacity: .8; }
 .matrix.dense table { border-spacing: 1px; }
 .matrix.dense td { min-width: 26px; height: 26px; padding: 0 3px; font-size: 12px; border-radius: 3px; }
@@ -37,6 +37,8 @@ STYLE = """
 .classes td:first-child { font-weight: 600; }
 .classes .bar { display: inline-block; width: 56px; height: 7px; margin-right: 10px; border-radius: 4px;
   vertical-align: 1px; background: linear-gradient(to right, var(--series-1) calc(var(--share) * 1%), var(--line) 0); }
+@media (max-width: 640px) { .classes .bar { display: none; } .classes th, .classes td { padding: 7px 5px; }
+  .classes th { font-size: 13px; } }
 """
 
 

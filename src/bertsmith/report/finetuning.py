@@ -14,7 +14,7 @@ from bertsmith.report.chart import Series, column, line_chart
 from bertsmith.report.confusion import MOST_LABELS, class_table, cut, matrix_table, most_confused
 from bertsmith.report.page import facts_table, masthead, page, section
 from bertsmith.tasks.base import Judgement, Task
-from bertsmith.tasks.metrics.classes import CLASS_METRICS, ClassCounts, class_figure
+from bertsmith.tasks.metrics.classes import ClassCounts
 
 WORST = 20
 LONGEST_TEXT = 420
@@ -32,6 +32,7 @@ STYLE = """
 .side { display: flex; flex-wrap: wrap; gap: 20px; align-items: stretch; }
 .side > :first-child { flex: 1 1 auto; max-width: 100%; }
 .side > :last-child { flex: 1 1 540px; max-width: 100%; min-width: 0; }
+.panel.narrow { max-width: 640px; }
 @media (max-width: 640px) { .mistakes li { grid-template-columns: minmax(0, 1fr); } }
 """
 
@@ -111,7 +112,7 @@ def task_report(
         len(examples),
         judgement.metric,
         judgement.figures,
-        baseline=None if found is None else _baseline(*found, judgement.metric),
+        baseline=_baseline(task, examples, answers, found, judgement.metric),
         confusion=found,
         values=values,
         mistakes=mistakes,
@@ -137,7 +138,7 @@ def finetuning_page(report: TaskReport) -> str:
         body += _confusions(*report.confusion)
     if len(report.values):
         note = "Each point is an example; on the dashed line what was said is what is right."
-        body += section("Said against right", f'<div class="panel">{points.scatter(report.values)}</div>', note=note)
+        body += section("Said against right", f'<div class="panel narrow">{points.scatter(report.values)}</div>', note=note)
     if report.mistakes:
         body += _mistakes(report)
     if report.facts:
@@ -150,8 +151,10 @@ def finetuning_page(report: TaskReport) -> str:
     return page(f"{report.title}: {report.kind.lower()}", body, style=style)
 
 
-def metric_name(name: str) -> str:
-    """A figure's name as a person writes it."""
+def metric_name(name: str, report: TaskReport | None = None) -> str:
+    """A figure's name as a person writes it; F1 of more than two labels is a mean over them."""
+    if name == "f1" and report is not None and report.confusion is not None and len(report.confusion[0]) > 2:
+        name = "macro_f1"
     return _NAMES.get(name, name.replace("_", " ").capitalize())
 
 
@@ -169,7 +172,7 @@ def as_text(answer: Any) -> str:
 
 
 def _headline(report: TaskReport) -> str:
-    name, count = metric_name(report.metric), f"{report.examples:,}"
+    name, count = metric_name(report.metric, report), f"{report.examples:,}"
     return f"{name} {report.figures[report.metric]:.1f} on {count} {report.part} {_plural('example', report.examples)}"
 
 
@@ -190,7 +193,7 @@ def _plural(word: str, count: int) -> str:
 def _other_figures(report: TaskReport) -> str:
     others = {name: value for name, value in report.figures.items() if name != report.metric}
     cells = "".join(
-        f"<div><dt>{escape(metric_name(name))}</dt><dd>{value:,.2f}</dd></div>" for name, value in others.items()
+        f"<div><dt>{escape(metric_name(name, report))}</dt><dd>{value:,.2f}</dd></div>" for name, value in others.items()
     )
     return f'<dl class="figures">{cells}</dl>' if cells else ""
 
@@ -231,7 +234,7 @@ def _runs(report: TaskReport) -> str:
         "Best": f"{float(best['score']):.2f} (seed {best.get('seed', '?')})",
         "Worst": f"{min(float(run['score']) for run in report.runs):.2f}",
     }
-    drawn = points.strip(rows, x_label=metric_name(report.metric))
+    drawn = points.strip(rows, x_label=metric_name(report.metric, report))
     return f'<div class="panel">{drawn}{facts_table(facts)}</div>'
 
 
@@ -246,7 +249,7 @@ def _curves(report: TaskReport) -> str:
     loss = line_chart(losses, x_label="step", y_label="loss", height=240, from_zero=True, starts_at_zero=True)
     drawn = f'<div class="panel"><h3>Loss</h3>{loss}</div>'
     if scores:
-        name = metric_name(report.metric)
+        name = metric_name(report.metric, report)
         best = ("best", max(score for _, score in scores)) if len(scores) > 1 else None
         curve = line_chart(
             [Series(name, scores)], x_label="step", y_label=name, reference=best, height=240, starts_at_zero=True
@@ -306,12 +309,17 @@ def _sure(answer: Mapping[str, Any], badness: float, *, is_value: bool) -> str:
     return f"{badness:.3g}"
 
 
-def _baseline(labels: tuple[str, ...], counts: np.ndarray, metric: str) -> tuple[str, float] | None:
-    """The figure of the commonest label as the answer to everything."""
-    if metric not in CLASS_METRICS or not counts.sum():
+def _baseline(
+    task: Task[Any],
+    examples: Sequence[Any],
+    answers: Sequence[Mapping[str, Any]],
+    found: tuple[tuple[str, ...], np.ndarray] | None,
+    metric: str,
+) -> tuple[str, float] | None:
+    """The main figure with the commonest label as the answer to everything; None where answers are no labels."""
+    if found is None or any(answer["answer"] not in found[0] for answer in answers):
         return None
-    right = counts.sum(1)
-    common = int(right.argmax())
-    always = np.zeros_like(counts)
-    always[:, common] = right
-    return f"always “{cut(labels[common], 24)}”", class_figure(metric, ClassCounts.of_confusion(always))
+    labels, counts = found
+    common = labels[int(counts.sum(1).argmax())]
+    always = task.judged(examples, [{**answer, "answer": common} for answer in answers])
+    return f"always “{cut(common, 24)}”", always.figures[metric]

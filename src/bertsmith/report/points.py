@@ -29,7 +29,8 @@ STYLE = """
 .points .same { stroke: var(--muted); stroke-width: 1.4; stroke-dasharray: 5 4; }
 .points .run { fill-opacity: .75; }
 .points .mean { stroke: var(--ink); stroke-width: 2; }
-.points text.name { fill: var(--ink); }
+.points text.name { fill: var(--ink); paint-order: stroke; stroke: var(--surface); stroke-width: 4px; }
+.points.strip svg.axes { margin: 4px 20px 44px 12px; width: calc(100% - 32px); }
 .points .scatter-wrap { max-width: 560px; }
 """
 
@@ -113,7 +114,7 @@ def strip(rows: Sequence[tuple[str, Sequence[float]]], *, x_label: str) -> str:
         parts.append(f'<line class="mean" x1="{place}%" x2="{place}%" y1="{middle - 11}" y2="{middle + 11}"/>')
     parts.append(f'<text x="100%" y="{height}" dy="38" text-anchor="end">{escape(x_label)}</text>')
     return (
-        f'<figure class="chart points" style="--height:{height}px">'
+        f'<figure class="chart points strip" style="--height:{height}px">'
         f'<svg class="axes" role="img" aria-label="{escape(x_label)} of {len(values)} runs">'
         f"{''.join(parts)}</svg></figure>"
     )

@@ -49,8 +49,8 @@ def evaluate_task(
         "data": str(data),
     }
     facts = {"Task": task.kind, "Model": str(model), "Data": str(data), "Part": part, "Examples": f"{len(table):,}"}
-    write_report(out, task, examples, answers, judgement, figures, kind="Evaluation", part=part, facts=facts)
     write_result(out, figures)
+    write_report(out, task, examples, answers, judgement, figures, kind="Evaluation", part=part, facts=facts)
     Console().print(
         f"{part}: {judgement.metric} {judgement.score:.2f}; written to {out}", markup=False, highlight=False
     )

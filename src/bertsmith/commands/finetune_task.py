@@ -146,8 +146,8 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path) -> dict
         "best_step": trainer.progress.best_step,
         "seed": settings.run.seed,
     }
-    write_finetuning_report(settings, made, judgement, out, figures)
     write_result(out, figures)
+    write_finetuning_report(settings, made, judgement, out, figures)
     shutil.rmtree(
         out / "checkpoints", ignore_errors=True
     )  # the model is written; what it took to get there is not needed

@@ -138,7 +138,8 @@ def finetuning_page(report: TaskReport) -> str:
         body += _confusions(*report.confusion)
     if len(report.values):
         note = "Each point is an example; on the dashed line what was said is what is right."
-        body += section("Said against right", f'<div class="panel narrow">{points.scatter(report.values)}</div>', note=note)
+        drawn = f'<div class="panel narrow">{points.scatter(report.values)}</div>'
+        body += section("Said against right", drawn, note=note)
     if report.mistakes:
         body += _mistakes(report)
     if report.facts:
@@ -192,9 +193,8 @@ def _plural(word: str, count: int) -> str:
 
 def _other_figures(report: TaskReport) -> str:
     others = {name: value for name, value in report.figures.items() if name != report.metric}
-    cells = "".join(
-        f"<div><dt>{escape(metric_name(name, report))}</dt><dd>{value:,.2f}</dd></div>" for name, value in others.items()
-    )
+    named = [(metric_name(name, report), value) for name, value in others.items()]
+    cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{value:,.2f}</dd></div>" for name, value in named)
     return f'<dl class="figures">{cells}</dl>' if cells else ""
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertsmith.commands.finetune_task import write_answers, write_files
 from bertsmith.commands.output import check_out, claim, write_result
+from bertsmith.commands.task_report import interval_of, write_report
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def evaluate_task(
     """Answers one part of a task and compares with what is right."""
     from rich.console import Console
 
+    from bertsmith.tasks.glue import name_in_part
     from bertsmith.text.tables import read_part
 
     check_out(out, force, model, _file_of(data))
@@ -96,18 +98,22 @@ def evaluate_task(
     judgement = task.judged(examples, answers)
     claim(out, force, model, _file_of(data))
     write_answers(out / "predictions.jsonl", named_answers(table, answers))
+    task = task.changed(name=name_in_part(task.name, part))
     write_files(out / "official", task.files(examples, answers))
     named = Path(data).name if Path(data).is_file() else part
     figures = {
         "metric": judgement.metric,
         "score": judgement.score,
+        **interval_of(judgement, len(table)),
         **judgement.figures,
         "examples": len(table),
         "part": named,
         "model": str(model),
         "data": str(data),
     }
+    facts = {"Task": task.kind, "Model": str(model), "Data": str(data), "Part": part, "Examples": f"{len(table):,}"}
     write_result(out, figures)
+    write_report(out, task, examples, answers, judgement, figures, kind="Evaluation", part=part, facts=facts)
     Console().print(
         f"{named}: {judgement.metric} {judgement.score:.2f}; written to {out}", markup=False, highlight=False
     )

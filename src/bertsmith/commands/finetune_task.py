@@ -205,6 +205,7 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path, *, is_k
 
     from bertsmith.checkpoint.store import write_model
     from bertsmith.commands.output import write_result
+    from bertsmith.commands.task_report import interval_of, write_finetuning_report
     from bertsmith.tasks.predictor import KeptTask, write_kept
 
     trainer = made.trainer
@@ -217,6 +218,7 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path, *, is_k
     figures = {
         "metric": judgement.metric,
         "score": judgement.score,
+        **interval_of(judgement, len(made.judge.examples)),
         **judgement.figures,
         **run_figures(trainer),
         "best_step": trainer.progress.best_step,
@@ -225,6 +227,7 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path, *, is_k
         "is_degenerate": is_degenerate,
     }
     write_result(out, figures)
+    write_finetuning_report(settings, made, judgement, out, figures)
     # the model is written; what it took to get there is not needed
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
     if trainer.show:

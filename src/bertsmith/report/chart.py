@@ -58,8 +58,13 @@ def line_chart(
     reference: tuple[str, float] | None = None,
     height: int = 260,
     from_zero: bool = False,
+    starts_at_zero: bool = False,
 ) -> str:
-    """A `<figure>` with one curve per series, and a dashed horizontal line for `reference` (its label and value)."""
+    """A `<figure>` with one curve per series, and a dashed horizontal line for `reference` (its label and value).
+
+    `from_zero` is of the values, `starts_at_zero` of what they go over; without it that axis starts at 0 only where its
+    first point is near.
+    """
     drawn = [one for one in series if any(_is_finite(point) for point in one.points)]
     if not drawn:
         return f'<figure class="chart"><p class="chart-empty">No values of {escape(y_label)} yet.</p></figure>'
@@ -69,14 +74,14 @@ def line_chart(
         values.append(reference[1])
     if from_zero:
         values.append(0.0)
-    x_low, x_high = _widened(min(x for x, _ in finite), max(x for x, _ in finite))
-    if 0 < x_low < 0.1 * x_high:
+    x_low, x_high = widened(min(x for x, _ in finite), max(x for x, _ in finite))
+    if 0 < x_low < (x_high if starts_at_zero else 0.1 * x_high):
         x_low = 0.0  # an axis of steps starts at nothing, not at the first row of the log
-    y_ticks = nice_ticks(*_widened(min(values), max(values)), wanted=max(3, height // 50), covers=True)
+    y_ticks = nice_ticks(*widened(min(values), max(values)), wanted=max(3, height // 50), covers=True)
     x_ticks = nice_ticks(x_low, x_high, wanted=5)
-    plane = _Plane(x_low, x_high, y_ticks[0], y_ticks[-1], height)
+    plane = Plane(x_low, x_high, y_ticks[0], y_ticks[-1], height)
 
-    parts = [_axes(plane, x_ticks, y_ticks, x_label, y_label)]
+    parts = [axes(plane, x_ticks, y_ticks, x_label, y_label)]
     parts += [_curve(one, plane, _colour(index), is_alone=len(drawn) == 1) for index, one in enumerate(drawn)]
     if reference is not None:
         parts.append(_reference_line(reference, plane))
@@ -120,7 +125,9 @@ def short_number(value: float, *, largest: float | None = None) -> str:
 
 
 @dataclass(frozen=True)
-class _Plane:
+class Plane:
+    """Where values lie: across in percent of the width, down in pixels."""
+
     x_low: float
     x_high: float
     y_low: float
@@ -144,7 +151,7 @@ def _is_finite(point: tuple[float, float]) -> bool:
     return math.isfinite(point[0]) and math.isfinite(point[1])
 
 
-def _widened(low: float, high: float) -> tuple[float, float]:
+def widened(low: float, high: float) -> tuple[float, float]:
     """A range that is never empty: one point, or equal values, get room on both sides."""
     if high - low > 1e-9 * max(abs(low), abs(high)):
         return low, high
@@ -152,7 +159,8 @@ def _widened(low: float, high: float) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _axes(plane: _Plane, x_ticks: list[float], y_ticks: list[float], x_label: str, y_label: str) -> str:
+def axes(plane: Plane, x_ticks: list[float], y_ticks: list[float], x_label: str, y_label: str) -> str:
+    """The lines and numbers around a drawing, with what its two directions are."""
     y_largest, x_largest = max(map(abs, y_ticks)), max(map(abs, x_ticks))
     rows = "".join(
         f'<line class="rule" x1="0" x2="100%" y1="{plane.down(y)}" y2="{plane.down(y)}"/>'
@@ -171,7 +179,7 @@ def _axes(plane: _Plane, x_ticks: list[float], y_ticks: list[float], x_label: st
     )
 
 
-def _curve(series: Series, plane: _Plane, colour: str, *, is_alone: bool) -> str:
+def _curve(series: Series, plane: Plane, colour: str, *, is_alone: bool) -> str:
     points = thinned(series.points, POINTS_DRAWN)
     path, pen = [], "M"
     for point in points:
@@ -187,7 +195,7 @@ def _curve(series: Series, plane: _Plane, colour: str, *, is_alone: bool) -> str
     )
 
 
-def _marks(series: Series, plane: _Plane, colour: str, x_label: str) -> str:
+def _marks(series: Series, plane: Plane, colour: str, x_label: str) -> str:
     """Dots that carry the value as a hover title; seen at once only where the curve has few points."""
     points = [point for point in series.points if _is_finite(point)]
     quiet = " quiet" if len(points) > 30 else ""
@@ -216,7 +224,7 @@ def thinned(points: list[tuple[float, float]], most: int) -> list[tuple[float, f
     return kept
 
 
-def _reference_line(reference: tuple[str, float], plane: _Plane) -> str:
+def _reference_line(reference: tuple[str, float], plane: Plane) -> str:
     label, value = reference
     y = plane.down(value)
     below = 18 if y < 16 else -8  # at the very top the label would leave the plane

@@ -1,0 +1,94 @@
+"""report.html of a fine-tuning and of an evaluation."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertsmith.tasks.base import Judgement, Task
+    from bertsmith.training.finetuning import FinetuneSettings, Finetuning
+
+REPORT = "report.html"
+
+
+def interval_of(judgement: "Judgement", examples: int) -> dict[str, list[float]]:
+    """The 95 % interval of the main figure, as result.json has it; nothing where there is none."""
+    from bertsmith.tasks.metrics.interval import confidence_interval
+
+    found = confidence_interval(judgement, examples)
+    return {} if found is None else {"interval": list(found)}
+
+
+def write_finetuning_report(
+    settings: "FinetuneSettings",
+    made: "Finetuning",
+    judgement: "Judgement",
+    out: Path,
+    figures: Mapping[str, Any],
+) -> None:
+    """Nothing; report.html in the folder of the run tells how good its model is on dev."""
+    from bertsmith.toml import to_toml
+
+    write_report(
+        out,
+        settings.task,
+        made.judge.examples,
+        made.judge.answers,
+        judgement,
+        figures,
+        kind="Fine-tuning",
+        part="dev",
+        facts=_facts(settings, made, figures),
+        rows=made.trainer.log.rows,
+        settings=to_toml(settings.plain()),
+        notices=[*made.notices, *(notice["text"] for notice in figures.get("notices", ()))],
+    )
+
+
+def write_report(
+    out: Path,
+    task: "Task[Any]",
+    examples: Sequence[Any],
+    answers: Sequence[Mapping[str, Any]],
+    judgement: "Judgement",
+    figures: Mapping[str, Any],
+    **told: Any,
+) -> None:
+    """Nothing; report.html in `out` tells of some answers, of the interval and the runs in `figures`, and what else is
+    told."""
+    from bertsmith.report.finetuning import finetuning_page, task_report
+
+    interval = figures.get("interval")
+    told = {"interval": None if interval is None else tuple(interval), "runs": figures.get("runs", ()), **told}
+    report = task_report(task, examples, answers, judgement, title=out.resolve().name, **told)
+    (out / REPORT).write_text(finetuning_page(report), encoding="utf-8")
+
+
+def _facts(settings: "FinetuneSettings", made: "Finetuning", figures: Mapping[str, Any]) -> dict[str, str]:
+    """What was learned from, and the settings that matter."""
+    from bertsmith.report.pretraining import duration
+
+    run, encoder, features = settings.run, settings.encoder, made.train_features
+    facts = {
+        "Task": settings.task.kind + (f" ({settings.task.name})" if settings.task.name else ""),
+        "Data": settings.data or "given in Python",
+        "Training examples": f"{len(features):,}",
+        "Dev examples": f"{len(made.judge.examples):,}",
+        "Sequences at the length limit": f"{features.cut:,}",
+        "Model": settings.model.name,
+        "Parameters": f"{figures['parameters']:,}",
+        "Learning rate": f"{settings.optimizer.learning_rate:g}",
+        "Warm-up": f"{settings.schedule.warmup:.0%} of the steps",
+        "Epochs": f"{run.epochs:g}",
+        "Examples a step": f"{settings.batch.examples}",
+        "Longest sequence": f"{settings.sequences.length} tokens",
+        "Weights kept": f"step {figures['best_step'] if run.choose == 'best' else figures['steps']:,}",
+        "Steps": f"{figures['steps']:,}",
+        "Seed": f"{run.seed}",
+        "Time": duration(figures["seconds"]),
+    }
+    if encoder.layer_decay != 1:
+        facts["Rate of each layer below"] = f"× {encoder.layer_decay:g}"
+    if encoder.is_frozen:
+        facts["Encoder"] = "frozen"
+    return facts

@@ -1,9 +1,13 @@
 """How sequences lie in memory: padded rows or one packed run of tokens."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from bertsmith.batches.groups import LengthGroups
+from bertsmith.batches.moving import gathered, spread
 
 
 @dataclass(frozen=True)
@@ -115,14 +119,11 @@ class SequenceLayout:
         return sums.index_add(0, self.sequence_index(hidden), hidden) / lengths
 
     def pad(self, hidden: Tensor) -> tuple[Tensor, "SequenceLayout"]:
-        """Packed tensors (tokens, …) as padded rows (batch, longest, …), with their layout; pads repeat some token."""
+        """Packed tensors (tokens, …) as padded rows (batch, longest, …), with their layout; pads are 0."""
         if self.starts is None:
             return hidden, self
-        offsets = torch.arange(self.longest, device=hidden.device)
-        is_token = offsets < self.lengths()[:, None]
-        places = (self.starts[:-1, None] + offsets).clamp(max=hidden.shape[0] - 1)
-        # index_select: its backward adds whole rows, the one of plain indexing adds single numbers
-        rows = hidden.index_select(0, places.flatten().long())
+        is_token = torch.arange(self.longest, device=hidden.device) < self.lengths()[:, None]
+        rows = spread(hidden, self._padded_places(hidden), self.batch * self.longest)
         return rows.unflatten(0, (self.batch, self.longest)), SequenceLayout.padded(is_token)
 
     def unpad(self, rows: Tensor, like: Tensor) -> Tensor:
@@ -132,5 +133,13 @@ class SequenceLayout:
         """
         if self.starts is None:
             return rows
-        places = self.sequence_index(like) * self.longest + self.positions(like)
-        return rows.flatten(0, 1).index_select(0, places)
+        return gathered(rows.flatten(0, 1), self._padded_places(like))
+
+    def _padded_places(self, like: Tensor) -> Tensor:
+        """Where the tokens of a packed layout stand in padded rows one after the other, (tokens,)."""
+        return self.sequence_index(like) * self.longest + self.positions(like)
+
+    @cached_property
+    def groups(self) -> LengthGroups:
+        """The sequences in groups of about one length; on a GPU to ask for them is to wait."""
+        return LengthGroups.of(self.lengths().tolist())

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
+from torch.distributed.tensor import DTensor
 
 from bertsmith.objectives.base import Portion
 from bertsmith.settings import Record
@@ -39,10 +40,14 @@ class OptimizerConfig(Record):
         for given in (group for portion in portions for group in portion.groups):
             matrices = [parameter for parameter in given.parameters if parameter.dim() >= 2]
             others = [parameter for parameter in given.parameters if parameter.dim() < 2]
-            for parameters, decay in ((matrices, self.weight_decay), (others, 0.0)):
-                if parameters:
-                    groups.append({"params": parameters, "weight_decay": decay, "rate": given.rate})
-        fused = all(parameter.is_cuda for portion in portions for parameter in portion.parameters)
+            for members, decay in ((matrices, self.weight_decay), (others, 0.0)):
+                if members:
+                    groups.append({"params": members, "weight_decay": decay, "rate": given.rate})
+        parameters = [parameter for portion in portions for parameter in portion.parameters]
+        # one kernel for all that a weight needs; on a CPU it does not know sharded tensors
+        kinds = {parameter.device.type for parameter in parameters}
+        is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
+        fused = kinds == {"cuda"} or (kinds == {"cpu"} and not is_sharded)
         settings: dict[str, Any] = {"lr": self.learning_rate, "betas": self.betas, "eps": self.epsilon, "fused": fused}
         is_steady = self.kind == "stable_adamw"
         if self.bias_correction and not is_steady:

@@ -135,7 +135,7 @@ def test_rebuild_keeps_the_weights_or_says_why_not() -> None:
     config = model.config.model_copy(update={"encoder": model.config.encoder.model_copy(update={"layers": layers})})
     other = rebuild(model, config)
     assert torch.equal(other(tokens), model(tokens))
-    assert other.encoder.blocks[0].dropout.p == 0.5
+    assert other.encoder.blocks[0].dropout.rate == 0.5
     with pytest.raises(InputError, match="weights of this model do not fit the config: size mismatch for"):
         rebuild(model, preset("bert-tiny", vocabulary=51))
 

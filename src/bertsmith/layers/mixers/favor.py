@@ -7,7 +7,6 @@ from typing import Literal, Self
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import dropout
 
 from bertsmith.batches.random import key as seed_of
 from bertsmith.layers.call import ForwardPass
@@ -15,6 +14,7 @@ from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import KEY_AND_VALUE, QUERY, Attending
 from bertsmith.layers.mixers.base import MixerConfig, State
 from bertsmith.ops.dispatch import own_backend
+from bertsmith.ops.dropout import drop_tokens
 from bertsmith.ops.favor import (
     FEATURE_MAPS,
     FORMS,
@@ -151,7 +151,9 @@ class FavorAttention(Attending):
             chunk=_CHUNK,
             backend=own_backend(FORMS, call.backend),
         )
-        return self._output(dropout(mixed, self.dropout, self.training), call)
+        if self.training and self.dropout:
+            mixed = drop_tokens(mixed, self.dropout, call.layout)
+        return self._output(mixed, call)
 
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
         query, key, _ = self._project(hidden, call)

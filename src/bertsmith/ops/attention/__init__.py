@@ -3,12 +3,13 @@
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
-from bertsmith.ops.attention import reference, sdpa, varlen
+from bertsmith.ops.attention import grouped, reference, sdpa, varlen
 from bertsmith.ops.attention.inputs import AttentionInputs
 from bertsmith.ops.dispatch import Form, Forms, choose
 
 FORMS: Forms[AttentionInputs] = {
     "varlen": Form(varlen.attention, varlen.unsupported),
+    "grouped": Form(grouped.attention, grouped.unsupported),
     "sdpa": Form(sdpa.attention, sdpa.unsupported),
     "reference": Form(reference.attention, reference.unsupported),
 }

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
+from bertsmith.ops.dropout import drop, drop_tokens
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,16 @@ def reach(taps: int, is_causal: bool) -> tuple[int, int]:
     return (taps - 1, 0) if is_causal else (taps // 2, taps // 2)
 
 
-def tap_weights(scores: Tensor, dropout: float = 0.0) -> Tensor:
-    """The softmax over the taps, in the shape of the scores and at least in float32, after dropout."""
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    return torch.dropout(weights, dropout, train=dropout > 0)
+def tap_weights(scores: Tensor) -> Tensor:
+    """The softmax over the taps, in the shape of the scores and at least in float32."""
+    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+
+
+def dropped_weights(inputs: LightConvInputs) -> Tensor:
+    """The weights of the taps after dropout."""
+    weights = tap_weights(inputs.scores)
+    if inputs.dropout == 0.0:
+        return weights
+    if weights.dim() == 2:
+        return drop(weights, inputs.dropout)  # one kernel for all positions
+    return drop_tokens(weights, inputs.dropout, inputs.layout)

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import conv1d, pad
 
 from bertsmith.batches.layout import SequenceLayout
-from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, reach, tap_weights
+from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, dropped_weights, reach
 
 
 def unsupported(inputs: DepthwiseInputs | LightConvInputs) -> str | None:
@@ -27,7 +27,7 @@ def depthwise(inputs: DepthwiseInputs) -> Tensor:
 def light_conv(inputs: LightConvInputs) -> Tensor:
     """The convolved values, in the shape of `value`: their product with the banded matrix of the tap weights."""
     rows, _ = inputs.layout.pad(inputs.value)
-    weights = tap_weights(inputs.scores, inputs.dropout)
+    weights = dropped_weights(inputs)
     band = kernel_map(weights, inputs.layout, inputs.is_causal, inputs.legacy_padding)
     mixed = torch.einsum("bhqk,bkhd->bqhd", band, rows.to(band.dtype)).to(rows.dtype)
     return inputs.layout.unpad(mixed, inputs.value)

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bertsmith.batches.layout import SequenceLayout
-from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, reach, tap_weights
+from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, dropped_weights, reach
 
 
 def unsupported(inputs: DepthwiseInputs | LightConvInputs) -> str | None:
@@ -31,7 +31,7 @@ def depthwise(inputs: DepthwiseInputs) -> Tensor:
 def light_conv(inputs: LightConvInputs) -> Tensor:
     """The convolved values, in the shape of `value`."""
     value, layout = inputs.value, inputs.layout
-    weights = tap_weights(inputs.scores, inputs.dropout)
+    weights = dropped_weights(inputs)
     before, after = reach(weights.shape[-1], inputs.is_causal)
     is_inside = _inside(value, layout, before, after, inputs.legacy_padding)
     if is_inside is not None:

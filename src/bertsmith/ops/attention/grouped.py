@@ -1,0 +1,101 @@
+"""Attention with dropout on a CPU: sequences of about one length together, so that few pads are paid for.
+
+PyTorch's fused kernel for the CPU has no dropout, and its plain form spends most of its time on pads and draws. What
+is drawn here depends on the lengths alone, so packed and padded batches get the same.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from bertsmith.batches.moving import gathered, spread
+from bertsmith.ops.attention.inputs import AttentionInputs
+from bertsmith.ops.dropout import drawn
+
+Three = tuple[Tensor, Tensor, Tensor]
+
+
+def unsupported(inputs: AttentionInputs) -> str | None:
+    if inputs.query.device.type != "cpu":
+        return f"the tensors are on {inputs.query.device.type} and this form is for the CPU"
+    if inputs.query.dtype not in (torch.float32, torch.float64):
+        return f"the tensors are {inputs.query.dtype} and this form takes float32 or float64"
+    if inputs.key_layout is not inputs.layout:
+        return "the keys have a layout of their own"
+    if torch.compiler.is_compiling():
+        return "the lengths decide on the shapes, which compiled code cannot have"
+    if inputs.dropout == 0.0:
+        return "there is no dropout, and this form is for training with it"
+    return None
+
+
+def attention(inputs: AttentionInputs) -> Tensor:
+    """The attention output, in the layout of the query; 0 at pads."""
+    layout = inputs.layout
+    tensors = (inputs.query, inputs.key, inputs.value)
+    if layout.is_packed:
+        return _by_groups(inputs, tensors)
+    shape, tensors = (layout.batch, layout.longest), _each(tensors, lambda tensor: tensor.flatten(0, 1))
+    if layout.is_token is None:
+        return _mixed(inputs, tensors, shape, None).unflatten(0, shape)
+    places = layout.is_token.flatten().nonzero().squeeze(1)
+    mixed = _by_groups(inputs, _each(tensors, lambda tensor: gathered(tensor, places)))
+    return spread(mixed, places, layout.batch * layout.longest).unflatten(0, shape)
+
+
+def _each(tensors: Three, change: Callable[[Tensor], Tensor]) -> Three:
+    query, key, value = tensors
+    return change(query), change(key), change(value)
+
+
+def _by_groups(inputs: AttentionInputs, tensors: Three) -> Tensor:
+    """The output for real tokens one after the other, (tokens, heads, value_width)."""
+    groups = inputs.layout.groups
+    if len(groups.sizes) == 1 and groups.is_token[0] is None:
+        return _mixed(inputs, tensors, groups.sizes[0], None)  # one length: the tokens lie as rows already
+    counts = [sequences * length for sequences, length in groups.sizes]
+    queries, keys, values = (spread(tensor, groups.places, groups.rows).split(counts) for tensor in tensors)
+    parts = zip(zip(queries, keys, values, strict=True), groups.sizes, groups.is_token, strict=True)
+    mixed = [_mixed(inputs, part, size, is_token) for part, size, is_token in parts]
+    return gathered(torch.cat(mixed), groups.places)
+
+
+def _mixed(inputs: AttentionInputs, tensors: Three, size: tuple[int, int], is_token: Tensor | None) -> Tensor:
+    """The output of so many sequences of one length, pads counted in.
+
+    Shape: query, key, value (sequences · length, heads, …); (sequences · length, heads, value_width).
+    """
+    (sequences, length), heads = size, tensors[0].shape[1]
+    # (sequences · length, heads, …) -> (sequences · heads, length, …)
+    query, key, value = _each(tensors, lambda tensor: tensor.unflatten(0, size).transpose(1, 2).flatten(0, 1))
+    scale = query.shape[-1] ** -0.5
+    bias = _bias(inputs, query, length, is_token)
+    if bias is None:
+        scores = torch.bmm(query * scale, key.mT)
+    else:
+        bias = bias.repeat_interleave(heads, 0) if bias.shape[0] > 1 else bias
+        scores = torch.baddbmm(bias, query, key.mT, alpha=scale)
+    is_dropped, factor = drawn(scores.shape, inputs.dropout)
+    weights = scores.softmax(-1).masked_fill(is_dropped, 0.0)
+    mixed = torch.bmm(weights, value * factor)
+    # (sequences · heads, length, …) -> (sequences · length, heads, …)
+    return mixed.unflatten(0, (sequences, heads)).transpose(1, 2).flatten(0, 1)
+
+
+def _bias(inputs: AttentionInputs, like: Tensor, length: int, is_token: Tensor | None) -> Tensor | None:
+    """What is added to the scores: the least number there is where a query may not look; None where it may anywhere.
+
+    Shape: (sequences or 1, length or 1, length).
+    """
+    allowed = None if is_token is None else is_token[:, None, :]
+    if inputs.window is not None or inputs.is_causal:
+        place = torch.arange(length)
+        distance = place[:, None] - place
+        near = distance >= 0 if inputs.is_causal else torch.ones_like(distance, dtype=torch.bool)
+        if inputs.window is not None:
+            near = near & (distance.abs() <= inputs.window)
+        allowed = near[None] if allowed is None else allowed & near
+    if allowed is None:
+        return None
+    return torch.zeros(allowed.shape, dtype=like.dtype).masked_fill(~allowed, torch.finfo(like.dtype).min)

@@ -1,0 +1,111 @@
+"""Attention in groups of one length against the reference, with every gradient; its dropout."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from bertsmith.batches.groups import LengthGroups
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.ops.attention import FORMS, attention
+from bertsmith.ops.attention.inputs import AttentionInputs
+from bertsmith.ops.dispatch import choose
+from bertsmith.ops.dropout import drop
+
+NEXT_TO_NOTHING = 1e-9  # so low a rate drops nothing, and everything else is as with dropout
+LENGTHS = {
+    "mixed": [40, 3, 37, 20, 1, 18],
+    "one length": [24, 24, 24],
+    "short": [5, 1, 2],
+    "one": [19],
+}
+
+
+def layout_of(lengths: list[int], lying: str) -> SequenceLayout:
+    counts = torch.tensor(lengths)
+    if lying == "packed":
+        starts = torch.cat([torch.zeros(1), counts.cumsum(0), counts.sum()[None]])  # an empty one comes last
+        return SequenceLayout.packed(starts.int(), max(lengths))
+    return SequenceLayout.padded(torch.arange(max(lengths) + 2) < counts[:, None])
+
+
+def tensors(layout: SequenceLayout, tokens: int) -> list[Tensor]:
+    shape = (tokens,) if layout.is_packed else (layout.batch, layout.longest)
+    widths = (8, 8, 6)
+    return [torch.randn(*shape, 3, width, dtype=torch.float64, requires_grad=True) for width in widths]
+
+
+@pytest.mark.parametrize(("is_causal", "window"), [(False, None), (True, None), (False, 2), (True, 3)])
+@pytest.mark.parametrize("lying", ["packed", "padded", "full"])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_equals_the_reference_with_every_gradient(
+    lengths: list[int], lying: str, is_causal: bool, window: int | None
+) -> None:
+    layout = SequenceLayout.full(len(lengths), max(lengths)) if lying == "full" else layout_of(lengths, lying)
+    given = tensors(layout, sum(lengths))
+    real = torch.ones(given[0].shape[:-2], dtype=torch.bool) if layout.is_token is None else layout.is_token
+    options = {"layout": layout, "is_causal": is_causal, "window": window}
+    results = []
+    for backend, dropout in (("grouped", NEXT_TO_NOTHING), ("reference", 0.0)):
+        mixed = attention(*given, **options, dropout=dropout, backend=backend)
+        results.append([mixed[real], *torch.autograd.grad(mixed[real].square().sum(), given)])
+    for fast, slow in zip(*results, strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-11)
+
+
+def test_packed_and_padded_draw_the_same() -> None:
+    lengths = LENGTHS["mixed"]
+    packed, padded = layout_of(lengths, "packed"), layout_of(lengths, "padded")
+    given = tensors(packed, sum(lengths))
+    rows = [tensor.new_zeros(*padded.is_token.shape, *tensor.shape[1:]) for tensor in given]
+    for row, tensor in zip(rows, given, strict=True):
+        row[padded.is_token] = tensor.detach()
+    torch.manual_seed(3)
+    one = attention(*given, packed, dropout=0.4, backend="grouped")
+    torch.manual_seed(3)
+    other = attention(*rows, padded, dropout=0.4, backend="grouped")
+    torch.testing.assert_close(one, other[padded.is_token], rtol=1e-12, atol=1e-12)
+    assert not other[~padded.is_token].any()
+    assert (one - attention(*given, packed, backend="reference")).abs().max() > 0.1
+
+
+def test_mean_over_draws_is_the_output_without_dropout() -> None:
+    lengths = [9, 4]
+    layout = layout_of(lengths, "packed")
+    given = [tensor.detach() for tensor in tensors(layout, sum(lengths))]
+    mean = torch.stack([attention(*given, layout, dropout=0.3, backend="grouped") for _ in range(4000)]).mean(0)
+    torch.testing.assert_close(mean, attention(*given, layout), rtol=0, atol=0.06)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_has_its_rate_and_keeps_the_mean(rate: float) -> None:
+    dropped = drop(torch.ones(401, 501), rate)
+    assert abs((dropped == 0).double().mean() - rate) < 5e-3
+    torch.testing.assert_close(dropped[dropped != 0].unique(), torch.tensor([1 / (1 - rate)]), rtol=1e-4, atol=0)
+    # neighbours share 64 drawn bits and must not share their fate
+    flat = (dropped == 0).double().flatten()
+    for distance in (1, 2, 3, 4):
+        assert abs((flat[:-distance] * flat[distance:]).mean() - rate**2) < 5e-3
+
+
+def test_groups_hold_every_token_once_and_few_pads() -> None:
+    lengths = [100, 0, 90, 30, 28, 74, 7, 16, 2]
+    groups = LengthGroups.of(lengths)
+    assert sum(count for count, _ in groups.sizes) == 8
+    assert groups.sizes == ((2, 100), (1, 74), (2, 30), (3, 16))
+    assert groups.rows == 382
+    assert len(groups.places.unique()) == sum(lengths)
+    assert LengthGroups.of([]).sizes == ()
+
+
+def test_is_chosen_for_dropout_on_a_cpu_and_says_why_not_elsewhere() -> None:
+    layout, other = layout_of([3, 2], "packed"), layout_of([3, 2], "packed")
+    given = tensors(layout, 5)
+    with_dropout = AttentionInputs(*given, layout, layout, dropout=0.1)
+    assert choose(FORMS, "auto", with_dropout) is FORMS["grouped"]
+    without = AttentionInputs(*given, layout, layout)
+    assert choose(FORMS, "auto", without) is FORMS["sdpa"]
+    assert FORMS["grouped"].unsupported(without) == "there is no dropout, and this form is for training with it"
+    elsewhere = AttentionInputs(*given, layout, other, dropout=0.1)
+    assert FORMS["grouped"].unsupported(elsewhere) == "the keys have a layout of their own"
+    half = AttentionInputs(*(tensor.bfloat16() for tensor in given), layout, layout, dropout=0.1)
+    assert "takes float32 or float64" in str(FORMS["grouped"].unsupported(half))

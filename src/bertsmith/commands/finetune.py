@@ -123,7 +123,7 @@ def finetune(
             plain, out, source=where, device=device, explain=explain, resume=resume, force=force
         )
     settings, tables = task_settings(plain, task, column or [], train, dev, source=where)
-    whole = resolved(settings, tables, start)
+    whole = resolved(settings, plain, tables, start)
     ways: dict[str, Any] = {"start": start, "device": device, "explain": explain, "resume": resume, "force": force}
     search = search_of(seeds, learning_rates, whole.settings, out if resume else None)
     if search is not None and not explain:

@@ -231,7 +231,10 @@ def _finish(search: Search, out: Path) -> Finetuned:
         "steps": sum(own.get("steps", 0) for own in results.values()),
         "is_finished": True,
     }
-    shutil.copytree(out / best, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(RESULT, "checkpoints"))
+    others = shutil.ignore_patterns(RESULT, RECIPE, "checkpoints")
+    shutil.copytree(out / best, out, dirs_exist_ok=True, ignore=others)
+    # whole or not at all: --resume reads it
+    shutil.copyfile(out / best / RECIPE, out / f".{RECIPE}").replace(out / RECIPE)
     write_result(out, figures)
     _remove_model(out / best)  # last: until all else is there, this is the only copy
     _print(figures, out)

@@ -105,15 +105,17 @@ def task_settings(
     return settings, Tables(rows, answered, tuple(notices))
 
 
-def resolved(settings: "FinetuneSettings", tables: Tables, start: "Model | None" = None) -> "Completed":
-    """The settings with the papers' ones wherever nothing was given."""
+def resolved(
+    settings: "FinetuneSettings", plain: Mapping[str, Any], tables: Tables, start: "Model | None" = None
+) -> "Completed":
+    """The settings with the papers' ones wherever `plain`, which they were read from, is silent."""
     from bertsmith.training.recipes.finetune import completed
     from bertsmith.training.starting import described_config
 
     if start is not None and settings.model.overrides:
         raise InputError("model.overrides is given with a model in Python; allowed: with a preset or a folder")
     config = described_config(settings.model) if start is None else start.config
-    return completed(settings, config, len(tables.train))
+    return completed(settings, plain, config, len(tables.train))
 
 
 def finetune_task(

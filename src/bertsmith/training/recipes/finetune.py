@@ -107,28 +107,22 @@ class Completed:
     source: str
 
 
-def completed(given: FinetuneSettings, config: ModelConfig, examples: int) -> Completed:
-    """The settings with the defaults for their model and task wherever nothing was given."""
-    task = given.task
+def completed(given: FinetuneSettings, plain: Mapping[str, Any], config: ModelConfig, examples: int) -> Completed:
+    """The settings with the defaults of model and task wherever `plain`, which they were read from, is silent."""
     name = task_name(given.data)
     choices: dict[str, Any] = {
         "examples": examples,
         "is_fresh": given.model.is_preset,
         "is_frozen": given.encoder.is_frozen,
     }
-    plain = finetune_defaults(config, task.kind, name, **choices)
-    plain["task"] = _known(plain.get("task", {}), task)
-    settings = FinetuneSettings.parse(laid_over(plain, _given(given)))
-    recipe = finetune_recipe(config, task.kind, name, **choices)
-    return Completed(settings, f"{recipe.source} ({size_of(config)}{', ' + name if name else ''})")
-
-
-def _given(settings: FinetuneSettings) -> Mapping[str, Any]:
-    """What was given, and not left to a default."""
-    plain: dict[str, Any] = settings.model_dump(mode="json", exclude_unset=True)
-    # a task's kind says which record it is, given or not
-    plain["task"] = {"kind": settings.task.kind, **settings.task.model_dump(mode="json", exclude_unset=True)}
-    return plain
+    defaults = finetune_defaults(config, given.task.kind, name, **choices)
+    said: dict[str, Any] = {"data": given.data, "model": given.model.plain(), "task": given.task.plain()}
+    # what was found out of the task counts as said; what it has by itself does not
+    task = _known(defaults.pop("task", {}), given.task)
+    said["task"] |= {path: value for path, value in task.items() if path not in plain.get("task", {})}
+    settings = FinetuneSettings.parse(laid_over(defaults, {**plain, **said}))
+    source = finetune_recipe(config, given.task.kind, name, **choices).source
+    return Completed(settings, f"{source} ({size_of(config)}{', ' + name if name else ''})")
 
 
 def _known(defaults: Mapping[str, Any], task: Any) -> dict[str, Any]:

@@ -1,0 +1,153 @@
+"""Several seeds and learning rates: their figures, the best one's model, going on after an interruption."""
+
+import json
+import shutil
+from pathlib import Path
+from statistics import fmean, median, stdev
+
+import pytest
+from helpers_finetune import SMALL, tune, write_task
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.commands import finetune_search
+from bertsmith.commands.finetune_search import Search, spread
+from bertsmith.errors import InputError
+from bertsmith.toml import read_toml
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_task(tmp_path_factory.mktemp("data") / "reviews")
+
+
+@pytest.fixture(scope="module")
+def searched(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds with two learning rates, one of which teaches nothing."""
+    out = tmp_path_factory.mktemp("search") / "out"
+    words = ["finetune", "bert-tiny", "--data", str(data), "--out", str(out), "--device", "cpu"]
+    words += [word for change in SMALL for word in ("--set", change)]
+    main([*words, "--seeds", "2", "--learning-rates", "1e-9", "5e-3"])
+    return out
+
+
+def result(folder: Path) -> dict:
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_the_figures_of_a_search(searched: Path) -> None:
+    figures = result(searched)
+    assert list(figures["runs"]) == ["lr-1e-09-seed-0", "lr-1e-09-seed-1", "lr-0.005-seed-0", "lr-0.005-seed-1"]
+    scores = {name: result(searched / name)["score"] for name in figures["runs"]}
+    assert {name: own["score"] for name, own in figures["runs"].items()} == scores
+    high = [scores["lr-0.005-seed-0"], scores["lr-0.005-seed-1"]]
+    assert figures["learning_rate"] == 5e-3
+    assert figures["score"] == figures["mean"] == fmean(high)
+    assert figures["deviation"] == stdev(high)
+    assert figures["best"]["score"] == max(scores.values())
+    assert "chosen on dev" in figures["note"]
+    assert figures["runs"]["lr-1e-09-seed-0"]["is_degenerate"]
+
+
+def test_the_folder_holds_the_best_model_and_no_other(searched: Path, data: Path, tmp_path: Path) -> None:
+    best = result(searched)["best"]
+    figures = bertsmith.evaluate(searched, data=data, out=tmp_path / "evaluation", device="cpu")
+    assert figures["score"] == pytest.approx(best["score"])
+    assert read_toml(searched / "recipe.toml")["run"]["seed"] == best["seed"]
+    assert [path.parent for path in searched.rglob("*.safetensors")] == [searched]
+    assert [path.parent for path in searched.rglob("task.json")] == [searched]
+
+
+def test_each_run_is_an_ordinary_one(searched: Path, data: Path, tmp_path: Path) -> None:
+    alone = tune(data, tmp_path / "alone", "run.seed=1", "optimizer.learning_rate=5e-3")
+    assert result(searched / "lr-0.005-seed-1")["training_loss"] == alone["training_loss"]
+    assert result(searched / "lr-0.005-seed-1")["score"] == alone["score"]
+
+
+def test_the_table_and_what_went_wrong_are_printed(searched: Path, capsys: pytest.CaptureFixture) -> None:
+    finetune_search._print(result(searched), searched)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "learning rate" in printed
+    assert "lr-1e-09-seed-0" in printed
+    assert "is degenerate" in printed
+    assert "chosen on dev" in printed
+
+
+def test_a_search_goes_on(searched: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after the second run: finished ones are left alone, and the end is the same."""
+    out, real, begun = tmp_path / "out", finetune_search.finetune_task, []
+
+    def count(*arguments: object, **more: object) -> object:
+        begun.append(arguments[2].name)  # type: ignore[attr-defined]
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(finetune_search, "finetune_task", count)
+    with pytest.raises(KeyboardInterrupt):
+        tune(data, out, seeds=2, learning_rates=[1e-9, 5e-3])
+    assert len(list(out.rglob("model.safetensors"))) == 1
+    begun.append("")
+    with pytest.raises(InputError, match="was not begun with these seeds"):
+        bertsmith.finetune(out=out, resume=True, seeds=3, device="cpu")
+    made = bertsmith.finetune(out=out, resume=True, device="cpu")
+    assert begun[4:] == ["lr-0.005-seed-0", "lr-0.005-seed-1"]
+    assert dict(made) == result(out) == result(searched)
+    assert (out / "model.safetensors").read_bytes() == (searched / "model.safetensors").read_bytes()
+    assert made.predict(["the fine day"])[0] in ("good", "bad")
+    with pytest.raises(InputError, match="are finished; there is nothing to resume"):
+        bertsmith.finetune(out=out, resume=True, device="cpu")
+
+
+def test_killed_while_the_best_is_put_into_place(searched: Path, data: Path, tmp_path: Path) -> None:
+    """Until result.json is there, the best run's own copy is."""
+    out, real = tmp_path / "out", finetune_search.write_result
+
+    def refuse(folder: Path, figures: dict) -> None:
+        if folder == out:
+            raise KeyboardInterrupt
+        real(folder, figures)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetune_search, "write_result", refuse)
+        with pytest.raises(KeyboardInterrupt):
+            tune(data, out, seeds=2)
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    (out / "model.safetensors").write_bytes(b"torn")
+    made = bertsmith.finetune(out=out, resume=True, device="cpu")
+    assert list(made["runs"]) == ["seed-0", "seed-1"]
+    assert len(list(out.rglob("model.safetensors"))) == 1
+    assert bertsmith.evaluate(out, data=data, out=tmp_path / "dev", device="cpu")["score"] == made["best"]["score"]
+
+
+def test_a_run_that_fails_is_a_result(data: Path, tmp_path: Path) -> None:
+    """A learning rate at which the loss is no number any more does not end the search."""
+    changes = ["optimizer.clip=0.0", "optimizer.weight_decay=1e30"]
+    made = tune(data, tmp_path / "out", *changes, learning_rates=[1e-33, 10.0])
+    assert "the loss is nan" in made["runs"]["lr-10-seed-0"]["failed"] or "no" not in made
+    assert made["learning_rate"] == 1e-33
+    assert made["learning_rates"]["10"] == {"runs": 0}
+
+
+def test_mean_and_spread() -> None:
+    scores = [80.0, 84.0, 85.0]
+    expected = {"runs": 3, "mean": fmean(scores), "deviation": stdev(scores), "min": 80.0, "median": median(scores)}
+    assert spread(scores) == expected | {"max": 85.0}
+    assert spread([80.0])["deviation"] == 0.0
+    assert Search(seeds=(3, 4), learning_rates=(1e-4,)).runs() == {"seed-3": (3, 1e-4), "seed-4": (4, 1e-4)}
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"seeds": 0}, "--seeds is 0; allowed: above 0"),
+        ({"learning_rates": [1e-3, -1.0]}, "--learning-rates is -1.0; allowed: above 0"),
+        ({"learning_rates": [1e-3, 1e-3]}, "each may be given once"),
+    ],
+)
+def test_what_is_refused(more: dict, sentence: str, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=sentence):
+        tune(data, tmp_path / "out", **more)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match="--out is not given"):
+        bertsmith.finetune("bert-tiny", train=[("a", "b"), ("b", "c")], seeds=2, device="cpu")

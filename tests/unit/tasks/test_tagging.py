@@ -203,6 +203,14 @@ def test_one_tag_alone_is_refused() -> None:
         Tagging().settled(table_of([{"tokens": ["a"], "ner": ["NN"]}], "rows"))
 
 
+def test_a_metric_that_tags_do_not_have_is_refused_before_anything_is_learned() -> None:
+    plain = table_of([{"tokens": ["a", "b"], "ner": ["NN", "VB"]}], "rows")
+    with pytest.raises(InputError, match=r"task\.metric is 'f1'; allowed: accuracy"):
+        Tagging(metric="f1").settled(plain)
+    with pytest.raises(InputError, match=r"task\.metric is 'recal'; did you mean 'recall'"):
+        Tagging(metric="recal", labels=("O", "B-A", "I-A")).settled(plain)
+
+
 def test_a_place_that_training_lacks_is_known_in_dev() -> None:
     task = Tagging().settled(table_of([{"tokens": ["a", "b"], "ner": ["B-A", "O"]}], "rows"))
     (example,) = task.examples(table_of([{"tokens": ["a", "b"], "ner": ["B-A", "I-A"]}], "rows"))

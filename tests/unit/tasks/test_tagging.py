@@ -84,6 +84,18 @@ def test_pieces_are_those_of_running_text(tokenizer: Tokenizer) -> None:
         assert (np.diff(owners) >= 0).all()
 
 
+def test_a_space_belongs_to_the_word_after_it(tokenizer: Tokenizer) -> None:
+    """Letters the tokenizer has not seen leave the mark of a space as a piece of its own."""
+    words = ["Anna", "Ωmega", "日本", "Rome", "éé"]
+    ((ids, owners),) = tokenizer.encode_sentences([words])
+    for index, word in enumerate(words[1:], start=1):
+        # with a space in front, which only a tokenizer that puts none of its own in front of a text takes notice of
+        expected = {tuple(tokenizer.encode_plain([text])[0]) for text in (word, f" {word}")}
+        assert tuple(ids[owners == index].tolist()) in expected
+    starts = tokenizer.starts_word[ids[[np.searchsorted(owners, index) for index in range(1, len(words))]]]
+    assert starts.all()
+
+
 def test_a_word_without_a_piece_is_asked_for(tokenizer: Tokenizer) -> None:
     words = ("\x01", "Anna", "", "\u200d", "Rome", "")
     ((_, owners),) = tokenizer.encode_sentences([words])
@@ -201,6 +213,14 @@ def test_what_is_wrong_with_a_row_is_said_with_its_place(row: dict[str, Any], se
 def test_one_tag_alone_is_refused() -> None:
     with pytest.raises(InputError, match="one tag only, 'NN'"):
         Tagging().settled(table_of([{"tokens": ["a"], "ner": ["NN"]}], "rows"))
+
+
+def test_a_metric_that_tags_do_not_have_is_refused_before_anything_is_learned() -> None:
+    plain = table_of([{"tokens": ["a", "b"], "ner": ["NN", "VB"]}], "rows")
+    with pytest.raises(InputError, match=r"task\.metric is 'f1'; allowed: accuracy"):
+        Tagging(metric="f1").settled(plain)
+    with pytest.raises(InputError, match=r"task\.metric is 'recal'; did you mean 'recall'"):
+        Tagging(metric="recal", labels=("O", "B-A", "I-A")).settled(plain)
 
 
 def test_a_place_that_training_lacks_is_known_in_dev() -> None:

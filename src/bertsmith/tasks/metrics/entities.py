@@ -19,10 +19,7 @@ def tag_judgement(
 
     f1, precision and recall are over all chunks together, then type by type, such as f1_PER; accuracy is of tags.
     """
-    allowed = (*_RATES, "accuracy") if has_chunks else ("accuracy",)
-    main = metric or allowed[0]
-    if main not in allowed:
-        raise InputError(f"task.metric is {main!r}; {nearest(main, allowed)}")
+    main = main_metric(metric, has_chunks=has_chunks)
     hits = np.array([_hits(ours, theirs) for ours, theirs in zip(said, right, strict=True)])
     figures: dict[str, float] = {}
     counts = np.zeros((len(hits), 3), dtype=np.int64)
@@ -37,6 +34,15 @@ def tag_judgement(
         return _share(*hits[chosen].sum(0)) if main == "accuracy" else _rates(counts[chosen].sum(0))[main]
 
     return Judgement(main, figures, measure)
+
+
+def main_metric(metric: str | None, *, has_chunks: bool) -> str:
+    """The name of the main figure, or a sentence if the one asked for is none of these tags."""
+    allowed = (*_RATES, "accuracy") if has_chunks else ("accuracy",)
+    main = metric or allowed[0]
+    if main not in allowed:
+        raise InputError(f"task.metric is {main!r}; {nearest(main, allowed)}")
+    return main
 
 
 def chunk_counts(

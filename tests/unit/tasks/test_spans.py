@@ -261,6 +261,9 @@ def test_loss_is_that_of_each_window_alone_in_every_layout(tokenizer) -> None:
         sums = objective.sums(outputs, batch)
         torch.testing.assert_close(sums.loss, expected)
         assert int(objective.count(batch)) == int(sums.figures["accuracy"].whole) == 8
+        shares = objective.beliefs(outputs.detach(), batch).softmax(-1)
+        assert shares.shape[:2] == (9, 2)
+        torch.testing.assert_close(shares[3, 1, : len(scores[3])], scores[3][:, 1].softmax(0))
         sums.loss.backward()
         gradients.append(torch.cat([leaf.grad for leaf in leaves]))
     torch.testing.assert_close(*gradients)
@@ -272,7 +275,7 @@ def test_ten_questions_are_learned_and_answered(tmp_path: Path) -> None:
     settings = ["run.epochs=10", "optimizer.learning_rate=1e-3", "sequences.length=128"]
     settings += ["model.overrides.dropout=0.0", "batch.examples=10", "tokenizer.vocabulary=300"]
     result = bertsmith.finetune(
-        "bert-tiny", train=_rows() * 10, dev=_rows(), set=settings, task="spans", device="cpu", out=tmp_path / "run"
+        "bert-tiny", train=_rows() * 10, dev=_rows(), set=settings, device="cpu", out=tmp_path / "run"
     )
     assert result["metric"] == "f1"
     assert result["score"] > 80

@@ -154,6 +154,14 @@ def test_windows_cover_the_passage() -> None:
     assert (has_most_context(12, starts, lengths).sum(0) == 1).all()
 
 
+def test_a_longer_window_counts_as_a_little_more_context() -> None:
+    lengths = np.array([200, 90])
+    # 39 tokens to the near end and 2.0 for the length, against 40 and 0.9
+    assert has_most_context(210, np.array([0, 120]), lengths)[:, 160].tolist() == [True, False]
+    # 38 and 2.0 against 40 and 0.9
+    assert has_most_context(211, np.array([0, 121]), lengths)[:, 161].tolist() == [False, True]
+
+
 def test_targets_lead_back_to_the_answers_with_any_tokenizer(tokenizer) -> None:
     task = SpanAnswers(stride=5, question_length=6)
     examples = task.examples(table_of(_rows(), "train"))

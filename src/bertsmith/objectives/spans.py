@@ -22,19 +22,22 @@ class Spans(Supervised):
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
         """Shape: outputs (batch, length, 2) or (tokens, 2)."""
-        wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        rows, layout = batch.layout.pad(wide)
-        if layout.is_token is not None:
-            rows = torch.where(layout.is_token[..., None], rows, torch.finfo(rows.dtype).min)
-        start, end = rows.unbind(-1)
-        is_target = batch.targets["start"] != IGNORED
-        loss = _cross_entropy(start, batch.targets["start"]) + _cross_entropy(end, batch.targets["end"])
-        hits = (start.detach().argmax(-1) == batch.targets["start"]) & (end.detach().argmax(-1) == batch.targets["end"])
-        return Sums(loss / 2, {"accuracy": Share(hits.sum(), is_target.sum())})
+        scores = self.beliefs(outputs.to(torch.promote_types(outputs.dtype, torch.float32)), batch)
+        targets = torch.stack([batch.targets["start"], batch.targets["end"]], dim=-1)
+        # two targets for each item: (items, 2, tokens) -> (2 items, tokens)
+        loss = cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum") / 2
+        hits = (scores.detach().argmax(-1) == targets).all(-1).sum()
+        return Sums(loss, {"accuracy": Share(hits, self.count(batch))})
 
     def count(self, batch: TaskBatch) -> Tensor:
         return (batch.targets["start"] != IGNORED).sum()
 
+    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+        """The scores of the tokens of each window as a start and as an end, -inf at pads.
 
-def _cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
-    return cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum")
+        Shape: (items, 2, tokens of the longest)
+        """
+        rows, layout = batch.layout.pad(outputs)
+        if layout.is_token is not None:
+            rows = torch.where(layout.is_token[..., None], rows, -torch.inf)
+        return rows.transpose(1, 2)

@@ -154,6 +154,14 @@ def test_windows_cover_the_passage() -> None:
     assert (has_most_context(12, starts, lengths).sum(0) == 1).all()
 
 
+def test_a_longer_window_counts_as_a_little_more_context() -> None:
+    lengths = np.array([200, 90])
+    # 39 tokens to the near end and 2.0 for the length, against 40 and 0.9
+    assert has_most_context(210, np.array([0, 120]), lengths)[:, 160].tolist() == [True, False]
+    # 38 and 2.0 against 40 and 0.9
+    assert has_most_context(211, np.array([0, 121]), lengths)[:, 161].tolist() == [False, True]
+
+
 def test_targets_lead_back_to_the_answers_with_any_tokenizer(tokenizer) -> None:
     task = SpanAnswers(stride=5, question_length=6)
     examples = task.examples(table_of(_rows(), "train"))
@@ -261,6 +269,9 @@ def test_loss_is_that_of_each_window_alone_in_every_layout(tokenizer) -> None:
         sums = objective.sums(outputs, batch)
         torch.testing.assert_close(sums.loss, expected)
         assert int(objective.count(batch)) == int(sums.figures["accuracy"].whole) == 8
+        shares = objective.beliefs(outputs.detach(), batch).softmax(-1)
+        assert shares.shape[:2] == (9, 2)
+        torch.testing.assert_close(shares[3, 1, : len(scores[3])], scores[3][:, 1].softmax(0))
         sums.loss.backward()
         gradients.append(torch.cat([leaf.grad for leaf in leaves]))
     torch.testing.assert_close(*gradients)
@@ -272,7 +283,7 @@ def test_ten_questions_are_learned_and_answered(tmp_path: Path) -> None:
     settings = ["run.epochs=10", "optimizer.learning_rate=1e-3", "sequences.length=128"]
     settings += ["model.overrides.dropout=0.0", "batch.examples=10", "tokenizer.vocabulary=300"]
     result = bertsmith.finetune(
-        "bert-tiny", train=_rows() * 10, dev=_rows(), set=settings, task="spans", device="cpu", out=tmp_path / "run"
+        "bert-tiny", train=_rows() * 10, dev=_rows(), set=settings, device="cpu", out=tmp_path / "run"
     )
     assert result["metric"] == "f1"
     assert result["score"] > 80

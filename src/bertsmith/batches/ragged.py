@@ -23,9 +23,9 @@ class Ragged:
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int] | np.ndarray]) -> "Ragged":
         lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        tokens = np.fromiter((token for sequence in sequences for token in sequence), np.int32, int(starts[-1]))
-        return cls(tokens, starts)
+        empty = np.empty(0, dtype=np.int32)
+        tokens = np.concatenate([empty, *(np.asarray(sequence, dtype=np.int32) for sequence in sequences)])
+        return cls(tokens, np.concatenate([[0], np.cumsum(lengths)]))
 
     def __len__(self) -> int:
         return len(self.starts) - 1

@@ -95,14 +95,12 @@ class InBatch(Supervised):
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
         vectors, texts = item_vectors(outputs, len(batch.item)), batch.targets["texts"]
         asks = self._asks(batch)
-        scores = self.scale * vectors[:, 0] @ vectors[:, min(1, vectors.shape[1] - 1)].T  # (items, items)
-        is_same = same_pairs(texts)
-        scores = scores.masked_fill(is_same, -torch.inf)
+        # (items, items)
+        scores = self._scores(vectors[:, 0], vectors[:, min(1, vectors.shape[1] - 1)], same_pairs(texts))
         forth = scores
         if vectors.shape[1] > 2:
-            unlike = self.scale * vectors[:, 0] @ vectors[:, 2].T
             is_right = (texts[:, None, :2] == texts[None, :, 2:]).any(-1)
-            forth = torch.cat([scores, unlike.masked_fill(is_right, -torch.inf)], dim=1)
+            forth = torch.cat([scores, self._scores(vectors[:, 0], vectors[:, 2], is_right)], dim=1)
         own = torch.arange(len(texts), device=texts.device)
         loss = cross_entropy(forth, own, reduction="none")
         if self.is_symmetric:
@@ -112,6 +110,11 @@ class InBatch(Supervised):
 
     def count(self, batch: TaskBatch) -> Tensor:
         return self._asks(batch).sum()
+
+    def _scores(self, first: Tensor, second: Tensor, is_left_out: Tensor) -> Tensor:
+        # in half precision a cosine is off by up to 1/256, which the scale makes a tenth of a score
+        with torch.autocast(first.device.type, enabled=False):
+            return (self.scale * first @ second.T).masked_fill(is_left_out, -torch.inf)
 
     def _asks(self, batch: TaskBatch) -> Tensor:
         if "value" in batch.targets:

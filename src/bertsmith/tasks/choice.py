@@ -94,18 +94,20 @@ class Choice(Task[ChoiceExample]):
     def features(self, examples: Sequence[ChoiceExample], encoding: Encoding) -> Features:
         tokenizer = encoding.tokenizer
         contexts = tokenizer.encode_plain([example.context for example in examples])
-        both = tokenizer.encode_plain([f"{example.context} {example.question}".strip() for example in examples])
+        both = contexts
+        if self.question is not None:
+            both = tokenizer.encode_plain([f"{example.context} {example.question}".strip() for example in examples])
         choices = iter(tokenizer.encode_plain([choice for example in examples for choice in example.choices]))
         tokens: list[list[int]] = []
         types: list[list[int]] = []
-        cut = 0
+        start, separator, cut = tokenizer.start, tokenizer.separator, 0
         for example, context, first in zip(examples, contexts, both, strict=True):
             # words never run over a space, so the context is the same alone and with a question after it
             question = first[len(context) :]
             for _ in example.choices:
                 parts, was_cut = self._fitted(context, question, next(choices), encoding.length - 3)
-                before = [tokenizer.start, *parts[0], tokenizer.separator]
-                after = [*parts[1], tokenizer.separator]
+                before = [start, *parts[0], separator]
+                after = [*parts[1], separator]
                 tokens.append(before + after)
                 types.append([0] * len(before) + [1] * len(after))
                 cut += was_cut

@@ -87,6 +87,16 @@ def test_packed_is_padded(name: str) -> None:
     torch.testing.assert_close(packed, padded, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_losses_are_computed_in_float32_under_autocast(name: str) -> None:
+    objective, form, head = CASES[name]
+    batch = batch_of(features(form), range(ITEMS))
+    outputs = objective.outputs(model_with(head), batch).detach().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        half = objective.sums(outputs, batch).loss
+    torch.testing.assert_close(half, objective.sums(outputs, batch).loss, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("division", [((0, 1, 2), (3, 4, 5)), ((5,), (1, 0, 4, 2), (3,))])
 @pytest.mark.parametrize("name", DIVISIBLE)
 def test_division_into_micro_batches_does_not_matter(name: str, division: tuple[tuple[int, ...], ...]) -> None:

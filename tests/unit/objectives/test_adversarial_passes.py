@@ -16,7 +16,7 @@ from bertsmith import SequenceLayout
 from bertsmith.batches.examples import TaskBatch
 from bertsmith.errors import InputError
 from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.models.heads.task import ClassifierConfig, TaggerConfig
+from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives import adversarial
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig, ascended, draw_noise

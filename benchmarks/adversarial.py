@@ -3,9 +3,9 @@
     python benchmarks/adversarial.py MODEL --data TASK                                    # on a GPU, if there is one
     python benchmarks/adversarial.py MODEL --data TASK --kinds none,sift --seeds 0,1 --set run.epochs=6 --device cpu
 
-MODEL is the folder of a model or a preset, TASK a folder with train.jsonl and dev.jsonl. Every row is a run of
-`bertsmith.finetune`; runs of one seed share everything but the switch. `--set adversarial.weight=3` and the like change
-the method itself and leave the runs without it alone.
+MODEL is the folder of a model or a preset, TASK a folder with train.jsonl and dev.jsonl. Every row is an ordinary run
+of `bertsmith.finetune`; runs of one seed share everything but the switch. `--set adversarial.weight=3` and the like
+change the method itself and leave the runs without it alone.
 """
 
 import argparse

@@ -70,16 +70,12 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
     def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         """Outputs as scores whose softmax over the last axis is what the head believes, for adversarial training.
 
-        A kind of task whose outputs are not one row of scores for each item says here what they mean: what belongs
-        together goes to the last axis, an impossible outcome is -inf. A single score is a number, not a belief.
+        What is one belief goes to the last axis, -inf where an outcome is impossible; a single score is a number. A
+        kind of task that does not say it cannot be trained so: a guess would be wrong without a sign of it.
         Shape: (belief_count, …, outcomes); axes between are averaged.
         """
-        if outputs.dim() != 2 or len(outputs) != len(batch.item) or outputs.shape[-1] == 1:
-            name = type(self).__name__
-            raise InputError(
-                f"adversarial.kind must be 'none': what {name} compares is no belief that can be disturbed"
-            )
-        return outputs
+        name = type(self).__name__
+        raise InputError(f"adversarial.kind must be 'none': what {name} learns from is no belief that can be disturbed")
 
     def belief_count(self, batch: TaskBatch) -> Tensor:
         """The length of the first axis of the beliefs."""
@@ -144,6 +140,9 @@ class Classes(Supervised):
 
     def count(self, batch: TaskBatch) -> Tensor:
         return class_count(batch.targets["label"], self.weights)
+
+    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+        return outputs
 
 
 def class_sums(outputs: Tensor, targets: Tensor, weights: tuple[float, ...] = ()) -> Sums:

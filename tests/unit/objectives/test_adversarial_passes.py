@@ -16,12 +16,12 @@ from bertsmith import SequenceLayout
 from bertsmith.batches.examples import TaskBatch
 from bertsmith.errors import InputError
 from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.models.heads.task import ClassifierConfig, TaggerConfig
+from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives import adversarial
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig, ascended, draw_noise
 from bertsmith.objectives.base import Sums
-from bertsmith.objectives.supervised import Classes, Tags
+from bertsmith.objectives.supervised import Classes, Supervised, Tags
 from bertsmith.training.finetuning import FinetuneSettings, learning
 
 
@@ -218,10 +218,20 @@ def test_impossible_outcomes_do_not_count() -> None:
     assert adversarial.mse(*longer).isfinite().all()
 
 
+@dataclass(frozen=True)
+class Silent(Supervised):
+    """A kind of task that says nothing of beliefs."""
+
+    def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
+        return Sums(outputs.sum(), {})
+
+    def count(self, batch: TaskBatch) -> Tensor:
+        return torch.tensor(1)
+
+
 def test_a_task_that_does_not_say_what_its_outputs_mean_is_refused() -> None:
-    one = ClassifierConfig(labels=("score",))
-    with pytest.raises(InputError, match=r"adversarial\.kind must be 'none'"):
-        Adversarial(Classes(), AdversarialConfig(kind="sift"))(make(head=one), make_batch())
+    with pytest.raises(InputError, match=r"adversarial\.kind must be 'none': what Silent"):
+        Adversarial(Silent(), AdversarialConfig(kind="sift"))(make(), make_batch())
 
 
 def test_a_frozen_encoder_is_refused() -> None:

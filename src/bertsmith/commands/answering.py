@@ -37,9 +37,12 @@ class Asked:
         return read_part(self.data, self.part) if lines is None else lines
 
     def _given(self, task: "Task[Any]") -> list[Any]:
+        from bertsmith.tasks.base import Task
         from bertsmith.tasks.notices import input_columns
 
         columns = input_columns(task)
+        if not self.pairs and type(task).row is not Task.row:
+            return list(self.texts)  # the task has its own way to read one value
         if len(columns) > 2:
             raise InputError(f"this task reads {', '.join(columns)}; give them as --data with a .jsonl file")
         if len(columns) == 1 and self.pairs:
@@ -53,6 +56,7 @@ class Asked:
 
     def _lines(self, task: "Task[Any]") -> "Table | None":
         """The lines of a .txt file as rows; None if the data is none."""
+        from bertsmith.tasks.base import Task
         from bertsmith.tasks.notices import input_columns
         from bertsmith.text.readers import PACKINGS, read_lines
         from bertsmith.text.tables import Table
@@ -61,7 +65,7 @@ class Asked:
         if not name.lower().endswith(tuple(f".txt{packing}" for packing in PACKINGS)):
             return None
         columns = input_columns(task)
-        if len(columns) != 1:
+        if len(columns) != 1 and type(task).row is Task.row:
             raise InputError(
                 f"--data {name!r} has one text a line and this task reads {', '.join(columns)}; give a .tsv, .csv or "
                 ".jsonl file with these columns"

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, Literal
 
+from bertsmith.errors import InputError
+
 
 def evaluate(
     model: Path,
@@ -57,6 +59,8 @@ def evaluate(
     model, out = Path(model), Path(out)
     if is_fine_tuned(model):
         return evaluate_task(model, str(data), out, part, column or [], device=device, force=force)
+    if column:
+        raise InputError(f"--column is given and {str(model)!r} holds no model for a task with it; leave it out")
     return evaluate_translation(
         model,
         Path(data),

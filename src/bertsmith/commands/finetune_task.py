@@ -46,12 +46,14 @@ class Finetuned(dict[str, Any]):
 def is_translation(plain: Mapping[str, Any], task: str | None) -> bool:
     """Whether the settings are those of a translation: told so, a model that writes, or columns to go between."""
     from bertsmith.models.published import PRESETS, preset
+    from bertsmith.training.starting import check_name
 
     if task is not None or "task" in plain:
         return task == "translation"
     name = plain["model"].get("name")
     if name in PRESETS:
         return preset(name).decoder is not None
+    check_name(str(name))  # before its data is looked at, of which more can be wrong
     config = Path(str(name)) / "config.json"
     if config.is_file():
         try:
@@ -76,9 +78,7 @@ def task_settings(
     from bertsmith.tasks.recognise import given_rows, recognise
     from bertsmith.text.tables import parts_of
     from bertsmith.training.finetuning import FinetuneSettings
-    from bertsmith.training.starting import check_name
 
-    check_name(str(plain["model"].get("name")))
     notices: list[str] = []
     rows, answered = None, None
     if train is not None:

@@ -33,10 +33,12 @@ def data_notices(
 ) -> tuple[list[str], dict[str, Any]]:
     """The sentences about train and dev, by their names, and their counts as JSON-ready data."""
     counts = {part: _label_counts(task, examples[part]) for part in tables}
+    # words without a tag are always the most, and a text may have many labels: no weights are advised there
+    is_one_each = isinstance(counts["train"], Counter) and counts["train"].total() == len(examples["train"])
     facts = {part: {"rows": len(table), **_fact(counts[part])} for part, table in tables.items()}
     sentences = [
         "; ".join(f"{part}: {_rows(len(table))}{_by_label(counts[part])}" for part, table in tables.items()),
-        *_imbalance(task, counts["train"]),
+        *(_imbalance(task, counts["train"]) if is_one_each else ()),
         *_contradictions(task, tables["train"], examples["train"]),
         *_leaks(task, tables["train"], tables["dev"]),
     ]
@@ -94,6 +96,8 @@ def _label_counts(task: Task[Any], examples: Sequence[Any]) -> Counter[str] | li
         counts = Counter(right)
         # answers in words of their own are no labels
         return counts if hasattr(task, "labels") else None
+    if all(isinstance(answer, int) for answer in right):
+        return Counter(str(answer) for answer in right)  # which of some choices
     if all(isinstance(answer, float | int) for answer in right):
         return [float(answer) for answer in right]
     if hasattr(task, "labels") and all(isinstance(answer, list | tuple) for answer in right):
@@ -152,7 +156,7 @@ def _leaks(task: Task[Any], train: Table, dev: Table) -> Iterator[str]:
     found = [index for index, key in enumerate(_keys(task, dev)) if key in known]
     if found:
         stand = "1 row of dev stands" if len(found) == 1 else f"{len(found):,} rows of dev stand"
-        yield f"{stand} in train, too (the first: {dev.place(found[0])}), so the score on dev is too good"
+        yield f"{stand} in train, too (the first: {dev.place(found[0])}), so the score on dev may be too good"
 
 
 def _keys(task: Task[Any], table: Table) -> Iterator[str]:

@@ -161,8 +161,34 @@ def test_a_model_without_a_task_is_refused(tmp_path: Path) -> None:
     bertsmith.save(bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=40, layers=1), seed=0), tmp_path / "model")
     with pytest.raises(InputError, match=r"no task.json, so it was not fine-tuned; use bertsmith finetune"):
         bertsmith.predict(tmp_path / "model", text=["a"], out=tmp_path / "out")
+    with pytest.raises(InputError, match=r"--pair is given and .* holds no model for a task with it"):
+        bertsmith.predict(tmp_path / "model", text=["a"], pair=["b"], out=tmp_path / "out")
+    with pytest.raises(InputError, match=r"--column is given and .* holds no model for a task with it"):
+        bertsmith.evaluate(tmp_path / "model", data="x", column=["label=a"], out=tmp_path / "out")
 
 
 @pytest.mark.parametrize(("answer", "line"), [("a\nb", "a b"), (2.5, "2.5"), (["O"], None), ({}, None)])
 def test_answers_of_one_line(answer: object, line: str | None) -> None:
     assert one_line(answer) == line
+
+
+def test_a_file_without_dev_is_divided_and_told_of(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    rows = [f"{('bad', 'good')[index % 2]} words {index},{('no', 'yes')[index % 2]}" for index in range(40)]
+    (tmp_path / "mine.csv").write_text("review,stars\n" + "\n".join([*rows, ",yes"]) + "\n")
+    sizes = {"width": 16, "heads": 2, "layers": 1}
+    result = bertsmith.finetune(
+        "bert-tiny",
+        data=str(tmp_path / "mine.csv"),
+        column=["text=review", "label=stars"],
+        out=tmp_path / "run",
+        set=[*(f"model.overrides.{name}={size}" for name, size in sizes.items()), "tokenizer.vocabulary=300"],
+        device="cpu",
+    )
+    told = json.loads((tmp_path / "run" / "result.json").read_text())["data"]
+    assert told["train"]["rows"] + told["dev"]["rows"] == 40
+    assert told["dev"] == {"rows": 4, "labels": {"no": 2, "yes": 2}}
+    said = " ".join(capsys.readouterr().err.split())
+    assert "there is no dev part: 4 rows are held out of 41, with each label's share" in said
+    assert all(" ".join(notice.split()) in said for notice in told["notices"])
+    assert result.predict([""])[0] in ("no", "yes")
+    assert bertsmith.evaluate(tmp_path / "run", data=str(tmp_path / "mine.csv"), out=tmp_path / "e")["examples"] == 41

@@ -31,7 +31,7 @@ STYLE = """
 .mistakes dd.said { color: var(--series-2); font-weight: 600; }
 .side { display: flex; flex-wrap: wrap; gap: 20px; align-items: stretch; }
 .side > * { max-width: 100%; min-width: 0; }
-.side > :last-child { flex: 1 1 600px; }
+.side > :last-child { flex: 1 1 560px; }
 .panel.narrow { max-width: 640px; }
 @media (max-width: 640px) { .mistakes li { grid-template-columns: minmax(0, 1fr); } }
 """
@@ -133,7 +133,7 @@ def finetuning_page(report: TaskReport) -> str:
     if report.runs:
         body += section("Over seeds", _runs(report), note="Each point is a run; the bar is the mean of its line.")
     if any(row.get("kind") == "training" for row in report.rows):
-        body += section("How it learned", _curves(report), note=f"{report.part.capitalize()} is never trained on.")
+        body += section("How it learned", _curves(report), note=_learning_note(report))
     if report.confusion is not None:
         body += _confusions(*report.confusion)
     if len(report.values):
@@ -271,6 +271,14 @@ def _curves(report: TaskReport) -> str:
         )
         drawn = f'<div class="panel"><h3>{escape(f"{name} on {report.part}")}</h3>{curve}</div>{drawn}'
     return f'<div class="pair">{drawn}</div>'
+
+
+def _learning_note(report: TaskReport) -> str:
+    scores = column([row for row in report.rows if row.get("kind") == "held_out"], "score")
+    if not scores:
+        return ""
+    step, _ = max(scores, key=lambda pair: pair[1])
+    return f"The best evaluation is that after step {step:,.0f}."
 
 
 def _confusions(labels: tuple[str, ...], counts: np.ndarray) -> str:

@@ -156,6 +156,7 @@ def test_page_is_whole_and_escaped() -> None:
     outline = check_page(finetuning_page(full()))
     assert outline.visible.count(HOSTILE) >= 6  # title, notice, facts, settings, label
     assert "Accuracy 66.7 on 60 dev examples" in outline.visible
+    assert "The best evaluation is that after step 39." in outline.visible
     for heading in ("Over seeds", "How it learned", "What was taken for what", "The most confident mistakes"):
         assert heading in outline.visible
 

@@ -19,10 +19,10 @@ STYLE = """
 .matrix tbody th { text-align: right; white-space: nowrap; }
 .matrix .axis { font-size: 12.5px; text-align: left; }
 .matrix td { text-align: center; min-width: 74px; height: 54px; padding: 4px 8px; border-radius: 6px;
-  line-height: 1.25; background: color-mix(in srgb, var(--hue) calc(var(--share) * var(--weight)), var(--quiet)); }
+  line-height: 1.25; background: color-mix(in srgb, var(--hue) min(70%, var(--share) * var(--weight)), var(--quiet)); }
 .matrix { --quiet: color-mix(in srgb, var(--line) 45%, transparent); }
 .matrix td.right { --hue: var(--series-1); --weight: .5%; }
-.matrix td.wrong { --hue: var(--series-2); --weight: .9%; }
+.matrix td.wrong { --hue: var(--series-2); --weight: 1.8%; }
 .matrix td small { display: block; font-size: 12px; opacity: .8; }
 .matrix.dense table { border-spacing: 1px; }
 .matrix.dense td { min-width: 26px; height: 26px; padding: 0 3px; font-size: 12px; border-radius: 3px; }
@@ -30,12 +30,12 @@ STYLE = """
 .matrix.dense thead th.axis { writing-mode: horizontal-tb; transform: none; vertical-align: bottom; }
 .matrix.dense tbody th { padding: 0 6px; font-size: 13px; }
 .classes table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-.classes th, .classes td { text-align: right; padding: 7px 12px; border-bottom: 1px solid var(--line);
+.classes th, .classes td { text-align: right; padding: 7px 8px; border-bottom: 1px solid var(--line);
   white-space: nowrap; }
 .classes th { color: var(--muted); font-weight: 500; font-size: 14px; }
 .classes th:first-child, .classes td:first-child { text-align: left; padding-left: 0; }
 .classes td:first-child { font-weight: 600; }
-.classes .bar { display: inline-block; width: 56px; height: 7px; margin-right: 10px; border-radius: 4px;
+.classes .bar { display: inline-block; width: 36px; height: 7px; margin-right: 9px; border-radius: 4px;
   vertical-align: 1px; background: linear-gradient(to right, var(--series-1) calc(var(--share) * 1%), var(--line) 0); }
 @media (max-width: 640px) { .classes .bar { display: none; } .classes th, .classes td { padding: 7px 5px; }
   .classes th { font-size: 13px; } }

@@ -30,8 +30,8 @@ STYLE = """
 .mistakes dd.right { color: var(--series-1); font-weight: 600; }
 .mistakes dd.said { color: var(--series-2); font-weight: 600; }
 .side { display: flex; flex-wrap: wrap; gap: 20px; align-items: stretch; }
-.side > :first-child { flex: 1 1 auto; max-width: 100%; }
-.side > :last-child { flex: 1 1 540px; max-width: 100%; min-width: 0; }
+.side > * { max-width: 100%; min-width: 0; }
+.side > :last-child { flex: 1 1 560px; }
 .panel.narrow { max-width: 640px; }
 @media (max-width: 640px) { .mistakes li { grid-template-columns: minmax(0, 1fr); } }
 """
@@ -98,7 +98,7 @@ def task_report(
     worst = heapq.nsmallest(WORST, wrong, key=lambda number: (-badness[number], number))
     mistakes = [
         Mistake(
-            cut(" ".join(task.shown(examples[number]).split()), LONGEST_TEXT),
+            shortened(" ".join(task.shown(examples[number]).split()), LONGEST_TEXT),
             cut(as_text(task.right(examples[number])), LONGEST_ANSWER),
             cut(as_text(answers[number]["answer"]), LONGEST_ANSWER),
             _sure(answers[number], badness[number], is_value=bool(values)),
@@ -133,7 +133,7 @@ def finetuning_page(report: TaskReport) -> str:
     if report.runs:
         body += section("Over seeds", _runs(report), note="Each point is a run; the bar is the mean of its line.")
     if any(row.get("kind") == "training" for row in report.rows):
-        body += section("How it learned", _curves(report), note=f"{report.part.capitalize()} is never trained on.")
+        body += section("How it learned", _curves(report), note=_learning_note(report))
     if report.confusion is not None:
         body += _confusions(*report.confusion)
     if len(report.values):
@@ -172,6 +172,14 @@ def as_text(answer: Any) -> str:
     return " ".join(str(answer).split())
 
 
+def shortened(text: str, longest: int) -> str:
+    """A text with its middle left out where it is too long: of a pair, something of both is seen."""
+    if len(text) <= longest:
+        return text
+    end = longest // 3
+    return f"{text[: longest - end - 3].rstrip()} … {text[-end:].lstrip()}"
+
+
 def _headline(report: TaskReport) -> str:
     name, count = metric_name(report.metric, report), f"{report.examples:,}"
     return f"{name} {report.figures[report.metric]:.1f} on {count} {report.part} {_plural('example', report.examples)}"
@@ -200,7 +208,7 @@ def _other_figures(report: TaskReport) -> str:
 
 def _own_notices(report: TaskReport) -> list[str]:
     """What the figures themselves warn of."""
-    found = []
+    found: list[str] = []
     if report.confusion is not None:
         labels, counts = report.confusion
         said = counts.sum(0)
@@ -213,6 +221,13 @@ def _own_notices(report: TaskReport) -> list[str]:
         if absent:
             named = cut(", ".join(absent), LONGEST_ANSWER)
             found.append(f"{report.part.capitalize()} has no example of {len(absent)} of the labels: {named}.")
+    if report.baseline is not None and report.interval is not None and not found:
+        name, level = report.baseline
+        if report.interval[0] <= level:
+            found.append(
+                f"The interval reaches down to {level:.1f}, what {name} would get: that the model does better than no "
+                "model is not shown."
+            )
     if report.examples < 100:
         found.append(f"{report.examples} {_plural('example', report.examples)} tell little: mind the interval.")
     return found
@@ -256,6 +271,14 @@ def _curves(report: TaskReport) -> str:
         )
         drawn = f'<div class="panel"><h3>{escape(f"{name} on {report.part}")}</h3>{curve}</div>{drawn}'
     return f'<div class="pair">{drawn}</div>'
+
+
+def _learning_note(report: TaskReport) -> str:
+    scores = column([row for row in report.rows if row.get("kind") == "held_out"], "score")
+    if not scores:
+        return ""
+    step, _ = max(scores, key=lambda pair: pair[1])
+    return f"The best evaluation is that after step {step:,.0f}."
 
 
 def _confusions(labels: tuple[str, ...], counts: np.ndarray) -> str:

@@ -13,7 +13,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.report.confusion import MOST_LABELS, class_table, cut, matrix_table, most_confused
-from bertsmith.report.finetuning import WORST, TaskReport, as_text, finetuning_page, task_report
+from bertsmith.report.finetuning import WORST, TaskReport, as_text, finetuning_page, shortened, task_report
 from bertsmith.report.points import POINTS, interval_bar, scatter, strip
 from bertsmith.tasks.base import Encoding, Judgement, Task
 from bertsmith.tasks.classification import Classification, LabelledText
@@ -156,6 +156,7 @@ def test_page_is_whole_and_escaped() -> None:
     outline = check_page(finetuning_page(full()))
     assert outline.visible.count(HOSTILE) >= 6  # title, notice, facts, settings, label
     assert "Accuracy 66.7 on 60 dev examples" in outline.visible
+    assert "The best evaluation is that after step 39." in outline.visible
     for heading in ("Over seeds", "How it learned", "What was taken for what", "The most confident mistakes"):
         assert heading in outline.visible
 
@@ -194,6 +195,12 @@ def test_the_baseline_is_the_commonest_label() -> None:
     visible = check_page(finetuning_page(report)).visible
     assert "one and the same answer, yes, to every example" in visible
     assert "8 examples tell little" in visible
+
+
+def test_a_figure_no_better_than_one_answer_is_said_to_be_so() -> None:
+    told = "that the model does better than no model is not shown"
+    assert told in Outline(finetuning_page(classified(interval=(30.0, 80.0)))).visible
+    assert told not in Outline(finetuning_page(classified(interval=(50.0, 80.0)))).visible
 
 
 def test_labels_without_an_example_are_named() -> None:
@@ -271,6 +278,8 @@ def test_long_texts_are_cut() -> None:
     answers = [{"answer": "y" * 999}]
     report = task_report(task, given, answers, task.judged(given, answers), title="t", kind="Evaluation", part="dev")
     assert len(finetuning_page(report)) < 30_000
+    assert shortened("a" * 30 + " | " + "b" * 30, 33) == "a" * 19 + " … " + "b" * 11
+    assert shortened("abc", 3) == "abc"
     assert cut("abcdef", 4) == "abc…"
     assert cut("abcd", 4) == "abcd"
 

@@ -130,6 +130,18 @@ def test_official_folders_are_read(name: str, tmp_path: Path) -> None:
     assert table.place(1).endswith(f"line {len(header) + 2}")
 
 
+def test_an_official_folder_is_a_task(tmp_path: Path) -> None:
+    labels = ("not_entailment", "entailment", "not_entailment")
+    written(tmp_path / "RTE", "train.tsv", WIDE, *(["0", "P", "H", label] for label in labels))
+    table = read_glue_or_rows(tmp_path / "RTE", "train")
+    task = Classification.parse(recognise(table, None, [], {}, str(tmp_path / "RTE"))).settled(table)
+    assert (task.name, task.metric, task.labels) == ("RTE", "accuracy", ("entailment", "not_entailment"))
+    examples = task.examples(table)
+    assert [task.right(example) for example in examples] == list(labels)
+    files = task.files(examples, [{"answer": label} for label in labels])
+    assert files["RTE.tsv"].splitlines()[1:] == ["0\tnot_entailment", "1\tentailment", "2\tnot_entailment"]
+
+
 def test_official_test_parts_have_no_labels(tmp_path: Path) -> None:
     written(tmp_path / "CoLA", "test.tsv", ["index", "sentence"], ["0", "A cat."])
     assert list(read_glue(tmp_path / "CoLA", "test")) == [{"idx": 0, "sentence": "A cat."}]

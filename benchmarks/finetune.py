@@ -102,7 +102,8 @@ def _speed(options: argparse.Namespace) -> list[dict[str, Any]]:
         gc.collect()
     threads = "" if options.device == "cuda" else f", {torch.get_num_threads()} threads"
     print(
-        f"\ntorch {torch.__version__}, {options.device}{threads}, {options.batch} examples a step, ms a step ({options.clock})"
+        f"\ntorch {torch.__version__}, {options.device}{threads}, {options.batch} examples a step, "
+        f"ms a step ({options.clock})"
     )
     print(f"{'':<20}{'tokens':>8}{'padded':>8}{'Trainer':>10}{'ours':>10}{'ratio':>8}")
     for row in rows:

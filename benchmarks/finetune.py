@@ -221,16 +221,19 @@ def _ours(task: str, seed: int, options: argparse.Namespace, flags: list[str]) -
 
 
 def _print_quality(found: list[dict[str, Any]]) -> None:
-    print(f"\n{'':<14}{'metric':<12}{'':<22}{'mean':>8}{'least':>8}{'most':>8}{'seconds':>9}")
+    """One row for each task, figure that all sides have, and side."""
+    print(f"\n{'':<14}{'':<12}{'':<22}{'mean':>8}{'least':>8}{'most':>8}{'seconds':>9}")
     for task in dict.fromkeys(row["task"] for row in found):
-        for side in dict.fromkeys(row["side"] for row in found):
-            own = [row for row in found if row["task"] == task and row["side"] == side]
-            scores = [row["score"] for row in own]
-            mean, seconds = statistics.mean(scores), statistics.mean(row["seconds"] for row in own)
-            print(
-                f"{task:<14}{own[0]['metric']:<12}{side:<22}{mean:>8.2f}{min(scores):>8.2f}{max(scores):>8.2f}"
-                f"{seconds:>9.1f}"
-            )
+        own = [row for row in found if row["task"] == task]
+        for name in (name for name in own[0]["figures"] if all(name in row["figures"] for row in own)):
+            for side in dict.fromkeys(row["side"] for row in own):
+                taken = [row for row in own if row["side"] == side]
+                figures = [row["figures"][name] for row in taken]
+                seconds = statistics.mean(row["seconds"] for row in taken)
+                print(
+                    f"{task:<14}{name:<12}{side:<22}{statistics.mean(figures):>8.2f}{min(figures):>8.2f}"
+                    f"{max(figures):>8.2f}{seconds:>9.1f}"
+                )
 
 
 def _task(task: str, options: argparse.Namespace) -> tuple[FinetuneSettings, Tables]:

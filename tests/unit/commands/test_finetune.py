@@ -189,3 +189,13 @@ def test_what_is_refused(data: Path, run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="lie inside each other"):
         bertsmith.finetune(run, data=data, out=run, force=True, device="cpu")
     assert (run / "model.safetensors").is_file()
+
+
+def test_states_that_the_pooler_cannot_read(data: Path, tmp_path: Path) -> None:
+    """Layers side by side, or a BiLSTM: the mean is taken, unless another vector is asked for."""
+    changes = ["head.recurrent={layers=1,width=8}", "run.epochs=1"]
+    assert tune(data, tmp_path / "run", *changes).model.config.heads[-1].pooling == "mean"
+    chosen = tune(data, tmp_path / "first", *changes, "head.pooling=first")
+    assert chosen.model.config.heads[-1].pooling == "first"
+    with pytest.raises(InputError, match=r"head.pooling is 'pooler' with states of several layers"):
+        tune(data, tmp_path / "pooler", *changes, "head.pooling=pooler")

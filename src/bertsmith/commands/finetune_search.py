@@ -130,7 +130,7 @@ def _begin(
     inputs = [] if settings.data is None else [Path(settings.data)]
     inputs += [] if settings.model.is_preset or start is not None else [Path(settings.model.name)]
     check_out(out, force, *inputs)
-    read_data(settings, *tables)  # what is wrong with the data must cost no folder
+    read_data(settings, tables.train, tables.dev)  # what is wrong with the data must cost no folder
     claim(out, force, *inputs)
     (out / SEARCH).write_text(json.dumps(search.plain()) + "\n", encoding="utf-8")
     (out / RECIPE).write_text(to_toml(settings.plain()), encoding="utf-8")

@@ -81,7 +81,7 @@ def test_explain_prints_what_will_be_and_writes_nothing(
 def test_python_in_three_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rows = [ROWS[index] for index in (0, 1, 10, 11, 40, 41, 50, 51)]
-    made = bertsmith.finetune("bert-tiny", train=rows, device="cpu")
+    made = bertsmith.finetune("bert-tiny", train=rows, dev=rows, device="cpu")
     assert made["score"] == 100.0
     assert made.predict([text for text, _ in rows]) == [label for _, label in rows]
     assert made.predictor.details(["the fine day"])[0]["score"] > 0.5

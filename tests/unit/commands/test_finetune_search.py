@@ -1,7 +1,9 @@
 """Several seeds and learning rates: their figures, the best one's model, going on after an interruption."""
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from statistics import fmean, median, stdev
 
@@ -14,6 +16,7 @@ from bertsmith.commands import finetune_search
 from bertsmith.commands.finetune_search import Search, spread
 from bertsmith.errors import InputError
 from bertsmith.toml import read_toml
+from bertsmith.training.trainer import Trainer
 
 LONGER = ["run.epochs=6", "model.overrides.dropout=0.0", "head.pooling=mean"]
 
@@ -92,6 +95,8 @@ def test_a_search_goes_on(searched: Path, data: Path, tmp_path: Path, monkeypatc
     begun.append("")
     with pytest.raises(InputError, match="was not begun with these seeds"):
         bertsmith.finetune(out=out, resume=True, seeds=3, device="cpu")
+    with pytest.raises(InputError, match=r"--resume: run.epochs is 9.0 but the run began with 6.0"):
+        bertsmith.finetune(out=out, resume=True, epochs=9, device="cpu")
     made = bertsmith.finetune(out=out, resume=True, device="cpu")
     assert begun[4:] == ["lr-0.01-seed-0", "lr-0.01-seed-1"]
     assert dict(made) == result(out) == result(searched)
@@ -99,6 +104,26 @@ def test_a_search_goes_on(searched: Path, data: Path, tmp_path: Path, monkeypatc
     assert made.predict(["the fine day"])[0] in ("good", "bad")
     with pytest.raises(InputError, match="are finished; there is nothing to resume"):
         bertsmith.finetune(out=out, resume=True, device="cpu")
+
+
+def test_asked_to_stop_in_the_middle_of_a_run(data: Path, tmp_path: Path) -> None:
+    """The run saves where it is, the ones after it are not begun, and going on gives what was to come."""
+    out, real, steps = tmp_path / "out", Trainer._step, []
+
+    def step(self: Trainer, *arguments: object) -> None:
+        steps.append(real(self, *arguments))  # type: ignore[arg-type, func-returns-value]
+        if len(steps) == 11:  # the third of the second run
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_step", step)
+        made = tune(data, out, seeds=3)
+    assert dict(made) == {"steps": 3, "is_finished": False, "run": "seed-1"}
+    assert not (out / "seed-2").exists()
+    whole = bertsmith.finetune(out=out, resume=True, device="cpu")
+    assert whole["steps"] == 24
+    alone = tune(data, tmp_path / "alone", "run.seed=1")
+    assert result(out / "seed-1")["training_loss"] == alone["training_loss"]
 
 
 def test_killed_while_the_best_is_put_into_place(searched: Path, data: Path, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from bertsmith.training.recipes import read_recipe
 from bertsmith.training.translation import TranslationSettings
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
+ALL = sorted((ROOT / "recipes").rglob("*.toml"))
+RECIPES = [path for path in ALL if path.parent.name != "finetune"]  # these are in test_finetune_recipes.py
 TRANSLATION = [path for path in RECIPES if "name" in read_toml(path).get("model", {})]
 CONTINUING = [path for path in RECIPES if "folder" in read_toml(path).get("model", {})]  # in test_continue_recipes.py
 PRETRAINING = [path for path in RECIPES if path not in (*TRANSLATION, *CONTINUING)]
@@ -113,7 +114,7 @@ def test_demo_is_whole(tmp_path: Path) -> None:
 
 def documented_commands() -> list[str]:
     found = []
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *RECIPES):
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *ALL):
         text = path.read_text(encoding="utf-8")
         found += re.findall(r"^[ \t#$]*(bertsmith [a-z]+ .*)$", text, flags=re.MULTILINE)
     return sorted(set(found))

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from bertsmith.commands.finetune_task import DEGENERATE, Finetuned, Tables, finetune_task
 from bertsmith.commands.output import RESULT, check_out, claim, write_result
-from bertsmith.commands.run import RECIPE
+from bertsmith.commands.run import RECIPE, check_same
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
 
@@ -119,18 +119,20 @@ def _begin(
     force: bool,
 ) -> None:
     """Makes the folder and writes down what is to be run; or checks that it is the folder of this search."""
-    from bertsmith.toml import to_toml
+    from bertsmith.toml import read_toml, to_toml
     from bertsmith.training.finetuning import read_data
 
     settings = whole.settings
     if resume:
         if _result(out) is not None:
             raise InputError(f"the runs in {str(out)!r} are finished; there is nothing to resume")
+        earlier = type(settings).parse(read_toml(out / RECIPE), source=str(out / RECIPE))
+        check_same(earlier.plain(), settings.plain())
         return
     inputs = [] if settings.data is None else [Path(settings.data)]
     inputs += [] if settings.model.is_preset or start is not None else [Path(settings.model.name)]
     check_out(out, force, *inputs)
-    read_data(settings, *tables)  # what is wrong with the data must cost no folder
+    read_data(settings, tables.train, tables.dev)  # what is wrong with the data must cost no folder
     claim(out, force, *inputs)
     (out / SEARCH).write_text(json.dumps(search.plain()) + "\n", encoding="utf-8")
     (out / RECIPE).write_text(to_toml(settings.plain()), encoding="utf-8")

@@ -135,7 +135,7 @@ def finetune_task(
 
     settings = whole.settings
     if explain:
-        data = read_data(settings, *tables)
+        data = read_data(settings, tables.train, tables.dev)
         facts = {"defaults from": whole.source, **explanation(data, start)}
         return Finetuned(print_explanation(data.settings, facts))
     if out is not None:
@@ -160,7 +160,7 @@ def _run(
     from bertsmith.tasks.predictor import KeptTask, Predictor
     from bertsmith.training.finetuning import make_finetuning, read_data
 
-    data = read_data(_divided(settings, device), *tables)
+    data = read_data(_divided(settings, device), tables.train, tables.dev)
     settings = data.settings
     made: list[Finetuning] = []
 

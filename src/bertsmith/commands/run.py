@@ -54,7 +54,7 @@ def carry_out(
             steps = read_json(out / RESULT)["steps"]
             raise InputError(f"the run in {str(out)!r} is finished ({steps} steps); there is nothing to resume")
         earlier = type(settings).parse(read_toml(recorded), source=str(recorded))
-        _check_same(earlier.plain(), settings.plain())
+        check_same(earlier.plain(), settings.plain())
     if state.is_main_process and not resume:
         check_out(out, force, *inputs)
     trainer = make()  # what is wrong with the input must cost no folder
@@ -105,12 +105,12 @@ def run_figures(trainer: "Trainer") -> dict[str, Any]:
     }
 
 
-def _check_same(earlier: dict[str, Any], now: dict[str, Any], path: str = "") -> None:
+def check_same(earlier: dict[str, Any], now: dict[str, Any], path: str = "") -> None:
     """Refuses to resume with other settings than the run began with."""
     for name in earlier:
         where = f"{path}{name}"
         if isinstance(earlier[name], dict) and isinstance(now[name], dict):
-            _check_same(earlier[name], now[name], f"{where}.")
+            check_same(earlier[name], now[name], f"{where}.")
         elif earlier[name] != now[name]:
             raise InputError(
                 f"--resume: {where} is {now[name]!r} but the run began with {earlier[name]!r}; start a new run for that"

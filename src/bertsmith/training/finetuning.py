@@ -60,7 +60,21 @@ class HeadChoice(Record):
         changes = {name: value for name, value in asked.items() if value is not None}
         if "pooling" in changes and not hasattr(head, "pooling"):
             raise InputError(f"head.pooling is {self.pooling!r}; a head of kind {head.kind!r} has none: leave it out")
+        if getattr(head, "pooling", None) == "pooler" and self._has_other_width:
+            # the pooler was trained on the states of the last layer, and is as wide
+            if self.pooling == "pooler":
+                raise InputError(
+                    "head.pooling is 'pooler' with states of several layers side by side or of a BiLSTM; allowed: "
+                    "first, mean"
+                )
+            changes["pooling"] = self.pooling or "mean"
         return head.changed(**changes)
+
+    @property
+    def _has_other_width(self) -> bool:
+        """Whether the head reads states of another width than the encoder's."""
+        is_wider = self.features.combine == "concatenate" and self.features.layers > 1
+        return is_wider or self.recurrent is not None
 
 
 class EncoderLearning(Record):

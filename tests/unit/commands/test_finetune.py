@@ -81,7 +81,7 @@ def test_explain_prints_what_will_be_and_writes_nothing(
 def test_python_in_three_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rows = [ROWS[index] for index in (0, 1, 10, 11, 40, 41, 50, 51)]
-    made = bertsmith.finetune("bert-tiny", train=rows, device="cpu")
+    made = bertsmith.finetune("bert-tiny", train=rows, dev=rows, device="cpu")
     assert made["score"] == 100.0
     assert made.predict([text for text, _ in rows]) == [label for _, label in rows]
     assert made.predictor.details(["the fine day"])[0]["score"] > 0.5
@@ -189,3 +189,13 @@ def test_what_is_refused(data: Path, run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="lie inside each other"):
         bertsmith.finetune(run, data=data, out=run, force=True, device="cpu")
     assert (run / "model.safetensors").is_file()
+
+
+def test_states_that_the_pooler_cannot_read(data: Path, tmp_path: Path) -> None:
+    """Layers side by side, or a BiLSTM: the mean is taken, unless another vector is asked for."""
+    changes = ["head.recurrent={layers=1,width=8}", "run.epochs=1"]
+    assert tune(data, tmp_path / "run", *changes).model.config.heads[-1].pooling == "mean"
+    chosen = tune(data, tmp_path / "first", *changes, "head.pooling=first")
+    assert chosen.model.config.heads[-1].pooling == "first"
+    with pytest.raises(InputError, match=r"head.pooling is 'pooler' with states of several layers"):
+        tune(data, tmp_path / "pooler", *changes, "head.pooling=pooler")

@@ -1,7 +1,9 @@
 """Several seeds and learning rates: their figures, the best one's model, going on after an interruption."""
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from statistics import fmean, median, stdev
 
@@ -14,6 +16,9 @@ from bertsmith.commands import finetune_search
 from bertsmith.commands.finetune_search import Search, spread
 from bertsmith.errors import InputError
 from bertsmith.toml import read_toml
+from bertsmith.training.trainer import Trainer
+
+LONGER = ["run.epochs=6", "model.overrides.dropout=0.0", "head.pooling=mean"]
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +31,8 @@ def searched(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds with two learning rates, one of which teaches nothing."""
     out = tmp_path_factory.mktemp("search") / "out"
     words = ["finetune", "bert-tiny", "--data", str(data), "--out", str(out), "--device", "cpu"]
-    words += [word for change in SMALL for word in ("--set", change)]
-    main([*words, "--seeds", "2", "--learning-rates", "1e-9", "5e-3"])
+    words += [word for change in (*SMALL, *LONGER) for word in ("--set", change)]
+    main([*words, "--seeds", "2", "--learning-rates", "1e-9", "1e-2"])
     return out
 
 
@@ -37,11 +42,11 @@ def result(folder: Path) -> dict:
 
 def test_the_figures_of_a_search(searched: Path) -> None:
     figures = result(searched)
-    assert list(figures["runs"]) == ["lr-1e-09-seed-0", "lr-1e-09-seed-1", "lr-0.005-seed-0", "lr-0.005-seed-1"]
+    assert list(figures["runs"]) == ["lr-1e-09-seed-0", "lr-1e-09-seed-1", "lr-0.01-seed-0", "lr-0.01-seed-1"]
     scores = {name: result(searched / name)["score"] for name in figures["runs"]}
     assert {name: own["score"] for name, own in figures["runs"].items()} == scores
-    high = [scores["lr-0.005-seed-0"], scores["lr-0.005-seed-1"]]
-    assert figures["learning_rate"] == 5e-3
+    high = [scores["lr-0.01-seed-0"], scores["lr-0.01-seed-1"]]
+    assert figures["learning_rate"] == 1e-2
     assert figures["score"] == figures["mean"] == fmean(high)
     assert figures["deviation"] == stdev(high)
     assert figures["best"]["score"] == max(scores.values())
@@ -59,9 +64,9 @@ def test_the_folder_holds_the_best_model_and_no_other(searched: Path, data: Path
 
 
 def test_each_run_is_an_ordinary_one(searched: Path, data: Path, tmp_path: Path) -> None:
-    alone = tune(data, tmp_path / "alone", "run.seed=1", "optimizer.learning_rate=5e-3")
-    assert result(searched / "lr-0.005-seed-1")["training_loss"] == alone["training_loss"]
-    assert result(searched / "lr-0.005-seed-1")["score"] == alone["score"]
+    alone = tune(data, tmp_path / "alone", *LONGER, "run.seed=1", "optimizer.learning_rate=1e-2")
+    assert result(searched / "lr-0.01-seed-1")["training_loss"] == alone["training_loss"]
+    assert result(searched / "lr-0.01-seed-1")["score"] == alone["score"]
 
 
 def test_the_table_and_what_went_wrong_are_printed(searched: Path, capsys: pytest.CaptureFixture) -> None:
@@ -85,18 +90,40 @@ def test_a_search_goes_on(searched: Path, data: Path, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(finetune_search, "finetune_task", count)
     with pytest.raises(KeyboardInterrupt):
-        tune(data, out, seeds=2, learning_rates=[1e-9, 5e-3])
+        tune(data, out, *LONGER, seeds=2, learning_rates=[1e-9, 1e-2])
     assert len(list(out.rglob("model.safetensors"))) == 1
     begun.append("")
     with pytest.raises(InputError, match="was not begun with these seeds"):
         bertsmith.finetune(out=out, resume=True, seeds=3, device="cpu")
+    with pytest.raises(InputError, match=r"--resume: run.epochs is 9.0 but the run began with 6.0"):
+        bertsmith.finetune(out=out, resume=True, epochs=9, device="cpu")
     made = bertsmith.finetune(out=out, resume=True, device="cpu")
-    assert begun[4:] == ["lr-0.005-seed-0", "lr-0.005-seed-1"]
+    assert begun[4:] == ["lr-0.01-seed-0", "lr-0.01-seed-1"]
     assert dict(made) == result(out) == result(searched)
     assert (out / "model.safetensors").read_bytes() == (searched / "model.safetensors").read_bytes()
     assert made.predict(["the fine day"])[0] in ("good", "bad")
     with pytest.raises(InputError, match="are finished; there is nothing to resume"):
         bertsmith.finetune(out=out, resume=True, device="cpu")
+
+
+def test_asked_to_stop_in_the_middle_of_a_run(data: Path, tmp_path: Path) -> None:
+    """The run saves where it is, the ones after it are not begun, and going on gives what was to come."""
+    out, real, steps = tmp_path / "out", Trainer._step, []
+
+    def step(self: Trainer, *arguments: object) -> None:
+        steps.append(real(self, *arguments))  # type: ignore[arg-type, func-returns-value]
+        if len(steps) == 11:  # the third of the second run
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_step", step)
+        made = tune(data, out, seeds=3)
+    assert dict(made) == {"steps": 3, "is_finished": False, "run": "seed-1"}
+    assert not (out / "seed-2").exists()
+    whole = bertsmith.finetune(out=out, resume=True, device="cpu")
+    assert whole["steps"] == 24
+    alone = tune(data, tmp_path / "alone", "run.seed=1")
+    assert result(out / "seed-1")["training_loss"] == alone["training_loss"]
 
 
 def test_killed_while_the_best_is_put_into_place(searched: Path, data: Path, tmp_path: Path) -> None:
@@ -124,7 +151,7 @@ def test_a_run_that_fails_is_a_result(data: Path, tmp_path: Path) -> None:
     """A learning rate at which the loss is no number any more does not end the search."""
     changes = ["optimizer.clip=0.0", "optimizer.weight_decay=1e30"]
     made = tune(data, tmp_path / "out", *changes, learning_rates=[1e-33, 10.0])
-    assert "the loss is nan" in made["runs"]["lr-10-seed-0"]["failed"] or "no" not in made
+    assert "the loss is nan after step 2" in made["runs"]["lr-10-seed-0"]["failed"]
     assert made["learning_rate"] == 1e-33
     assert made["learning_rates"]["10"] == {"runs": 0}
 

@@ -1,0 +1,52 @@
+"""Every shipped recipe of fine-tuning parses, builds and takes two steps."""
+
+from pathlib import Path
+
+import pytest
+from helpers_finetuning import write_task
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.toml import read_toml
+from bertsmith.training.recipes.finetune_overview import overview
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes" / "finetune").glob("*.toml"))
+NETWORK = ["model.overrides={width=32,layers=4,heads=2,longest=32}", "tokenizer.vocabulary=300", "sequences.length=16"]
+
+
+def test_there_are_recipes() -> None:
+    assert len(RECIPES) >= 3
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_takes_two_steps(path: Path, tmp_path: Path) -> None:
+    data = write_task(tmp_path / "reviews", train=60)  # enough of both labels
+    changes = [*NETWORK, "run.epochs=1", "batch.examples=32"]
+    out = tmp_path / "run"
+    figures = bertsmith.finetune("bert-tiny", recipe=path, data=data, out=out, set=changes, device="cpu")
+    assert figures["steps"] == 2
+    recorded, shipped = read_toml(out / "recipe.toml"), read_toml(path)
+    for group, settings in shipped.items():
+        for name, value in settings.items():
+            if (group, name) != ("run", "epochs"):
+                own = recorded[group][name]
+                assert own == value or own.items() >= value.items(), (group, name)
+    # the resolved recipe beside the result reruns the run
+    again = bertsmith.finetune(recipe=out / "recipe.toml", out=tmp_path / "again", device="cpu")
+    assert again["training_loss"] == figures["training_loss"]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_explain(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    data = write_task(tmp_path / "reviews")
+    flags = [word for change in NETWORK for word in ("--set", change)]
+    main(["finetune", "bert-tiny", "--recipe", str(path), "--data", str(data), "--explain", *flags])
+    printed = capsys.readouterr().out
+    for words in ("defaults from", "steps", "training FLOPs in all"):
+        assert words in printed
+
+
+def test_the_defaults_in_the_documentation_are_those_of_the_tables() -> None:
+    # `python -m bertsmith.training.recipes.finetune_overview` prints what belongs there
+    assert overview() in (ROOT / "docs" / "finetuning.md").read_text(encoding="utf-8")

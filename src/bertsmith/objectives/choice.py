@@ -25,6 +25,9 @@ class Choices(Supervised):
     def count(self, batch: TaskBatch) -> Tensor:
         return (batch.targets["label"] != IGNORED).sum()
 
+    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+        return choice_table(outputs, batch.targets["is_choice"])
+
 
 def choice_table(outputs: Tensor, is_choice: Tensor) -> Tensor:
     """The scores of sequences as a row for every item, minus infinity where it has no more, in at least float32.

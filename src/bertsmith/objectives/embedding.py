@@ -23,8 +23,11 @@ class Cosines(Supervised):
     figures = ()
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
+        return Sums(self.loss(self.beliefs(outputs, batch).squeeze(-1), batch.targets["value"]), {})
+
+    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         vectors = item_vectors(outputs, len(batch.item))
-        return Sums(self.loss((vectors[:, 0] * vectors[:, 1]).sum(-1), batch.targets["value"]), {})
+        return (vectors[:, 0] * vectors[:, 1]).sum(-1, keepdim=True)
 
     @abstractmethod
     def loss(self, cosines: Tensor, values: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ _NAMES = [
     ["O", "B-LOC", "I-LOC", "O", "B-PER", "I-PER", "O"],
     ["B-LOC", "O"],
 ]
+_SUBJECTS = [["iron", "work"], [], ["time"], ["light", "work"]]
 
 TASK_CASES: dict[str, TaskCase] = {
     "classification": TaskCase(
@@ -62,5 +63,47 @@ TASK_CASES: dict[str, TaskCase] = {
         ("pos",),
         "tagging",
         {"context": "document"},
+    ),
+    "regression": TaskCase(
+        [{"sentence": text, "label": 1.25 * index} for index, text in enumerate(_TEXTS)], ("label",), "regression"
+    ),
+    "multi_label": TaskCase(
+        [{"text": text, "label": names} for text, names in zip(_TEXTS, _SUBJECTS, strict=True)],
+        ("label",),
+        "multi_label",
+    ),
+    "choice": TaskCase(
+        [
+            {"context": text, "question": "what?", "choices": [text[:4], "a clock", "no"], "label": index % 3}
+            for index, text in enumerate(_TEXTS)
+        ],
+        ("label",),
+        "choice",
+    ),
+    "spans": TaskCase(
+        [
+            {
+                "id": str(index),
+                "question": "which?",
+                "context": text,
+                "answers": {"text": [text[:2]], "answer_start": [0]},
+            }
+            for index, text in enumerate(_TEXTS)
+        ],
+        ("answers",),
+        "spans",
+    ),
+    "embedding of alike texts": TaskCase(
+        [{"anchor": text, "positive": f"{text} again"} for text in _TEXTS],
+        (),
+        "embedding",
+        is_scored_alone=False,
+    ),
+    "embedding of scored pairs": TaskCase(
+        [{"sentence1": text, "sentence2": text[:9], "label": 1.0 / (1 + i)} for i, text in enumerate(_TEXTS)],
+        ("label",),
+        "embedding",
+        is_recognised=False,
+        is_scored_alone=False,
     ),
 }

@@ -29,12 +29,13 @@ class Asked:
 
     def table(self, task: "Task[Any]") -> "Table":
         """The rows to answer."""
-        from bertsmith.text.tables import read_part, table_of
+        from bertsmith.tasks.parts import task_parts
+        from bertsmith.text.tables import table_of
 
         if self.data is None:
             return table_of([task.row(given) for given in self._given(task)], "--text")
         lines = self._lines(task)
-        return read_part(self.data, self.part) if lines is None else lines
+        return task_parts(self.data, file_is=self.part).read(self.part) if lines is None else lines
 
     def _given(self, task: "Task[Any]") -> list[Any]:
         from bertsmith.tasks.base import Task
@@ -90,11 +91,11 @@ def evaluate_task(
     from rich.console import Console
 
     from bertsmith.tasks.glue import name_in_part
-    from bertsmith.text.tables import read_part
+    from bertsmith.tasks.parts import task_parts
 
     check_out(out, force, model, _file_of(data))
     task = _task_of(model, columns)
-    table = read_part(data, part)
+    table = task_parts(data, file_is=part).read(part)
     examples = task.examples(table)  # what is wrong with the rows is said before a model is loaded
     predictor = _loaded(model, task, device)
     with _shown(predictor, "evaluate"):
@@ -130,6 +131,8 @@ def predict_task(
     """Answers new inputs."""
     from rich.console import Console
 
+    from bertsmith.tasks.glue import name_in_part
+
     if (asked.data is None) == (not asked.texts):
         raise InputError("give either --data with a file or --text with a text")
     check_out(out, force, model, _file_of(asked.data))
@@ -146,6 +149,7 @@ def predict_task(
     lines = [one_line(answer["answer"]) for answer in answers]
     if None not in lines:
         (out / "predictions.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    task = task.changed(name=name_in_part(task.name, asked.part))
     write_files(out / "official", task.files(examples, answers))
     figures: dict[str, Any] = {"inputs": len(table), "seconds": round(seconds, 3), "model": str(model)}
     if asked.data is None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from bertsmith.commands.finetune_task import DEGENERATE, Finetuned, Tables, finetune_task
+from bertsmith.commands.finetune_task import DEGENERATE, Finetuned, Tables, finetune_task, input_paths
 from bertsmith.commands.output import RESULT, check_out, claim, write_result
 from bertsmith.commands.run import RECIPE, check_same
+from bertsmith.commands.task_report import write_search_report
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
 
@@ -105,6 +106,7 @@ def finetune_search(
     result = _finish(search, out)
     if (out / "task.json").is_file():
         result.predictor = Predictor.load(out, device=_device(device))
+        write_search_report(whole.settings, result.predictor, tables, out, result)
     return result
 
 
@@ -129,10 +131,9 @@ def _begin(
         earlier = type(settings).parse(read_toml(out / RECIPE), source=str(out / RECIPE))
         check_same(earlier.plain(), settings.plain())
         return
-    inputs = [] if settings.data is None else [Path(settings.data)]
-    inputs += [] if settings.model.is_preset or start is not None else [Path(settings.model.name)]
+    inputs = input_paths(settings, start)
     check_out(out, force, *inputs)
-    read_data(settings, tables.train, tables.dev)  # what is wrong with the data must cost no folder
+    read_data(settings, *tables)  # what is wrong with the data must cost no folder
     claim(out, force, *inputs)
     (out / SEARCH).write_text(json.dumps(search.plain()) + "\n", encoding="utf-8")
     (out / RECIPE).write_text(to_toml(settings.plain()), encoding="utf-8")

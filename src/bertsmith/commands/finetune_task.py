@@ -75,8 +75,8 @@ def task_settings(
 ) -> tuple["FinetuneSettings", Tables]:
     """The settings with the task that the data shows, and the data."""
     from bertsmith.tasks.held_out import held_out
+    from bertsmith.tasks.parts import task_parts
     from bertsmith.tasks.recognise import given_rows, recognise
-    from bertsmith.text.tables import parts_of
     from bertsmith.training.finetuning import FinetuneSettings
 
     notices: list[str] = []
@@ -91,7 +91,7 @@ def task_settings(
             "the hub"
         )
     else:
-        parts = parts_of(plain["data"])
+        parts = task_parts(plain["data"])
         rows, answered = parts.read("train"), parts.find("dev")
     if "kind" not in plain.get("task", {}) or task is not None or columns:
         found = recognise(rows, task, columns, plain.get("task", {}), plain.get("data"), notices=notices)
@@ -135,7 +135,7 @@ def finetune_task(
 
     settings = whole.settings
     if explain:
-        data = read_data(settings, tables.train, tables.dev)
+        data = read_data(settings, *tables)
         facts = {"defaults from": whole.source, **explanation(data, start)}
         return Finetuned(print_explanation(data.settings, facts))
     if out is not None:
@@ -160,7 +160,7 @@ def _run(
     from bertsmith.tasks.predictor import KeptTask, Predictor
     from bertsmith.training.finetuning import make_finetuning, read_data
 
-    data = read_data(_divided(settings, device), tables.train, tables.dev)
+    data = read_data(_divided(settings, device), *tables)
     settings = data.settings
     made: list[Finetuning] = []
 
@@ -168,8 +168,7 @@ def _run(
         made.append(make_finetuning(data, out, start=start, device=device))
         return made[0].trainer
 
-    inputs = [] if settings.data is None else [Path(settings.data)]
-    inputs += [] if settings.model.is_preset or start is not None else [Path(settings.model.name)]
+    inputs = input_paths(settings, start)
     figures = carry_out(
         settings,
         out,
@@ -185,6 +184,12 @@ def _run(
         kept = KeptTask(task=settings.task, sequences=settings.sequences)
         result.predictor = Predictor(made[0].trainer.model.eval(), kept)
     return result
+
+
+def input_paths(settings: "FinetuneSettings", start: "Model | None") -> list[Path]:
+    """What a run reads and must not be written to: its data and its model, where they are on disk."""
+    names = [settings.data, None if start is not None else settings.model.name]
+    return [Path(name) for name in names if name is not None and Path(name).exists()]
 
 
 def _divided(settings: "FinetuneSettings", device: str) -> "FinetuneSettings":

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bertsmith.commands.finetune_task import Tables
     from bertsmith.tasks.base import Judgement, Task
+    from bertsmith.tasks.predictor import Predictor
     from bertsmith.training.finetuning import FinetuneSettings, Finetuning
 
 REPORT = "report.html"
@@ -38,10 +40,43 @@ def write_finetuning_report(
         figures,
         kind="Fine-tuning",
         part="dev",
-        facts=_facts(settings, made, figures),
+        facts=_facts(settings, figures),
         rows=made.trainer.log.rows,
         settings=to_toml(settings.plain()),
         notices=[*made.notices, *(notice["text"] for notice in figures.get("notices", ()))],
+    )
+
+
+def write_search_report(
+    settings: "FinetuneSettings", predictor: "Predictor", tables: "Tables", out: Path, figures: Mapping[str, Any]
+) -> None:
+    """Nothing; report.html in the folder of several runs tells of the best one's model on dev, and of all the runs."""
+    from bertsmith.checkpoint.files import read_json
+    from bertsmith.toml import to_toml
+    from bertsmith.training.log import read_log
+
+    task, best = predictor.task, figures["best"]
+    examples = task.examples(tables.dev)
+    answers = predictor.answers(examples)
+    judgement = task.judged(examples, answers)
+    own = read_json(out / best["run"] / "result.json")
+    settings = settings.changed(
+        run=settings.run.changed(seed=best["seed"]),
+        optimizer=settings.optimizer.changed(learning_rate=best["learning_rate"]),
+    )
+    write_report(
+        out,
+        task,
+        examples,
+        answers,
+        judgement,
+        {**own, "runs": [run for run in figures["runs"].values() if "score" in run]},
+        kind="Fine-tuning",
+        part="dev",
+        facts=_facts(settings, own),
+        rows=read_log(out / "log.jsonl"),
+        settings=to_toml(settings.plain()),
+        notices=[*own["data"]["notices"], figures["note"]],
     )
 
 
@@ -64,17 +99,17 @@ def write_report(
     (out / REPORT).write_text(finetuning_page(report), encoding="utf-8")
 
 
-def _facts(settings: "FinetuneSettings", made: "Finetuning", figures: Mapping[str, Any]) -> dict[str, str]:
+def _facts(settings: "FinetuneSettings", figures: Mapping[str, Any]) -> dict[str, str]:
     """What was learned from, and the settings that matter."""
     from bertsmith.report.pretraining import duration
 
-    run, encoder, features = settings.run, settings.encoder, made.train_features
+    run, encoder, data = settings.run, settings.encoder, figures["data"]
     facts = {
         "Task": settings.task.kind + (f" ({settings.task.name})" if settings.task.name else ""),
         "Data": settings.data or "given in Python",
-        "Training examples": f"{len(features):,}",
-        "Dev examples": f"{len(made.judge.examples):,}",
-        "Sequences at the length limit": f"{features.cut:,}",
+        "Training examples": f"{data['train']['rows']:,}",
+        "Dev examples": f"{data['dev']['rows']:,}",
+        "Cut as too long": f"{data['train'].get('cut', 0):,}",
         "Model": settings.model.name,
         "Parameters": f"{figures['parameters']:,}",
         "Learning rate": f"{settings.optimizer.learning_rate:g}",

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from bertsmith.errors import InputError, nearest
-from bertsmith.text.tables import Table, read_part
+from bertsmith.text.tables import Table
 
 _ENTAILMENT = ("entailment", "not_entailment")
 
@@ -143,12 +143,6 @@ def read_glue(folder: Path, part: str, name: str | None = None) -> Table:
     if not rows:
         raise InputError(f"file {str(file)!r} has no rows")
     return Table(f"file {str(file)!r}", rows, numbers)
-
-
-def read_glue_or_rows(folder: Path, part: str) -> Table:
-    """One part of a task folder: official GLUE files where it has them, else rows."""
-    is_official = folder.name in GLUE and any(path.is_file() for path in _official_files(folder, part))
-    return read_glue(folder, part) if is_official else read_part(folder, part)
 
 
 def official_file(folder: Path, part: str) -> Path:

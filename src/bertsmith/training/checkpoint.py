@@ -43,8 +43,8 @@ class Progress:
     seconds: float = 0.0
     meter: dict[str, float] = field(default_factory=dict)
     """What the meter had added up since the last row of the log."""
-    best: float | None = None
-    """The best evaluation so far, the higher the better, the step it was made after …"""
+    best: tuple[float, float] | None = None
+    """The best evaluation so far: its score, the higher the better, and minus its loss; the step it was made after …"""
     best_step: int = -1
     since_best: int = 0
     """… and how many there were since."""
@@ -96,7 +96,8 @@ def load_checkpoint(path: Path, model: Model, optimizer: torch.optim.Optimizer, 
         moments.setdefault(name, {})[kind] = value
     state = {"state": moments, "param_groups": data.pop("groups")}
     set_optimizer_state_dict(model, optimizer, state, options=_OPTIONS)
-    return Progress(**{**data, "cursor": tuple(data["cursor"])})
+    best = None if data["best"] is None else tuple(data["best"])
+    return Progress(**{**data, "cursor": tuple(data["cursor"]), "best": best})
 
 
 def load_weights(folder: Path, step: int, model: Model) -> None:

@@ -21,7 +21,7 @@ def explain(data: TaskData, start: Model | None = None) -> dict[str, str]:
     run = settings.run.run(batches)
     length = float(features.tokens.lengths.mean())
     tokens = settings.run.epochs * scale * len(features.tokens.tokens)
-    flops = training_flops(model.config, max(1, int(length)), 0.0)
+    flops = settings.adversarial.cost * training_flops(model.config, max(1, int(length)), 0.0)
     return {
         "parameters": f"{parameters(model.config):,}",
         "examples": f"{len(train):,} to learn from, {len(data.dev):,} in dev",

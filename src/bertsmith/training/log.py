@@ -16,7 +16,7 @@ class RunLog:
 
     def rewind(self, step: int) -> None:
         """Drops the rows after a step: a resumed run writes them again."""
-        self.rows = [row for row in _read(self.path) if row["step"] <= step]
+        self.rows = [row for row in read_log(self.path) if row["step"] <= step]
         if self.accelerator.is_main_process:
             # beside the old one first: on a full disk that must stay
             new = self.path.with_name(f".{self.path.name}")
@@ -37,7 +37,8 @@ class RunLog:
         return [row for row in self.rows if row["kind"] == kind]
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log, up to one that is not whole."""
     if not path.exists():
         return []
     rows = []

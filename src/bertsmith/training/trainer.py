@@ -183,7 +183,9 @@ class Trainer:
         if row is None:
             return False
         self._write({"kind": "held_out", "step": self.progress.step, **row}, display)
-        score, progress = row.get("score", -row["loss"]), self.progress
+        progress = self.progress
+        # of equal scores, which are common on little data, the surer one is better
+        score = row.get("score", -row["loss"]), -row["loss"]
         if progress.best is not None and not score > progress.best:
             progress.since_best += 1
             return False

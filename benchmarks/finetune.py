@@ -197,11 +197,11 @@ def _peer(task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _same(task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    return _ours(task, seed, options, [f"sequences.layout={options.layout}", *_as_flags(PEER_SETTINGS)])
+    return _ours(task, seed, options, [f"sequences.layout={options.layout}", *_as_flags(_peer_settings(options))])
 
 
 def _own(task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    return _ours(task, seed, options, options.set or [])
+    return _ours(task, seed, options, [f"run.precision={options.precision}", *(options.set or [])])
 
 
 def _ours(task: str, seed: int, options: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
@@ -238,8 +238,18 @@ def _print_quality(found: list[dict[str, Any]]) -> None:
 
 def _task(task: str, options: argparse.Namespace) -> tuple[FinetuneSettings, Tables]:
     """A task with the Trainer's settings, and its data."""
-    plain: dict[str, Any] = {"data": task, "model": {"name": options.model}, **PEER_SETTINGS}
+    plain: dict[str, Any] = {"data": task, "model": {"name": options.model}, **_peer_settings(options)}
     return task_settings(plain, options.task, options.column or [], None, None, source="the benchmark")
+
+
+def _peer_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of both sides, with what the options change of them."""
+    optimizer = {**PEER_SETTINGS["optimizer"], "learning_rate": options.rate}
+    return {
+        **PEER_SETTINGS,
+        "optimizer": optimizer,
+        "run": {**PEER_SETTINGS["run"], "precision": options.precision},
+    }
 
 
 def _encoding(settings: FinetuneSettings) -> Encoding:
@@ -289,6 +299,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--column", action="append", help="as for bertsmith finetune")
     parser.add_argument("--device", default="cuda" if has_gpu else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--seeds", default=[0, 1, 2], type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument("--rate", default=5e-5, type=float, help="the learning rate of the Trainer's settings")
+    parser.add_argument("--precision", default="auto", choices=["auto", "float32"], help="of all, for --quality")
     parser.add_argument("--set", action="append", help="a setting of ours over its defaults, for --quality")
     parser.add_argument("--size", choices=list(SIZES), help="fresh weights of this size instead, for --speed")
     parser.add_argument("--batch", default=32, type=int, help="examples a step, for --speed")

@@ -33,7 +33,7 @@ def rows_of(features: Features) -> list[dict[str, Any]]:
     """The items as the Trainer takes them; every item must be one sequence."""
     if len(features.tokens) != len(features):
         raise SystemExit("an item of this task has several sequences; the peer takes one each")
-    (target,) = features.targets.values()
+    target = next(features.targets[name] for name in ("label", "value", "tags") if name in features.targets)
     rows = []
     for index in range(len(features)):
         value = target[index]
@@ -84,7 +84,7 @@ def peer_trainer(
         max_grad_norm=optimizer.clip,
         lr_scheduler_type="linear",
         warmup_steps=round(schedule.warmup * total),
-        bf16=device == "cuda",
+        bf16=settings.run.run(1).is_half(device),
         use_cpu=device == "cpu",
         logging_strategy="no",
         save_strategy="no",

@@ -177,7 +177,7 @@ class Embedding(Task[EmbeddingExample]):
             else:
                 first, second = _unit(vectors[:2])
                 found.append({"answer": float(first @ second)})
-        if examples and all(len(example.texts) > 1 and math.isnan(example.value) for example in examples):
+        if self.label is None and examples and all(len(example.texts) > 1 for example in examples):
             first, second = (_unit(np.stack([vectors[side] for vectors in outputs])) for side in (0, 1))
             ranks = partner_ranks(first, second, _numbered(examples, 3)[:, 1])
             for answer, rank in zip(found, ranks.tolist(), strict=True):

@@ -14,6 +14,7 @@ from bertsmith.batches.batch import IGNORED
 from bertsmith.batches.examples import Features
 from bertsmith.batches.ragged import Ragged
 from bertsmith.tasks.base import Encoding
+from bertsmith.text.word_pieces import word_pieces
 
 _SPECIAL = 2  # the tokens at both ends of a sequence
 _PART = 0.75  # of a sequence, that a part of a split sentence fills at most, so that it has words around it
@@ -98,7 +99,7 @@ def tag_features(
     any; IGNORED elsewhere. Sentences side by side with one number in `documents` are of one document.
     """
     made, room = _Made(), encoding.length - _SPECIAL
-    encoded = encoding.tokenizer.encode_sentences(sentences)
+    encoded = word_pieces(encoding.tokenizer, sentences)
     lengths = [len(sentence) for sentence in sentences]
     for begin, end in _runs(documents) if has_context else [(index, index + 1) for index in range(len(sentences))]:
         stretch = Stretch.of(encoded[begin:end], lengths[begin:end], room)

@@ -264,29 +264,6 @@ class Tokenizer:
         (encoding,) = self._encoded([words], None, has_words=True, add_special_tokens=False, is_pretokenized=True)
         return encoding.ids, encoding.word_ids
 
-    def encode_sentences(self, sentences: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each sentence the ids of its words as running text has them, and for every id the index of its word.
-
-        A word that gives no id, such as a control character, has that of the unknown token.
-        Shape: (ids,) both, the word indices never falling.
-        """
-        rows = self._encoded([" ".join(words) for words in sentences], None, has_words=True, add_special_tokens=False)
-        return [self._owned(words, row) for words, row in zip(sentences, rows, strict=True)]
-
-    def _owned(self, words: Sequence[str], row: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of a sentence and the word that each belongs to: the one its last character stands in."""
-        ends = np.cumsum([len(word) + 1 for word in words])
-        offsets = np.asarray(row.offsets, dtype=np.int64).reshape(-1, 2)
-        last = np.maximum(offsets[:, 1] - 1, offsets[:, 0])
-        # the space before a word belongs to it, as in the marks of pieces that begin one
-        owners = np.maximum.accumulate(np.searchsorted(ends[:-1] - 1, last, side="right"))
-        ids = np.asarray(row.ids, dtype=np.int64)
-        missing = np.setdiff1d(np.arange(len(words)), owners)
-        if not len(missing):
-            return ids, owners
-        places = np.searchsorted(owners, missing)
-        return np.insert(ids, places, self.unknown), np.insert(owners, places, missing)
-
     def split_words(self, texts: Sequence[str]) -> list[list[list[str]]]:
         """For each text the pieces of every word in it, words being what the tokenizer itself never joins."""
         _check_texts("texts", texts)

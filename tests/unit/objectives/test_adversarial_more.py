@@ -27,10 +27,12 @@ def test_spans(layout: str) -> None:
     model, batch = make(head=SpansConfig()), more_targets(layout)
     task = Spans()
     outputs = model.outputs(batch.tokens, batch.layout)
-    rows, lies = batch.layout.pad(outputs)
+    rows, _ = batch.layout.pad(outputs)
     other = torch.randn_like(rows)
     given = (
-        other if layout == "padded" else torch.cat([row[: len(o)] for row, o in zip(other, outputs.split([7, 4, 6]))])
+        other
+        if layout == "padded"
+        else torch.cat([row[: len(o)] for row, o in zip(other, outputs.split([7, 4, 6]), strict=True)])
     )
     found = symmetric_kl(task.beliefs(outputs, batch), task.beliefs(given, batch))
     for index, length in enumerate((7, 4, 6)):

@@ -18,6 +18,7 @@ from bertsmith.tasks.tagging_words import split_words
 from bertsmith.text.learn import SPECIAL_TOKENS, learn_tokenizer
 from bertsmith.text.tables import Table, table_of
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.word_pieces import word_pieces
 
 KINDS = {"Anna": "PER", "Bert": "PER", "Rome": "LOC", "Oslo": "LOC"}
 WORDS = ["the", "smith", "forges", "all-round", "gates", "near", ",", "unbreakable", "."]
@@ -77,7 +78,7 @@ def _asked(features: Features, examples: list[TaggedWords]) -> list[list[int]]:
 
 def test_pieces_are_those_of_running_text(tokenizer: Tokenizer) -> None:
     for row in _rows(40, seed=1):
-        ((ids, owners),) = tokenizer.encode_sentences([row["tokens"]])
+        ((ids, owners),) = word_pieces(tokenizer, [row["tokens"]])
         assert ids.tolist() == tokenizer.encode_plain([" ".join(row["tokens"])])[0]
         for index, word in enumerate(row["tokens"]):
             assert tokenizer.decode(ids[owners == index]).replace(" ", "") == word
@@ -87,7 +88,7 @@ def test_pieces_are_those_of_running_text(tokenizer: Tokenizer) -> None:
 def test_a_space_belongs_to_the_word_after_it(tokenizer: Tokenizer) -> None:
     """Letters the tokenizer has not seen leave the mark of a space as a piece of its own."""
     words = ["Anna", "Ωmega", "日本", "Rome", "éé"]
-    ((ids, owners),) = tokenizer.encode_sentences([words])
+    ((ids, owners),) = word_pieces(tokenizer, [words])
     for index, word in enumerate(words[1:], start=1):
         # with a space in front, which only a tokenizer that puts none of its own in front of a text takes notice of
         expected = {tuple(tokenizer.encode_plain([text])[0]) for text in (word, f" {word}")}
@@ -98,7 +99,7 @@ def test_a_space_belongs_to_the_word_after_it(tokenizer: Tokenizer) -> None:
 
 def test_a_word_without_a_piece_is_asked_for(tokenizer: Tokenizer) -> None:
     words = ("\x01", "Anna", "", "\u200d", "Rome", "")
-    ((_, owners),) = tokenizer.encode_sentences([words])
+    ((_, owners),) = word_pieces(tokenizer, [words])
     assert sorted(set(owners.tolist())) == list(range(len(words)))
     features = Tagging().features([TaggedWords(words)], Encoding(tokenizer, 64, has_types=True))
     assert _asked(features, [TaggedWords(words)]) == [[1] * len(words)]
@@ -114,7 +115,7 @@ def test_every_word_is_asked_for_once_whatever_the_length(tokenizer: Tokenizer, 
     assert _asked(features, examples) == [[1] * len(example.words) for example in examples]
     assert features.lengths.max() <= length
     first = {(index, word): None for index, example in enumerate(examples) for word in range(len(example.words))}
-    encoded = tokenizer.encode_sentences([example.words for example in examples])
+    encoded = word_pieces(tokenizer, [example.words for example in examples])
     for item, example in enumerate(features.example.tolist()):
         tokens, words, tags = features.tokens[item], features.targets["word"][item], features.targets["tags"][item]
         assert (tokens[0], tokens[-1]) == (tokenizer.start, tokenizer.separator)
@@ -143,7 +144,7 @@ def test_the_document_fills_the_sequence_on_both_sides(wordpiece: Tokenizer) -> 
     encoding = Encoding(wordpiece, 30, has_types=True)
     examples = task.examples(table)
     features = task.features(examples, encoding)
-    pieces = [len(ids) for ids, _ in wordpiece.encode_sentences([example.words for example in examples])]
+    pieces = [len(ids) for ids, _ in word_pieces(wordpiece, [example.words for example in examples])]
     middle = 6
     asked = np.flatnonzero(features.targets["word"][middle] != IGNORED)
     before, after = asked[0] - 1, len(features.tokens[middle]) - 2 - (asked[0] - 1) - pieces[middle]

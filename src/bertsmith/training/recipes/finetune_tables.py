@@ -108,7 +108,7 @@ _BERT: Rows = {
     "rte": amount(5.0),
     "wnli": amount(5.0),
     "conll2003": amount(4.0),
-    "small tagging": rate(2e-4),
+    "small tagging": rate(4e-4) | {"encoder.layer_decay": 0.8},
     "base tagging": rate(5e-5),
     "spans": amount(2.0, 32, 384),
     "base spans": amount(2.0, 12),

@@ -39,6 +39,7 @@ PEER_SETTINGS = {
     "batch": {"examples": 32},
     "optimizer": {"learning_rate": 5e-5, "betas": [0.9, 0.999], "epsilon": 1e-8, "weight_decay": 0.01, "clip": 1.0},
     "schedule": {"kind": "linear", "warmup": 0.1},
+    "encoder": {"layer_decay": 1.0},
     "run": {"epochs": 3.0, "choose": "last"},
 }
 

@@ -39,6 +39,28 @@ def test_auto_takes_varlen_for_packed_half_precision() -> None:
     layout = packed_layout([3, 5]).to("cuda")
     tensors = [torch.randn(8, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     assert choose(FORMS, "auto", AttentionInputs(*tensors, layout, layout)) is FORMS["varlen"]
-    with_dropout = AttentionInputs(*tensors, layout, layout, dropout=0.1)
-    assert choose(FORMS, "auto", with_dropout) is FORMS["sdpa"]
-    assert FORMS["varlen"].unsupported(with_dropout) == "the kernel has no attention dropout"
+    assert choose(FORMS, "auto", AttentionInputs(*tensors, layout, layout, dropout=0.1)) is FORMS["varlen"]
+
+
+def test_dropout_in_the_kernel() -> None:
+    lengths = [1, 17, 64, 100]
+    layout = packed_layout(lengths).to("cuda")
+    query, key, value = (torch.randn(sum(lengths), 4, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+
+    def mixed(values: torch.Tensor, rate: float, seed: int = 0) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return attention(query, key, values, layout, dropout=rate, backend="varlen")
+
+    plain = attention(query, key, value, layout, backend="varlen")
+    torch.testing.assert_close(mixed(value, 1e-7), plain)  # the two operators agree
+    assert torch.equal(mixed(value, 0.3), mixed(value, 0.3))
+    assert not torch.equal(mixed(value, 0.3), mixed(value, 0.3, seed=1))
+    mean = torch.stack([mixed(value, 0.3, seed).float() for seed in range(400)]).mean(0)
+    assert (mean - plain.float()).norm() / plain.float().norm() < 0.1
+    # the output is linear in the values for one draw, so their gradient gives it back
+    leaf = value.clone().requires_grad_()
+    upstream = torch.randn_like(value)
+    out = mixed(leaf, 0.3)
+    (gradient,) = torch.autograd.grad(out, leaf, upstream)
+    given, back = (out.detach() * upstream).float().sum(), (gradient * value).float().sum()
+    torch.testing.assert_close(given, back, rtol=0.05, atol=3.0)

@@ -14,8 +14,6 @@ def unsupported(inputs: AttentionInputs) -> str | None:
         return f"the tensors are on {inputs.query.device.type} and the kernel runs on CUDA"
     if inputs.query.dtype not in (torch.bfloat16, torch.float16):
         return f"the tensors are {inputs.query.dtype} and the kernel takes bfloat16 or float16"
-    if inputs.dropout > 0:
-        return "the kernel has no attention dropout"
     if inputs.value.shape[-1] != inputs.key.shape[-1]:
         return f"the head width of value, {inputs.value.shape[-1]}, differs from that of key, {inputs.key.shape[-1]}"
     return None
@@ -27,6 +25,8 @@ def attention(inputs: AttentionInputs) -> Tensor:
     assert starts is not None
     assert key_starts is not None
     side = -1 if inputs.window is None else inputs.window
+    if inputs.dropout > 0:
+        return _with_dropout(inputs, starts, key_starts, (side, 0 if inputs.is_causal else side))
     # the longest stay Python numbers: as tensors they would recompile the kernel at every step
     mixed = varlen_attn(
         inputs.query,
@@ -39,4 +39,26 @@ def attention(inputs: AttentionInputs) -> Tensor:
         window_size=(side, 0 if inputs.is_causal else side),
     )
     assert isinstance(mixed, Tensor)  # a pair comes back only where auxiliary outputs are asked for
+    return mixed
+
+
+def _with_dropout(inputs: AttentionInputs, starts: Tensor, key_starts: Tensor, window: tuple[int, int]) -> Tensor:
+    """The same with dropout on the probabilities.
+
+    PyTorch's public function has no such argument (2.13); the operator under it has, and its backward pass draws again.
+    """
+    mixed: Tensor = torch.ops.aten._flash_attention_forward(
+        inputs.query,
+        inputs.key,
+        inputs.value,
+        starts,
+        key_starts,
+        inputs.layout.longest,
+        inputs.key_layout.longest,
+        inputs.dropout,
+        inputs.is_causal,
+        False,  # no debug mask
+        window_size_left=window[0],
+        window_size_right=window[1],
+    )[0]
     return mixed

@@ -4,7 +4,8 @@ import pytest
 import torch
 from cases import packed_layout
 
-from bertsmith.ops.attention import attention
+from bertsmith.ops.attention import attention, varlen
+from bertsmith.ops.attention.inputs import AttentionInputs
 
 pytestmark = pytest.mark.gpu
 
@@ -33,7 +34,6 @@ def test_varlen_equals_the_reference(lengths: list[int], head_width: int, is_cau
 
 def test_auto_takes_varlen_for_packed_half_precision() -> None:
     from bertsmith.ops.attention import FORMS
-    from bertsmith.ops.attention.inputs import AttentionInputs
     from bertsmith.ops.dispatch import choose
 
     layout = packed_layout([3, 5]).to("cuda")
@@ -52,9 +52,12 @@ def test_dropout_in_the_kernel() -> None:
         return attention(query, key, values, layout, dropout=rate, backend="varlen")
 
     plain = attention(query, key, value, layout, backend="varlen")
-    torch.testing.assert_close(mixed(value, 1e-7), plain)  # the two operators agree
+    nothing = AttentionInputs(query, key, value, layout, layout)
+    assert layout.starts is not None
+    torch.testing.assert_close(varlen._with_dropout(nothing, layout.starts, layout.starts, (-1, -1)), plain)
     assert torch.equal(mixed(value, 0.3), mixed(value, 0.3))
     assert not torch.equal(mixed(value, 0.3), mixed(value, 0.3, seed=1))
+    # the kernel has 256 steps of a rate
     mean = torch.stack([mixed(value, 0.3, seed).float() for seed in range(400)]).mean(0)
     assert (mean - plain.float()).norm() / plain.float().norm() < 0.1
     # the output is linear in the values for one draw, so their gradient gives it back

@@ -65,6 +65,7 @@ def _for_the_command_line(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*arguments, **named)
 
     command.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
     return command
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from bertsmith.batches.examples import Features
 from bertsmith.errors import InputError, nearest
@@ -47,7 +48,7 @@ class Classification(Task[LabelledText]):
     """The column of the label, a word or a whole number."""
     labels: tuple[str, ...] = ()
     """The names of the labels; empty for those of the training data, in their order."""
-    positive: str | None = None
+    positive: str | None = Field(default=None, min_length=1)
     """Where there are two labels, the one whose F1 is reported; None for the second in their order."""
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"
     """How much each label counts in the loss: all the same, the rarer the more, or the numbers given."""

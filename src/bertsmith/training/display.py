@@ -54,7 +54,7 @@ class Display:
     def say(self, text: str) -> None:
         """A line above the bar, for what a person should notice."""
         if not self.progress.disable:
-            self.console.print(text, style="yellow", markup=False, highlight=False)
+            self.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _evaluation(row: dict[str, Any]) -> str:

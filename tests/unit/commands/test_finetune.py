@@ -113,7 +113,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> None:
 
 
 def test_early_stop_and_the_best_weights(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted(monkeypatch, [1.0, 3.0, 2.0, 3.0, 9.0])
+    scripted(monkeypatch, [1.0, 3.0, 2.0, 2.5, 9.0])
     stopped = tune(data, tmp_path / "stopped", "run.epochs=10", "run.patience=2", "schedule.kind=constant")
     assert (stopped["steps"], stopped["best_step"]) == (16, 8)  # of 4 steps an epoch
     monkeypatch.undo()

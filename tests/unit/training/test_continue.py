@@ -25,6 +25,7 @@ with warnings.catch_warnings():
 import bertsmith
 from bertsmith.batches.batch import IGNORED
 from bertsmith.batches.build_corpus import build_corpus
+from bertsmith.layers.dropout import TokenDropout
 from bertsmith.models.vocabulary import add_tokens
 from bertsmith.objectives.replaced_tokens import put, sample
 from bertsmith.text.extend import extend_tokenizer
@@ -241,7 +242,7 @@ def test_dropout_is_the_folders_unless_said(folders: dict[str, Path], corpus_fol
     kept, _ = PretrainSettings.parse({"model": model, **RUN}).start(tokenizer)
     none, _ = settings_of(corpus_folder, folders["deberta"], MASKED).start(tokenizer)
     for start, rate in ((kept, 0.1), (none, 0.0)):
-        rates = {module.p for module in start.modules() if isinstance(module, torch.nn.Dropout)}
+        rates = {module.rate for module in start.modules() if isinstance(module, TokenDropout)}
         assert rates == {rate}
         assert start.config.encoder.layers[0].mixer.dropout == rate
     assert all(torch.equal(a, b) for a, b in zip(kept.state_dict().values(), none.state_dict().values(), strict=True))

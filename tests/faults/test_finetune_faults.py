@@ -80,7 +80,7 @@ def test_killed_again_and_again(recipe: Path, data: Path, straight: Path, tmp_pa
     """kill -9 at random moments, each time a little further on, until nothing is left to do."""
     out, draws = tmp_path / "run", Random(5)
     words = tuning(recipe, data, out)
-    for step in (draws.randint(1, 6), draws.randint(8, 16), draws.randint(18, STEPS - 4)):
+    for step in (draws.randint(1, 8), draws.randint(12, STEPS - 4)):
         process = subprocess.Popen(words, env=slowed(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for_step(out, step, process)
         time.sleep(draws.random() * 0.1)

@@ -47,9 +47,9 @@ def random_case(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray,
     return said, right, classes
 
 
-def test_figures_equal_scikit_learn_on_thousands_of_random_cases() -> None:
+def test_figures_equal_scikit_learn_on_random_cases() -> None:
     generator = np.random.default_rng(0)
-    for _ in range(2000):
+    for _ in range(300):
         said, right, classes = random_case(generator)
         counts = ClassCounts.of(said, right, classes)
         expected = by_scikit_learn(said, right, classes)

@@ -14,9 +14,9 @@ from bertsmith.tasks.glue import (
     glue_settings,
     name_in_part,
     read_glue,
-    read_glue_or_rows,
 )
 from bertsmith.tasks.metrics.classes import CLASS_METRICS
+from bertsmith.tasks.parts import task_parts
 from bertsmith.tasks.recognise import recognise
 from bertsmith.text.tables import table_of
 
@@ -125,7 +125,7 @@ def test_official_folders_are_read(name: str, tmp_path: Path) -> None:
         expected = dict(zip(("sentence1", "sentence2", "label"), expected, strict=True))
     part = "dev_matched.tsv" if name == "MNLI" else "dev.tsv"
     written(tmp_path / name, part, *header, row, row)
-    table = read_glue_or_rows(tmp_path / name, "dev")
+    table = task_parts(tmp_path / name).read("dev")
     assert list(table) == [{"idx": 0, **expected}, {"idx": 1, **expected}]
     assert table.place(1).endswith(f"line {len(header) + 2}")
 
@@ -133,7 +133,7 @@ def test_official_folders_are_read(name: str, tmp_path: Path) -> None:
 def test_an_official_folder_is_a_task(tmp_path: Path) -> None:
     labels = ("not_entailment", "entailment", "not_entailment")
     written(tmp_path / "RTE", "train.tsv", WIDE, *(["0", "P", "H", label] for label in labels))
-    table = read_glue_or_rows(tmp_path / "RTE", "train")
+    table = task_parts(tmp_path / "RTE").read("train")
     task = Classification.parse(recognise(table, None, [], {}, str(tmp_path / "RTE"))).settled(table)
     assert (task.name, task.metric, task.labels) == ("RTE", "accuracy", ("entailment", "not_entailment"))
     examples = task.examples(table)

@@ -4,6 +4,7 @@ Table → examples → Features → (Objective, training) → outputs of the hea
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -62,7 +63,19 @@ class Task(Record, ABC, Generic[Example]):
     """Which task of GLUE it is, where it is one: for the files its server takes. None for no such task."""
 
     roles: ClassVar[tuple[str, ...]]
-    """The fields that name columns of the input, in the order in which a tuple gives them."""
+    """The fields that name columns of the input, in the order in which a tuple gives them …"""
+    target_roles: ClassVar[tuple[str, ...]]
+    """… and those that name what is right, and what else is not asked of a person who wants an answer."""
+
+    @property
+    def input_columns(self) -> list[str]:
+        """The columns of the input."""
+        return [column for column in (getattr(self, role) for role in self.roles) if column is not None]
+
+    @property
+    def takes_one_text(self) -> bool:
+        """Whether one text is enough of an input."""
+        return len(self.input_columns) == 1
 
     @classmethod
     @abstractmethod
@@ -125,6 +138,10 @@ class Task(Record, ABC, Generic[Example]):
         """The labels and how often each, by row, was answered with each, by column; None where there are none."""
         return None
 
+    def label_counts(self, examples: Sequence[Example]) -> Counter[str] | None:
+        """How often each label is right; None where answers are no labels."""
+        return None
+
     def notices(self, examples: Sequence[Example]) -> list[str]:
         """What a person should know of training examples before anything is learned from them, one sentence each."""
         return []
@@ -137,7 +154,7 @@ class Task(Record, ABC, Generic[Example]):
         """What a person gives for one prediction as a row: a mapping as it is, else its values by role."""
         if isinstance(given, Mapping):
             return dict(given)
-        columns = [column for column in (getattr(self, role) for role in self.roles) if column is not None]
+        columns = self.input_columns
         values = [given] if len(columns) == 1 else list(given) if isinstance(given, tuple | list) else [given]
         if len(values) != len(columns):
             raise InputError(f"an input has {len(values)} values; this task reads {len(columns)}: {', '.join(columns)}")

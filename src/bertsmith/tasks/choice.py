@@ -1,5 +1,6 @@
 """Choose one of several texts: the answer to a question, the ending of a story."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -58,6 +59,7 @@ class Choice(Task[ChoiceExample]):
     beginning. Choices are never cut before the context is gone."""
 
     roles: ClassVar[tuple[str, ...]] = ("context", "question", "start", "choices")
+    target_roles: ClassVar[tuple[str, ...]] = ("label",)
 
     @classmethod
     def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
@@ -147,6 +149,9 @@ class Choice(Task[ChoiceExample]):
 
     def right(self, example: ChoiceExample) -> int:
         return example.label
+
+    def label_counts(self, examples: Sequence[ChoiceExample]) -> Counter[str]:
+        return Counter(str(example.label) for example in examples)
 
     def shown(self, example: ChoiceExample) -> str:
         before = [" ".join(text.split()) for text in (example.context, example.question) if text]

@@ -1,5 +1,6 @@
 """Classify a text or a pair of texts: one of several labels."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +26,8 @@ from bertsmith.tasks.texts import (
     text_features,
 )
 from bertsmith.text.tables import Table
+
+_IMBALANCE = 5  # times that the commonest label may be as common as the rarest before it is said
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,26 @@ class Classification(TextTask[LabelledText]):
     ) -> tuple[tuple[str, ...], np.ndarray]:
         right, said = (example.label for example in examples), (answer["answer"] for answer in answers)
         return self.labels, confusion_counts(self.labels, right, said)
+
+    def label_counts(self, examples: Sequence[LabelledText]) -> Counter[str]:
+        return Counter(map(self.right, examples))
+
+    def notices(self, examples: Sequence[LabelledText]) -> list[str]:
+        counts = self.label_counts(examples)
+        if len(counts) < 2:
+            return []
+        found = []
+        unseen = [name for name in self.labels if name not in counts]
+        if unseen:
+            which = "the label" if len(unseen) == 1 else "any of the labels"
+            found.append(f"train has no row with {which} {', '.join(unseen)}")
+        (most, often), (least, rarely) = counts.most_common()[0], counts.most_common()[-1]
+        if often > _IMBALANCE * rarely and self.class_weights == "none":
+            found.append(
+                f"{100 * often / counts.total():.1f} % of train is labelled {most!r}, {often / rarely:.1f} times as "
+                f"often as {least!r}; with task.class_weights=balanced each label counts the same"
+            )
+        return found
 
     def _positive(self) -> int:
         """The number of the label whose F1 is reported."""

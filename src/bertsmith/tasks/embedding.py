@@ -77,6 +77,7 @@ class Embedding(Task[EmbeddingExample]):
     """Whether in "in_batch" the likes must find their texts as well."""
 
     roles: ClassVar[tuple[str, ...]] = ("text", "pair")
+    target_roles: ClassVar[tuple[str, ...]] = ("negative", "label")
 
     @classmethod
     def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
@@ -214,6 +215,10 @@ class Embedding(Task[EmbeddingExample]):
     def notices(self, examples: Sequence[EmbeddingExample]) -> list[str]:
         left_out = 0 if self.loss == "dropout" else len(examples) - len(self.augmented(examples))
         return [f"{left_out} of {len(examples)} training pairs are not alike and are left out"] if left_out else []
+
+    @property
+    def takes_one_text(self) -> bool:
+        return True
 
     def row(self, given: Any) -> dict[str, Any]:
         """A text alone, or two that are to be compared."""

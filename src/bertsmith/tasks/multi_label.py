@@ -1,5 +1,6 @@
 """Give a text or a pair of texts any number of labels."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -118,6 +119,9 @@ class MultiLabel(TextTask[ManyLabelledText]):
         if answer["answer"] == right:
             return 0.0
         return max(abs(score - (name in right)) for name, score in answer["scores"].items())
+
+    def label_counts(self, examples: Sequence[ManyLabelledText]) -> Counter[str]:
+        return Counter(name for example in examples for name in self.right(example))
 
     def notices(self, examples: Sequence[ManyLabelledText]) -> list[str]:
         has_none = sum(not example.labels for example in examples)

@@ -1,5 +1,6 @@
 """Tag the words of a sentence: names, chunks, parts of speech."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -64,6 +65,7 @@ class Tagging(Task[TaggedWords]):
     """How much each tag counts in the loss: all the same, the rarer the more, or the numbers given."""
 
     roles: ClassVar[tuple[str, ...]] = ("words",)
+    target_roles: ClassVar[tuple[str, ...]] = ("tags", "document")
 
     @classmethod
     def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
@@ -170,6 +172,9 @@ class Tagging(Task[TaggedWords]):
     ) -> tuple[tuple[str, ...], np.ndarray]:
         said = (tag for answer in answers for tag in answer["answer"])
         return self.labels, confusion_counts(self.labels, _tags_of(examples), said)
+
+    def label_counts(self, examples: Sequence[TaggedWords]) -> Counter[str]:
+        return Counter(tag for example in examples for tag in self.right(example))
 
     def notices(self, examples: Sequence[TaggedWords]) -> list[str]:
         found = []

@@ -43,6 +43,7 @@ class TextTask(Task[TextKind], Generic[TextKind]):
     """… and of the second one, where there are pairs."""
 
     roles: ClassVar[tuple[str, ...]] = ("text", "pair")
+    target_roles: ClassVar[tuple[str, ...]] = ("label",)
 
     def texts(self, examples: Sequence[TextKind]) -> Iterator[str]:
         return (text for example in examples for text in example.texts)

@@ -15,6 +15,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.choice import Choices
 from bertsmith.tasks.base import Encoding, Judgement, Task
+from bertsmith.tasks.metrics.table import table_judgement
 from bertsmith.tasks.texts import classifier_head, softmax
 from bertsmith.text.tables import Table
 
@@ -141,11 +142,8 @@ class Choice(Task[ChoiceExample]):
         return found
 
     def judged(self, examples: Sequence[ChoiceExample], answers: Sequence[Mapping[str, Any]]) -> Judgement:
-        if self.metric not in (None, "accuracy"):
-            raise InputError(f"task.metric is {self.metric!r}; allowed: accuracy")
         is_right = np.array([a["answer"] == example.label for a, example in zip(answers, examples, strict=True)])
-        figures = {"accuracy": 100 * float(is_right.mean())}
-        return Judgement("accuracy", figures, lambda chosen: 100 * float(is_right[chosen].mean()))
+        return table_judgement({"accuracy": lambda hits: 100 * float(hits.mean())}, (is_right,), self.metric)
 
     def right(self, example: ChoiceExample) -> int:
         return example.label

@@ -16,7 +16,7 @@ from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.objectives.supervised import Tags
 from bertsmith.tasks.base import Encoding, Judgement, Task
 from bertsmith.tasks.labels import ClassWeights, confusion_counts, weights_of
-from bertsmith.tasks.metrics.entities import main_metric, tag_judgement
+from bertsmith.tasks.metrics.entities import main_tag_metric, tag_judgement
 from bertsmith.tasks.tagging_schemes import Scheme, as_iob2, chunks, scheme_of, whole_labels
 from bertsmith.tasks.tagging_windows import tag_features
 from bertsmith.tasks.tagging_words import split_words
@@ -75,14 +75,14 @@ class Tagging(Task[TaggedWords]):
 
     def settled(self, train: Table) -> "Tagging":
         if self.labels:
-            main_metric(self.metric, has_chunks=self.has_chunks)
+            main_tag_metric(self.metric, has_chunks=self.has_chunks)
             return self.changed(scheme=self.scheme or scheme_of(self.labels))
         rows = [self._tags(train, index, len(self._words(train, index))) for index in range(len(train))]
         seen = {tag for row in rows for tag in row}
         scheme = self.scheme or scheme_of(seen)
         if scheme == "iob":
             seen = {tag for row in rows for tag in as_iob2(row)}
-        main_metric(self.metric, has_chunks=scheme != "plain")
+        main_tag_metric(self.metric, has_chunks=scheme != "plain")
         labels = whole_labels(seen, scheme)
         if len(labels) < 2:
             raise InputError(

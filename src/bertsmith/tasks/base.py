@@ -15,6 +15,7 @@ from bertsmith.batches.examples import Features
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
+from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 from bertsmith.text.tables import Table
@@ -29,6 +30,14 @@ class Encoding:
     length: int
     has_types: bool
     """Whether the model tells the segments of a sequence apart by types."""
+
+    @classmethod
+    def of(cls, model: Model, length: int) -> "Encoding":
+        """That of a model, with at most so many tokens; a sentence if it does not take as many."""
+        embedding = model.config.encoder.embedding
+        if embedding.positions != "none" and length > embedding.longest:
+            raise InputError(f"sequences.length is {length}; the model takes at most {embedding.longest}")
+        return cls(model.require_tokenizer(), length, embedding.types > 1)
 
 
 @dataclass(frozen=True)

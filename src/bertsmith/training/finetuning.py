@@ -218,7 +218,7 @@ def make_finetuning(
     run, sequences = settings.run, settings.sequences
     processes = processes_of(device)
     model = starting_model(settings, data.train, start)
-    encoding = encoding_for(model, sequences)
+    encoding = Encoding.of(model, sequences.length)
     train = task.features(task.augmented(data.train), encoding)
     dev = task.features(data.dev, encoding)
     cut, lost = length_notices({"train": train, "dev": dev}, sequences.length)
@@ -269,14 +269,6 @@ def learning(objective: Supervised, settings: FinetuneSettings) -> Supervised | 
     return settings.adversarial.applied(
         replace(objective, layer_decay=encoder.layer_decay, is_frozen=encoder.is_frozen)
     )
-
-
-def encoding_for(model: Model, sequences: ExampleConfig) -> Encoding:
-    """How texts become sequences of a model; a sentence if they may be longer than it takes."""
-    embedding = model.config.encoder.embedding
-    if embedding.positions != "none" and sequences.length > embedding.longest:
-        raise InputError(f"sequences.length is {sequences.length}; the model takes at most {embedding.longest}")
-    return Encoding(model.require_tokenizer(), sequences.length, embedding.types > 1)
 
 
 def processes_of(device: str) -> int:

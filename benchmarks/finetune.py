@@ -29,7 +29,7 @@ import bertsmith
 from bertsmith.batches.examples import Features
 from bertsmith.commands.finetune_task import Tables, task_settings
 from bertsmith.tasks.base import Encoding
-from bertsmith.training.finetuning import FinetuneSettings, Finetuning, encoding_for, make_finetuning, read_data
+from bertsmith.training.finetuning import FinetuneSettings, Finetuning, make_finetuning, read_data
 from bertsmith.training.starting import starting_encoder
 from finetune_peer import peer_outputs, peer_trainer
 
@@ -255,7 +255,7 @@ def _peer_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def _encoding(settings: FinetuneSettings) -> Encoding:
     model = starting_encoder(settings.model, settings.tokenizer, [], seed=0)
-    return encoding_for(model, settings.sequences)
+    return Encoding.of(model, settings.sequences.length)
 
 
 def _train_features(settings: FinetuneSettings, tables: Tables) -> Features:

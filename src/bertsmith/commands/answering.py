@@ -38,38 +38,33 @@ class Asked:
         return task_parts(self.data, file_is=self.part).read(self.part) if lines is None else lines
 
     def _given(self, task: "Task[Any]") -> list[Any]:
-        from bertsmith.tasks.base import Task
-        from bertsmith.tasks.notices import input_columns
-
-        columns = input_columns(task)
-        if not self.pairs and type(task).row is not Task.row:
-            return list(self.texts)  # the task has its own way to read one value
+        columns = task.input_columns
+        if not self.pairs and task.takes_one_text:
+            return list(self.texts)
         if len(columns) > 2:
             raise InputError(f"this task reads {', '.join(columns)}; give them as --data with a .jsonl file")
-        if len(columns) == 1 and self.pairs:
+        if len(columns) == 1:
             raise InputError(f"--pair is given and this task reads one text, {columns[0]!r}; leave it out")
-        if len(columns) == 2 and len(self.pairs) != len(self.texts):
+        if len(self.pairs) != len(self.texts):
             raise InputError(
                 f"this task reads two texts, {columns[0]!r} and {columns[1]!r}: --text is given {len(self.texts)} "
                 f"times and --pair {len(self.pairs)} times; they must be as many"
             )
-        return list(zip(self.texts, self.pairs, strict=True)) if len(columns) == 2 else list(self.texts)
+        return list(zip(self.texts, self.pairs, strict=True))
 
     def _lines(self, task: "Task[Any]") -> "Table | None":
         """The lines of a .txt file as rows; None if the data is none."""
-        from bertsmith.tasks.base import Task
-        from bertsmith.tasks.notices import input_columns
         from bertsmith.text.readers import PACKINGS, read_lines
         from bertsmith.text.tables import Table
 
         name = str(self.data)
         if not name.lower().endswith(tuple(f".txt{packing}" for packing in PACKINGS)):
             return None
-        columns = input_columns(task)
-        if len(columns) != 1 and type(task).row is Task.row:
+        if not task.takes_one_text:
+            columns = ", ".join(task.input_columns)
             raise InputError(
-                f"--data {name!r} has one text a line and this task reads {', '.join(columns)}; give a .tsv, .csv or "
-                ".jsonl file with these columns"
+                f"--data {name!r} has one text a line and this task reads {columns}; give a .tsv, .csv or .jsonl file "
+                "with these columns"
             )
         lines = read_lines(Path(name))
         if not lines:

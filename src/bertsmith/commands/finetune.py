@@ -124,8 +124,8 @@ def finetune(
         )
     settings, tables = task_settings(plain, task, column or [], train, dev, source=where)
     whole = resolved(settings, plain, tables, start)
-    ways: dict[str, Any] = {"start": start, "device": device, "explain": explain, "resume": resume, "force": force}
+    ways: dict[str, Any] = {"start": start, "device": device, "resume": resume, "force": force}
     search = search_of(seeds, learning_rates, whole.settings, out if resume else None)
     if search is not None and not explain:
         return finetune_search(search, whole, tables, out, **ways)
-    return finetune_task(whole, tables, out, **ways)
+    return finetune_task(whole, tables, out, explain=explain, **ways)

@@ -4,6 +4,7 @@ import json
 import shutil
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,6 @@ def finetune_search(
     *,
     start: "Model | None",
     device: str,
-    explain: bool,
     resume: bool,
     force: bool,
 ) -> Finetuned:
@@ -83,8 +83,8 @@ def finetune_search(
     from accelerate import PartialState
 
     from bertsmith.tasks.predictor import Predictor
+    from bertsmith.training.hardware import device_type
 
-    assert not explain
     if out is None:
         raise InputError("--out is not given: --seeds and --learning-rates keep every run in a folder there")
     if PartialState(cpu=device == "cpu" or None).num_processes > 1:
@@ -97,16 +97,17 @@ def finetune_search(
         folder = out / name
         if _result(folder) is not None:
             continue
-        settings = _changed(whole.settings, seed, rate)
+        single = replace(whole, settings=_changed(whole.settings, seed, rate))
         going_on = resume and (folder / RECIPE).is_file()
-        figures = _attempt(settings, whole, tables, folder, start=start, device=device, resume=going_on)
+        figures = _attempt(single, tables, folder, start=start, device=device, resume=going_on)
         if not figures.get("is_finished"):
             return Finetuned({"steps": figures["steps"], "is_finished": False, "run": name})
         _keep_best(out, runs)
     result = _finish(search, out)
     if (out / "task.json").is_file():
-        result.predictor = Predictor.load(out, device=_device(device))
-        write_search_report(whole.settings, result.predictor, tables, out, result)
+        result.predictor = Predictor.load(out, device=device_type(device))
+        settings = _changed(whole.settings, *runs[result["best"]["run"]])
+        write_search_report(settings, result.predictor, tables, out, result)
     return result
 
 
@@ -146,26 +147,16 @@ def _changed(settings: "FinetuneSettings", seed: int, rate: float) -> "FinetuneS
 
 
 def _attempt(
-    settings: "FinetuneSettings",
-    whole: "Completed",
-    tables: Tables,
-    folder: Path,
-    *,
-    start: "Model | None",
-    device: str,
-    resume: bool,
+    single: "Completed", tables: Tables, folder: Path, *, start: "Model | None", device: str, resume: bool
 ) -> dict[str, Any]:
     """One run; one whose loss is no number any more is a result, too."""
-    from bertsmith.training.recipes.finetune import Completed
-
-    single = Completed(settings, whole.source)
     try:
         return finetune_task(single, tables, folder, start=start, device=device, resume=resume, force=not resume)
     except InputError as error:
         log = folder / "log.jsonl"
         if not log.is_file() or '"not_finite"' not in log.read_text(encoding="utf-8"):
             raise
-        figures = {"is_finished": True, "failed": str(error), "steps": 0, "seed": settings.run.seed}
+        figures = {"is_finished": True, "failed": str(error), "steps": 0, "seed": single.settings.run.seed}
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         write_result(folder, figures)
         return figures
@@ -281,9 +272,3 @@ def _print(figures: dict[str, Any], out: Path) -> None:
         highlight=False,
         soft_wrap=True,
     )
-
-
-def _device(device: str) -> str:
-    from bertsmith.training.hardware import device_type
-
-    return device_type(device)

@@ -55,15 +55,11 @@ def write_search_report(
     from bertsmith.toml import to_toml
     from bertsmith.training.log import read_log
 
-    task, best = predictor.task, figures["best"]
+    task = predictor.task
     examples = task.examples(tables.dev)
     answers = predictor.answers(examples)
     judgement = task.judged(examples, answers)
-    own = read_json(out / best["run"] / "result.json")
-    settings = settings.changed(
-        run=settings.run.changed(seed=best["seed"]),
-        optimizer=settings.optimizer.changed(learning_rate=best["learning_rate"]),
-    )
+    own = read_json(out / figures["best"]["run"] / "result.json")
     write_report(
         out,
         task,

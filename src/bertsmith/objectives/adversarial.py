@@ -19,6 +19,7 @@ from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Portion, Sums, Term
+from bertsmith.objectives.class_sums import wide
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 
@@ -157,7 +158,7 @@ def kl(scores: Tensor, other: Tensor) -> Tensor:
 
 def mse(scores: Tensor, other: Tensor) -> Tensor:
     """The mean squared difference of the scores themselves; shapes as in `symmetric_kl`."""
-    return _by_item((_wide(scores) - _wide(other)).square().mean(-1))
+    return _by_item((_bounded(scores) - _bounded(other)).square().mean(-1))
 
 
 DIVERGENCES = {"symmetric_kl": symmetric_kl, "kl": kl, "mse": mse}
@@ -166,13 +167,13 @@ DIVERGENCES = {"symmetric_kl": symmetric_kl, "kl": kl, "mse": mse}
 def _taught(scores: Tensor, teacher: Tensor) -> Tensor:
     if scores.shape[-1] == 1:
         return mse(scores, teacher.detach())
-    shares = _wide(teacher.detach()).softmax(-1)
-    return _by_item(-(shares * _wide(scores).log_softmax(-1)).sum(-1))
+    shares = _bounded(teacher.detach()).softmax(-1)
+    return _by_item(-(shares * _bounded(scores).log_softmax(-1)).sum(-1))
 
 
-def _wide(scores: Tensor) -> Tensor:
+def _bounded(scores: Tensor) -> Tensor:
     """Scores in at least float32; an outcome that is impossible may have the score -inf."""
-    return scores.to(torch.promote_types(scores.dtype, torch.float32)).clamp(min=_LOWEST)
+    return wide(scores).clamp(min=_LOWEST)
 
 
 def _by_item(values: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from bertsmith.batches.layout import SequenceLayout
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, ObjectiveConfig, Sums, Term
-from bertsmith.objectives.masked_lm import ponder_sums, token_sums
+from bertsmith.objectives.class_sums import class_sums
+from bertsmith.objectives.masked_lm import ponder_sums
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -83,7 +84,7 @@ class CausalLM(Objective[TokenBatch, CausalBatch]):
         # the call is causal, so that a model whose config is not learns no short cut through the future
         states, encoded = model.masked_states(prepared.tokens, prepared.layout, prepared.types, places, is_causal=True)
         scores = model.head("masked_tokens")(states, model.token_table)  # (tokens, width) -> (tokens, vocabulary)
-        return {"next_token": token_sums(scores, prepared.targets), **ponder_sums(encoded, prepared.is_real)}
+        return {"next_token": class_sums(scores, prepared.targets), **ponder_sums(encoded, prepared.is_real)}
 
     def for_evaluation(self) -> "CausalLM":
         return self

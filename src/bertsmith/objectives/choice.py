@@ -8,7 +8,8 @@ from torch import Tensor
 from bertsmith.batches.batch import IGNORED
 from bertsmith.batches.examples import TaskBatch
 from bertsmith.objectives.base import Sums
-from bertsmith.objectives.supervised import Supervised, class_sums
+from bertsmith.objectives.class_sums import class_sums, wide
+from bertsmith.objectives.supervised import Supervised
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,6 @@ def choice_table(outputs: Tensor, is_choice: Tensor) -> Tensor:
 
     Shape: outputs (sequences, 1), is_choice (items, most) -> (items, most).
     """
-    wide = outputs.squeeze(-1).to(torch.promote_types(outputs.dtype, torch.float32))
+    scores = wide(outputs.squeeze(-1))
     # sequences stand in the order of their items, which is the one a masked scatter fills in
-    return wide.new_full(is_choice.shape, -torch.inf).masked_scatter(is_choice, wide)
+    return scores.new_full(is_choice.shape, -torch.inf).masked_scatter(is_choice, scores)

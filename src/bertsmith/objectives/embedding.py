@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from bertsmith.batches.examples import TaskBatch
 from bertsmith.objectives.base import Share, Sums
+from bertsmith.objectives.class_sums import wide
 from bertsmith.objectives.supervised import Supervised
 
 
@@ -35,9 +36,6 @@ class Cosines(Supervised):
 
         Shape: cosines and values (items,); values lie between 0 and 1.
         """
-
-    def count(self, batch: TaskBatch) -> Tensor:
-        return torch.tensor(len(batch.item), device=batch.item.device)
 
 
 @dataclass(frozen=True)
@@ -141,5 +139,4 @@ def item_vectors(outputs: Tensor, items: int) -> Tensor:
 
     Shape: (sequences, width) -> (items, sequences of an item, width).
     """
-    wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-    return normalize(wide, dim=-1).unflatten(0, (items, -1))
+    return normalize(wide(outputs), dim=-1).unflatten(0, (items, -1))

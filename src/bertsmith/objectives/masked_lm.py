@@ -5,7 +5,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from bertsmith.batches.batch import IGNORED, TokenBatch
 from bertsmith.batches.corruption import Corrupted, MaskingConfig, Vocabulary, corrupt
@@ -14,6 +13,7 @@ from bertsmith.errors import InputError
 from bertsmith.models.encoder import Encoded
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, ObjectiveConfig, Share, Sums, Term
+from bertsmith.objectives.class_sums import class_sums
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -93,10 +93,10 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
             corrupted.tokens, prepared.layout, prepared.types, corrupted.places, needs_last=has_pairs
         )
         scores = model.head("masked_tokens")(chosen, model.token_table)
-        sums = {"masked_tokens": token_sums(scores, corrupted.targets)}
+        sums = {"masked_tokens": class_sums(scores, corrupted.targets)}
         if prepared.sentence_targets is not None and encoded is not None:
             pooled = model.head("pooler")(prepared.layout.first_tokens(encoded.states))
-            sums["next_sentence"] = token_sums(model.head("next_sentence")(pooled), prepared.sentence_targets)
+            sums["next_sentence"] = class_sums(model.head("next_sentence")(pooled), prepared.sentence_targets)
         return {**sums, **ponder_sums(encoded, prepared.is_real)}
 
     def for_evaluation(self) -> "MaskedLM":
@@ -125,15 +125,3 @@ def ponder_sums(encoded: Encoded | None, is_real: Tensor | None) -> dict[str, Su
     cost = torch.where(is_real, pondering.cost, 0).sum()
     is_early = is_real & (pondering.steps < pondering.most)
     return {"ponder": Sums(cost, {"halted_early": Share(is_early.sum(), is_real.sum())})}
-
-
-def token_sums(scores: Tensor, targets: Tensor) -> Sums:
-    """Cross-entropy and hits over some targets, those that are IGNORED left out.
-
-    Shape: scores (targets, classes), targets (targets,).
-    """
-    # at least float32: the sum over a large vocabulary would lose most of its digits in half precision
-    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    loss = cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum")
-    hits = (scores.detach().argmax(-1) == targets).sum()
-    return Sums(loss, {"accuracy": Share(hits, (targets != IGNORED).sum())})

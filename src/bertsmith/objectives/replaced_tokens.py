@@ -23,7 +23,8 @@ from bertsmith.batches.random import bits, key, uniform
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, ObjectiveConfig, Portion, Share, Sums, Term
-from bertsmith.objectives.masked_lm import token_sums, vocabulary_of
+from bertsmith.objectives.class_sums import class_sums, wide
+from bertsmith.objectives.masked_lm import vocabulary_of
 from bertsmith.text.tokenizer import Tokenizer
 
 _RUN = 256  # tokens of the vocabulary that are summed before one is drawn
@@ -130,7 +131,7 @@ class ReplacedTokens(Objective[TokenBatch, ReplacedBatch]):
         encoded = model.encoder.run(guessed, layout, _types_for(model, types), table=model.given_table)
         logits = model.head("replaced_tokens")(encoded.states, layout)
         return {
-            "generator": token_sums(scores, corrupted.targets),
+            "generator": class_sums(scores, corrupted.targets),
             "replaced": _replaced_sums(logits, is_replaced, prepared.is_real),
         }
 
@@ -156,8 +157,7 @@ def sample(scores: Tensor, draw: Tensor, temperature: float, vocabulary: int) ->
 
     Shape: scores (places, vocabulary or more), draw (places,) -> (places,).
     """
-    wide = scores[:, :vocabulary].to(torch.promote_types(scores.dtype, torch.float32))
-    chances = (wide / temperature).softmax(-1)
+    chances = (wide(scores[:, :vocabulary]) / temperature).softmax(-1)
     # in two steps, a run of tokens and one of its tokens: a running sum over the whole vocabulary is slow on a GPU
     runs = pad(chances, (0, -vocabulary % _RUN)).unflatten(-1, (-1, _RUN))  # (places, runs, tokens of a run)
     sums = runs.sum(-1)
@@ -194,8 +194,8 @@ def put(tokens: Tensor, corrupted: Corrupted, guesses: Tensor) -> tuple[Tensor, 
 
 
 def _replaced_sums(logits: Tensor, is_replaced: Tensor, is_real: Tensor) -> Sums:
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    losses = binary_cross_entropy_with_logits(wide, is_replaced.to(wide), reduction="none")
+    scores = wide(logits)
+    losses = binary_cross_entropy_with_logits(scores, is_replaced.to(scores), reduction="none")
     loss = torch.where(is_real, losses, 0).sum()
     is_called = (logits.detach() > 0) & is_real
     found, replaced, real = (is_called & is_replaced).sum(), is_replaced.sum(), is_real.sum()

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from bertsmith.batches.batch import IGNORED
 from bertsmith.batches.examples import TaskBatch
 from bertsmith.objectives.base import Share, Sums
+from bertsmith.objectives.class_sums import wide
 from bertsmith.objectives.supervised import Supervised
 
 
@@ -22,7 +23,7 @@ class Spans(Supervised):
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
         """Shape: outputs (batch, length, 2) or (tokens, 2)."""
-        scores = self.beliefs(outputs.to(torch.promote_types(outputs.dtype, torch.float32)), batch)
+        scores = self.beliefs(wide(outputs), batch)
         targets = torch.stack([batch.targets["start"], batch.targets["end"]], dim=-1)
         # two targets for each item: (items, 2, tokens) -> (2 items, tokens)
         loss = cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum") / 2

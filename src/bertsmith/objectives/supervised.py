@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from bertsmith.batches.batch import IGNORED
 from bertsmith.batches.examples import TaskBatch
@@ -16,6 +16,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.embedding import Disturbance
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Term
+from bertsmith.objectives.class_sums import class_sums, wide
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
         """The loss over a batch and the figures, in at least float32."""
 
-    @abstractmethod
     def count(self, batch: TaskBatch) -> Tensor:
-        """The number of targets."""
+        """The number of targets: one for each item, unless a kind of task says otherwise."""
+        return torch.tensor(len(batch.item), device=batch.item.device)
 
     def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         """Outputs as scores whose softmax over the last axis is what the head believes, for adversarial training.
@@ -136,25 +137,13 @@ class Classes(Supervised):
     """How much each class counts; empty for all the same."""
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
-        return class_sums(outputs, batch.targets["label"], self.weights)
+        return class_sums(outputs, batch.targets["label"], _at_least_one(self.weights))
 
     def count(self, batch: TaskBatch) -> Tensor:
         return class_count(batch.targets["label"], self.weights)
 
     def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         return outputs
-
-
-def class_sums(outputs: Tensor, targets: Tensor, weights: tuple[float, ...] = ()) -> Sums:
-    """Cross-entropy and hits over some targets, those that are IGNORED left out.
-
-    Shape: outputs (targets, classes), targets (targets,).
-    """
-    wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-    weight = wide.new_tensor(_at_least_one(weights)) if weights else None
-    loss = cross_entropy(wide, targets, weight=weight, ignore_index=IGNORED, reduction="sum")
-    hits = (outputs.detach().argmax(-1) == targets).sum()
-    return Sums(loss, {"accuracy": Share(hits, (targets != IGNORED).sum())})
 
 
 def class_count(targets: Tensor, weights: tuple[float, ...] = ()) -> Tensor:
@@ -182,11 +171,7 @@ class Values(Supervised):
     figures = ()
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
-        wide = outputs.squeeze(-1).to(torch.promote_types(outputs.dtype, torch.float32))
-        return Sums(((wide - batch.targets["value"]) ** 2).sum(), {})
-
-    def count(self, batch: TaskBatch) -> Tensor:
-        return torch.tensor(len(batch.item), device=batch.item.device)
+        return Sums(((wide(outputs.squeeze(-1)) - batch.targets["value"]) ** 2).sum(), {})
 
     def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         return outputs
@@ -200,14 +185,11 @@ class Labels(Supervised):
     """How much a yes counts, label by label; empty for as much as a no."""
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
-        wide, targets = outputs.to(torch.promote_types(outputs.dtype, torch.float32)), batch.targets["labels"]
-        weight = wide.new_tensor(self.weights) if self.weights else None
-        loss = binary_cross_entropy_with_logits(wide, targets.to(wide), pos_weight=weight, reduction="none").mean(-1)
+        scores, targets = wide(outputs), batch.targets["labels"]
+        weight = scores.new_tensor(self.weights) if self.weights else None
+        losses = binary_cross_entropy_with_logits(scores, targets.to(scores), pos_weight=weight, reduction="none")
         hits = ((outputs.detach() > 0) == (targets > 0.5)).float().mean(-1).sum()
-        return Sums(loss.sum(), {"accuracy": Share(hits, self.count(batch))})
-
-    def count(self, batch: TaskBatch) -> Tensor:
-        return torch.tensor(len(batch.item), device=batch.item.device)
+        return Sums(losses.mean(-1).sum(), {"accuracy": Share(hits, self.count(batch))})
 
     def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         # the sigmoid of a score is the softmax of it and 0: (items, labels) -> (items, labels, 2)
@@ -222,7 +204,7 @@ class Tags(Supervised):
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
         # (batch, length, labels) or (tokens, labels) -> (tokens, labels)
-        return class_sums(outputs.flatten(0, -2), batch.targets["tags"].flatten(), self.weights)
+        return class_sums(outputs.flatten(0, -2), batch.targets["tags"].flatten(), _at_least_one(self.weights))
 
     def count(self, batch: TaskBatch) -> Tensor:
         return class_count(batch.targets["tags"], self.weights)

@@ -4,6 +4,7 @@ Table → examples → Features → (Objective, training) → outputs of the hea
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -14,6 +15,7 @@ from bertsmith.batches.examples import Features
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
+from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 from bertsmith.text.tables import Table
@@ -28,6 +30,14 @@ class Encoding:
     length: int
     has_types: bool
     """Whether the model tells the segments of a sequence apart by types."""
+
+    @classmethod
+    def of(cls, model: Model, length: int) -> "Encoding":
+        """That of a model, with at most so many tokens; a sentence if it does not take as many."""
+        embedding = model.config.encoder.embedding
+        if embedding.positions != "none" and length > embedding.longest:
+            raise InputError(f"sequences.length is {length}; the model takes at most {embedding.longest}")
+        return cls(model.require_tokenizer(), length, embedding.types > 1)
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,19 @@ class Task(Record, ABC, Generic[Example]):
     """Which task of GLUE it is, where it is one: for the files its server takes. None for no such task."""
 
     roles: ClassVar[tuple[str, ...]]
-    """The fields that name columns of the input, in the order in which a tuple gives them."""
+    """The fields that name columns of the input, in the order in which a tuple gives them …"""
+    target_roles: ClassVar[tuple[str, ...]]
+    """… and those that name what is right, and what else is not asked of a person who wants an answer."""
+
+    @property
+    def input_columns(self) -> list[str]:
+        """The columns of the input."""
+        return [column for column in (getattr(self, role) for role in self.roles) if column is not None]
+
+    @property
+    def takes_one_text(self) -> bool:
+        """Whether one text is enough of an input."""
+        return len(self.input_columns) == 1
 
     @classmethod
     @abstractmethod
@@ -125,6 +147,10 @@ class Task(Record, ABC, Generic[Example]):
         """The labels and how often each, by row, was answered with each, by column; None where there are none."""
         return None
 
+    def label_counts(self, examples: Sequence[Example]) -> Counter[str] | None:
+        """How often each label is right; None where answers are no labels."""
+        return None
+
     def notices(self, examples: Sequence[Example]) -> list[str]:
         """What a person should know of training examples before anything is learned from them, one sentence each."""
         return []
@@ -137,7 +163,7 @@ class Task(Record, ABC, Generic[Example]):
         """What a person gives for one prediction as a row: a mapping as it is, else its values by role."""
         if isinstance(given, Mapping):
             return dict(given)
-        columns = [column for column in (getattr(self, role) for role in self.roles) if column is not None]
+        columns = self.input_columns
         values = [given] if len(columns) == 1 else list(given) if isinstance(given, tuple | list) else [given]
         if len(values) != len(columns):
             raise InputError(f"an input has {len(values)} values; this task reads {len(columns)}: {', '.join(columns)}")

@@ -1,5 +1,6 @@
 """Choose one of several texts: the answer to a question, the ending of a story."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -14,6 +15,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.choice import Choices
 from bertsmith.tasks.base import Encoding, Judgement, Task
+from bertsmith.tasks.metrics.table import table_judgement
 from bertsmith.tasks.texts import classifier_head, softmax
 from bertsmith.text.tables import Table
 
@@ -58,6 +60,7 @@ class Choice(Task[ChoiceExample]):
     beginning. Choices are never cut before the context is gone."""
 
     roles: ClassVar[tuple[str, ...]] = ("context", "question", "start", "choices")
+    target_roles: ClassVar[tuple[str, ...]] = ("label",)
 
     @classmethod
     def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
@@ -139,14 +142,14 @@ class Choice(Task[ChoiceExample]):
         return found
 
     def judged(self, examples: Sequence[ChoiceExample], answers: Sequence[Mapping[str, Any]]) -> Judgement:
-        if self.metric not in (None, "accuracy"):
-            raise InputError(f"task.metric is {self.metric!r}; allowed: accuracy")
         is_right = np.array([a["answer"] == example.label for a, example in zip(answers, examples, strict=True)])
-        figures = {"accuracy": 100 * float(is_right.mean())}
-        return Judgement("accuracy", figures, lambda chosen: 100 * float(is_right[chosen].mean()))
+        return table_judgement({"accuracy": lambda hits: 100 * float(hits.mean())}, (is_right,), self.metric)
 
     def right(self, example: ChoiceExample) -> int:
         return example.label
+
+    def label_counts(self, examples: Sequence[ChoiceExample]) -> Counter[str]:
+        return Counter(str(example.label) for example in examples)
 
     def shown(self, example: ChoiceExample) -> str:
         before = [" ".join(text.split()) for text in (example.context, example.question) if text]

@@ -21,7 +21,7 @@ from bertsmith.tasks.embedding_columns import (
     Columns,
     alike_labels,
     embedding_columns,
-    label_name,
+    likeness_name,
     usual_loss,
 )
 from bertsmith.tasks.metrics.similarity import (
@@ -31,7 +31,6 @@ from bertsmith.tasks.metrics.similarity import (
     similarity_judgement,
     spread_judgement,
 )
-from bertsmith.tasks.regression import number_of
 from bertsmith.text.tables import Table
 
 Loss = Literal["in_batch", "similarity", "ranking", "contrastive", "dropout"]
@@ -78,6 +77,7 @@ class Embedding(Task[EmbeddingExample]):
     """Whether in "in_batch" the likes must find their texts as well."""
 
     roles: ClassVar[tuple[str, ...]] = ("text", "pair")
+    target_roles: ClassVar[tuple[str, ...]] = ("negative", "label")
 
     @classmethod
     def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
@@ -103,7 +103,7 @@ class Embedding(Task[EmbeddingExample]):
         if task.label is not None and loss in ("in_batch", "contrastive"):
             changes["alike"] = alike_labels(train, task.label, task.alike)
         if task.label is not None and loss in ("similarity", "ranking"):
-            values = [number_of(train, index, task.label) for index in range(len(train))]
+            values = [train.number(index, task.label) for index in range(len(train))]
             changes["lowest"] = min(values) if task.lowest is None else task.lowest
             changes["highest"] = max(values) if task.highest is None else task.highest
             if changes["lowest"] >= changes["highest"]:
@@ -216,6 +216,10 @@ class Embedding(Task[EmbeddingExample]):
         left_out = 0 if self.loss == "dropout" else len(examples) - len(self.augmented(examples))
         return [f"{left_out} of {len(examples)} training pairs are not alike and are left out"] if left_out else []
 
+    @property
+    def takes_one_text(self) -> bool:
+        return True
+
     def row(self, given: Any) -> dict[str, Any]:
         """A text alone, or two that are to be compared."""
         if isinstance(given, str):
@@ -241,8 +245,8 @@ class Embedding(Task[EmbeddingExample]):
 
     def _value(self, table: Table, index: int, column: str) -> float:
         if self.alike:
-            return float(label_name(table, index, column) in self.alike)
-        number = number_of(table, index, column)
+            return float(likeness_name(table, index, column) in self.alike)
+        number = table.number(index, column)
         if self.lowest is None or self.highest is None:
             return number
         return (number - self.lowest) / (self.highest - self.lowest)

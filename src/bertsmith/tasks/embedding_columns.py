@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from bertsmith.errors import InputError
+from bertsmith.tasks.labels import label_name
 from bertsmith.tasks.texts import text_columns
 from bertsmith.text.tables import Table
 
@@ -41,7 +42,7 @@ def usual_loss(
 
 def alike_labels(train: Table, column: str, told: tuple[str, ...]) -> tuple[str, ...]:
     """The labels of a column that mean that two texts are alike: those told, or where it is plain; else a sentence."""
-    names = {label_name(train, index, column) for index in range(len(train))}
+    names = {likeness_name(train, index, column) for index in range(len(train))}
     if any(name in names for name in told):
         return told
     if told:
@@ -59,12 +60,10 @@ def alike_labels(train: Table, column: str, told: tuple[str, ...]) -> tuple[str,
     )
 
 
-def label_name(table: Table, index: int, column: str) -> str:
-    """The label of a row as a name."""
+def likeness_name(table: Table, index: int, column: str) -> str:
+    """The label of a row as a name; true and false are 1 and 0."""
     value = table.value(index, column)
-    if not isinstance(value, str | int) or value == "":
-        raise InputError(f"{table.place(index)}: {column!r} is {value!r}; a label is a word or a whole number")
-    return str(int(value)) if isinstance(value, bool) else str(value)
+    return str(int(value)) if isinstance(value, bool) else label_name(table, index, column)
 
 
 def _is_fraction(value: Any) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bertsmith.errors import InputError, nearest
+from bertsmith.errors import InputError
 from bertsmith.text.tables import Table
 
 _ENTAILMENT = ("entailment", "not_entailment")
@@ -84,10 +84,10 @@ def name_in_part(name: str | None, part: str) -> str | None:
     return MISMATCHED if name == "MNLI" and part.endswith("mismatched") else name
 
 
-def glue_file(name: str, said: Sequence[str | int | float], indices: Sequence[int] | None = None) -> dict[str, str]:
+def glue_file(name: str, said: Sequence[str | int | float]) -> dict[str, str]:
     """The answers as the file the GLUE server takes, by its name; nothing where name or labels are not GLUE's.
 
-    `said` are labels by name or by number, or values; `indices` the numbers of the examples, by default from 0.
+    `said` are labels by name or by number, or values.
     """
     known = "MNLI" if name == MISMATCHED else name
     if known not in GLUE:
@@ -95,8 +95,7 @@ def glue_file(name: str, said: Sequence[str | int | float], indices: Sequence[in
     written = _written(GLUE[known], said)
     if written is None:
         return {}
-    rows = zip(range(len(said)) if indices is None else indices, written, strict=True)
-    lines = "".join(f"{index}\t{answer}\n" for index, answer in rows)
+    lines = "".join(f"{index}\t{answer}\n" for index, answer in enumerate(written))
     file = {"MNLI": "MNLI-m"}.get(name, name)
     return {f"{file}.tsv": f"index\tprediction\n{lines}"}
 
@@ -111,17 +110,10 @@ def _written(task: GlueTask, said: Sequence[str | int | float]) -> list[str] | N
     return [names[text] for text in texts] if all(text in names for text in texts) else None
 
 
-def read_glue(folder: Path, part: str, name: str | None = None) -> Table:
-    """One part of an official GLUE folder as rows of idx, its texts and, but for test, label.
-
-    `part` "dev" of MNLI is dev_matched. Labels that are words stay words.
-    """
-    known = name or folder.name
-    if known not in GLUE:
-        raise InputError(f"folder {str(folder)!r} is not named as a task of GLUE is; {nearest(known, GLUE)}")
-    task = GLUE[known]
-    is_test = part.startswith("test")
-    file = official_file(folder, part)
+def read_glue(file: Path, name: str) -> Table:
+    """An official file of a task as rows of idx, its texts and, but for test, label; labels that are words stay so."""
+    task = GLUE[name]
+    is_test = file.stem.startswith("test")
     columns = task.test_columns if is_test else task.columns
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
@@ -135,7 +127,7 @@ def read_glue(folder: Path, part: str, name: str | None = None) -> Table:
         if any(column >= len(cells) or column < -len(cells) for column in needed):
             if task.may_be_broken:
                 continue
-            raise InputError(f"file {str(file)!r} line {number} has {len(cells)} columns; {known} needs more")
+            raise InputError(f"file {str(file)!r} line {number} has {len(cells)} columns; {name} needs more")
         row = dict(zip(task.texts, (cells[column] for column in columns), strict=True))
         label = {} if is_test else {"label": _label(cells[task.label_column], task, file, number)}
         rows.append({"idx": len(rows), **row, **label})
@@ -145,17 +137,10 @@ def read_glue(folder: Path, part: str, name: str | None = None) -> Table:
     return Table(f"file {str(file)!r}", rows, numbers)
 
 
-def official_file(folder: Path, part: str) -> Path:
-    """The .tsv file of a part; a sentence if there is none."""
-    for path in _official_files(folder, part):
-        if path.is_file():
-            return path
-    there = sorted(path.stem for path in folder.glob("*.tsv"))
-    raise InputError(f"--data {str(folder)!r} has no {part}.tsv; {nearest(part, there)}")
-
-
-def _official_files(folder: Path, part: str) -> list[Path]:
-    return [folder / f"{part}.tsv", folder / f"{part}_matched.tsv"]
+def official_file(folder: Path, part: str) -> Path | None:
+    """The .tsv file of a part, if there is one; "dev" of MNLI is dev_matched."""
+    files = (folder / f"{part}.tsv", folder / f"{part}_matched.tsv")
+    return next((file for file in files if file.is_file()), None)
 
 
 def _label(text: str, task: GlueTask, file: Path, number: int) -> str | int | float:

@@ -1,8 +1,9 @@
 """Give a text or a pair of texts any number of labels."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -12,15 +13,14 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Labels
-from bertsmith.tasks.base import Encoding, Judgement, Task
-from bertsmith.tasks.classification import ordered_labels
+from bertsmith.tasks.base import Encoding, Judgement
+from bertsmith.tasks.labels import ordered_labels
 from bertsmith.tasks.metrics.labels import label_judgement
 from bertsmith.tasks.texts import (
     TextExample,
-    all_texts,
+    TextTask,
     classifier_head,
     read_texts,
-    shown_texts,
     text_columns,
     text_features,
 )
@@ -36,14 +36,10 @@ class ManyLabelledText(TextExample):
     labels: tuple[int, ...] = ()
 
 
-class MultiLabel(Task[ManyLabelledText]):
+class MultiLabel(TextTask[ManyLabelledText]):
     """Say which of some labels a text, or a pair of texts, has: none, one or several."""
 
     kind: Literal["multi_label"] = "multi_label"
-    text: str = "text"
-    """The column of the text …"""
-    pair: str | None = None
-    """… and of the second one, where there are pairs."""
     label: str = "label"
     """The column of the labels, a list of names …"""
     separator: str | None = Field(default=None, min_length=1)
@@ -55,8 +51,6 @@ class MultiLabel(Task[ManyLabelledText]):
     label_weights: Literal["none", "balanced"] = "none"
     """How much a yes counts in the loss: as much as a no, or the more the rarer the label is, so that all its yes count
     as much as all its no."""
-
-    roles: ClassVar[tuple[str, ...]] = ("text", "pair")
 
     @classmethod
     def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
@@ -90,9 +84,6 @@ class MultiLabel(Task[ManyLabelledText]):
             found.append(ManyLabelledText(texts.text, texts.pair, own))
         return found
 
-    def texts(self, examples: Sequence[ManyLabelledText]) -> Iterator[str]:
-        return all_texts(examples)
-
     def features(self, examples: Sequence[ManyLabelledText], encoding: Encoding) -> Features:
         return text_features(examples, encoding, {"labels": self._table(examples).astype(np.float32)})
 
@@ -122,15 +113,15 @@ class MultiLabel(Task[ManyLabelledText]):
     def right(self, example: ManyLabelledText) -> list[str]:
         return [self.labels[number] for number in example.labels]
 
-    def shown(self, example: ManyLabelledText) -> str:
-        return shown_texts(example)
-
     def mistake(self, example: ManyLabelledText, answer: Mapping[str, Any]) -> float:
         """How far off the worst score of a wrong answer is; 0 for a right one."""
         right = self.right(example)
         if answer["answer"] == right:
             return 0.0
         return max(abs(score - (name in right)) for name, score in answer["scores"].items())
+
+    def label_counts(self, examples: Sequence[ManyLabelledText]) -> Counter[str]:
+        return Counter(name for example in examples for name in self.right(example))
 
     def notices(self, examples: Sequence[ManyLabelledText]) -> list[str]:
         has_none = sum(not example.labels for example in examples)

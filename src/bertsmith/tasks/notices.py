@@ -13,7 +13,6 @@ from bertsmith.text.readers import is_visible
 from bertsmith.text.tables import Table
 
 SHOWN_LABELS = 12
-IMBALANCE = 5  # times that the commonest label may be as common as the rarest before it is said
 
 
 def without_empty(task: Task[Any], train: Table) -> tuple[Table, list[str]]:
@@ -22,7 +21,7 @@ def without_empty(task: Task[Any], train: Table) -> tuple[Table, list[str]]:
     if not empty:
         return train, []
     if len(empty) == len(train):
-        raise InputError(f"{train.name} has no row with a text in {' or '.join(input_columns(task))}")
+        raise InputError(f"{train.name} has no row with a text in {' or '.join(task.input_columns)}")
     gone = set(empty)
     kept = train.take([index for index in range(len(train)) if index not in gone])
     return kept, [f"train: {_have_no_text(train, empty)}; left out of training"]
@@ -32,13 +31,10 @@ def data_notices(
     task: Task[Any], tables: Mapping[str, Table], examples: Mapping[str, Sequence[Any]]
 ) -> tuple[list[str], dict[str, Any]]:
     """The sentences about train and dev, by their names, and their counts as JSON-ready data."""
-    counts = {part: _label_counts(task, examples[part]) for part in tables}
-    # words without a tag are always the most, and a text may have many labels: no weights are advised there
-    is_one_each = isinstance(counts["train"], Counter) and counts["train"].total() == len(examples["train"])
+    counts = {part: _counts(task, examples[part]) for part in tables}
     facts = {part: {"rows": len(table), **_fact(counts[part])} for part, table in tables.items()}
     sentences = [
         "; ".join(f"{part}: {_rows(len(table))}{_by_label(counts[part])}" for part, table in tables.items()),
-        *(_imbalance(task, counts["train"]) if is_one_each else ()),
         *_contradictions(task, tables["train"], examples["train"]),
         *_leaks(task, tables["train"], tables["dev"]),
     ]
@@ -65,14 +61,9 @@ def length_notices(parts: Mapping[str, Features], length: int) -> tuple[list[str
     return sentences, facts
 
 
-def input_columns(task: Task[Any]) -> list[str]:
-    """The columns a task reads."""
-    return [column for column in (getattr(task, role) for role in task.roles) if isinstance(column, str)]
-
-
 def empty_rows(task: Task[Any], table: Table) -> list[int]:
     """The rows with nothing to read in any column of the task; rows without such a column are not among them."""
-    columns = input_columns(task)
+    columns = task.input_columns
     return [
         index for index, row in enumerate(table) if columns and all(_is_empty(row.get(column)) for column in columns)
     ]
@@ -89,20 +80,13 @@ def _have_no_text(table: Table, empty: Sequence[int]) -> str:
     return f"{_rows(len(empty))} {verb} no text ({'' if len(empty) == 1 else 'the first: '}{table.place(empty[0])})"
 
 
-def _label_counts(task: Task[Any], examples: Sequence[Any]) -> Counter[str] | list[float] | None:
+def _counts(task: Task[Any], examples: Sequence[Any]) -> Counter[str] | list[float] | None:
     """How often each label stands, or the numbers that are right; None where neither is so."""
+    counts = task.label_counts(examples)
+    if counts is not None:
+        return counts
     right = [task.right(example) for example in examples]
-    if all(isinstance(answer, str) for answer in right):
-        counts = Counter(right)
-        # answers in words of their own are no labels
-        return counts if hasattr(task, "labels") else None
-    if all(isinstance(answer, int) for answer in right):
-        return Counter(str(answer) for answer in right)  # which of some choices
-    if all(isinstance(answer, float | int) for answer in right):
-        return [float(answer) for answer in right]
-    if hasattr(task, "labels") and all(isinstance(answer, list | tuple) for answer in right):
-        return Counter(str(name) for answer in right for name in answer)
-    return None
+    return right if all(isinstance(answer, float) for answer in right) else None
 
 
 def _fact(counts: Counter[str] | list[float] | None) -> dict[str, Any]:
@@ -117,20 +101,6 @@ def _by_label(counts: Counter[str] | list[float] | None) -> str:
         more = [f"{len(counts) - SHOWN_LABELS} labels more"] if len(counts) > SHOWN_LABELS else []
         return f" ({', '.join([*shown, *more])})"
     return f" (from {min(counts):g} to {max(counts):g})" if counts else ""
-
-
-def _imbalance(task: Task[Any], counts: Counter[str] | list[float] | None) -> Iterator[str]:
-    if not isinstance(counts, Counter) or not hasattr(task, "class_weights") or len(counts) < 2:
-        return
-    unseen = [name for name in task.labels if name not in counts] if hasattr(task, "labels") else []
-    if unseen:
-        yield f"train has no row with {'the label' if len(unseen) == 1 else 'any of the labels'} {', '.join(unseen)}"
-    (most, often), (least, rarely) = counts.most_common()[0], counts.most_common()[-1]
-    if often > IMBALANCE * rarely and task.class_weights == "none":
-        yield (
-            f"{100 * often / counts.total():.1f} % of train is labelled {most!r}, {often / rarely:.1f} times as often "
-            f"as {least!r}; with task.class_weights=balanced each label counts the same"
-        )
 
 
 def _contradictions(task: Task[Any], train: Table, examples: Sequence[Any]) -> Iterator[str]:
@@ -161,7 +131,7 @@ def _leaks(task: Task[Any], train: Table, dev: Table) -> Iterator[str]:
 
 def _keys(task: Task[Any], table: Table) -> Iterator[str]:
     """What a task reads of each row, in a form that can be compared."""
-    columns = input_columns(task)
+    columns = task.input_columns
     return (repr([row.get(column) for column in columns]) for row in table)
 
 

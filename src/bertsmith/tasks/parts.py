@@ -16,11 +16,8 @@ class GlueParts(Parts):
         self.folder = folder
 
     def find(self, part: str) -> Table | None:
-        try:
-            official_file(self.folder, part)
-        except InputError:
-            return None
-        return read_glue(self.folder, part)
+        file = official_file(self.folder, part)
+        return None if file is None else read_glue(file, self.folder.name)
 
     def missing(self, part: str) -> InputError:
         there = sorted(path.stem for path in self.folder.glob("*.tsv"))

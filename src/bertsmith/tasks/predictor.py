@@ -36,8 +36,7 @@ class Predictor:
     def __init__(self, model: Model, kept: KeptTask) -> None:
         self.model, self.kept, self.task = model, kept, kept.task
         self.watch: Watch | None = None
-        embedding = model.config.encoder.embedding
-        self.encoding = Encoding(model.require_tokenizer(), kept.sequences.length, embedding.types > 1)
+        self.encoding = Encoding.of(model, kept.sequences.length)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "cpu") -> Self:

@@ -60,14 +60,14 @@ def named_columns(columns: Sequence[str], task: type[Task[Any]] | None = None) -
     """Columns by role, from texts of the form role=name; roles that the task (any, if None) has not are refused."""
     found: dict[str, str] = {}
     allowed = roles_of(task) if task is not None else [role for kind in TASKS.values() for role in roles_of(kind)]
+    where = "any task" if task is None else f"a task of kind {task.model_fields['kind'].default}"
     for text in columns:
         role, equals, name = (part.strip() for part in text.partition("="))
         if not equals or not role or not name:
             raise InputError(f"--column {text!r} is not of the form role=name, such as label=stars")
         if role not in allowed:
             raise InputError(
-                f"--column {text!r}: {role!r} is no part a column plays in "
-                f"{'any task' if task is None else f'a task of kind {task.__name__.lower()}'}; "
+                f"--column {text!r}: {role!r} is no part a column plays in {where}; "
                 f"{nearest(role, allowed)} (all: {', '.join(dict.fromkeys(allowed))})"
             )
         if role in found:
@@ -78,13 +78,7 @@ def named_columns(columns: Sequence[str], task: type[Task[Any]] | None = None) -
 
 def roles_of(task: type[Task[Any]]) -> list[str]:
     """The fields of a kind of task that name columns: those it reads, then those with what is right."""
-    # a text with a bound is no name of a column, nor is what every task has
-    named = [
-        name
-        for name, field in task.model_fields.items()
-        if field.annotation in (str, str | None) and not field.metadata and name not in Task.model_fields
-    ]
-    return list(dict.fromkeys((*task.roles, *named)))
+    return [*task.roles, *task.target_roles]
 
 
 def sample_row(table: Table) -> dict[str, Any]:

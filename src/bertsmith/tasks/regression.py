@@ -1,9 +1,9 @@
 """Give a text or a pair of texts a number, such as how alike two sentences are."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,15 +12,14 @@ from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Values
-from bertsmith.tasks.base import Encoding, Judgement, Task
+from bertsmith.tasks.base import Encoding, Judgement
 from bertsmith.tasks.metrics.values import value_judgement
 from bertsmith.tasks.texts import (
     TextExample,
-    all_texts,
+    TextTask,
     classifier_head,
     in_both_orders,
     read_texts,
-    shown_texts,
     text_columns,
     text_features,
 )
@@ -34,14 +33,10 @@ class ValuedText(TextExample):
     value: float = math.nan
 
 
-class Regression(Task[ValuedText]):
+class Regression(TextTask[ValuedText]):
     """Say a number of a text, or of a pair of texts."""
 
     kind: Literal["regression"] = "regression"
-    text: str = "text"
-    """The column of the text …"""
-    pair: str | None = None
-    """… and of the second one, where there are pairs."""
     label: str = "label"
     """The column of the number."""
     lowest: float | None = None
@@ -55,15 +50,13 @@ class Regression(Task[ValuedText]):
     both_orders: bool = False
     """Train on every pair in both orders, for tasks where the order means nothing (ELECTRA)."""
 
-    roles: ClassVar[tuple[str, ...]] = ("text", "pair")
-
     @classmethod
     def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
         columns = text_columns(row)
         return {**columns, "label": "label"} if columns is not None and isinstance(row.get("label"), float) else None
 
     def settled(self, train: Table) -> "Regression":
-        values = [number_of(train, index, self.label) for index in range(len(train))]
+        values = [train.number(index, self.label) for index in range(len(train))]
         lowest = min(values) if self.lowest is None else self.lowest
         highest = max(values) if self.highest is None else self.highest
         if min(values) == max(values):
@@ -77,12 +70,9 @@ class Regression(Task[ValuedText]):
 
     def examples(self, table: Table, *, has_targets: bool = True) -> list[ValuedText]:
         return [
-            ValuedText(texts.text, texts.pair, number_of(table, index, self.label) if has_targets else math.nan)
+            ValuedText(texts.text, texts.pair, table.number(index, self.label) if has_targets else math.nan)
             for index, texts in enumerate(read_texts(table, self.text, self.pair))
         ]
-
-    def texts(self, examples: Sequence[ValuedText]) -> Iterator[str]:
-        return all_texts(examples)
 
     def features(self, examples: Sequence[ValuedText], encoding: Encoding) -> Features:
         values = np.array([example.value for example in examples], dtype=np.float64)
@@ -111,9 +101,6 @@ class Regression(Task[ValuedText]):
     def right(self, example: ValuedText) -> float:
         return example.value
 
-    def shown(self, example: ValuedText) -> str:
-        return shown_texts(example)
-
     def mistake(self, example: ValuedText, answer: Mapping[str, Any]) -> float:
         """How far an answer is from the right number."""
         return abs(float(answer["answer"]) - example.value)
@@ -124,15 +111,3 @@ class Regression(Task[ValuedText]):
         if not self.scale or self.lowest is None or self.highest is None:
             return 0.0, 1.0
         return self.lowest, self.highest - self.lowest
-
-
-def number_of(table: Table, index: int, column: str) -> float:
-    """The number of a row in a column, which a file without types holds as text; a sentence if it is none."""
-    value = table.value(index, column)
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise InputError(f"{table.place(index)}: {column!r} is {value!r}; a number is needed")
-    return number

@@ -58,6 +58,7 @@ class SpanAnswers(Task[SpanExample]):
     """No answer is given where its score lies more than this above that of the best answer."""
 
     roles: ClassVar[tuple[str, ...]] = ("question", "context")
+    target_roles: ClassVar[tuple[str, ...]] = ("answer", "impossible", "id")
 
     @classmethod
     def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:

@@ -121,7 +121,7 @@ def window_features(
     places = np.array(rows, dtype=np.int64).reshape(-1, 4)
     is_known = bool(examples) and examples[0].golds is not None
     both = np.array(targets, dtype=np.int64).reshape(-1, 2)
-    laid = _ragged(tokens)
+    laid = Ragged.of(tokens)
     return WindowFeatures(
         tokens=laid,
         types=Ragged(np.concatenate(types), laid.starts) if encoding.has_types and types else None,
@@ -134,14 +134,8 @@ def window_features(
         first=places[:, 1],
         shown=places[:, 2],
         skipped=places[:, 3],
-        may_start=_ragged(may_start),
+        may_start=Ragged.of(may_start),
     )
-
-
-def _ragged(sequences: list[np.ndarray]) -> Ragged:
-    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-    tokens = np.concatenate(sequences) if sequences else np.empty(0, np.int32)
-    return Ragged(tokens, np.concatenate([[0], np.cumsum(lengths)]))
 
 
 def _answer_tokens(example: SpanExample, characters: np.ndarray) -> tuple[int, int] | None:

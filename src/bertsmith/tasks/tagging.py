@@ -15,10 +15,12 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.objectives.supervised import Tags
 from bertsmith.tasks.base import Encoding, Judgement, Task
-from bertsmith.tasks.metrics.entities import main_metric, tag_judgement
+from bertsmith.tasks.labels import ClassWeights, confusion_counts, weights_of
+from bertsmith.tasks.metrics.entities import main_tag_metric, tag_judgement
 from bertsmith.tasks.tagging_schemes import Scheme, as_iob2, chunks, scheme_of, whole_labels
 from bertsmith.tasks.tagging_windows import tag_features
 from bertsmith.tasks.tagging_words import split_words
+from bertsmith.tasks.texts import softmax
 from bertsmith.text.tables import Table
 
 _WORDS = ("tokens", "words", "text", "sentence")
@@ -59,10 +61,11 @@ class Tagging(Task[TaggedWords]):
     """How tags mark chunks of words: "iob" (IOB1 is read as IOB2), "bioes", or "plain" for not at all. None: see."""
     context: Literal["sentence", "document"] = "sentence"
     """What a word is seen in: its sentence, or as much of the document around it as a sequence holds (BERT's NER)."""
-    class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"
+    class_weights: ClassWeights = "none"
     """How much each tag counts in the loss: all the same, the rarer the more, or the numbers given."""
 
     roles: ClassVar[tuple[str, ...]] = ("words",)
+    target_roles: ClassVar[tuple[str, ...]] = ("tags", "document")
 
     @classmethod
     def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
@@ -72,14 +75,14 @@ class Tagging(Task[TaggedWords]):
 
     def settled(self, train: Table) -> "Tagging":
         if self.labels:
-            main_metric(self.metric, has_chunks=self.has_chunks)
+            main_tag_metric(self.metric, has_chunks=self.has_chunks)
             return self.changed(scheme=self.scheme or scheme_of(self.labels))
         rows = [self._tags(train, index, len(self._words(train, index))) for index in range(len(train))]
         seen = {tag for row in rows for tag in row}
         scheme = self.scheme or scheme_of(seen)
         if scheme == "iob":
             seen = {tag for row in rows for tag in as_iob2(row)}
-        main_metric(self.metric, has_chunks=scheme != "plain")
+        main_tag_metric(self.metric, has_chunks=scheme != "plain")
         labels = whole_labels(seen, scheme)
         if len(labels) < 2:
             raise InputError(
@@ -131,7 +134,7 @@ class Tagging(Task[TaggedWords]):
         )
 
     def objective(self, examples: Sequence[TaggedWords]) -> Tags:
-        return Tags(weights=self._weights(examples))
+        return Tags(weights=weights_of(self.class_weights, self.labels, _tags_of(examples)))
 
     def answers(
         self, examples: Sequence[TaggedWords], features: Features, outputs: Sequence[np.ndarray]
@@ -143,11 +146,9 @@ class Tagging(Task[TaggedWords]):
         for item, example in enumerate(features.example.tolist()):
             asked = words[item]
             is_asked = asked != IGNORED
-            scores = outputs[item][is_asked].astype(np.float64)  # (words of the item, labels)
-            own = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
-            chosen = own.argmax(-1)
-            best[example][asked[is_asked]] = chosen
-            shares[example][asked[is_asked]] = 1.0 / own.sum(-1)  # the likeliest is exp(0) of all
+            own = softmax(outputs[item][is_asked])  # (words of the item, labels)
+            best[example][asked[is_asked]] = own.argmax(-1)
+            shares[example][asked[is_asked]] = own.max(-1)
         return [self._answer(*parts) for parts in zip(examples, best, shares, strict=True)]
 
     def judged(self, examples: Sequence[TaggedWords], answers: Sequence[Mapping[str, Any]]) -> Judgement:
@@ -169,12 +170,11 @@ class Tagging(Task[TaggedWords]):
     def confusion(
         self, examples: Sequence[TaggedWords], answers: Sequence[Mapping[str, Any]]
     ) -> tuple[tuple[str, ...], np.ndarray]:
-        numbers = {name: number for number, name in enumerate(self.labels)}
-        counts = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
-        for example, answer in zip(examples, answers, strict=True):
-            for right, said in zip(example.tags, answer["answer"], strict=True):
-                counts[right, numbers[said]] += 1
-        return self.labels, counts
+        said = (tag for answer in answers for tag in answer["answer"])
+        return self.labels, confusion_counts(self.labels, _tags_of(examples), said)
+
+    def label_counts(self, examples: Sequence[TaggedWords]) -> Counter[str]:
+        return Counter(tag for example in examples for tag in self.right(example))
 
     def notices(self, examples: Sequence[TaggedWords]) -> list[str]:
         found = []
@@ -253,21 +253,6 @@ class Tagging(Task[TaggedWords]):
                 )
         return [str(tag) for tag in given]
 
-    def _weights(self, examples: Sequence[TaggedWords]) -> tuple[float, ...]:
-        if self.class_weights == "none":
-            return ()
-        if self.class_weights != "balanced":
-            if len(self.class_weights) != len(self.labels):
-                raise InputError(
-                    f"task.class_weights has {len(self.class_weights)} numbers; the task has {len(self.labels)} labels"
-                )
-            return self.class_weights
-        counts = Counter(tag for example in examples for tag in example.tags)
-        total = sum(counts.values())
-        return tuple(
-            total / (len(counts) * counts[number]) if counts[number] else 0.0 for number in range(len(self.labels))
-        )
-
 
 def _entity(example: TaggedWords, kind: str, begin: int, end: int, shares: np.ndarray) -> dict[str, Any]:
     """A chunk as a person reads it: by characters where running text was given, else by words; as sure as its least
@@ -277,6 +262,10 @@ def _entity(example: TaggedWords, kind: str, begin: int, end: int, shares: np.nd
         return {"type": kind, "begin": begin, "end": end, "text": " ".join(example.words[begin:end]), "score": score}
     first, last = example.places[begin][0], example.places[end - 1][1]
     return {"type": kind, "begin": first, "end": last, "text": example.text[first:last], "score": score}
+
+
+def _tags_of(examples: Sequence[TaggedWords]) -> Iterator[int]:
+    return (tag for example in examples for tag in example.tags)
 
 
 def _is_words(value: Any) -> bool:

@@ -107,7 +107,7 @@ def tag_features(
         edges = np.concatenate([[0], np.cumsum(lengths[begin:end])]).tolist()
         for index, own in zip(range(begin, end), pairwise(edges), strict=True):
             _add(made, stretch, index, own, (0, edges[-1]), encoding)
-    tokens, words = _ragged(made.tokens), _ragged(made.words)
+    tokens, words = Ragged.of(made.tokens), Ragged.of(made.words)
     targets = {"word": words}
     if tags is not None:
         flat = words.tokens.copy()
@@ -142,8 +142,3 @@ def _runs(documents: Sequence[int]) -> list[tuple[int, int]]:
     numbers = np.asarray(documents)
     edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
     return list(pairwise(edges))
-
-
-def _ragged(rows: Sequence[np.ndarray]) -> Ragged:
-    starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return Ragged(np.concatenate(rows) if rows else np.empty(0, dtype=np.int32), starts)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -11,7 +11,8 @@ from bertsmith.batches.ragged import Ragged
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads.task import ClassifierConfig
-from bertsmith.tasks.base import Encoding
+from bertsmith.tasks.base import Encoding, Task
+from bertsmith.tasks.glue import glue_file
 from bertsmith.text.tables import Table
 
 _SINGLE = ("text", "sentence")
@@ -24,6 +25,34 @@ class TextExample:
 
     text: str
     pair: str | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.text,) if self.pair is None else (self.text, self.pair)
+
+
+TextKind = TypeVar("TextKind", bound=TextExample)
+
+
+class TextTask(Task[TextKind], Generic[TextKind]):
+    """Something is said of a text, or of a pair of texts."""
+
+    text: str = "text"
+    """The column of the text …"""
+    pair: str | None = None
+    """… and of the second one, where there are pairs."""
+
+    roles: ClassVar[tuple[str, ...]] = ("text", "pair")
+    target_roles: ClassVar[tuple[str, ...]] = ("label",)
+
+    def texts(self, examples: Sequence[TextKind]) -> Iterator[str]:
+        return (text for example in examples for text in example.texts)
+
+    def shown(self, example: TextKind) -> str:
+        return " | ".join(" ".join(text.split()) for text in example.texts)
+
+    def files(self, examples: Sequence[TextKind], answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        return {} if self.name is None else glue_file(self.name, [answer["answer"] for answer in answers])
 
 
 def text_columns(row: Mapping[str, Any]) -> dict[str, str] | None:
@@ -40,20 +69,6 @@ def read_texts(table: Table, text: str, pair: str | None) -> list[TextExample]:
         TextExample(table.text(index, text), None if pair is None else table.text(index, pair))
         for index in range(len(table))
     ]
-
-
-def all_texts(examples: Sequence[TextExample]) -> Iterator[str]:
-    """Every text of some examples."""
-    for example in examples:
-        yield example.text
-        if example.pair is not None:
-            yield example.pair
-
-
-def shown_texts(example: TextExample) -> str:
-    """The text, or both with a bar between them, in one line."""
-    texts = (example.text,) if example.pair is None else (example.text, example.pair)
-    return " | ".join(" ".join(text.split()) for text in texts)
 
 
 def text_features(
@@ -101,13 +116,10 @@ def classifier_head(model: ModelConfig, labels: tuple[str, ...]) -> ClassifierCo
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Scores as shares of one."""
-    lifted = np.exp(scores.astype(np.float64) - scores.max())
-    shares: np.ndarray = lifted / lifted.sum()
+    """Scores as shares of one, over the last axis."""
+    lifted = np.exp(scores.astype(np.float64) - scores.max(-1, keepdims=True))
+    shares: np.ndarray = lifted / lifted.sum(-1, keepdims=True)
     return shares
-
-
-TextKind = TypeVar("TextKind", bound=TextExample)
 
 
 def in_both_orders(examples: Sequence[TextKind], *, has_pairs: bool) -> list[TextKind]:

@@ -4,7 +4,8 @@ import numpy as np
 
 from bertsmith.models.cost import parameters, training_flops
 from bertsmith.models.model import Model
-from bertsmith.training.finetuning import TaskData, encoding_for, starting_model
+from bertsmith.tasks.base import Encoding
+from bertsmith.training.finetuning import TaskData, starting_model
 
 _SAMPLE = 2000  # examples that lengths are measured on
 
@@ -15,7 +16,7 @@ def explain(data: TaskData, start: Model | None = None) -> dict[str, str]:
     chosen = np.linspace(0, len(train) - 1, min(len(train), _SAMPLE)).astype(int)
     sample = [train[index] for index in chosen.tolist()]
     model = starting_model(settings, sample, start)
-    features = settings.task.features(settings.task.augmented(sample), encoding_for(model, settings.sequences))
+    features = settings.task.features(settings.task.augmented(sample), Encoding.of(model, settings.sequences.length))
     scale = len(train) / len(sample)
     batches = -(-round(len(features) * scale) // settings.batch.examples)
     run = settings.run.run(batches)

@@ -14,7 +14,7 @@ from bertsmith.batches.examples import ExampleConfig, ExamplePlan, ExampleReader
 from bertsmith.batches.ragged import Ragged
 from bertsmith.errors import InputError
 from bertsmith.models.cost import training_flops
-from bertsmith.models.heads import HeadConfig
+from bertsmith.models.heads import HeadConfig, SequenceHeadConfig
 from bertsmith.models.heads.features import FeaturesConfig, RecurrentConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig
@@ -58,9 +58,9 @@ class HeadChoice(Record):
         """A task's head with what was chosen."""
         asked = {name: getattr(self, name) for name in ("dropout", "pooling", "features", "recurrent")}
         changes = {name: value for name, value in asked.items() if value is not None}
-        if "pooling" in changes and not hasattr(head, "pooling"):
+        if "pooling" in changes and not isinstance(head, SequenceHeadConfig):
             raise InputError(f"head.pooling is {self.pooling!r}; a head of kind {head.kind!r} has none: leave it out")
-        if getattr(head, "pooling", None) == "pooler" and self._has_other_width:
+        if isinstance(head, SequenceHeadConfig) and head.pooling == "pooler" and self._has_other_width:
             # the pooler was trained on the states of the last layer, and is as wide
             if self.pooling == "pooler":
                 raise InputError(
@@ -218,7 +218,7 @@ def make_finetuning(
     run, sequences = settings.run, settings.sequences
     processes = processes_of(device)
     model = starting_model(settings, data.train, start)
-    encoding = encoding_for(model, sequences)
+    encoding = Encoding.of(model, sequences.length)
     train = task.features(task.augmented(data.train), encoding)
     dev = task.features(data.dev, encoding)
     cut, lost = length_notices({"train": train, "dev": dev}, sequences.length)
@@ -269,14 +269,6 @@ def learning(objective: Supervised, settings: FinetuneSettings) -> Supervised | 
     return settings.adversarial.applied(
         replace(objective, layer_decay=encoder.layer_decay, is_frozen=encoder.is_frozen)
     )
-
-
-def encoding_for(model: Model, sequences: ExampleConfig) -> Encoding:
-    """How texts become sequences of a model; a sentence if they may be longer than it takes."""
-    embedding = model.config.encoder.embedding
-    if embedding.positions != "none" and sequences.length > embedding.longest:
-        raise InputError(f"sequences.length is {sequences.length}; the model takes at most {embedding.longest}")
-    return Encoding(model.require_tokenizer(), sequences.length, embedding.types > 1)
 
 
 def processes_of(device: str) -> int:

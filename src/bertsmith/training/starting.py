@@ -12,7 +12,7 @@ from bertsmith.checkpoint.store import read_config
 from bertsmith.errors import InputError
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.heads import HeadConfig, TaskHeadConfig
+from bertsmith.models.heads import HeadConfig, SequenceHeadConfig, TaskHeadConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, preset
 from bertsmith.settings import Record
@@ -95,7 +95,7 @@ def with_task_head(model: Model, head: HeadConfig, *, seed: int) -> Model:
 
     A head of the same settings keeps its weights: fine-tuning can go on.
     """
-    needs_pooler = getattr(head, "pooling", None) == "pooler"
+    needs_pooler = isinstance(head, SequenceHeadConfig) and head.pooling == "pooler"
     kept = [own for own in model.config.heads if own.kind == "pooler" and needs_pooler]
     for own in model.config.heads:
         if isinstance(own, TaskHeadConfig) and own != head:

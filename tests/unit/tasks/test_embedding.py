@@ -113,8 +113,12 @@ def test_texts_may_be_evaluated_on_pairs() -> None:
     [
         ([{**BINARY[0], "label": 2}, *BINARY], {}, "has the labels 0, 1, 2; say with task.alike"),
         (BINARY, {"alike": ["yes"]}, "task.alike is yes, and no row of train has that in 'label'; it has 0, 1"),
-        ([*GRADED, {**GRADED[0], "label": "much"}], {}, "train row 11: 'label' is 'much'; a number is needed"),
-        ([*BINARY, {**BINARY[0], "label": None}], {}, "train row 11: 'label' is None; a label is a word"),
+        (
+            [*GRADED, {**GRADED[0], "label": "much"}],
+            {},
+            "train row 11: field 'label' is 'much'; it must be a finite number",
+        ),
+        ([*BINARY, {**BINARY[0], "label": None}], {}, "train row 11: 'label' is null; a label is a word"),
         (TEXTS, {"loss": "in_batch"}, "task.loss is 'in_batch', which needs task.pair"),
         (POSITIVES, {"loss": "ranking"}, "task.loss is 'ranking', which needs task.label"),
         ([{"words": "a"}], {}, "train has the columns words; name that of the text with --column text="),

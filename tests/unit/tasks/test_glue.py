@@ -13,7 +13,6 @@ from bertsmith.tasks.glue import (
     glue_file,
     glue_settings,
     name_in_part,
-    read_glue,
 )
 from bertsmith.tasks.metrics.classes import CLASS_METRICS
 from bertsmith.tasks.parts import task_parts
@@ -40,12 +39,6 @@ WIDE = [f"c{number}" for number in range(8)]
 )
 def test_files_are_what_the_server_takes(name: str, said: list[Any], file: str, content: str) -> None:
     assert glue_file(name, said) == {file: content}
-
-
-def test_indices_are_those_given_and_as_many_as_answers() -> None:
-    assert glue_file("CoLA", ["1", "1"], [7, 3]) == {"CoLA.tsv": "index\tprediction\n7\t1\n3\t1\n"}
-    with pytest.raises(ValueError, match="longer"):
-        glue_file("CoLA", ["1", "1"], [7])
 
 
 def test_no_file_for_labels_that_are_not_of_glue() -> None:
@@ -144,29 +137,31 @@ def test_an_official_folder_is_a_task(tmp_path: Path) -> None:
 
 def test_official_test_parts_have_no_labels(tmp_path: Path) -> None:
     written(tmp_path / "CoLA", "test.tsv", ["index", "sentence"], ["0", "A cat."])
-    assert list(read_glue(tmp_path / "CoLA", "test")) == [{"idx": 0, "sentence": "A cat."}]
+    assert list(task_parts(tmp_path / "CoLA").read("test")) == [{"idx": 0, "sentence": "A cat."}]
     written(tmp_path / "STS-B", "test.tsv", WIDE, [*WIDE[:7], "A", "B"])
-    assert list(read_glue(tmp_path / "STS-B", "test")) == [{"idx": 0, "sentence1": "A", "sentence2": "B"}]
+    assert list(task_parts(tmp_path / "STS-B").read("test")) == [{"idx": 0, "sentence1": "A", "sentence2": "B"}]
     written(tmp_path / "MNLI", "test_mismatched.tsv", WIDE, [*WIDE, "P", "H"])
-    assert list(read_glue(tmp_path / "MNLI", "test_mismatched")) == [{"idx": 0, "sentence1": "P", "sentence2": "H"}]
+    assert list(task_parts(tmp_path / "MNLI").read("test_mismatched")) == [
+        {"idx": 0, "sentence1": "P", "sentence2": "H"}
+    ]
 
 
 def test_broken_rows_are_named_or_where_the_official_file_has_them_left_out(tmp_path: Path) -> None:
     written(tmp_path / "RTE", "dev.tsv", WIDE, ["0", "P", "H", "entailment"], ["1", "P"])
     with pytest.raises(InputError, match=r"line 3 has 2 columns"):
-        read_glue(tmp_path / "RTE", "dev")
+        task_parts(tmp_path / "RTE").read("dev")
     written(tmp_path / "RTE", "train.tsv", WIDE, ["0", "P", "H", "maybe"])
     with pytest.raises(InputError, match=r"line 2: the label is 'maybe'; allowed: entailment, not_entailment"):
-        read_glue(tmp_path / "RTE", "train")
+        task_parts(tmp_path / "RTE").read("train")
     written(tmp_path / "STS-B", "train.tsv", WIDE, [*WIDE[:7], "A", "B", "high"])
     with pytest.raises(InputError, match=r"line 2: the score is 'high'"):
-        read_glue(tmp_path / "STS-B", "train")
+        task_parts(tmp_path / "STS-B").read("train")
     written(tmp_path / "QQP", "train.tsv", WIDE, ["1", "2", "3", "torn"], ["1", "2", "3", "a", "b", "1"])
-    assert list(read_glue(tmp_path / "QQP", "train")) == [{"idx": 0, "sentence1": "a", "sentence2": "b", "label": 1}]
+    assert list(task_parts(tmp_path / "QQP").read("train")) == [
+        {"idx": 0, "sentence1": "a", "sentence2": "b", "label": 1}
+    ]
     with pytest.raises(InputError, match=r"has no dev\.tsv"):
-        read_glue(tmp_path / "QQP", "dev")
-    with pytest.raises(InputError, match="not named as a task of GLUE"):
-        read_glue(tmp_path, "dev")
+        task_parts(tmp_path / "QQP").read("dev")
 
 
 @pytest.mark.parametrize(

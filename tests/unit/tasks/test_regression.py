@@ -39,7 +39,7 @@ def test_scale_is_undone_in_answers(scale: bool) -> None:
 @pytest.mark.parametrize("value", ["many", None, True, float("nan"), [1.0]])
 def test_what_is_no_number_is_named(value: object) -> None:
     rows = [*ROWS, {**ROWS[0], "label": value}]
-    with pytest.raises(InputError, match=r"train row 2: 'label' is .*; a number is needed"):
+    with pytest.raises(InputError, match=r"train row 2: field 'label' is .*; it must be a finite number"):
         TASK.settled(table_of(rows, "train"))
 
 
@@ -70,3 +70,11 @@ def test_a_run_learns_numbers() -> None:
     assert result["score"] > 50
     high, low = result.predict([("red", "blue"), ("green", "iron")])
     assert high > low + 1
+
+
+def test_the_server_of_glue_gets_its_file() -> None:
+    answers = [{"answer": 5.25}, {"answer": 1.0}]
+    examples = TASK.examples(table_of(ROWS, "dev"))
+    written = "index\tprediction\n0\t5.000\n1\t1.000\n"
+    assert TASK.changed(name="STS-B").files(examples, answers) == {"STS-B.tsv": written}
+    assert TASK.files(examples, answers) == {}

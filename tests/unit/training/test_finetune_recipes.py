@@ -8,7 +8,6 @@ from bertsmith.training.finetuning import FinetuneSettings
 from bertsmith.training.recipes.finetune import (
     Completed,
     completed,
-    finetune_defaults,
     finetune_recipe,
     size_of,
     task_name,
@@ -24,7 +23,7 @@ def test_every_preset_has_settings_for_every_task(name: str) -> None:
     config = preset(name)
     for kind in KINDS:
         for data in (None, *NAMES):
-            plain = finetune_defaults(config, kind, data, examples=1000)
+            plain = finetune_recipe(config, kind, data, examples=1000).plain()
             plain["task"] = {"kind": "classification"}
             settings = FinetuneSettings.parse({"model": {"name": "folder"}, **plain})
             assert settings.sequences.length <= config.encoder.embedding.longest

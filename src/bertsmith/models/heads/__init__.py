@@ -11,7 +11,7 @@ from bertsmith.models.heads.pretraining import (
     PoolerConfig,
     ReplacedTokensConfig,
 )
-from bertsmith.models.heads.task import TASK_HEADS, TaskHead, TaskHeadConfig
+from bertsmith.models.heads.task import TASK_HEADS, SequenceHeadConfig, TaskHead, TaskHeadConfig
 from bertsmith.settings import ByKind
 
 HEADS: dict[str, type[HeadConfig]] = {
@@ -36,6 +36,7 @@ __all__ = [
     "NextTokenConfig",
     "PoolerConfig",
     "ReplacedTokensConfig",
+    "SequenceHeadConfig",
     "TaskHead",
     "TaskHeadConfig",
 ]

@@ -31,14 +31,19 @@ class TaskHeadConfig(HeadConfig):
         return Features(width, self.features, self.recurrent)
 
 
-class ClassifierConfig(TaskHeadConfig):
+class SequenceHeadConfig(TaskHeadConfig):
+    """The settings of heads that say something of a whole sequence."""
+
+    pooling: Literal["pooler", "first", "mean"] = "first"
+    """The vector of a sequence: that of the model's pooler, the first token's state, or the mean of all."""
+
+
+class ClassifierConfig(SequenceHeadConfig):
     """One score per label for a sequence; a single label makes it a regression, or scores one of several choices."""
 
     kind: Literal["classifier"] = "classifier"
     labels: tuple[str, ...] = Field(min_length=1)
     """The names of the outputs."""
-    pooling: Literal["pooler", "first", "mean"] = "first"
-    """The vector of a sequence: that of the model's pooler, the first token's state, or the mean of all."""
     hidden: Activation | None = None
     """The activation of a layer between that vector and the scores; None for no such layer."""
 
@@ -66,7 +71,7 @@ class SpansConfig(TaskHeadConfig):
         return Tagger(self.reader(width), 2, self.dropout)
 
 
-class EmbedderConfig(TaskHeadConfig):
+class EmbedderConfig(SequenceHeadConfig):
     """One vector for a sequence, to be compared with others; it has no weights of its own."""
 
     kind: Literal["embedder"] = "embedder"

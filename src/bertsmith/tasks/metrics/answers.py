@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertsmith.errors import InputError, nearest
 from bertsmith.tasks.base import Judgement
+from bertsmith.tasks.metrics.table import main_metric
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -82,9 +82,7 @@ def answer_judgement(
         "f1": np.array([f1(one, right) for one, right in zip(said, golds, strict=True)]),
         "exact": np.array([exact(one, right) for one, right in zip(said, golds, strict=True)]),
     }
-    main = metric or "f1"
-    if main not in values:
-        raise InputError(f"task.metric is {main!r}; {nearest(main, values)}")
+    main = main_metric(metric, values)
     figures = {name: _percent(value) for name, value in values.items()}
     if texts is not None and null_odds is not None:
         has_answer = np.array([_normalised_golds(right) != [""] for right in golds])

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bertsmith.errors import InputError, nearest
 from bertsmith.tasks.base import Judgement
+from bertsmith.tasks.metrics.table import main_metric
 
 UNKNOWN = -1  # the class of an example of which nobody knows what is right: it counts nowhere
 
@@ -118,9 +118,7 @@ def class_judgement(
     `positive` is the class whose F1 is "f1" where there are two.
     Shape: said and right (examples,), the numbers of classes.
     """
-    main = metric or "accuracy"
-    if main not in CLASS_METRICS:
-        raise InputError(f"task.metric is {main!r}; {nearest(main, CLASS_METRICS)}")
+    main = main_metric(metric, CLASS_METRICS)
     counts = ClassCounts.of(said, right, classes)
     # of more than two classes "f1" is the macro mean already
     names = [name for name in CLASS_METRICS if name != "macro_f1" or classes == 2 or main == name]

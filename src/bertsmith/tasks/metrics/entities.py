@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertsmith.errors import InputError, nearest
 from bertsmith.tasks.base import Judgement
+from bertsmith.tasks.metrics.table import main_metric
 from bertsmith.tasks.tagging_schemes import chunks
 
 _RATES = ("f1", "precision", "recall")
@@ -19,7 +19,7 @@ def tag_judgement(
 
     f1, precision and recall are over all chunks together, then type by type, such as f1_PER; accuracy is of tags.
     """
-    main = main_metric(metric, has_chunks=has_chunks)
+    main = main_tag_metric(metric, has_chunks=has_chunks)
     hits = np.array([_hits(ours, theirs) for ours, theirs in zip(said, right, strict=True)])
     figures: dict[str, float] = {}
     counts = np.zeros((len(hits), 3), dtype=np.int64)
@@ -36,13 +36,9 @@ def tag_judgement(
     return Judgement(main, figures, measure)
 
 
-def main_metric(metric: str | None, *, has_chunks: bool) -> str:
+def main_tag_metric(metric: str | None, *, has_chunks: bool) -> str:
     """The name of the main figure, or a sentence if the one asked for is none of these tags."""
-    allowed = (*_RATES, "accuracy") if has_chunks else ("accuracy",)
-    main = metric or allowed[0]
-    if main not in allowed:
-        raise InputError(f"task.metric is {main!r}; {nearest(main, allowed)}")
-    return main
+    return main_metric(metric, (*_RATES, "accuracy") if has_chunks else ("accuracy",))
 
 
 def chunk_counts(

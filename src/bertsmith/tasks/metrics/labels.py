@@ -1,13 +1,11 @@
 """How good answers are that are any number of labels."""
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torchmetrics.functional.classification import binary_average_precision
 
-from bertsmith.errors import InputError, nearest
 from bertsmith.tasks.base import Judgement
+from bertsmith.tasks.metrics.table import table_judgement
 
 
 def micro_f1(said: np.ndarray, scores: np.ndarray, right: np.ndarray) -> float:
@@ -43,8 +41,7 @@ def average_precision(scores: np.ndarray, right: np.ndarray) -> float:
     return 100 * float(binary_average_precision(torch.from_numpy(scores), torch.from_numpy(right.astype(np.int64))))
 
 
-Measure = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
-LABEL_METRICS: dict[str, Measure] = {
+LABEL_METRICS = {
     "micro_f1": micro_f1,
     "macro_f1": macro_f1,
     "subset_accuracy": subset_accuracy,
@@ -57,11 +54,7 @@ def label_judgement(said: np.ndarray, scores: np.ndarray, right: np.ndarray, met
 
     Shape: (examples, labels) each; said and right bool, scores between 0 and 1.
     """
-    main = metric or "micro_f1"
-    if main not in LABEL_METRICS:
-        raise InputError(f"task.metric is {main!r}; {nearest(main, LABEL_METRICS)}")
-    figures = {name: compute(said, scores, right) for name, compute in LABEL_METRICS.items()}
-    return Judgement(main, figures, lambda chosen: LABEL_METRICS[main](said[chosen], scores[chosen], right[chosen]))
+    return table_judgement(LABEL_METRICS, (said, scores, right), metric)
 
 
 def _f1(hits: np.ndarray, said: np.ndarray, right: np.ndarray) -> np.ndarray:

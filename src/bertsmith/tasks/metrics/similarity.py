@@ -1,14 +1,12 @@
 """How good vectors of texts are: do cosines follow what people say, does a text find its like."""
 
-from collections.abc import Callable, Mapping
-
 import numpy as np
 import torch
 from torchmetrics.functional.classification import binary_auroc
 
-from bertsmith.errors import InputError, nearest
 from bertsmith.tasks.base import Judgement
 from bertsmith.tasks.metrics.labels import average_precision
+from bertsmith.tasks.metrics.table import table_judgement
 from bertsmith.tasks.metrics.values import pearson, spearman
 
 _CHUNK = 1024  # texts that are compared with all others at once
@@ -19,7 +17,7 @@ def similarity_judgement(cosines: np.ndarray, values: np.ndarray, metric: str | 
 
     Shape: cosines and values (pairs,).
     """
-    return _judgement({"spearman": spearman, "pearson": pearson}, (cosines, values), metric)
+    return table_judgement({"spearman": spearman, "pearson": pearson}, (cosines, values), metric)
 
 
 def likeness_judgement(cosines: np.ndarray, is_alike: np.ndarray, metric: str | None) -> Judgement:
@@ -27,7 +25,7 @@ def likeness_judgement(cosines: np.ndarray, is_alike: np.ndarray, metric: str | 
 
     Shape: cosines and is_alike (pairs,).
     """
-    return _judgement({"average_precision": _precision, "roc_area": roc_area}, (cosines, is_alike), metric)
+    return table_judgement({"average_precision": _precision, "roc_area": roc_area}, (cosines, is_alike), metric)
 
 
 def finding_judgement(ranks: np.ndarray, metric: str | None) -> Judgement:
@@ -35,7 +33,7 @@ def finding_judgement(ranks: np.ndarray, metric: str | None) -> Judgement:
 
     Shape: ranks (pairs,), those of the likes, from 1.
     """
-    return _judgement({"mrr": mean_reciprocal_rank, "accuracy_at_1": accuracy_at_1}, (ranks,), metric)
+    return table_judgement({"mrr": mean_reciprocal_rank, "accuracy_at_1": accuracy_at_1}, (ranks,), metric)
 
 
 def spread_judgement(vectors: np.ndarray, metric: str | None) -> Judgement:
@@ -43,7 +41,7 @@ def spread_judgement(vectors: np.ndarray, metric: str | None) -> Judgement:
 
     Shape: (texts, width).
     """
-    return _judgement({"uniformity": uniformity}, (vectors,), metric)
+    return table_judgement({"uniformity": uniformity}, (vectors,), metric)
 
 
 def roc_area(cosines: np.ndarray, is_alike: np.ndarray) -> float:
@@ -101,13 +99,3 @@ def _precision(cosines: np.ndarray, is_alike: np.ndarray) -> float:
 def _shares(cosines: np.ndarray) -> torch.Tensor:
     """Cosines between 0 and 1: torchmetrics would take others for logits."""
     return torch.from_numpy((cosines.astype(np.float64) + 1) / 2).clamp(0, 1)
-
-
-def _judgement(
-    metrics: Mapping[str, Callable[..., float]], arrays: tuple[np.ndarray, ...], metric: str | None
-) -> Judgement:
-    main = metric or next(iter(metrics))
-    if main not in metrics:
-        raise InputError(f"task.metric is {main!r}; {nearest(main, metrics)}")
-    figures = {name: compute(*arrays) for name, compute in metrics.items()}
-    return Judgement(main, figures, lambda chosen: metrics[main](*(array[chosen] for array in arrays)))

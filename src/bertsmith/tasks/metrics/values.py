@@ -1,9 +1,11 @@
 """How good answers are that are numbers."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from bertsmith.errors import InputError, nearest
 from bertsmith.tasks.base import Judgement
+from bertsmith.tasks.metrics.table import table_judgement
 
 
 def pearson(said: np.ndarray, right: np.ndarray) -> float:
@@ -25,7 +27,7 @@ def squared_error(said: np.ndarray, right: np.ndarray) -> float:
     return float(((said.astype(np.float64) - right) ** 2).mean())
 
 
-VALUE_METRICS = {"pearson": pearson, "spearman": spearman}
+VALUE_METRICS = {"spearman": spearman, "pearson": pearson}
 
 
 def value_judgement(said: np.ndarray, right: np.ndarray, metric: str | None) -> Judgement:
@@ -34,12 +36,8 @@ def value_judgement(said: np.ndarray, right: np.ndarray, metric: str | None) -> 
     The mean squared error is among them and cannot be the main one: less of it is better.
     Shape: said and right (examples,).
     """
-    main = metric or "spearman"
-    if main not in VALUE_METRICS:
-        raise InputError(f"task.metric is {main!r}; {nearest(main, VALUE_METRICS)}")
-    figures = {name: compute(said, right) for name, compute in VALUE_METRICS.items()}
-    figures["mse"] = squared_error(said, right)
-    return Judgement(main, figures, lambda chosen: VALUE_METRICS[main](said[chosen], right[chosen]))
+    judgement = table_judgement(VALUE_METRICS, (said, right), metric)
+    return replace(judgement, figures={**judgement.figures, "mse": squared_error(said, right)})
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

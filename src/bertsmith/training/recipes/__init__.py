@@ -58,13 +58,7 @@ def find(name: str) -> tuple[str, Recipe]:
 def recipe(name: str, processes: int = 1) -> dict[str, Any]:
     """The plain settings of NAME[:TIER]; micro-batches are what fits on a GPU, or the share of one of the processes."""
     tier, found = find(name)
-    plain: dict[str, Any] = {"tier": tier}
-    for path, value in copy.deepcopy(found.settings).items():
-        *groups, last = path.split(".")
-        node = plain
-        for group in groups:
-            node = node.setdefault(group, {})
-        node[last] = value
+    plain = {"tier": tier, **found.plain()}
     sequences = plain["sequences"]
     sequences["micro_tokens"] = min(sequences["micro_tokens"], plain["batch"]["tokens"] // processes)
     return plain

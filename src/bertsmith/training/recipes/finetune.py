@@ -36,27 +36,6 @@ def task_name(data: str | None) -> str | None:
     return None
 
 
-def finetune_defaults(
-    config: ModelConfig,
-    kind: str,
-    name: str | None = None,
-    *,
-    examples: int | None = None,
-    is_fresh: bool = False,
-    is_frozen: bool = False,
-) -> dict[str, Any]:
-    """Plain settings for a network and a task, which recipes and flags are laid over.
-
-    `name` is that of the data set, in lower case; `examples` how many there are to learn from.
-    """
-    found = finetune_recipe(config, kind, name, examples=examples, is_fresh=is_fresh, is_frozen=is_frozen)
-    plain: dict[str, Any] = {}
-    for path, value in found.settings.items():
-        group, _, last = path.partition(".")
-        plain.setdefault(group, {})[last] = value
-    return plain
-
-
 def finetune_recipe(
     config: ModelConfig,
     kind: str,
@@ -66,7 +45,10 @@ def finetune_recipe(
     is_fresh: bool = False,
     is_frozen: bool = False,
 ) -> Recipe:
-    """The same by paths, with where it comes from."""
+    """Settings for a network and a task, which files and flags are laid over.
+
+    `name` is that of the data set, in lower case; `examples` how many there are to learn from.
+    """
     family = FAMILIES.get(config.family, OTHERS)
     words = {size_of(config), kind, *([name] if name in NAMES else [])}
     words |= {word for word, applies in (("fresh", is_fresh), ("frozen", is_frozen)) if applies}
@@ -110,19 +92,21 @@ class Completed:
 def completed(given: FinetuneSettings, plain: Mapping[str, Any], config: ModelConfig, examples: int) -> Completed:
     """The settings with the defaults of model and task wherever `plain`, which they were read from, is silent."""
     name = task_name(given.data)
-    choices: dict[str, Any] = {
-        "examples": examples,
-        "is_fresh": given.model.is_preset,
-        "is_frozen": given.encoder.is_frozen,
-    }
-    defaults = finetune_defaults(config, given.task.kind, name, **choices)
+    recipe = finetune_recipe(
+        config,
+        given.task.kind,
+        name,
+        examples=examples,
+        is_fresh=given.model.is_preset,
+        is_frozen=given.encoder.is_frozen,
+    )
+    defaults = recipe.plain()
     said: dict[str, Any] = {"data": given.data, "model": given.model.plain(), "task": given.task.plain()}
     # what was found out of the task counts as said; what it has by itself does not
     task = _known(defaults.pop("task", {}), given.task)
     said["task"] |= {path: value for path, value in task.items() if path not in plain.get("task", {})}
     settings = FinetuneSettings.parse(laid_over(defaults, {**plain, **said}))
-    source = finetune_recipe(config, given.task.kind, name, **choices).source
-    return Completed(settings, f"{source} ({size_of(config)}{', ' + name if name else ''})")
+    return Completed(settings, f"{recipe.source} ({size_of(config)}{', ' + name if name else ''})")
 
 
 def _known(defaults: Mapping[str, Any], task: Any) -> dict[str, Any]:

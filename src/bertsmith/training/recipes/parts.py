@@ -1,5 +1,6 @@
 """What recipes are written with: tables of settings by path, laid over each other."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,17 @@ class Recipe:
 
     source: str
     settings: Table
+
+    def plain(self) -> dict[str, Any]:
+        """The settings as tables inside each other, which belong to whoever asked for them."""
+        plain: dict[str, Any] = {}
+        for path, value in copy.deepcopy(self.settings).items():
+            *groups, last = path.split(".")
+            node = plain
+            for group in groups:
+                node = node.setdefault(group, {})
+            node[last] = value
+        return plain
 
 
 def named(source: str, *tables: Table, **sizes: Table | tuple[Table, ...]) -> dict[str, Recipe]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from bertsmith.batches.examples import Features
 from bertsmith.errors import InputError, nearest
@@ -44,10 +45,10 @@ class Classification(Task[LabelledText]):
     pair: str | None = None
     """… and of the second one, where there are pairs."""
     label: str = "label"
-    """The column of the label, a word or a whole number."""
+    """The column of the label, a word, a whole number, true or false."""
     labels: tuple[str, ...] = ()
     """The names of the labels; empty for those of the training data, in their order."""
-    positive: str | None = None
+    positive: str | None = Field(default=None, min_length=1)
     """Where there are two labels, the one whose F1 is reported; None for the second in their order."""
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"
     """How much each label counts in the loss: all the same, the rarer the more, or the numbers given."""
@@ -170,10 +171,10 @@ class Classification(Task[LabelledText]):
 def _name(table: Table, index: int, column: str) -> str:
     """The label of a row as a name."""
     value = table.value(index, column)
-    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+    if not isinstance(value, str | int) or not str(value).strip():
         said = "null" if value is None else repr(value)
         raise InputError(f"{table.place(index)}: {column!r} is {said}; a label is a word or a whole number")
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)  # as JSON has it: true and false
 
 
 def ordered_labels(names: Iterable[str]) -> tuple[str, ...]:

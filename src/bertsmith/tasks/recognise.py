@@ -29,7 +29,7 @@ def recognise(
     """
     kind = kind or given.get("kind")
     if kind is not None and kind not in TASKS:
-        raise InputError(f"--task is {kind!r}; {nearest(kind, [*TASKS, 'translation'])} (all: {', '.join(TASKS)})")
+        raise InputError(f"--task is {kind!r}; {nearest(kind, [*TASKS, 'translation'])}")
     named = named_columns(columns, None if kind is None else TASKS[kind])
     for role, name in named.items():
         if name not in table.columns:

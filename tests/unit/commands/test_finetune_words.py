@@ -1,9 +1,11 @@
 """What a fine-tuning says to the person who runs it: before, at the end, and where something is wrong."""
 
+import io
 from pathlib import Path
 
 import pytest
 from helpers_finetune import ROWS, SMALL, tune, write_task
+from rich.console import Console
 
 import bertsmith
 from bertsmith.commands.answering import spoken
@@ -11,6 +13,7 @@ from bertsmith.commands.finetune_task import answers_alike
 from bertsmith.errors import InputError
 from bertsmith.tasks.choice import Choice, ChoiceExample
 from bertsmith.tasks.tagging import TaggedWords, Tagging
+from bertsmith.training import display
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +116,17 @@ def test_choices_are_asked_by_a_file(tmp_path: Path) -> None:
 def test_a_choice_is_shown_with_its_text() -> None:
     example = ChoiceExample(context="the day", question="", choices=("it  rains", "it snows"), label=1)
     assert Choice().shown_answer(example, 0) == "0: it rains"
+
+
+@pytest.mark.parametrize("metric", ["f1", "average_precision"])
+def test_the_line_of_a_run_fits_a_narrow_terminal(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(display, "Console", lambda stderr: Console(file=file, width=80))
+    with display.Display(36813, 18406, visible=True) as shown:
+        shown.show({"kind": "held_out", "score": 77.3, "metric": metric})
+        shown.show({"kind": "training", "tokens_per_second": 120345.0, "loss": 0.123})
+    line = file.getvalue().splitlines()[-1]
+    assert len(line) <= 80
+    assert "18406/36813 loss 0.123 · dev" in line
+    assert line.endswith("left")
+    assert ("tokens/s" in line) == (metric == "f1")

@@ -28,8 +28,10 @@ def hub_parts(name: str) -> Mapping[str, Any]:
     log = logging.getLogger("huggingface_hub")
     level = log.level
     log.setLevel(logging.ERROR)  # it tells of every attempt; one sentence at the end is enough
-    has_bars = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
+    is_here = Path(name).is_dir()
+    has_bars = is_here and datasets.is_progress_bar_enabled()
+    if has_bars:
+        datasets.disable_progress_bars()  # nothing is downloaded
     reasons = []
     try:
         for path, config in _readings(name):
@@ -46,7 +48,7 @@ def hub_parts(name: str) -> Mapping[str, Any]:
         log.setLevel(level)
         if has_bars:
             datasets.enable_progress_bars()
-    if Path(name).is_dir():
+    if is_here:
         raise InputError(
             f"--data {name!r} has no part of a task: a file train, dev or test that ends in .jsonl, .csv, .tsv (also "
             f".gz, .xz, .zst) or .parquet; nor can datasets read it as a folder of the hub: {reasons[0]}"

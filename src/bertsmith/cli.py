@@ -65,7 +65,9 @@ def _for_the_command_line(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*arguments, **named)
 
     command.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    # the parser takes the types from here, and from what is wrapped if that can be seen
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
+    del command.__wrapped__
     return command
 
 

@@ -5,6 +5,7 @@ and what is allowed.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Self, get_args
 
@@ -12,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationErro
 from pydantic_core import CoreSchema, core_schema
 
 from bertsmith.errors import InputError, nearest
+
+_TYPE = re.compile(r"(literal|tuple|list|dict)\[")  # how pydantic names a type in a location
 
 
 class Record(BaseModel):
@@ -124,6 +127,8 @@ def _walk(record: type[Record], location: tuple[int | str, ...]) -> tuple[type[R
         if kinds is not None and isinstance(part, str) and part in kinds:
             target, kinds = kinds[part], None
             continue
+        if target is None and isinstance(part, str) and _TYPE.match(part):
+            continue  # which of several types was tried
         names.append(str(part))
         if isinstance(part, int):
             continue

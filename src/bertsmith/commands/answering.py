@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertsmith.commands.finetune_task import write_answers, write_files
+from bertsmith.commands.finetune_task import score_line, write_answers, write_files
 from bertsmith.commands.output import check_out, claim, write_result
 from bertsmith.commands.task_report import interval_of, write_report
 from bertsmith.errors import InputError
@@ -41,7 +41,7 @@ class Asked:
         columns = task.input_columns
         if not self.pairs and task.takes_one_text:
             return list(self.texts)
-        if len(columns) > 2:
+        if len(columns) > 2 or task.kind == "choice":
             raise InputError(f"this task reads {', '.join(columns)}; give them as --data with a .jsonl file")
         if len(columns) == 1:
             raise InputError(f"--pair is given and this task reads one text, {columns[0]!r}; leave it out")
@@ -114,9 +114,8 @@ def evaluate_task(
     facts = {"Task": task.kind, "Model": str(model), "Data": str(data), "Part": part, "Examples": f"{len(table):,}"}
     write_result(out, figures)
     write_report(out, task, examples, answers, judgement, figures, kind="Evaluation", part=part, facts=facts)
-    Console().print(
-        f"{named}: {judgement.metric} {judgement.score:.2f}; written to {out}", markup=False, highlight=False
-    )
+    line = f"{score_line(named, figures)}; written to {out}: report.html tells more"
+    Console().print(line, markup=False, highlight=False, soft_wrap=True)
     return figures
 
 
@@ -152,8 +151,10 @@ def predict_task(
     write_result(out, figures)
     console = Console()
     for answer in answers if asked.data is None else ():
-        console.print(str(answer["answer"]), markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{len(table):,} inputs in {seconds:.1f} s; written to {out}", markup=False, highlight=False)
+        console.print(spoken(answer["answer"]), markup=False, highlight=False, soft_wrap=True)
+    inputs = "1 input" if len(table) == 1 else f"{len(table):,} inputs"
+    line = f"{inputs} in {seconds:.1f} s; written to {out}: predictions.jsonl"
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
     return figures
 
 
@@ -172,6 +173,21 @@ def one_line(answer: Any) -> str | None:
     if isinstance(answer, str):
         return " ".join(answer.splitlines())
     return str(answer) if isinstance(answer, int | float) else None
+
+
+def spoken(answer: Any) -> str:
+    """An answer as it is printed: numbers and vectors shortened, nothing said to be so.
+
+    >>> spoken(["B-PER", "O"]), spoken(1.6721363), spoken("")
+    ('B-PER, O', '1.67214', '(none)')
+    """
+    if isinstance(answer, float):
+        return f"{answer:.6g}"
+    if isinstance(answer, list) and len(answer) > 8 and isinstance(answer[0], float):
+        return f"{', '.join(map(spoken, answer[:6]))}, … ({len(answer)} numbers)"
+    if isinstance(answer, list):
+        return ", ".join(map(spoken, answer)) or "(none)"
+    return str(answer) or "(none)"
 
 
 def _file_of(data: str | None) -> Path | None:

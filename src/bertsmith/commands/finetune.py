@@ -43,12 +43,14 @@ def finetune(
         The folder of a model, ours or Hugging Face's, or a preset, whose weights are fresh and whose tokenizer is
         learned from the training texts; in Python also a model itself, which stays as it is.
     data
-        A folder with train.jsonl and dev.jsonl (also .gz, .xz, .zst).
+        A folder with train.jsonl and dev.jsonl (or .csv, .tsv, .parquet), one such file, GLUE's or SQuAD's own files,
+        or a name on the hub such as glue/mrpc.
     out
-        The folder to write: the model, log.jsonl, recipe.toml, predictions of dev and result.json. In Python it may be
-        left out: nothing is kept then but what comes back.
+        The folder to write: the model, report.html, result.json, predictions of dev, log.jsonl and recipe.toml. In
+        Python it may be left out where train is given: nothing is kept then but what comes back.
     task
-        The kind of task; found out from the columns of the data if not given.
+        The kind of task: classification, multi_label, regression, tagging, spans, choice, embedding or translation;
+        found out from the columns of the data if not given.
     column
         Which column plays a part in the task, such as label=stars; may be given several times.
     recipe
@@ -70,12 +72,12 @@ def finetune(
     set
         One setting over the recipe, such as optimizer.learning_rate=1e-3; may be given several times.
     seed
-        Of weights, data order and dropout.
+        The number that fresh weights, the order of the data and dropout are drawn by (run.seed).
     seeds
         So many runs, from the seed on, each in a folder of its own in --out, which gets the model of the best: figures
         are their mean and spread.
     learning_rates
-        As many runs for each of these.
+        Such runs for each of these rates, such as 2e-5 5e-5.
     device
         Where to compute; "auto" takes a GPU if there is one.
     explain

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from bertsmith.commands.finetune_task import DEGENERATE, Finetuned, Tables, finetune_task, input_paths
+from bertsmith.commands.finetune_task import DEGENERATE, Finetuned, Tables, Told, finetune_task, input_paths
 from bertsmith.commands.output import RESULT, check_out, claim, write_result
 from bertsmith.commands.run import RECIPE, check_same
 from bertsmith.commands.task_report import write_search_report
@@ -81,6 +81,7 @@ def finetune_search(
 ) -> Finetuned:
     """Carries out all runs, one after the other; returns their figures, with the best one's model."""
     from accelerate import PartialState
+    from rich.console import Console
 
     from bertsmith.tasks.predictor import Predictor
     from bertsmith.training.hardware import device_type
@@ -93,13 +94,16 @@ def finetune_search(
         )
     _begin(search, whole, tables, out, start=start, resume=resume, force=force)
     runs = search.runs()
-    for name, (seed, rate) in runs.items():
+    for number, (name, (seed, rate)) in enumerate(runs.items(), start=1):
         folder = out / name
         if _result(folder) is not None:
             continue
         single = replace(whole, settings=_changed(whole.settings, seed, rate))
+        Console().print(f"{name}, run {number} of {len(runs)}", style="bold", markup=False, highlight=False)
         going_on = resume and (folder / RECIPE).is_file()
-        figures = _attempt(single, tables, folder, start=start, device=device, resume=going_on)
+        # what is to be known of the data is the same for all
+        told = Told(data=number == 1, end=False)
+        figures = _attempt(single, tables, folder, start=start, device=device, resume=going_on, told=told)
         if not figures.get("is_finished"):
             return Finetuned({"steps": figures["steps"], "is_finished": False, "run": name})
         _keep_best(out, runs)
@@ -147,11 +151,12 @@ def _changed(settings: "FinetuneSettings", seed: int, rate: float) -> "FinetuneS
 
 
 def _attempt(
-    single: "Completed", tables: Tables, folder: Path, *, start: "Model | None", device: str, resume: bool
+    single: "Completed", tables: Tables, folder: Path, *, start: "Model | None", device: str, resume: bool, told: Told
 ) -> dict[str, Any]:
     """One run; one whose loss is no number any more is a result, too."""
     try:
-        return finetune_task(single, tables, folder, start=start, device=device, resume=resume, force=not resume)
+        ways: dict[str, Any] = {"start": start, "device": device, "told": told}
+        return finetune_task(single, tables, folder, resume=resume, force=not resume, **ways)
     except InputError as error:
         log = folder / "log.jsonl"
         if not log.is_file() or '"not_finite"' not in log.read_text(encoding="utf-8"):
@@ -259,15 +264,17 @@ def _print(figures: dict[str, Any], out: Path) -> None:
         names = ("mean", "deviation", "min", "median", "max")
         table.add_row(rate, str(own["runs"]), *(f"{own[name]:.2f}" if name in own else "–" for name in names))
     console.print(table)
+    alike = [f"{name} ({own['score']:.2f})" for name, own in figures["runs"].items() if own.get("is_degenerate")]
+    if alike:
+        console.print(f"{', '.join(alike)}: {DEGENERATE}", style="yellow", markup=False)
     for name, own in figures["runs"].items():
-        if own.get("is_degenerate"):
-            console.print(f"{name} ({own['score']:.2f}) is {DEGENERATE}", style="yellow", markup=False)
         if "failed" in own:
             console.print(f"{name} failed: {own['failed']}", style="yellow", markup=False)
     best = figures["best"]
     console.print(
         f"{figures['metric']} {figures['score']:.2f} on average at a learning rate of {figures['learning_rate']:g}; "
-        f"best {best['score']:.2f} ({best['run']}), chosen on dev, is the model in {out}",
+        f"best {best['score']:.2f} ({best['run']}), chosen on dev, is the model in {out}; report.html there "
+        "tells more",
         markup=False,
         highlight=False,
         soft_wrap=True,

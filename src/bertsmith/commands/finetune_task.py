@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +27,18 @@ class Tables(NamedTuple):
     dev: "Table"
     notices: tuple[str, ...] = ()
     """What is to be said of them before anything is learned."""
+
+
+class Told(NamedTuple):
+    """What a run prints besides its progress and its score."""
+
+    data: bool = True
+    """What is to be known of the data, before training."""
+    end: bool = True
+    """Where everything lies, and what to do with it."""
+
+
+TELL_ALL = Told()
 
 
 class Finetuned(dict[str, Any]):
@@ -128,6 +141,7 @@ def finetune_task(
     explain: bool = False,
     resume: bool = False,
     force: bool = False,
+    told: Told = TELL_ALL,
 ) -> Finetuned:
     """Trains and returns the figures with the model; without a folder nothing is kept on disk."""
     from bertsmith.training.finetune_costs import explain as explanation
@@ -139,11 +153,11 @@ def finetune_task(
         facts = {"defaults from": whole.source, **explanation(data, start)}
         return Finetuned(print_explanation(data.settings, facts))
     if out is not None:
-        return _run(settings, tables, out, start=start, device=device, resume=resume, force=force)
+        return _run(settings, tables, out, start=start, device=device, resume=resume, force=force, told=told)
     if settings.data is not None and start is None:
         raise InputError("--out is not given: it names the folder to write")
     with TemporaryDirectory(prefix="bertsmith-") as folder:
-        return _run(settings, tables, Path(folder) / "run", start=start, device=device, is_kept=False)
+        return _run(settings, tables, Path(folder) / "run", start=start, device=device, told=Told(end=False))
 
 
 def _run(
@@ -155,7 +169,7 @@ def _run(
     device: str,
     resume: bool = False,
     force: bool = False,
-    is_kept: bool = True,
+    told: Told = TELL_ALL,
 ) -> Finetuned:
     from bertsmith.tasks.predictor import KeptTask, Predictor
     from bertsmith.training.finetuning import make_finetuning, read_data
@@ -166,6 +180,8 @@ def _run(
 
     def make() -> "Trainer":
         made.append(make_finetuning(data, out, start=start, device=device))
+        if not told.data:
+            made[0].trainer.notices = ()
         return made[0].trainer
 
     inputs = input_paths(settings, start)
@@ -174,7 +190,7 @@ def _run(
         out,
         inputs=inputs,
         make=make,
-        finish=lambda trainer: _finish(settings, made[0], out, is_kept=is_kept),
+        finish=lambda trainer: _finish(settings, made[0], out, told),
         device=device,
         resume=resume,
         force=force,
@@ -204,7 +220,7 @@ def _divided(settings: "FinetuneSettings", device: str) -> "FinetuneSettings":
     return settings.changed(batch=batch.changed(micro_examples=batch.examples // processes))
 
 
-def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path, *, is_kept: bool) -> dict[str, Any]:
+def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path, told: "Told") -> dict[str, Any]:
     """Writes the model, what it answers on dev, and its figures; returns these."""
     import shutil
 
@@ -241,8 +257,28 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path, *, is_k
         console = Console()
         if is_degenerate:
             console.print(DEGENERATE, style="yellow", markup=False)
-        console.print(f"dev: {judgement.metric} {judgement.score:.2f}; written to {out}", markup=False, highlight=False)
+        console.print(score_line("dev", figures), markup=False, highlight=False)
+        if told.end:
+            console.print(
+                f"written to {out}: report.html tells more; answer new inputs with bertsmith predict {out}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
     return figures
+
+
+def score_line(part: str, figures: Mapping[str, Any]) -> str:
+    """The main figure in words, with its interval where there is one.
+
+    >>> score_line("dev", {"metric": "f1", "score": 83.9, "interval": [80.0, 87.5]})
+    'dev: f1 83.90 (95 % interval 80.0 to 87.5)'
+    """
+    line = f"{part}: {figures['metric']} {figures['score']:.2f}"
+    if "interval" not in figures:
+        return line
+    low, high = figures["interval"]
+    return f"{line} (95 % interval {low:.1f} to {high:.1f})"
 
 
 DEGENERATE = (
@@ -253,8 +289,10 @@ DEGENERATE = (
 
 def answers_alike(task: "Task[Any]", examples: Sequence[Any], answers: Sequence[Mapping[str, Any]]) -> bool:
     """Whether all answers are the same and the right ones are not, as after a run that went wrong."""
-    said = {json.dumps(answer["answer"]) for answer in answers}
-    return len(said) == 1 and len({json.dumps(task.right(example), default=str) for example in examples}) > 1
+    said, right = [answer["answer"] for answer in answers], [task.right(example) for example in examples]
+    if task.kind == "tagging":  # one and the same tag for every word
+        said, right = (list(chain.from_iterable(tags)) for tags in (said, right))
+    return len(set(map(json.dumps, said))) == 1 and len({json.dumps(answer, default=str) for answer in right}) > 1
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:

@@ -36,7 +36,7 @@ STYLE = """
 @media (max-width: 640px) { .mistakes li { grid-template-columns: minmax(0, 1fr); } }
 """
 
-_NAMES = {"f1": "F1", "macro_f1": "Macro F1", "weighted_f1": "Weighted F1", "mrr": "MRR", "map": "MAP"}
+_NAMES = {"f1_of_chunks": "F1", "mrr": "MRR", "map": "MAP"}
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,13 @@ def task_report(
     badness = [task.mistake(example, answer) for example, answer in zip(examples, answers, strict=True)]
     wrong = [number for number, bad in enumerate(badness) if bad > 0]
     worst = heapq.nsmallest(WORST, wrong, key=lambda number: (-badness[number], number))
-    mistakes = [
-        Mistake(
-            shortened(" ".join(task.shown(examples[number]).split()), LONGEST_TEXT),
-            cut(as_text(task.right(examples[number])), LONGEST_ANSWER),
-            cut(as_text(answers[number]["answer"]), LONGEST_ANSWER),
-            _sure(answers[number], badness[number], is_value=bool(values)),
-        )
-        for number in worst
-    ]
+    mistakes = []
+    for number in worst:
+        example, answer = examples[number], answers[number]
+        both = [task.shown_answer(example, value) for value in (task.right(example), answer["answer"])]
+        right, said = (cut(as_text(value), LONGEST_ANSWER) for value in both)
+        text = shortened(" ".join(task.shown(example).split()), LONGEST_TEXT)
+        mistakes.append(Mistake(text, right, said, _sure(answer, badness[number], is_value=bool(values))))
     return TaskReport(
         title,
         kind,
@@ -153,10 +151,13 @@ def finetuning_page(report: TaskReport) -> str:
 
 
 def metric_name(name: str, report: TaskReport | None = None) -> str:
-    """A figure's name as a person writes it; F1 of more than two labels is a mean over them."""
+    """A figure's name as a person writes it; F1 of more than two labels is a mean over them, F1 of chunks is
+    not."""
     if name == "f1" and report is not None and report.confusion is not None and len(report.confusion[0]) > 2:
-        name = "macro_f1"
-    return _NAMES.get(name, name.replace("_", " ").capitalize())
+        # of chunks of words it counts them all together, with precision and recall beside it
+        name = "f1_of_chunks" if "recall" in report.figures else "macro_f1"
+    words = name.replace("_", " ").replace("f1", "F1")
+    return _NAMES.get(name, words[:1].upper() + words[1:])
 
 
 def as_text(answer: Any) -> str:

@@ -137,6 +137,10 @@ class Task(Record, ABC, Generic[Example]):
     def shown(self, example: Example) -> str:
         """An example as a person reads it, in one line."""
 
+    def shown_answer(self, example: Example, answer: Any) -> Any:
+        """An answer to an example, or the right one, as a person reads it."""
+        return answer
+
     def mistake(self, example: Example, answer: Mapping[str, Any]) -> float:
         """How bad an answer is, for a list of the worst: 0 if it is right, else how sure the model was of it."""
         return 0.0 if answer["answer"] == self.right(example) else float(answer.get("score", 1.0))

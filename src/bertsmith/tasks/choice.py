@@ -155,6 +155,9 @@ class Choice(Task[ChoiceExample]):
         before = [" ".join(text.split()) for text in (example.context, example.question) if text]
         return " | ".join([*before, " / ".join(" ".join(choice.split()) for choice in example.choices)])
 
+    def shown_answer(self, example: ChoiceExample, answer: Any) -> str:
+        return f"{answer}: {' '.join(example.choices[answer].split())}"
+
     def _choices(self, table: Table, index: int) -> tuple[str, ...]:
         row = table.rows[index]
         if self.choices in row:

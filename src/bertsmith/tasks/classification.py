@@ -43,7 +43,7 @@ class Classification(TextTask[LabelledText]):
 
     kind: Literal["classification"] = "classification"
     label: str = "label"
-    """The column of the label, a word or a whole number."""
+    """The column of the label, a word, a whole number, true or false."""
     labels: tuple[str, ...] = ()
     """The names of the labels; empty for those of the training data, in their order."""
     positive: str | None = Field(default=None, min_length=1)

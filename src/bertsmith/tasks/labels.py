@@ -16,10 +16,10 @@ ClassWeights = Literal["none", "balanced"] | tuple[float, ...]
 def label_name(table: Table, index: int, column: str) -> str:
     """The label of a row as a name."""
     value = table.value(index, column)
-    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+    if not isinstance(value, str | int) or not str(value).strip():
         said = "null" if value is None else repr(value)
         raise InputError(f"{table.place(index)}: {column!r} is {said}; a label is a word or a whole number")
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)  # as JSON has it: true and false
 
 
 def ordered_labels(names: Iterable[str]) -> tuple[str, ...]:

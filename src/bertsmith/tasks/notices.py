@@ -12,7 +12,8 @@ from bertsmith.tasks.base import Task
 from bertsmith.text.readers import is_visible
 from bertsmith.text.tables import Table
 
-SHOWN_LABELS = 12
+MOST_LABELS = 12  # of which all are counted in the sentence about the rows
+SHOWN_LABELS = 4  # where there are more
 
 
 def without_empty(task: Task[Any], train: Table) -> tuple[Table, list[str]]:
@@ -97,8 +98,9 @@ def _fact(counts: Counter[str] | list[float] | None) -> dict[str, Any]:
 
 def _by_label(counts: Counter[str] | list[float] | None) -> str:
     if isinstance(counts, Counter):
-        shown = [f"{name}: {count:,}" for name, count in counts.most_common(SHOWN_LABELS)]
-        more = [f"{len(counts) - SHOWN_LABELS} labels more"] if len(counts) > SHOWN_LABELS else []
+        few = len(counts) if len(counts) <= MOST_LABELS else SHOWN_LABELS
+        shown = [f"{name}: {count:,}" for name, count in counts.most_common(few)]
+        more = [f"{len(counts) - few} labels more"] if len(counts) > few else []
         return f" ({', '.join([*shown, *more])})"
     return f" (from {min(counts):g} to {max(counts):g})" if counts else ""
 

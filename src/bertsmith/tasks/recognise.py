@@ -7,6 +7,7 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.glue import glue_settings
+from bertsmith.tasks.texts import text_columns
 from bertsmith.text.hub import named_rows
 from bertsmith.text.tables import Table, read_number, table_of
 from bertsmith.text.task_folder import ROW_NAMES
@@ -29,7 +30,7 @@ def recognise(
     """
     kind = kind or given.get("kind")
     if kind is not None and kind not in TASKS:
-        raise InputError(f"--task is {kind!r}; {nearest(kind, [*TASKS, 'translation'])} (all: {', '.join(TASKS)})")
+        raise InputError(f"--task is {kind!r}; {nearest(kind, [*TASKS, 'translation'])}")
     named = named_columns(columns, None if kind is None else TASKS[kind])
     for role, name in named.items():
         if name not in table.columns:
@@ -51,8 +52,12 @@ def recognise(
         kept = {role: name for role, name in found.items() if role in named or name not in named.values()}
         return {"kind": chosen, **kept, **glue_settings(data, chosen), **given, **named}
     if kind is not None:
-        _check_inputs(table, kind, {**given, **named})
-        return {"kind": kind, **given, **named}
+        # what is right may be written in another way than usual, such as numbers in a .csv file; texts are as ever
+        field = TASKS[kind].model_fields.get("text")  # without a default the task looks for it itself
+        is_usual = field is not None and field.default is not None and "text" not in {**given, **named}
+        found = {**(text_columns(row) or {} if is_usual else {}), **glue_settings(data, kind), **given, **named}
+        _check_inputs(table, kind, found)
+        return {"kind": kind, **found}
     raise InputError(_unknown(table, sample))
 
 

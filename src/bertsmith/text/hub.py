@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError
@@ -27,6 +28,10 @@ def hub_parts(name: str) -> Mapping[str, Any]:
     log = logging.getLogger("huggingface_hub")
     level = log.level
     log.setLevel(logging.ERROR)  # it tells of every attempt; one sentence at the end is enough
+    is_here = Path(name).is_dir()
+    has_bars = is_here and datasets.is_progress_bar_enabled()
+    if has_bars:
+        datasets.disable_progress_bars()  # nothing is downloaded
     reasons = []
     try:
         for path, config in _readings(name):
@@ -41,6 +46,13 @@ def hub_parts(name: str) -> Mapping[str, Any]:
                 return found if isinstance(found, Mapping) else {"train": found}
     finally:
         log.setLevel(level)
+        if has_bars:
+            datasets.enable_progress_bars()
+    if is_here:
+        raise InputError(
+            f"--data {name!r} has no part of a task: a file train, dev or test that ends in .jsonl, .csv, .tsv (also "
+            f".gz, .xz, .zst) or .parquet; nor can datasets read it as a folder of the hub: {reasons[0]}"
+        )
     raise InputError(
         f"--data {name!r} is neither a file or folder with a task in it nor to be had from the hub: {reasons[0]}"
     )

@@ -63,7 +63,7 @@ def find_part(folder: Path, part: str) -> Path:
     there = sorted({path.name.removesuffix(table_ending(path)) for path in folder.iterdir() if table_ending(path)})
     raise InputError(
         f"--data {str(folder)!r} has no {part}.jsonl (or .csv, .tsv, also .gz, .xz, .zst; or .parquet); "
-        f"{nearest(part, there)}"
+        f"{nearest(part, there) if there else 'it holds no such file'}"
     )
 
 

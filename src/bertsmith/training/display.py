@@ -5,6 +5,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+_BAR_AT_LEAST = 6  # characters, with the space behind it
+_TIME = 14  # of "1:23:45 left" with its spaces
 
 
 class Display:
@@ -12,9 +16,10 @@ class Display:
 
     def __init__(self, steps: int, done: int, *, visible: bool) -> None:
         self.console = Console(stderr=True)
+        self.counted = 2 * len(str(steps)) + 1
         self.progress = Progress(
             BarColumn(bar_width=12),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=self.counted)),
             TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
@@ -41,7 +46,7 @@ class Display:
         """Puts the figures of a log row beside the bar."""
         if row["kind"] == "held_out":
             self.held_out = f" · {_evaluation(row)}"
-            self.progress.update(self.task, status=f"{self.training}{self.held_out}{self.rest}")
+            self._update()
             return
         parts = [f"{_short(row['tokens_per_second'])} tokens/s"]
         if "replaced_recall" in row:
@@ -49,7 +54,13 @@ class Display:
         if "utilisation" in row:
             parts.append(f"MFU {row['utilisation']:.0%}")
         self.training, self.rest = f"loss {row['loss']:.3f}", "".join(f" · {part}" for part in parts)
-        self.progress.update(self.task, status=f"{self.training}{self.held_out}{self.rest}")
+        self._update()
+
+    def _update(self) -> None:
+        """Puts the status beside the bar; the speed is the first to go where the line would be too long."""
+        status = f"{self.training}{self.held_out}{self.rest}"
+        is_wide = len(status) > self.console.width - _BAR_AT_LEAST - self.counted - _TIME
+        self.progress.update(self.task, status=f"{self.training}{self.held_out}" if is_wide else status)
 
     def say(self, text: str) -> None:
         """A line above the bar, for what a person should notice."""

@@ -222,7 +222,7 @@ def make_finetuning(
     train = task.features(task.augmented(data.train), encoding)
     dev = task.features(data.dev, encoding)
     cut, lost = length_notices({"train": train, "dev": dev}, sequences.length)
-    notices = [*data.notices, *cut]
+    notices = [*_fresh_weights(settings, start), *data.notices, *cut]
     counts = {part: {**count, **lost.get(part, {})} for part, count in data.counts.items()}
     examples = settings.batch.examples
     micro = settings.batch.micro_examples or max(1, examples // processes)
@@ -253,6 +253,14 @@ def make_finetuning(
     return Finetuning(trainer, judge, train, notices, {**counts, "notices": notices})
 
 
+def _fresh_weights(settings: FinetuneSettings, start: Model | None) -> list[str]:
+    """A sentence where nothing was learned before: a preset bears the name of a published model, not its weights."""
+    if start is not None or not settings.model.is_preset:
+        return []
+    name = settings.model.name
+    return [f"{name} is a preset: its weights are fresh; to start from pre-trained ones, give the folder of a model"]
+
+
 def starting_model(settings: FinetuneSettings, train: Sequence[Any], start: Model | None = None) -> Model:
     """The model with the head of its task, before it has learned anything of it."""
     task, seed = settings.task, settings.run.seed
@@ -260,6 +268,7 @@ def starting_model(settings: FinetuneSettings, train: Sequence[Any], start: Mode
         model = starting_encoder(settings.model, settings.tokenizer, task.texts(train), seed=seed)
     else:
         model = copy.deepcopy(start).cpu().float()
+    settings.head.features.check_depth(len(model.config.encoder.layers))
     return with_task_head(model, settings.head.applied(task.head(model.config)), seed=seed)
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 from bertsmith.checkpoint.files import read_json
 from bertsmith.checkpoint.hf import TWINS
 from bertsmith.checkpoint.store import read_config
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, nearest
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, SequenceHeadConfig, TaskHeadConfig
@@ -109,8 +109,10 @@ def check_name(name: str) -> None:
     """Raises a sentence if there is neither a preset nor a folder of this name."""
     if name not in PRESETS and not Path(name).is_dir():
         raise InputError(
-            f"MODEL is {name!r}; allowed: the folder of a model, or a preset ({', '.join(sorted(PRESETS))})"
+            f"MODEL is {name!r}, which is neither the folder of a model nor a preset; {nearest(name, PRESETS)}"
         )
+    if name not in PRESETS and not (Path(name) / "config.json").is_file():
+        raise InputError(f"MODEL {name!r} is not the folder of a model: it has no config.json")
 
 
 def _of_folder(source: ModelSource) -> Model:

@@ -74,7 +74,7 @@ def test_the_table_and_what_went_wrong_are_printed(searched: Path, capsys: pytes
     printed = " ".join(capsys.readouterr().out.split())
     assert "learning rate" in printed
     assert "lr-1e-09-seed-0" in printed
-    assert "is degenerate" in printed
+    assert "degenerate: the model gives" in printed
     assert "chosen on dev" in printed
 
 

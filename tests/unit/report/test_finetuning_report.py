@@ -13,7 +13,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.report.confusion import MOST_LABELS, class_table, cut, matrix_table, most_confused
-from bertsmith.report.finetuning import WORST, TaskReport, as_text, finetuning_page, shortened, task_report
+from bertsmith.report.finetuning import WORST, TaskReport, as_text, finetuning_page, metric_name, shortened, task_report
 from bertsmith.report.points import POINTS, interval_bar, scatter, strip
 from bertsmith.tasks.base import Encoding, Judgement, Task
 from bertsmith.tasks.classification import Classification, LabelledText
@@ -321,3 +321,12 @@ def test_answers_read_in_one_line() -> None:
     assert as_text(2.71828182) == "2.718"
     assert as_text(0) == "0"
     assert as_text(False) == "False"
+
+
+@pytest.mark.parametrize(("figures", "said"), [({"f1": 50.0}, "Macro F1"), ({"f1": 50.0, "recall": 50.0}, "F1")])
+def test_f1_of_chunks_is_no_mean_over_labels(figures: dict[str, float], said: str) -> None:
+    counts = np.ones((3, 3), dtype=np.int64)
+    report = TaskReport("run", "Fine-tuning", "dev", 9, "f1", figures, confusion=(("O", "B-X", "I-X"), counts))
+    assert metric_name("f1", report) == said
+    assert metric_name("f1_PER") == "F1 PER"
+    assert metric_name("micro_f1") == "Micro F1"

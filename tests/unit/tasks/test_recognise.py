@@ -176,3 +176,14 @@ class TestHeldOut:
         train, dev, said = held_out(other, rows, "no dev")
         assert (len(train), len(dev)) == (36, 4)
         assert "at random" in said
+
+
+def test_texts_are_found_where_a_kind_is_named() -> None:
+    """As in a .csv file, in which numbers are texts."""
+    row = {"sentence1": "a", "sentence2": "b", "label": "3.8"}
+    found = recognise(table(row), "regression", [], {})
+    assert (found["kind"], found["text"], found["pair"]) == ("regression", "sentence1", "sentence2")
+    assert recognise(table({**row, "label": "4"}), "regression", [], {})["pair"] == "sentence2"
+    alone = recognise(table({**row, "label": "4"}), "regression", ["text=sentence2"], {})
+    assert alone == {"kind": "regression", "text": "sentence2"}
+    assert recognise(table(row), "embedding", [], {}) == {"kind": "embedding"}  # which finds all its columns itself

@@ -30,6 +30,7 @@ from bertsmith.checkpoint.names import to_ours, to_theirs
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.build import assemble
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import TaskHeadConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import explain
 
@@ -68,6 +69,12 @@ def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
 
 def check_exportable(model: Model) -> tuple[Twin, frozenset[str]]:
     """The twin a model can be written as and the optional parts it has; a sentence says why if there is none."""
+    fine_tuned = [head.kind for head in model.config.heads if isinstance(head, TaskHeadConfig)]
+    if fine_tuned:
+        raise InputError(
+            f"the model was fine-tuned, and its head for the task ({fine_tuned[0]}) cannot be exported; allowed: "
+            "models before fine-tuning, while bertsmith predict and bertsmith.Predictor.load use this one as it is"
+        )
     twin, config, ours = twin_of(model), model.config, tensors_of(model)
     parts = twin.parts(ours)
     try:

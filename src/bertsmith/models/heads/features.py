@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
 from bertsmith.settings import Record
 
 
@@ -27,6 +28,14 @@ class FeaturesConfig(Record):
         if self.skip and not self.layers:
             raise ValueError(f"skip is {self.skip} and layers is 0, the embedding alone; allowed: skip = 0")
         return self
+
+    def check_depth(self, depth: int) -> None:
+        """Raises a sentence if an encoder of so many layers has not those that are asked for."""
+        if self.layers + self.skip > depth:
+            raise InputError(
+                f"head.features.layers is {self.layers} and head.features.skip {self.skip}; the encoder has {depth} "
+                "layers, and the two together may be no more"
+            )
 
 
 class RecurrentConfig(Record):

@@ -1,0 +1,132 @@
+"""What a fine-tuning says to the person who runs it: before, at the end, and where something is wrong."""
+
+import io
+from pathlib import Path
+
+import pytest
+from helpers_finetune import ROWS, SMALL, tune, write_task
+from rich.console import Console
+
+import bertsmith
+from bertsmith.commands.answering import spoken
+from bertsmith.commands.finetune_task import answers_alike
+from bertsmith.errors import InputError
+from bertsmith.tasks.choice import Choice, ChoiceExample
+from bertsmith.tasks.tagging import TaggedWords, Tagging
+from bertsmith.training import display
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_task(tmp_path_factory.mktemp("data") / "reviews")
+
+
+def words(capsys: pytest.CaptureFixture) -> str:
+    return " ".join("".join(capsys.readouterr()).split())
+
+
+def test_the_end_says_where_everything_is(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    tune(data, tmp_path / "run")
+    said = words(capsys)
+    assert "bert-tiny is a preset: its weights are fresh" in said
+    assert "95 % interval" in said
+    assert "report.html" in said
+    assert "bertsmith predict" in said
+    bertsmith.finetune(tmp_path / "run", data=data, out=tmp_path / "further", epochs=1, device="cpu")
+    assert "is a preset" not in words(capsys)
+
+
+def test_nothing_kept_is_not_said_to_be_written(capsys: pytest.CaptureFixture) -> None:
+    bertsmith.finetune("bert-tiny", train=ROWS, set=SMALL, device="cpu")
+    said = words(capsys)
+    assert "dev: accuracy" in said
+    assert "written to" not in said
+
+
+def test_several_runs_tell_of_the_data_once(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    tune(data, tmp_path / "runs", seeds=2)
+    said = words(capsys)
+    assert said.count("train: 64 rows") == 1
+    assert "seed-0, run 1 of 2" in said
+    assert "seed-1, run 2 of 2" in said
+    assert "report.html" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "said"),
+    [
+        ("bert-tinny", [], "neither the folder of a model nor a preset; did you mean 'bert-tiny'"),
+        ("bert-tiny", ["head.features.layers=4"], "head.features.layers is 4 .* the encoder has 1 layers"),
+        ("bert-tiny", ["task.class_weights=heavy"], "task.class_weights is 'heavy': input should be"),
+    ],
+)
+def test_slips_cost_no_folder(model: str, changes: list[str], said: str, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        tune(data, tmp_path / "run", *changes, model=model)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_without_a_model_or_a_task(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is not the folder of a model: it has no config.json"):
+        tune(data, tmp_path / "run", model=data)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"has no train.jsonl .*; it holds no such file"):
+        tune(tmp_path / "empty", tmp_path / "run")
+    write_task(tmp_path / "several" / "one")
+    (tmp_path / "several" / "two").mkdir()
+    (tmp_path / "several" / "two" / "train.jsonl").write_text('{"other": [1]}\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"has no part of a task: a file train, dev or test"):
+        tune(tmp_path / "several", tmp_path / "run")
+
+
+def test_true_and_false_are_labels(tmp_path: Path) -> None:
+    rows = [{"text": text, "label": label == "good"} for text, label in ROWS]
+    made = bertsmith.finetune("bert-tiny", train=rows, set=SMALL, device="cpu")
+    assert set(made["data"]["train"]["labels"]) == {"true", "false"}
+    assert made.predict(["the fine day"])[0] in ("true", "false")
+
+
+def test_a_fine_tuned_model_is_not_exported(data: Path, tmp_path: Path) -> None:
+    tune(data, tmp_path / "run")
+    with pytest.raises(InputError, match=r"fine-tuned, and its head for the task \(classifier\) cannot be exported"):
+        bertsmith.export(bertsmith.load(tmp_path / "run"), tmp_path / "hf", to="hf")
+
+
+def test_one_tag_for_all_words_is_degenerate() -> None:
+    task = Tagging(labels=("O", "B-X"))
+    examples = [TaggedWords(words=("a", "b"), tags=(0, 1)), TaggedWords(words=("c",), tags=(0,))]
+    assert answers_alike(task, examples, [{"answer": ["O", "O"]}, {"answer": ["O"]}])
+    assert not answers_alike(task, examples, [{"answer": ["O", "B-X"]}, {"answer": ["O"]}])
+
+
+def test_printed_answers_are_short() -> None:
+    assert spoken([0.25] * 128) == "0.25, 0.25, 0.25, 0.25, 0.25, 0.25, … (128 numbers)"
+    assert spoken(1.6721363067626953) == "1.67214"
+    assert spoken([]) == spoken("") == "(none)"
+    assert spoken(["B-PER", "O"]) == "B-PER, O"
+
+
+def test_choices_are_asked_by_a_file(tmp_path: Path) -> None:
+    rows = [{"context": text, "choices": ["good", "bad"], "label": int(label == "bad")} for text, label in ROWS]
+    bertsmith.finetune("bert-tiny", train=rows, out=tmp_path / "run", set=SMALL, device="cpu")
+    with pytest.raises(InputError, match=r"this task reads context, choices; give them as --data"):
+        bertsmith.predict(tmp_path / "run", text=["the day"], out=tmp_path / "answers")
+
+
+def test_a_choice_is_shown_with_its_text() -> None:
+    example = ChoiceExample(context="the day", question="", choices=("it  rains", "it snows"), label=1)
+    assert Choice().shown_answer(example, 0) == "0: it rains"
+
+
+@pytest.mark.parametrize("metric", ["f1", "average_precision"])
+def test_the_line_of_a_run_fits_a_narrow_terminal(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(display, "Console", lambda stderr: Console(file=file, width=80))
+    with display.Display(36813, 18406, visible=True) as shown:
+        shown.show({"kind": "held_out", "score": 77.3, "metric": metric})
+        shown.show({"kind": "training", "tokens_per_second": 120345.0, "loss": 0.123})
+    line = file.getvalue().splitlines()[-1]
+    assert len(line) <= 80
+    assert "18406/36813 loss 0.123 · dev" in line
+    assert line.endswith("left")
+    assert ("tokens/s" in line) == (metric == "f1")

@@ -87,7 +87,8 @@ def write_report(
 ) -> None:
     """Nothing; report.html in `out` tells of some answers, of the interval and the runs in `figures`, and what else is
     told."""
-    from bertsmith.report.finetuning import finetuning_page, task_report
+    from bertsmith.report.answers import task_report
+    from bertsmith.report.finetuning import finetuning_page
 
     interval = figures.get("interval")
     told = {"interval": None if interval is None else tuple(interval), "runs": figures.get("runs", ()), **told}

@@ -12,8 +12,9 @@ from bertsmith.batches.examples import Features
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Supervised
+from bertsmith.report.answers import WORST, TaskReport, as_text, shortened, task_report
 from bertsmith.report.confusion import MOST_LABELS, class_table, cut, matrix_table, most_confused
-from bertsmith.report.finetuning import WORST, TaskReport, as_text, finetuning_page, metric_name, shortened, task_report
+from bertsmith.report.finetuning import finetuning_page, metric_name
 from bertsmith.report.points import POINTS, interval_bar, scatter, strip
 from bertsmith.tasks.base import Encoding, Judgement, Task
 from bertsmith.tasks.classification import Classification, LabelledText

@@ -171,7 +171,7 @@ def _run(
     force: bool = False,
     told: Told = TELL_ALL,
 ) -> Finetuned:
-    from bertsmith.tasks.predictor import KeptTask, Predictor
+    from bertsmith.tasks.predictor import Predictor
     from bertsmith.training.finetuning import make_finetuning, read_data
 
     data = read_data(_divided(settings, device), *tables)
@@ -197,8 +197,7 @@ def _run(
     )
     result = Finetuned(figures)
     if made[0].trainer.is_finished:
-        kept = KeptTask(task=settings.task, sequences=settings.sequences)
-        result.predictor = Predictor(made[0].trainer.model.eval(), kept)
+        result.predictor = Predictor(made[0].trainer.model.eval(), settings.kept)
     return result
 
 
@@ -227,13 +226,13 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path, told: "
     from rich.console import Console
 
     from bertsmith.checkpoint.store import write_model
-    from bertsmith.commands.output import write_result
+    from bertsmith.commands.output import write_answers, write_files, write_result
     from bertsmith.commands.task_report import interval_of, write_finetuning_report
-    from bertsmith.tasks.predictor import KeptTask, write_kept
+    from bertsmith.tasks.predictor import write_kept
 
     trainer = made.trainer
     write_model(trainer.model, out)
-    write_kept(KeptTask(task=settings.task, sequences=settings.sequences), out)
+    write_kept(settings.kept, out)
     judgement = made.judgement
     write_answers(out / "dev.predictions.jsonl", made.judge.answers)
     write_files(out / "dev.official", settings.task.files(made.judge.examples, made.judge.answers))
@@ -282,8 +281,8 @@ def score_line(part: str, figures: Mapping[str, Any]) -> str:
 
 
 DEGENERATE = (
-    "degenerate: the model gives one and the same answer to all of dev, it has learned nothing; try another seed, a "
-    "lower learning rate or more epochs"
+    "degenerate: the model gives one and the same answer to all of dev; try another seed, a lower learning rate, more "
+    "epochs, or another task.metric if that prefers such a model"
 )
 
 
@@ -293,17 +292,3 @@ def answers_alike(task: "Task[Any]", examples: Sequence[Any], answers: Sequence[
     if task.kind == "tagging":  # one and the same tag for every word
         said, right = (list(chain.from_iterable(tags)) for tags in (said, right))
     return len(set(map(json.dumps, said))) == 1 and len({json.dumps(answer, default=str) for answer in right}) > 1
-
-
-def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes files by name; no folder is made where there are none."""
-    for name, content in files.items():
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(content, encoding="utf-8")
-
-
-def write_answers(path: Path, answers: Sequence[Mapping[str, Any]]) -> None:
-    """Writes answers, one object a line."""
-    with path.open("w", encoding="utf-8") as file:
-        for answer in answers:
-            file.write(json.dumps(answer, ensure_ascii=False) + "\n")

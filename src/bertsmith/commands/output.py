@@ -1,8 +1,9 @@
-"""The output folder of a command: claimed before the work, with result.json at its end."""
+"""The output folder of a command: claimed before the work, with answers and result.json at its end."""
 
 import json
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,17 @@ def write_result(out: Path, figures: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(out / RESULT)
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Writes files by name; no folder is made where there are none."""
+    for name, content in files.items():
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
+
+
+def write_answers(path: Path, answers: Sequence[Mapping[str, Any]]) -> None:
+    """Writes answers, one object a line."""
+    with path.open("w", encoding="utf-8") as file:
+        for answer in answers:
+            file.write(json.dumps(answer, ensure_ascii=False) + "\n")

@@ -23,6 +23,7 @@ from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Judgement
 from bertsmith.tasks.notices import data_notices, length_notices, without_empty
+from bertsmith.tasks.predictor import KeptTask
 from bertsmith.text.tables import Table
 from bertsmith.training import sharding
 from bertsmith.training.feed import PhaseData, TrainingData
@@ -146,6 +147,11 @@ class FinetuneSettings(Record):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, betas=(0.9, 0.999))
     schedule: ScheduleConfig = ScheduleConfig(warmup=0.1)
     run: FinetuneRunConfig = FinetuneRunConfig()
+
+    @property
+    def kept(self) -> KeptTask:
+        """What is kept of them beside the model."""
+        return KeptTask(task=self.task, sequences=self.sequences)
 
     @model_validator(mode="after")
     def _check_batch(self) -> "FinetuneSettings":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError, nearest
+from bertsmith.text.parquet import parquet_rows
 
 FORMATS = (".txt", ".jsonl")
 PACKINGS = ("", ".gz", ".xz", ".zst")
@@ -162,29 +163,8 @@ def is_visible(text: str) -> bool:
 
 
 def _parquet_documents(file: Path, field: str, watch: Watch | None) -> Iterator[str]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError(
-            f"file {str(file)!r} needs pyarrow, which is not installed: pip install 'bertsmith[parquet]'"
-        ) from None
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(file) as table:
-            columns = table.schema_arrow.names
-            if field not in columns:
-                raise InputError(f"file {str(file)!r} has no column {field!r}; {nearest(field, columns)}")
-            # whole row groups may be gigabytes; batches of rows are read page by page
-            for batch in table.iter_batches(batch_size=256, columns=[field]):
-                if watch:
-                    watch(batch.nbytes)
-                for value in batch.column(0).to_pylist():
-                    number += 1
-                    yield _checked(value, field, file, f"row {number}")
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"file {str(file)!r} cannot be read as parquet after row {number}: {reason}") from None
+    for number, row in parquet_rows(file, field, watch):
+        yield _checked(row[field], field, file, f"row {number}")
 
 
 def _checked(value: Any, field: str, file: Path, place: str) -> str:

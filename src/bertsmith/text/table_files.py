@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError
+from bertsmith.text.parquet import parquet_rows
 from bertsmith.text.readers import LONGEST_LINE, PACKINGS, numbered_lines, read_rows
 
 TABLE_FORMATS = (".jsonl", ".csv", ".tsv")
@@ -32,7 +33,7 @@ def table_rows(file: Path) -> Numbered:
             ".parquet"
         )
     if ending == ".parquet":
-        return _parquet_rows(file)
+        return parquet_rows(file)
     if ending.startswith(".jsonl"):
         return read_rows(file)
     return _named_fields(file, _comma_fields(file) if ending.startswith(".csv") else _tab_fields(file))
@@ -110,23 +111,3 @@ def _whole(file: Path, number: int, line: str) -> str:
     if "\0" in line:
         raise InputError(f"file {str(file)!r} line {number} holds a NUL byte; text files have none")
     return line
-
-
-def _parquet_rows(file: Path) -> Numbered:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError(
-            f"file {str(file)!r} needs pyarrow, which is not installed: pip install 'bertsmith[parquet]'"
-        ) from None
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(file) as table:
-            for batch in table.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"file {str(file)!r} cannot be read as parquet after row {number}: {reason}") from None

@@ -1,5 +1,6 @@
 """The heads of tasks: one answer for a sequence, one for every token, the ends of a span, a vector."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
@@ -92,7 +93,7 @@ TASK_HEADS: dict[str, type[HeadConfig]] = {
 }
 
 
-class TaskHead(nn.Module):
+class TaskHead(nn.Module, ABC):
     """Reads the states of an encoder's layers; `layers` says of how many, the last ones."""
 
     is_for_tokens = False
@@ -106,13 +107,13 @@ class TaskHead(nn.Module):
     def layers(self) -> int:
         return self.features.layers
 
+    @abstractmethod
     def forward(self, states: Sequence[Tensor], layout: SequenceLayout, pooler: nn.Module | None = None) -> Tensor:
         """What the head says; `pooler` is the model's own, if it has one.
 
         Shape: states (batch, length, width) or (tokens, width) each -> (batch, outputs) from heads for sequences,
         (batch, length, outputs) or (tokens, outputs) from those for tokens.
         """
-        raise NotImplementedError
 
 
 class Classifier(TaskHead):

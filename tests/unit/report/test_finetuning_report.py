@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from html.parser import HTMLParser
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from helpers_pages import HOSTILE, Outline
 
 from bertsmith.batches.examples import Features
 from bertsmith.models.config import ModelConfig
@@ -20,44 +20,6 @@ from bertsmith.tasks.base import Encoding, Judgement, Task
 from bertsmith.tasks.classification import Classification, LabelledText
 from bertsmith.tasks.metrics.classes import ClassCounts
 from bertsmith.text.tables import Table
-
-HOSTILE = "</script><script>alert('x')</script><b title=\"&\">"
-VOID = {"meta"}
-
-
-class Outline(HTMLParser):
-    """The elements and visible texts of a page; a closing tag that does not fit raises."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.visible = ""
-        self.feed(text)
-        self.close()
-        assert not self.open, f"never closed: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag, f"</{tag}> closes another element"
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.visible += data
-
-    def count(self, tag: str, class_: str | None = None) -> int:
-        return sum(
-            name == tag and (class_ is None or class_ in (found.get("class") or "").split())
-            for name, found in self.elements
-        )
 
 
 class Anything(Task[tuple[str, Any]]):

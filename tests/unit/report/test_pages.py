@@ -3,52 +3,15 @@
 import math
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from helpers_pages import HOSTILE, Outline
 
 from bertsmith.report.attention import attention_fragment, attention_page
 from bertsmith.report.chart import Series, line_chart, nice_ticks, short_number, thinned
 from bertsmith.report.page import facts_table, page, section
 from bertsmith.report.pretraining import FilledMask, PretrainingReport, duration, headline, pretraining_page
-
-VOID = {"meta", "br", "hr", "img", "input", "link"}
-HOSTILE = "</script><script>alert('x')</script><b title=\"&\">"
-
-
-class Outline(HTMLParser):
-    """The elements of a page; a closing tag that does not fit raises."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[str, str]] = []
-        self.feed(text)
-        self.close()
-        assert not self.open, f"never closed: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag, f"</{tag}> closes another element"
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append((self.open[-1] if self.open else "", data))
-
-    def count(self, tag: str) -> int:
-        return sum(name == tag for name, _ in self.elements)
-
-    def visible(self) -> str:
-        return "".join(text for tag, text in self.texts if tag not in {"script", "style"})
 
 
 def random_maps(layers: int, heads: int, length: int) -> dict[str, np.ndarray]:
@@ -132,7 +95,7 @@ def test_hostile_text_is_shown_and_never_run() -> None:
         outline = Outline(pages[name])
         assert outline.count("script") == scripts, name  # the data and the page's own
         assert outline.count("b") == (name == "pretraining"), name  # the run's name is set in bold by the page itself
-        assert "alert('x')" in outline.visible(), name
+        assert "alert('x')" in outline.visible, name
     shell = page("<i>", section("<i>", facts_table({"<i>": "<i>"}), note="<i>"))
     assert Outline(shell).count("i") == 0
 
@@ -168,7 +131,7 @@ def test_chart_places_every_point_inside(points: list[tuple[float, float]]) -> N
 def test_chart_of_nothing_says_so(series: list[Series]) -> None:
     outline = Outline(line_chart(series, x_label="step", y_label="nats", reference=("level", 1.0)))
     assert outline.count("svg") == 0
-    assert "No values of nats yet" in outline.visible()
+    assert "No values of nats yet" in outline.visible
 
 
 def test_chart_is_higher_for_larger_values_and_breaks_at_gaps() -> None:
@@ -186,7 +149,7 @@ def test_chart_shows_reference_legend_and_hover_titles() -> None:
     outline = Outline(line_chart(series, x_label="step", y_label="nats", reference=("unigram level", 12.0)))
     (dashed,) = [attributes for tag, attributes in outline.elements if attributes.get("class") == "reference"]
     assert float(str(dashed["y1"])) >= 0  # above every point, and still inside the chart
-    assert "unigram level 12.00" in outline.visible()
+    assert "unigram level 12.00" in outline.visible
     assert outline.count("li") == 2
     assert "<held-out>: 4.5 at step 10" in [text for tag, text in outline.texts if tag == "title"]
 
@@ -237,23 +200,21 @@ def test_numbers_are_written_short() -> None:
 def test_headline_follows_the_data(changes: dict[str, object], sentence: str) -> None:
     made = report(**changes)
     assert headline(made).startswith(sentence)
-    assert sentence in Outline(pretraining_page(made)).visible()
+    assert sentence in Outline(pretraining_page(made)).visible
 
 
 def test_pretraining_page_tells_everything() -> None:
     outline = Outline(pretraining_page(report()))
-    text = outline.visible()
+    text = outline.visible
     for expected in ("1,000 steps over 1 million tokens in 8 min 20 s.", "unigram level 7.00", "30.0 %", "seed = 1"):
         assert expected in text
     for expected in ("bertsmith pretrain", "The sky is blue.", "25.0 %", "Learning rate", "Speed", "Where it looks"):
         assert expected in text
-    assert "Where it looks" not in Outline(pretraining_page(report(attention=None))).visible()
+    assert "Where it looks" not in Outline(pretraining_page(report(attention=None))).visible
 
 
 def test_pretraining_page_tells_what_the_run_said_and_guessed() -> None:
-    text = Outline(
-        pretraining_page(report(notices=("step 60: <i>low</i>", "left it"), guessed="next tokens"))
-    ).visible()
+    text = Outline(pretraining_page(report(notices=("step 60: <i>low</i>", "left it"), guessed="next tokens"))).visible
     for expected in ("What the run said", "step 60: <i>low</i>", "left it", "Held-out accuracy, next tokens"):
         assert expected in text
     assert "masked tokens" not in text
@@ -262,7 +223,7 @@ def test_pretraining_page_tells_what_the_run_said_and_guessed() -> None:
 
 def test_two_masks_stay_masks() -> None:
     filled = FilledMask("A [MASK] and a [MASK].", (("cat", 0.9),))
-    assert "A [MASK] and a [MASK]." in Outline(pretraining_page(report(filled=(filled,)))).visible()
+    assert "A [MASK] and a [MASK]." in Outline(pretraining_page(report(filled=(filled,)))).visible
 
 
 @pytest.mark.parametrize(
@@ -281,7 +242,7 @@ def test_replaced_token_detection_is_told_first() -> None:
     told = report(steps=steps, held_out=held_out)
     assert headline(told) == "The encoder finds 38% of the replaced tokens, and 62% of its finds are right."
     outline = Outline(pretraining_page(told))
-    shown = outline.visible()
+    shown = outline.visible
     assert "Tokens told apart" in shown
     assert "The generator's loss" in shown
     assert "37.5 %" in shown

@@ -49,6 +49,9 @@ class Finetuned(dict[str, Any]):
     @property
     def model(self) -> "Model":
         """The fine-tuned model."""
+        from bertsmith.models.model import Model
+
+        assert isinstance(self.predictor.model, Model)
         return self.predictor.model
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:

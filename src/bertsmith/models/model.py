@@ -115,6 +115,11 @@ class Model(nn.Module):
         have = ", ".join(self.heads) or "none"
         raise InputError(f"this model was not fine-tuned for a task (its heads: {have}); bertsmith finetune does that")
 
+    @property
+    def is_for_tokens(self) -> bool:
+        """Whether the task's head speaks of every token, not of whole sequences."""
+        return self.task_head.is_for_tokens
+
     def head(self, kind: str) -> nn.Module:
         """One of the model's heads; says which there are if it lacks this one."""
         if kind not in self.heads:

@@ -13,9 +13,9 @@ import numpy as np
 
 from bertsmith.batches.examples import Features
 from bertsmith.errors import InputError
+from bertsmith.export.base import Runner
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
-from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 from bertsmith.text.tables import Table
@@ -32,7 +32,7 @@ class Encoding:
     """Whether the model tells the segments of a sequence apart by types."""
 
     @classmethod
-    def of(cls, model: Model, length: int) -> "Encoding":
+    def of(cls, model: Runner, length: int) -> "Encoding":
         """That of a model, with at most so many tokens; a sentence if it does not take as many."""
         embedding = model.config.encoder.embedding
         if embedding.positions != "none" and length > embedding.longest:

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from bertsmith.batches.examples import EvaluationPlan, ExampleConfig, ExampleReader, Features, TaskBatch
-from bertsmith.models.model import Model
+from bertsmith.export.base import Runner
 
 MICRO_TOKENS = 8192  # of one batch where nothing is learned
 
 
 @torch.no_grad()
 def item_outputs(
-    model: Model, features: Features, config: ExampleConfig, watch: Callable[[TaskBatch, Tensor], None] | None = None
+    model: Runner, features: Features, config: ExampleConfig, watch: Callable[[TaskBatch, Tensor], None] | None = None
 ) -> list[np.ndarray]:
     """The outputs of every item, as a task's `answers` reads them; `watch` sees each batch and what was said of it."""
     found: list[np.ndarray] = [np.empty(0)] * len(features)
@@ -32,13 +32,13 @@ def item_outputs(
     return found
 
 
-def _split(model: Model, features: Features, batch: TaskBatch, outputs: Tensor) -> Sequence[np.ndarray]:
+def _split(model: Runner, features: Features, batch: TaskBatch, outputs: Tensor) -> Sequence[np.ndarray]:
     """The outputs of a batch item by item.
 
     Shape: (outputs,) each, (sequences, outputs) where an item has several, (tokens, outputs) from a head for tokens.
     """
     values, items = outputs.float().cpu().numpy(), batch.item.cpu().numpy()
-    if model.task_head.is_for_tokens:
+    if model.is_for_tokens:
         lengths = batch.layout.lengths().tolist()
         if batch.layout.is_packed:
             return np.split(values, np.cumsum(lengths)[:-1])

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from bertsmith.batches.examples import ExampleConfig, TaskBatch
 from bertsmith.checkpoint.files import read_json, write_json
-from bertsmith.checkpoint.store import load
 from bertsmith.errors import InputError
-from bertsmith.models.model import Model
+from bertsmith.export.base import Runner
+from bertsmith.export.engines import open_runner
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Judgement
@@ -33,15 +33,16 @@ class KeptTask(Record):
 class Predictor:
     """Answers a task's questions with a fine-tuned model."""
 
-    def __init__(self, model: Model, kept: KeptTask) -> None:
+    def __init__(self, model: Runner, kept: KeptTask) -> None:
         self.model, self.kept, self.task = model, kept, kept.task
         self.watch: Watch | None = None
         self.encoding = Encoding.of(model, kept.sequences.length)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "cpu") -> Self:
-        """The predictor in the folder of a fine-tuned model."""
-        return cls(load(folder, device=device), read_kept(Path(folder)))
+        """The predictor in the folder of a fine-tuned model, or of an artefact made from one."""
+        kept = read_kept(Path(folder))
+        return cls(open_runner(Path(folder), device=device), kept)
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
         """The answer for each input: a label, a number, tags, a text … as the task has it.

@@ -1,0 +1,48 @@
+"""The table of engines, and the folder that says which of them runs it: an artefact."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bertsmith.checkpoint.files import read_json, write_json
+from bertsmith.checkpoint.store import load
+from bertsmith.errors import InputError
+from bertsmith.export.base import Artefact, Engine, Inputs, Runner
+from bertsmith.export.torch_engine import CompiledEngine, TorchEngine
+from bertsmith.models.model import Model
+
+ARTEFACT_FILE = "artefact.json"
+
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (TorchEngine(), CompiledEngine())}
+
+
+def write_artefact(model: Model, folder: Path, artefact: Artefact, samples: Sequence[Inputs] = ()) -> None:
+    """Puts a model into a folder that exists, for the engine and in the precision that are asked for."""
+    engine = ENGINES[artefact.engine]
+    if artefact.precision not in engine.precisions:
+        allowed = ", ".join(engine.precisions)
+        raise InputError(f"precision is {artefact.precision!r} with the engine {engine.name}; allowed: {allowed}")
+    missing = engine.missing()
+    if missing is not None:
+        raise InputError(f"engine is {engine.name!r}, which {missing}")
+    engine.write(model, folder, artefact.precision, samples)
+    write_json(folder / ARTEFACT_FILE, artefact.plain())
+
+
+def read_artefact(folder: Path) -> Artefact:
+    """How the model in a folder is run: as its artefact.json says, or by PyTorch as it is where there is none."""
+    path = folder / ARTEFACT_FILE
+    return Artefact.parse(read_json(path), source=str(path)) if path.is_file() else Artefact(engine="torch")
+
+
+def open_runner(folder: Path, *, device: str = "cpu", threads: int | None = None) -> Runner:
+    """What the folder of a model or of an artefact holds, ready to answer."""
+    if not (folder / ARTEFACT_FILE).is_file():
+        return load(folder, device=device)
+    artefact = read_artefact(folder)
+    engine = ENGINES[artefact.engine]
+    missing = engine.missing()
+    if missing is not None:
+        raise InputError(f"{str(folder)!r} is run by {engine.name}, which {missing}")
+    if device not in ("cpu", "auto"):
+        raise InputError(f"--device is {device!r}; {str(folder)!r} was made for the CPU; allowed: auto, cpu")
+    return engine.open(folder, artefact.precision, threads=threads)

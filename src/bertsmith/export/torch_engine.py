@@ -1,0 +1,45 @@
+"""PyTorch as an engine: as it is, or compiled."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from bertsmith.checkpoint.store import load, write_model
+from bertsmith.export.base import Engine, Inputs, Precision
+from bertsmith.layers.block import Block
+from bertsmith.models.model import Model
+
+_SHAPES = 64  # of inputs that one process may compile for, before it says so and runs on uncompiled
+
+
+class TorchEngine(Engine):
+    """Runs the model's own folder."""
+
+    name = "torch"
+    precisions: ClassVar[tuple[Precision, ...]] = ("float32", "bfloat16")
+
+    def write(self, model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs] = ()) -> None:
+        write_model(copy.deepcopy(model).bfloat16() if precision == "bfloat16" else model, folder)
+
+    def open(self, folder: Path, precision: Precision, *, threads: int | None = None) -> Model:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        model = load(folder)
+        return model.bfloat16() if precision == "bfloat16" else model
+
+
+class CompiledEngine(TorchEngine):
+    """Runs it with every layer compiled, once for each shape of input."""
+
+    name = "compiled"
+
+    def open(self, folder: Path, precision: Precision, *, threads: int | None = None) -> Model:
+        model = super().open(folder, precision, threads=threads)
+        torch._dynamo.config.recompile_limit = max(_SHAPES, torch._dynamo.config.recompile_limit)
+        for module in model.modules():
+            if isinstance(module, Block):
+                module.forward = torch.compile(module.forward, dynamic=False)  # type: ignore[method-assign]
+        return model

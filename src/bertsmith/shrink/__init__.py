@@ -1,0 +1,1 @@
+"""Make it smaller: importance, rewiring, elastic training, pruning, augmentation, and the search for a budget."""

@@ -128,12 +128,16 @@ def needed_pieces(base: Tokenizer) -> set[int]:
 def changed_tokens(base: Tokenizer, cut: Cut, texts: Sequence[str]) -> tuple[int, int]:
     """How many tokens of texts are no longer there, the same piece at the same characters, and how many there were."""
     changed = total = 0
+    is_kept = np.zeros(base.size, dtype=bool)
+    is_kept[list(cut.ids)] = True
     for start in range(0, len(texts), _BATCH):
         batch = texts[start : start + _BATCH]
-        olds = base.encode_offsets(batch)
-        news = cut.tokenizer.encode_offsets(batch)
+        rows = base.encode_plain(batch)
+        total += sum(map(len, rows))
+        # the others are split as before
+        touched = [text for text, row in zip(batch, rows, strict=True) if not is_kept[row].all()]
+        olds, news = base.encode_offsets(touched), cut.tokenizer.encode_offsets(touched)
         for (old_ids, old_places), (new_ids, new_places) in zip(olds, news, strict=True):
-            total += len(old_ids)
             before = Counter(zip(old_ids.tolist(), map(tuple, old_places.tolist()), strict=True))
             back = (cut.ids[token] for token in new_ids.tolist())
             changed += (before - Counter(zip(back, map(tuple, new_places.tolist()), strict=True))).total()

@@ -1,10 +1,11 @@
 """A fine-tuned model with the vocabulary of its training texts: pieces, megabytes and score, cut by cut.
 
     python benchmarks/vocabulary.py --model FOLDER --data TASK
-    python benchmarks/vocabulary.py --model FOLDER --data TASK --texts corpus.jsonl.xz --out figures.json
+    python benchmarks/vocabulary.py --model FOLDER --data TASK --texts corpus.jsonl.xz --pieces 12000 --out figures.json
 
 FOLDER is what `bertsmith finetune` wrote, TASK the folder with train and dev that it was fine-tuned on. The texts that
-decide are those of train, and with --texts those of a file besides, so that words of dev which train lacks are met.
+decide are those of train, and with --texts those of a file besides, so that words of dev which train lacks are met;
+--pieces names cuts to so many pieces, in the place of the usual ones.
 Scores are of dev, of the folders as they are written and read again; nothing is trained but the repair.
 """
 
@@ -45,7 +46,8 @@ def main() -> None:
     columns = ("cut", "pieces", "MB", "tokens changed", "of dev", "embedding off by", "score", "seconds")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     rows = {}
-    for name, settings in CUTS.items():
+    cuts = {f"{pieces:,} pieces": {"pieces": pieces} for pieces in options.pieces} or CUTS
+    for name, settings in cuts.items():
         with tempfile.TemporaryDirectory() as folder:
             begin, out = time.perf_counter(), Path(folder) / "model"
             figures = cut_vocabulary_folder(options.model, texts, VocabularyConfig(**settings), out)
@@ -89,6 +91,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--texts", type=Path)
+    parser.add_argument("--pieces", type=int, nargs="*", default=[])
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 

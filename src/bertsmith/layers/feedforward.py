@@ -71,10 +71,12 @@ class FeedForward(nn.Module):
             self.contract = GroupedLinear(neurons, width, groups)
 
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        inner, *gates = self.expand(hidden, keep_out=call.keep_neurons).chunk(2 if self.is_gated else 1, dim=-1)
-        inner = ACTIVATIONS[self.activation](inner)
-        for gate in gates:
-            inner = inner * gate
+        inner = self.expand(hidden, keep_out=call.keep_neurons)
+        if self.is_gated:
+            inner, gate = inner.chunk(2, dim=-1)
+            inner = ACTIVATIONS[self.activation](inner) * gate
+        else:
+            inner = ACTIVATIONS[self.activation](inner)
         return self.contract(inner, keep_in=call.keep_neurons)
 
     def reorder(self, neurons: Tensor) -> None:

@@ -3,7 +3,9 @@
 The public names are resolved when they are first used, so that `import bertsmith` is quick.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -21,7 +23,7 @@ _HOMES = {
     "convert": "bertsmith.models.convert",
     "corpus": "bertsmith.commands.corpus",
     "evaluate": "bertsmith.commands.evaluate",
-    "export": "bertsmith.checkpoint.store",
+    "export": "bertsmith.export.exporting",
     "extract": "bertsmith.models.build",
     "factorise": "bertsmith.models.factorise",
     "finetune": "bertsmith.commands.finetune",
@@ -62,7 +64,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from bertsmith.batches.layout import SequenceLayout
-    from bertsmith.checkpoint.store import export, load, save
+    from bertsmith.checkpoint.store import load, save
     from bertsmith.commands.compare import compare
     from bertsmith.commands.corpus import corpus
     from bertsmith.commands.evaluate import evaluate
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from bertsmith.commands.pretrain import pretrain
     from bertsmith.commands.tokenizer import tokenizer
     from bertsmith.errors import InputError
+    from bertsmith.export.exporting import export
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import build, extract
     from bertsmith.models.convert import convert
@@ -93,3 +96,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOMES])
+
+
+class _Package(ModuleType):
+    """Keeps the public name `export` the function: Python would give it to the package of that name once imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

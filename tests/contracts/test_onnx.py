@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from cases import MIXER_CASES, TINY, padded_layout, tiny_model
@@ -11,6 +12,7 @@ from torch import Tensor
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.export.base import Artefact
 from bertsmith.export.engines import open_runner, write_artefact
+from bertsmith.export.onnx_graph import OPSET
 from bertsmith.layers.branch import BranchConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.relative import RelativeConfig
@@ -25,6 +27,7 @@ from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig, SpansC
 from bertsmith.models.model import Model
 
 LONGEST = TINY["longest"]
+HEAD_KINDS = {"classifier", "tagger", "spans", "embedder"}
 HEADS: dict[str, tuple[HeadConfig, ...]] = {
     "classifier": (ClassifierConfig(labels=("a", "b", "c"), hidden="gelu"),),
     "classifier of the pooler": (PoolerConfig(), ClassifierConfig(labels=("a", "b"), pooling="pooler")),
@@ -89,19 +92,15 @@ def _random_cut(model: Model) -> Model:
     units = model.encoder.units
     heads = [int(torch.randint(1, unit.heads + 1, ())) for unit in units]
     neurons = [unit.groups * int(torch.randint(1, unit.neurons // unit.groups + 1, ())) for unit in units]
+    if model.config.encoder.sharing != "none":
+        heads, neurons = heads[:1] * len(units), neurons[:1] * len(units)
     return extract(model, Subnet(heads=tuple(heads), neurons=tuple(neurons)))
 
 
 def _said(model: Model, tokens: Tensor, layout: SequenceLayout, types: Tensor | None) -> Tensor:
     with torch.no_grad():
-        return (
-            model.outputs(tokens, layout, types)
-            if HEAD_KINDS & set(model.heads)
-            else model.encoder(tokens, layout, types)
-        )
-
-
-HEAD_KINDS = {"classifier", "tagger", "spans", "embedder"}
+        says = model.outputs if HEAD_KINDS & set(model.heads) else model.encoder
+        return says(tokens, layout, types)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -121,6 +120,14 @@ def test_a_cut_model_says_the_same_as_onnx(name: str, tmp_path: Path) -> None:
         if runner.is_for_tokens:
             wanted, found = wanted[layout.is_token], found[layout.is_token]
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
+
+
+def test_the_file_holds_standard_operations_and_nothing_of_where_it_was_made(tmp_path: Path) -> None:
+    write_artefact(tiny_model("bert-tiny", layers=1), tmp_path, Artefact(engine="onnxruntime"))
+    graph = onnx.load(tmp_path / "model.onnx")
+    assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", OPSET)]
+    assert {node.domain for node in graph.graph.node} == {""}
+    assert b".py" not in (tmp_path / "model.onnx").read_bytes()
 
 
 def test_every_kind_of_mixer_and_head_has_a_case() -> None:

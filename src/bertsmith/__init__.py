@@ -21,7 +21,7 @@ _HOMES = {
     "convert": "bertsmith.models.convert",
     "corpus": "bertsmith.commands.corpus",
     "evaluate": "bertsmith.commands.evaluate",
-    "export": "bertsmith.checkpoint.store",
+    "export": "bertsmith.engines.exporting",
     "extract": "bertsmith.models.build",
     "factorise": "bertsmith.models.factorise",
     "finetune": "bertsmith.commands.finetune",
@@ -64,7 +64,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from bertsmith.batches.layout import SequenceLayout
-    from bertsmith.checkpoint.store import export, load, save
+    from bertsmith.checkpoint.store import load, save
     from bertsmith.commands.compare import compare
     from bertsmith.commands.corpus import corpus
     from bertsmith.commands.evaluate import evaluate
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from bertsmith.commands.pretrain import pretrain
     from bertsmith.commands.shrink import shrink
     from bertsmith.commands.tokenizer import tokenizer
+    from bertsmith.engines.exporting import export
     from bertsmith.errors import InputError
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import build, extract

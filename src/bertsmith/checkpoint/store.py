@@ -1,7 +1,6 @@
 """Our own folder: config.json + model.safetensors + tokenizer.json; and the one door to all folders, `load`."""
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -15,17 +14,18 @@ from bertsmith.checkpoint.files import (
     write_json,
     write_tensors,
 )
-from bertsmith.checkpoint.hf import load_hf, save_hf
-from bertsmith.errors import InputError, nearest
+from bertsmith.checkpoint.hf import load_hf
+from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import assemble, extract
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.generator import Part, fold, part_of
+from bertsmith.models.generator import fold
 from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
 FORMAT = 1
 _MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "task.json"}
+_MODEL_FILES |= {"artefact.json", "model.onnx", "onnx.json"}
 
 
 def load(
@@ -58,25 +58,11 @@ def load(
 
 def save(model: Model, folder: str | Path, *, force: bool = False) -> None:
     """Writes the model as a folder of ours, whole or not at all; `force` replaces a model folder that is there."""
-    with NewFolder(_free(folder, force)) as new:
+    with NewFolder(free_folder(folder, force)) as new:
         write_model(model, new)
 
 
-def export(
-    model: Model, folder: str | Path, *, to: Literal["hf"] = "hf", part: Part = "encoder", force: bool = False
-) -> None:
-    """Writes the model for another program; "hf" is a folder that `transformers` loads without our code.
-
-    Of a model that was trained against a generator, `part` says which of the two.
-    """
-    if to != "hf":
-        raise InputError(f"to is {to!r}; {nearest(str(to), ['hf'])}")
-    chosen = part_of(model, part)
-    with NewFolder(_free(folder, force)) as new:
-        save_hf(chosen, new)
-
-
-def _free(folder: str | Path, force: bool) -> Path:
+def free_folder(folder: str | Path, force: bool) -> Path:
     """The folder, if writing a model there destroys nothing but, with `force`, another model."""
     path = Path(folder).resolve()
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import bertsmith
 from bertsmith import InputError, SequenceLayout, factorise
-from bertsmith.export.base import Artefact
-from bertsmith.export.engines import ARTEFACT_FILE
+from bertsmith.engines.artefact import ARTEFACT_FILE
+from bertsmith.engines.base import Artefact
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import overridable

@@ -199,12 +199,18 @@ class QuantisedLinear(ElasticLinear):
         self.leaving = Ranges(uses, plain.parts, *by) if has_ranges and rounds_outputs else None
 
     def forward(
-        self, hidden: Tensor, *, keep_in: int | None = None, keep_out: int | None = None, parts: slice | None = None
+        self,
+        hidden: Tensor,
+        *,
+        keep_in: int | None = None,
+        keep_out: int | None = None,
+        parts: slice | None = None,
+        gate: Tensor | None = None,
     ) -> Tensor:
         use, kept = (0 if parts is None else parts.start + 1), self._kept(keep_in, keep_out)
         if self.entering is not None:
             hidden = self.entering(hidden, use, kept=kept)
-        left = super().forward(hidden, keep_in=keep_in, keep_out=keep_out, parts=parts)
+        left = super().forward(hidden, keep_in=keep_in, keep_out=keep_out, parts=parts, gate=gate)
         return left if self.leaving is None else self.leaving(left, use, parts, kept)
 
     def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:

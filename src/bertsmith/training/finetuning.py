@@ -32,6 +32,7 @@ from bertsmith.training.judging import DevJudge
 from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import ExamplePhase
+from bertsmith.training.quantising import QuantisedLearning, give_ranges, with_rounding
 from bertsmith.training.starting import ModelSource, TokenizerChoice, starting_encoder, with_task_head
 from bertsmith.training.trainer import Trainer
 
@@ -142,6 +143,8 @@ class FinetuneSettings(Record):
     head: HeadChoice = HeadChoice()
     encoder: EncoderLearning = EncoderLearning()
     adversarial: AdversarialConfig = AdversarialConfig()
+    quantisation: QuantisedLearning | None = None
+    """Learn with weights and activations rounded as integers would be; None for as the model does already."""
     sequences: ExampleConfig = ExampleConfig()
     batch: ExampleBatchConfig = ExampleBatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, betas=(0.9, 0.999))
@@ -235,7 +238,10 @@ def make_finetuning(
     plan = ExamplePlan(train, sequences, examples, run.seed, parts=max(1, examples // micro))
     pad = encoding.tokenizer.pad
     flops = training_flops(model.config, max(1, int(train.tokens.lengths.mean())), 0.0)
-    phase = PhaseData(plan, ExampleReader(train, sequences, pad), flops * settings.adversarial.cost, run.seed)
+    reader = ExampleReader(train, sequences, pad)
+    phase = PhaseData(plan, reader, flops * settings.adversarial.cost, run.seed)
+    if settings.quantisation is not None:
+        give_ranges(model, plan, reader, settings.quantisation.calibration)
     method = Method(
         run.run(plan.batches),
         settings.optimizer,
@@ -275,7 +281,9 @@ def starting_model(settings: FinetuneSettings, train: Sequence[Any], start: Mode
     else:
         model = copy.deepcopy(start).cpu().float()
     settings.head.features.check_depth(len(model.config.encoder.layers))
-    return with_task_head(model, settings.head.applied(task.head(model.config)), seed=seed)
+    return with_rounding(
+        with_task_head(model, settings.head.applied(task.head(model.config)), seed=seed), settings.quantisation
+    )
 
 
 def learning(objective: Supervised, settings: FinetuneSettings) -> Supervised | Adversarial:

@@ -89,8 +89,8 @@ class Int8Linear(nn.Module):
             steps = steps.unflatten(0, (self.parts, -1))[parts].flatten()
             bias = None if bias is None else bias.unflatten(0, (self.parts, -1))[parts].flatten()
             use = parts.start + 1
-        left = self.entering(hidden, codes, use) * steps
-        left = left if bias is None else left + bias
+        left = self.entering(hidden, codes, use).mul_(steps)  # in place: fresh memory costs as much as the product
+        left = left if bias is None else left.add_(bias)
         return left if self.leaving is None else self.leaving(left, use, parts)
 
 
@@ -118,7 +118,7 @@ class Int8GroupedLinear(nn.Module):
         _refuse_cut(keep_in, keep_out)
         blocks = zip(hidden.chunk(self.groups, dim=-1), self.codes.chunk(self.groups), strict=True)
         sums = torch.cat([self.entering(block, codes) for block, codes in blocks], dim=-1)
-        return sums * self.steps + self.bias
+        return sums.mul_(self.steps).add_(self.bias)
 
 
 class Entering(nn.Module):

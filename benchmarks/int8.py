@@ -1,5 +1,6 @@
-"""Every precision of PyTorch, eager, on a CPU: the speed of a linear layer, with torchao's 8-bit tensors beside ours, or of
-an encoder; and with data the size and the score of a fine-tuned model.
+"""Every precision of PyTorch, eager, on a CPU: speed, size and score.
+
+Of one linear layer, with torchao's 8-bit tensors beside ours, or of a model; with data, the score on dev.
 
 python benchmarks/int8.py                            # 384 → 1536, as in a small encoder, one thread
 python benchmarks/int8.py --inputs 768 --outputs 3072 --threads 2

@@ -31,6 +31,7 @@ _HOMES = {
     "preset": "bertsmith.models.published",
     "pretrain": "bertsmith.commands.pretrain",
     "save": "bertsmith.checkpoint.store",
+    "shrink": "bertsmith.commands.shrink",
     "tokenizer": "bertsmith.commands.tokenizer",
 }
 
@@ -57,6 +58,7 @@ __all__ = [
     "preset",
     "pretrain",
     "save",
+    "shrink",
     "tokenizer",
 ]
 
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from bertsmith.commands.inspect import inspect
     from bertsmith.commands.predict import predict
     from bertsmith.commands.pretrain import pretrain
+    from bertsmith.commands.shrink import shrink
     from bertsmith.commands.tokenizer import tokenizer
     from bertsmith.errors import InputError
     from bertsmith.layers.subnet import Subnet

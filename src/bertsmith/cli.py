@@ -18,6 +18,7 @@ from bertsmith.commands.finetune import finetune
 from bertsmith.commands.inspect import inspect
 from bertsmith.commands.predict import predict
 from bertsmith.commands.pretrain import pretrain
+from bertsmith.commands.shrink import shrink
 from bertsmith.commands.tokenizer import tokenizer
 from bertsmith.errors import InputError
 
@@ -39,12 +40,13 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "finetune": finetune,
     "evaluate": evaluate,
     "predict": predict,
+    "shrink": shrink,
     "inspect": inspect,
     "import": import_model,
     "export": export_model,
 }
 _PYTHON_ONLY = {"train", "dev"}  # what no flag could give
-_SEVERAL = {"learning_rates"}  # flags that take all the values that follow them
+_SEVERAL = {"depths", "learning_rates", "widths"}  # flags that take all the values that follow them
 
 
 def _for_the_command_line(function: Callable[..., Any]) -> Callable[..., Any]:

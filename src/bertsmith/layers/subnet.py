@@ -74,6 +74,11 @@ class Subnet(Record):
             return tuple(i * layers // kept for i in range(kept))
         return tuple(i * layers // kept - 1 for i in range(1, kept + 1))
 
+    @property
+    def is_even(self) -> bool:
+        """Whether it is given by a width and a depth alone."""
+        return self.heads is None and self.neurons is None and self.layers is None
+
     def counterparts(self, layers: int) -> tuple[int, ...]:
         """For each state on the way through the kept layers, embedding first, the like one among layers + 1 states.
 

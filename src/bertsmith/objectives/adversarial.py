@@ -19,12 +19,11 @@ from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Portion, Sums, Term
-from bertsmith.objectives.class_sums import wide
+from bertsmith.objectives.beliefs import squared_error, taught
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 
 _EPSILON = 1e-7  # of the norm that stands before the noise
-_LOWEST = -1e4  # a score whose share is 0 in every precision, and whose logarithm is still a number
 
 
 class AdversarialConfig(Record):
@@ -148,33 +147,11 @@ def symmetric_kl(scores: Tensor, other: Tensor) -> Tensor:
     number, cross-entropy is always 0 (the official code has that for regression): the squared error stands for it.
     Shape: both (items, …, outcomes); the result (items,), the mean over the axes between.
     """
-    return _taught(scores, other) + _taught(other, scores)
+    return taught(scores, other) + taught(other, scores)
 
 
-def kl(scores: Tensor, other: Tensor) -> Tensor:
-    """How far beliefs are from those of a teacher, `other`, by cross-entropy; shapes as in `symmetric_kl`."""
-    return _taught(scores, other)
-
-
-def mse(scores: Tensor, other: Tensor) -> Tensor:
-    """The mean squared difference of the scores themselves; shapes as in `symmetric_kl`."""
-    return _by_item((_bounded(scores) - _bounded(other)).square().mean(-1))
-
-
-DIVERGENCES = {"symmetric_kl": symmetric_kl, "kl": kl, "mse": mse}
-
-
-def _taught(scores: Tensor, teacher: Tensor) -> Tensor:
-    if scores.shape[-1] == 1:
-        return mse(scores, teacher.detach())
-    shares = _bounded(teacher.detach()).softmax(-1)
-    return _by_item(-(shares * _bounded(scores).log_softmax(-1)).sum(-1))
-
-
-def _bounded(scores: Tensor) -> Tensor:
-    """Scores in at least float32; an outcome that is impossible may have the score -inf."""
-    return wide(scores).clamp(min=_LOWEST)
-
-
-def _by_item(values: Tensor) -> Tensor:
-    return values if values.dim() == 1 else values.flatten(1).mean(1)  # (items, …) -> (items,)
+DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "symmetric_kl": symmetric_kl,
+    "kl": taught,
+    "mse": squared_error,
+}

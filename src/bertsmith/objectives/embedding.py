@@ -18,7 +18,17 @@ from bertsmith.objectives.supervised import Supervised
 
 
 @dataclass(frozen=True)
-class Cosines(Supervised):
+class Vectors(Supervised):
+    """Vectors of texts, which are compared by their cosines."""
+
+    def apart(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
+        """The mean squared distance of an item's vectors of length 1 from the teacher's, (items,)."""
+        own, wanted = (item_vectors(vectors, len(batch.item)) for vectors in (outputs, teacher.detach()))
+        return (own - wanted).square().sum(-1).mean(-1)  # (items, sequences, width) -> (items,)
+
+
+@dataclass(frozen=True)
+class Cosines(Vectors):
     """A loss over the cosine of each item's two texts."""
 
     figures = ()
@@ -79,7 +89,7 @@ class Contrastive(Cosines):
 
 
 @dataclass(frozen=True)
-class InBatch(Supervised):
+class InBatch(Vectors):
     """Each text should find its like among those of all items of the micro-batch (van den Oord et al. 2018, eq. 4).
 
     A softmax over scale · cosine. The third texts of items, if any, are further wrong answers for all. Where an item

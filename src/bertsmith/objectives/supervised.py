@@ -16,6 +16,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.embedding import Disturbance
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Term
+from bertsmith.objectives.beliefs import taught
 from bertsmith.objectives.class_sums import class_sums, wide
 
 
@@ -69,14 +70,18 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
         return torch.tensor(len(batch.item), device=batch.item.device)
 
     def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
-        """Outputs as scores whose softmax over the last axis is what the head believes, for adversarial training.
+        """Outputs as scores whose softmax over the last axis is what the head believes, for those who compare.
 
         What is one belief goes to the last axis, -inf where an outcome is impossible; a single score is a number. A
         kind of task that does not say it cannot be trained so: a guess would be wrong without a sign of it.
         Shape: (belief_count, …, outcomes); axes between are averaged.
         """
         name = type(self).__name__
-        raise InputError(f"adversarial.kind must be 'none': what {name} learns from is no belief that can be disturbed")
+        raise InputError(f"what {name} learns from is no belief: there is no adversarial training for it")
+
+    def apart(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
+        """How far the head's outputs are from a teacher's, (belief_count,), for distillation."""
+        return taught(self.beliefs(outputs, batch), self.beliefs(teacher, batch), temperature)
 
     def belief_count(self, batch: TaskBatch) -> Tensor:
         """The length of the first axis of the beliefs."""
@@ -211,6 +216,10 @@ class Tags(Supervised):
 
     def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         return outputs.flatten(0, -2)[batch.targets["tags"].flatten() != IGNORED]
+
+    def apart(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
+        """How far the head's outputs are from a teacher's, (belief_count,), for distillation."""
+        return taught(self.beliefs(outputs, batch), self.beliefs(teacher, batch), temperature)
 
     def belief_count(self, batch: TaskBatch) -> Tensor:
         return (batch.targets["tags"] != IGNORED).sum()

@@ -1,19 +1,15 @@
 """Fine-tuning from its settings: task, model and method put together."""
 
 import copy
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import Field, model_validator
 
-from bertsmith.batches.examples import ExampleConfig, ExamplePlan, ExampleReader, Features
-from bertsmith.batches.ragged import Ragged
+from bertsmith.batches.examples import ExampleConfig, ExamplePlan, Features
 from bertsmith.errors import InputError
-from bertsmith.models.cost import training_flops
 from bertsmith.models.heads import HeadConfig, SequenceHeadConfig
 from bertsmith.models.heads.features import FeaturesConfig, RecurrentConfig
 from bertsmith.models.model import Model
@@ -26,24 +22,13 @@ from bertsmith.tasks.notices import data_notices, length_notices, without_empty
 from bertsmith.tasks.predictor import KeptTask
 from bertsmith.text.tables import Table
 from bertsmith.training import sharding
-from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.hardware import device_type
 from bertsmith.training.judging import DevJudge
-from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
-from bertsmith.training.phases import ExamplePhase
 from bertsmith.training.quantising import QuantisedLearning, give_ranges, with_rounding
 from bertsmith.training.starting import ModelSource, TokenizerChoice, starting_encoder, with_task_head
+from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import Trainer
-
-
-class ExampleBatchConfig(Record):
-    """How many examples an optimiser step sees."""
-
-    examples: int = Field(default=32, gt=0)
-    """Over all processes."""
-    micro_examples: int | None = Field(default=None, gt=0)
-    """What one process computes at a time; None for all at once."""
 
 
 class HeadChoice(Record):
@@ -87,49 +72,6 @@ class EncoderLearning(Record):
     square of it, as in ELECTRA's code (0.8 there)."""
     is_frozen: bool = False
     """Whether it keeps its weights, so that only the head learns."""
-
-
-class FinetuneRunConfig(Record):
-    """How long a fine-tuning takes and how it is carried out."""
-
-    epochs: float = Field(default=3.0, gt=0)
-    seed: int = Field(default=0, ge=0, lt=2**62)
-    evaluations: int = Field(default=1, gt=0)
-    """On dev, in every epoch."""
-    choose: Literal["last", "best"] = "best"
-    """Which weights the model has at the end: those of the last step, or of the best evaluation."""
-    patience: int | None = Field(default=None, ge=1)
-    """Evaluations without a better one after which the run ends early; None for never."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
-    compile: Literal["off", "whole"] = "off"
-    workers: int = Field(default=0, ge=0)
-    """Processes that make batches."""
-    log_every: int = Field(default=10, gt=0)
-    track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Trackers that get the log, too."""
-
-    def steps(self, batches: int) -> int:
-        """Steps in all, where an epoch has so many."""
-        return max(1, round(self.epochs * batches))
-
-    def run(self, batches: int) -> RunConfig:
-        """The same in steps."""
-        every = max(1, -(-batches // self.evaluations))
-        return RunConfig(
-            steps=self.steps(batches),
-            seed=self.seed,
-            precision=self.precision,
-            compile=self.compile,
-            workers=self.workers,
-            log_every=self.log_every,
-            evaluate_every=every,
-            checkpoint_every=min(every, 500),
-            keep=1,
-            choose=self.choose,
-            patience=self.patience,
-            track=self.track,
-        )
 
 
 class FinetuneSettings(Record):
@@ -224,7 +166,7 @@ def make_finetuning(
 ) -> Finetuning:
     """The run, ready to go; `start` is the model to start from where there is no folder of it, and stays as it is."""
     settings, task = data.settings, data.settings.task
-    run, sequences = settings.run, settings.sequences
+    sequences = settings.sequences
     processes = processes_of(device)
     model = starting_model(settings, data.train, start)
     encoding = Encoding.of(model, sequences.length)
@@ -233,31 +175,20 @@ def make_finetuning(
     cut, lost = length_notices({"train": train, "dev": dev}, sequences.length)
     notices = [*_fresh_weights(settings, start), *data.notices, *cut]
     counts = {part: {**count, **lost.get(part, {})} for part, count in data.counts.items()}
-    examples = settings.batch.examples
-    micro = settings.batch.micro_examples or max(1, examples // processes)
-    plan = ExamplePlan(train, sequences, examples, run.seed, parts=max(1, examples // micro))
-    pad = encoding.tokenizer.pad
-    flops = training_flops(model.config, max(1, int(train.tokens.lengths.mean())), 0.0)
-    reader = ExampleReader(train, sequences, pad)
-    phase = PhaseData(plan, reader, flops * settings.adversarial.cost, run.seed)
     if settings.quantisation is not None:
-        give_ranges(model, plan, reader, settings.quantisation.calibration)
-    method = Method(
-        run.run(plan.batches),
-        settings.optimizer,
-        settings.schedule,
-        (ExamplePhase(0.0, sequences.length, examples, micro),),
-    )
+        plan = ExamplePlan(train, sequences, settings.batch.examples, settings.run.seed)
+        give_ranges(model, plan, settings.quantisation.calibration)
     objective = learning(task.objective(data.train), settings)
     judge = DevJudge(task, data.dev, dev, sequences, objective.for_evaluation())
-    trainer = Trainer(
+    trainer = task_trainer(
+        settings,
         model,
         objective,
-        TrainingData((phase,), None, None),
-        method,
+        train,
+        judge,
         out,
-        fingerprint=_fingerprint(train, encoding, is_half=run.run(1).is_half(device)),
-        judge=judge,
+        processes=processes,
+        cost=settings.adversarial.cost,
         device=device,
         show=show,
         notices=notices,
@@ -306,14 +237,3 @@ def processes_of(device: str) -> int:
             "which every process answers dev, such as configs/accelerate/one-machine-ddp.yaml"
         )
     return processes
-
-
-def _fingerprint(train: Features, encoding: Encoding, *, is_half: bool) -> str:
-    """What a resumed run must share with its first part besides the settings: the examples and the precision."""
-    digest = hashlib.sha256(encoding.tokenizer.hash.encode())
-    arrays = [train.tokens.tokens, train.tokens.starts, train.items]
-    for target in train.targets.values():
-        arrays += [target.tokens, target.starts] if isinstance(target, Ragged) else [target]
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return f"{digest.hexdigest()} {'bfloat16' if is_half else 'float32'}"

@@ -31,11 +31,12 @@ def with_rounding(model: Model, learning: QuantisedLearning | None) -> Model:
 
 
 @torch.no_grad()
-def give_ranges(model: Model, plan: ExamplePlan, reader: ExampleReader, batches: int) -> None:
+def give_ranges(model: Model, plan: ExamplePlan, batches: int) -> None:
     """Gives activations their first ranges, from the first batches of a run, unless the model has ranges already."""
     ranges = [part for part in model.modules() if isinstance(part, Ranges)]
     if not ranges or any(bool(part.limits.any()) for part in ranges):
         return
+    reader = ExampleReader(plan.features, plan.config, model.require_tokenizer().pad)
     with measuring(model):
         for item in islice(plan.one_epoch(), batches):
             batch = reader[item].batch

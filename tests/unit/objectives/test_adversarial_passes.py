@@ -21,6 +21,7 @@ from bertsmith.models.model import Model
 from bertsmith.objectives import adversarial
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig, ascended, draw_noise
 from bertsmith.objectives.base import Sums
+from bertsmith.objectives.beliefs import squared_error, taught
 from bertsmith.objectives.supervised import Classes, Supervised, Tags
 from bertsmith.training.finetuning import FinetuneSettings, learning
 
@@ -67,10 +68,10 @@ def test_the_step_moves_the_beliefs_further_apart() -> None:
         return model.outputs(batch.tokens, batch.layout, disturb=lambda _: vectors + noise)
 
     noise, clean = draw_noise(vectors, batch.layout, 1e-2).requires_grad_(), scores(torch.zeros(())).detach()
-    distance = adversarial.kl(scores(noise), clean).sum()
+    distance = taught(scores(noise), clean).sum()
     (gradient,) = torch.autograd.grad(distance, noise)
-    assert adversarial.kl(scores(ascended(noise, gradient, 1e-4)), clean).sum() > distance
-    assert adversarial.kl(scores(ascended(noise, -gradient, 1e-4)), clean).sum() < distance
+    assert taught(scores(ascended(noise, gradient, 1e-4)), clean).sum() > distance
+    assert taught(scores(ascended(noise, -gradient, 1e-4)), clean).sum() < distance
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "deberta-v3-small"])
@@ -209,13 +210,13 @@ def test_a_wrapper_that_gathers_gradients_sees_one_backward_pass() -> None:
 def test_impossible_outcomes_do_not_count() -> None:
     scores, other = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 3, 4)
     longer = [torch.cat([part, torch.full((2, 3, 1), float("-inf"))], -1) for part in (scores, other)]
-    for divergence in (adversarial.symmetric_kl, adversarial.kl):
+    for divergence in (adversarial.symmetric_kl, taught):
         found = divergence(*longer)
         torch.testing.assert_close(found, divergence(scores, other))
         (gradient,) = torch.autograd.grad(found.sum(), scores)
         assert gradient.isfinite().all()
         assert found.shape == (2,)
-    assert adversarial.mse(*longer).isfinite().all()
+    assert squared_error(*longer).isfinite().all()
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ class Silent(Supervised):
 
 
 def test_a_task_that_does_not_say_what_its_outputs_mean_is_refused() -> None:
-    with pytest.raises(InputError, match=r"adversarial\.kind must be 'none': what Silent"):
+    with pytest.raises(InputError, match="what Silent learns from is no belief"):
         Adversarial(Silent(), AdversarialConfig(kind="sift"))(make(), make_batch())
 
 

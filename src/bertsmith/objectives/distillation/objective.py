@@ -1,0 +1,104 @@
+"""One step of learning from a teacher: a whole student, or every sub-network of an elastic one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bertsmith.batches.examples import TaskBatch
+from bertsmith.layers.subnet import LayerCut, Subnet
+from bertsmith.models.model import Model, Observed
+from bertsmith.objectives.base import Objective, Portion, Sums, Term
+from bertsmith.objectives.distillation.base import DistillationTerm, Pair
+from bertsmith.objectives.distillation.grid import Grid
+from bertsmith.objectives.supervised import Supervised
+
+WHOLE = Subnet()
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A batch, the sub-network that is to learn from it, and what the teacher said of it."""
+
+    batch: TaskBatch
+    subnets: tuple[Subnet, ...]
+    """All that learn from this batch; one of them once the lesson is a part."""
+    teacher: Observed | None = None
+
+
+@dataclass(frozen=True)
+class Distillation(Objective[TaskBatch, Lesson]):
+    """The sum over sub-networks of losses between each and the teacher (Hou et al. 2020, eqs. 4 to 8).
+
+    Each sub-network is a part of the step: its pass is sent backward before the next one begins, the whole network
+    last, so that memory holds one of them and every weight is used when processes exchange gradients.
+    """
+
+    task: Supervised
+    terms_by_name: Mapping[str, DistillationTerm]
+    teacher: Model | None = None
+    grid: Grid | None = None
+    """The sub-networks that learn; None for the whole student alone."""
+    units: tuple[LayerCut, ...] = ()
+    """The heads and neurons of every layer of the student, of which sub-networks are drawn."""
+    teacher_width: Literal["same", "full"] = "full"
+    """Whether an even sub-network learns from the teacher cut to its own width, at full depth."""
+
+    @property
+    def terms(self) -> dict[str, Term]:  # type: ignore[override]
+        return {name: Term(term.figures, term.weight) for name, term in self.terms_by_name.items()}
+
+    def to(self, device: torch.device | str) -> "Distillation":
+        if self.teacher is None:
+            return self
+        return replace(self, teacher=self.teacher.to(device).eval().requires_grad_(False))
+
+    def prepare(self, batch: TaskBatch, seed: int) -> Lesson:
+        if self.grid is None or self.grid.is_whole:
+            return Lesson(batch, (WHOLE,) if self.grid is None else self.grid.subnets)
+        return Lesson(batch, self.grid.drawn(self.units, seed, int(batch.item[0])))
+
+    def counts(self, prepared: Lesson) -> dict[str, Tensor]:
+        return {name: term.count(self.task, prepared.batch) for name, term in self.terms_by_name.items()}
+
+    def parts(self, prepared: Lesson) -> Sequence[Lesson]:
+        said: dict[float, Observed | None] = {}
+        parts = []
+        for subnet in prepared.subnets:
+            width = subnet.width if self.teacher_width == "same" and subnet.is_even else 1.0
+            if width not in said:
+                said[width] = self._taught(prepared.batch, Subnet(width=width))
+            parts.append(Lesson(prepared.batch, (subnet,), said[width]))
+        return parts
+
+    def __call__(self, model: Model, prepared: Lesson) -> dict[str, Sums]:
+        batch, (subnet,) = prepared.batch, prepared.subnets
+        student = model.observed(batch.tokens, batch.layout, batch.types, subnet=None if subnet == WHOLE else subnet)
+        layers = len(model.config.encoder.layers)
+        pair = Pair(self.task, batch, student, prepared.teacher, subnet.counterparts(layers))
+        return {name: term.sums(pair) for name, term in self.terms_by_name.items()}
+
+    def for_evaluation(self) -> Supervised:  # type: ignore[override]
+        return self.task.for_evaluation()
+
+    def portions(self, model: Model) -> list[Portion]:
+        return self.task.portions(model)
+
+    @torch.no_grad()
+    def _taught(self, batch: TaskBatch, subnet: Subnet) -> Observed | None:
+        """What the teacher says of a batch; None where nothing is asked of it."""
+        if self.teacher is None:
+            return None
+        cut = None if subnet == WHOLE else subnet
+        return self.teacher.observed(batch.tokens, batch.layout, batch.types, subnet=cut)
+
+
+def named(terms: Sequence[DistillationTerm]) -> dict[str, DistillationTerm]:
+    """Terms by the names that the log has for them: their kinds, numbered where one comes again."""
+    names: dict[str, DistillationTerm] = {}
+    for term in terms:
+        number = sum(other.kind == term.kind for other in names.values())
+        names[f"{term.kind}_{number + 1}" if number else term.kind] = term
+    return names

@@ -1,0 +1,79 @@
+"""How good every sub-network of an elastic model is on dev; the mean over them is the model's score."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertsmith.batches.examples import ExampleConfig, Features, TaskBatch
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.build import extract
+from bertsmith.models.model import Model
+from bertsmith.objectives.supervised import Supervised
+from bertsmith.tasks.base import Judgement, Task
+from bertsmith.training.engine import Engine
+from bertsmith.training.judging import DevJudge
+
+
+@dataclass(frozen=True)
+class Member:
+    """A sub-network and how good it is."""
+
+    subnet: Subnet
+    judgement: Judgement
+    loss: float
+
+
+class GridJudge:
+    """Cuts every sub-network out and lets it answer all of dev, which is quicker than to run it in place."""
+
+    def __init__(
+        self,
+        task: Task[Any],
+        examples: Sequence[Any],
+        features: Features,
+        config: ExampleConfig,
+        objective: Supervised,
+        subnets: Sequence[Subnet],
+    ) -> None:
+        self.single = DevJudge(task, examples, features, config, objective)
+        self.subnets = subnets
+
+    def __call__(self, engine: Engine) -> dict[str, Any]:
+        """The row of an evaluation."""
+        with engine.accelerator.autocast():
+            members = self.members(engine.model)
+        row: dict[str, Any] = {
+            "loss": fmean(member.loss for member in members),
+            "metric": members[0].judgement.metric,
+            "score": fmean(member.judgement.score for member in members),
+        }
+        return row | {name_of(member.subnet): member.judgement.score for member in members}
+
+    @torch.no_grad()
+    def members(self, model: Model) -> list[Member]:
+        """Every sub-network with its judgement."""
+        found = []
+        for subnet in self.subnets:
+            loss, count = torch.zeros(()), torch.zeros(())
+
+            def watch(batch: TaskBatch, outputs: Tensor) -> None:
+                nonlocal loss, count
+                loss = loss + self.single.objective.sums(outputs, batch).loss.cpu()
+                count = count + self.single.objective.count(batch).cpu()
+
+            judgement = self.single.judgement(extract(model, subnet), watch)
+            found.append(Member(subnet, judgement, float(loss / count.clamp(min=1))))
+        return found
+
+
+def name_of(subnet: Subnet) -> str:
+    """What an even sub-network is called in logs and tables.
+
+    >>> name_of(Subnet(width=0.5, depth=0.75))
+    'width 0.5 depth 0.75'
+    """
+    return f"width {subnet.width:g} depth {subnet.depth:g}"

@@ -1,0 +1,140 @@
+"""The trainer of a task: so many epochs over its examples, judged on dev."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from pydantic import Field
+
+from bertsmith.batches.examples import ExampleConfig, ExamplePlan, ExampleReader, Features
+from bertsmith.batches.ragged import Ragged
+from bertsmith.models.cost import training_flops
+from bertsmith.models.model import Model
+from bertsmith.objectives.base import Objective
+from bertsmith.settings import Record
+from bertsmith.training.feed import PhaseData, TrainingData
+from bertsmith.training.method import Method, RunConfig
+from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
+from bertsmith.training.phases import ExamplePhase
+from bertsmith.training.trainer import Judge, Trainer
+
+
+class ExampleBatchConfig(Record):
+    """How many examples an optimiser step sees."""
+
+    examples: int = Field(default=32, gt=0)
+    """Over all processes."""
+    micro_examples: int | None = Field(default=None, gt=0)
+    """What one process computes at a time; None for all at once."""
+
+
+class FinetuneRunConfig(Record):
+    """How long a fine-tuning takes and how it is carried out."""
+
+    epochs: float = Field(default=3.0, gt=0)
+    seed: int = Field(default=0, ge=0, lt=2**62)
+    evaluations: int = Field(default=1, gt=0)
+    """On dev, in every epoch."""
+    choose: Literal["last", "best"] = "best"
+    """Which weights the model has at the end: those of the last step, or of the best evaluation."""
+    patience: int | None = Field(default=None, ge=1)
+    """Evaluations without a better one after which the run ends early; None for never."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the matrix products; "auto" is bfloat16 on a GPU and float32 elsewhere. Weights stay float32."""
+    compile: Literal["off", "whole"] = "off"
+    workers: int = Field(default=0, ge=0)
+    """Processes that make batches."""
+    log_every: int = Field(default=10, gt=0)
+    track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Trackers that get the log, too."""
+
+    def steps(self, batches: int) -> int:
+        """Steps in all, where an epoch has so many."""
+        return max(1, round(self.epochs * batches))
+
+    def run(self, batches: int) -> RunConfig:
+        """The same in steps."""
+        every = max(1, -(-batches // self.evaluations))
+        return RunConfig(
+            steps=self.steps(batches),
+            seed=self.seed,
+            precision=self.precision,
+            compile=self.compile,
+            workers=self.workers,
+            log_every=self.log_every,
+            evaluate_every=every,
+            checkpoint_every=min(every, 500),
+            keep=1,
+            choose=self.choose,
+            patience=self.patience,
+            track=self.track,
+        )
+
+
+class TaskLearning(Protocol):
+    """The settings of a run over the examples of a task."""
+
+    @property
+    def sequences(self) -> ExampleConfig: ...
+    @property
+    def batch(self) -> ExampleBatchConfig: ...
+    @property
+    def optimizer(self) -> OptimizerConfig: ...
+    @property
+    def schedule(self) -> ScheduleConfig: ...
+    @property
+    def run(self) -> FinetuneRunConfig: ...
+
+
+def task_trainer(
+    settings: TaskLearning,
+    model: Model,
+    objective: Objective[Any, Any],
+    train: Features,
+    judge: Judge,
+    out: Path,
+    *,
+    processes: int,
+    cost: float = 1.0,
+    device: str = "auto",
+    show: bool = True,
+    notices: Sequence[str] = (),
+) -> Trainer:
+    """The trainer of a model over the features of its training part; `cost` is that of a step in plain ones."""
+    run, sequences, batch = settings.run, settings.sequences, settings.batch
+    micro = batch.micro_examples or max(1, batch.examples // processes)
+    plan = ExamplePlan(train, sequences, batch.examples, run.seed, parts=max(1, batch.examples // micro))
+    tokenizer = model.require_tokenizer()
+    flops = training_flops(model.config, max(1, int(train.tokens.lengths.mean())), 0.0)
+    phase = PhaseData(plan, ExampleReader(train, sequences, tokenizer.pad), flops * cost, run.seed)
+    method = Method(
+        run.run(plan.batches),
+        settings.optimizer,
+        settings.schedule,
+        (ExamplePhase(0.0, sequences.length, batch.examples, micro),),
+    )
+    return Trainer(
+        model,
+        objective,
+        TrainingData((phase,), None, None),
+        method,
+        out,
+        fingerprint=_fingerprint(train, tokenizer.hash, is_half=run.run(1).is_half(device)),
+        judge=judge,
+        device=device,
+        show=show,
+        notices=notices,
+    )
+
+
+def _fingerprint(train: Features, tokenizer: str, *, is_half: bool) -> str:
+    """What a resumed run must share with its first part besides the settings: the examples and the precision."""
+    digest = hashlib.sha256(tokenizer.encode())
+    arrays = [train.tokens.tokens, train.tokens.starts, train.items]
+    for target in train.targets.values():
+        arrays += [target.tokens, target.starts] if isinstance(target, Ragged) else [target]
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return f"{digest.hexdigest()} {'bfloat16' if is_half else 'float32'}"

@@ -43,6 +43,11 @@ def load(
     if not folder.is_dir():
         raise InputError(f"model folder {str(folder)!r} does not exist")
     data = read_json(folder / "config.json")
+    if "weights" in data:
+        raise InputError(
+            f"{str(folder)!r} holds {data['weights']} codes instead of weights, which only an engine runs; "
+            "bertsmith evaluate, bertsmith predict and bertsmith.Predictor.load open it"
+        )
     model = fold(_load_ours(folder)) if "bertsmith" in data else load_hf(folder, ignore=ignore)
     if (folder / "tokenizer.json").exists() or (folder / "vocab.txt").exists():
         model.tokenizer = Tokenizer.load(folder)
@@ -78,9 +83,10 @@ def free_folder(folder: str | Path, force: bool) -> Path:
     return path
 
 
-def write_model(model: Model, folder: Path) -> None:
-    """Writes the model's files into a folder that exists."""
-    write_json(folder / "config.json", {"bertsmith": FORMAT, "model": model.config.plain()})
+def write_model(model: Model, folder: Path, *, weights: Literal["float", "int8"] = "float") -> None:
+    """Writes the model's files into a folder that exists; `weights` says what it has in the place of its matrices."""
+    kind = {} if weights == "float" else {"weights": weights}
+    write_json(folder / "config.json", {"bertsmith": FORMAT, **kind, "model": model.config.plain()})
     write_tensors(folder / "model.safetensors", tensors_of(model))
     if model.tokenizer is not None:
         model.tokenizer.save(folder)

@@ -14,8 +14,8 @@ from bertsmith.models.published import PRESETS
 from bertsmith.settings import Record
 
 SOURCE = Path(bertsmith.__file__).parent
-ORDER = ["errors", "settings", "toml", "text", "batches", "ops", "layers", "models", "checkpoint", "export"]
-ORDER += ["objectives", "tasks", "training", "shrink", "report", "commands", "cli", "__main__"]
+ORDER = ["errors", "settings", "toml", "text", "batches", "ops", "layers", "models", "checkpoint", "engines"]
+ORDER += ["objectives", "tasks", "training", "shrinking", "report", "commands", "cli", "__main__"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
+from bertsmith.layers.gates import LayerGates
 from bertsmith.layers.rotary import Rotary, Turns
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops.disentangled.positions import RelativePositions
@@ -30,6 +31,8 @@ class ForwardPass:
     """How the states that come in, the queries, lie."""
     cut: LayerCut | None = None
     """The units the present layer keeps; None for all."""
+    gates: LayerGates | None = None
+    """What the units of the present layer are multiplied by; None for nothing."""
     backend: str = "auto"
     """The form that was asked for; ops that have none of this name run "auto" (ops/dispatch.py)."""
     relative_positions: RelativePositions | None = None
@@ -52,6 +55,11 @@ class ForwardPass:
         return None if self.cut is None else self.cut.neurons
 
     @property
+    def head_gate(self) -> Tensor | None:
+        """What the heads of the present layer are multiplied by; None for nothing."""
+        return None if self.gates is None else self.gates.heads
+
+    @property
     def key_layout(self) -> SequenceLayout | None:
         """How the memory lies; None where the queries look at their own sequence."""
         return None if self.memory is None else self.memory.layout
@@ -59,6 +67,10 @@ class ForwardPass:
     def with_cut(self, cut: LayerCut | None) -> "ForwardPass":
         """The same call for a layer that keeps only these units; the call itself for None."""
         return self if cut is None else replace(self, cut=cut)
+
+    def with_gates(self, gates: LayerGates | None) -> "ForwardPass":
+        """The same call for a layer whose units are multiplied by these; the call itself for None."""
+        return self if gates is None else replace(self, gates=gates)
 
     def with_memory(self, memory: Memory | None) -> "ForwardPass":
         """The same call for a part that looks at something else."""

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from bertsmith.layers.gates import first_units
+
 
 class ElasticLinear(nn.Module):
     """A linear layer that can work with its first units only.
@@ -38,9 +40,23 @@ class ElasticLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs // parts * sum(self.biased))) if any(self.biased) else None
 
     def forward(
-        self, hidden: Tensor, *, keep_in: int | None = None, keep_out: int | None = None, parts: slice | None = None
+        self,
+        hidden: Tensor,
+        *,
+        keep_in: int | None = None,
+        keep_out: int | None = None,
+        parts: slice | None = None,
+        gate: Tensor | None = None,
     ) -> Tensor:
-        """The projection by the first `keep_out` units of the first `keep_in` units (None: all), or of some parts."""
+        """The projection by the first `keep_out` units of the first `keep_in` units (None: all), or of some parts.
+
+        `gate`, (units_in,), multiplies what each unit of the input brings.
+        """
+        if gate is not None:
+            gate = first_units(gate, keep_in).to(hidden.dtype)
+            # (…, inputs) -> (…, parts, units, size) and back
+            by_unit = hidden.unflatten(-1, (self.parts_in, len(gate), -1))
+            hidden = (by_unit * gate[:, None]).flatten(-3)
         weight, bias = self.prefix(keep_in, keep_out)
         if parts is not None:
             weight = weight.unflatten(0, (self.parts, -1))[parts].flatten(0, 1)

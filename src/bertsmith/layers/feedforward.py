@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from bertsmith.layers.activation import ACTIVATIONS, Activation
 from bertsmith.layers.call import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.gates import LayerGates, first_units
 from bertsmith.layers.grouped import GroupedLinear
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.settings import Record
@@ -71,11 +72,17 @@ class FeedForward(nn.Module):
             self.contract = GroupedLinear(neurons, width, groups)
 
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        inner, *gates = self.expand(hidden, keep_out=call.keep_neurons).chunk(2 if self.is_gated else 1, dim=-1)
+        given = self.expand(hidden, keep_out=call.keep_neurons)
+        gates = call.gates or LayerGates()
+        inner, *factors = (self._gated(part, gates.inner) for part in given.chunk(2 if self.is_gated else 1, dim=-1))
         inner = ACTIVATIONS[self.activation](inner)
-        for gate in gates:
-            inner = inner * gate
-        return self.contract(inner, keep_in=call.keep_neurons)
+        for factor in factors:
+            inner = inner * factor
+        return self.contract(self._gated(inner, gates.neurons), keep_in=call.keep_neurons)
+
+    def _gated(self, inner: Tensor, gate: Tensor | None) -> Tensor:
+        """What neurons hold, times their gates: (…, neurons kept)."""
+        return inner if gate is None else inner * first_units(gate, inner.shape[-1], self.groups).to(inner.dtype)
 
     def reorder(self, neurons: Tensor) -> None:
         """Puts the neurons in the given order, most important first; the output does not change.

@@ -74,6 +74,17 @@ class Subnet(Record):
             return tuple(i * layers // kept for i in range(kept))
         return tuple(i * layers // kept - 1 for i in range(1, kept + 1))
 
+    def counterparts(self, layers: int) -> tuple[int, ...]:
+        """For each state on the way through the kept layers, embedding first, the like one among layers + 1 states.
+
+        Where the last layer stays, what leaves a kept layer is compared; with "drop_last", as in the released code,
+        what enters it, and the last states with the last.
+        """
+        kept = self.kept_layers(layers)
+        if self.layers is None and self.depth_rule == "drop_last":
+            return (*kept, layers)
+        return (0, *(index + 1 for index in kept))
+
 
 def is_even(cuts: Sequence[tuple[int, LayerCut]]) -> bool:
     """Whether all kept layers keep the same units, so that what they share can stay shared."""

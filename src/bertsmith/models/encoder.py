@@ -13,6 +13,7 @@ from bertsmith.layers.block import Block
 from bertsmith.layers.call import ForwardPass, Memory
 from bertsmith.layers.embedding import Disturbance, Embedding
 from bertsmith.layers.feedforward import FeedForward
+from bertsmith.layers.gates import LayerGates
 from bertsmith.layers.halting import Pondering
 from bertsmith.layers.mixers import Mixer
 from bertsmith.layers.relative import RelativeTable
@@ -29,6 +30,8 @@ class Encoded:
     pondering: Pondering | None = None
     below: tuple[Tensor, ...] = ()
     """The states of the layers below the last one that were asked for, in their order."""
+    trail: tuple[Tensor, ...] = ()
+    """What entered every kept block and what left the last one, before the final norm, where it was asked for."""
 
 
 class Encoder(nn.Module):
@@ -81,25 +84,28 @@ class Encoder(nn.Module):
         table: Tensor | None = None,
         is_causal: bool = False,
         disturb: Disturbance | None = None,
+        gates: Sequence[LayerGates] | None = None,
         layers: int = 1,
+        with_trail: bool = False,
     ) -> Encoded:
         """The last states with what else there is to know of the way to them, for objectives.
 
-        `disturb` changes the vectors that enter; with `layers` the states of so many last layers are kept as well;
-        with 0 the embedding's are all there is.
+        `disturb` changes the vectors that enter; `gates`, one for each layer, kept or not, what its units say; with
+        `layers` the states of so many last layers are kept as well; with 0 the embedding's are all there is.
         """
         hidden = self.embedding(tokens, layout, types, table, disturb)
         if layers == 0:
             return Encoded(self.final_norm(hidden))
         call = self.call(tokens, layout, backend, is_causal=is_causal)
-        states: list[Tensor] | None = [] if layers > 1 else None
-        hidden, pondering = self._through(self.kept(call, subnet), hidden, states)
+        states: list[Tensor] | None = [] if layers > 1 or with_trail else None
+        hidden, pondering = self._through(self.kept(call, subnet, gates), hidden, states)
         last = self.final_norm(hidden)
         if states is None:
             return Encoded(last, pondering)
-        if len(states) <= layers:
+        if len(states) <= layers and layers > 1:
             raise InputError(f"the states of {layers} layers are asked for; this encoder has {len(states) - 1}")
-        return Encoded(last, pondering, tuple(self.final_norm(state) for state in states[-layers:-1]))
+        below = tuple(self.final_norm(state) for state in states[-layers:-1])
+        return Encoded(last, pondering, below, tuple(states) if with_trail else ())
 
     def before_last(
         self,
@@ -164,12 +170,15 @@ class Encoder(nn.Module):
             layout, backend=backend, relative_positions=relative, turns=turns, memory=memory, is_causal=is_causal
         )
 
-    def kept(self, call: ForwardPass, subnet: Subnet | None = None) -> list[tuple[Block, ForwardPass]]:
+    def kept(
+        self, call: ForwardPass, subnet: Subnet | None = None, gates: Sequence[LayerGates] | None = None
+    ) -> list[tuple[Block, ForwardPass]]:
         """The blocks a sub-network keeps, each with the call that is meant for it."""
         blocks = self._blocks()
+        calls = [call] * len(blocks) if gates is None else [call.with_gates(own) for own in gates]
         if subnet is None:
-            return [(block, call) for block in blocks]
-        return [(blocks[index], call.with_cut(cut)) for index, cut in subnet.cuts(self.units)]
+            return list(zip(blocks, calls, strict=True))
+        return [(blocks[index], calls[index].with_cut(cut)) for index, cut in subnet.cuts(self.units)]
 
     @property
     def units(self) -> tuple[LayerCut, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +11,20 @@ from bertsmith.batches.layout import SequenceLayout
 from bertsmith.batches.random import key
 from bertsmith.errors import InputError
 from bertsmith.layers.embedding import Disturbance
+from bertsmith.layers.gates import LayerGates
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import Encoded, Encoder
 from bertsmith.models.heads import TaskHead
 from bertsmith.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a task's head said, and what its encoder went through to say it."""
+
+    outputs: Tensor
+    encoded: Encoded
 
 
 class Model(nn.Module):
@@ -98,13 +108,41 @@ class Model(nn.Module):
 
         Shape: tokens and types (batch, length) or (tokens,).
         """
-        head, table = self.task_head, self.given_table
+        return self.observed(
+            tokens, layout, types, disturb=disturb, subnet=subnet, backend=backend, with_trail=False
+        ).outputs
+
+    def observed(
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        *,
+        disturb: Disturbance | None = None,
+        subnet: Subnet | None = None,
+        gates: Sequence[LayerGates] | None = None,
+        backend: str = "auto",
+        with_trail: bool = True,
+    ) -> Observed:
+        """What the task's head says, with the states of every layer on the way, for those who compare models.
+
+        Shape: tokens and types (batch, length) or (tokens,).
+        """
+        head = self.task_head
         encoded = self.encoder.run(
-            tokens, layout, types, subnet=subnet, backend=backend, table=table, disturb=disturb, layers=head.layers
+            tokens,
+            layout,
+            types,
+            subnet=subnet,
+            backend=backend,
+            table=self.given_table,
+            disturb=disturb,
+            gates=gates,
+            layers=head.layers,
+            with_trail=with_trail,
         )
         pooler = self.heads["pooler"] if "pooler" in self.heads else None  # noqa: SIM401 (a ModuleDict has no get)
-        scores: Tensor = head((*encoded.below, encoded.states), layout, pooler)
-        return scores
+        return Observed(head((*encoded.below, encoded.states), layout, pooler), encoded)
 
     @property
     def task_head(self) -> TaskHead:

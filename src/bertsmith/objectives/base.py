@@ -1,7 +1,7 @@
 """The contract between an objective and the trainer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -131,6 +131,13 @@ class Objective(ABC, Generic[Given, Prepared]):
     @abstractmethod
     def __call__(self, model: Model, prepared: Prepared) -> dict[str, Sums]:
         """The sums of each term."""
+
+    def parts(self, prepared: Prepared) -> Sequence[Prepared]:
+        """What of a micro-batch is computed and sent backward at a time; their gradients add up.
+
+        Each part has all the targets, and the last one uses every weight: processes exchange gradients after it.
+        """
+        return (prepared,)
 
     @abstractmethod
     def for_evaluation(self) -> "Objective[Given, Prepared]":

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 
 from bertsmith.batches.examples import Features
+from bertsmith.engines.base import Runner
 from bertsmith.errors import InputError
-from bertsmith.export.base import Runner
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Supervised

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.batches.examples import EvaluationPlan, ExampleConfig, ExampleReader, Features, TaskBatch
-from bertsmith.export.base import Runner
+from bertsmith.engines.base import Runner
 
 MICRO_TOKENS = 8192  # of one batch where nothing is learned
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from bertsmith.batches.examples import ExampleConfig, TaskBatch
 from bertsmith.checkpoint.files import read_json, write_json
+from bertsmith.engines.artefact import open_runner
+from bertsmith.engines.base import Runner
 from bertsmith.errors import InputError
-from bertsmith.export.base import Runner
-from bertsmith.export.engines import open_runner
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Judgement

@@ -84,18 +84,20 @@ class Engine:
         self.step_module.train()
         for index, (inputs, draw) in enumerate(zip(prepared, draws, strict=True)):
             seed_everything(*draw)
-            is_synchronised = index == len(prepared) - 1
-            if self.is_graphed:
-                torch.compiler.cudagraph_mark_step_begin()
-            with self._gradients(is_synchronised):
-                with self.accelerator.autocast():
-                    sums = self.step_module(inputs)
-                terms = self.objective.terms.items()
-                loss = sum(term.weight * (sums[name].loss / totals[name].clamp(min=1)) for name, term in terms)
-                # an average over processes is taken in the backward pass; a sum is wanted
-                self.accelerator.backward(loss * self.processes)
-            # at once: what a graph gave lives in memory that its next replay overwrites
-            meter.add(sums, counts[index])
+            with self.accelerator.autocast():
+                parts = self.objective.parts(inputs)
+            for place, part in enumerate(parts, start=1):
+                if self.is_graphed:
+                    torch.compiler.cudagraph_mark_step_begin()
+                with self._gradients(is_synchronised=index == len(prepared) - 1 and place == len(parts)):
+                    with self.accelerator.autocast():
+                        sums = self.step_module(part)
+                    terms = self.objective.terms.items()
+                    loss = sum(term.weight * (sums[name].loss / totals[name].clamp(min=1)) for name, term in terms)
+                    # an average over processes is taken in the backward pass; a sum is wanted
+                    self.accelerator.backward(loss * self.processes)
+                # at once: what a graph gave lives in memory that its next replay overwrites
+                meter.add(sums, counts[index])
         norms = [self._clip(portion.parameters) for portion in self.portions]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=not self.is_graphed)

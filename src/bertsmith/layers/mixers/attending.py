@@ -97,7 +97,7 @@ class Attending(Mixer):
 
     def _output(self, mixed: Tensor, call: ForwardPass) -> Tensor:
         mixed = mixed.flatten(-2)  # (…, heads, value_width) -> (…, heads · value_width)
-        return self.output(mixed, keep_in=call.keep_heads)
+        return self.output(mixed, keep_in=call.keep_heads, gate=call.head_gate)
 
     def _layers_by_head(self) -> dict[str, ElasticLinear]:
         """The layers whose outputs are heads."""

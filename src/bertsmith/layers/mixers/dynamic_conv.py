@@ -60,7 +60,7 @@ class DynamicConv(Mixer):
         self.refuse_memory(call)
         inner = self._project(hidden, call)
         mixed = self.kernel.mix(self._by_head(inner), inner, call)
-        return self.output(mixed.flatten(-2), keep_in=call.keep_heads)  # (…, heads, head_width) -> (…, width)
+        return self._output(mixed, call)
 
     def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
         return {self.kernel.map_name: self.kernel.map(self._project(hidden, call), call)}
@@ -77,7 +77,11 @@ class DynamicConv(Mixer):
         inner = self._project(hidden, call)
         (window,) = grown(state, [self._by_head(inner)])  # (batch, taps, heads, head_width)
         mixed = self.kernel.step(window, inner, call)
-        return self.output(mixed.flatten(-2), keep_in=call.keep_heads), (window[:, 1:],)
+        return self._output(mixed, call), (window[:, 1:],)
+
+    def _output(self, mixed: Tensor, call: ForwardPass) -> Tensor:
+        mixed = mixed.flatten(-2)  # (…, heads, head_width) -> (…, heads · head_width)
+        return self.output(mixed, keep_in=call.keep_heads, gate=call.head_gate)
 
     def reorder(self, heads: Tensor) -> None:
         self.project.reorder(units_out=heads)

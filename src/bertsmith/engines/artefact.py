@@ -5,9 +5,9 @@ from pathlib import Path
 
 from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.checkpoint.store import load
+from bertsmith.engines.base import Artefact, Engine, Inputs, Runner
+from bertsmith.engines.torch_engine import CompiledEngine, TorchEngine
 from bertsmith.errors import InputError
-from bertsmith.export.base import Artefact, Engine, Inputs, Runner
-from bertsmith.export.torch_engine import CompiledEngine, TorchEngine
 from bertsmith.models.model import Model
 
 ARTEFACT_FILE = "artefact.json"

@@ -57,7 +57,7 @@ class Inputs(NamedTuple):
 
 
 class Engine(ABC):
-    """One way to run models; the table is in export/engines.py."""
+    """One way to run models; the table is in engines/artefact.py."""
 
     name: ClassVar[str]
     precisions: ClassVar[tuple[Precision, ...]]

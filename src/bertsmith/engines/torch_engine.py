@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from bertsmith.checkpoint.store import load, write_model
-from bertsmith.export.base import Engine, Inputs, Precision
+from bertsmith.engines.base import Engine, Inputs, Precision
 from bertsmith.layers.block import Block
 from bertsmith.models.model import Model
 

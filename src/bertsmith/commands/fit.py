@@ -87,7 +87,7 @@ def fit(
     """
     from bertsmith.commands.fit_run import explain_fit, run_fit
     from bertsmith.commands.run import recipe_of
-    from bertsmith.shrink.fit.settings import FitSettings
+    from bertsmith.shrinking.fit.settings import FitSettings
     from bertsmith.toml import override
 
     out = Path(out)

@@ -13,9 +13,9 @@ from bertsmith.commands.run import RECIPE, print_explanation
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bertsmith.shrink.fit.finals import Watch
-    from bertsmith.shrink.fit.run import Fitted
-    from bertsmith.shrink.fit.settings import FitSettings
+    from bertsmith.shrinking.fit.finals import Watch
+    from bertsmith.shrinking.fit.run import Fitted
+    from bertsmith.shrinking.fit.settings import FitSettings
 
 WORK = ".candidates"  # artefacts that are being measured
 FRONT = "What nothing else beats in score and latency"
@@ -27,11 +27,11 @@ def run_fit(
     """Searches, and returns the figures; `fits` says whether anything keeps the budget."""
     from rich.console import Console
 
-    from bertsmith.shrink.fit import measure
-    from bertsmith.shrink.fit.figures import fit_figures
-    from bertsmith.shrink.fit.prepare import prepare
-    from bertsmith.shrink.fit.run import Search
-    from bertsmith.shrink.fit.store import MEASUREMENTS, Measurements, cache_file, earlier_file
+    from bertsmith.shrinking.fit import measure
+    from bertsmith.shrinking.fit.figures import fit_figures
+    from bertsmith.shrinking.fit.prepare import prepare
+    from bertsmith.shrinking.fit.run import Search
+    from bertsmith.shrinking.fit.store import MEASUREMENTS, Measurements, cache_file, earlier_file
     from bertsmith.toml import to_toml
 
     begin = time.perf_counter()
@@ -67,10 +67,10 @@ def run_fit(
 
 def explain_fit(settings: "FitSettings") -> dict[str, Any]:
     """Prints the settings and what would be measured; returns the latter."""
-    from bertsmith.shrink.fit.candidates import subnet_words
-    from bertsmith.shrink.fit.estimates import Estimates
-    from bertsmith.shrink.fit.prepare import prepare
-    from bertsmith.shrink.fit.table import table_stacks
+    from bertsmith.shrinking.fit.candidates import subnet_words
+    from bertsmith.shrinking.fit.estimates import Estimates
+    from bertsmith.shrinking.fit.prepare import prepare
+    from bertsmith.shrinking.fit.table import table_stacks
 
     prepared = prepare(settings)
     estimates = Estimates(prepared.model, settings.budget.percentile)

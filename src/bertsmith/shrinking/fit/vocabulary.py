@@ -8,7 +8,7 @@ from bertsmith.tasks.parts import task_parts
 from bertsmith.tasks.predictor import KeptTask
 from bertsmith.text.tables import Table
 
-_HOME = "bertsmith.shrink.vocabulary"
+_HOME = "bertsmith.shrinking.vocabulary"
 
 
 def missing_cut() -> str | None:

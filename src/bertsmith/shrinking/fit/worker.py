@@ -1,6 +1,6 @@
 """Times artefacts in a process of its own: a job on standard input, its figures as the last line of standard output.
 
-    python -m bertsmith.shrink.fit.worker < job.json
+    python -m bertsmith.shrinking.fit.worker < job.json
 
 Several artefacts take turns, some calls at a time, so that all of them see the same moments of the machine.
 """
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.batches.ragged import packed, padded
-from bertsmith.export.base import Runner
-from bertsmith.export.engines import open_runner
-from bertsmith.shrink.fit.budget import MEGABYTE
-from bertsmith.shrink.fit.measure import Job, Workload
+from bertsmith.engines.artefact import open_runner
+from bertsmith.engines.base import Runner
+from bertsmith.shrinking.fit.budget import MEGABYTE
+from bertsmith.shrinking.fit.measure import Job, Workload
 
 BLOCK, UNCOUNTED = 12, 2  # calls in a row, of which the first ones find foreign weights in the caches
 WARM_UP = 10

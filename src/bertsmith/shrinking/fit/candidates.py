@@ -9,10 +9,10 @@ from typing import Any
 from bertsmith.checkpoint.files import read_json
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import LayerCut, Subnet
-from bertsmith.shrink.fit.budget import Costs
-from bertsmith.shrink.fit.store import digest
-from bertsmith.shrink.fit.table import Kind
-from bertsmith.shrink.fit.ways import Way
+from bertsmith.shrinking.fit.budget import Costs
+from bertsmith.shrinking.fit.store import digest
+from bertsmith.shrinking.fit.table import Kind
+from bertsmith.shrinking.fit.ways import Way
 
 ELASTIC_FILE = "elastic.json"
 WIDTHS, DEPTHS = (1.0, 0.75, 0.5, 0.25), (1.0, 0.75, 0.5)
@@ -75,10 +75,11 @@ def even_grid(folder: Path, units: Sequence[LayerCut]) -> tuple[list[Subnet], bo
     path = folder / ELASTIC_FILE
     if not path.is_file():
         return different([Subnet(width=width, depth=depth) for depth in DEPTHS for width in WIDTHS], units), False
-    listed = read_json(path).get("grid")
+    record = read_json(path)
+    listed, rule = record.get("grid"), record.get("depth_rule", "keep_last")
     if not isinstance(listed, list) or not listed:
         raise InputError(f"{str(path)!r} lists no sub-networks under 'grid'")
-    grid = [_subnet_in(entry, str(path)) for entry in listed]
+    grid = [_subnet_in(entry, rule, str(path)) for entry in listed]
     return different([Subnet(), *grid], units), True
 
 
@@ -88,13 +89,12 @@ def different(subnets: Iterable[Subnet], units: Sequence[LayerCut]) -> list[Subn
     return sorted(found.values(), key=lambda subnet: -_volume(subnet, units))
 
 
-def _subnet_in(entry: Any, source: str) -> Subnet:
-    """A sub-network of elastic.json, which is described in place or under 'subnet'."""
-    described = entry.get("subnet", entry) if isinstance(entry, dict) else {}
-    if not isinstance(described, dict):
+def _subnet_in(entry: Any, rule: str, source: str) -> Subnet:
+    """A sub-network of elastic.json; what else is said of it there is left aside."""
+    if not isinstance(entry, dict):
         raise InputError(f"{source!r} lists {entry!r} under 'grid'; allowed: a sub-network")
-    known = {name: value for name, value in described.items() if name in Subnet.model_fields}
-    return Subnet.parse(known, source=source)
+    known = {name: value for name, value in entry.items() if name in Subnet.model_fields}
+    return Subnet.parse({"depth_rule": rule, **known}, source=source)
 
 
 def _volume(subnet: Subnet, units: Sequence[LayerCut]) -> int:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.model import Model
-from bertsmith.shrink.fit.budget import MEGABYTE, Costs
-from bertsmith.shrink.fit.candidates import Candidate
-from bertsmith.shrink.fit.table import Kind, WayTables, layer_kinds
-from bertsmith.shrink.fit.ways import Way
+from bertsmith.shrinking.fit.budget import MEGABYTE, Costs
+from bertsmith.shrinking.fit.candidates import Candidate
+from bertsmith.shrinking.fit.table import Kind, WayTables, layer_kinds
+from bertsmith.shrinking.fit.ways import Way
 
 SLACK, SLACK_KNOWN = 0.2, 0.07  # by which an estimate may be off: from the table alone, and once a way was measured
 

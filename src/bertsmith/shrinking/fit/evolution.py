@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from bertsmith.layers.subnet import LayerCut, Subnet
-from bertsmith.shrink.fit.settings import SearchConfig
+from bertsmith.shrinking.fit.settings import SearchConfig
 
 Genome = tuple[int, ...]
 """For each layer the number of its cut in the space, from 1 up by size; 0 where the layer is left out."""

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertsmith.models.cost import parameters
-from bertsmith.shrink.fit.bench import described
-from bertsmith.shrink.fit.budget import Costs
-from bertsmith.shrink.fit.candidates import Candidate, subnet_words
-from bertsmith.shrink.fit.machine import versions
-from bertsmith.shrink.fit.pareto import pareto_front
-from bertsmith.shrink.fit.run import Fitted
-from bertsmith.shrink.fit.table import stack_config
+from bertsmith.shrinking.fit.bench import described
+from bertsmith.shrinking.fit.budget import Costs
+from bertsmith.shrinking.fit.candidates import Candidate, subnet_words
+from bertsmith.shrinking.fit.machine import versions
+from bertsmith.shrinking.fit.pareto import pareto_front
+from bertsmith.shrinking.fit.run import Fitted
+from bertsmith.shrinking.fit.table import stack_config
 
 Plain = dict[str, Any]
 

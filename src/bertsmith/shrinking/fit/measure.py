@@ -62,7 +62,7 @@ def in_fresh_process(folders: Sequence[Path], conditions: Conditions, runs: int,
         folders=tuple(str(folder.resolve()) for folder in folders), runs=runs, seconds=seconds, **dict(conditions)
     )
     environment = {**os.environ, **dict.fromkeys(_THREADS, str(conditions.threads))}
-    words = [sys.executable, "-m", "bertsmith.shrink.fit.worker"]
+    words = [sys.executable, "-m", "bertsmith.shrinking.fit.worker"]
     done = subprocess.run(
         words, input=json.dumps(job.plain()), env=environment, capture_output=True, text=True, check=False
     )

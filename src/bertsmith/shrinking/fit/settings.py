@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from bertsmith.export.base import Precision
+from bertsmith.engines.base import Precision
 from bertsmith.settings import Record
-from bertsmith.shrink.fit.budget import BudgetConfig
+from bertsmith.shrinking.fit.budget import BudgetConfig
 
 
 class SearchConfig(Record):

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.checkpoint.files import NewFolder
-from bertsmith.export.engines import write_artefact
+from bertsmith.engines.artefact import write_artefact
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import build, extract
 from bertsmith.models.model import Model
 from bertsmith.settings import Record
-from bertsmith.shrink.fit.budget import MEGABYTE
-from bertsmith.shrink.fit.candidates import Candidate
-from bertsmith.shrink.fit.machine import fingerprint, versions
-from bertsmith.shrink.fit.measure import Conditions, Measurer
-from bertsmith.shrink.fit.quality import Quality
-from bertsmith.shrink.fit.settings import MeasureConfig
-from bertsmith.shrink.fit.store import Measurements, digest
-from bertsmith.shrink.fit.table import Kind, WayTables, stack_config, table_stacks
-from bertsmith.shrink.fit.ways import Way
+from bertsmith.shrinking.fit.budget import MEGABYTE
+from bertsmith.shrinking.fit.candidates import Candidate
+from bertsmith.shrinking.fit.machine import fingerprint, versions
+from bertsmith.shrinking.fit.measure import Conditions, Measurer
+from bertsmith.shrinking.fit.quality import Quality
+from bertsmith.shrinking.fit.settings import MeasureConfig
+from bertsmith.shrinking.fit.store import Measurements, digest
+from bertsmith.shrinking.fit.table import Kind, WayTables, stack_config, table_stacks
+from bertsmith.shrinking.fit.ways import Way
 from bertsmith.tasks.predictor import write_kept
 
 SOURCE_FILES = ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "task.json")

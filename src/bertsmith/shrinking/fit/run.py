@@ -7,17 +7,17 @@ from typing import Any
 
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
-from bertsmith.shrink.fit.bench import Bench
-from bertsmith.shrink.fit.candidates import Candidate, different
-from bertsmith.shrink.fit.choose import nearest_miss
-from bertsmith.shrink.fit.estimates import SLACK, Estimates
-from bertsmith.shrink.fit.evolution import Space, evolve
-from bertsmith.shrink.fit.finals import COULD_NOT, Finals, Watch, first_line
-from bertsmith.shrink.fit.measure import Measurer, in_fresh_process
-from bertsmith.shrink.fit.prepare import Prepared
-from bertsmith.shrink.fit.store import Measurements
-from bertsmith.shrink.fit.vocabulary import cut_model, missing_cut
-from bertsmith.shrink.fit.ways import Way, slow_precisions
+from bertsmith.shrinking.fit.bench import Bench
+from bertsmith.shrinking.fit.candidates import Candidate, different
+from bertsmith.shrinking.fit.choose import nearest_miss
+from bertsmith.shrinking.fit.estimates import SLACK, Estimates
+from bertsmith.shrinking.fit.evolution import Space, evolve
+from bertsmith.shrinking.fit.finals import COULD_NOT, Finals, Watch, first_line
+from bertsmith.shrinking.fit.measure import Measurer, in_fresh_process
+from bertsmith.shrinking.fit.prepare import Prepared
+from bertsmith.shrinking.fit.store import Measurements
+from bertsmith.shrinking.fit.vocabulary import cut_model, missing_cut
+from bertsmith.shrinking.fit.ways import Way, slow_precisions
 
 EVOLVED = 10  # sub-networks of the evolution that become candidates
 Scores = dict[Subnet, float]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.batches.ragged import padded
-from bertsmith.export.base import Inputs
+from bertsmith.engines.base import Inputs
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model

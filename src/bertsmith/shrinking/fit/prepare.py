@@ -8,12 +8,12 @@ from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
-from bertsmith.shrink.fit.candidates import even_grid
-from bertsmith.shrink.fit.machine import usable_cores
-from bertsmith.shrink.fit.measure import Conditions, Workload
-from bertsmith.shrink.fit.quality import Quality
-from bertsmith.shrink.fit.settings import FitSettings
-from bertsmith.shrink.fit.ways import Way, ways
+from bertsmith.shrinking.fit.candidates import even_grid
+from bertsmith.shrinking.fit.machine import usable_cores
+from bertsmith.shrinking.fit.measure import Conditions, Workload
+from bertsmith.shrinking.fit.quality import Quality
+from bertsmith.shrinking.fit.settings import FitSettings
+from bertsmith.shrinking.fit.ways import Way, ways
 from bertsmith.tasks.parts import task_parts
 from bertsmith.tasks.predictor import KeptTask, read_kept
 from bertsmith.text.tables import Table

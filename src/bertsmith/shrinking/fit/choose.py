@@ -3,8 +3,8 @@
 import statistics
 from collections.abc import Sequence
 
-from bertsmith.shrink.fit.budget import BudgetConfig, excess
-from bertsmith.shrink.fit.candidates import Candidate
+from bertsmith.shrinking.fit.budget import BudgetConfig, excess
+from bertsmith.shrinking.fit.candidates import Candidate
 
 SPREADS = 2.0  # deviations above the mean that must be within the limit: about 98 of 100 processes
 MARGIN = 0.95  # of the limit, for the middle one where single processes were disturbed

@@ -6,12 +6,12 @@ from typing import Any
 
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
-from bertsmith.shrink.fit.bench import Bench
-from bertsmith.shrink.fit.budget import Costs
-from bertsmith.shrink.fit.candidates import Candidate
-from bertsmith.shrink.fit.choose import is_better, miss_of, promising, verdict
-from bertsmith.shrink.fit.estimates import SLACK, Estimates
-from bertsmith.shrink.fit.settings import FitSettings
+from bertsmith.shrinking.fit.bench import Bench
+from bertsmith.shrinking.fit.budget import Costs
+from bertsmith.shrinking.fit.candidates import Candidate
+from bertsmith.shrinking.fit.choose import is_better, miss_of, promising, verdict
+from bertsmith.shrinking.fit.estimates import SLACK, Estimates
+from bertsmith.shrinking.fit.settings import FitSettings
 
 TRIED_IN_VAIN = 3  # candidates that are measured although no estimate keeps the budget
 FEW_TIMINGS = 3  # where the latency is not limited

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from bertsmith.engines.artefact import ENGINES
+from bertsmith.engines.base import Artefact, Precision
 from bertsmith.errors import InputError, nearest
-from bertsmith.export.base import Artefact, Precision
-from bertsmith.export.engines import ENGINES
-from bertsmith.shrink.fit.settings import SearchConfig
+from bertsmith.shrinking.fit.settings import SearchConfig
 
 LENGTHS_TO_COMPILE = 4  # each is compiled for by itself, in every process anew
 

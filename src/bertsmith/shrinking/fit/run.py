@@ -8,18 +8,21 @@ from typing import Any
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.shrinking.fit.bench import Bench
+from bertsmith.shrinking.fit.budget import Costs
 from bertsmith.shrinking.fit.candidates import Candidate, different
 from bertsmith.shrinking.fit.choose import nearest_miss
 from bertsmith.shrinking.fit.estimates import SLACK, Estimates
 from bertsmith.shrinking.fit.evolution import Space, evolve
 from bertsmith.shrinking.fit.finals import COULD_NOT, Finals, Watch, first_line
 from bertsmith.shrinking.fit.measure import Measurer, in_fresh_process
+from bertsmith.shrinking.fit.pareto import pareto_front
 from bertsmith.shrinking.fit.prepare import Prepared
 from bertsmith.shrinking.fit.store import Measurements
 from bertsmith.shrinking.fit.vocabulary import cut_model, missing_cut
 from bertsmith.shrinking.fit.ways import Way, slow_precisions
 
 EVOLVED = 10  # sub-networks of the evolution that become candidates
+WORST = 1e12  # below which everything lies that is not good enough
 Scores = dict[Subnet, float]
 
 
@@ -120,25 +123,49 @@ class Search:
         self.notices += slow_precisions(latencies)
 
     def _evolved(self, scores: Scores) -> Scores:
-        """The best sub-networks with layers that differ."""
+        """The best sub-networks with layers that differ, and those that nothing else beats in score and latency."""
         search, units = self.settings.search, self.prepared.model.encoder.units
         total, done = search.population + search.generations * (search.population // 2), 0
+        found = dict(scores)
 
         def score(subnet: Subnet) -> float:
             nonlocal done
             self.watch("search among layers", min(done, total), total)
             done += 1
-            return self._score(subnet)
+            found[subnet] = self._score(subnet)
+            return self._fitness(subnet, found[subnet])
 
-        def fits(subnet: Subnet) -> bool:
-            estimates = (self.estimates.of(subnet, way) for way in self.estimates.tables)
-            return any(not self.budget.misses(costs, SLACK) for costs in estimates)
+        known = {subnet: self._fitness(subnet, known) for subnet, known in scores.items()}
+        fitness = evolve(
+            Space.of(self.prepared.grid, units),
+            score,
+            lambda one: self._may_fit(one, SLACK),
+            known=known,
+            config=search,
+        )
+        old = {tuple(subnet.cuts(units)) for subnet in scores}
+        fresh = [subnet for subnet in different(fitness, units) if tuple(subnet.cuts(units)) not in old]
+        best = sorted((one for one in fresh if self._may_fit(one, 0.0)), key=lambda one: -fitness[one])[:EVOLVED]
+        # what the estimates put just beyond the budget may keep it, and what is just within may not
+        front = pareto_front(fresh, lambda one: self._least(one).latency_ms or 0.0, lambda one: found[one])
+        return {subnet: found[subnet] for subnet in dict.fromkeys([*best, *front])}
 
-        found = evolve(Space.of(self.prepared.grid, units), score, fits, known=scores, config=search)
-        known = {tuple(subnet.cuts(units)) for subnet in scores}
-        fresh = [subnet for subnet in different(found, units) if tuple(subnet.cuts(units)) not in known]
-        best = sorted(fresh, key=lambda subnet: -found[subnet])[:EVOLVED]
-        return {subnet: found[subnet] for subnet in best}
+    def _fitness(self, subnet: Subnet, score: float) -> float:
+        """What the evolution makes larger: the score or, of what is good enough, speed or smallness."""
+        floor, least = self.budget.at_least, self._least(subnet)
+        if floor is None:
+            return score
+        cost = least.latency_ms if self.settings.prefer == "fast" else least.size_mb
+        return -(cost or 0.0) if score >= floor else score - floor - WORST
+
+    def _least(self, subnet: Subnet) -> Costs:
+        """The least latency and the least size that any way promises."""
+        costs = [self.estimates.of(subnet, way) for way in self.estimates.tables]
+        return Costs(min(one.latency_ms or 0.0 for one in costs), min(one.size_mb or 0.0 for one in costs))
+
+    def _may_fit(self, subnet: Subnet, slack: float) -> bool:
+        costs = (self.estimates.of(subnet, way) for way in self.estimates.tables)
+        return any(not self.budget.misses(one, slack) for one in costs)
 
     def _add(self, scores: Scores, way: Way) -> None:
         self.candidates += [

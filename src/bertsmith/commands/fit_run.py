@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertsmith.commands.output import MARK, check_out, claim, write_answers, write_result
 from bertsmith.commands.run import RECIPE, print_explanation
+from bertsmith.report.fit_card import megabytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -134,7 +135,9 @@ def verdict_line(figures: Mapping[str, Any], out: Path) -> str:
     """What the search came to, in one sentence."""
     row = figures["chosen"] or figures["nearest"]
     percentile = figures["limits"].get("percentile", 95)
-    costs = f"p{percentile} {row['latency_ms']:.2f} ms, {row['size_mb']:.1f} MB, memory {row['memory_mb']:.0f} MB"
+    costs = (
+        f"p{percentile} {row['latency_ms']:.2f} ms, {megabytes(row['size_mb'])} MB, memory {row['memory_mb']:.0f} MB"
+    )
     if figures["fits"]:
         low_high = figures.get("interval")
         interval = f" (95 % interval {low_high[0]:.1f} to {low_high[1]:.1f})" if low_high else ""
@@ -159,7 +162,7 @@ def _cells(row: Mapping[str, Any]) -> Sequence[str]:
         run_by,
         f"{row['score']:.2f}",
         f"{about}{row['latency_ms']:.2f}",
-        f"{row['size_mb']:.1f}",
+        megabytes(row["size_mb"]),
         memory,
     )
 

@@ -24,7 +24,7 @@ def fit_card(figures: Mapping[str, Any], name: str) -> str:
     for label, cell in (
         (f"{figures['metric']} on {figures['part']}", lambda one: f"{one['score']:.2f}"),
         (f"latency p{percentile}, ms", lambda one: f"{one['latency_ms']:.2f}"),
-        ("size, MB", lambda one: f"{one['size_mb']:.1f}"),
+        ("size, MB", lambda one: megabytes(one["size_mb"])),
         ("peak memory of the process, MB", lambda one: f"{one['memory_mb']:.0f}"),
         ("parameters", lambda one: f"{one['parameters']:,}"),
     ):
@@ -72,3 +72,12 @@ def fit_card(figures: Mapping[str, Any], name: str) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def megabytes(size: float) -> str:
+    """A size in megabytes as it is written: one digit after the point, more for small ones.
+
+    >>> megabytes(86.64), megabytes(0.0314)
+    ('86.6', '0.0314')
+    """
+    return f"{size:.1f}" if size >= 10 else f"{size:.3g}"

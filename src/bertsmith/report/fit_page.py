@@ -6,6 +6,7 @@ from typing import Any
 
 from bertsmith.report import chart
 from bertsmith.report.chart import COLOURS, Plane, axes, nice_ticks, widened
+from bertsmith.report.fit_card import megabytes
 from bertsmith.report.page import facts_table, masthead, page, section
 
 Row = Mapping[str, Any]
@@ -46,7 +47,7 @@ def fit_page(figures: Mapping[str, Any], name: str) -> str:
     body = masthead("Fit to a budget", name, headline(figures), lead=_lead(figures))
     note = (
         "Filled marks were measured for real in fresh processes, hollow ones are estimated from the table of layers. "
-        "The line joins what nothing else beats in score and latency."
+        "The line joins what nothing else beats in score and latency, of those whose score is known."
     )
     body += section("Score and latency", _picture(figures, percentile), note=note)
     if figures["notices"]:
@@ -65,7 +66,7 @@ def headline(figures: Mapping[str, Any]) -> str:
         row = figures["chosen"]
         return (
             f"{figures['metric']} {figures['score']:.2f} at {row['latency_ms']:.2f}\u00a0ms (p{percentile}) and "
-            f"{row['size_mb']:.1f}\u00a0MB: {row['words']}."
+            f"{megabytes(row['size_mb'])}\u00a0MB: {row['words']}."
         )
     missed = "; ".join(miss["words"] for miss in figures["misses"]) or "not every time it was measured"
     return f"Nothing keeps the budget. Nearest came {figures['nearest']['words']}: {missed}."
@@ -77,7 +78,7 @@ def _lead(figures: Mapping[str, Any]) -> str:
     if reference is not None and reference["is_measured"]:
         whole = (
             f" The whole network ({reference['engine']} {reference['precision']}) has {reference['score']:.2f} at "
-            f"{reference['latency_ms']:.2f} ms and {reference['size_mb']:.1f} MB."
+            f"{reference['latency_ms']:.2f} ms and {megabytes(reference['size_mb'])} MB."
         )
     return f"Budget: {figures['budget']}.{whole}"
 
@@ -130,15 +131,13 @@ def _front(rows: Sequence[Row], plane: Plane) -> str:
 
 def _mark(row: Row, plane: Plane, engines: Sequence[str]) -> str:
     about = "" if row["is_measured"] else " (estimated)"
-    told = f"{row['words']}: {row['score']:.2f} at {row['latency_ms']:.2f} ms, {row['size_mb']:.1f} MB{about}"
+    told = f"{row['words']}: {row['score']:.2f} at {row['latency_ms']:.2f} ms, {megabytes(row['size_mb'])} MB{about}"
     x, y = plane.across(row["latency_ms"]), plane.down(row["score"])
     extra = ""
     if row["is_chosen"]:
         anchor, shift = ("end", -14) if x > 60 else ("start", 14)
-        extra = (
-            f'<circle class="ring" r="10"/><text class="chosen-label" x="{shift}" y="-12" text-anchor="{anchor}">'
-            f"chosen: {escape(row['network'])}</text>"
-        )
+        label = f'<text class="chosen-label" x="{shift}" y="-12" text-anchor="{anchor}">chosen</text>'
+        extra = f'<circle class="ring" r="10"/>{label}'
     kind = "" if row["is_measured"] else " estimated"
     return (
         f'<svg class="candidate{kind}" x="{x}%" y="{y}" overflow="visible">{_shape(row, engines)}{extra}'
@@ -179,7 +178,7 @@ def _table_row(row: Row) -> str:
         f"{row['engine']} {row['precision']}{cut}",
         f"{row['score']:.2f}",
         f"{about}{row['latency_ms']:.2f}",
-        f"{about}{row['size_mb']:.1f}",
+        f"{about}{megabytes(row['size_mb'])}",
         memory,
         f"{row['parameters']:,}",
         "chosen" if row["is_chosen"] else kept,

@@ -19,7 +19,9 @@ def fit_figures(found: Fitted) -> Plain:
     """The figures of a search; `candidates` are all of them, the best first."""
     prepared, budget = found.prepared, found.prepared.settings.budget
     quality = prepared.quality
-    front = {one.name for one in pareto_front(found.candidates, _latency, _score)}
+    # what a narrower precision does to a score is not known before it is measured
+    known = [one for one in found.candidates if one.measured is not None or one.way.precision == "float32"]
+    front = {one.name for one in pareto_front(known, _latency, _score)}
     rows = [_row(one, found, one.name in front) for one in sorted(found.candidates, key=lambda one: -_score(one))]
     by_name = {row["name"]: row for row in rows}
     chosen = None if found.best is None else by_name[found.best.name]

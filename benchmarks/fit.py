@@ -46,9 +46,20 @@ def _again(options: argparse.Namespace) -> dict[str, Any]:
         latency = _latency(timing.latencies[0], budget)
         misses = budget.misses(Costs(latency, result["chosen"]["size_mb"], timing.memory_mb, result["score"]))
         kept += not misses
-        rows.append({"latency_ms": latency, "memory_mb": timing.memory_mb, "is_kept": not misses})
+        rows.append(
+            {
+                "latency_ms": latency,
+                "memory_mb": timing.memory_mb,
+                "is_kept": not misses,
+                "processor_share": timing.processor_share,
+            }
+        )
         told = "kept" if not misses else "; ".join(miss.words for miss in misses)
-        print(f"{number:3}  p{budget.percentile} {latency:8.2f} ms  {timing.memory_mb:7.0f} MB  {told}", flush=True)
+        share = f"{timing.processor_share:4.0%} of the processor"
+        print(
+            f"{number:3}  p{budget.percentile} {latency:8.2f} ms  {timing.memory_mb:7.0f} MB  {share}  {told}",
+            flush=True,
+        )
     print(f"kept {kept} of {options.times} times")
     return {"kept": kept, "times": options.times, "rows": rows}
 

@@ -103,7 +103,7 @@ class Bench:
         def measure() -> dict[str, Any]:
             timing = self.measurer([self.folder(candidate)], self.conditions, self.config.runs, self.config.seconds)
             memory = {"memory_mb": timing.memory_mb, "memory_of_model_mb": timing.memory_of_model_mb}
-            return {"latency": timing.latencies[0], **memory}
+            return {"latency": timing.latencies[0], **memory, "processor_share": timing.processor_share}
 
         return self.store.known(key, measure)
 

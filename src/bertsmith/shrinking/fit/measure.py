@@ -48,6 +48,8 @@ class Timing:
     memory_mb: float
     memory_of_model_mb: float
     """Above that of the process before it opened anything."""
+    processor_share: float = 1.0
+    """Of the time that passed, that in which the process computed at all; less where others were given the cores."""
 
 
 class Measurer(Protocol):

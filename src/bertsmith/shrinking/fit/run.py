@@ -22,6 +22,7 @@ from bertsmith.shrinking.fit.vocabulary import cut_model, missing_cut
 from bertsmith.shrinking.fit.ways import Way, slow_precisions
 
 EVOLVED = 10  # sub-networks of the evolution that become candidates
+BUSY = 0.9  # of the time: with less, others were given the cores meanwhile
 WORST = 1e12  # below which everything lies that is not good enough
 Scores = dict[Subnet, float]
 
@@ -84,6 +85,7 @@ class Search:
         measured = [one for one in self.candidates if one.measured is not None]
         if not measured:
             raise InputError(f"no candidate could be measured: {'; '.join(self.notices)}")
+        self._say_if_busy(measured)
         return Fitted(
             prepared=self.prepared,
             candidates=self.candidates,
@@ -121,6 +123,15 @@ class Search:
         whole = self.estimates.kinds(self.prepared.grid[0])
         latencies = {way: tables.latency_ms(whole, 50) for way, tables in self.estimates.tables.items()}
         self.notices += slow_precisions(latencies)
+
+    def _say_if_busy(self, measured: Sequence[Candidate]) -> None:
+        shares = [float(timing.get("processor_share", 1.0)) for one in measured for timing in one.timings]
+        busy = [share for share in shares if share < BUSY]
+        if len(busy) > len(shares) / 4:
+            self.notices.append(
+                f"other programs had the processor for up to {1 - min(busy):.0%} of the time in {len(busy)} of "
+                f"{len(shares)} measurements, so latencies are too high: end them and run again with --fresh"
+            )
 
     def _evolved(self, scores: Scores) -> Scores:
         """The best sub-networks with layers that differ, and those that nothing else beats in score and latency."""

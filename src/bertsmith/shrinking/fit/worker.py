@@ -41,16 +41,21 @@ def timed(job: Job) -> dict[str, Any]:
     empty = peak_memory()
     runners = [open_runner(Path(folder), threads=job.threads) for folder in job.folders]
     latencies: list[dict[str, Any]] = [{} for _ in runners]
+    computed = passed = 0.0
     for workload in job.workloads:
         calls = [inputs(runner, workload, job) for runner in runners]
         for runner, own in zip(runners, calls, strict=True):
             for call in (*own, *own[:1] * WARM_UP):
                 runner.outputs(*call)
-        for found, times in zip(latencies, _in_turn(runners, calls, job), strict=True):
+        began = time.process_time()
+        measured = _in_turn(runners, calls, job)
+        computed, passed = computed + time.process_time() - began, passed + sum(map(sum, measured))
+        for found, times in zip(latencies, measured, strict=True):
             p50, p95 = (1e3 * float(value) for value in np.percentile(times, (50, 95)))
             found[workload.name] = {"p50": p50, "p95": p95, "mean": 1e3 * float(np.mean(times)), "runs": len(times)}
     peak = peak_memory()
-    return {"latencies": latencies, "memory_mb": peak, "memory_of_model_mb": peak - empty}
+    memory = {"memory_mb": peak, "memory_of_model_mb": peak - empty}
+    return {"latencies": latencies, **memory, "processor_share": min(1.0, computed / max(passed, 1e-9))}
 
 
 def inputs(runner: Runner, workload: Workload, job: Job) -> list[Input]:

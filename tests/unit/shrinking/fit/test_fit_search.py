@@ -1,5 +1,6 @@
 """A whole search over made-up scores and latencies: what it finds is what trying everything finds."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,16 @@ def test_figures_tell_of_every_candidate(folders: Folders, tmp_path: Path) -> No
     assert figures["chosen"]["name"] in figures["front"]
     assert any("bfloat16 is slower than float32 here in torch" in notice for notice in figures["notices"])
     assert any("not elastic" in notice for notice in figures["notices"])
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_a_busy_machine_is_noticed(folders: Folders, tmp_path: Path) -> None:
+    class Busy(MadeUp):
+        def __call__(self, *arguments: Any) -> Any:
+            return replace(super().__call__(*arguments), processor_share=0.4)
+
+    budget = {"latency_ms": 5.0}
+    calm = searched(folders, tmp_path / "calm", budget=budget)
+    assert not any("other programs" in notice for notice in calm.notices)
+    busy = searched(folders, tmp_path / "busy", Busy(), budget=budget)
+    assert any("other programs had the processor for up to 60% of the time" in notice for notice in busy.notices)

@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.shrinking.fit.bench import Bench
 from bertsmith.shrinking.fit.budget import Costs
@@ -15,9 +14,6 @@ from bertsmith.shrinking.fit.settings import FitSettings
 
 TRIED_IN_VAIN = 3  # candidates that are measured although no estimate keeps the budget
 FEW_TIMINGS = 3  # where the latency is not limited
-COULD_NOT = (InputError, RuntimeError, ValueError, NotImplementedError)
-"""What engines raise where they cannot write or run a network."""
-
 Watch = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and of how much."""
 
@@ -94,7 +90,9 @@ class Finals:
             candidate.judged = self.bench.judged(candidate)
             self._note(candidate, size)
             self._settle(candidate)
-        except COULD_NOT as error:
+        except OSError:  # a full disk is nothing of the candidate
+            raise
+        except Exception as error:  # engines raise what the packages below them raise
             self.notices.append(f"{candidate.words} is left out: {first_line(error)}")
             self.candidates.remove(candidate)
             candidate.measured = None

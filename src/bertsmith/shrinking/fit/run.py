@@ -13,7 +13,7 @@ from bertsmith.shrinking.fit.candidates import Candidate, different
 from bertsmith.shrinking.fit.choose import nearest_miss
 from bertsmith.shrinking.fit.estimates import SLACK, Estimates
 from bertsmith.shrinking.fit.evolution import Space, evolve
-from bertsmith.shrinking.fit.finals import COULD_NOT, Finals, Watch, first_line
+from bertsmith.shrinking.fit.finals import Finals, Watch, first_line
 from bertsmith.shrinking.fit.measure import Measurer, in_fresh_process
 from bertsmith.shrinking.fit.pareto import pareto_front
 from bertsmith.shrinking.fit.prepare import Prepared
@@ -114,7 +114,9 @@ class Search:
             self.watch(f"latency of layers: {way.words}", done, len(chosen))
             try:
                 self.estimates.tables[way] = self.bench.tables(way, kinds)
-            except COULD_NOT as error:
+            except OSError:  # a full disk is nothing of the engine
+                raise
+            except Exception as error:  # engines raise what the packages below them raise
                 self.notices.append(f"{way.words} is left out: {first_line(error)}")
         if not self.estimates.tables:
             raise InputError(f"no way to run the model works here: {'; '.join(self.notices)}")

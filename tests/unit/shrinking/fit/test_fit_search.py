@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from helpers_fit import MadeUp, made_up_scores, searched, write_folders
 
+from bertsmith.engines.torch_engine import TorchEngine
 from bertsmith.shrinking.fit.figures import fit_figures
 from bertsmith.shrinking.fit.run import Fitted
 
@@ -192,3 +193,20 @@ def test_a_busy_machine_is_noticed(folders: Folders, tmp_path: Path) -> None:
     assert not any("other programs" in notice for notice in calm.notices)
     busy = searched(folders, tmp_path / "busy", Busy(), budget=budget)
     assert any("other programs had the processor for up to 60% of the time" in notice for notice in busy.notices)
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_a_way_that_fails_is_left_out(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an engine raises where it cannot write a network: the others go on, and the page says so."""
+    write = TorchEngine.write
+
+    def fragile(self: TorchEngine, model: Any, folder: Path, precision: str, samples: Any = ()) -> None:
+        if precision == "bfloat16":
+            raise KeyError("no such operator")
+        write(self, model, folder, precision, samples)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TorchEngine, "write", fragile)
+    found = searched(folders, tmp_path, budget={"latency_ms": 5.0})
+    assert found.best is not None
+    assert {one.way.precision for one in found.candidates} == {"float32"}
+    assert "torch bfloat16 is left out: 'no such operator'" in found.notices

@@ -53,8 +53,9 @@ def fit_card(figures: Mapping[str, Any], name: str) -> str:
     versions = ", ".join(f"{package} {version}" for package, version in figures["versions"].items())
     lines += [
         "",
-        f"Machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; {figures['threads']} "
-        f"threads; {conditions['batch']} sequences at a time. Versions: {versions}. Latency is from token ids to the "
+        f"Machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; "
+        f"{_counted(figures['threads'], 'thread')}; {_counted(conditions['batch'], 'sequence')} at a time. Versions: "
+        f"{versions}. Latency is from token ids to the "
         "head's answer; splitting text into tokens is not counted in. On another machine measure again.",
         "",
         "## Run it",
@@ -72,6 +73,10 @@ def fit_card(figures: Mapping[str, Any], name: str) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"1 {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def megabytes(size: float) -> str:

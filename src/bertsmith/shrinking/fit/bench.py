@@ -43,10 +43,17 @@ class Bench:
         self.store, self.measurer, self.work = store, measurer, work
         self.models: dict[str, Model] = {"whole": quality.model}
         """The model by what was done to its vocabulary."""
+        self._vocabularies: dict[str, Any] = {"whole": quality.model.config.encoder.vocabulary}
         self.machine = fingerprint()
         self.identity = digest(*(_content(source / name) for name in SOURCE_FILES))
         rows = json.dumps([dict(row) for row in quality.table], sort_keys=True, default=str)
         self.data = digest(rows.encode())
+
+    def add_cut(self, model: Model) -> None:
+        """Makes a model with fewer pieces known, too."""
+        table = model.token_table.detach().cpu().float().numpy()
+        self.models["cut"] = model
+        self._vocabularies["cut"] = [model.config.encoder.vocabulary, digest(table.tobytes())]
 
     def subnet_score(self, subnet: Subnet, *, on_all: bool) -> float:
         """The score of a sub-network in float32, on all or on some examples."""
@@ -137,8 +144,7 @@ class Bench:
     def _place(self, engine: str, way: Way | None = None) -> dict[str, Any]:
         key: dict[str, Any] = {"machine": self.machine, "versions": versions(engine), "model": self.identity}
         if way is not None:
-            vocabulary = self.models[way.vocabulary].config.encoder.vocabulary
-            key |= {"engine": engine, "precision": way.precision, "vocabulary": vocabulary}
+            key |= {"engine": engine, "precision": way.precision, "vocabulary": self._vocabularies[way.vocabulary]}
         return key
 
 

@@ -7,7 +7,7 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.model import Model
 from bertsmith.shrinking.fit.budget import MEGABYTE, Costs
 from bertsmith.shrinking.fit.candidates import Candidate
-from bertsmith.shrinking.fit.table import Kind, WayTables, layer_kinds
+from bertsmith.shrinking.fit.table import Kind, WayTables, first_alike, layer_kinds
 from bertsmith.shrinking.fit.ways import Way
 
 SLACK, SLACK_KNOWN = 0.2, 0.07  # by which an estimate may be off: from the table alone, and once a way was measured
@@ -17,12 +17,13 @@ class Estimates:
     """The tables of all ways."""
 
     def __init__(self, model: Model, percentile: int) -> None:
-        self.model, self.percentile = model, percentile
+        self.percentile = percentile
+        self.units, self.alike = model.encoder.units, first_alike(model.config.encoder)
         self.tables: dict[Way, WayTables] = {}
 
     def kinds(self, subnet: Subnet) -> tuple[Kind, ...]:
         """The kinds of layers of a sub-network."""
-        return layer_kinds(self.model.config.encoder, self.model.encoder.units, subnet)
+        return layer_kinds(self.alike, self.units, subnet)
 
     def of(self, subnet: Subnet, way: Way) -> Costs:
         """The latency and the size that the tables tell."""

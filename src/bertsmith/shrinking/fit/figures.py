@@ -22,7 +22,12 @@ def fit_figures(found: Fitted) -> Plain:
     # what a narrower precision does to a score is not known before it is measured
     known = [one for one in found.candidates if one.measured is not None or one.way.precision == "float32"]
     front = {one.name for one in pareto_front(known, _latency, _score)}
-    rows = [_row(one, found, one.name in front) for one in sorted(found.candidates, key=lambda one: -_score(one))]
+    ordered = sorted(found.candidates, key=lambda one: -_score(one))
+    shapes = {(one.way.vocabulary, one.kinds) for one in ordered}
+    counts = {shape: parameters(stack_config(found.configs[shape[0]], shape[1])) for shape in shapes}
+    rows = [
+        {**_row(one, found, one.name in front), "parameters": counts[one.way.vocabulary, one.kinds]} for one in ordered
+    ]
     by_name = {row["name"]: row for row in rows}
     chosen = None if found.best is None else by_name[found.best.name]
     misses = [] if found.best is not None else budget.misses(found.nearest.costs)
@@ -57,14 +62,12 @@ def fit_figures(found: Fitted) -> Plain:
 
 
 def _row(candidate: Candidate, found: Fitted, on_front: bool) -> Plain:
-    model = found.prepared.model
     row: Plain = {
         "name": candidate.name,
         "words": candidate.words,
         "network": subnet_words(candidate.subnet),
         "subnet": described(candidate.subnet),
         **candidate.way._asdict(),
-        "parameters": parameters(stack_config(model.config, candidate.kinds)),
         "score": _score(candidate),
         "float32_score": candidate.ranking,
         **_named(candidate.costs),

@@ -7,6 +7,7 @@ from typing import Any
 
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
+from bertsmith.models.config import ModelConfig
 from bertsmith.shrinking.fit.bench import Bench
 from bertsmith.shrinking.fit.budget import Costs
 from bertsmith.shrinking.fit.candidates import Candidate, different
@@ -44,6 +45,8 @@ class Fitted:
     measurements: int
     """How many were made now, not found."""
     machine: Mapping[str, Any]
+    configs: Mapping[str, ModelConfig]
+    """Of the whole network, by what was done to its vocabulary."""
 
 
 class Search:
@@ -96,6 +99,7 @@ class Search:
             folder=None if best is None else self.bench.folder(best),
             measurements=self.store.taken,
             machine=self.bench.machine,
+            configs={name: model.config for name, model in self.bench.models.items()},
         )
 
     def _grid_scores(self) -> Scores:
@@ -200,7 +204,9 @@ class Search:
             return
         model, said = cut_model(self.prepared.model, self.prepared.kept, self.settings.data, self.prepared.table)
         self.notices.append(said)
-        self.bench.models["cut"] = model
+        if model.config.encoder.vocabulary == self.prepared.model.config.encoder.vocabulary:
+            return
+        self.bench.add_cut(model)
         chosen = [way._replace(vocabulary="cut") for way in self.estimates.tables]
         self._measure_tables(chosen)
         for way in chosen:

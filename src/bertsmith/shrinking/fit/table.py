@@ -30,20 +30,23 @@ class Kind(NamedTuple):
         return LayerCut(self.heads, self.neurons, self.groups)
 
 
-def layer_kinds(config: EncoderConfig, units: Sequence[LayerCut], subnet: Subnet) -> tuple[Kind, ...]:
+def first_alike(config: EncoderConfig) -> tuple[int, ...]:
+    """For each layer the index of the first one that is like it."""
+    described = [layer.model_dump_json() for layer in config.layers]
+    return tuple(described.index(one) for one in described)
+
+
+def layer_kinds(alike: Sequence[int], units: Sequence[LayerCut], subnet: Subnet) -> tuple[Kind, ...]:
     """The kinds of the layers that a sub-network keeps."""
-    firsts = {layer.model_dump_json(): index for index, layer in reversed(list(enumerate(config.layers)))}
-    return tuple(
-        Kind(firsts[config.layers[index].model_dump_json()], cut.heads, cut.neurons, cut.groups)
-        for index, cut in subnet.cuts(units)
-    )
+    return tuple(Kind(alike[index], cut.heads, cut.neurons, cut.groups) for index, cut in subnet.cuts(units))
 
 
 def stack_config(config: ModelConfig, kinds: Sequence[Kind]) -> ModelConfig:
     """The config of a model like this one whose layers are of these kinds."""
     encoder = config.encoder
     layers = tuple(_cut_layer(encoder.layers[kind.layer], kind.cut, encoder.width) for kind in kinds)
-    return config.changed(encoder=encoder.changed(layers=layers), generator=None)
+    sharing = encoder.sharing if len({kind.cut for kind in kinds}) == 1 else "none"  # as extraction does it
+    return config.changed(encoder=encoder.changed(layers=layers, sharing=sharing), generator=None)
 
 
 def table_stacks(kinds: Sequence[Kind]) -> list[tuple[Kind, ...]]:

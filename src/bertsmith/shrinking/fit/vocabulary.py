@@ -27,4 +27,6 @@ def cut_model(model: Model, kept: KeptTask, data: str, dev: Table) -> tuple[Mode
     texts = list(task.texts(task.examples(dev if train is None else train, has_targets=train is None)))
     small, _ = home.cut_vocabulary(model, texts, home.VocabularyConfig())
     before, after = model.config.encoder.vocabulary, small.config.encoder.vocabulary
+    if before == after:
+        return small, f"the vocabulary stays as it is: the texts use all of its {before:,} pieces"
     return small, f"the vocabulary is cut from {before:,} to {after:,} pieces, those that the texts use"

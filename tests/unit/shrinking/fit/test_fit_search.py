@@ -8,6 +8,9 @@ import pytest
 from helpers_fit import MadeUp, made_up_scores, searched, write_folders
 
 from bertsmith.engines.torch_engine import TorchEngine
+from bertsmith.models.build import build
+from bertsmith.models.model import Model
+from bertsmith.shrinking.fit import run
 from bertsmith.shrinking.fit.figures import fit_figures
 from bertsmith.shrinking.fit.run import Fitted
 
@@ -210,3 +213,40 @@ def test_a_way_that_fails_is_left_out(folders: Folders, tmp_path: Path, monkeypa
     assert found.best is not None
     assert {one.way.precision for one in found.candidates} == {"float32"}
     assert "torch bfloat16 is left out: 'no such operator'" in found.notices
+
+
+@pytest.mark.usefixtures("made_up_scores")
+@pytest.mark.parametrize("asked", ["keep", "auto", "cut"])
+def test_the_vocabulary_is_cut_where_size_demands_it(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    def cut_model(model: Model, *_: Any) -> tuple[Model, str]:
+        encoder = model.config.encoder.changed(vocabulary=model.config.encoder.vocabulary - 40)
+        small = build(model.config.changed(encoder=encoder), seed=0)
+        small.tokenizer = model.tokenizer
+        return small, "cut"
+
+    monkeypatch.setattr(run, "cut_model", cut_model)
+    monkeypatch.setattr(run, "missing_cut", lambda: None)
+    ways: dict[str, Any] = {"precisions": ["float32"], "vocabulary": asked}
+    roomy = searched(folders, tmp_path, budget={"size_mb": 1000.0}, search=ways)
+    assert ("cut" in roomy.notices) == (asked == "cut")
+    smallest = min(one.estimate.size_mb or 0.0 for one in roomy.candidates if one.way.vocabulary == "whole")
+    tight = searched(folders, tmp_path, budget={"size_mb": 0.98 * smallest}, search=ways)
+    if asked == "keep":
+        assert tight.best is None
+        return
+    assert tight.best is not None
+    assert tight.best.way.vocabulary == "cut"
+    rows = {(row["vocabulary"], row["network"]): row["parameters"] for row in fit_figures(tight)["candidates"]}
+    assert rows["cut", "whole network"] == rows["whole", "whole network"] - 40 * 16
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_a_vocabulary_that_cannot_be_cut_is_told_of(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "missing_cut", lambda: "for a reason")
+    found = searched(folders, tmp_path, budget={"size_mb": 1.0}, search={"vocabulary": "cut"})
+    assert "the vocabulary is not cut: for a reason" in found.notices
+    assert {one.way.vocabulary for one in found.candidates} == {"whole"}

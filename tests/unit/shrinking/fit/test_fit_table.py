@@ -5,7 +5,7 @@ import pytest
 import bertsmith
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
-from bertsmith.shrinking.fit.table import Kind, Table, WayTables, layer_kinds, stack_config, table_stacks
+from bertsmith.shrinking.fit.table import Kind, Table, WayTables, first_alike, layer_kinds, stack_config, table_stacks
 
 NARROW, MIDDLE, WIDE = Kind(0, 1, 16), Kind(0, 2, 32), Kind(0, 4, 64)
 COSTS = {NARROW: 0.4, MIDDLE: 0.9, WIDE: 1.7}
@@ -43,10 +43,18 @@ def test_the_tail_and_the_slowest_length_count() -> None:
     assert tables.size.estimate((WIDE,) * 6) == pytest.approx(160)
 
 
-@pytest.mark.parametrize("name", ["bert-tiny", "convbert-small"])
+@pytest.mark.parametrize("name", ["bert-tiny", "convbert-small", "albert-base"])
 def test_a_stack_of_kinds_is_the_extracted_network(name: str) -> None:
     config = bertsmith.preset(name, vocabulary=50, width=32, heads=4, layers=3, longest=32)
     model = bertsmith.build(config, seed=0)
-    subnet = Subnet(layers=(0, 2), heads=(1, 2))
-    kinds = layer_kinds(config.encoder, model.encoder.units, subnet)
-    assert stack_config(config, kinds).encoder.layers == extract(model, subnet).config.encoder.layers
+    for subnet in (Subnet(layers=(0, 2), heads=(1, 2)), Subnet(width=0.5)):
+        kinds = layer_kinds(first_alike(config.encoder), model.encoder.units, subnet)
+        assert stack_config(config, kinds) == extract(model, subnet).config
+
+
+def test_layers_that_are_alike_are_measured_once() -> None:
+    config = bertsmith.preset("bert-tiny", vocabulary=50, width=32, heads=4, layers=3, longest=32)
+    assert first_alike(config.encoder) == (0, 0, 0)
+    other = config.encoder.layers[0].changed(dropout=0.5)
+    mixed = config.encoder.changed(layers=(config.encoder.layers[0], other, other))
+    assert first_alike(mixed) == (0, 1, 1)

@@ -25,6 +25,7 @@ _HOMES = {
     "extract": "bertsmith.models.build",
     "factorise": "bertsmith.models.factorise",
     "finetune": "bertsmith.commands.finetune",
+    "fit": "bertsmith.commands.fit",
     "inspect": "bertsmith.commands.inspect",
     "load": "bertsmith.checkpoint.store",
     "predict": "bertsmith.commands.predict",
@@ -52,6 +53,7 @@ __all__ = [
     "extract",
     "factorise",
     "finetune",
+    "fit",
     "inspect",
     "load",
     "predict",
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from bertsmith.commands.corpus import corpus
     from bertsmith.commands.evaluate import evaluate
     from bertsmith.commands.finetune import finetune
+    from bertsmith.commands.fit import fit
     from bertsmith.commands.inspect import inspect
     from bertsmith.commands.predict import predict
     from bertsmith.commands.pretrain import pretrain

@@ -1,6 +1,7 @@
 """Our own folder: config.json + model.safetensors + tokenizer.json; and the one door to all folders, `load`."""
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 

@@ -7,6 +7,7 @@ from bertsmith.shrinking.fit.budget import BudgetConfig, excess
 from bertsmith.shrinking.fit.candidates import Candidate
 
 SPREADS = 2.0  # deviations above the mean that must be within the limit: about 98 of 100 processes
+HOPELESS = 1.5  # times the limit: no disturbance makes up for that
 MARGIN = 0.95  # of the limit, for the middle one where single processes were disturbed
 
 
@@ -14,10 +15,11 @@ def verdict(latencies: Sequence[float], limit: float, repeats: int) -> bool | No
     """Whether a latency is kept for good, given what fresh processes found; None if more of them must tell.
 
     After `repeats` of them it is if all kept it with room for their spread. One that was disturbed is forgiven where
-    twice as many were asked and all others kept it, the middle one with a margin.
+    twice as many were asked and all others kept it, the middle one with a margin; not where it is the first and far
+    off.
     """
     missed = sum(latency > limit for latency in latencies)
-    if missed > 1 or (missed and repeats == 1):
+    if missed > 1 or (missed and (repeats == 1 or min(latencies) > HOPELESS * limit)):
         return False
     if len(latencies) < repeats:
         return None

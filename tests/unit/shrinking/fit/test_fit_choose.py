@@ -26,6 +26,8 @@ def candidate(score: float, latency: float, size: float = 1.0, *, measured: bool
         ([7.99, 7.5, 7.98, 7.6, 7.9], None),  # all within, but their spread says that others will not be
         ([8.1, 7.0], None),  # one may have been disturbed
         ([8.1, 7.0, 9.0], False),
+        ([7.0, 20.0], None),
+        ([20.0], False),  # so far off that nobody need look again
         ([7.0, 7.1, 9.0, 7.0, 7.0, 7.1, 7.0, 7.1, 7.0, 7.0], True),
         ([7.9, 7.9, 9.0, 7.9, 7.9, 7.9, 7.9, 7.9, 7.9, 7.9], False),
     ],

@@ -8,6 +8,7 @@ from bertsmith.shrinking.fit.candidates import Candidate
 
 SPREADS = 2.0  # deviations above the mean that must be within the limit: about 98 of 100 processes
 HOPELESS = 1.5  # times the limit: no disturbance makes up for that
+CLEARLY = 0.95  # of a cost, below which it is worth to measure what is as good otherwise
 MARGIN = 0.95  # of the limit, for the middle one where single processes were disturbed
 
 
@@ -63,10 +64,14 @@ def promising(
         if candidate.measured is None and not budget.misses(candidate.costs._replace(score=candidate.ranking), slack)
     ]
     if best is not None:
-        bar = worth(best, budget, prefer)
-        # two equal scores: the faster one is already there, or its estimate says so
-        open_ones = [candidate for candidate in open_ones if worth(candidate, budget, prefer)[:1] > bar[:1]]
+        open_ones = [candidate for candidate in open_ones if _may_beat(candidate, best, budget, prefer)]
     return sorted(open_ones, key=lambda candidate: worth(candidate, budget, prefer), reverse=True)
+
+
+def _may_beat(candidate: Candidate, best: Candidate, budget: BudgetConfig, prefer: str) -> bool:
+    """Whether it promises more of what is wanted first or, where that is equal, clearly more of the second thing."""
+    (first, second, *_), (bar, second_bar, *_) = worth(candidate, budget, prefer), worth(best, budget, prefer)
+    return first > bar or (first == bar and second > CLEARLY * second_bar)
 
 
 def nearest_miss(candidates: Sequence[Candidate], budget: BudgetConfig) -> Candidate:

@@ -69,8 +69,9 @@ def test_the_best_score_comes_first_and_of_equal_ones_the_fastest() -> None:
 
 def test_only_what_may_be_better_is_tried() -> None:
     best = candidate(91, 7.0, measured=True)
-    few = [best, candidate(90.9, 1.0), candidate(91, 6.0), candidate(91.1, 7.9)]
-    assert [one.ranking for one in promising(few, BudgetConfig(latency_ms=8.0), "fast", best, 0.0)] == [91.1]
+    few = [best, candidate(90.9, 1.0), candidate(91, 6.9), candidate(91, 6.0), candidate(91.1, 7.9)]
+    queue = promising(few, BudgetConfig(latency_ms=8.0), "fast", best, 0.0)
+    assert [(one.ranking, one.estimate.latency_ms) for one in queue] == [(91.1, 7.9), (91, 6.0)]
 
 
 def test_with_a_floor_the_fastest_or_the_smallest_is_wanted() -> None:

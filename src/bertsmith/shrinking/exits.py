@@ -16,7 +16,7 @@ from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.exits import ExitLearning, Weighting, freeze_all_but_exits
 from bertsmith.settings import Record
-from bertsmith.shrinking.exit_judge import ExitJudge
+from bertsmith.shrinking.exit_judge import ExitJudge, rules_of
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.multi_label import MultiLabel
@@ -103,8 +103,11 @@ class ExitSettings(Record):
 
     @model_validator(mode="after")
     def _check_measure(self) -> "ExitSettings":
-        if self.task.kind in ANSWERS and self.answer == "value" and self.measure != "patience":
+        if self.task.kind not in ANSWERS:
+            return self
+        if self.answer == "value" and self.measure != "patience":
             raise ValueError(f"leave.measure is {self.measure!r} in a regression; allowed: 'patience'")
+        rules_of(self.measure, self.leave.thresholds, exits=1, within=0.0)  # before anything is learned for them
         return self
 
 

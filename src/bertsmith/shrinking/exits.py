@@ -42,8 +42,9 @@ class ExitChoice(Record):
     """After how many layers there is one; empty for after each but the last."""
     hidden: Activation | Literal["none"] = "tanh"
     """The activation of a layer between a sequence's vector and its scores; "none" for no such layer."""
-    pooling: Literal["as_task", "first", "mean"] = "as_task"
-    """The vector of a sequence: as in the task's head (the first token's where that has a pooler), or as said."""
+    pooling: Literal["mean", "first", "as_task"] = "mean"
+    """The vector of a sequence: the mean of its states, its first token's, or as in the task's head (the first token's
+    where that has a pooler). Low layers have put little into the first token yet (docs/exits.md)."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.batches.examples import ExampleConfig, Features
+from bertsmith.batches.examples import ExampleConfig, ExamplePlan, Features
 from bertsmith.errors import InputError
 from bertsmith.models.heads import HeadConfig, SequenceHeadConfig
 from bertsmith.models.heads.features import FeaturesConfig, RecurrentConfig
@@ -25,6 +25,7 @@ from bertsmith.training import sharding
 from bertsmith.training.hardware import device_type
 from bertsmith.training.judging import DevJudge
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
+from bertsmith.training.quantising import QuantisedLearning, give_ranges, with_rounding
 from bertsmith.training.starting import ModelSource, TokenizerChoice, starting_encoder, with_task_head
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import Trainer
@@ -84,6 +85,8 @@ class FinetuneSettings(Record):
     head: HeadChoice = HeadChoice()
     encoder: EncoderLearning = EncoderLearning()
     adversarial: AdversarialConfig = AdversarialConfig()
+    quantisation: QuantisedLearning | None = None
+    """Learn with weights and activations rounded as integers would be; None for as the model does already."""
     sequences: ExampleConfig = ExampleConfig()
     batch: ExampleBatchConfig = ExampleBatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, betas=(0.9, 0.999))
@@ -172,6 +175,9 @@ def make_finetuning(
     cut, lost = length_notices({"train": train, "dev": dev}, sequences.length)
     notices = [*_fresh_weights(settings, start), *data.notices, *cut]
     counts = {part: {**count, **lost.get(part, {})} for part, count in data.counts.items()}
+    if settings.quantisation is not None:
+        plan = ExamplePlan(train, sequences, settings.batch.examples, settings.run.seed)
+        give_ranges(model, plan, settings.quantisation.calibration)
     objective = learning(task.objective(data.train), settings)
     judge = DevJudge(task, data.dev, dev, sequences, objective.for_evaluation())
     trainer = task_trainer(
@@ -206,7 +212,9 @@ def starting_model(settings: FinetuneSettings, train: Sequence[Any], start: Mode
     else:
         model = copy.deepcopy(start).cpu().float()
     settings.head.features.check_depth(len(model.config.encoder.layers))
-    return with_task_head(model, settings.head.applied(task.head(model.config)), seed=seed)
+    return with_rounding(
+        with_task_head(model, settings.head.applied(task.head(model.config)), seed=seed), settings.quantisation
+    )
 
 
 def learning(objective: Supervised, settings: FinetuneSettings) -> Supervised | Adversarial:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from bertsmith.errors import InputError, nearest
 
-METHODS = ("elastic",)
+METHODS = ("elastic", "exits")
 
 
 def shrink(
@@ -17,6 +17,7 @@ def shrink(
     recipe: Path | None = None,
     widths: list[float] | None = None,
     depths: list[float] | None = None,
+    tolerance: float | None = None,
     epochs: float | None = None,
     learning_rate: float | None = None,
     batch: int | None = None,
@@ -32,6 +33,8 @@ def shrink(
 
     Heads and neurons are put in the order of their importance; then sub-networks of all widths, and of all widths and
     depths, learn from the fine-tuned model. bertsmith.load(OUT, subnet=...) and bertsmith fit take out any of them.
+    With --method exits the model gets small heads on the way instead, and answers what it is sure of after a few
+    layers.
 
     Parameters
     ----------
@@ -44,13 +47,15 @@ def shrink(
         The folder to write: the elastic model, elastic.json with all sub-networks and their figures, report.html,
         result.json and recipe.toml.
     method
-        How: "elastic" if not given.
+        How: "elastic" if not given, or "exits".
     recipe
         A TOML file with the settings. With --resume the run's own recipe is used.
     widths
         Shares of heads and neurons, such as 1 0.75 0.5 0.25 (grid.widths).
     depths
         Shares of layers, such as 1 0.75 0.5 (grid.depths).
+    tolerance
+        With --method exits: how many points of the score early answers may cost on dev (leave.tolerance).
     epochs
         How often every stage sees every example (run.epochs).
     learning_rate
@@ -86,6 +91,7 @@ def shrink(
     if chosen not in METHODS:
         raise InputError(f"--method is {chosen!r}; {nearest(str(chosen), METHODS)}")
     flags = {
+        "leave.tolerance": tolerance,
         "grid.widths": widths,
         "grid.depths": depths,
         "run.epochs": epochs,
@@ -95,5 +101,11 @@ def shrink(
     }
     short = [f"{path}={value}" for path, value in flags.items() if value is not None]
     plain = override(plain, [*(set or []), *short])
-    settings, tables = elastic_settings(plain, column or [], source=str(recipe or "settings"))
+    source = str(recipe or "settings")
+    if chosen == "exits":
+        from bertsmith.commands.shrink_exits import exit_settings, shrink_exits
+
+        exits, tables = exit_settings(plain, column or [], source=source)
+        return shrink_exits(exits, tables, out, device=device, explain=explain, resume=resume, force=force)
+    settings, tables = elastic_settings(plain, column or [], source=source)
     return shrink_elastic(settings, tables, out, device=device, explain=explain, resume=resume, force=force)

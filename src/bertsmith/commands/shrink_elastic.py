@@ -37,6 +37,13 @@ class Work:
 def elastic_settings(plain: dict[str, Any], columns: Sequence[str], *, source: str) -> tuple["ElasticSettings", Tables]:
     """The settings with the task of the fine-tuned model, and its data."""
     from bertsmith.shrinking.elastic import ElasticSettings
+
+    plain, tables = with_task(plain, columns)
+    return ElasticSettings.parse(with_defaults(plain, Path(plain["model"])), source=source), tables
+
+
+def with_task(plain: dict[str, Any], columns: Sequence[str]) -> tuple[dict[str, Any], Tables]:
+    """Plain settings with the task of the fine-tuned model that they name, and its data."""
     from bertsmith.tasks.held_out import held_out
     from bertsmith.tasks.parts import task_parts
     from bertsmith.tasks.predictor import read_kept
@@ -55,11 +62,11 @@ def elastic_settings(plain: dict[str, Any], columns: Sequence[str], *, source: s
         train, dev, said = held_out(task, train, "there is no dev part")
         notices.append(said)
     own = {"task": task.plain(), "sequences": kept.sequences.plain()}
-    plain = _with_defaults({**plain, **{name: value for name, value in own.items() if name not in plain}}, folder)
-    return ElasticSettings.parse(plain, source=source), Tables(train, dev, tuple(notices))
+    found = {**plain, **{name: value for name, value in own.items() if name not in plain}}
+    return found, Tables(train, dev, tuple(notices))
 
 
-def _with_defaults(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
+def with_defaults(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The settings with the learning rate and the batch of the fine-tuning, where its recipe tells them."""
     from bertsmith.toml import read_toml
 

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from bertsmith.models.heads.base import HeadConfig
+from bertsmith.models.heads.exits import ExitsConfig
 from bertsmith.models.heads.pretraining import (
     MaskDecoderConfig,
     MaskedTokensConfig,
@@ -22,6 +23,7 @@ HEADS: dict[str, type[HeadConfig]] = {
     "replaced_tokens": ReplacedTokensConfig,
     "mask_decoder": MaskDecoderConfig,
     **TASK_HEADS,
+    "exits": ExitsConfig,
 }
 
 AnyHead = Annotated[HeadConfig, ByKind(HEADS)]
@@ -29,6 +31,7 @@ AnyHead = Annotated[HeadConfig, ByKind(HEADS)]
 __all__ = [
     "HEADS",
     "AnyHead",
+    "ExitsConfig",
     "HeadConfig",
     "MaskDecoderConfig",
     "MaskedTokensConfig",

@@ -82,13 +82,13 @@ def line_chart(
     plane = Plane(x_low, x_high, y_ticks[0], y_ticks[-1], height)
 
     parts = [axes(plane, x_ticks, y_ticks, x_label, y_label)]
-    parts += [_curve(one, plane, _colour(index), is_alone=len(drawn) == 1) for index, one in enumerate(drawn)]
+    parts += [_curve(one, plane, colour(index), is_alone=len(drawn) == 1) for index, one in enumerate(drawn)]
     if reference is not None:
-        parts.append(_reference_line(reference, plane))
-    parts += [_marks(one, plane, _colour(index), x_label) for index, one in enumerate(drawn)]
+        parts.append(reference_line(reference, plane))
+    parts += [_marks(one, plane, colour(index), x_label) for index, one in enumerate(drawn)]
     told = f"{y_label} by {x_label}: " + "; ".join(f"{one.name} {_told(one)}" for one in drawn)
     return (
-        f'<figure class="chart" style="--height:{height}px">{_legend(drawn)}'
+        f'<figure class="chart" style="--height:{height}px">{legend(drawn)}'
         f'<svg class="axes" role="img" aria-label="{escape(told)}">{"".join(parts)}</svg></figure>'
     )
 
@@ -143,7 +143,8 @@ class Plane:
         return round(self.height * (self.y_high - y) / (self.y_high - self.y_low), 2)
 
 
-def _colour(index: int) -> str:
+def colour(index: int) -> str:
+    """The colour of a series by its number; it comes again where there are more than colours."""
     return f"var(--series-{index % COLOURS + 1})"
 
 
@@ -224,7 +225,8 @@ def thinned(points: list[tuple[float, float]], most: int) -> list[tuple[float, f
     return kept
 
 
-def _reference_line(reference: tuple[str, float], plane: Plane) -> str:
+def reference_line(reference: tuple[str, float], plane: Plane) -> str:
+    """A dashed horizontal line with its label and value."""
     label, value = reference
     y = plane.down(value)
     below = 18 if y < 16 else -8  # at the very top the label would leave the plane
@@ -235,12 +237,12 @@ def _reference_line(reference: tuple[str, float], plane: Plane) -> str:
     )
 
 
-def _legend(series: list[Series]) -> str:
+def legend(series: Sequence[Series]) -> str:
     """A key to the colours where there are several; the reference line carries its own label."""
     if len(series) == 1:
         return ""
     entries = [
-        f'<li><i style="border-color:{_colour(index)}"></i>{escape(one.name)}</li>' for index, one in enumerate(series)
+        f'<li><i style="border-color:{colour(index)}"></i>{escape(one.name)}</li>' for index, one in enumerate(series)
     ]
     return f'<ul class="legend">{"".join(entries)}</ul>'
 

@@ -1,5 +1,6 @@
 """What an elastic training shows: the table of its sub-networks, and report.html."""
 
+import json
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -97,19 +98,20 @@ def write_elastic_report(
         stages={stage: read_log(out / stage / "log.jsonl") for stage in settings.stages},
         heads=_heads(record, out, texts),
         facts=facts,
-        commands=(fit_command(record, out, settings.data), _load_line(record, out)),
+        commands=(fit_command(record, out, settings.data), load_line(record, out)),
         settings=to_toml(settings.plain()),
     )
     (out / REPORT).write_text(elastic_page(report), encoding="utf-8")
 
 
-def _load_line(record: "ElasticRecord", out: Path) -> str:
-    from bertsmith.report.elastic import smallest
+def load_line(record: "ElasticRecord", out: Path) -> str:
+    """The line of Python that takes out the cheapest sub-network that is still good, or the smallest."""
+    from bertsmith.report.elastic import cheapest_that_keeps, smallest
 
-    member = smallest(record)
+    member = cheapest_that_keeps(record, 0.95) or smallest(record)
     subnet = f"bertsmith.Subnet(width={member.width:g}, depth={member.depth:g}"
     rule = "" if record.depth_rule == "keep_last" else f', depth_rule="{record.depth_rule}"'
-    return f'bertsmith.load("{out}", subnet={subnet}{rule}))'
+    return f"bertsmith.load({json.dumps(str(out), ensure_ascii=False)}, subnet={subnet}{rule}))"
 
 
 def _heads(record: "ElasticRecord", out: Path, texts: Iterable[str]) -> "HeadComparison | None":

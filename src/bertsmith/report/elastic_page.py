@@ -47,7 +47,7 @@ STYLE = """
 .sizes table { border-collapse: separate; border-spacing: 4px; width: 100%; font-variant-numeric: tabular-nums; }
 .sizes th { color: var(--muted); font-weight: 500; font-size: 14px; padding: 2px 6px; white-space: nowrap; }
 .sizes tbody th { text-align: right; width: 1%; }
-.sizes thead th.axis { text-align: right; font-size: 12.5px; }
+.sizes thead th.axis { text-align: right; font-size: 12.5px; line-height: 1.3; }
 .sizes td { border-radius: 8px; padding: 10px 12px; vertical-align: top; line-height: 1.35; min-width: 84px;
   background: color-mix(in srgb, var(--series-1) calc(var(--share) * 46%), color-mix(in srgb, var(--line) 40%,
   var(--surface))); }
@@ -81,7 +81,7 @@ def elastic_page(report: ElasticReport) -> str:
     body += _heads(report)
     drawn = "".join(_stage(record, stage, rows) for stage, rows in report.stages.items())
     if drawn:
-        told = "The mean over all sub-networks chooses the weights that are kept; every stage begins with those."
+        told = "The mean is over all sub-networks that a stage judges; the dashed line is the fine-tuned model."
         body += section("How it learned", drawn, note=told)
     if report.heads is not None:
         only = "" if len(report.heads.layers[0][1]) < HEADS_DRAWN else f" At most {HEADS_DRAWN} heads of a layer."
@@ -127,10 +127,10 @@ def _figures(record: ElasticRecord) -> str:
     whole, small = largest(record), smallest(record)
     figures = {
         "Fine-tuned model": f"{record.teacher_score:.2f}",
-        f"Mean of {len(record.grid)}": f"{mean_score(record):.2f}",
-        _named(whole).capitalize(): f"{whole.score:.2f}",
-        _named(small).capitalize(): f"{small.score:.2f}",
+        "Mean of all sizes": f"{mean_score(record):.2f}",
     }
+    if small is not whole:
+        figures |= {"Largest size": f"{whole.score:.2f}", "Smallest size": f"{small.score:.2f}"}
     cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in figures.items())
     return f'<dl class="figures">{cells}</dl>'
 
@@ -153,7 +153,7 @@ def _grid(record: ElasticRecord) -> str:
             cells += _size(record, member, share)
         rows.append(f'<tr><th scope="row">{width:g}</th>{cells}</tr>')
     return (
-        f'<table><thead><tr><th class="axis">width ↓ &nbsp;depth →</th>{heads}</tr></thead>'
+        f'<table><thead><tr><th class="axis">depth →<br>width ↓</th>{heads}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>{_good_enough(record)}"
     )
 
@@ -172,9 +172,11 @@ def _size(record: ElasticRecord, member: MemberFigures, share: float) -> str:
 def _good_enough(record: ElasticRecord) -> str:
     """The cheapest that keep most of the score, as facts."""
     facts, whole = {}, largest(record)
+    found: list[MemberFigures] = []
     for share in (0.99, 0.98, 0.95):
         member = cheapest_that_keeps(record, share)
-        if member is not None and member is not whole:
+        if member is not None and member is not whole and member not in found:
+            found.append(member)
             named = f"{_named(member)} ({_ratio(member.flops, whole.flops)} of the work)"
             facts[f"{100 * share:.0f}\u00a0% kept by"] = named
     return f'<div class="next">{facts_table(facts)}</div>' if facts else ""
@@ -210,7 +212,7 @@ def _trade(record: ElasticRecord, x_label: str, cost: Callable[[MemberFigures], 
     plane = Plane(x_ticks[0], x_ticks[-1], y_ticks[0], y_ticks[-1], HEIGHT)
     parts = [axes(plane, x_ticks, y_ticks, x_label, metric)]
     if reference is not None:
-        parts.append(reference_line(reference, plane))
+        parts.append(reference_line(reference, plane, at_start=True))
     for number, one in enumerate(series):
         places = " ".join(f"{10 * plane.across(x):.1f},{plane.down(y)}" for x, y in one.points)
         parts.append(
@@ -244,6 +246,8 @@ def _heads(report: ElasticReport) -> str:
     if len(record.grid) > 1:
         drawn += f'<div class="panel"><h3>Kept down to</h3>{survival_map(record)}</div>'
     note = "Rows are layers, columns heads, both counted from 1 as they stood in the fine-tuned model."
+    if len(depths(record)) > 1:
+        note += " The last column has the smallest depth that keeps the layer."
     if report.order != "importance":
         note += f" In this run units were not put in the order of their importance: order is {report.order}."
     return section("Which heads survive", f'<div class="pair">{drawn}</div>', note=note)
@@ -262,7 +266,13 @@ def _stage(record: ElasticRecord, stage: str, rows: Sequence[dict[str, Any]]) ->
     metric = metric_name(record.metric)
     if scores[0].points:
         curve = line_chart(
-            scores, x_label="step", y_label=metric, reference=_teacher(record), height=220, starts_at_zero=True
+            scores,
+            x_label="step",
+            y_label=metric,
+            reference=_teacher(record),
+            height=220,
+            starts_at_zero=True,
+            reference_at_start=True,
         )
         panels += f'<div class="panel"><h3>{name}: {escape(metric)} on dev</h3>{curve}</div>'
     if losses:
@@ -280,7 +290,7 @@ def _stage(record: ElasticRecord, stage: str, rows: Sequence[dict[str, Any]]) ->
 
 def _teacher(record: ElasticRecord) -> tuple[str, float] | None:
     """The dashed line of the charts."""
-    return ("fine-tuned model", record.teacher_score) if math.isfinite(record.teacher_score) else None
+    return ("fine-tuned", record.teacher_score) if math.isfinite(record.teacher_score) else None
 
 
 def _named(size: MemberFigures | Subnet) -> str:

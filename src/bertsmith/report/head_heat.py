@@ -18,13 +18,14 @@ LEVELS = 8  # shades of a small map; more cannot be told apart at its size
 STYLE = """
 .heat { overflow-x: auto; }
 .heat table { border-collapse: separate; border-spacing: 2px; table-layout: fixed; font-size: 11.5px;
-  font-variant-numeric: tabular-nums; width: 100%; min-width: calc(var(--columns) * 24px + 34px);
-  max-width: calc(var(--columns) * 46px + 34px); }
+  font-variant-numeric: tabular-nums; width: 100%; min-width: calc(var(--columns) * 21px + 70px);
+  max-width: calc(var(--columns) * 46px + 70px); }
 .heat th { color: var(--muted); font-weight: 500; padding: 0; }
-.heat th:first-child { width: 30px; text-align: right; padding-right: 6px; }
+.heat th:first-child { width: 28px; text-align: right; padding-right: 6px; }
 .heat td { height: 28px; padding: 0; border-radius: 4px; text-align: center; }
 .heat td.deep { color: var(--surface); }
-.heat td.layer { border-left: 6px solid var(--surface); border-radius: 0 4px 4px 0; }
+.heat th.layer { width: 38px; }
+.heat td.layer { border-left: 8px solid var(--surface); border-radius: 10px 4px 4px 10px; }
 .heat-key { color: var(--muted); font-size: 13.5px; margin-top: 10px; display: flex; flex-wrap: wrap; gap: 4px 16px; }
 .heat-key i { display: inline-block; width: 16px; height: 12px; border-radius: 3px; margin-right: 7px;
   vertical-align: -1px; }
@@ -115,14 +116,14 @@ def _heat(heads: Sequence[int], cell: Callable[[int, int], str], end: Callable[[
     """A table with a row for every layer and a column for every head, maybe with one more cell for the layer."""
     columns = max(heads, default=0)
     names = "".join(f'<th scope="col">{head + 1}</th>' for head in range(columns))
-    names += '<th scope="col">layer</th>' if end is not None else ""
+    names += '<th scope="col" class="layer">layer</th>' if end is not None else ""
     rows = []
     for layer, count in enumerate(heads):
         cells = "".join(cell(layer, head) if head < count else "<td></td>" for head in range(columns))
         last = end(layer) if end is not None else ""
         rows.append(f'<tr><th scope="row">{layer + 1}</th>{cells}{last}</tr>')
     return (
-        f'<div class="heat" tabindex="0" style="--columns:{columns + (end is not None)}"><table><thead><tr>'
+        f'<div class="heat" tabindex="0" style="--columns:{columns}"><table><thead><tr>'
         f"<th></th>{names}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 

@@ -294,11 +294,11 @@ def _finish(work: Work, model: "Model", seconds: float) -> dict[str, Any]:
         "is_finished": True,
     }
     write_result(out, figures)
-    write_elastic_report(settings, record, out)
+    write_elastic_report(settings, record, out, settings.task.texts(work.dev[0]))
     # the model is written; what it took to get there is not needed
     for folder in (REWIRED, *(f"{stage}/model" for stage in settings.stages)):
         shutil.rmtree(out / folder, ignore_errors=True)
-    print_grid(record, out)
+    print_grid(record, out, settings.data)
     return figures
 
 

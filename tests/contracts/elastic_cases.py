@@ -37,10 +37,10 @@ HEADS: dict[str, tuple[HeadConfig, Supervised]] = {
 }
 
 
-def elastic_model(name: str, task: str = "classification", seed: int = 0) -> Model:
+def elastic_model(name: str, task: str = "classification", seed: int = 0, layers: int = 3) -> Model:
     """A tiny model of a family with the head of a task, in float64, without dropout."""
     head, _ = HEADS[task]
-    model = with_task_head(tiny_model(name, seed), head, seed=seed).double().eval()
+    model = with_task_head(tiny_model(name, seed, layers), head, seed=seed).double().eval()
     with torch.no_grad():
         for parameter in model.task_head.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed + 2)) * 0.3)

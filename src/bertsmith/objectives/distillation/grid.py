@@ -48,7 +48,8 @@ class Grid(Record):
     @property
     def is_whole(self) -> bool:
         """Whether all of the grid learns at every step."""
-        return not self.per_layer and (self.sample is None or self.sample >= len(self.subnets) - 2)
+        count = len(self.subnets)
+        return count == 1 or (not self.per_layer and (self.sample is None or self.sample >= count - 2))
 
     def drawn(self, units: Sequence[LayerCut], *seed: int) -> tuple[Subnet, ...]:
         """Those of one step, for an encoder of such layers; a function of the seed. The largest is the last."""
@@ -72,4 +73,9 @@ class Grid(Record):
                 Subnet(width=float(draw.choice(self.widths))).cuts([units[index]])[0][1] for _ in range(2)
             )
             cuts.append((heads.heads, neurons.neurons))
-        return Subnet(layers=kept, heads=tuple(heads for heads, _ in cuts), neurons=tuple(count for _, count in cuts))
+        return Subnet(
+            depth=depth,
+            depth_rule=self.depth_rule,
+            heads=tuple(heads for heads, _ in cuts),
+            neurons=tuple(count for _, count in cuts),
+        )

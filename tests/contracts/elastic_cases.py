@@ -1,0 +1,104 @@
+"""Elastic models of every family with the heads of tasks, batches that all of these read, random sub-networks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import torch
+from cases import FAMILIES, packed_layout, padded_layout, rows_of, tiny_model
+from torch import Tensor
+
+from bertsmith.batches.batch import IGNORED
+from bertsmith.batches.examples import TaskBatch
+from bertsmith.layers.subnet import LayerCut, Subnet
+from bertsmith.models.heads import HeadConfig
+from bertsmith.models.heads.task import ClassifierConfig, SpansConfig, TaggerConfig
+from bertsmith.models.model import Model
+from bertsmith.objectives.base import Objective
+from bertsmith.objectives.spans import Spans
+from bertsmith.objectives.supervised import Classes, Supervised, Tags, Values
+from bertsmith.training.engine import Engine
+from bertsmith.training.meter import Meter
+from bertsmith.training.method import Method, RunConfig
+from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
+from bertsmith.training.phases import ExamplePhase
+from bertsmith.training.starting import with_task_head
+
+# not the one with a decoder, which has no task's head, nor generators, which differ from their families in sizes
+ENCODERS = [name for name in FAMILIES if name != "transformer-tiny" and not name.endswith("-generator")]
+LENGTHS = (7, 1, 4, 6)
+LABELS = ("a", "b", "c")
+
+HEADS: dict[str, tuple[HeadConfig, Supervised]] = {
+    "classification": (ClassifierConfig(labels=LABELS, dropout=0.0), Classes()),
+    "regression": (ClassifierConfig(labels=("value",), dropout=0.0, pooling="mean"), Values()),
+    "tagging": (TaggerConfig(labels=LABELS, dropout=0.0), Tags()),
+    "spans": (SpansConfig(), Spans()),
+}
+
+
+def elastic_model(name: str, task: str = "classification", seed: int = 0, layers: int = 3) -> Model:
+    """A tiny model of a family with the head of a task, in float64, without dropout."""
+    head, _ = HEADS[task]
+    model = with_task_head(tiny_model(name, seed, layers), head, seed=seed).double().eval()
+    with torch.no_grad():
+        for parameter in model.task_head.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed + 2)) * 0.3)
+    return model
+
+
+def task_batch(layout: str = "packed", lengths: Sequence[int] = LENGTHS, first: int = 0) -> TaskBatch:
+    """Sequences with targets of every task; those from `first` on are the same in any batch that has them."""
+    draws = [torch.Generator().manual_seed(first + place) for place in range(len(lengths))]
+    texts = [torch.randint(1, 50, (length,), generator=draw) for length, draw in zip(lengths, draws, strict=True)]
+    tags = [torch.randint(-1, 3, (length,), generator=draw) for length, draw in zip(lengths, draws, strict=True)]
+    tags = [torch.where(own < 0, IGNORED, own) for own in tags]
+    numbers = torch.arange(first, first + len(lengths))
+    is_packed = layout == "packed"
+
+    def laid(rows: list[Tensor], filling: int) -> Tensor:
+        return torch.cat(rows) if is_packed else rows_of(rows, extra=2, filling=filling)
+
+    return TaskBatch(
+        tokens=laid(texts, 0),
+        layout=packed_layout(list(lengths)) if is_packed else padded_layout(list(lengths), extra=2),
+        types=None,
+        item=numbers,
+        targets={
+            "label": numbers % 3,
+            "value": numbers.double() - 1.5,
+            "tags": laid(tags, IGNORED),
+            "start": torch.zeros(len(lengths), dtype=torch.long),
+            "end": torch.tensor([length - 1 for length in lengths]),
+        },
+        real_tokens=sum(lengths),
+    )
+
+
+def random_subnet(units: Sequence[LayerCut], draw: Random) -> Subnet:
+    """Some of the layers, each with heads and neurons of its own."""
+    layers = tuple(sorted(draw.sample(range(len(units)), draw.randint(1, len(units)))))
+    heads = tuple(draw.randint(1, units[index].heads) for index in layers)
+    groups = [units[index].groups for index in layers]
+    neurons = tuple(
+        draw.randint(1, units[index].neurons // count) * count for index, count in zip(layers, groups, strict=True)
+    )
+    return Subnet(layers=layers, heads=heads, neurons=neurons)
+
+
+def step_gradients(
+    model: Model, objective: Objective, batches: Sequence[TaskBatch], out: Path, seed: int = 0
+) -> dict[str, Tensor]:
+    """The gradients that one optimiser step of the trainer's engine moves the weights by."""
+    optimizer = OptimizerConfig(learning_rate=1e-3, clip=0.0)
+    method = Method(RunConfig(steps=1), optimizer, ScheduleConfig(), (ExamplePhase(0.0, 16, len(batches), 1),))
+    engine = Engine(model, objective, method, out, device="cpu")
+    found: dict[str, Tensor] = {}
+
+    def step() -> None:
+        found.update({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+
+    engine.optimizer.step = step  # type: ignore[method-assign]
+    prepared = [engine.objective.prepare(batch, seed) for batch in batches]
+    engine.learn(prepared, [(place,) for place in range(len(batches))], 1e-3, Meter(objective.terms, engine.device))
+    return found

@@ -1,0 +1,219 @@
+"""The laws of elastic models, over every family and random sub-networks with widths of their own in every layer."""
+
+import copy
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from cases import HEADS as HEAD_COUNT
+from cases import MIXER_CASES, WIDTH, forward_pass, orders_of, packed_layout
+from elastic_cases import ENCODERS, HEADS, elastic_model, random_subnet, step_gradients, task_batch
+from torch import Tensor
+
+import bertsmith
+from bertsmith import Subnet
+from bertsmith.layers.feedforward import FeedForwardConfig
+from bertsmith.layers.gates import LayerGates
+from bertsmith.layers.mixers.kernels import PredictedKernel
+from bertsmith.layers.subnet import LayerCut
+from bertsmith.models.build import initialise
+from bertsmith.models.heads.features import FeaturesConfig
+from bertsmith.models.model import Model
+from bertsmith.objectives.base import Objective
+from bertsmith.objectives.distillation.grid import Grid
+from bertsmith.objectives.distillation.objective import Distillation, named
+from bertsmith.objectives.distillation.outputs import LabelTerm, OutputTerm
+from bertsmith.objectives.distillation.states import StateTerm
+from bertsmith.shrinking.rewire import Orders, rewire
+from bertsmith.training.starting import with_task_head
+
+FEEDFORWARDS = {
+    "dense": FeedForwardConfig(neurons=12),
+    "grouped": FeedForwardConfig(neurons=12, groups=3),
+    "gated": FeedForwardConfig(neurons=12, is_gated=True, activation="silu"),
+    "gated without biases": FeedForwardConfig(neurons=12, is_gated=True, has_bias=False),
+}
+TERMS = named([OutputTerm(), StateTerm(weight=0.1), LabelTerm(weight=0.3)])
+
+
+def said(model: Model, layout: str = "packed", **options: object) -> Tensor:
+    batch = task_batch(layout)
+    return model.observed(batch.tokens, batch.layout, batch.types, **options).outputs  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_rewiring_keeps_what_the_head_says(name: str) -> None:
+    model = elastic_model(name, "tagging")
+    expected, half = said(model), said(model, subnet=Subnet(width=0.5))
+    single = said(copy.deepcopy(model).float())
+    rewire(model, Orders(*map(tuple, orders_of(model))))
+    torch.testing.assert_close(said(model), expected, rtol=0, atol=1e-11)
+    torch.testing.assert_close(said(model.float()), single, rtol=0, atol=1e-5)
+    assert not torch.allclose(said(model, subnet=Subnet(width=0.5)), half.float())
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_extracted_says_what_the_cut_says(name: str) -> None:
+    draw = Random(name)
+    for task in ("classification", "spans"):
+        model = elastic_model(name, task)
+        subnet = random_subnet(model.encoder.units, draw)
+        small = bertsmith.extract(model, subnet)
+        for layout in ("packed", "padded"):
+            expected = said(model, layout, subnet=subnet)
+            torch.testing.assert_close(said(small, layout), expected, rtol=0, atol=1e-11)
+
+
+def test_a_head_over_several_layers_reads_those_of_the_cut() -> None:
+    model = elastic_model("bert-tiny")
+    head = HEADS["tagging"][0].changed(features=FeaturesConfig(layers=2))
+    model = with_task_head(model, head, seed=0).double().eval()
+    subnet = Subnet(layers=(0, 2), heads=(1, 3), neurons=(5, 90))
+    torch.testing.assert_close(said(bertsmith.extract(model, subnet)), said(model, subnet=subnet), rtol=0, atol=1e-11)
+
+
+def gates_of(model: Model, value: float = 1.0) -> list[LayerGates]:
+    """A gate of one value on every unit."""
+    return [
+        LayerGates(*(torch.full((count,), value) for count in (units.heads, units.neurons, units.neurons)))
+        for units in model.encoder.units
+    ]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_open_gates_change_nothing(name: str) -> None:
+    model = elastic_model(name)
+    subnet = random_subnet(model.encoder.units, Random(name))
+    for cut in (None, subnet):
+        gated = said(model, gates=gates_of(model), subnet=cut)
+        torch.testing.assert_close(gated, said(model, subnet=cut), rtol=0, atol=1e-12)
+    assert not torch.allclose(said(model, gates=gates_of(model, 0.5)), said(model))
+
+
+def prefix(count: int, keep: int, groups: int = 1) -> Tensor:
+    """A gate that is 1 on the first units of every group and 0 on the others."""
+    return (torch.arange(count // groups) < keep // groups).repeat(groups).double()
+
+
+@pytest.mark.parametrize("name", MIXER_CASES)
+def test_gates_of_zero_cut_heads(name: str) -> None:
+    torch.manual_seed(0)
+    mixer = MIXER_CASES[name].build(WIDTH).double().eval()
+    initialise(mixer, 0.3)
+    hidden, layout = torch.randn(9, WIDTH, dtype=torch.float64), packed_layout([5, 1, 3])
+    for keep in range(1, HEAD_COUNT):
+        with torch.no_grad():
+            for module in mixer.modules():
+                if isinstance(module, PredictedKernel):
+                    # the taps of a head are made from all heads, so a cut takes these away as well
+                    table = module.table.weight.unflatten(1, (HEAD_COUNT, -1)).unflatten(0, (HEAD_COUNT, -1))
+                    table[:keep, :, keep:] = 0
+        call = forward_pass(layout)
+        gated = mixer(hidden, call.with_gates(LayerGates(heads=prefix(HEAD_COUNT, keep))))
+        cut = mixer(hidden, call.with_cut(LayerCut(keep, 1)))
+        torch.testing.assert_close(gated, cut, rtol=0, atol=1e-12)
+        assert not torch.allclose(gated, mixer(hidden, call))
+
+
+@pytest.mark.parametrize("name", FEEDFORWARDS)
+def test_gates_of_zero_cut_neurons(name: str) -> None:
+    torch.manual_seed(0)
+    config = FEEDFORWARDS[name]
+    part = config.build(WIDTH).double()
+    initialise(part, 0.3)
+    with torch.no_grad():
+        for parameter in part.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    hidden, call = torch.randn(4, WIDTH, dtype=torch.float64), forward_pass(packed_layout([4]))
+    for keep in range(config.groups, config.neurons, config.groups):
+        gate = prefix(config.neurons, keep, config.groups)
+        cut = part(hidden, call.with_cut(LayerCut(1, keep, config.groups)))
+        # gelu and silu are 0 at 0: what does not enter does not leave
+        for gates in (LayerGates(neurons=gate), LayerGates(inner=gate)):
+            torch.testing.assert_close(part(hidden, call.with_gates(gates)), cut, rtol=0, atol=1e-12)
+            both = call.with_cut(LayerCut(1, keep, config.groups)).with_gates(gates)
+            torch.testing.assert_close(part(hidden, both), cut, rtol=0, atol=1e-12)
+        assert not torch.allclose(cut, part(hidden, call))
+
+
+def taught(name: str, teacher_width: str = "same", **grid: object) -> tuple[Model, Distillation]:
+    """A student, and what it learns from a teacher of other weights."""
+    model, teacher = elastic_model(name), elastic_model(name, seed=5)
+    chosen = Grid.parse({"widths": [1.0, 0.5], "depths": [1.0, 0.67], **grid})
+    units = model.encoder.units
+    return model, Distillation(HEADS["classification"][1], TERMS, teacher, chosen, units, teacher_width)  # type: ignore[arg-type]
+
+
+def separate_gradients(model: Model, objective: Distillation, layout: str, seed: int = 0) -> dict[str, Tensor]:
+    """The sum of the gradients of each sub-network's loss, each computed from a fresh start."""
+    batch = task_batch(layout)
+    lesson = objective.to("cpu").prepare(batch, seed)
+    counts = objective.counts(lesson)
+    total: dict[str, Tensor] = {}
+    for part in objective.parts(lesson):
+        model.zero_grad()
+        sums = objective(model, part)
+        loss = sum(term.weight * sums[name].loss / counts[name] for name, term in objective.terms.items())
+        loss.backward()  # type: ignore[union-attr]
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                total[name] = total.get(name, torch.zeros_like(parameter)) + parameter.grad
+    model.zero_grad()
+    return total
+
+
+def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(
+            found[name], gradient, rtol=1e-9, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_step_adds_up_the_gradients_of_all_sub_networks(name: str, tmp_path: Path) -> None:
+    """In one batch of rows with pads and in two micro-batches, one packed: the step is the same."""
+    model, objective = taught(name)
+    expected = separate_gradients(model, objective, "packed")
+    whole = objective.grid.subnets if objective.grid else ()
+    assert len(whole) == 4
+    assert_same_gradients(step_gradients(model, objective, [task_batch("padded")], tmp_path), expected)
+    halves = [task_batch("packed", (7, 1)), task_batch("padded", (4, 6), first=2)]
+    assert_same_gradients(step_gradients(model, objective, halves, tmp_path), expected)
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "convbert-medium-small"])
+def test_drawn_sub_networks_add_up_as_well(name: str, tmp_path: Path) -> None:
+    model, objective = taught(name, sample=1, per_layer=True, depth_rule="drop_last")
+    expected = separate_gradients(model, objective, "packed", seed=3)
+    assert_same_gradients(step_gradients(model, objective, [task_batch("packed")], tmp_path, seed=3), expected)
+
+
+def test_a_sub_network_alone_moves_only_its_own_units(tmp_path: Path) -> None:
+    """What a cut leaves out gets no gradient: heads and neurons beyond it, and layers that are not kept."""
+    model, objective = taught("bert-tiny")
+    model.zero_grad()
+    lesson = objective.to("cpu").prepare(task_batch(), 0)
+    part = objective.parts(lesson)[0]
+    assert part.subnets[0] == Subnet(width=0.5, depth=0.67)
+    sum(s.loss for s in objective(model, part).values()).backward()  # type: ignore[union-attr]
+    kept = part.subnets[0].kept_layers(3)
+    for index, block in enumerate(model.encoder.blocks):
+        gradient = block.mixer.output.weight.grad
+        assert (gradient is not None) == (index in kept)
+        if gradient is not None:
+            assert gradient[:, : WIDTH // 2].any()
+            assert not gradient[:, WIDTH // 2 :].any()
+            assert not block.feedforward.expand.weight.grad[48:].any()
+
+
+def test_the_teacher_stays_as_it_is(tmp_path: Path) -> None:
+    model, objective = taught("bert-tiny")
+    assert objective.teacher is not None
+    before = copy.deepcopy(objective.teacher.state_dict())
+    found: Objective = objective.to("cpu")
+    step_gradients(model, found, [task_batch()], tmp_path)
+    assert not objective.teacher.training
+    assert all(parameter.grad is None for parameter in objective.teacher.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in objective.teacher.state_dict().items())

@@ -1,0 +1,162 @@
+"""The losses of elastic training against a plain transcription of DynaBERT's two stages, in float64.
+
+Students are cut out physically here and run whole in training: what the transcription reads comes another way.
+"""
+
+import pytest
+import torch
+from elastic_cases import HEADS, elastic_model, task_batch
+from torch import Tensor
+from torch.nn.functional import log_softmax, mse_loss, softmax
+
+import bertsmith
+from bertsmith import Subnet
+from bertsmith.batches.batch import IGNORED
+from bertsmith.batches.examples import TaskBatch
+from bertsmith.models.model import Model
+from bertsmith.objectives.distillation.grid import Grid
+from bertsmith.objectives.distillation.objective import Distillation, named
+from bertsmith.shrinking.elastic import ElasticSettings, Stage
+
+SETTINGS = ElasticSettings.parse({"model": "somewhere", "task": {"kind": "regression"}})
+LAYERS = 4
+
+
+def soft_cross_entropy(student: Tensor, teacher: Tensor) -> Tensor:
+    """Summed over classes, the mean over the batch."""
+    rows = []
+    for own, wanted in zip(student, teacher, strict=True):
+        rows.append(-sum(softmax(wanted, 0)[c] * log_softmax(own, 0)[c] for c in range(len(own))))
+    return torch.stack(rows).mean()  # type: ignore[arg-type]
+
+
+def by_sequence(outputs: Tensor, batch: TaskBatch) -> list[Tensor]:
+    """What is said of the tokens of each sequence, without pads."""
+    lengths = batch.layout.lengths().tolist()
+    rows = list(outputs) if batch.layout.starts is None else list(outputs.split(lengths))
+    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
+def prediction_loss(task: str, student: Tensor, teacher: Tensor, batch: TaskBatch) -> Tensor:
+    if task == "classification":
+        return soft_cross_entropy(student, teacher)
+    if task == "regression":
+        return mse_loss(student, teacher)
+    pairs = list(zip(by_sequence(student, batch), by_sequence(teacher, batch), strict=True))
+    if task == "tagging":
+        asked = [tags != IGNORED for tags in by_sequence(batch.targets["tags"], batch)]
+        chosen = [(own[is_asked], like[is_asked]) for (own, like), is_asked in zip(pairs, asked, strict=True)]
+        return soft_cross_entropy(torch.cat([own for own, _ in chosen]), torch.cat([like for _, like in chosen]))
+    # where an answer begins and where it ends: each a softmax over the tokens of its text, both averaged
+    ends = [soft_cross_entropy(own[:, end][None], wanted[:, end][None]) for own, wanted in pairs for end in (0, 1)]
+    return torch.stack(ends).mean()
+
+
+def states_of(model: Model, batch: TaskBatch) -> list[Tensor]:
+    """Every token's state after the embedding and after each layer."""
+    states = model.encoder.layer_states(batch.tokens, batch.layout)
+    return [torch.cat(by_sequence(own, batch)) for own in states]
+
+
+def paired(depth: float, rule: str) -> list[int]:
+    """The teacher's states, of LAYERS + 1 that begin with the embedding's, that a student's are compared with."""
+    kept = {
+        ("drop_last", 1.0): [0, 1, 2, 3],
+        ("drop_last", 0.75): [0, 1, 2],
+        ("drop_last", 0.5): [0, 2],
+        ("keep_last", 1.0): [0, 1, 2, 3],
+        ("keep_last", 0.75): [0, 1, 3],
+        ("keep_last", 0.5): [1, 3],
+    }[rule, depth]
+    return [*kept, LAYERS] if rule == "drop_last" else [0, *(layer + 1 for layer in kept)]
+
+
+def transcribed(task: str, student: Model, teacher: Model, batch: TaskBatch, pairs: list[int], weight: float) -> Tensor:
+    """1 · prediction + weight · (embedding + sum over layers)."""
+    outputs = [model.outputs(batch.tokens, batch.layout) for model in (student, teacher)]
+    own, theirs = states_of(student, batch), states_of(teacher, batch)
+    assert len(own) == len(pairs)
+    embedding = mse_loss(own[0], theirs[pairs[0]])
+    hidden = sum(mse_loss(state, theirs[like]) for state, like in zip(own[1:], pairs[1:], strict=True))
+    return prediction_loss(task, outputs[0], outputs[1], batch) + weight * (embedding + hidden)
+
+
+def models(task: str) -> tuple[Model, Model]:
+    return elastic_model("bert-tiny", task, layers=LAYERS), elastic_model("bert-tiny", task, seed=7, layers=LAYERS)
+
+
+def losses(
+    task: str, stage: Stage, grid: Grid, batch: TaskBatch, teacher_width: str = "full"
+) -> tuple[list[Subnet], list[Tensor]]:
+    """The sub-networks that learn in a stage and the loss of each, as a run's objective computes it."""
+    student, teacher = models(task)
+    terms = named(SETTINGS.stage(stage).terms)
+    objective = Distillation(HEADS[task][1], terms, teacher, grid, student.encoder.units, teacher_width).to("cpu")  # type: ignore[arg-type]
+    lesson = objective.prepare(batch, 0)
+    counts, found = objective.counts(lesson), []
+    for part in objective.parts(lesson):
+        sums = objective(student, part)
+        found.append(sum(term.weight * sums[name].loss / counts[name] for name, term in objective.terms.items()))
+    return list(lesson.subnets), found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_stage_one(task: str, layout: str) -> None:
+    """All widths learn from the fine-tuned model as it is: weights 1 and 0.1."""
+    batch = task_batch(layout)
+    grid = SETTINGS.stage_grid("width")
+    subnets, found = losses(task, "width", grid, batch)
+    assert [(subnet.width, subnet.depth) for subnet in subnets] == [(0.25, 1), (0.5, 1), (0.75, 1), (1, 1)]
+    student, teacher = models(task)
+    for subnet, loss in zip(subnets, found, strict=True):
+        expected = transcribed(task, bertsmith.extract(student, subnet), teacher, batch, [0, 1, 2, 3, 4], 0.1)
+        torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.parametrize("rule", ["keep_last", "drop_last"])
+@pytest.mark.parametrize("teacher_width", ["same", "full"])
+def test_stage_two(task: str, rule: str, teacher_width: str) -> None:
+    """All of the grid learns from the model of the first stage at full depth: weights 1 and 1."""
+    batch = task_batch("packed")
+    grid = Grid.parse({"depth_rule": rule, "widths": [1.0, 0.5]})
+    subnets, found = losses(task, "depth", grid, batch, teacher_width)
+    assert len(subnets) == 6
+    student, teacher = models(task)
+    for subnet, loss in zip(subnets, found, strict=True):
+        cut = bertsmith.extract(teacher, Subnet(width=subnet.width)) if teacher_width == "same" else teacher
+        pairs = paired(subnet.depth, rule)
+        assert list(subnet.counterparts(LAYERS)) == pairs
+        expected = transcribed(task, bertsmith.extract(student, subnet), cut, batch, pairs, 1.0)
+        torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("rule", "depth", "pairs"),
+    [
+        ("drop_last", 0.75, (0, 1, 2, 4, 5, 6, 8, 9, 10, 12)),
+        ("drop_last", 0.5, (0, 2, 4, 6, 8, 10, 12)),
+        ("keep_last", 0.75, (0, 1, 2, 4, 5, 6, 8, 9, 10, 12)),
+        ("keep_last", 0.5, (0, 2, 4, 6, 8, 10, 12)),
+    ],
+)
+def test_pairs_of_twelve_layers(rule: str, depth: float, pairs: tuple[int, ...]) -> None:
+    """The same states of the teacher by both rules: what enters the layers one keeps leaves those before."""
+    assert Subnet(depth=depth, depth_rule=rule).counterparts(12) == pairs
+
+
+def test_the_third_stage_knows_only_labels() -> None:
+    assert [term.kind for term in SETTINGS.stage("labels").terms] == ["labels"]
+    assert SETTINGS.stage_grid("labels") == SETTINGS.grid
+
+
+def test_a_regression_learns_from_its_teacher() -> None:
+    """The released code has no such loss for numbers, and learns from states alone."""
+    batch = task_batch()
+    _, (*_, loss) = losses("regression", "width", SETTINGS.stage_grid("width"), batch)
+    student, teacher = models("regression")
+    states = transcribed("regression", student, teacher, batch, [0, 1, 2, 3, 4], 0.1) - mse_loss(
+        student.outputs(batch.tokens, batch.layout), teacher.outputs(batch.tokens, batch.layout)
+    )
+    assert loss > states + 1e-3

@@ -1,0 +1,68 @@
+"""Elastic training as a command, over the table of kinds of tasks."""
+
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from task_cases import TASK_CASES, TaskCase
+
+import bertsmith
+from bertsmith import Subnet
+from bertsmith.shrinking.record import read_record
+from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
+from bertsmith.tasks.recognise import recognise
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.tables import table_of
+from bertsmith.toml import override
+from bertsmith.training.finetuning import FinetuneSettings
+from bertsmith.training.starting import with_task_head
+
+SMALL = ["run.epochs=1", "batch.examples=4", "importance.examples=4", "importance.batch=2"]
+
+
+def write_folders(case: TaskCase, folder: Path) -> tuple[Path, Path]:
+    """A model as a fine-tuning for the task would leave it, and the data of the task."""
+    table = table_of(case.rows, "rows")
+    kind = None if case.is_recognised else case.kind
+    plain = {"model": {"name": "bert-tiny"}, **override({}, list(case.settings))}
+    settings = FinetuneSettings.parse({**plain, "task": recognise(table, kind, [], case.task)})
+    kept = KeptTask(task=settings.task.settled(table), sequences=settings.sequences)
+    tokenizer = learn_tokenizer(kept.task.texts(kept.task.examples(table)), "bytes", 300, progress=False)
+    config = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, layers=2, width=16, heads=4, deviation=0.2)
+    model = bertsmith.build(config, seed=0)
+    model.tokenizer = tokenizer
+    bertsmith.save(with_task_head(model, kept.task.head(model.config), seed=0), folder / "model")
+    write_kept(kept, folder / "model")
+    (folder / "data").mkdir()
+    for part in ("train", "dev"):
+        lines = [json.dumps(row) + "\n" for row in case.rows]
+        (folder / "data" / f"{part}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder / "model", folder / "data"
+
+
+@pytest.mark.parametrize("name", TASK_CASES)
+def test_every_task_can_be_made_elastic(name: str, tmp_path: Path) -> None:
+    """All stages end; what is recorded of a sub-network is what it scores when it is cut out and loaded."""
+    model, data = write_folders(TASK_CASES[name], tmp_path)
+    out = tmp_path / "elastic"
+    result: dict[str, Any] = bertsmith.shrink(
+        model, data=str(data), out=out, widths=[1.0, 0.5], depths=[1.0, 0.5], set=SMALL, device="cpu"
+    )
+    record = read_record(out)
+    assert [(member.width, member.depth) for member in record.grid] == [(0.5, 0.5), (1, 0.5), (0.5, 1), (1, 1)]
+    assert result["score"] == fmean(member.score for member in record.grid)
+    assert result == json.loads((out / "result.json").read_text())
+    table = table_of(TASK_CASES[name].rows, "rows")
+    for member, subnet in zip(record.grid, record.subnets, strict=True):
+        assert subnet == Subnet(width=member.width, depth=member.depth)
+        small = tmp_path / f"{member.width} {member.depth}"
+        bertsmith.save(bertsmith.load(out, subnet=subnet), small)
+        predictor = Predictor.load(out)
+        write_kept(predictor.kept, small)
+        judgement, _ = Predictor.load(small).judged(table)
+        assert judgement.metric == record.metric
+        assert judgement.score == member.score
+    judgement, _ = Predictor.load(model).judged(table)
+    assert judgement.score == record.teacher_score

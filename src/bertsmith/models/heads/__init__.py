@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from bertsmith.models.heads.base import HeadConfig
+from bertsmith.models.heads.distillation import TeacherWidthConfig
 from bertsmith.models.heads.pretraining import (
     MaskDecoderConfig,
     MaskedTokensConfig,
@@ -21,6 +22,7 @@ HEADS: dict[str, type[HeadConfig]] = {
     "next_sentence": NextSentenceConfig,
     "replaced_tokens": ReplacedTokensConfig,
     "mask_decoder": MaskDecoderConfig,
+    "teacher_width": TeacherWidthConfig,
     **TASK_HEADS,
 }
 
@@ -39,4 +41,5 @@ __all__ = [
     "SequenceHeadConfig",
     "TaskHead",
     "TaskHeadConfig",
+    "TeacherWidthConfig",
 ]

@@ -112,7 +112,7 @@ def finetune(
         plain["distillation"] = {**plain.get("distillation", {}), "teacher": str(teacher)}
         if "name" not in plain.get("model", {}):
             plain["model"] = {**plain.get("model", {}), "name": str(teacher)}
-    if "model" not in plain:
+    if "name" not in plain.get("model", {}):
         raise InputError("MODEL is not given and no recipe names one; give the folder of a model or a preset")
     given = {"data": None if data is None else str(data), "source": source, "target": target}
     plain |= {name: value for name, value in given.items() if value is not None}

@@ -121,7 +121,8 @@ def width_head(
 ) -> TeacherWidthConfig | None:
     """The head that a student needs for terms that compare states; None where it needs none."""
     is_compared = any(term.compares_states for term in terms)
-    if not is_compared or student.encoder.width == teacher.encoder.width:
+    has_one = any(isinstance(head, TeacherWidthConfig) for head in student.heads)  # that of a checkpoint
+    if has_one or not is_compared or student.encoder.width == teacher.encoder.width:
         return None
     return TeacherWidthConfig(teacher=teacher.encoder.width)
 

@@ -29,8 +29,9 @@ class Pair:
     """None where no term needs it."""
     counterparts: tuple[int, ...]
     """For each state of the student's trail, embedding first, the number of the teacher's that it is to be like."""
-    layers: tuple[int, ...]
-    """For each layer of the student the teacher's that it is to be like, counted from 0."""
+    layers: tuple[int, ...] = ()
+    """For each layer of the student the teacher's that it is to be like, counted from 0; empty for the layers that the
+    counterparts leave."""
     widen: Callable[[Tensor], Tensor] | None = None
     """What makes the student's states as wide as the teacher's; None where they are."""
 
@@ -39,6 +40,10 @@ class Pair:
         """The teacher, which a term needs that asks for it."""
         assert self.teacher is not None, "a term that needs a teacher has one"
         return self.teacher
+
+    def layer_like(self, index: int) -> int:
+        """The teacher's layer that one of the student's is to be like, both counted from 0."""
+        return self.layers[index] if self.layers else self.counterparts[index + 1] - 1
 
     def states(self, number: int) -> tuple[Tensor, Tensor]:
         """State `number` of the student, as wide as the teacher's, and the one it is to be like, as they lie."""

@@ -40,7 +40,7 @@ class AttentionTerm(DistillationTerm):
         losses = []
         for number in range(1, depth + 1) if self.layers is None else self.layers:
             index = _index("layers", number, depth, "student")
-            own, like = pair.student.encoded.scores(index), pair.shown.encoded.scores(pair.layers[index]).detach()
+            own, like = pair.student.encoded.scores(index), pair.shown.encoded.scores(pair.layer_like(index)).detach()
             if own.shape[1] != like.shape[1]:
                 raise InputError(
                     f"layer {number} of the student has {own.shape[1]} heads and the teacher's {like.shape[1]}; the "

@@ -84,16 +84,20 @@ class Distillation(Objective[TaskBatch, Lesson]):
         pair = Pair(
             self.task, batch, student, prepared.teacher, *self._like(len(model.config.encoder.layers), subnet), widen
         )
+        return self.sums(pair)
+
+    def sums(self, pair: Pair) -> dict[str, Sums]:
+        """The sums of each term for a pair."""
         sums = {name: term.sums(pair) for name, term in self.terms_by_name.items()}
         if not any(term.reads_outputs for term in self.terms_by_name.values()):
             # processes exchange the gradients of every weight: what no term asks for gets that of nothing
             first, found = next(iter(sums.items()))
-            sums[first] = found._replace(loss=found.loss + 0.0 * student.outputs.sum())
+            sums[first] = found._replace(loss=found.loss + 0.0 * pair.student.outputs.sum())
         return sums
 
     def observed(self, model: Model, batch: TaskBatch, subnet: Subnet) -> Observed:
         """What a model says of a batch, and what it goes through."""
-        types = batch.types if model.config.encoder.embedding.types else None
+        types = batch.types if model.config.encoder.embedding.types > 1 else None
         return model.observed(batch.tokens, batch.layout, types, subnet=None if subnet == WHOLE else subnet)
 
     def finished(self, model: Model) -> Model:

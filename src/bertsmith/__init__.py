@@ -21,10 +21,11 @@ _HOMES = {
     "convert": "bertsmith.models.convert",
     "corpus": "bertsmith.commands.corpus",
     "evaluate": "bertsmith.commands.evaluate",
-    "export": "bertsmith.checkpoint.store",
+    "export": "bertsmith.engines.exporting",
     "extract": "bertsmith.models.build",
     "factorise": "bertsmith.models.factorise",
     "finetune": "bertsmith.commands.finetune",
+    "fit": "bertsmith.commands.fit",
     "inspect": "bertsmith.commands.inspect",
     "load": "bertsmith.checkpoint.store",
     "predict": "bertsmith.commands.predict",
@@ -52,6 +53,7 @@ __all__ = [
     "extract",
     "factorise",
     "finetune",
+    "fit",
     "inspect",
     "load",
     "predict",
@@ -64,16 +66,18 @@ __all__ = [
 
 if TYPE_CHECKING:
     from bertsmith.batches.layout import SequenceLayout
-    from bertsmith.checkpoint.store import export, load, save
+    from bertsmith.checkpoint.store import load, save
     from bertsmith.commands.compare import compare
     from bertsmith.commands.corpus import corpus
     from bertsmith.commands.evaluate import evaluate
     from bertsmith.commands.finetune import finetune
+    from bertsmith.commands.fit import fit
     from bertsmith.commands.inspect import inspect
     from bertsmith.commands.predict import predict
     from bertsmith.commands.pretrain import pretrain
     from bertsmith.commands.shrink import shrink
     from bertsmith.commands.tokenizer import tokenizer
+    from bertsmith.engines.exporting import export
     from bertsmith.errors import InputError
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import build, extract

@@ -15,6 +15,7 @@ from bertsmith.commands.demo import demo
 from bertsmith.commands.evaluate import evaluate
 from bertsmith.commands.exchange import export_model, import_model
 from bertsmith.commands.finetune import finetune
+from bertsmith.commands.fit import fit
 from bertsmith.commands.inspect import inspect
 from bertsmith.commands.predict import predict
 from bertsmith.commands.pretrain import pretrain
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "pretrain": pretrain,
     "compare": compare,
     "finetune": finetune,
+    "fit": fit,
     "evaluate": evaluate,
     "predict": predict,
     "shrink": shrink,
@@ -78,15 +80,20 @@ for _name, _function in COMMANDS.items():
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command; bad input ends with one sentence on standard error and exit code 2."""
+    """Runs one command; bad input ends with one sentence on standard error and exit code 2.
+
+    A budget that nothing keeps is no bad input: the exit code is 1.
+    """
     try:
-        app(arguments)
+        found = app(arguments)
     except (InputError, CycloptsError) as error:
         sys.exit(_complain(str(error)))
     except OSError as error:  # a folder that cannot be written, a full disk
         sys.exit(_complain(f"{error.filename or 'the system'}: {error.strerror or error}"))
     except KeyboardInterrupt:
         sys.exit(_complain("interrupted", 130))
+    if isinstance(found, dict) and found.get("fits") is False:
+        sys.exit(1)
 
 
 def _complain(text: str, code: int = 2) -> int:

@@ -103,7 +103,7 @@ def test_causal_means_the_future_changes_nothing() -> None:
 def test_empty_sequences_give_no_nan() -> None:
     query, key, value = inputs((2, 3))
     layout = SequenceLayout.padded(torch.tensor([[True, True, False], [False, False, False]]))
-    for backend in ("sdpa", "reference"):
+    for backend in ("sdpa", "products", "reference"):
         mixed = attention(query, key, value, layout, backend=backend)
         gradients = torch.autograd.grad(mixed.square().sum(), (query, key, value))
         assert all(tensor.isfinite().all() for tensor in (mixed, *gradients)), backend
@@ -139,7 +139,9 @@ def test_an_op_refuses_the_form_of_another() -> None:
 
 def test_a_model_refuses_a_backend_that_none_of_its_ops_has() -> None:
     ids = torch.randint(0, 50, (2, 6))
-    with pytest.raises(InputError, match="backend is 'taps'; allowed: auto, grouped, reference, sdpa, varlen"):
+    with pytest.raises(
+        InputError, match="backend is 'taps'; allowed: auto, grouped, products, reference, sdpa, varlen"
+    ):
         tiny_model("bert-tiny")(ids, backend="taps")
     with pytest.raises(InputError, match="backend is 'tabs'; did you mean 'taps'"):
         tiny_model("convbert-small")(ids, backend="tabs")

@@ -15,17 +15,18 @@ from bertsmith.checkpoint.files import (
     write_json,
     write_tensors,
 )
-from bertsmith.checkpoint.hf import load_hf, save_hf
-from bertsmith.errors import InputError, nearest
+from bertsmith.checkpoint.hf import load_hf
+from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import assemble, extract
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.generator import Part, fold, part_of
+from bertsmith.models.generator import fold
 from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
 FORMAT = 1
 _MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "task.json"}
+_MODEL_FILES |= {"artefact.json", "model.onnx", "onnx.json"}
 
 
 def load(
@@ -43,6 +44,11 @@ def load(
     if not folder.is_dir():
         raise InputError(f"model folder {str(folder)!r} does not exist")
     data = read_json(folder / "config.json")
+    if "weights" in data:
+        raise InputError(
+            f"{str(folder)!r} holds {data['weights']} codes instead of weights, which only an engine runs; "
+            "bertsmith evaluate, bertsmith predict and bertsmith.Predictor.load open it"
+        )
     model = fold(_load_ours(folder)) if "bertsmith" in data else load_hf(folder, ignore=ignore)
     if (folder / "tokenizer.json").exists() or (folder / "vocab.txt").exists():
         model.tokenizer = Tokenizer.load(folder)
@@ -58,25 +64,11 @@ def load(
 
 def save(model: Model, folder: str | Path, *, force: bool = False) -> None:
     """Writes the model as a folder of ours, whole or not at all; `force` replaces a model folder that is there."""
-    with NewFolder(_free(folder, force)) as new:
+    with NewFolder(free_folder(folder, force)) as new:
         write_model(model, new)
 
 
-def export(
-    model: Model, folder: str | Path, *, to: Literal["hf"] = "hf", part: Part = "encoder", force: bool = False
-) -> None:
-    """Writes the model for another program; "hf" is a folder that `transformers` loads without our code.
-
-    Of a model that was trained against a generator, `part` says which of the two.
-    """
-    if to != "hf":
-        raise InputError(f"to is {to!r}; {nearest(str(to), ['hf'])}")
-    chosen = part_of(model, part)
-    with NewFolder(_free(folder, force)) as new:
-        save_hf(chosen, new)
-
-
-def _free(folder: str | Path, force: bool) -> Path:
+def free_folder(folder: str | Path, force: bool) -> Path:
     """The folder, if writing a model there destroys nothing but, with `force`, another model."""
     path = Path(folder).resolve()
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
@@ -92,9 +84,10 @@ def _free(folder: str | Path, force: bool) -> Path:
     return path
 
 
-def write_model(model: Model, folder: Path) -> None:
-    """Writes the model's files into a folder that exists."""
-    write_json(folder / "config.json", {"bertsmith": FORMAT, "model": model.config.plain()})
+def write_model(model: Model, folder: Path, *, weights: Literal["float", "int8"] = "float") -> None:
+    """Writes the model's files into a folder that exists; `weights` says what it has in the place of its matrices."""
+    kind = {} if weights == "float" else {"weights": weights}
+    write_json(folder / "config.json", {"bertsmith": FORMAT, **kind, "model": model.config.plain()})
     write_tensors(folder / "model.safetensors", tensors_of(model))
     if model.tokenizer is not None:
         model.tokenizer.save(folder)

@@ -6,13 +6,14 @@ from pathlib import Path
 from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.checkpoint.store import load
 from bertsmith.engines.base import Artefact, Engine, Inputs, Runner
+from bertsmith.engines.onnx_engine import OnnxEngine
 from bertsmith.engines.torch_engine import CompiledEngine, TorchEngine
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 
 ARTEFACT_FILE = "artefact.json"
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (TorchEngine(), CompiledEngine())}
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (TorchEngine(), CompiledEngine(), OnnxEngine())}
 
 
 def write_artefact(model: Model, folder: Path, artefact: Artefact, samples: Sequence[Inputs] = ()) -> None:

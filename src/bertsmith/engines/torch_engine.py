@@ -9,6 +9,7 @@ import torch
 
 from bertsmith.checkpoint.store import load, write_model
 from bertsmith.engines.base import Engine, Inputs, Precision
+from bertsmith.engines.int8 import ACTIVATIONS, open_int8, write_int8
 from bertsmith.layers.block import Block
 from bertsmith.models.model import Model
 
@@ -16,17 +17,22 @@ _SHAPES = 64  # of inputs that one process may compile for, before it says so an
 
 
 class TorchEngine(Engine):
-    """Runs the model's own folder."""
+    """Runs the model's own folder, or one with 8-bit codes in the place of its matrices (engines/int8.py)."""
 
     name = "torch"
-    precisions: ClassVar[tuple[Precision, ...]] = ("float32", "bfloat16")
+    precisions: ClassVar[tuple[Precision, ...]] = ("float32", "bfloat16", *ACTIVATIONS)
 
     def write(self, model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs] = ()) -> None:
+        if precision in ACTIVATIONS:
+            write_int8(model, folder, precision, samples)
+            return
         write_model(copy.deepcopy(model).bfloat16() if precision == "bfloat16" else model, folder)
 
     def open(self, folder: Path, precision: Precision, *, threads: int | None = None) -> Model:
         if threads is not None:
             torch.set_num_threads(threads)
+        if precision in ACTIVATIONS:
+            return open_int8(folder, precision)
         model = load(folder)
         return model.bfloat16() if precision == "bfloat16" else model
 

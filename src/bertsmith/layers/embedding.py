@@ -54,6 +54,19 @@ Disturbance = Callable[[Tensor], Tensor]
 """What adversarial training puts in the place of the sum of vectors, before it is normalised."""
 
 
+class TokenRows(nn.Module):
+    """How token vectors come out of their table: as they are. It has no weights; others round them or keep codes."""
+
+    def forward(self, tokens: Tensor, table: Tensor | None) -> Tensor:
+        """The vectors of tokens: (…,) -> (…, columns)."""
+        return embedding(tokens, self.whole(table))
+
+    def whole(self, table: Tensor | None) -> Tensor:
+        """The vectors of all tokens, (vocabulary, columns)."""
+        assert table is not None, "an embedding without a table of its own must be given one"
+        return table
+
+
 class Embedding(nn.Module):
     """The sum of token, position and type vectors, normalised."""
 
@@ -65,6 +78,7 @@ class Embedding(nn.Module):
         columns = config.rank or inner
         self.is_difference = config.table == "difference"
         self.token_table = None if config.table == "given" else nn.Parameter(torch.empty(vocabulary, columns))
+        self.rows = TokenRows()
         self.token_factor = None if config.rank is None else nn.Parameter(torch.empty(config.rank, inner))
         self.position = None if config.positions == "none" else POSITIONS[config.positions](config.longest, inner)
         self.type_table = nn.Parameter(torch.empty(config.types, inner)) if config.types else None
@@ -120,9 +134,7 @@ class Embedding(nn.Module):
             assert given is not None, "an embedding that is a difference must be given the table it is added to"
             assert self.token_table is not None
             return embedding(tokens, given.detach()) + embedding(tokens, self.token_table)
-        table = self.token_table if given is None else given
-        assert table is not None, "an embedding without a table of its own must be given one"
-        return embedding(tokens, table)
+        return self.rows(tokens, self.token_table if given is None else given)
 
     @torch.no_grad()
     def initialise(self, deviation: float, generator: torch.Generator | None) -> None:

@@ -72,12 +72,12 @@ class FeedForward(nn.Module):
             self.contract = GroupedLinear(neurons, width, groups)
 
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        given = self.expand(hidden, keep_out=call.keep_neurons)
-        gates = call.gates or LayerGates()
-        inner, *factors = (self._gated(part, gates.inner) for part in given.chunk(2 if self.is_gated else 1, dim=-1))
-        inner = ACTIVATIONS[self.activation](inner)
-        for factor in factors:
-            inner = inner * factor
+        inner, gates = self.expand(hidden, keep_out=call.keep_neurons), call.gates or LayerGates()
+        if self.is_gated:
+            inner, factor = (self._gated(part, gates.inner) for part in inner.chunk(2, dim=-1))
+            inner = ACTIVATIONS[self.activation](inner) * factor
+        else:
+            inner = ACTIVATIONS[self.activation](self._gated(inner, gates.inner))
         return self.contract(self._gated(inner, gates.neurons), keep_in=call.keep_neurons)
 
     def _gated(self, inner: Tensor, gate: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ from bertsmith.layers.subnet import Subnet, is_even
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.encoder import Encoder
 from bertsmith.models.model import Model
+from bertsmith.models.quantise import make_quantised
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.models.universal import StepSignal, UniversalEncoder
 
@@ -38,6 +39,7 @@ def assemble(config: ModelConfig) -> Model:
         generator = None if config.generator is None else assemble(config.generator.model)
         model = Model(config, _stack(config.encoder), heads, generator)
         share(model)
+        make_quantised(model)
         return model
     return Seq2Seq(config, _stack(config.encoder), _stack(config.decoder), heads)
 
@@ -113,7 +115,10 @@ def extract(model: Model, subnet: Subnet) -> Model:
 
     Of a seq2seq model both stacks are cut; a generator is left behind.
     """
-    config = model.config.changed(encoder=_cut_config(model.config.encoder, model.encoder, subnet), generator=None)
+    encoder, quantisation = _cut_config(model.config.encoder, model.encoder, subnet), model.config.quantisation
+    if quantisation is not None:
+        quantisation = quantisation.with_layers(subnet.kept_layers(len(model.config.encoder.layers)))
+    config = model.config.changed(encoder=encoder, generator=None, quantisation=quantisation)
     if isinstance(model, Seq2Seq):
         assert config.decoder is not None
         config = config.changed(decoder=_cut_config(config.decoder, model.decoder, subnet))

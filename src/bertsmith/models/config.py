@@ -9,6 +9,7 @@ from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import AnyMixer, MixerConfig
 from bertsmith.layers.norm import NormConfig
+from bertsmith.layers.quantised import QuantisationConfig
 from bertsmith.layers.relative import RelativeConfig
 from bertsmith.models.heads import AnyHead
 from bertsmith.models.universal import UniversalConfig
@@ -162,6 +163,8 @@ class ModelConfig(Record):
     heads: tuple[AnyHead, ...] = ()
     generator: GeneratorConfig | None = None
     """Kept beside an encoder that was trained with it, so that training can go on and masks can be filled."""
+    quantisation: QuantisationConfig | None = None
+    """How weights and activations are rounded, as integers of a few bits would be; None for not at all."""
 
     def causal(self) -> "ModelConfig":
         """The same network with every mixer of its encoder causal; raises InputError if one cannot be."""
@@ -190,6 +193,19 @@ class ModelConfig(Record):
                 raise ValueError(f"the encoder's {name} is {what}; generator.sharing = {generator.sharing!r} needs one")
         if embedding.rank or other.embedding.rank or self.decoder is not None:
             raise ValueError("generator.sharing is given with embedding.rank or a decoder; allowed: sharing = 'none'")
+        return self
+
+    @model_validator(mode="after")
+    def _check_quantisation(self) -> "ModelConfig":
+        if self.quantisation is None:
+            return self
+        if self.generator is not None or self.decoder is not None:
+            raise ValueError("quantisation is given with a generator or a decoder; allowed: an encoder with its heads")
+        bits, layers = self.quantisation.layer_bits, len(self.encoder.layers)
+        if bits is not None and (len(bits) != layers or self.encoder.sharing != "none"):
+            raise ValueError(
+                f"quantisation.layer_bits lists {len(bits)} layers; allowed: all {layers}, if they share nothing"
+            )
         return self
 
     @model_validator(mode="after")

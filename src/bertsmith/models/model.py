@@ -220,8 +220,8 @@ class Model(nn.Module):
     @property
     def token_table(self) -> Tensor:
         """The encoder's token vectors, (vocabulary, embedding width); heads over the vocabulary read them, too."""
-        table, factor = self.encoder.embedding.token_table, self.encoder.embedding.token_factor
-        assert table is not None
+        embedding = self.encoder.embedding
+        table, factor = embedding.rows.whole(embedding.token_table), embedding.token_factor
         if self.given_table is not None:
             return self.given_table.detach() + table
         return table if factor is None else table @ factor

@@ -1,13 +1,19 @@
-"""A trained model whose vocabulary grows: rows for new tokens, made from those of the tokens that spelled them."""
+"""A trained model whose vocabulary grows, by rows made from those of other tokens, or shrinks to some of its own."""
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from bertsmith.errors import InputError
 from bertsmith.models.build import share
-from bertsmith.models.config import ModelConfig
+from bertsmith.models.config import EncoderConfig, ModelConfig
+from bertsmith.models.encoder import Encoder
+from bertsmith.models.generator import fold
 from bertsmith.models.model import Model
+from bertsmith.models.seq2seq import Seq2Seq
+from bertsmith.text.tokenizer import Tokenizer
 
 _SCORING = ("masked_tokens", "next_token")  # heads with one bias for every token
 
@@ -36,6 +42,61 @@ def add_tokens(model: Model, parts: Mapping[int, Sequence[int]]) -> Model:
     model.config = _with_rows(model.config.changed(generator=None), needed).changed(generator=generator)
     share(model)
     return model
+
+
+@torch.no_grad()
+def keep_tokens(model: Model, ids: Sequence[int], tokenizer: Tokenizer | None = None) -> Model:
+    """A copy of a model that knows only the tokens `ids`, in this order, and the tokenizer that gives their new ids.
+
+    The rows of the encoder's table, of a decoder's and of a generator's stay as they are, bit by bit, and so does the
+    bias of every token's score: of texts in these tokens nothing changes. A model in the form in which it is trained
+    against a generator comes back folded.
+    """
+    rows = min(stack.vocabulary for stack in _stacks(model.config))
+    if not ids or len(set(ids)) < len(ids) or not 0 <= min(ids) <= max(ids) < rows:
+        raise InputError(f"ids holds {len(ids)} tokens; allowed: some of 0 to {rows - 1}, each once")
+    if tokenizer is not None and tokenizer.size != len(ids):
+        raise InputError(f"the tokenizer has {tokenizer.size} pieces and ids {len(ids)}; they must be as many")
+    memo = {} if model.tokenizer is None else {id(model.tokenizer): tokenizer}  # the old one needs no copy
+    small = fold(copy.deepcopy(model, memo))
+    small.tokenizer = tokenizer
+    chosen = torch.tensor(ids, device=small.device)
+    for part in (small, *([] if small.generator is None else [small.generator])):
+        for embedding in (stack.embedding for stack in _networks(part)):
+            if embedding.token_table is not None:
+                embedding.token_table = _chosen(embedding.token_table, chosen)
+        for kind, head in part.heads.items():
+            if kind in _SCORING and isinstance(head.bias, nn.Parameter):
+                head.bias = _chosen(head.bias, chosen)
+    generator = small.config.generator
+    if generator is not None and small.generator is not None:
+        small.generator.config = _of_size(small.generator.config, len(ids))
+        generator = generator.changed(model=_of_size(generator.model, len(ids)))
+    small.config = _of_size(small.config.changed(generator=None), len(ids)).changed(generator=generator)
+    share(small)
+    return small
+
+
+def _stacks(config: ModelConfig) -> Iterator[EncoderConfig]:
+    yield config.encoder
+    if config.decoder is not None:
+        yield config.decoder
+    if config.generator is not None:
+        yield from _stacks(config.generator.model)
+
+
+def _networks(model: Model) -> list[Encoder]:
+    return [model.encoder, model.decoder] if isinstance(model, Seq2Seq) else [model.encoder]
+
+
+def _chosen(table: nn.Parameter, ids: Tensor) -> nn.Parameter:
+    return nn.Parameter(table[ids], requires_grad=table.requires_grad)
+
+
+def _of_size(config: ModelConfig, vocabulary: int) -> ModelConfig:
+    decoder = None if config.decoder is None else config.decoder.changed(vocabulary=vocabulary)
+    # both at once: a decoder that reads the encoder's table must have its size
+    return config.changed(encoder=config.encoder.changed(vocabulary=vocabulary), decoder=decoder)
 
 
 def _with_rows(config: ModelConfig, needed: int) -> ModelConfig:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.batches.examples import ExampleConfig, Features
+from bertsmith.batches.examples import ExampleConfig, ExamplePlan, Features
 from bertsmith.errors import InputError
 from bertsmith.models.build import extract
 from bertsmith.models.heads import HeadConfig, SequenceHeadConfig
@@ -37,6 +37,7 @@ from bertsmith.training.distilling import (
 from bertsmith.training.hardware import device_type
 from bertsmith.training.judging import DevJudge
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
+from bertsmith.training.quantising import QuantisedLearning, give_ranges, with_rounding
 from bertsmith.training.starting import ModelSource, TokenizerChoice, starting_encoder, with_task_head
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import Trainer
@@ -98,6 +99,8 @@ class FinetuneSettings(Record):
     adversarial: AdversarialConfig = AdversarialConfig()
     distillation: DistillationConfig | None = None
     """Learn from a teacher, too; None for the labels alone."""
+    quantisation: QuantisedLearning | None = None
+    """Learn with weights and activations rounded as integers would be; None for as the model does already."""
     sequences: ExampleConfig = ExampleConfig()
     batch: ExampleBatchConfig = ExampleBatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, betas=(0.9, 0.999))
@@ -204,6 +207,9 @@ def make_finetuning(
     cut, lost = length_notices({"train": train, "dev": dev}, sequences.length)
     notices = [*_fresh_weights(settings, start), *data.notices, *cut]
     counts = {part: {**count, **lost.get(part, {})} for part, count in data.counts.items()}
+    if settings.quantisation is not None:
+        plan = ExamplePlan(train, sequences, settings.batch.examples, settings.run.seed)
+        give_ranges(model, plan, settings.quantisation.calibration)
     objective = learning(task.objective(data.train), settings, teacher)
     judge = DevJudge(task, data.dev, dev, sequences, objective.for_evaluation())
     cost, judged = settings.adversarial.cost, None
@@ -269,7 +275,9 @@ def starting_model(
         model = copy.deepcopy(start).cpu().float()
         model = model if settings.model.subnet is None else extract(model, settings.model.subnet)
     settings.head.features.check_depth(len(model.config.encoder.layers))
-    return with_task_head(model, settings.head.applied(task.head(model.config)), seed=seed)
+    return with_rounding(
+        with_task_head(model, settings.head.applied(task.head(model.config)), seed=seed), settings.quantisation
+    )
 
 
 def learning(

@@ -122,6 +122,14 @@ def test_going_on_gives_the_same_model_to_the_bit(
     assert first == second
 
 
+def test_a_student_that_rounds_learns_from_a_teacher_that_does_not(data: Path, teacher: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    figures = learn(data, out, STUDENT, EVERY_TERM, "quantisation.weight_bits=8", "run.epochs=1", teacher=teacher)
+    assert bertsmith.load(out).config.quantisation is not None
+    assert bertsmith.evaluate(out, data=data, out=tmp_path / "judged")["score"] == figures["score"]
+    assert figures["teacher_score"] > 80
+
+
 def test_the_command_explains_the_costs_of_both(data: Path, teacher: Path, capsys: pytest.CaptureFixture) -> None:
     words = ["finetune", "bert-tiny", "--teacher", str(teacher), "--data", str(data), "--explain", "--set", STUDENT]
     main([*words, "--set", "sequences.length=16"])

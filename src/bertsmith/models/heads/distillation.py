@@ -5,7 +5,6 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.models.heads.base import HeadConfig
 
 
@@ -17,4 +16,5 @@ class TeacherWidthConfig(HeadConfig):
     """The teacher's width."""
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> nn.Module:
-        return ElasticLinear(width, self.teacher)
+        # none of the model's own layers, so that it is not rounded where these are
+        return nn.Linear(width, self.teacher)

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
-from bertsmith.ops.attention import grouped, reference, sdpa, varlen
+from bertsmith.ops.attention import grouped, products, reference, sdpa, varlen
 from bertsmith.ops.attention.inputs import AttentionInputs
 from bertsmith.ops.dispatch import Form, Forms, choose
 
@@ -11,6 +11,7 @@ FORMS: Forms[AttentionInputs] = {
     "varlen": Form(varlen.attention, varlen.unsupported),
     "grouped": Form(grouped.attention, grouped.unsupported),
     "sdpa": Form(sdpa.attention, sdpa.unsupported),
+    "products": Form(products.attention, products.unsupported),
     "reference": Form(reference.attention, reference.unsupported),
 }
 

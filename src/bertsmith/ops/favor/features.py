@@ -100,7 +100,7 @@ def key_side(key: Tensor, features: RandomFeatures, is_token: Tensor | None, *, 
     x = _scaled(key)
     projected = project(x, features.rows(x), features.map, mask)
     level = projected.exponent.detach().amax(-1, keepdim=True)
-    level = _finite(level.cummax(-2).values if is_causal else level.amax(-2, keepdim=True))
+    level = _finite(_largest_so_far(level) if is_causal else level.amax(-2, keepdim=True))
     made = bare(projected, level) + features.added
     return Side(x, projected, level, made if mask is None else made * mask)
 
@@ -156,6 +156,15 @@ def _scaled(states: Tensor) -> Tensor:
     """Queries or keys times head_width^(-1/4), so that what softmax weighs by is exp(xᵀy)."""
     # (batch, length, heads, head_width) -> (batch, heads, length, head_width)
     return (_wide(states) * states.shape[-1] ** -0.25).transpose(1, 2)
+
+
+def _largest_so_far(level: Tensor) -> Tensor:
+    """The largest level up to each position: (batch, heads, length, 1)."""
+    if not torch.compiler.is_exporting():
+        return level.cummax(-2).values
+    # ONNX has no running maximum, so that of each row of the matrix of pairs
+    place = torch.arange(level.shape[-2], device=level.device)
+    return level.mT.masked_fill(place > place[:, None], -torch.inf).amax(-1, keepdim=True)
 
 
 def _finite(level: Tensor) -> Tensor:

@@ -1,0 +1,100 @@
+"""A fine-tuned model with the vocabulary of its training texts: pieces, megabytes and score, cut by cut.
+
+    python benchmarks/vocabulary.py --model FOLDER --data TASK
+    python benchmarks/vocabulary.py --model FOLDER --data TASK --texts corpus.jsonl.xz --pieces 12000 --out figures.json
+
+FOLDER is what `bertsmith finetune` wrote, TASK the folder with train and dev that it was fine-tuned on. The texts that
+decide are those of train, and with --texts those of a file besides, so that words of dev which train lacks are met;
+--pieces names cuts to so many pieces, in the place of the usual ones.
+Scores are of dev, of the folders as they are written and read again; nothing is trained but the repair.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary_folder
+from bertsmith.tasks.parts import task_parts
+from bertsmith.tasks.predictor import Predictor, read_kept
+from bertsmith.text.cut import Cut, changed_tokens
+from bertsmith.text.readers import find_files, read_documents
+from bertsmith.text.tables import Table
+from bertsmith.text.tokenizer import Tokenizer
+
+CUTS: dict[str, dict[str, int]] = {
+    "used once": {},
+    "used three times": {"at_least": 3},
+    "6,000 pieces": {"pieces": 6000},
+    "rank 192": {"rank": 192},
+    "rank 128": {"rank": 128},
+    "rank 128, no repair": {"rank": 128, "repair_steps": 0},
+}
+
+
+def main() -> None:
+    options = _options()
+    parts, task = task_parts(options.data), read_kept(options.model).task
+    texts = [*task.texts(task.examples(parts.read("train")))]
+    if options.texts:
+        texts += read_documents(find_files([options.texts]))
+    dev = parts.read("dev")
+    whole = _score(options.model, dev)
+    print(f"{len(texts):,} texts; the whole model: {whole:.2f}")
+    columns = ("cut", "pieces", "MB", "tokens changed", "of dev", "embedding off by", "score", "seconds")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    rows = {}
+    cuts = {f"{pieces:,} pieces": {"pieces": pieces} for pieces in options.pieces} or CUTS
+    for name, settings in cuts.items():
+        with tempfile.TemporaryDirectory() as folder:
+            begin, out = time.perf_counter(), Path(folder) / "model"
+            figures = cut_vocabulary_folder(options.model, texts, VocabularyConfig(**settings), out)
+            figures["seconds"] = time.perf_counter() - begin
+            figures["score"] = _score(out, dev)
+            figures["dev_tokens_changed_percent"] = _changed(options.model, out, [*task.texts(task.examples(dev))])
+        rows[name] = figures
+        print(_row(name, figures), flush=True)
+    if options.out:
+        options.out.write_text(json.dumps({"score": whole, "cuts": rows}, indent=2), encoding="utf-8")
+
+
+def _score(folder: Path, dev: Table) -> float:
+    return Predictor.load(folder).judged(dev)[0].score
+
+
+def _changed(model: Path, out: Path, texts: list[str]) -> float:
+    """The percentage of the tokens of texts that a cut splits otherwise."""
+    base, small = Tokenizer.load(model), Tokenizer.load(out)
+    cut = Cut(small, tuple(base.vocabulary[piece] for piece in small.pieces(range(small.size))))
+    changed, total = changed_tokens(base, cut, texts)
+    return 100 * changed / total
+
+
+def _row(name: str, figures: dict[str, Any]) -> str:
+    cells = [
+        name,
+        f"{figures['pieces_before']:,} → {figures['pieces_after']:,}",
+        f"{figures['megabytes_before']:.1f} → {figures['megabytes_after']:.1f}",
+        f"{figures['tokens_changed_percent']:.1f} %",
+        f"{figures['dev_tokens_changed_percent']:.1f} %",
+        f"{100 * figures['embedding_error']:.1f} %" if "embedding_error" in figures else "–",
+        f"{figures['score']:.2f}",
+        f"{figures['seconds']:.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--texts", type=Path)
+    parser.add_argument("--pieces", type=int, nargs="*", default=[])
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""A model as one ONNX graph with a free batch and a free length, in operations that every ONNX program knows."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import TaskHeadConfig
+from bertsmith.models.model import Model
+
+OPSET = 20
+"""The version of the operations: the first with Gelu, and one that all programs of the last years read."""
+LARGEST = 2 * 1024**3 - 64 * 1024**2
+"""Bytes of weights: a file is one protobuf message, of which 2 GiB is the most; the rest is room for the graph."""
+_TRACED = (2, 6)  # sequences and tokens of the inputs it is traced with; neither stays in the graph
+_ANY = 2**20  # the most sequences, and tokens where a model has no limit: tracing wants a number
+
+
+class RowsModel(nn.Module):
+    """The model as a function of padded rows: what its task's head says, or without one the last states."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+        mixers = [block.mixer for block in model.encoder._blocks()]
+        has_products = any("products" in forms for mixer in mixers for forms in mixer.forms)
+        self.backend = "products" if has_products else "auto"
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """Shape: (batch, length) each -> (batch, outputs), or (batch, length, outputs) where tokens are spoken of."""
+        if not has_task_head(self.model.config):
+            return self.model(input_ids, attention_mask, token_type_ids, backend=self.backend)
+        layout = SequenceLayout.rows(input_ids, attention_mask)
+        return self.model.outputs(input_ids, layout, token_type_ids, backend=self.backend)
+
+
+def has_task_head(config: ModelConfig) -> bool:
+    """Whether a model was fine-tuned for a task."""
+    return any(isinstance(head, TaskHeadConfig) for head in config.heads)
+
+
+def input_names(config: ModelConfig) -> tuple[str, ...]:
+    """What the graph of a model reads, each (batch, length)."""
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return names if config.encoder.embedding.types else names[:2]
+
+
+def longest_input(config: ModelConfig) -> int | None:
+    """The most tokens a sequence may have; None where places are only relative and any length goes."""
+    embedding, universal = config.encoder.embedding, config.encoder.universal
+    return embedding.longest if embedding.positions != "none" or universal is not None else None
+
+
+def check_graph(model: Model) -> None:
+    """Raises a sentence if a model cannot be one ONNX graph."""
+    if model.config.decoder is not None:
+        raise InputError("this model has a decoder, whose steps are no single graph; allowed for ONNX: encoders")
+    for head in model.config.heads:
+        if isinstance(head, TaskHeadConfig) and head.recurrent is not None:
+            raise InputError(
+                "this model's head has a BiLSTM (head.recurrent), which is not written as ONNX; allowed: heads without"
+            )
+    size = sum(parameter.numel() for parameter in model.parameters()) * 4
+    if size > LARGEST:
+        raise InputError(f"this model has {size / 1024**3:.1f} GiB of weights; allowed in one ONNX file: up to 2 GiB")
+
+
+def write_graph(model: Model, path: Path) -> None:
+    """Writes a model that is in eval mode, in float32 and on the CPU as an ONNX file."""
+    check_graph(model)
+    with TemporaryDirectory(dir=path.parent, prefix=".graph-") as folder:
+        traced = Path(folder) / "traced.onnx"
+        _trace(RowsModel(model), model.config, traced)
+        _simplify(traced, path)
+
+
+def _trace(rows: RowsModel, config: ModelConfig, path: Path) -> None:
+    names, longest = input_names(config), longest_input(config)
+    batch = torch.export.Dim("batch", max=_ANY)
+    length = torch.export.Dim("length", max=longest or _ANY)
+    tokens = torch.zeros(_TRACED[0], min(_TRACED[1], longest or _ANY), dtype=torch.long)
+    example = (tokens, torch.ones_like(tokens), torch.zeros_like(tokens))[: len(names)]
+    with torch.no_grad(), quiet():
+        program = torch.onnx.export(
+            rows,
+            example,
+            dynamo=True,
+            dynamic_shapes=tuple({0: batch, 1: length} for _ in names),
+            input_names=names,
+            output_names=["outputs"],
+            opset_version=OPSET,
+            verbose=False,
+        )
+        assert program is not None
+        program.save(path, external_data=False)
+
+
+def _simplify(traced: Path, path: Path) -> None:
+    """Writes the graph with all that follows from weights alone computed, and nothing of where it was made.
+
+    What several layers share is then one constant again, and every product with weights is one that can be quantised.
+    """
+    import onnx
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC  # standard operations only
+    options.optimized_model_filepath = str(traced.with_name("simple.onnx"))
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(str(traced), options, providers=["CPUExecutionProvider"])
+    found = onnx.load(options.optimized_model_filepath)
+    used = {node.domain for node in found.graph.node}
+    kept = [opset for opset in found.opset_import if opset.domain in used]
+    del found.opset_import[:]
+    found.opset_import.extend(kept)
+    for part in (*found.graph.node, *found.graph.value_info, *found.graph.initializer, found.graph):
+        part.doc_string = ""
+        del part.metadata_props[:]
+    found.graph.name = "bertsmith"
+    del found.metadata_props[:]
+    onnx.save(found, str(path))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the exporters' remarks inside, which are about their own insides."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

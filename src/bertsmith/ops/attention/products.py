@@ -1,0 +1,39 @@
+"""Attention as two products with a softmax between them: the plain operations that other programs' graphs have."""
+
+import torch
+from torch import Tensor
+
+from bertsmith.ops.attending import through_padding
+from bertsmith.ops.attention.inputs import AttentionInputs
+
+
+def unsupported(inputs: AttentionInputs) -> str | None:
+    return None
+
+
+@through_padding
+def attention(inputs: AttentionInputs) -> Tensor:
+    """The attention output, in the layout of the query."""
+    # (batch, length, heads, …) -> (batch, heads, length, …)
+    query, key, value = (tensor.transpose(1, 2) for tensor in (inputs.query, inputs.key, inputs.value))
+    scores = (query * query.shape[-1] ** -0.5) @ key.mT
+    allowed = _allowed(inputs)
+    if allowed is not None:
+        # a sum and a finite floor: graphs are searched for a sum here, and an empty sequence gives no NaN
+        scores = scores + torch.where(allowed, scores.new_zeros(()), torch.finfo(scores.dtype).min)
+    weights = torch.dropout(scores.softmax(-1), inputs.dropout, train=inputs.dropout > 0)
+    return (weights @ value).transpose(1, 2)
+
+
+def _allowed(inputs: AttentionInputs) -> Tensor | None:
+    """Which keys a query may look at, (batch or 1, 1, queries or 1, keys); None for all."""
+    is_token, allowed = inputs.key_layout.is_token, inputs.is_near()
+    if inputs.is_causal:
+        place = torch.arange(inputs.layout.longest, device=inputs.query.device)
+        is_past = place[:, None] >= place
+        allowed = is_past if allowed is None else allowed & is_past
+    if allowed is not None:
+        allowed = allowed[None, None]
+    if is_token is None:
+        return allowed
+    return is_token[:, None, None, :] if allowed is None else is_token[:, None, None, :] & allowed

@@ -1,0 +1,1 @@
+"""The best model that keeps a budget on this machine: candidates, measurements, the choice."""

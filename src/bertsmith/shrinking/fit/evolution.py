@@ -1,0 +1,129 @@
+"""A search among sub-networks whose layers differ: the fittest are mutated and crossed, generation by generation."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from bertsmith.layers.subnet import LayerCut, Subnet
+from bertsmith.shrinking.fit.settings import SearchConfig
+
+Genome = tuple[int, ...]
+"""For each layer the number of its cut in the space, from 1 up by size; 0 where the layer is left out."""
+DROPPED = 0
+ATTEMPTS = 20  # at a child that was not there before
+
+
+@dataclass(frozen=True)
+class Space:
+    """What each layer may become."""
+
+    cuts: tuple[tuple[LayerCut, ...], ...]
+    """Of each layer, smallest first."""
+    fewest: int
+    """Layers that are kept at least."""
+
+    @classmethod
+    def of(cls, grid: Sequence[Subnet], units: Sequence[LayerCut]) -> "Space":
+        """The layers of the sub-networks of a grid, in any mixture; those of equal layers are exchanged."""
+        found: dict[LayerCut, set[LayerCut]] = {unit: {unit} for unit in units}
+        for subnet in grid:
+            for index, cut in subnet.cuts(units):
+                found[units[index]].add(cut)
+        ordered = {unit: tuple(sorted(cuts, key=lambda cut: (cut.neurons, cut.heads))) for unit, cuts in found.items()}
+        fewest = min(len(subnet.kept_layers(len(units))) for subnet in grid)
+        return cls(tuple(ordered[unit] for unit in units), fewest)
+
+    def subnet(self, genome: Genome) -> Subnet:
+        """The sub-network of a genome."""
+        kept = [index for index, gene in enumerate(genome) if gene != DROPPED]
+        cuts = [self.cuts[index][genome[index] - 1] for index in kept]
+        return Subnet(
+            layers=tuple(kept), heads=tuple(cut.heads for cut in cuts), neurons=tuple(cut.neurons for cut in cuts)
+        )
+
+    def genome(self, subnet: Subnet, units: Sequence[LayerCut]) -> Genome:
+        """The genome of a sub-network of the space."""
+        genes = [DROPPED] * len(self.cuts)
+        for index, cut in subnet.cuts(units):
+            genes[index] = self.cuts[index].index(cut) + 1
+        return tuple(genes)
+
+    @property
+    def whole(self) -> list[LayerCut]:
+        """The units of the whole network."""
+        return [cuts[-1] for cuts in self.cuts]
+
+    def is_allowed(self, genome: Genome) -> bool:
+        return sum(gene != DROPPED for gene in genome) >= self.fewest
+
+
+def evolve(
+    space: Space,
+    score: Callable[[Subnet], float],
+    fits: Callable[[Subnet], bool],
+    *,
+    known: Mapping[Subnet, float],
+    config: SearchConfig,
+) -> dict[Subnet, float]:
+    """Sub-networks that fit, with their scores; it begins with those whose scores are known."""
+    random = Random(config.seed)
+    scores = {space.genome(subnet, space.whole): found for subnet, found in known.items() if fits(subnet)}
+    described = {space.genome(subnet, space.whole): subnet for subnet in known}
+
+    def add(genomes: Iterable[Genome]) -> None:
+        for genome in genomes:
+            described.setdefault(genome, space.subnet(genome))
+            scores[genome] = score(described[genome])
+
+    def fitting(genome: Genome) -> Genome | None:
+        """The genome, made smaller at random layers until it fits."""
+        while not fits(space.subnet(genome)):
+            smaller = [child for child in _neighbours(genome, -1) if space.is_allowed(child)]
+            if not smaller:
+                return None
+            genome = random.choice(smaller)
+        return genome
+
+    def child(parents: Sequence[Genome]) -> Genome:
+        if len(parents) > 1 and random.random() < 0.4:
+            mother, father = random.sample(parents, 2)
+            return tuple(random.choice(pair) for pair in zip(mother, father, strict=True))
+        return _mutated(space, random.choice(parents), random)
+
+    def children(parents: Sequence[Genome], count: int) -> list[Genome]:
+        found: dict[Genome, None] = {}
+        for _ in range(ATTEMPTS * count):
+            if len(found) == count:
+                break
+            made = child(parents)
+            fitted = fitting(made) if space.is_allowed(made) else None
+            if fitted is not None and fitted not in scores:
+                found[fitted] = None
+        return list(found)
+
+    whole = tuple(len(cuts) for cuts in space.cuts)
+    add(children(list(scores) or [whole], max(0, config.population - len(scores))))
+    for _ in range(config.generations):
+        best = sorted(scores, key=lambda genome: -scores[genome])[: max(2, config.population // 2)]
+        if not best:
+            break
+        add(children(best, config.population // 2))
+    return {described[genome]: found for genome, found in scores.items()}
+
+
+def _mutated(space: Space, genome: Genome, random: Random) -> Genome:
+    """Another gene for one or two layers; for two often one step up here and one down there, which costs as much."""
+    genes = list(genome)
+    if len(genes) > 1 and random.random() < 0.5:
+        up, down = random.sample(range(len(genes)), 2)
+        genes[up], genes[down] = min(genes[up] + 1, len(space.cuts[up])), max(genes[down] - 1, DROPPED)
+    else:
+        for index in random.sample(range(len(genes)), min(len(genes), random.choice((1, 2)))):
+            genes[index] = random.randint(DROPPED, len(space.cuts[index]))
+    return tuple(genes)
+
+
+def _neighbours(genome: Genome, step: int) -> list[Genome]:
+    return [
+        (*genome[:index], gene + step, *genome[index + 1 :]) for index, gene in enumerate(genome) if gene + step >= 0
+    ]

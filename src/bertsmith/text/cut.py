@@ -1,0 +1,206 @@
+"""A tokenizer with fewer pieces: those that texts use, and those that it takes to spell anything else.
+
+What must stay, and what else a piece that stays asks for, differs by kind:
+
+    WordPiece   every single character, at the start of a word and inside one
+    BPE         every single character or byte; and the two parts of every join that makes a piece
+    Unigram     every single character, the byte pieces, and one piece of the lowest score, from which the score of an
+                unknown character is reckoned
+
+A text all of whose pieces stay is then split as before: its pieces are the longest, the first joined or the best scored
+of all there were, so they are of those that are left. And a text that could be split still can be.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from bertsmith.errors import InputError
+from bertsmith.text.tokenizer import Tokenizer
+
+KINDS = ("BPE", "Unigram", "WordPiece")
+_BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A tokenizer with fewer pieces, and where they stood before."""
+
+    tokenizer: Tokenizer
+    ids: tuple[int, ...]
+    """The old id of every piece, in the order of the new ones."""
+
+    @cached_property
+    def new_ids(self) -> dict[int, int]:
+        """The new id of every old one that was kept."""
+        return {old: new for new, old in enumerate(self.ids)}
+
+
+def piece_counts(base: Tokenizer, texts: Sequence[str]) -> np.ndarray:
+    """How often each piece occurs in texts, every one of them with its special tokens.
+
+    Shape: (size,), int64
+    """
+    counts = np.zeros(base.size, dtype=np.int64)
+    for start in range(0, len(texts), _BATCH):
+        rows = base.encode(texts[start : start + _BATCH], padding=False)["input_ids"]
+        counts += np.bincount(np.concatenate(rows), minlength=base.size)
+    return counts
+
+
+def used_pieces(base: Tokenizer, counts: np.ndarray, *, at_least: int = 1, pieces: int | None = None) -> list[int]:
+    """The ids of the pieces that a cut keeps, in order: those that must stay and those counted `at_least` times.
+
+    With `pieces` there are at most so many, the most frequent ones and of equals the first; a piece that would not fit
+    together with the parts it is joined from is passed over for the next.
+    """
+    if at_least < 1:
+        raise InputError(f"at_least is {at_least}; it must be at least 1")
+    kept, parts = needed_pieces(base), _parts_of(base)
+    if pieces is not None and pieces < len(kept):
+        raise InputError(f"pieces is {pieces}; this tokenizer needs {len(kept)} to spell any text, allowed: as many")
+    frequent = np.flatnonzero(counts >= at_least)
+    for token in frequent[np.argsort(-counts[frequent], kind="stable")].tolist():
+        added = parts(token) - kept
+        if pieces is None or len(kept) + len(added) <= pieces:
+            kept |= added
+    return sorted(kept)
+
+
+def cut_tokenizer(base: Tokenizer, kept: Collection[int]) -> Cut:
+    """The tokenizer with these pieces, and with those that must stay or that they are joined from.
+
+    New ids have no holes: special tokens come first, then the other pieces, both in their old order. Added tokens that
+    are outside the table of pieces stay behind it, as every tokenizer.json has them.
+    """
+    outside = sorted(set(kept) - {*base.vocabulary.values()})
+    if outside:
+        raise InputError(f"kept holds the id {outside[0]}, which is no piece of this tokenizer of {base.size}")
+    parts = _parts_of(base)
+    chosen = needed_pieces(base).union(*(parts(token) for token in kept))
+    special, inside = {*base.special_ids}, {*_table(base).values()}
+    ids = sorted(chosen, key=lambda token: (token not in inside, token not in special, token))
+    content = json.loads(json.dumps(base.content))
+    new_ids = {old: new for new, old in enumerate(ids)}
+    _renumber_model(content["model"], new_ids)
+    for token in content["added_tokens"]:
+        token["id"] = new_ids[token["id"]]
+    content["added_tokens"].sort(key=lambda token: token["id"])
+    for holder, key in _frame_ids(content["post_processor"]):
+        holder[key] = new_ids[holder[key]]
+    cut = Cut(Tokenizer.from_json(json.dumps(content, ensure_ascii=False)), tuple(ids))
+    assert cut.tokenizer.vocabulary == {
+        piece: new_ids[token] for piece, token in base.vocabulary.items() if token in new_ids
+    }
+    return cut
+
+
+def needed_pieces(base: Tokenizer) -> set[int]:
+    """The ids without which a text that this tokenizer can split could no longer be."""
+    model, table = base.content["model"], _table(base)
+    if model["type"] not in KINDS:
+        raise InputError(f"the tokenizer's model is {model['type']}; allowed for a cut: {', '.join(KINDS)}")
+    needed = {*base.special_ids, *(token["id"] for token in base.content["added_tokens"])}
+    needed |= {holder[key] for holder, key in _frame_ids(base.content["post_processor"])}
+    if model.get("unk_token") in table:
+        needed.add(table[model["unk_token"]])
+    prefix, suffix = model.get("continuing_subword_prefix") or "", model.get("end_of_word_suffix") or ""
+    for piece, token in table.items():
+        letters = piece.removeprefix(prefix).removesuffix(suffix)
+        is_single = len(letters) <= 1 or len(piece) == 1 or _BYTE_PIECE.fullmatch(piece)
+        if is_single or (model["type"] == "WordPiece" and not _is_spelled(piece, prefix, table)):
+            needed.add(token)
+    if model["type"] == "Unigram":
+        scores = [score for _, score in model["vocab"]]
+        needed.add(scores.index(min(scores)))
+        if model["unk_id"] is not None:
+            needed.add(model["unk_id"])
+    return needed
+
+
+def changed_tokens(base: Tokenizer, cut: Cut, texts: Sequence[str]) -> tuple[int, int]:
+    """How many tokens of texts are no longer there, the same piece at the same characters, and how many there were."""
+    changed = total = 0
+    is_kept = np.zeros(base.size, dtype=bool)
+    is_kept[list(cut.ids)] = True
+    for start in range(0, len(texts), _BATCH):
+        batch = texts[start : start + _BATCH]
+        rows = base.encode_plain(batch)
+        total += sum(map(len, rows))
+        # the others are split as before
+        touched = [text for text, row in zip(batch, rows, strict=True) if not is_kept[row].all()]
+        olds, news = base.encode_offsets(touched), cut.tokenizer.encode_offsets(touched)
+        for (old_ids, old_places), (new_ids, new_places) in zip(olds, news, strict=True):
+            before = Counter(zip(old_ids.tolist(), map(tuple, old_places.tolist()), strict=True))
+            back = (cut.ids[token] for token in new_ids.tolist())
+            changed += (before - Counter(zip(back, map(tuple, new_places.tolist()), strict=True))).total()
+    return changed, total
+
+
+def _table(base: Tokenizer) -> dict[str, int]:
+    """The pieces of the model that splits words, without added tokens that only stand beside it."""
+    vocab = base.content["model"]["vocab"]
+    return {piece: index for index, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else vocab
+
+
+def _is_spelled(piece: str, prefix: str, table: Mapping[str, int]) -> bool:
+    """Whether each character of a WordPiece is a piece of its own, as vocabularies of this kind usually have it."""
+    mark = prefix if piece.startswith(prefix) else ""
+    letters = piece.removeprefix(prefix)
+    return mark + letters[0] in table and all(prefix + letter in table for letter in letters[1:])
+
+
+def _parts_of(base: Tokenizer) -> Callable[[int], set[int]]:
+    """id → the ids of the pieces that it is joined from, those of these, and so on, with itself."""
+    model, table = base.content["model"], _table(base)
+    if model["type"] != "BPE":
+        return lambda token: {token}
+    prefix = model.get("continuing_subword_prefix") or ""
+    parents: dict[int, set[int]] = {}
+    for left, right in model["merges"]:
+        # one piece may be joined in several ways, and which of them a word takes depends on the word
+        parents.setdefault(table[left + right.removeprefix(prefix)], set()).update((table[left], table[right]))
+
+    def closed(token: int) -> set[int]:
+        found, waiting = {token}, [token]
+        while waiting:
+            new = parents.get(waiting.pop(), set()) - found
+            found |= new
+            waiting += new
+        return found
+
+    return closed
+
+
+def _renumber_model(model: dict[str, Any], new_ids: Mapping[int, int]) -> None:
+    if model["type"] == "Unigram":
+        rows = {new_ids[old]: row for old, row in enumerate(model["vocab"]) if old in new_ids}
+        model["vocab"] = [rows[new] for new in sorted(rows)]
+        if model["unk_id"] is not None:
+            model["unk_id"] = new_ids[model["unk_id"]]
+        return
+    model["vocab"] = {piece: new_ids[old] for piece, old in model["vocab"].items() if old in new_ids}
+    if model["type"] == "BPE":
+        prefix = model.get("continuing_subword_prefix") or ""
+        known = model["vocab"]
+        model["merges"] = [
+            [left, right] for left, right in model["merges"] if left + right.removeprefix(prefix) in known
+        ]
+
+
+def _frame_ids(processor: dict[str, Any] | None) -> Iterator[tuple[list[Any], int]]:
+    """Where the ids of the special tokens around a text are kept: lists and the places in them."""
+    if processor is None:
+        return
+    for inner in processor.get("processors", ()):
+        yield from _frame_ids(inner)
+    for token in processor.get("special_tokens", {}).values():
+        yield from ((token["ids"], index) for index in range(len(token["ids"])))
+    yield from ((processor[role], 1) for role in ("cls", "sep") if role in processor)

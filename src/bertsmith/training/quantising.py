@@ -1,0 +1,44 @@
+"""Learning with rounded weights and activations: the model made ready, its ranges measured on the first examples."""
+
+from itertools import islice
+
+import torch
+from pydantic import Field
+
+from bertsmith.batches.examples import ExamplePlan, ExampleReader, TaskBatch
+from bertsmith.layers.quantised import QuantisationConfig, Ranges
+from bertsmith.models.model import Model
+from bertsmith.models.quantise import measuring, quantised
+
+
+class QuantisedLearning(QuantisationConfig):
+    """How a model learns to live with rounding."""
+
+    calibration: int = Field(default=16, gt=0)
+    """Batches that give activations their first ranges: a moving average alone would need thousands of steps."""
+
+    @property
+    def network(self) -> QuantisationConfig:
+        """What of it belongs to the network."""
+        return QuantisationConfig.parse({name: value for name, value in self.plain().items() if name != "calibration"})
+
+
+def with_rounding(model: Model, learning: QuantisedLearning | None) -> Model:
+    """The model as it is to learn: itself if nothing is asked for or it rounds so already, with the ranges it has."""
+    if learning is None or learning.network == model.config.quantisation:
+        return model
+    return quantised(model, learning.network)
+
+
+@torch.no_grad()
+def give_ranges(model: Model, plan: ExamplePlan, batches: int) -> None:
+    """Gives activations their first ranges, from the first batches of a run, unless the model has ranges already."""
+    ranges = [part for part in model.modules() if isinstance(part, Ranges)]
+    if not ranges or any(bool(part.limits.any()) for part in ranges):
+        return
+    reader = ExampleReader(plan.features, plan.config, model.require_tokenizer().pad)
+    with measuring(model):
+        for item in islice(plan.one_epoch(), batches):
+            batch = reader[item].batch
+            assert isinstance(batch, TaskBatch)
+            model.outputs(batch.tokens, batch.layout, batch.types)

@@ -1,0 +1,211 @@
+"""`bertsmith fit` as a command: wrong input, what it leaves, being killed, budgets that nothing keeps."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_finetuning import RECIPE, write_task
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.errors import InputError
+from bertsmith.shrinking.fit import measure
+from bertsmith.shrinking.fit.measure import Conditions, Timing
+
+QUICK = ["--set", "measure.repeats=1", "--set", "measure.runs=20", "--set", "measure.table_runs=20"]
+QUICK += ["--engine", "torch", "--precision", "float32", "--subnets", "even", "--threads", "1", "--length", "8"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_task(tmp_path_factory.mktemp("data") / "reviews")
+
+
+@pytest.fixture(scope="module")
+def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fit")
+    (folder / "recipe.toml").write_text(RECIPE)
+    bertsmith.finetune(recipe=folder / "recipe.toml", data=data, out=folder / "model", device="cpu")
+    return folder / "model"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def made_up(folders: Sequence[Path], conditions: Conditions, runs: int, seconds: float) -> Timing:
+    """A millisecond for every layer."""
+    found = []
+    for folder in folders:
+        layers = len(json.loads((folder / "config.json").read_text())["model"]["encoder"]["layers"])
+        figures = {"p50": layers, "p95": layers + 0.1, "mean": layers, "runs": runs}
+        found.append({load.name: figures for load in conditions.workloads})
+    return Timing(found, 300.0, 10.0)
+
+
+@pytest.fixture
+def _made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "in_fresh_process", made_up)
+
+
+def command(model: Path, data: Path, out: Path, *more: str) -> list[str]:
+    return ["fit", str(model), "--data", str(data), "--out", str(out), *QUICK, *more]
+
+
+@pytest.mark.usefixtures("_made_up_times")
+def test_what_is_left_is_ready_to_serve(model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    main(command(model, data, out, "--latency-ms", "1.5", "--size-mb", "60"))
+    names = {path.name for path in out.iterdir()}
+    assert names >= {"artefact.json", "config.json", "model.safetensors", "tokenizer.json", "task.json"}
+    assert names >= {"card.md", "report.html", "result.json", "candidates.jsonl", "measurements.jsonl", "recipe.toml"}
+    assert ".candidates" not in names
+    figures = json.loads((out / "result.json").read_text())
+    assert figures["fits"]
+    assert figures["chosen"]["subnet"]["depth"] == 0.5
+    assert len((out / "candidates.jsonl").read_text().splitlines()) == figures["candidates"]
+    evaluated = bertsmith.evaluate(out, data=data, out=tmp_path / "evaluation", device="cpu")
+    assert evaluated["score"] == figures["score"]
+    assert evaluated["interval"] == figures["interval"]
+    answers = bertsmith.Predictor.load(out).predict(["the lovely day"])
+    assert answers[0] in ("good", "bad")
+
+
+@pytest.mark.usefixtures("_made_up_times")
+def test_a_budget_that_nothing_keeps(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit) as ended:
+        main(command(model, data, out, "--latency-ms", "0.5"))
+    assert ended.value.code == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "nothing keeps p95 ≤ 0.5 ms at 8 tokens: nearest came" in said
+    assert "latency 1.1 ms instead of 0.5 ms (120% over)" in said
+    names = {path.name for path in out.iterdir()}
+    assert names == {
+        ".bertsmith",
+        "report.html",
+        "result.json",
+        "candidates.jsonl",
+        "measurements.jsonl",
+        "recipe.toml",
+    }
+
+
+@pytest.mark.usefixtures("_made_up_times")
+def test_going_on_with_another_budget(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--resume takes the search's own settings, and an artefact that no longer fits does not stay."""
+    out = tmp_path / "out"
+    settings: dict[str, Any] = {"engine": ["torch"], "precision": ["float32"], "subnets": "even", "length": [8]}
+    first = bertsmith.fit(model, data=data, out=out, latency_ms=1.5, **settings)
+    assert first["fits"]
+
+    def refuse(*arguments: Any) -> Timing:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(measure, "in_fresh_process", refuse)
+    again = bertsmith.fit(out=out, resume=True)
+    assert again["chosen"] == first["chosen"]
+    assert again["measurements"] == 0
+    elsewhere = bertsmith.fit(model, data=data, out=tmp_path / "other", latency_ms=1.5, **settings)
+    assert elsewhere["measurements"] == 0
+    monkeypatch.setattr(measure, "in_fresh_process", made_up)
+    assert not bertsmith.fit(out=out, resume=True, latency_ms=0.5)["fits"]
+    assert not (out / "artefact.json").exists()
+    fresh = bertsmith.fit(model, data=data, out=out, latency_ms=1.5, fresh=True, force=True, **settings)
+    assert fresh["measurements"] > 0
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ([], "no budget is given"),
+        (["--latency-ms", "-3"], "budget.latency_ms is -3.0"),
+        (["--latency-ms", "3", "--engine", "onnx"], "--engine is 'onnx'"),
+        (["--latency-ms", "3", "--precision", "int9"], "search.precisions"),
+        (["--latency-ms", "3", "--length", "4000"], "--length is 4000; the model takes at most 32"),
+        (["--latency-ms", "3", "--part", "tset"], "tset"),
+        (["--latency-ms", "3", "--measurements", "nowhere"], "--measurements 'nowhere' has no measurements.jsonl"),
+        (["--latency-ms", "3", "--set", "measure.repeat=3"], "did you mean 'repeats'?"),
+        (["--size-mb", "3", "--resume"], "holds no run"),
+    ],
+)
+def test_wrong_input_ends_in_one_sentence(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], sentence: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", str(model), "--data", str(data), "--out", str(tmp_path / "out"), *more])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_must_be_fine_tuned(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"MODEL .* is no folder"):
+        bertsmith.fit(tmp_path / "missing", data=data, out=tmp_path / "out", latency_ms=3)
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(InputError, match=r"has no task\.json"):
+        bertsmith.fit(tmp_path / "bare", data=data, out=tmp_path / "out", latency_ms=3)
+    with pytest.raises(InputError, match="MODEL is not given"):
+        bertsmith.fit(data=data, out=tmp_path / "out", latency_ms=3)
+
+
+def test_explain_lists_what_would_be_measured(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(command(model, data, tmp_path / "out", "--latency-ms", "3", "--explain"))
+    said = capsys.readouterr().out
+    for words in ("latency_ms = 3.0", "torch float32", "width 0.5", "fresh processes", "8: 8 tokens"):
+        assert words in said
+    assert not (tmp_path / "out").exists()
+
+
+KILLED = """
+import sys, time
+from test_fit_faults import made_up
+from bertsmith.cli import main
+from bertsmith.shrinking.fit import measure
+
+def slow(*arguments):
+    time.sleep(0.2)
+    return made_up(*arguments)
+
+measure.in_fresh_process = slow
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.usefixtures("_made_up_times")
+def test_killed_and_resumed(model: Path, data: Path, tmp_path: Path) -> None:
+    """A search that is killed in the middle goes on with all that it had measured."""
+    out = tmp_path / "out"
+    words = command(model, data, out, "--latency-ms", "1.5")
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen([sys.executable, "-c", KILLED, *words], env={**os.environ, "PYTHONPATH": paths})
+    file, deadline = out / "measurements.jsonl", time.monotonic() + 120
+    while not (file.exists() and '"table"' in file.read_text()) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = [json.loads(line) for line in file.read_text().splitlines()]
+    assert not (out / "result.json").exists()
+    main([*words, "--resume"])
+    after = [json.loads(line) for line in file.read_text().splitlines()]
+    assert after[: len(before)] == before
+    keys = [json.dumps(row["key"], sort_keys=True) for row in after]
+    assert len(set(keys)) == len(keys)
+    figures = json.loads((out / "result.json").read_text())
+    assert figures["fits"]
+    assert figures["measurements"] == len(after) - len(before)

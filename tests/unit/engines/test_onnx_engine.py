@@ -1,0 +1,214 @@
+"""The ONNX Runtime engine: what it writes, what it reads back, and what it refuses in which words."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bertsmith
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.cli import main
+from bertsmith.engines import onnx_engine
+from bertsmith.engines.artefact import ENGINES, open_runner, write_artefact
+from bertsmith.engines.base import Artefact
+from bertsmith.errors import InputError
+from bertsmith.models.heads.features import RecurrentConfig
+from bertsmith.models.heads.task import TaggerConfig
+from bertsmith.models.model import Model
+from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.tables import Table, read_file
+from bertsmith.training.starting import with_task_head
+
+ENGINE = ENGINES["onnxruntime"]
+WORDS = ["good", "bad", "fine", "awful", "words", "day"]
+PRECISIONS = {"float32": 1e-4, "int8": 0.3, "int8_static": 0.3}
+"""The largest share of the outputs' size by which each may differ from the model."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of a task to learn tags from, of many lengths."""
+    folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for part, count in {"train": 24, "dev": 12}.items():
+        rows = [[WORDS[i] for i in random.integers(len(WORDS), size=random.integers(1, 9))] for _ in range(count)]
+        lines = [json.dumps({"tokens": row, "tags": ["A" if word < "c" else "O" for word in row]}) for row in rows]
+        (folder / f"{part}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model with a head for tags, as a fine-tuning would leave it."""
+    folder = tmp_path_factory.mktemp("models") / "trained"
+    tokenizer = learn_tokenizer([" ".join(WORDS)] * 4, "wordpiece", 80, progress=False)
+    sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "longest": 32, "deviation": 0.2}
+    model = bertsmith.build(bertsmith.preset("bert-tiny", **sizes), seed=0)
+    model.tokenizer = tokenizer
+    kept = KeptTask.parse(
+        {"task": {"kind": "tagging", "labels": ["A", "O"], "tags": "tags"}, "sequences": {"length": 16}}
+    )
+    model = with_task_head(model, kept.task.head(model.config), seed=0)
+    bertsmith.save(model, folder)
+    write_kept(kept, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders that the command leaves, by precision; half of every layer is kept."""
+    folders = {}
+    for precision in PRECISIONS:
+        folders[precision] = tmp_path_factory.mktemp("exported") / precision
+        given = ["--precision", precision, *(["--data", str(data)] if precision == "int8_static" else [])]
+        main(["export", str(trained), "--to", "onnx", "--width", "0.5", *given, "--out", str(folders[precision])])
+    return folders
+
+
+@pytest.fixture(scope="module")
+def cut(trained: Path) -> Model:
+    return bertsmith.load(trained, subnet=bertsmith.Subnet(width=0.5))
+
+
+@pytest.fixture(scope="module")
+def dev(data: Path) -> Table:
+    return read_file(data / "dev.jsonl")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_folder_says_what_is_in_it(precision: str, exported: dict[str, Path]) -> None:
+    folder = exported[precision]
+    names = {path.name for path in folder.iterdir()} - {".bertsmith"}
+    files = {"artefact.json", "config.json", "model.onnx", "onnx.json", "result.json", "task.json", "tokenizer.json"}
+    assert names - {"tokenizer_config.json"} == files
+    assert json.loads((folder / "artefact.json").read_text()) == {"engine": "onnxruntime", "precision": precision}
+    notes, result = (json.loads((folder / name).read_text()) for name in ("onnx.json", "result.json"))
+    assert notes["opset"] == 20
+    assert 0 < notes["largest_difference"] <= PRECISIONS[precision]
+    assert result["largest_difference"] == notes["largest_difference"]
+    assert result["bytes"] == (folder / "model.onnx").stat().st_size
+
+
+def test_8_bits_are_smaller(exported: dict[str, Path]) -> None:
+    size = {precision: (folder / "model.onnx").stat().st_size for precision, folder in exported.items()}
+    assert size["int8"] < size["float32"]
+    assert size["int8_static"] < size["float32"]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_score_is_the_same_wherever_the_folder_is_opened(
+    precision: str, exported: dict[str, Path], dev: Table, tmp_path: Path
+) -> None:
+    judgement, answers = Predictor.load(exported[precision]).judged(dev)
+    moved = shutil.copytree(exported[precision], tmp_path / "elsewhere")
+    again, answers_again = Predictor.load(moved).judged(dev)
+    assert judgement.figures == again.figures
+    assert answers == answers_again
+
+
+def test_evaluate_runs_the_folder_with_the_models_score(
+    exported: dict[str, Path], cut: Model, trained: Path, data: Path, dev: Table, tmp_path: Path
+) -> None:
+    kept = Predictor.load(trained).kept
+    expected, _ = Predictor(cut, kept).judged(dev)
+    figures = bertsmith.evaluate(exported["float32"], data=str(data), out=tmp_path / "out", device="cpu")
+    assert figures["score"] == expected.score
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_packed_batches_come_back_packed(precision: str, exported: dict[str, Path], cut: Model) -> None:
+    runner = open_runner(exported[precision], threads=1)
+    starts = torch.tensor([0, 3, 4, 11, 11]).int()  # the last sequence is empty
+    layout = SequenceLayout.packed(starts, 9)
+    tokens, types = torch.randint(5, 20, (11,)), torch.randint(0, 2, (11,))
+    with torch.no_grad(), runner.evaluating():
+        wanted, found = cut.outputs(tokens, layout, types), runner.outputs(tokens, layout, types)
+    assert found.shape == wanted.shape == (11, 2)
+    assert (found - wanted).abs().max() <= PRECISIONS[precision] * wanted.abs().max()
+
+
+def test_rows_without_pads_and_without_types(exported: dict[str, Path], cut: Model) -> None:
+    runner, tokens = open_runner(exported["float32"]), torch.randint(5, 20, (2, 5))
+    layout = SequenceLayout.full(2, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(runner.outputs(tokens, layout), cut.outputs(tokens, layout), rtol=0, atol=1e-4)
+
+
+def test_threads_are_those_asked_for(exported: dict[str, Path]) -> None:
+    for threads in (1, 2):
+        runner: Any = ENGINE.open(exported["float32"], "float32", threads=threads)
+        assert runner.session.get_session_options().intra_op_num_threads == threads
+
+
+def test_too_long_a_sequence_is_said_to_be_so(exported: dict[str, Path]) -> None:
+    runner = open_runner(exported["float32"])
+    with pytest.raises(InputError, match="a sequence may have 33 tokens; this model takes at most 32"):
+        runner.outputs(torch.ones(1, 33, dtype=torch.long), SequenceLayout.full(1, 33))
+
+
+def test_refusals_leave_no_file_behind(cut: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="precision is 'bfloat16' with the engine onnxruntime; allowed: float32, int8"):
+        write_artefact(cut, tmp_path, Artefact(engine="onnxruntime", precision="bfloat16"))
+    with pytest.raises(InputError, match="precision is 'int8_static' and there are no samples"):
+        write_artefact(cut, tmp_path, Artefact(engine="onnxruntime", precision="int8_static"))
+    recurrent = cut.config.changed(heads=(TaggerConfig(labels=("A",), recurrent=RecurrentConfig(width=8)),))
+    with pytest.raises(InputError, match="this model's head has a BiLSTM"):
+        write_artefact(bertsmith.build(recurrent), tmp_path, Artefact(engine="onnxruntime"))
+    translator = bertsmith.build(bertsmith.preset("transformer-tiny", vocabulary=30, width=16, heads=2, layers=1))
+    with pytest.raises(InputError, match="this model has a decoder"):
+        write_artefact(translator, tmp_path, Artefact(engine="onnxruntime"))
+    monkeypatch.setattr(onnx_engine, "find_spec", lambda package: None if package == "onnxscript" else "there")
+    with pytest.raises(InputError, match=r"needs onnxscript: pip install 'bertsmith\[onnx\]'"):
+        write_artefact(cut, tmp_path, Artefact(engine="onnxruntime"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_graph_that_says_something_else_is_not_kept(
+    cut: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_engine, "TOLERANCE", 0.0)
+    with pytest.raises(
+        InputError, match=r"differs from it by \d\.\de-\d\d of its largest output; allowed: up to 0e\+00"
+    ):
+        bertsmith.export(cut, tmp_path / "onnx", to="onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_opened_is_said(
+    exported: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(exported["float32"], tmp_path / "broken")
+    (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes()[:1000])
+    with pytest.raises(InputError, match="is not an ONNX file that this ONNX Runtime reads"):
+        open_runner(folder)
+    (folder / "model.onnx").unlink()
+    with pytest.raises(InputError, match=r"model\.onnx' does not exist"):
+        open_runner(folder)
+    monkeypatch.setattr(onnx_engine, "find_spec", lambda package: None)
+    with pytest.raises(InputError, match=r"is run by onnxruntime, which needs onnxruntime: pip install"):
+        open_runner(folder)
+
+
+def test_flags_that_do_not_go_together(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="precision is 'int8' with to = 'hf'"):
+        bertsmith.export(bertsmith.load(trained), out, precision="int8")
+    with pytest.raises(InputError, match="to is 'onx'; did you mean 'onnx'"):
+        bertsmith.export(bertsmith.load(trained), out, to="onx")
+    from bertsmith.commands.exchange import export_model
+
+    with pytest.raises(InputError, match="--precision is 'int8_static' and no --data is given"):
+        export_model(trained, out=out, to="onnx", precision="int8_static")
+    with pytest.raises(InputError, match="--precision is 'int8' and one --data is given"):
+        export_model(trained, out=out, to="onnx", precision="int8", data="x")
+    assert not out.exists()
+
+
+def test_the_public_name_is_the_function_whatever_was_imported_before() -> None:
+    import bertsmith.engines.artefact
+
+    assert callable(bertsmith.export)

@@ -1,0 +1,121 @@
+"""A tiny model for a task, with made-up scores and latencies, so that what a search finds is known beforehand."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bertsmith
+from bertsmith.layers.subnet import Subnet
+from bertsmith.shrinking.fit.candidates import Candidate
+from bertsmith.shrinking.fit.measure import Conditions, Timing
+from bertsmith.shrinking.fit.prepare import prepare
+from bertsmith.shrinking.fit.quality import Quality
+from bertsmith.shrinking.fit.run import Fitted, Search
+from bertsmith.shrinking.fit.settings import FitSettings
+from bertsmith.shrinking.fit.store import MEASUREMENTS, Measurements
+from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.training.starting import with_task_head
+
+LAYERS, HEADS, NEURONS = 4, 4, 64
+TEXTS = ["good words", "bad words", "awful", "fine good day", "a bad day", "fine words", "awful day", "good"]
+
+
+def write_folders(folder: Path) -> tuple[Path, Path]:
+    """A model as a fine-tuning would leave it, and data for its task."""
+    tokenizer = learn_tokenizer(TEXTS * 4, "wordpiece", 80, progress=False)
+    sizes = {"width": 16, "heads": HEADS, "layers": LAYERS, "longest": 32}
+    model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes), seed=0)
+    model.tokenizer = tokenizer
+    kept = KeptTask.parse({"task": {"kind": "classification", "labels": ["no", "yes"]}, "sequences": {"length": 16}})
+    model = with_task_head(model, kept.task.head(model.config), seed=0)
+    bertsmith.save(model, folder / "model")
+    write_kept(kept, folder / "model")
+    (folder / "data").mkdir()
+    rows = [json.dumps({"text": text, "label": "yes" if "good" in text else "no"}) + "\n" for text in TEXTS]
+    for part in ("train", "dev"):
+        (folder / "data" / f"{part}.jsonl").write_text("".join(rows), encoding="utf-8")
+    return folder / "model", folder / "data"
+
+
+class MadeUp:
+    """Times artefacts by what their config says: a millisecond, and more for each head and neuron."""
+
+    factors: Mapping[str, float] = {"float32": 1.0, "bfloat16": 1.3}
+
+    def __init__(self, noise: Sequence[float] = (1.0,)) -> None:
+        self.noise, self.calls, self.measured = noise, 0, list[Path]()
+
+    def __call__(self, folders: Sequence[Path], conditions: Conditions, runs: int, seconds: float) -> Timing:
+        factor = self.noise[self.calls % len(self.noise)] if len(folders) == 1 else 1.0
+        self.calls += 1
+        self.measured += folders
+        found = []
+        for folder in folders:
+            precision = json.loads((folder / "artefact.json").read_text())["precision"]
+            milliseconds = latency_of(folder) * self.factors[precision] * factor
+            p = {"p50": milliseconds, "p95": 1.1 * milliseconds, "mean": milliseconds, "runs": float(runs)}
+            found.append({workload.name: p for workload in conditions.workloads})
+        return Timing(found, 100 + latency_of(folders[0]), latency_of(folders[0]))
+
+
+def latency_of(folder: Path) -> float:
+    config = json.loads((folder / "config.json").read_text())["model"]["encoder"]
+    layers = config["layers"]
+    return 1.0 + sum(
+        0.1 + layer["mixer"]["heads"] / HEADS + layer["feedforward"]["neurons"] / NEURONS for layer in layers
+    )
+
+
+def score_of(subnet: Subnet) -> float:
+    """More units are better, in late layers more so."""
+    full = [bertsmith.layers.subnet.LayerCut(HEADS, NEURONS)] * LAYERS
+    return 50 + sum((1 + 0.5 * index) * (cut.heads / HEADS) ** 0.5 for index, cut in subnet.cuts(full))
+
+
+@pytest.fixture
+def made_up_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores follow from the sub-network; an artefact in bfloat16 has a point less."""
+
+    def of_subnet(self: Quality, subnet: Subnet, *, on_all: bool) -> float:
+        return score_of(subnet)
+
+    def of_artefact(self: Quality, folder: Path) -> dict[str, Any]:
+        loss = 1.0 if "bfloat16" in folder.name else 0.0
+        score = ARTEFACTS[folder.name] - loss
+        return {
+            "metric": "accuracy",
+            "score": score,
+            "figures": {"accuracy": score},
+            "interval": [score - 1, score + 1],
+        }
+
+    monkeypatch.setattr(Quality, "of_subnet", of_subnet)
+    monkeypatch.setattr(Quality, "of_artefact", of_artefact)
+    original = Candidate.name.fget
+    assert original is not None
+
+    def name(candidate: Candidate) -> str:
+        ARTEFACTS[original(candidate)] = candidate.ranking
+        return original(candidate)
+
+    monkeypatch.setattr(Candidate, "name", property(name))
+
+
+ARTEFACTS: dict[str, float] = {}
+"""The made-up scores by the names of artefacts."""
+
+
+def searched(folders: tuple[Path, Path], out: Path, measurer: Any = None, **settings: Any) -> Fitted:
+    """What a search finds with made-up measurements."""
+    model, data = folders
+    search = {"engines": ["torch"], "subnets": "even", **settings.pop("search", {})}
+    plain = {"model": str(model), "data": str(data), "search": search, **settings}
+    prepared = prepare(FitSettings.parse(plain))
+    work = out / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    store = Measurements(out / MEASUREMENTS)
+    return Search(prepared, store, work, measurer=measurer or MadeUp()).run()

@@ -1,0 +1,66 @@
+"""Budgets: what counts as kept, by how much something misses, what a budget must say."""
+
+import pytest
+
+from bertsmith.errors import InputError
+from bertsmith.shrinking.fit.budget import BudgetConfig, Costs, excess
+from bertsmith.shrinking.fit.pareto import pareto_front
+from bertsmith.shrinking.fit.settings import FitSettings
+
+
+def test_what_is_not_limited_or_not_known_does_not_count() -> None:
+    budget = BudgetConfig(latency_ms=8.0)
+    assert budget.misses(Costs(latency_ms=8.0, size_mb=1e9)) == []
+    assert budget.misses(Costs(size_mb=1.0)) == []
+
+
+def test_each_miss_says_by_how_much() -> None:
+    budget = BudgetConfig(latency_ms=8.0, size_mb=60.0, memory_mb=400.0, at_least=88.0)
+    misses = budget.misses(Costs(latency_ms=12.0, size_mb=60.1, memory_mb=300.0, score=87.5))
+    assert [miss.name for miss in misses] == ["latency", "size", "score"]
+    assert misses[0].words == "latency 12 ms instead of 8 ms (50% over)"
+    assert misses[2].words == "score 87.50 instead of 88 (0.50 too low)"
+    assert excess(misses) == pytest.approx(0.5)
+
+
+def test_slack_is_for_costs_and_not_for_the_score() -> None:
+    budget = BudgetConfig(latency_ms=10.0, at_least=88.0)
+    assert budget.misses(Costs(latency_ms=11.0, score=88.0), slack=0.2) == []
+    assert [miss.name for miss in budget.misses(Costs(latency_ms=11.0, score=87.9), slack=0.2)] == ["score"]
+
+
+def test_a_value_that_is_no_number_keeps_nothing() -> None:
+    budget = BudgetConfig(latency_ms=10.0, at_least=1.0)
+    assert len(budget.misses(Costs(latency_ms=float("nan"), score=float("nan")))) == 2
+
+
+def test_a_budget_must_be_given() -> None:
+    with pytest.raises(InputError, match=r"no budget is given.*--latency-ms"):
+        BudgetConfig(threads=2).require_any()
+    BudgetConfig(size_mb=3.0).require_any()
+
+
+@pytest.mark.parametrize(
+    ("budget", "sentence"),
+    [
+        ({"latency_ms": -1}, r"budget.latency_ms is -1: .*greater than 0"),
+        ({"percentile": 90}, r"budget.percentile is 90"),
+        ({"lengths": [0]}, r"budget.lengths.0 is 0"),
+        ({"batch": 0}, r"budget.batch is 0"),
+        ({"latencyms": 3}, r"did you mean 'latency_ms'"),
+    ],
+)
+def test_wrong_limits_are_named(budget: dict, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        FitSettings.parse({"model": "m", "data": "d", "budget": budget})
+
+
+def test_words_name_every_limit() -> None:
+    budget = BudgetConfig(latency_ms=8.0, lengths=(32, 128), batch=4, size_mb=60.0, at_least=88.0)
+    assert budget.words == "p95 ≤ 8 ms at 32 and 128 tokens in batches of 4, size ≤ 60 MB, score ≥ 88"
+
+
+def test_the_front_has_what_nothing_else_beats() -> None:
+    points = [(5, 80.0), (1, 60.0), (2, 60.0), (3, 75.0), (4, 74.0), (5, 80.0), (9, 79.0)]
+    assert pareto_front(points, lambda p: p[0], lambda p: p[1]) == [(1, 60.0), (3, 75.0), (5, 80.0)]
+    assert pareto_front([], lambda p: p[0], lambda p: p[1]) == []

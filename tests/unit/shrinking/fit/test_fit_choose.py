@@ -1,0 +1,95 @@
+"""Which candidates are tried, and when one is taken."""
+
+from random import Random
+
+import pytest
+
+from bertsmith.layers.subnet import Subnet
+from bertsmith.shrinking.fit.budget import BudgetConfig, Costs
+from bertsmith.shrinking.fit.candidates import Candidate
+from bertsmith.shrinking.fit.choose import is_better, nearest_miss, promising, verdict
+from bertsmith.shrinking.fit.ways import Way, slow_precisions
+
+
+def candidate(score: float, latency: float, size: float = 1.0, *, measured: bool = False) -> Candidate:
+    costs = Costs(latency, size, 100.0, score)
+    guess = Costs(latency, size)
+    return Candidate(Subnet(), Way("torch", "float32"), (), score, guess, costs if measured else None)
+
+
+@pytest.mark.parametrize(
+    ("latencies", "expected"),
+    [
+        ([], None),
+        ([7.0] * 4, None),
+        ([7.0, 7.1, 6.9, 7.0, 7.2], True),
+        ([7.99, 7.5, 7.98, 7.6, 7.9], None),  # all within, but their spread says that others will not be
+        ([8.1, 7.0], None),  # one may have been disturbed
+        ([8.1, 7.0, 9.0], False),
+        ([7.0, 7.1, 9.0, 7.0, 7.0, 7.1, 7.0, 7.1, 7.0, 7.0], True),
+        ([7.9, 7.9, 9.0, 7.9, 7.9, 7.9, 7.9, 7.9, 7.9, 7.9], False),
+    ],
+)
+def test_a_latency_is_kept_with_room_for_its_spread(latencies: list[float], expected: bool | None) -> None:
+    assert verdict(latencies, 8.0, 5) is expected
+
+
+def test_one_process_decides_where_one_is_asked() -> None:
+    assert verdict([7.9], 8.0, 1) is True
+    assert verdict([8.1], 8.0, 1) is False
+
+
+def test_what_is_taken_keeps_its_word() -> None:
+    """Of candidates that are taken, most keep the limit in nine of ten later processes; noise is drawn with a seed."""
+    random = Random(0)
+    kept = taken = 0
+    for _ in range(400):
+        typical, spread = random.uniform(6.5, 8.5), random.uniform(0.05, 0.6)
+
+        def process(typical: float = typical, spread: float = spread) -> float:
+            return random.gauss(typical, spread)
+
+        latencies = [process()]
+        while verdict(latencies, 8.0, 5) is None:
+            latencies.append(process())
+        if verdict(latencies, 8.0, 5):
+            taken += 1
+            kept += sum(process() <= 8.0 for _ in range(10)) >= 9
+    assert taken > 100
+    assert kept / taken > 0.93
+
+
+def test_the_best_score_comes_first_and_of_equal_ones_the_fastest() -> None:
+    few = [candidate(90, 7.0), candidate(91, 7.5), candidate(91, 6.0), candidate(95, 20.0)]
+    queue = promising(few, BudgetConfig(latency_ms=8.0), "fast", None, 0.0)
+    assert [(one.ranking, one.estimate.latency_ms) for one in queue] == [(91, 6.0), (91, 7.5), (90, 7.0)]
+
+
+def test_only_what_may_be_better_is_tried() -> None:
+    best = candidate(91, 7.0, measured=True)
+    few = [best, candidate(90.9, 1.0), candidate(91, 6.0), candidate(91.1, 7.9)]
+    assert [one.ranking for one in promising(few, BudgetConfig(latency_ms=8.0), "fast", best, 0.0)] == [91.1]
+
+
+def test_with_a_floor_the_fastest_or_the_smallest_is_wanted() -> None:
+    budget = BudgetConfig(at_least=90.0)
+    few = [candidate(95, 9.0, 5.0), candidate(90, 4.0, 9.0), candidate(89.9, 1.0, 1.0)]
+    assert [one.ranking for one in promising(few, budget, "fast", None, 0.0)] == [90, 95]
+    assert [one.ranking for one in promising(few, budget, "small", None, 0.0)] == [95, 90]
+    fast, small = candidate(90, 4.0, 9.0, measured=True), candidate(95, 9.0, 5.0, measured=True)
+    assert is_better(fast, small, budget, "fast")
+    assert is_better(small, fast, budget, "small")
+
+
+def test_the_nearest_miss_is_the_one_whose_worst_limit_is_least_exceeded() -> None:
+    budget = BudgetConfig(latency_ms=8.0, size_mb=10.0)
+    few = [candidate(99, 8.8, 40.0), candidate(70, 12.0, 9.0), candidate(80, 10.0, 12.0)]
+    assert nearest_miss(few, budget).ranking == 80
+
+
+def test_a_precision_that_does_not_pay_is_named() -> None:
+    plain, narrow = Way("torch", "float32"), Way("torch", "int8")
+    assert slow_precisions({plain: 8.0, narrow: 5.0}) == []
+    (said,) = slow_precisions({plain: 8.0, narrow: 9.1})
+    assert said.startswith("int8 is slower than float32 here in torch: 9.10 ms against 8.00 ms")
+    assert slow_precisions({narrow: 9.0}) == []

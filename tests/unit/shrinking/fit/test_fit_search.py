@@ -1,0 +1,252 @@
+"""A whole search over made-up scores and latencies: what it finds is what trying everything finds."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_fit import MadeUp, made_up_scores, searched, write_folders
+
+from bertsmith.engines.torch_engine import TorchEngine
+from bertsmith.models.build import build
+from bertsmith.models.model import Model
+from bertsmith.shrinking.fit import run
+from bertsmith.shrinking.fit.figures import fit_figures
+from bertsmith.shrinking.fit.run import Fitted
+
+__all__ = ["made_up_scores"]
+Folders = tuple[Path, Path]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_folders(tmp_path_factory.mktemp("fit"))
+
+
+def truth(found: Fitted, measurer: MadeUp) -> list[tuple[float, float, str]]:
+    """Score and latency of every candidate as they are made up, by brute force."""
+    rows = []
+    for one in found.candidates:
+        latency = 1.0 + sum(0.1 + kind.heads / 4 + kind.neurons / 64 for kind in one.kinds)
+        loss = 1.0 if one.way.precision == "bfloat16" else 0.0
+        rows.append((one.ranking - loss, 1.1 * latency * measurer.factors[one.way.precision], one.name))
+    return rows
+
+
+@pytest.mark.usefixtures("made_up_scores")
+@pytest.mark.parametrize("limit", [3.5, 5.0, 7.0, 20.0])
+@pytest.mark.parametrize("subnets", ["even", "layers"])
+def test_it_finds_what_brute_force_finds(folders: Folders, tmp_path: Path, limit: float, subnets: str) -> None:
+    measurer = MadeUp()
+    found = searched(folders, tmp_path, measurer, budget={"latency_ms": limit}, search={"subnets": subnets})
+    best = max(score for score, latency, _ in truth(found, measurer) if latency <= limit)
+    assert found.best is not None
+    assert found.best.measured is not None
+    assert found.best.measured.score == pytest.approx(best)
+    assert found.best.measured.latency_ms is not None
+    assert found.best.measured.latency_ms <= limit
+    assert found.best.way.precision == "float32"
+    assert found.folder is not None
+    assert (found.folder / "artefact.json").is_file()
+    assert len(found.best.timings) == 5
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_layers_that_differ_do_better_than_even_ones(folders: Folders, tmp_path: Path) -> None:
+    scores = {}
+    for subnets in ("even", "layers"):
+        found = searched(folders, tmp_path / subnets, budget={"latency_ms": 5.0}, search={"subnets": subnets})
+        assert found.best is not None
+        scores[subnets] = found.best.ranking
+    assert scores["layers"] > scores["even"]
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_the_fastest_that_is_good_enough(folders: Folders, tmp_path: Path) -> None:
+    measurer = MadeUp()
+    found = searched(folders, tmp_path, measurer, budget={"at_least": 54.0})
+    assert found.best is not None
+    assert found.best.measured is not None
+    fastest = min(latency for score, latency, _ in truth(found, measurer) if score >= 54.0)
+    assert found.best.measured.latency_ms == pytest.approx(fastest)
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_layers_that_differ_are_faster_and_good_enough(folders: Folders, tmp_path: Path) -> None:
+    latencies = {}
+    for subnets in ("even", "layers"):
+        found = searched(folders, tmp_path / subnets, budget={"at_least": 54.0}, search={"subnets": subnets})
+        assert found.best is not None
+        assert found.best.ranking >= 54.0
+        latencies[subnets] = found.best.costs.latency_ms or 0.0
+    assert latencies["layers"] < latencies["even"]
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_size_and_memory_are_limits(folders: Folders, tmp_path: Path) -> None:
+    free = searched(folders, tmp_path, budget={"size_mb": 1e6})
+    assert free.best is not None
+    assert free.best.measured is not None
+    assert free.best is free.reference
+    sizes = sorted(one.estimate.size_mb or 0 for one in free.candidates)
+    tight = searched(folders, tmp_path, budget={"size_mb": sizes[len(sizes) // 2]})
+    assert tight.best is not None
+    assert tight.best.measured is not None
+    assert (tight.best.measured.size_mb or 0) <= sizes[len(sizes) // 2]
+    small = searched(folders, tmp_path, budget={"memory_mb": 104.0})
+    assert small.best is not None
+    assert small.best.measured is not None
+    assert (small.best.measured.memory_mb or 0) <= 104.0
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_what_holds_only_at_times_is_not_taken(folders: Folders, tmp_path: Path) -> None:
+    """Every other process is a third slower: what is taken keeps the limit in the slow ones, too."""
+    found = searched(folders, tmp_path, MadeUp(noise=(1.0, 1.34)), budget={"latency_ms": 6.0})
+    assert found.best is not None
+    latencies = [timing["latency"]["data"]["p95"] for timing in found.best.timings]
+    assert max(latencies) <= 6.0
+    assert max(latencies) / min(latencies) > 1.3
+    assert any(one.holds is False for one in found.candidates)
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_if_nothing_fits_the_nearest_is_named(folders: Folders, tmp_path: Path) -> None:
+    measurer = MadeUp()
+    found = searched(folders, tmp_path, measurer, budget={"latency_ms": 1.0, "size_mb": 1000.0})
+    assert found.best is None
+    assert found.folder is None
+    smallest = min(latency for _, latency, _ in truth(found, measurer))
+    assert found.nearest.costs.latency_ms == pytest.approx(smallest)
+    figures = fit_figures(found)
+    assert not figures["fits"]
+    assert figures["chosen"] is None
+    assert [miss["name"] for miss in figures["misses"]] == ["latency"]
+    assert figures["nearest"]["is_measured"]
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_another_budget_measures_only_what_is_new(folders: Folders, tmp_path: Path) -> None:
+    first, again, other = MadeUp(), MadeUp(), MadeUp()
+    budget = {"latency_ms": 5.0}
+    found = searched(folders, tmp_path, first, budget=budget)
+    same = searched(folders, tmp_path, again, budget=budget)
+    assert first.calls > 0
+    assert again.calls == 0
+    assert same.measurements == 0
+    assert found.best is not None
+    assert same.best is not None
+    assert same.best.name == found.best.name
+    wider = searched(folders, tmp_path, other, budget={"latency_ms": 7.0})
+    assert wider.best is not None
+    assert 0 < other.calls < first.calls
+    assert all(len({str(path.parent)}) == 1 for path in other.measured)
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_a_search_that_is_cut_off_goes_on(folders: Folders, tmp_path: Path) -> None:
+    """Wherever it stops, all that was measured before is there, and the end is the same."""
+    budget: dict[str, Any] = {"latency_ms": 5.0}
+    whole = MadeUp()
+    straight = searched(folders, tmp_path / "straight", whole, budget=budget)
+
+    class Stopped(MadeUp):
+        def __call__(self, *arguments: Any) -> Any:
+            if self.calls == self.last:
+                raise KeyboardInterrupt
+            return super().__call__(*arguments)
+
+        last = 0
+
+    for last in range(1, whole.calls, 5):
+        out = tmp_path / str(last)
+        stopped, rest = Stopped(), MadeUp()
+        stopped.last = last
+        with pytest.raises(KeyboardInterrupt):
+            searched(folders, out, stopped, budget=budget)
+        found = searched(folders, out, rest, budget=budget)
+        assert rest.calls == whole.calls - last
+        assert found.best is not None
+        assert straight.best is not None
+        assert found.best.name == straight.best.name
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_figures_tell_of_every_candidate(folders: Folders, tmp_path: Path) -> None:
+    found = searched(folders, tmp_path, budget={"latency_ms": 5.0})
+    figures = fit_figures(found)
+    assert found.best is not None
+    assert figures["fits"]
+    assert figures["chosen"]["name"] == found.best.name
+    assert figures["score"] == figures["chosen"]["score"] == found.best.judged["score"]
+    assert len(figures["candidates"]) == len(found.candidates) == 24
+    assert figures["chosen"]["name"] in figures["front"]
+    assert any("bfloat16 is slower than float32 here in torch" in notice for notice in figures["notices"])
+    assert any("not elastic" in notice for notice in figures["notices"])
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_a_busy_machine_is_noticed(folders: Folders, tmp_path: Path) -> None:
+    class Busy(MadeUp):
+        def __call__(self, *arguments: Any) -> Any:
+            return replace(super().__call__(*arguments), processor_share=0.4)
+
+    budget = {"latency_ms": 5.0}
+    calm = searched(folders, tmp_path / "calm", budget=budget)
+    assert not any("other programs" in notice for notice in calm.notices)
+    busy = searched(folders, tmp_path / "busy", Busy(), budget=budget)
+    assert any("other programs had the processor for up to 60% of the time" in notice for notice in busy.notices)
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_a_way_that_fails_is_left_out(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an engine raises where it cannot write a network: the others go on, and the page says so."""
+    write = TorchEngine.write
+
+    def fragile(self: TorchEngine, model: Any, folder: Path, precision: str, samples: Any = ()) -> None:
+        if precision == "bfloat16":
+            raise KeyError("no such operator")
+        write(self, model, folder, precision, samples)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TorchEngine, "write", fragile)
+    found = searched(folders, tmp_path, budget={"latency_ms": 5.0})
+    assert found.best is not None
+    assert {one.way.precision for one in found.candidates} == {"float32"}
+    assert "torch bfloat16 is left out: 'no such operator'" in found.notices
+
+
+@pytest.mark.usefixtures("made_up_scores")
+@pytest.mark.parametrize("asked", ["keep", "auto", "cut"])
+def test_the_vocabulary_is_cut_where_size_demands_it(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    def cut_model(model: Model, *_: Any) -> tuple[Model, str]:
+        encoder = model.config.encoder.changed(vocabulary=model.config.encoder.vocabulary - 40)
+        small = build(model.config.changed(encoder=encoder), seed=0)
+        small.tokenizer = model.tokenizer
+        return small, "cut"
+
+    monkeypatch.setattr(run, "cut_model", cut_model)
+    monkeypatch.setattr(run, "missing_cut", lambda: None)
+    ways: dict[str, Any] = {"precisions": ["float32"], "vocabulary": asked}
+    roomy = searched(folders, tmp_path, budget={"size_mb": 1000.0}, search=ways)
+    assert ("cut" in roomy.notices) == (asked == "cut")
+    smallest = min(one.estimate.size_mb or 0.0 for one in roomy.candidates if one.way.vocabulary == "whole")
+    tight = searched(folders, tmp_path, budget={"size_mb": 0.98 * smallest}, search=ways)
+    if asked == "keep":
+        assert tight.best is None
+        return
+    assert tight.best is not None
+    assert tight.best.way.vocabulary == "cut"
+    rows = {(row["vocabulary"], row["network"]): row["parameters"] for row in fit_figures(tight)["candidates"]}
+    assert rows["cut", "whole network"] == rows["whole", "whole network"] - 40 * 16
+
+
+@pytest.mark.usefixtures("made_up_scores")
+def test_a_vocabulary_that_cannot_be_cut_is_told_of(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "missing_cut", lambda: "for a reason")
+    found = searched(folders, tmp_path, budget={"size_mb": 1.0}, search={"vocabulary": "cut"})
+    assert "the vocabulary is not cut: for a reason" in found.notices
+    assert {one.way.vocabulary for one in found.candidates} == {"whole"}

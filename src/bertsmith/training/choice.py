@@ -5,7 +5,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from bertsmith.errors import InputError
-from bertsmith.models.build import build
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.build import build, extract
 from bertsmith.models.config import GeneratorConfig, ModelConfig
 from bertsmith.models.generator import attach, generator_of, part_of, unfold
 from bertsmith.models.heads import HEADS, HeadConfig
@@ -30,6 +31,8 @@ class NetworkChoice(Record):
     """A config written out, instead of a preset."""
     folder: str | None = None
     """A model folder, ours or Hugging Face's, to go on from, instead of fresh weights."""
+    subnet: Subnet | None = None
+    """The part of the folder's model to go on from, such as every second layer: subnet.depth = 0.5; None for all."""
 
     @model_validator(mode="after")
     def _check_one(self) -> "NetworkChoice":
@@ -39,6 +42,8 @@ class NetworkChoice(Record):
         fixed = [name for name in self.overrides if name != "dropout"]
         if self.folder is not None and fixed:
             raise ValueError(f"overrides.{fixed[0]} belongs to the weights of the folder; allowed: overrides.dropout")
+        if self.subnet is not None and self.folder is None:
+            raise ValueError("subnet cuts the model of a folder; give folder")
         if self.network is not None and self.overrides:
             raise ValueError("overrides change a preset or a folder; write them into the network")
         return self
@@ -108,6 +113,8 @@ def continued(
     folder = choice.folder
     assert folder is not None
     model = read_folder(folder, choice.overrides.get("dropout"))
+    if choice.subnet is not None:
+        model = extract(model, choice.subnet)
     if tokenizer is not None:
         notices += fit_tokenizer(model, tokenizer, folder)
     model, said = fit_heads(model, with_heads(model.config, heads), folder, seed=seed)

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from bertsmith.models.heads.base import HeadConfig
+from bertsmith.models.heads.distillation import TeacherWidthConfig
 from bertsmith.models.heads.exits import ExitsConfig
 from bertsmith.models.heads.pretraining import (
     MaskDecoderConfig,
@@ -22,6 +23,7 @@ HEADS: dict[str, type[HeadConfig]] = {
     "next_sentence": NextSentenceConfig,
     "replaced_tokens": ReplacedTokensConfig,
     "mask_decoder": MaskDecoderConfig,
+    "teacher_width": TeacherWidthConfig,
     **TASK_HEADS,
     "exits": ExitsConfig,
 }
@@ -42,4 +44,5 @@ __all__ = [
     "SequenceHeadConfig",
     "TaskHead",
     "TaskHeadConfig",
+    "TeacherWidthConfig",
 ]

@@ -52,7 +52,7 @@ def fit_command(record: "ElasticRecord", out: Path, data: str | None = None) -> 
     """The command that fits an elastic model to half the latency of the whole one."""
     from bertsmith.report.elastic import largest
 
-    budget = f"{largest(record).latency_ms / 2:.2g}"
+    budget = f"{float(f'{largest(record).latency_ms / 2:.2g}'):g}"
     where = "DATA" if data is None else shlex.quote(data)
     target = shlex.quote(f"{out}-fit")
     return f"bertsmith fit {shlex.quote(str(out))} --data {where} --latency-ms {budget} --out {target}"

@@ -57,7 +57,8 @@ STYLE = """
 .sizes small { display: flex; flex-wrap: wrap; gap: 0 12px; font-size: 12.5px; margin-top: 3px; opacity: .82; }
 .sizes small span { white-space: nowrap; }
 .trade .line { fill: none; stroke-width: 2; stroke-linejoin: round; vector-effect: non-scaling-stroke; }
-.trade .mark:hover { r: revert-layer; }
+.trade .size { stroke: transparent; stroke-width: 12; }
+.trade .size:hover { stroke: var(--ink); stroke-width: 1.5; }
 .pair .panel { min-width: 0; }
 .next { margin-top: 16px; }
 @media (max-width: 640px) { .sizes th { padding: 2px; } .sizes td { padding: 8px; } .sizes b { font-size: 17px; }
@@ -226,7 +227,7 @@ def _trade(record: ElasticRecord, x_label: str, cost: Callable[[MemberFigures], 
                 f'cx="{plane.across(cost(member))}%" cy="{plane.down(member.score)}" r="{2.5 + 4 * member.width:.2f}"'
             )
             parts.append(
-                f'<circle class="mark" style="fill:{colour(number)}" {place}><title>{escape(told)}</title></circle>'
+                f'<circle class="size" style="fill:{colour(number)}" {place}><title>{escape(told)}</title></circle>'
             )
     label = escape(f"{metric} by {x_label} of {len(points)} sub-networks")
     return (

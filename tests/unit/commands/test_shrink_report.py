@@ -51,6 +51,8 @@ def test_no_share_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_lines_to_go_on_can_be_pasted() -> None:
     strange = Path('a "b" c')
     assert fit_command(record(), strange).startswith("bertsmith fit 'a \"b\" c' --data DATA --latency-ms 5 ")
+    slow = [{**member.plain(), "latency_ms": 6543.0} for member in record().grid]
+    assert " --latency-ms 3300 " in fit_command(record(grid=slow), strange)
     line = load_line(record(depth_rule="drop_last"), strange)
     assert line == ('bertsmith.load("a \\"b\\" c", subnet=bertsmith.Subnet(width=1, depth=1, depth_rule="drop_last"))')
     compile(line, "line", "eval")

@@ -1,9 +1,9 @@
 """Elastic training from its settings: importance, rewiring, the stages, and what they leave."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bertsmith.commands.finetune_task import Tables
 from bertsmith.commands.run import RECIPE, check_same, print_explanation
@@ -14,17 +14,22 @@ if TYPE_CHECKING:
     from bertsmith.models.model import Model
     from bertsmith.shrinking.elastic import ElasticSettings, Stage
     from bertsmith.shrinking.grid_judge import Member
+    from bertsmith.shrinking.prune.settings import PruneSettings
     from bertsmith.shrinking.rewire import Orders
     from bertsmith.tasks.base import Judgement
+    from bertsmith.training.trainer import Trainer
 
 REWIRED = "rewired"
 
 
+Settings = TypeVar("Settings", "ElasticSettings", "PruneSettings")
+
+
 @dataclass(frozen=True)
-class Work:
+class Work(Generic[Settings]):
     """What all stages have in common."""
 
-    settings: "ElasticSettings"
+    settings: Settings
     out: Path
     teacher: "Model"
     train: tuple[Sequence[Any], "Features"]
@@ -34,9 +39,10 @@ class Work:
     is_main: bool
 
 
-def elastic_settings(plain: dict[str, Any], columns: Sequence[str], *, source: str) -> tuple["ElasticSettings", Tables]:
-    """The settings with the task of the fine-tuned model, and its data."""
-    from bertsmith.shrinking.elastic import ElasticSettings
+def shrink_settings(
+    kind: type[Settings], plain: dict[str, Any], columns: Sequence[str], *, source: str
+) -> tuple[Settings, Tables]:
+    """The settings of a method with the task of the fine-tuned model, and its data."""
     from bertsmith.tasks.held_out import held_out
     from bertsmith.tasks.parts import task_parts
     from bertsmith.tasks.predictor import read_kept
@@ -56,7 +62,7 @@ def elastic_settings(plain: dict[str, Any], columns: Sequence[str], *, source: s
         notices.append(said)
     own = {"task": task.plain(), "sequences": kept.sequences.plain()}
     plain = _with_defaults({**plain, **{name: value for name, value in own.items() if name not in plain}}, folder)
-    return ElasticSettings.parse(plain, source=source), Tables(train, dev, tuple(notices))
+    return kind.parse(plain, source=source), Tables(train, dev, tuple(notices))
 
 
 def _with_defaults(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -84,20 +90,35 @@ def shrink_elastic(
     force: bool = False,
 ) -> dict[str, Any]:
     """Carries out all stages; returns the figures of the whole."""
+    if explain:
+        return print_explanation(settings, _costs(settings, fine_tuned(settings), len(tables.train)))
+    return _stages(begun(settings, tables, out, device=device, resume=resume, force=force), tables.notices)
+
+
+def fine_tuned(settings: "ElasticSettings | PruneSettings") -> "Model":
+    """The model to begin with; a sentence if it has no task."""
+    from bertsmith.checkpoint.store import load
+    from bertsmith.shrinking.elastic import steady
+
+    model = steady(load(settings.model))
+    model.task_head  # noqa: B018 (a sentence if there is none)
+    return model
+
+
+def begun(
+    settings: Settings, tables: Tables, out: Path, *, device: str, resume: bool = False, force: bool = False
+) -> Work[Settings]:
+    """The work of a run whose folder is there, made now or found, with its recipe in it."""
     from accelerate import PartialState
 
-    from bertsmith.checkpoint.store import load
     from bertsmith.commands.output import check_out, claim
-    from bertsmith.shrinking.elastic import encoded, steady
+    from bertsmith.shrinking.elastic import encoded
     from bertsmith.toml import read_toml, to_toml
     from bertsmith.training.finetuning import processes_of
     from bertsmith.training.hardware import device_type
 
     examples = {name: settings.task.examples(table) for name, table in (("train", tables.train), ("dev", tables.dev))}
-    teacher = steady(load(settings.model))
-    teacher.task_head  # noqa: B018 (a sentence if there is none)
-    if explain:
-        return print_explanation(settings, _costs(settings, teacher, len(examples["train"])))
+    teacher = fine_tuned(settings)
     processes = processes_of(device)
     state = PartialState(cpu=device_type(device) == "cpu" or None)
     inputs = [path for path in (Path(settings.model), Path(str(settings.data))) if path.exists()]
@@ -112,11 +133,10 @@ def shrink_elastic(
         claim(out, force, *inputs)
         (out / RECIPE).write_text(to_toml(settings.plain()), encoding="utf-8")
     state.wait_for_everyone()
-    work = Work(settings, out, teacher.to(device_type(device)), train, dev, device, processes, state.is_main_process)
-    return _stages(work, tables.notices)
+    return Work(settings, out, teacher.to(device_type(device)), train, dev, device, processes, state.is_main_process)
 
 
-def _stages(work: Work, notices: Sequence[str]) -> dict[str, Any]:
+def _stages(work: "Work[ElasticSettings]", notices: Sequence[str]) -> dict[str, Any]:
     from rich.console import Console
 
     console = Console(quiet=not work.is_main)
@@ -139,7 +159,7 @@ def _stages(work: Work, notices: Sequence[str]) -> dict[str, Any]:
     return _finish(work, student, seconds) if work.is_main else {"is_finished": True}
 
 
-def _rewired(work: Work) -> "Model":
+def _rewired(work: "Work[ElasticSettings]") -> "Model":
     """The model with its units in order, from the folder where an interrupted run left it or made now."""
     from accelerate import PartialState
 
@@ -174,30 +194,42 @@ def _lists(tensors: Sequence[Any]) -> list[list[Any]]:
     return [tensor.tolist() for tensor in tensors]
 
 
-def _stage(work: Work, stage: "Stage", student: "Model", teacher: "Model") -> tuple["Model | None", float]:
+def _stage(
+    work: "Work[ElasticSettings]", stage: "Stage", student: "Model", teacher: "Model"
+) -> tuple["Model | None", float]:
     """The model after a stage and the seconds it took; None where it was asked to stop."""
+    from bertsmith.shrinking.elastic import make_stage
+
+    def make(folder: Path) -> "Trainer":
+        return make_stage(
+            work.settings,
+            stage,
+            student,
+            teacher,
+            work.train,
+            work.dev,
+            folder,
+            processes=work.processes,
+            device=work.device,
+        )
+
+    return learned(work, work.out / stage, make)
+
+
+def learned(work: Work[Any], folder: Path, make: Callable[[Path], "Trainer"]) -> tuple["Model | None", float]:
+    """The model that a training in a folder gives and the seconds it took, found there if it is done; None where it was
+    asked to stop."""
     import shutil
 
     from bertsmith.checkpoint.files import NewFolder, read_json, write_json
     from bertsmith.checkpoint.store import load, write_model
-    from bertsmith.shrinking.elastic import make_stage
     from bertsmith.training.faults import explained
 
-    folder, done = work.out / stage, work.out / stage / "model"
+    done = folder / "model"
     if done.is_dir():
         return load(done), float(read_json(done / "stage.json")["seconds"])
-    folder.mkdir(exist_ok=True)
-    trainer = make_stage(
-        work.settings,
-        stage,
-        student,
-        teacher,
-        work.train,
-        work.dev,
-        folder,
-        processes=work.processes,
-        device=work.device,
-    )
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer = make(folder)
     with explained(work.out):
         progress = trainer.run(resume=(folder / "checkpoints").is_dir())
         if trainer.is_finished and work.is_main:
@@ -210,7 +242,7 @@ def _stage(work: Work, stage: "Stage", student: "Model", teacher: "Model") -> tu
     return (load(done) if is_finished else None), progress.seconds
 
 
-def _members(work: Work, model: "Model") -> list["Member"]:
+def _members(work: "Work[ElasticSettings]", model: "Model") -> list["Member"]:
     """Every sub-network of the grid with its score, as the stages that were carried out leave it."""
     from bertsmith.shrinking.grid_judge import GridJudge
 
@@ -221,14 +253,14 @@ def _members(work: Work, model: "Model") -> list["Member"]:
     return judge.members(model.to(work.teacher.device).eval())
 
 
-def _is_better(work: Work, model: "Model", other: "Model") -> bool:
+def _is_better(work: "Work[ElasticSettings]", model: "Model", other: "Model") -> bool:
     from statistics import fmean
 
     mine, theirs = (fmean(m.judgement.score for m in _members(work, one)) for one in (model, other))
     return mine > theirs
 
 
-def _finish(work: Work, model: "Model", seconds: float) -> dict[str, Any]:
+def _finish(work: "Work[ElasticSettings]", model: "Model", seconds: float) -> dict[str, Any]:
     """Writes the elastic model, the record of its sub-networks and the figures; returns these."""
     import shutil
     from statistics import fmean

@@ -16,7 +16,6 @@ from bertsmith.models.vocabulary import add_tokens
 from bertsmith.text.kinship import first_difference, new_pieces
 from bertsmith.text.tokenizer import Tokenizer
 
-
 OF_A_FOLDER = ("dropout", "layer_drop")
 """What can be overridden of a model that has weights: how it is trained, not what it is."""
 

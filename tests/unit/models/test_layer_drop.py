@@ -1,5 +1,7 @@
 """LayerDrop: whole layers left out in training by chance, none of them in evaluation."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ def small(layer_drop: float, layers: int = 4) -> Model:
 def dropped(model: Model, tokens: Tensor, layout: SequenceLayout) -> list[bool]:
     """Which layers a pass of the encoder left out."""
     trail = model.encoder.run(tokens, layout, with_trail=True).trail
-    return [torch.equal(entered, left) for entered, left in zip(trail, trail[1:], strict=False)]
+    return [torch.equal(entered, left) for entered, left in pairwise(trail)]
 
 
 def test_each_layer_is_left_out_as_often_as_asked() -> None:

@@ -1,4 +1,4 @@
-"""Runs that leave layers out: the same when interrupted, the same packed and padded, in pre-training and from folders."""
+"""Runs that leave layers out: the same when interrupted, packed and padded, in pre-training and from folders."""
 
 from pathlib import Path
 

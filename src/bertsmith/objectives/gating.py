@@ -1,0 +1,85 @@
+"""Learn a task and, with it, which heads and neurons it can do without: gates under an L0 constraint."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bertsmith.batches.examples import TaskBatch
+from bertsmith.models.heads.gates import UnitGates
+from bertsmith.models.model import Model
+from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Term
+from bertsmith.objectives.supervised import Supervised
+
+
+@dataclass(frozen=True)
+class Gating(Objective[TaskBatch, TaskBatch]):
+    """The task's loss through gates that are drawn for every micro-batch, plus pressure until enough of them close.
+
+    The pressure is that of a Lagrangian (Xia et al. 2022, CoFi): λ₁ gap + λ₂ gap², gap being the expected share of open
+    gates less the target; weights and gates go down the gradient of it, the multipliers up.
+    """
+
+    task: Supervised
+    heads: float
+    """The share of the heads that shall stay open."""
+    neurons: float
+    rate: float = 1.0
+    """The learning rate of gates and multipliers as a share of the run's."""
+    strength: float = 1.0
+    """What the pressure is multiplied by."""
+
+    @property
+    def terms(self) -> dict[str, Term]:  # type: ignore[override]
+        return {**self.task.terms, "size": Term(("heads_open", "neurons_open"))}
+
+    def to(self, device: torch.device | str) -> "Gating":
+        return replace(self, task=self.task.to(device))
+
+    def prepare(self, batch: TaskBatch, seed: int) -> TaskBatch:
+        return batch
+
+    def counts(self, prepared: TaskBatch) -> dict[str, Tensor]:
+        return {**self.task.counts(prepared), "size": torch.ones((), device=prepared.item.device)}
+
+    def __call__(self, model: Model, prepared: TaskBatch) -> dict[str, Sums]:
+        gates = unit_gates(model)
+        said = model.observed(
+            prepared.tokens, prepared.layout, prepared.types, gates=gates.drawn(), with_trail=False
+        ).outputs
+        return {"task": self.task.sums(said, prepared), "size": self._size(gates)}
+
+    def for_evaluation(self) -> Supervised:
+        return self.task.for_evaluation()
+
+    def portions(self, model: Model) -> list[Portion]:
+        """The task's own, and the gates apart: their gradients are of another size, and so is their learning rate."""
+        gates = tuple(unit_gates(model).parameters())
+        apart = {id(parameter) for parameter in gates}
+        others = [
+            Portion(
+                tuple(
+                    Group(tuple(parameter for parameter in group.parameters if id(parameter) not in apart), group.rate)
+                    for group in portion.groups
+                )
+            )
+            for portion in self.task.portions(model)
+        ]
+        return [*others, Portion.of(gates, self.rate)]
+
+    def _size(self, gates: UnitGates) -> Sums:
+        heads, neurons = gates.expected_open()
+        gaps = torch.stack([heads - self.heads, neurons - self.neurons])
+        # the gradient of the multipliers is turned round: what they weigh down, they grow with
+        pressure = (2 * gates.pressure.detach() - gates.pressure).unflatten(0, (2, 2))
+        loss = self.strength * (pressure[:, 0] * gaps + pressure[:, 1] * gaps.square()).sum()
+        one = torch.ones((), device=loss.device)
+        figures = {"heads_open": Share(heads.detach(), one), "neurons_open": Share(neurons.detach(), one)}
+        return Sums(loss, figures)
+
+
+def unit_gates(model: Model) -> UnitGates:
+    """The gates of a model that learns some."""
+    gates = model.head("gates")
+    assert isinstance(gates, UnitGates)
+    return gates

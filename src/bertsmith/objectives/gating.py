@@ -16,8 +16,9 @@ from bertsmith.objectives.supervised import Supervised
 class Gating(Objective[TaskBatch, TaskBatch]):
     """The task's loss through gates that are drawn for every micro-batch, plus pressure until enough of them close.
 
-    The pressure is that of a Lagrangian (Xia et al. 2022, CoFi): λ₁ gap + λ₂ gap², gap being the expected share of open
-    gates less the target; weights and gates go down the gradient of it, the multipliers up.
+    The pressure is strength · units · (expected share of open gates − the share that shall stay)², for heads and for
+    neurons. It lets go as the share is reached, and the gates are left to the task: those it needs open further, and
+    others close for them. (Multipliers that learn, as in CoFi, overshoot in the few steps of a fine-tuning.)
     """
 
     task: Supervised
@@ -25,9 +26,8 @@ class Gating(Objective[TaskBatch, TaskBatch]):
     """The share of the heads that shall stay open."""
     neurons: float
     rate: float = 1.0
-    """The learning rate of gates and multipliers as a share of the run's."""
+    """The learning rate of the gates as a share of the run's."""
     strength: float = 1.0
-    """What the pressure is multiplied by."""
 
     @property
     def terms(self) -> dict[str, Term]:  # type: ignore[override]
@@ -69,10 +69,9 @@ class Gating(Objective[TaskBatch, TaskBatch]):
 
     def _size(self, gates: UnitGates) -> Sums:
         heads, neurons = gates.expected_open()
-        gaps = torch.stack([heads - self.heads, neurons - self.neurons])
-        # the gradient of the multipliers is turned round: what they weigh down, they grow with
-        pressure = (2 * gates.pressure.detach() - gates.pressure).unflatten(0, (2, 2))
-        loss = self.strength * (pressure[:, 0] * gaps + pressure[:, 1] * gaps.square()).sum()
+        # by unit, so that the pressure on one of them does not depend on how many there are
+        gaps = (sum(map(len, gates.heads)), heads - self.heads), (sum(map(len, gates.neurons)), neurons - self.neurons)
+        loss = torch.stack([self.strength * units * gap.square() for units, gap in gaps]).sum()
         one = torch.ones((), device=loss.device)
         figures = {"heads_open": Share(heads.detach(), one), "neurons_open": Share(neurons.detach(), one)}
         return Sums(loss, figures)

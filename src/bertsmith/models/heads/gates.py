@@ -56,7 +56,7 @@ class GatesConfig(HeadConfig):
 
 
 class UnitGates(nn.Module):
-    """The locations of all gates, and how hard they are pressed to close."""
+    """The locations of all gates."""
 
     def __init__(self, heads: tuple[int, ...], neurons: tuple[int, ...], layers: int, start: float) -> None:
         super().__init__()
@@ -65,13 +65,10 @@ class UnitGates(nn.Module):
             nn.ParameterList([nn.Parameter(torch.full((count,), start)) for count in counts])
             for counts in (heads, neurons)
         )
-        self.pressure = nn.Parameter(torch.zeros(4))
-        """Multipliers of the gap between how many units are open and how many shall be, and of its square: for heads,
-        then for neurons."""
 
     @torch.no_grad()
     def initialise(self, deviation: float, generator: torch.Generator | None) -> None:
-        """All gates begin alike, under no pressure."""
+        """All gates begin alike."""
         for location in (*self.heads, *self.neurons):
             location.fill_(self.start)
 

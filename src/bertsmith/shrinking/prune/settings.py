@@ -50,10 +50,10 @@ class GateLearning(Record):
 
     epochs: float | None = Field(default=None, gt=0)
     """Of learning weights and gates together; None for run.epochs."""
-    learning_rate: float = Field(default=0.05, gt=0)
-    """Of the gates and of the pressure on them."""
-    strength: float = Field(default=10.0, gt=0)
-    """What the pressure is multiplied by: more closes the gates in fewer steps, and with less regard to the task."""
+    learning_rate: float = Field(default=0.1, gt=0)
+    """Of the gates."""
+    strength: float = Field(default=0.01, gt=0)
+    """How hard gates are pressed to close while too many are open."""
 
 
 class RecoveryConfig(Record):

@@ -92,7 +92,17 @@ def shrink_elastic(
     """Carries out all stages; returns the figures of the whole."""
     if explain:
         return print_explanation(settings, _costs(settings, fine_tuned(settings), len(tables.train)))
-    return _stages(begun(settings, tables, out, device=device, resume=resume, force=force), tables.notices)
+    figures = _stages(begun(settings, tables, out, device=device, resume=resume, force=force), tables.notices)
+    end_together()
+    return figures
+
+
+def end_together() -> None:
+    """Nothing; the processes of a command that has trained for the last time part."""
+    from accelerate import PartialState
+
+    PartialState().wait_for_everyone()
+    PartialState().destroy_process_group()
 
 
 def fine_tuned(settings: "ElasticSettings | PruneSettings") -> "Model":
@@ -238,7 +248,8 @@ def learned(work: Work[Any], folder: Path, make: Callable[[Path], "Trainer"]) ->
                 write_json(new / "stage.json", {"seconds": progress.seconds})
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     is_finished = trainer.is_finished
-    trainer.close()
+    trainer.engine.accelerator.wait_for_everyone()  # the others read what the main process has written
+    trainer.close(is_last=False)
     return (load(done) if is_finished else None), progress.seconds
 
 

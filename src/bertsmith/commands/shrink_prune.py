@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertsmith.commands.finetune_task import Tables
 from bertsmith.commands.run import print_explanation
-from bertsmith.commands.shrink_elastic import Work, begun, fine_tuned, learned
+from bertsmith.commands.shrink_elastic import Work, begun, end_together, fine_tuned, learned
 
 if TYPE_CHECKING:
     from bertsmith.models.model import Model
@@ -36,7 +36,9 @@ def shrink_prune(
     if explain:
         return print_explanation(settings, _costs(settings, selector, len(tables.train)))
     work = begun(settings, tables, out, device=device, resume=resume, force=force)
-    return _carried_out(work, tables.notices)
+    figures = _carried_out(work, tables.notices)
+    end_together()
+    return figures
 
 
 def _selector(settings: "PruneSettings", model: "Model") -> "Selector":

@@ -114,6 +114,7 @@ def test_a_cut_model_is_the_model_with_its_settled_gates(preset: str, more: dict
     torch.testing.assert_close(settled(model).outputs(given.tokens, given.layout), expected, rtol=0, atol=1e-5)
 
 
+@torch.no_grad()
 def test_magnitude_is_the_norm_of_a_unit_s_weights() -> None:
     model = tiny()
     found = magnitude(model)

@@ -77,8 +77,9 @@ def shrink(
         Replace an earlier run in --out.
     """
     from bertsmith.commands.run import recipe_of
-    from bertsmith.commands.shrink_elastic import shrink_elastic, shrink_settings
+    from bertsmith.commands.shrink_elastic import shrink_elastic
     from bertsmith.commands.shrink_prune import shrink_prune
+    from bertsmith.commands.shrink_work import shrink_settings
     from bertsmith.shrinking.elastic import ElasticSettings
     from bertsmith.shrinking.prune.settings import PruneSettings
     from bertsmith.toml import override

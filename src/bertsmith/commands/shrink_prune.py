@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertsmith.commands.finetune_task import Tables
 from bertsmith.commands.run import print_explanation
-from bertsmith.commands.shrink_elastic import Work, begun, end_together, fine_tuned, learned
+from bertsmith.commands.shrink_work import Work, begun, end_together, fine_tuned, learned
 
 if TYPE_CHECKING:
     from bertsmith.models.model import Model

@@ -1,11 +1,12 @@
 """`bertsmith shrink`: a fine-tuned model → one that is smaller, or that can be cut to any size."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from bertsmith.errors import InputError, nearest
 
-METHODS = ("elastic", "exits")
+METHODS = ("elastic", "prune", "exits", "vocabulary")
 
 
 def shrink(
@@ -17,6 +18,9 @@ def shrink(
     recipe: Path | None = None,
     widths: list[float] | None = None,
     depths: list[float] | None = None,
+    keep: float | None = None,
+    pieces: int | None = None,
+    rank: int | None = None,
     tolerance: float | None = None,
     epochs: float | None = None,
     learning_rate: float | None = None,
@@ -29,12 +33,13 @@ def shrink(
     resume: bool = False,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Make a fine-tuned model elastic: one set of weights that works at every width and depth (DynaBERT).
+    """Make a fine-tuned model elastic, so that it works at every width and depth (DynaBERT), or prune it.
 
-    Heads and neurons are put in the order of their importance; then sub-networks of all widths, and of all widths and
-    depths, learn from the fine-tuned model. bertsmith.load(OUT, subnet=...) and bertsmith fit take out any of them.
-    With --method exits the model gets small heads on the way instead, and answers what it is sure of after a few
-    layers.
+    Elastic, heads and neurons are put in the order of their importance; then sub-networks of all widths, and of all
+    widths and depths, learn from the fine-tuned model. bertsmith.load(OUT, subnet=...) and bertsmith fit take out any
+    of them. Pruned, it loses the heads and neurons it needs least, for good, and learns to do without them. With exits
+    it gets small heads on the way, and answers what it is sure of after a few layers. Its vocabulary can be cut to the
+    pieces its texts use.
 
     Parameters
     ----------
@@ -44,16 +49,22 @@ def shrink(
         Its data: a folder with train.jsonl and dev.jsonl (or .csv, .tsv, .parquet), one such file, or a name on the
         hub.
     out
-        The folder to write: the elastic model, elastic.json with all sub-networks and their figures, report.html,
-        result.json and recipe.toml.
+        The folder to write: the model, recipe.toml, result.json, and what is known of its units: elastic.json with all
+        sub-networks, or pruned.json with those that stayed.
     method
-        How: "elastic" if not given, or "exits".
+        How: "elastic" if not given, "prune", "exits" or "vocabulary".
     recipe
         A TOML file with the settings. With --resume the run's own recipe is used.
     widths
         Shares of heads and neurons, such as 1 0.75 0.5 0.25 (grid.widths).
     depths
         Shares of layers, such as 1 0.75 0.5 (grid.depths).
+    keep
+        To prune: the share of heads and of neurons that stays (prune.keep).
+    pieces
+        With --method vocabulary: the most pieces that stay (vocabulary.pieces); all that the texts use if not given.
+    rank
+        With --method vocabulary: the rank of the token table as a product of two (vocabulary.rank).
     tolerance
         With --method exits: how many points of the score early answers may cost on dev (leave.tolerance).
     epochs
@@ -78,7 +89,15 @@ def shrink(
         Replace an earlier run in --out.
     """
     from bertsmith.commands.run import recipe_of
-    from bertsmith.commands.shrink_elastic import elastic_settings, shrink_elastic
+    from bertsmith.commands.shrink_elastic import shrink_elastic
+    from bertsmith.commands.shrink_exits import shrink_exits
+    from bertsmith.commands.shrink_prune import shrink_prune
+    from bertsmith.commands.shrink_vocabulary import shrink_vocabulary
+    from bertsmith.commands.shrink_work import shrink_settings
+    from bertsmith.shrinking.elastic import ElasticSettings
+    from bertsmith.shrinking.exits import ExitSettings
+    from bertsmith.shrinking.prune.settings import PruneSettings
+    from bertsmith.shrinking.vocabulary import CutSettings
     from bertsmith.toml import override
 
     out = Path(out)
@@ -90,10 +109,24 @@ def shrink(
     chosen = plain.setdefault("method", "elastic")
     if chosen not in METHODS:
         raise InputError(f"--method is {chosen!r}; {nearest(str(chosen), METHODS)}")
+    own = {
+        "widths": ("elastic", widths),
+        "depths": ("elastic", depths),
+        "keep": ("prune", keep),
+        "tolerance": ("exits", tolerance),
+        "pieces": ("vocabulary", pieces),
+        "rank": ("vocabulary", rank),
+    }
+    for name, (others, value) in own.items():
+        if value is not None and chosen != others:
+            raise InputError(f"--{name} is given with --method {chosen}; allowed: with --method {others}")
     flags = {
-        "leave.tolerance": tolerance,
         "grid.widths": widths,
         "grid.depths": depths,
+        "prune.keep": keep,
+        "leave.tolerance": tolerance,
+        "vocabulary.pieces": pieces,
+        "vocabulary.rank": rank,
         "run.epochs": epochs,
         "optimizer.learning_rate": learning_rate,
         "batch.examples": batch,
@@ -102,10 +135,13 @@ def shrink(
     short = [f"{path}={value}" for path, value in flags.items() if value is not None]
     plain = override(plain, [*(set or []), *short])
     source = str(recipe or "settings")
+    ways: dict[str, Any] = {"device": device, "explain": explain, "resume": resume, "force": force}
+    read = partial(shrink_settings, plain=plain, columns=column or [], source=source)
+    if chosen == "prune":
+        return shrink_prune(*read(PruneSettings), out, **ways)
     if chosen == "exits":
-        from bertsmith.commands.shrink_exits import exit_settings, shrink_exits
-
-        exits, tables = exit_settings(plain, column or [], source=source)
-        return shrink_exits(exits, tables, out, device=device, explain=explain, resume=resume, force=force)
-    settings, tables = elastic_settings(plain, column or [], source=source)
-    return shrink_elastic(settings, tables, out, device=device, explain=explain, resume=resume, force=force)
+        # fresh heads alone take a higher rate than an encoder that was trained
+        return shrink_exits(*read(ExitSettings, goes_on=plain.get("encoder") == "joint"), out, **ways)
+    if chosen == "vocabulary":
+        return shrink_vocabulary(*read(CutSettings, goes_on=False), out, **ways)
+    return shrink_elastic(*read(ElasticSettings), out, **ways)

@@ -6,25 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from bertsmith.commands.finetune_task import Tables
 from bertsmith.commands.run import carry_out, print_explanation, run_figures
-from bertsmith.commands.shrink_elastic import with_defaults, with_task
 
 if TYPE_CHECKING:
     from bertsmith.models.model import Model
     from bertsmith.shrinking.exit_judge import ExitAnswers, RuleFigures
     from bertsmith.shrinking.exits import ExitSettings
     from bertsmith.training.trainer import Trainer
-
-
-def exit_settings(plain: dict[str, Any], columns: Sequence[str], *, source: str) -> tuple["ExitSettings", Tables]:
-    """The settings with the task of the fine-tuned model, and its data."""
-    from bertsmith.shrinking.exits import ExitSettings, answer_of
-
-    plain, tables = with_task(plain, columns)
-    if plain.get("encoder") == "joint":  # fresh heads alone take a higher rate than an encoder that was trained
-        plain = with_defaults(plain, Path(plain["model"]))
-    settings = ExitSettings.parse(plain, source=source)
-    answer_of(settings.task)
-    return settings, tables
 
 
 def shrink_exits(
@@ -40,11 +27,12 @@ def shrink_exits(
     """Trains the exits and chooses the rule; returns the figures."""
     from bertsmith.checkpoint.store import load
     from bertsmith.shrinking.elastic import steady
-    from bertsmith.shrinking.exits import make_exits, with_exits
+    from bertsmith.shrinking.exits import answer_of, make_exits, with_exits
     from bertsmith.tasks.base import Encoding
     from bertsmith.training.finetuning import processes_of
     from bertsmith.training.hardware import device_type
 
+    answer_of(settings.task)
     examples = {name: settings.task.examples(table) for name, table in (("train", tables.train), ("dev", tables.dev))}
     model = with_exits(steady(load(settings.model).float()), settings)
     if explain:

@@ -5,6 +5,7 @@ from typing import Annotated
 from bertsmith.models.heads.base import HeadConfig
 from bertsmith.models.heads.distillation import TeacherWidthConfig
 from bertsmith.models.heads.exits import ExitsConfig
+from bertsmith.models.heads.gates import GatesConfig
 from bertsmith.models.heads.pretraining import (
     MaskDecoderConfig,
     MaskedTokensConfig,
@@ -24,6 +25,7 @@ HEADS: dict[str, type[HeadConfig]] = {
     "replaced_tokens": ReplacedTokensConfig,
     "mask_decoder": MaskDecoderConfig,
     "teacher_width": TeacherWidthConfig,
+    "gates": GatesConfig,
     **TASK_HEADS,
     "exits": ExitsConfig,
 }
@@ -34,6 +36,7 @@ __all__ = [
     "HEADS",
     "AnyHead",
     "ExitsConfig",
+    "GatesConfig",
     "HeadConfig",
     "MaskDecoderConfig",
     "MaskedTokensConfig",

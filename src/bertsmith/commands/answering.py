@@ -217,7 +217,8 @@ def _loaded(model: Path, task: "Task[Any]", device: str) -> "Predictor":
     from bertsmith.tasks.predictor import Predictor
     from bertsmith.training.hardware import device_type
 
-    predictor = Predictor.load(model, device=device_type(device))
+    device_type(device)  # a sentence if it is not there
+    predictor = Predictor.load(model, device=device)
     predictor.task = task
     return predictor
 

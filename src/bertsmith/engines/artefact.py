@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.checkpoint.store import load
 from bertsmith.engines.base import Artefact, Engine, Inputs, Runner
@@ -37,8 +39,10 @@ def read_artefact(folder: Path) -> Artefact:
 
 
 def open_runner(folder: Path, *, device: str = "cpu", threads: int | None = None) -> Runner:
-    """What the folder of a model or of an artefact holds, ready to answer."""
+    """What the folder of a model or of an artefact holds, ready to answer; "auto" takes a GPU for a model alone."""
     if not (folder / ARTEFACT_FILE).is_file():
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
         return leaving_early(load(folder, device=device))
     artefact = read_artefact(folder)
     engine = ENGINES[artefact.engine]

@@ -28,6 +28,8 @@ class Work:
     out: Path
     teacher: "Model"
     train: tuple[Sequence[Any], "Features"]
+    taught: tuple[Sequence[Any], "Features"]
+    """What the teachers are asked about: the training part, with new rows where these are asked for."""
     dev: tuple[Sequence[Any], "Features"]
     device: str
     processes: int
@@ -87,6 +89,7 @@ def shrink_elastic(
     from accelerate import PartialState
 
     from bertsmith.checkpoint.store import load
+    from bertsmith.commands.augmentation import Augmentation
     from bertsmith.commands.output import check_out, claim
     from bertsmith.shrinking.elastic import encoded, steady
     from bertsmith.toml import read_toml, to_toml
@@ -96,11 +99,14 @@ def shrink_elastic(
     examples = {name: settings.task.examples(table) for name, table in (("train", tables.train), ("dev", tables.dev))}
     teacher = steady(load(settings.model))
     teacher.task_head  # noqa: B018 (a sentence if there is none)
+    augmentation = Augmentation.of(settings.task, settings.augmentation)
     if explain:
-        return print_explanation(settings, _costs(settings, teacher, len(examples["train"])))
+        taught_rows = len(tables.train) if augmentation is None else augmentation.most(len(tables.train))
+        return print_explanation(settings, _costs(settings, teacher, len(tables.train), taught_rows))
     processes = processes_of(device)
     state = PartialState(cpu=device_type(device) == "cpu" or None)
-    inputs = [path for path in (Path(settings.model), Path(str(settings.data))) if path.exists()]
+    named = (settings.model, settings.data, settings.augmentation.model)
+    inputs = [Path(name) for name in named if name is not None and Path(name).exists()]
     if resume:
         check_same(type(settings).parse(read_toml(out / RECIPE), source=str(out / RECIPE)).plain(), settings.plain())
         if (out / "result.json").is_file():
@@ -112,7 +118,12 @@ def shrink_elastic(
         claim(out, force, *inputs)
         (out / RECIPE).write_text(to_toml(settings.plain()), encoding="utf-8")
     state.wait_for_everyone()
-    work = Work(settings, out, teacher.to(device_type(device)), train, dev, device, processes, state.is_main_process)
+    taught = train
+    if augmentation is not None:
+        rows = settings.task.examples(augmentation.table(tables.train, out, device_type(device)))
+        taught = rows, encoded(settings, teacher, rows)
+    is_main = state.is_main_process
+    work = Work(settings, out, teacher.to(device_type(device)), train, taught, dev, device, processes, is_main)
     return _stages(work, tables.notices)
 
 
@@ -192,7 +203,7 @@ def _stage(work: Work, stage: "Stage", student: "Model", teacher: "Model") -> tu
         stage,
         student,
         teacher,
-        work.train,
+        work.train if stage == "labels" else work.taught,
         work.dev,
         folder,
         processes=work.processes,
@@ -295,12 +306,12 @@ def _finish(work: Work, model: "Model", seconds: float) -> dict[str, Any]:
     return figures
 
 
-def _costs(settings: "ElasticSettings", teacher: "Model", examples: int) -> dict[str, str]:
-    """What the settings cost, for --explain."""
-    steps = settings.run.steps(-(-examples // settings.batch.examples))
+def _costs(settings: "ElasticSettings", teacher: "Model", examples: int, taught: int) -> dict[str, str]:
+    """What the settings cost, for --explain; `taught` are the most examples that teachers are asked about."""
     units = teacher.encoder.units
-    facts = {}
+    facts = {} if taught == examples else {"augmentation": f"{examples:,} rows become {taught:,} at most"}
     for stage in settings.stages:
+        steps = settings.run.steps(-(-(examples if stage == "labels" else taught) // settings.batch.examples))
         grid = settings.stage_grid(stage)
         learned = grid.subnets if grid.is_whole else grid.drawn(units, 0)
         passes = sum(subnet.width * subnet.depth for subnet in learned)

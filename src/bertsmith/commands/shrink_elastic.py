@@ -293,6 +293,7 @@ def _finish(work: Work, model: "Model", seconds: float) -> dict[str, Any]:
         "grid": [member.plain() for member in record.grid],
         "length": length,
         "order": settings.order,
+        "rows": {"train": len(work.train[0]), "taught": len(work.taught[0])},
         "seed": settings.run.seed,
         "seconds": round(seconds, 1),
         "is_finished": True,

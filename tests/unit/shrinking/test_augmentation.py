@@ -207,9 +207,7 @@ def test_answers_stay_where_they_are(model: Model) -> None:
 
 def test_the_seed_decides(model: Model) -> None:
     config = AugmentationConfig(copies=4)
-    one, again, other = (
-        augmented(rows_of(*TEXTS), TASK, model, config.changed(seed=seed)).rows for seed in (1, 1, 2)
-    )
+    one, again, other = (augmented(rows_of(*TEXTS), TASK, model, config.changed(seed=seed)).rows for seed in (1, 1, 2))
     assert one == again != other
     more = augmented(rows_of(*TEXTS), TASK, model, config.changed(seed=1, copies=6)).rows
     assert all(row in more for row in one)

@@ -16,7 +16,7 @@ from bertsmith.shrinking.augmentation.words import Passage
 Watch = Callable[[int, int], None]
 """Called with how many words have their candidates, of how many."""
 
-_SIZE = 1 << 18  # characters that a shard has the model read twice: a minute or so on a processor
+_SIZE = 1 << 16  # characters times words: some thirty thousand tokens that the model reads
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ from bertsmith.shrinking.augmentation.config import AugmentationConfig
 from bertsmith.shrinking.augmentation.masked_words import NONE, MaskedWords
 from bertsmith.shrinking.augmentation.rows import augmented
 from bertsmith.shrinking.augmentation.words import ENGLISH, Passage
+from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.classification import Classification
+from bertsmith.tasks.embedding import Embedding
 from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.tasks.tagging import Tagging
 from bertsmith.text.tables import table_of
@@ -203,6 +205,22 @@ def test_answers_stay_where_they_are(model: Model) -> None:
     assert len(found) > 3
     assert all(row["context"] == TEXTS[0] for row in found)
     assert {(example.begin, example.end) for example in SpanAnswers().examples(found)} == {(4, 13)}
+
+
+def test_choices_and_vectors(model: Model) -> None:
+    config = AugmentationConfig(copies=4)
+    row = {"context": ["a turn", "another"], "question": TEXTS[0], "choices": ["iron", "gate"], "label": 1}
+    new = augmented(table_of([row], "rows"), Choice(context="context", question="question"), model, config).rows[1:]
+    assert len(new) > 2
+    assert all({**one, "question": TEXTS[0]} == row != one for one in new)
+    row = {"anchor": TEXTS[0], "positive": TEXTS[1], "negative": TEXTS[2]}
+    task = Embedding(text="anchor", pair="positive", negative="negative")
+    new = augmented(table_of([row], "rows"), task, model, config).rows[1:]
+    changed = [[name for name in row if one[name] != row[name]] for one in new]
+    assert {name for names in changed for name in names} == set(row)
+    assert all(len(names) == 1 for names in changed)
+    with pytest.raises(InputError, match=r"task\.kind is 'embedding' and no column of texts is named"):
+        augmented(table_of([row], "rows"), Embedding(), model, config)
 
 
 def test_the_seed_decides(model: Model) -> None:

@@ -96,10 +96,11 @@ def changed_columns(task: Task[Any]) -> tuple[str, ...]:
                 )
             names = (task.words,)
         case _:
-            raise InputError(
-                f"task.kind is {task.kind!r}, whose rows cannot be augmented; leave augmentation.model out"
-            )
-    return tuple(name for name in names if name is not None)
+            names = ()
+    columns = tuple(name for name in names if name is not None)
+    if not columns:
+        raise InputError(f"task.kind is {task.kind!r} and no column of texts is named, so no word can be replaced")
+    return columns
 
 
 def _drawn(

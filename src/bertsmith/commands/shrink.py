@@ -1,5 +1,6 @@
 """`bertsmith shrink`: a fine-tuned model → one that is smaller, or that can be cut to any size."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ def shrink(
     epochs: float | None = None,
     learning_rate: float | None = None,
     batch: int | None = None,
+    augment: Path | None = None,
     column: list[str] | None = None,
     set: list[str] | None = None,
     seed: int | None = None,
@@ -73,6 +75,9 @@ def shrink(
         The highest learning rate (optimizer.learning_rate); that of the fine-tuning if not given.
     batch
         Examples of a step (batch.examples).
+    augment
+        The folder of a masked language model: the sub-networks also learn from copies of the training rows with words
+        that it puts in the place of theirs (augmentation.model).
     column
         Which column plays a part in the task, such as label=stars; may be given several times.
     set
@@ -131,6 +136,7 @@ def shrink(
         "optimizer.learning_rate": learning_rate,
         "batch.examples": batch,
         "run.seed": seed,
+        "augmentation.model": None if augment is None else json.dumps(str(augment)),
     }
     short = [f"{path}={value}" for path, value in flags.items() if value is not None]
     plain = override(plain, [*(set or []), *short])

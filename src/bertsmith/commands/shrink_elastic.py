@@ -1,6 +1,7 @@
 """Elastic training from its settings: importance, rewiring, the stages, and what they leave."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,20 @@ def shrink_elastic(
     force: bool = False,
 ) -> dict[str, Any]:
     """Carries out all stages; returns the figures of the whole."""
+    from bertsmith.commands.augmentation import Augmentation
+    from bertsmith.shrinking.elastic import encoded
+    from bertsmith.training.hardware import device_type
+
+    augmentation = Augmentation.of(settings.task, settings.augmentation)
     if explain:
-        return print_explanation(settings, _costs(settings, fine_tuned(settings), len(tables.train)))
-    figures = _stages(begun(settings, tables, out, device=device, resume=resume, force=force), tables.notices)
+        taught = len(tables.train) if augmentation is None else augmentation.most(len(tables.train))
+        return print_explanation(settings, _costs(settings, fine_tuned(settings), len(tables.train), taught))
+    others = [] if settings.augmentation.model is None else [Path(settings.augmentation.model)]
+    work = begun(settings, tables, out, device=device, resume=resume, force=force, others=others)
+    if augmentation is not None:
+        rows = settings.task.examples(augmentation.table(tables.train, out, device_type(device)))
+        work = replace(work, taught=(rows, encoded(settings, work.teacher, rows)))
+    figures = _stages(work, tables.notices)
     end_together()
     return figures
 
@@ -107,7 +119,7 @@ def _stage(
             stage,
             student,
             teacher,
-            work.train,
+            work.train if stage == "labels" else work.taught,
             work.dev,
             folder,
             processes=work.processes,
@@ -189,6 +201,7 @@ def _finish(work: "Work[ElasticSettings]", model: "Model", seconds: float) -> di
         "grid": [member.plain() for member in record.grid],
         "length": length,
         "order": settings.order,
+        "rows": {"train": len(work.train[0]), "taught": len(work.taught[0])},
         "seed": settings.run.seed,
         "seconds": round(seconds, 1),
         "is_finished": True,
@@ -202,12 +215,12 @@ def _finish(work: "Work[ElasticSettings]", model: "Model", seconds: float) -> di
     return figures
 
 
-def _costs(settings: "ElasticSettings", teacher: "Model", examples: int) -> dict[str, str]:
-    """What the settings cost, for --explain."""
-    steps = settings.run.steps(-(-examples // settings.batch.examples))
+def _costs(settings: "ElasticSettings", teacher: "Model", examples: int, taught: int) -> dict[str, str]:
+    """What the settings cost, for --explain; `taught` are the most examples that teachers are asked about."""
     units = teacher.encoder.units
-    facts = {}
+    facts = {} if taught == examples else {"augmentation": f"{examples:,} rows become {taught:,} at most"}
     for stage in settings.stages:
+        steps = settings.run.steps(-(-(examples if stage == "labels" else taught) // settings.batch.examples))
         grid = settings.stage_grid(stage)
         learned = grid.subnets if grid.is_whole else grid.drawn(units, 0)
         passes = sum(subnet.width * subnet.depth for subnet in learned)

@@ -29,6 +29,8 @@ class Work(Generic[Settings]):
     out: Path
     teacher: "Model"
     train: tuple[Sequence[Any], "Features"]
+    taught: tuple[Sequence[Any], "Features"]
+    """What teachers are asked about: the training part, with new rows where these are asked for."""
     dev: tuple[Sequence[Any], "Features"]
     device: str
     processes: int
@@ -90,9 +92,16 @@ def fine_tuned(settings: "ElasticSettings | PruneSettings") -> "Model":
 
 
 def begun(
-    settings: Settings, tables: Tables, out: Path, *, device: str, resume: bool = False, force: bool = False
+    settings: Settings,
+    tables: Tables,
+    out: Path,
+    *,
+    device: str,
+    resume: bool = False,
+    force: bool = False,
+    others: Sequence[Path] = (),
 ) -> Work[Settings]:
-    """The work of a run whose folder is there, made now or found, with its recipe in it."""
+    """The work of a run whose folder is there, made now or found, with its recipe in it; `others` are read, too."""
     from accelerate import PartialState
 
     from bertsmith.commands.output import check_out, claim
@@ -101,11 +110,12 @@ def begun(
     from bertsmith.training.finetuning import processes_of
     from bertsmith.training.hardware import device_type
 
-    examples = {name: settings.task.examples(table) for name, table in (("train", tables.train), ("dev", tables.dev))}
+    task = settings.task
+    examples = {"train": task.augmented(task.examples(tables.train)), "dev": task.examples(tables.dev)}
     teacher = fine_tuned(settings)
     processes = processes_of(device)
     state = PartialState(cpu=device_type(device) == "cpu" or None)
-    inputs = [path for path in (Path(settings.model), Path(str(settings.data))) if path.exists()]
+    inputs = [path for path in (Path(settings.model), Path(str(settings.data)), *others) if path.exists()]
     if resume:
         check_same(type(settings).parse(read_toml(out / RECIPE), source=str(out / RECIPE)).plain(), settings.plain())
         if (out / "result.json").is_file():
@@ -117,7 +127,9 @@ def begun(
         claim(out, force, *inputs)
         (out / RECIPE).write_text(to_toml(settings.plain()), encoding="utf-8")
     state.wait_for_everyone()
-    return Work(settings, out, teacher.to(device_type(device)), train, dev, device, processes, state.is_main_process)
+    return Work(
+        settings, out, teacher.to(device_type(device)), train, train, dev, device, processes, state.is_main_process
+    )
 
 
 def learned(work: Work[Any], folder: Path, make: Callable[[Path], "Trainer"]) -> tuple["Model | None", float]:

@@ -43,8 +43,9 @@ CASES = {
     "mask-decoder": network("deberta-base", ",span=16"),
     "shared-layers": network("albert-base"),
     "random-features": network("performer-base"),
+    "layer-drop": network("bert-tiny", ",layer_drop=0.5"),
 }
-COPIES = ["bert", "gradient-disentangled", "two-optimizers", "random-features"]  # with DDP, too
+COPIES = ["bert", "layer-drop", "gradient-disentangled", "two-optimizers", "random-features"]  # with DDP, too
 
 
 @pytest.fixture(scope="module")

@@ -1,76 +1,22 @@
 """Elastic training from its settings: importance, rewiring, the stages, and what they leave."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertsmith.commands.finetune_task import Tables
-from bertsmith.commands.run import RECIPE, check_same, print_explanation
-from bertsmith.errors import InputError
+from bertsmith.commands.run import print_explanation
+from bertsmith.commands.shrink_work import Work, begun, end_together, fine_tuned, learned
 
 if TYPE_CHECKING:
-    from bertsmith.batches.examples import Features
     from bertsmith.models.model import Model
     from bertsmith.shrinking.elastic import ElasticSettings, Stage
     from bertsmith.shrinking.grid_judge import Member
     from bertsmith.shrinking.rewire import Orders
     from bertsmith.tasks.base import Judgement
+    from bertsmith.training.trainer import Trainer
 
 REWIRED = "rewired"
-
-
-@dataclass(frozen=True)
-class Work:
-    """What all stages have in common."""
-
-    settings: "ElasticSettings"
-    out: Path
-    teacher: "Model"
-    train: tuple[Sequence[Any], "Features"]
-    dev: tuple[Sequence[Any], "Features"]
-    device: str
-    processes: int
-    is_main: bool
-
-
-def elastic_settings(plain: dict[str, Any], columns: Sequence[str], *, source: str) -> tuple["ElasticSettings", Tables]:
-    """The settings with the task of the fine-tuned model, and its data."""
-    from bertsmith.shrinking.elastic import ElasticSettings
-    from bertsmith.tasks.held_out import held_out
-    from bertsmith.tasks.parts import task_parts
-    from bertsmith.tasks.predictor import read_kept
-    from bertsmith.tasks.recognise import named_columns
-
-    folder = Path(plain["model"])
-    if not folder.is_dir():
-        raise InputError(f"MODEL is {str(folder)!r}, which is no folder; give that of a fine-tuned model")
-    kept = read_kept(folder)
-    if plain.get("data") is None:
-        raise InputError("data is not given: pass --data with the folder the model was fine-tuned on")
-    parts = task_parts(plain["data"])
-    train, dev, notices = parts.read("train"), parts.find("dev"), []
-    task = kept.task.changed(**named_columns(columns, type(kept.task)))
-    if dev is None:
-        train, dev, said = held_out(task, train, "there is no dev part")
-        notices.append(said)
-    own = {"task": task.plain(), "sequences": kept.sequences.plain()}
-    plain = _with_defaults({**plain, **{name: value for name, value in own.items() if name not in plain}}, folder)
-    return ElasticSettings.parse(plain, source=source), Tables(train, dev, tuple(notices))
-
-
-def _with_defaults(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The settings with the learning rate and the batch of the fine-tuning, where its recipe tells them."""
-    from bertsmith.toml import read_toml
-
-    if not (folder / RECIPE).is_file():
-        return plain
-    recipe = read_toml(folder / RECIPE)
-    for group, name in (("optimizer", "learning_rate"), ("batch", "examples")):
-        value = recipe.get(group, {}).get(name)
-        if value is not None:
-            plain[group] = {name: value, **plain.get(group, {})}
-    return plain
 
 
 def shrink_elastic(
@@ -84,39 +30,14 @@ def shrink_elastic(
     force: bool = False,
 ) -> dict[str, Any]:
     """Carries out all stages; returns the figures of the whole."""
-    from accelerate import PartialState
-
-    from bertsmith.checkpoint.store import load
-    from bertsmith.commands.output import check_out, claim
-    from bertsmith.shrinking.elastic import encoded, steady
-    from bertsmith.toml import read_toml, to_toml
-    from bertsmith.training.finetuning import processes_of
-    from bertsmith.training.hardware import device_type
-
-    examples = {name: settings.task.examples(table) for name, table in (("train", tables.train), ("dev", tables.dev))}
-    teacher = steady(load(settings.model))
-    teacher.task_head  # noqa: B018 (a sentence if there is none)
     if explain:
-        return print_explanation(settings, _costs(settings, teacher, len(examples["train"])))
-    processes = processes_of(device)
-    state = PartialState(cpu=device_type(device) == "cpu" or None)
-    inputs = [path for path in (Path(settings.model), Path(str(settings.data))) if path.exists()]
-    if resume:
-        check_same(type(settings).parse(read_toml(out / RECIPE), source=str(out / RECIPE)).plain(), settings.plain())
-        if (out / "result.json").is_file():
-            raise InputError(f"the run in {str(out)!r} is finished; there is nothing to resume")
-    elif state.is_main_process:
-        check_out(out, force, *inputs)
-    train, dev = ((examples[name], encoded(settings, teacher, examples[name])) for name in ("train", "dev"))
-    if state.is_main_process and not resume:
-        claim(out, force, *inputs)
-        (out / RECIPE).write_text(to_toml(settings.plain()), encoding="utf-8")
-    state.wait_for_everyone()
-    work = Work(settings, out, teacher.to(device_type(device)), train, dev, device, processes, state.is_main_process)
-    return _stages(work, tables.notices)
+        return print_explanation(settings, _costs(settings, fine_tuned(settings), len(tables.train)))
+    figures = _stages(begun(settings, tables, out, device=device, resume=resume, force=force), tables.notices)
+    end_together()
+    return figures
 
 
-def _stages(work: Work, notices: Sequence[str]) -> dict[str, Any]:
+def _stages(work: "Work[ElasticSettings]", notices: Sequence[str]) -> dict[str, Any]:
     from rich.console import Console
 
     console = Console(quiet=not work.is_main)
@@ -139,7 +60,7 @@ def _stages(work: Work, notices: Sequence[str]) -> dict[str, Any]:
     return _finish(work, student, seconds) if work.is_main else {"is_finished": True}
 
 
-def _rewired(work: Work) -> "Model":
+def _rewired(work: "Work[ElasticSettings]") -> "Model":
     """The model with its units in order, from the folder where an interrupted run left it or made now."""
     from accelerate import PartialState
 
@@ -174,43 +95,29 @@ def _lists(tensors: Sequence[Any]) -> list[list[Any]]:
     return [tensor.tolist() for tensor in tensors]
 
 
-def _stage(work: Work, stage: "Stage", student: "Model", teacher: "Model") -> tuple["Model | None", float]:
+def _stage(
+    work: "Work[ElasticSettings]", stage: "Stage", student: "Model", teacher: "Model"
+) -> tuple["Model | None", float]:
     """The model after a stage and the seconds it took; None where it was asked to stop."""
-    import shutil
-
-    from bertsmith.checkpoint.files import NewFolder, read_json, write_json
-    from bertsmith.checkpoint.store import load, write_model
     from bertsmith.shrinking.elastic import make_stage
-    from bertsmith.training.faults import explained
 
-    folder, done = work.out / stage, work.out / stage / "model"
-    if done.is_dir():
-        return load(done), float(read_json(done / "stage.json")["seconds"])
-    folder.mkdir(exist_ok=True)
-    trainer = make_stage(
-        work.settings,
-        stage,
-        student,
-        teacher,
-        work.train,
-        work.dev,
-        folder,
-        processes=work.processes,
-        device=work.device,
-    )
-    with explained(work.out):
-        progress = trainer.run(resume=(folder / "checkpoints").is_dir())
-        if trainer.is_finished and work.is_main:
-            with NewFolder(done) as new:
-                write_model(trainer.model, new)
-                write_json(new / "stage.json", {"seconds": progress.seconds})
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    is_finished = trainer.is_finished
-    trainer.close()
-    return (load(done) if is_finished else None), progress.seconds
+    def make(folder: Path) -> "Trainer":
+        return make_stage(
+            work.settings,
+            stage,
+            student,
+            teacher,
+            work.train,
+            work.dev,
+            folder,
+            processes=work.processes,
+            device=work.device,
+        )
+
+    return learned(work, work.out / stage, make)
 
 
-def _members(work: Work, model: "Model") -> list["Member"]:
+def _members(work: "Work[ElasticSettings]", model: "Model") -> list["Member"]:
     """Every sub-network of the grid with its score, as the stages that were carried out leave it."""
     from bertsmith.shrinking.grid_judge import GridJudge
 
@@ -221,14 +128,14 @@ def _members(work: Work, model: "Model") -> list["Member"]:
     return judge.members(model.to(work.teacher.device).eval())
 
 
-def _is_better(work: Work, model: "Model", other: "Model") -> bool:
+def _is_better(work: "Work[ElasticSettings]", model: "Model", other: "Model") -> bool:
     from statistics import fmean
 
     mine, theirs = (fmean(m.judgement.score for m in _members(work, one)) for one in (model, other))
     return mine > theirs
 
 
-def _finish(work: Work, model: "Model", seconds: float) -> dict[str, Any]:
+def _finish(work: "Work[ElasticSettings]", model: "Model", seconds: float) -> dict[str, Any]:
     """Writes the elastic model, the record of its sub-networks and the figures; returns these."""
     import shutil
     from statistics import fmean

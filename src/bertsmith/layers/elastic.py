@@ -1,5 +1,7 @@
 """The linear layer whose rows and columns come in units (heads, neurons), so that a prefix is a smaller layer."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -92,6 +94,21 @@ class ElasticLinear(nn.Module):
             self.weight.copy_(self._by_unit_out(self.weight)[:, units_out].flatten(0, 2))
             if self.bias is not None:
                 self.bias.copy_(self._by_unit_out(self.bias)[:, units_out].flatten())
+
+    @torch.no_grad()
+    def scale(self, factors: Tensor) -> None:
+        """Multiplies what each unit of the input brings, in place: the same as a gate in every call.
+
+        Shape: factors (units_in,).
+        """
+        self.weight.copy_((self._by_unit_in(self.weight) * factors.to(self.weight)[:, None]).flatten(1))
+
+    @torch.no_grad()
+    def squares(self, side: Literal["in", "out"]) -> Tensor:
+        """The sums of the squares of the weights that belong to each unit of a side, (units,)."""
+        if side == "out":
+            return self._by_unit_out(self.weight).square().sum((0, 2, 3))
+        return self._by_unit_in(self.weight).square().sum((0, 1, 3))
 
     @torch.no_grad()
     def extract(self, *, keep_in: int | None = None, keep_out: int | None = None) -> "ElasticLinear":

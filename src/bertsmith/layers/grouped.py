@@ -1,5 +1,7 @@
 """The linear layer in groups: each block of inputs speaks only to its own block of outputs (Jiang et al. 2020)."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -43,6 +45,16 @@ class GroupedLinear(nn.Module):
             index = self._within_groups(units_out)
             self.weight.copy_(self.weight.take_along_dim(index[:, None, :], 2))
             self.bias.copy_(self.bias.unflatten(0, (self.groups, -1)).take_along_dim(index, 1).flatten())
+
+    @torch.no_grad()
+    def scale(self, factors: Tensor) -> None:
+        """Multiplies what each input brings, in place: the same as a gate in every call. Shape: factors (inputs,)."""
+        self.weight.mul_(factors.to(self.weight).unflatten(0, (self.groups, -1))[:, :, None])
+
+    @torch.no_grad()
+    def squares(self, side: Literal["in", "out"]) -> Tensor:
+        """The sums of the squares of the weights that belong to each unit of a side, (units,)."""
+        return self.weight.square().sum(1 if side == "out" else 2).flatten()
 
     @torch.no_grad()
     def extract(self, *, keep_in: int | None = None, keep_out: int | None = None) -> "GroupedLinear":

@@ -138,7 +138,7 @@ def _stack(config: EncoderConfig) -> Encoder:
         config.relative.build(config.width) if config.relative else None,
     )
     if config.universal is None:
-        return Encoder(*parts)
+        return Encoder(*parts, layer_drop=config.layer_drop)
     signal = StepSignal(config.embedding.longest, len(config.layers), config.width)
     halting = config.universal.halting
     return UniversalEncoder(*parts, signal=signal, halting=halting.build(config.width) if halting else None)

@@ -60,6 +60,9 @@ class EncoderConfig(Record):
     """What all layers have in common: nothing, everything, their mixers, or their feed-forwards (with their norms)."""
     universal: UniversalConfig | None = None
     """Take the layers as steps of a Universal Transformer; the paper's has `sharing = "all"`, too."""
+    layer_drop: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the layers that are left out in training, drawn anew for every micro-batch, so that some of them can be
+    taken away for good later (LayerDrop, Fan et al. 2020)."""
     deviation: float = Field(default=0.02, gt=0)
     """Standard deviation of fresh weights, drawn from a normal cut off at two deviations."""
     scales_outputs: bool = False
@@ -85,6 +88,12 @@ class EncoderConfig(Record):
         rank, most = self.embedding.rank, min(self.vocabulary, self.embedding_width)
         if rank is not None and rank > most:
             raise ValueError(f"embedding.rank is {rank}; allowed: up to {most}, the full rank of the table")
+        return self
+
+    @model_validator(mode="after")
+    def _check_layer_drop(self) -> "EncoderConfig":
+        if self.layer_drop and self.universal is not None:
+            raise ValueError(f"layer_drop is {self.layer_drop} and universal is given, which has steps; allowed: 0")
         return self
 
     @model_validator(mode="after")

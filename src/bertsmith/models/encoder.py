@@ -43,8 +43,11 @@ class Encoder(nn.Module):
         blocks: Sequence[Block],
         final_norm: nn.Module,
         relative: RelativeTable | None = None,
+        *,
+        layer_drop: float = 0.0,
     ) -> None:
         super().__init__()
+        self.layer_drop = layer_drop
         self.embedding = embedding
         self.relative = relative
         self.blocks = nn.ModuleList(blocks)
@@ -215,16 +218,21 @@ class Encoder(nn.Module):
         made: dict[nn.Module, nn.Module] = {}
         blocks = [self._blocks()[index].extract(cut, made if is_even(cuts) else {}) for index, cut in cuts]
         embedding, final_norm, relative = copy.deepcopy((self.embedding, self.final_norm, self.relative))
-        return Encoder(embedding, blocks, final_norm, relative)
+        return Encoder(embedding, blocks, final_norm, relative, layer_drop=self.layer_drop)
 
     def _through(
         self, kept: Sequence[tuple[Block, ForwardPass]], hidden: Tensor, states: list[Tensor] | None = None
     ) -> tuple[Tensor, Pondering | None]:
         """The states after some blocks, and how long positions took; `states` collects what enters each and leaves."""
-        for block, call in kept:
+        is_dropping = self.training and self.layer_drop > 0
+        draws = torch.rand(len(kept), device=hidden.device) if is_dropping else None
+        for place, (block, call) in enumerate(kept):
             if states is not None:
                 states.append(hidden)
-            hidden = block(hidden, call)
+            left = block(hidden, call)
+            # a dropped layer is computed and not used, so that its weights have a gradient, which is 0: processes
+            # that drew other layers exchange gradients of all of them, and no draw is waited for
+            hidden = left if draws is None else torch.where(draws[place] < self.layer_drop, hidden, left)
         if states is not None:
             states.append(hidden)
         return hidden, None

@@ -25,6 +25,8 @@ class Size(Record):
     vocabulary: Count = 30522
     longest: Count = 512
     dropout: float = Field(default=0.1, ge=0, lt=1)
+    layer_drop: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the layers that are left out in training."""
     deviation: float = Field(default=0.02, gt=0)
     placement: Literal["post", "pre"] = "post"
     """Of the norms: after the sums, as published, or before mixer and feed-forward, with one more at the end. Deep
@@ -53,6 +55,7 @@ class Size(Record):
             width=self.width,
             embedding=embedding,
             layers=layers,
+            layer_drop=self.layer_drop,
             deviation=self.deviation,
             **parts,
         )

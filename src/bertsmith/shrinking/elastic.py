@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import Field, model_validator
 
@@ -172,6 +172,15 @@ def steady(model: Model) -> Model:
     return rebuild(model, model.config.changed(encoder=encoder.changed(layers=layers)))
 
 
-def encoded(settings: ElasticSettings, model: Model, examples: Sequence[Any]) -> Features:
+class TaskSettings(Protocol):
+    """Settings that say what is read of the examples of a task, and how."""
+
+    @property
+    def task(self) -> AnyTask: ...
+    @property
+    def sequences(self) -> ExampleConfig: ...
+
+
+def encoded(settings: TaskSettings, model: Model, examples: Sequence[Any]) -> Features:
     """The features of some examples as the model reads them."""
     return settings.task.features(examples, Encoding.of(model, settings.sequences.length))

@@ -13,9 +13,9 @@ from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, preset
 from bertsmith.settings import Record
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.continued import agree, fit_heads, fit_tokenizer, read_folder
+from bertsmith.training.continued import OF_A_FOLDER, agree, fit_heads, fit_tokenizer, read_folder
 
-_OF_ANY_SHAPE = {"vocabulary", "longest", "dropout", "deviation"}
+_OF_ANY_SHAPE = {"vocabulary", "longest", "dropout", "layer_drop", "deviation"}
 """Overrides that a model and its generator can have in common."""
 
 
@@ -25,7 +25,7 @@ class NetworkChoice(Record):
     preset: str | None = None
     """A published size, such as "bert-mini"."""
     overrides: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the preset's family to change, such as layers or dropout; of a folder only dropout."""
+    """Settings of the preset's family to change, such as layers or dropout; of a folder only dropout and layer_drop."""
     network: ModelConfig | None = None
     """A config written out, instead of a preset."""
     folder: str | None = None
@@ -36,9 +36,10 @@ class NetworkChoice(Record):
         given = [name for name in ("preset", "network", "folder") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given; allowed: one of preset, network, folder")
-        fixed = [name for name in self.overrides if name != "dropout"]
+        fixed = [name for name in self.overrides if name not in OF_A_FOLDER]
         if self.folder is not None and fixed:
-            raise ValueError(f"overrides.{fixed[0]} belongs to the weights of the folder; allowed: overrides.dropout")
+            allowed = " and ".join(f"overrides.{name}" for name in OF_A_FOLDER)
+            raise ValueError(f"overrides.{fixed[0]} belongs to the weights of the folder; allowed: {allowed}")
         if self.network is not None and self.overrides:
             raise ValueError("overrides change a preset or a folder; write them into the network")
         return self
@@ -107,7 +108,7 @@ def continued(
     """The model of a folder with the corpus's vocabulary and exactly these heads; says in `notices` what is new."""
     folder = choice.folder
     assert folder is not None
-    model = read_folder(folder, choice.overrides.get("dropout"))
+    model = read_folder(folder, choice.overrides)
     if tokenizer is not None:
         notices += fit_tokenizer(model, tokenizer, folder)
     model, said = fit_heads(model, with_heads(model.config, heads), folder, seed=seed)

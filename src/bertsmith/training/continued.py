@@ -1,6 +1,7 @@
 """A model from a folder made ready to go on: the corpus's tokenizer, the objective's heads, its generator's vectors."""
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,21 @@ from bertsmith.models.vocabulary import add_tokens
 from bertsmith.text.kinship import first_difference, new_pieces
 from bertsmith.text.tokenizer import Tokenizer
 
+OF_A_FOLDER = ("dropout", "layer_drop")
+"""What can be overridden of a model that has weights: how it is trained, not what it is."""
 
-def read_folder(folder: str, dropout: float | None) -> Model:
-    """The encoder in a folder, in the precision that is trained in, with other dropout if that is asked for."""
+
+def read_folder(folder: str, overrides: Mapping[str, Any]) -> Model:
+    """The encoder in a folder, in the precision that is trained in, dropping more or less if that is asked for."""
     model = load(Path(folder)).float()
     check_encoder(model.config, folder)
-    if dropout is None:
-        return model
-    config = ModelConfig.parse(_with_dropout(model.config.plain(), dropout), source=f"overrides of {folder!r}")
-    return rebuild(model, config)
+    plain = model.config.plain()
+    if "dropout" in overrides:
+        plain = _with_dropout(plain, overrides["dropout"])
+    if "layer_drop" in overrides:
+        plain["encoder"]["layer_drop"] = overrides["layer_drop"]
+    config = ModelConfig.parse(plain, source=f"overrides of {folder!r}")
+    return model if config == model.config else rebuild(model, config)
 
 
 def check_encoder(config: ModelConfig, name: str) -> None:

@@ -123,8 +123,9 @@ class Engine:
             return totals
         return {name: self.accelerator.reduce(total, reduction="sum") for name, total in totals.items()}
 
-    def close(self) -> None:
-        """Ends trackers and the talk between processes; nothing may follow that waits for the others."""
+    def close(self, *, is_last: bool = True) -> None:
+        """Ends trackers and, after the last training of a command, the talk between processes: nothing may follow then
+        that waits for the others."""
         # a gloo thread needs the interpreter to let go of the tensor of a sum, and the end of the group waits for its
         # threads. PyTorch's handle of the group gives the interpreter away for that; the wrapper, which holds the group
         # too, does not (torch 2.13), so it must not be the last to go
@@ -133,7 +134,11 @@ class Engine:
             if isinstance(module, Block):
                 module.__dict__.pop("forward", None)  # a copy of the model would call this one's compiled layers
         self.accelerator.free_memory()
-        self.accelerator.end_training()
+        if is_last:
+            self.accelerator.end_training()
+        else:
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
 
     def _gradients(self, is_synchronised: bool) -> AbstractContextManager[Any]:
         """Inside, a backward pass adds its gradient up over the processes, or to what this one has so far."""

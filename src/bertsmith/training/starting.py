@@ -18,7 +18,7 @@ from bertsmith.models.published import PRESETS, preset
 from bertsmith.settings import Record
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.continued import fit_heads, read_folder
+from bertsmith.training.continued import OF_A_FOLDER, fit_heads, read_folder
 
 
 class ModelSource(Record):
@@ -27,7 +27,7 @@ class ModelSource(Record):
     name: str
     """The folder of a model, ours or Hugging Face's, or a preset with fresh weights, such as "bert-mini"."""
     overrides: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the preset to change, such as layers or dropout; of a folder only dropout."""
+    """Settings of the preset to change, such as layers or dropout; of a folder only dropout and layer_drop."""
 
     @property
     def is_preset(self) -> bool:
@@ -35,7 +35,7 @@ class ModelSource(Record):
 
     @model_validator(mode="after")
     def _check_overrides(self) -> "ModelSource":
-        fixed = [name for name in self.overrides if name != "dropout"]
+        fixed = [name for name in self.overrides if name not in OF_A_FOLDER]
         if fixed and not self.is_preset:
             raise ValueError(f"overrides.{fixed[0]} changes a preset, and name is {self.name!r}, which is none")
         return self
@@ -117,7 +117,7 @@ def check_name(name: str) -> None:
 
 def _of_folder(source: ModelSource) -> Model:
     check_name(source.name)
-    return read_folder(source.name, source.overrides.get("dropout"))
+    return read_folder(source.name, source.overrides)
 
 
 def _checked(config: ModelConfig, name: str) -> ModelConfig:

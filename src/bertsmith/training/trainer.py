@@ -107,9 +107,10 @@ class Trainer:
             self.model = whole_model(self.model, self.engine.device)
         return self.progress
 
-    def close(self) -> None:
-        """Ends trackers and the talk between processes; nothing may follow that waits for the others."""
-        self.engine.close()
+    def close(self, *, is_last: bool = True) -> None:
+        """Ends trackers and, after the last training of a command, the talk between processes: nothing may follow then
+        that waits for the others."""
+        self.engine.close(is_last=is_last)
 
     @property
     def is_finished(self) -> bool:

@@ -41,7 +41,7 @@ def _resolved_stack(stack: EncoderConfig) -> dict[str, Any]:
     data = stack.plain()
     data["layers"] = {index: _resolved_layer(layer, stack.width) for index, layer in enumerate(stack.layers)}
     data["embedding"]["width"] = stack.embedding_width
-    del data["scales_outputs"]  # of fresh weights only
+    del data["scales_outputs"], data["layer_drop"]  # of fresh weights and of training only
     if not stack.embedding.has_norm:
         del data["embedding"]["epsilon"], data["embedding"]["norm"]
         if stack.embedding_width == stack.width:

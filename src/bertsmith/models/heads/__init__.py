@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from bertsmith.models.heads.base import HeadConfig
+from bertsmith.models.heads.gates import GatesConfig
 from bertsmith.models.heads.pretraining import (
     MaskDecoderConfig,
     MaskedTokensConfig,
@@ -21,6 +22,7 @@ HEADS: dict[str, type[HeadConfig]] = {
     "next_sentence": NextSentenceConfig,
     "replaced_tokens": ReplacedTokensConfig,
     "mask_decoder": MaskDecoderConfig,
+    "gates": GatesConfig,
     **TASK_HEADS,
 }
 
@@ -29,6 +31,7 @@ AnyHead = Annotated[HeadConfig, ByKind(HEADS)]
 __all__ = [
     "HEADS",
     "AnyHead",
+    "GatesConfig",
     "HeadConfig",
     "MaskDecoderConfig",
     "MaskedTokensConfig",

@@ -1,0 +1,149 @@
+"""What the methods of `bertsmith shrink` share: settings and data of a fine-tuned model, the folder, trainings."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from bertsmith.commands.finetune_task import Tables
+from bertsmith.commands.run import RECIPE, check_same
+from bertsmith.errors import InputError
+
+if TYPE_CHECKING:
+    from bertsmith.batches.examples import Features
+    from bertsmith.models.model import Model
+    from bertsmith.shrinking.elastic import ElasticSettings
+    from bertsmith.shrinking.prune.settings import PruneSettings
+    from bertsmith.training.trainer import Trainer
+
+Settings = TypeVar("Settings", "ElasticSettings", "PruneSettings")
+
+
+@dataclass(frozen=True)
+class Work(Generic[Settings]):
+    """What all stages have in common."""
+
+    settings: Settings
+    out: Path
+    teacher: "Model"
+    train: tuple[Sequence[Any], "Features"]
+    dev: tuple[Sequence[Any], "Features"]
+    device: str
+    processes: int
+    is_main: bool
+
+
+def shrink_settings(
+    kind: type[Settings], plain: dict[str, Any], columns: Sequence[str], *, source: str
+) -> tuple[Settings, Tables]:
+    """The settings of a method with the task of the fine-tuned model, and its data."""
+    from bertsmith.tasks.held_out import held_out
+    from bertsmith.tasks.parts import task_parts
+    from bertsmith.tasks.predictor import read_kept
+    from bertsmith.tasks.recognise import named_columns
+
+    folder = Path(plain["model"])
+    if not folder.is_dir():
+        raise InputError(f"MODEL is {str(folder)!r}, which is no folder; give that of a fine-tuned model")
+    kept = read_kept(folder)
+    if plain.get("data") is None:
+        raise InputError("data is not given: pass --data with the folder the model was fine-tuned on")
+    parts = task_parts(plain["data"])
+    train, dev, notices = parts.read("train"), parts.find("dev"), []
+    task = kept.task.changed(**named_columns(columns, type(kept.task)))
+    if dev is None:
+        train, dev, said = held_out(task, train, "there is no dev part")
+        notices.append(said)
+    own = {"task": task.plain(), "sequences": kept.sequences.plain()}
+    plain = _with_defaults({**plain, **{name: value for name, value in own.items() if name not in plain}}, folder)
+    return kind.parse(plain, source=source), Tables(train, dev, tuple(notices))
+
+
+def _with_defaults(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The settings with the learning rate and the batch of the fine-tuning, where its recipe tells them."""
+    from bertsmith.toml import read_toml
+
+    if not (folder / RECIPE).is_file():
+        return plain
+    recipe = read_toml(folder / RECIPE)
+    for group, name in (("optimizer", "learning_rate"), ("batch", "examples")):
+        value = recipe.get(group, {}).get(name)
+        if value is not None:
+            plain[group] = {name: value, **plain.get(group, {})}
+    return plain
+
+
+def fine_tuned(settings: "ElasticSettings | PruneSettings") -> "Model":
+    """The model to begin with; a sentence if it has no task."""
+    from bertsmith.checkpoint.store import load
+    from bertsmith.shrinking.elastic import steady
+
+    model = steady(load(settings.model))
+    model.task_head  # noqa: B018 (a sentence if there is none)
+    return model
+
+
+def begun(
+    settings: Settings, tables: Tables, out: Path, *, device: str, resume: bool = False, force: bool = False
+) -> Work[Settings]:
+    """The work of a run whose folder is there, made now or found, with its recipe in it."""
+    from accelerate import PartialState
+
+    from bertsmith.commands.output import check_out, claim
+    from bertsmith.shrinking.elastic import encoded
+    from bertsmith.toml import read_toml, to_toml
+    from bertsmith.training.finetuning import processes_of
+    from bertsmith.training.hardware import device_type
+
+    examples = {name: settings.task.examples(table) for name, table in (("train", tables.train), ("dev", tables.dev))}
+    teacher = fine_tuned(settings)
+    processes = processes_of(device)
+    state = PartialState(cpu=device_type(device) == "cpu" or None)
+    inputs = [path for path in (Path(settings.model), Path(str(settings.data))) if path.exists()]
+    if resume:
+        check_same(type(settings).parse(read_toml(out / RECIPE), source=str(out / RECIPE)).plain(), settings.plain())
+        if (out / "result.json").is_file():
+            raise InputError(f"the run in {str(out)!r} is finished; there is nothing to resume")
+    elif state.is_main_process:
+        check_out(out, force, *inputs)
+    train, dev = ((examples[name], encoded(settings, teacher, examples[name])) for name in ("train", "dev"))
+    if state.is_main_process and not resume:
+        claim(out, force, *inputs)
+        (out / RECIPE).write_text(to_toml(settings.plain()), encoding="utf-8")
+    state.wait_for_everyone()
+    return Work(settings, out, teacher.to(device_type(device)), train, dev, device, processes, state.is_main_process)
+
+
+def learned(work: Work[Any], folder: Path, make: Callable[[Path], "Trainer"]) -> tuple["Model | None", float]:
+    """The model that a training in a folder gives and the seconds it took, found there if it is done; None where it was
+    asked to stop."""
+    import shutil
+
+    from bertsmith.checkpoint.files import NewFolder, read_json, write_json
+    from bertsmith.checkpoint.store import load, write_model
+    from bertsmith.training.faults import explained
+
+    done = folder / "model"
+    if done.is_dir():
+        return load(done), float(read_json(done / "stage.json")["seconds"])
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer = make(folder)
+    with explained(work.out):
+        progress = trainer.run(resume=(folder / "checkpoints").is_dir())
+        if trainer.is_finished and work.is_main:
+            with NewFolder(done) as new:
+                write_model(trainer.model, new)
+                write_json(new / "stage.json", {"seconds": progress.seconds})
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    is_finished = trainer.is_finished
+    trainer.engine.accelerator.wait_for_everyone()  # the others read what the main process has written
+    trainer.close(is_last=False)
+    return (load(done) if is_finished else None), progress.seconds
+
+
+def end_together() -> None:
+    """Nothing; the processes of a command that has trained for the last time part."""
+    from accelerate import PartialState
+
+    PartialState().wait_for_everyone()
+    PartialState().destroy_process_group()

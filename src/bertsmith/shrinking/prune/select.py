@@ -1,0 +1,193 @@
+"""From the worth of units to which of them stay."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from bertsmith.errors import InputError
+from bertsmith.layers.feedforward import FeedForwardConfig
+from bertsmith.layers.mixers import MixerConfig
+from bertsmith.layers.subnet import LayerCut
+from bertsmith.models.config import EncoderConfig
+from bertsmith.shrinking.importance import Importance, summed_over_uses
+from bertsmith.shrinking.prune.kept import Kept
+from bertsmith.shrinking.prune.settings import PruneConfig
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What stays, as shares of what the unpruned model has: of heads and neurons, or of all their weights."""
+
+    heads: float
+    neurons: float
+
+
+def schedule(config: PruneConfig) -> tuple[Shares, ...]:
+    """The shares after every cut, in even steps of at most `step`; at least one cut."""
+    heads, neurons = (config.keep if own is None else own for own in (config.keep_heads, config.keep_neurons))
+    most = 1 - min(heads, neurons)
+    cuts = 1 if config.by == "l0" else max(1, math.ceil(most / config.step - 1e-9))
+    return tuple(Shares(1 - (1 - heads) * done / cuts, 1 - (1 - neurons) * done / cuts) for done in range(1, cuts + 1))
+
+
+class Selector:
+    """Chooses units of a model, or of what earlier cuts left of it, against the counts of the whole one."""
+
+    def __init__(self, config: PruneConfig, encoder: EncoderConfig, units: Sequence[LayerCut]) -> None:
+        if config.scope == "global" and encoder.sharing in ("mixer", "feedforward"):
+            raise InputError(
+                f"prune.scope is 'global' and the layers of this model share their {encoder.sharing}, so they cannot "
+                "become uneven; allowed: 'layer'"
+            )
+        self.config, self.encoder, self.units = config, encoder, tuple(units)
+        self.blocks = [math.lcm(config.multiple, layer.groups) for layer in units]
+        self.whole = self.parameters(Kept.all_of(units))
+        """The weights of all mixers and feed-forwards."""
+        if config.counts == "parameters":
+            self._check_least()
+
+    def kept(self, scores: Importance, shares: Shares) -> Kept:
+        """The units that stay, the worthiest ones."""
+        heads, neurons = self._pools(scores)
+        if self.config.counts == "units":
+            return self._picked(heads, neurons, shares)
+        return self._fitting(heads, neurons, shares.heads)
+
+    def parameters(self, kept: Kept) -> int:
+        """The weights of all mixers and feed-forwards with these units, shared ones counted once."""
+        encoder, (heads, neurons) = self.encoder, kept.counts
+        mixers = [_size(layer.mixer, encoder.width, count) for layer, count in zip(encoder.layers, heads, strict=True)]
+        feedforwards = [
+            _size(layer.feedforward, encoder.width, count) for layer, count in zip(encoder.layers, neurons, strict=True)
+        ]
+        mixers = mixers[:1] if encoder.shares_mixer else mixers
+        return sum(mixers) + sum(feedforwards[:1] if encoder.shares_feedforward else feedforwards)
+
+    def _pools(self, scores: Importance) -> tuple[list["_Pool"], list["_Pool"]]:
+        """The heads, then the neurons, of every layer; of the first alone where all layers have the same."""
+        is_normalised = self.config.scope == "global" and self.config.by != "l0"
+        encoder, units = self.encoder, self.units
+        found = []
+        for values, is_shared, whole, blocks, groups in (
+            (scores.heads, encoder.shares_mixer, [u.heads for u in units], [1] * len(units), [1] * len(units)),
+            (
+                scores.neurons,
+                encoder.shares_feedforward,
+                [u.neurons for u in units],
+                self.blocks,
+                [u.groups for u in units],
+            ),
+        ):
+            values = summed_over_uses(values, is_shared=is_shared)
+            pools = [
+                _Pool.of(_normalised(own) if is_normalised else own, *sizes)
+                for own, *sizes in zip(values, whole, blocks, groups, strict=True)
+            ]
+            found.append(pools[:1] if is_shared else pools)
+        return found[0], found[1]
+
+    def _picked(self, heads: list["_Pool"], neurons: list["_Pool"], shares: Shares) -> Kept:
+        choose = _across if self.config.scope == "global" else _within
+        layers = len(self.units)
+        found = [choose(pools, share) for pools, share in ((heads, shares.heads), (neurons, shares.neurons))]
+        first, second = (own * layers if len(own) < layers else own for own in found)
+        return Kept(tuple(first), tuple(second))
+
+    def _fitting(self, heads: list["_Pool"], neurons: list["_Pool"], share: float) -> Kept:
+        """As many units as have a share of the weights: an even share of both kinds, the rest made up by neurons."""
+        limit = share * self.whole
+
+        def fits(shares: Shares) -> bool:
+            return self.parameters(self._picked(heads, neurons, shares)) <= limit
+
+        even = _largest(lambda tried: fits(Shares(tried, tried)))
+        return self._picked(heads, neurons, Shares(even, _largest(lambda tried: fits(Shares(even, tried)))))
+
+    def _check_least(self) -> None:
+        """Raises a sentence if what must stay in every layer is more than shall stay."""
+        units = [LayerCut(1, min(block, layer.neurons)) for block, layer in zip(self.blocks, self.units, strict=True)]
+        least = self.parameters(Kept.all_of(units)) / self.whole
+        if least > self.config.keep:
+            raise InputError(
+                f"prune.keep is {self.config.keep} of the parameters; allowed: from {math.ceil(1000 * least) / 1000} "
+                f"on, which is one head and {self.blocks[0]} neurons in every layer"
+            )
+
+
+def _largest(fits: Callable[[float], bool]) -> float:
+    """The largest share from 0 to 1 that fits, where all smaller ones do; 0 is taken to."""
+    low, high = 0.0, 1.0
+    if fits(high):
+        return high
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """The units of one kind in one layer, in blocks that stay or go together, the worthiest block first."""
+
+    blocks: tuple[Tensor, ...]
+    worth: tuple[float, ...]
+    """Of each block: the mean over its units."""
+    whole: int
+    """Units that the unpruned layer has."""
+    size: int
+    """Units of a block; the last one may have fewer."""
+
+    @classmethod
+    def of(cls, scores: Tensor, whole: int, size: int, groups: int) -> "_Pool":
+        scores = scores.double()
+        by_group = scores.unflatten(0, (groups, -1))
+        # the best of every group, the second best of every group …: a prefix has as many of each
+        order = by_group.argsort(dim=1, descending=True, stable=True)
+        order = (order + torch.arange(groups)[:, None] * by_group.shape[1]).T.flatten()
+        blocks = order.split(size)
+        return cls(blocks, tuple(float(scores[block].mean()) for block in blocks), whole, size)
+
+    def first(self, count: int) -> Tensor:
+        """The units of the first blocks, rising."""
+        return torch.cat(self.blocks[:count]).sort().values
+
+
+def _within(pools: Sequence[_Pool], share: float) -> list[Tensor]:
+    """The same share of every layer, in whole blocks, at least one."""
+    return [pool.first(max(1, _rounded(share * pool.whole / pool.size))) for pool in pools]
+
+
+def _across(pools: Sequence[_Pool], share: float) -> list[Tensor]:
+    """A share of all layers together, in whole blocks, by their worth, at least one of every layer."""
+    wanted = _rounded(sum(share * pool.whole / pool.size for pool in pools))
+    counts = [1] * len(pools)
+    others = [(-worth, place) for place, pool in enumerate(pools) for worth in pool.worth[1:]]
+    for _, place in sorted(others)[: max(0, wanted - len(pools))]:
+        counts[place] += 1
+    return [pool.first(count) for pool, count in zip(pools, counts, strict=True)]
+
+
+def _normalised(scores: Tensor) -> Tensor:
+    """Scores of one layer with the norm 1, so that those of different layers compare (Molchanov et al. 2017)."""
+    scores = scores.double()
+    return scores / scores.norm().clamp(min=1e-300)
+
+
+def _rounded(count: float) -> int:
+    """The nearest whole number; half rounds up, unlike Python's `round`."""
+    return math.floor(count + 0.5 + 1e-9)
+
+
+@lru_cache(maxsize=4096)
+def _size(part: MixerConfig | FeedForwardConfig, width: int, count: int) -> int:
+    """The weights of a mixer with so many heads, or of a feed-forward with so many neurons."""
+    if isinstance(part, MixerConfig):
+        part = part.cut(LayerCut(count, 0), width)
+    else:
+        part = part.cut(LayerCut(0, count, part.groups))
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in part.build(width).parameters())

@@ -1,0 +1,164 @@
+"""What scoring and cutting units must keep, over one preset of each family: every mixer, gated and grouped neurons."""
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from cases import FAMILIES, packed_layout, tiny_model
+from torch import Tensor, nn
+
+from bertsmith.batches.examples import TaskBatch
+from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.gates import LayerGates
+from bertsmith.layers.grouped import GroupedLinear
+from bertsmith.models.heads.task import ClassifierConfig
+from bertsmith.models.model import Model
+from bertsmith.objectives.supervised import Classes
+from bertsmith.shrinking.importance import importance, summed_over_uses
+from bertsmith.shrinking.prune.kept import Kept, closed, cut_down, fold
+from bertsmith.training.starting import with_task_head
+
+ENCODERS = [name for name in FAMILIES if not name.startswith("transformer")]
+# their kernels are predicted from all heads together: a head that goes takes its part in the kernels of others along
+PREDICTED = ("convbert", "dynamicconv")
+LENGTHS = [6, 3, 9, 1]
+
+
+def task_model(name: str) -> Model:
+    """A tiny model of a family with a head of a task."""
+    head = ClassifierConfig(labels=("a", "b", "c"), dropout=0.0)
+    return with_task_head(tiny_model(name), head, seed=0).double().eval()
+
+
+def batches(count: int) -> list[TaskBatch]:
+    draw = torch.Generator().manual_seed(3)
+    made = []
+    for number in range(count):
+        tokens = torch.randint(0, 50, (sum(LENGTHS),), generator=draw)
+        targets = {"label": torch.randint(0, 3, (len(LENGTHS),), generator=draw)}
+        layout, item = packed_layout(LENGTHS), torch.arange(len(LENGTHS)) + number
+        made.append(TaskBatch(tokens, layout, None, item, targets, sum(LENGTHS)))
+    return made
+
+
+def _by_input(layer: ElasticLinear | GroupedLinear, tensor: Tensor, units: int) -> Tensor:
+    """Sums of a matrix over what belongs to each unit of its input."""
+    if isinstance(layer, GroupedLinear):
+        return tensor.sum(2).flatten()
+    return tensor.sum(0).view(layer.parts_in, units, -1).sum((0, 2))
+
+
+def _by_output(layer: ElasticLinear | GroupedLinear, tensor: Tensor, units: int) -> Tensor:
+    """Sums of a matrix, or a bias, over what belongs to each unit of its output."""
+    if isinstance(layer, GroupedLinear):
+        return tensor.sum(1).flatten() if tensor.dim() == 3 else tensor
+    return tensor.view(layer.parts, units, -1).sum((0, 2))
+
+
+def by_weights(model: Model, made: list[TaskBatch], *, is_zeroed: bool) -> list[list[Tensor]]:
+    """The released code's scores: absolute sums of weight times gradient; without zeroing, gradients pile up."""
+    scores: list[list[Tensor]] = []
+    for batch in made:
+        if is_zeroed:
+            model.zero_grad()
+        Classes().sums(model.outputs(batch.tokens, batch.layout), batch).loss.div(len(LENGTHS)).backward()
+        of_batch = []
+        for block in model.encoder.blocks:
+            output, expand, contract = block.mixer.output, block.feedforward.expand, block.feedforward.contract
+            heads = _by_input(output, output.weight * output.weight.grad, block.mixer.heads)
+            neurons = block.feedforward.neurons
+            before = _by_output(expand, expand.weight * expand.weight.grad, neurons)
+            if expand.bias is not None:
+                before = before + _by_output(expand, expand.bias * expand.bias.grad, neurons)
+            after = _by_input(contract, contract.weight * contract.weight.grad, neurons)
+            of_batch += [heads.abs().detach(), (before.abs() + after.abs()).detach()]
+        scores.append(of_batch)
+    sums = [torch.stack(own).sum(0) for own in zip(*scores, strict=True)]
+    return [sums[0::2], sums[1::2]]
+
+
+@pytest.mark.parametrize("gradients", ["per_batch", "cumulative"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_importance_is_weight_times_gradient(name: str, gradients: str) -> None:
+    model, made = task_model(name), batches(3)
+    found = importance(model, Classes(), made, gradients)
+    alone = copy.deepcopy(model)
+    # every use of a shared layer as a layer of its own, whose gradients do not meet
+    alone.encoder.blocks = nn.ModuleList([copy.deepcopy(block) for block in alone.encoder.blocks])
+    heads, neurons = by_weights(alone, made, is_zeroed=gradients == "per_batch")
+    for own, expected in [*zip(found.heads, heads, strict=True), *zip(found.neurons, neurons, strict=True)]:
+        torch.testing.assert_close(own.double(), expected, rtol=2e-5, atol=1e-7 * float(expected.max()))
+    if model.config.encoder.shares_mixer:
+        total = summed_over_uses(found.heads, is_shared=True)
+        assert all(torch.equal(one, other) for one, other in pairwise(total))
+        torch.testing.assert_close(total[0].double(), torch.stack(heads).sum(0), rtol=2e-5, atol=1e-7)
+
+
+def some_of(model: Model, seed: int) -> Kept:
+    """Some units of every layer, by chance: uneven where layers may be, the same where they share them."""
+    draw, encoder, units = torch.Generator().manual_seed(seed), model.config.encoder, model.encoder.units
+
+    def some(count: int, groups: int, kept: int) -> Tensor:
+        size = count // groups
+        chosen = [torch.randperm(size, generator=draw)[:kept].sort().values + size * group for group in range(groups)]
+        return torch.cat(chosen)
+
+    def amount(count: int) -> int:
+        return int(torch.randint(1, count + 1, (1,), generator=draw))
+
+    heads = [some(layer.heads, 1, amount(layer.heads)) for layer in units]
+    neurons = [some(layer.neurons, layer.groups, amount(layer.neurons // layer.groups)) for layer in units]
+    if encoder.sharing in ("mixer", "feedforward"):  # as many in every layer
+        heads, neurons = [some(units[0].heads, 1, 2) for _ in units], [some(units[0].neurons, 1, 40) for _ in units]
+    if encoder.shares_mixer:
+        heads = heads[:1] * len(units)
+    if encoder.shares_feedforward:
+        neurons = neurons[:1] * len(units)
+    return Kept(tuple(heads), tuple(neurons))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_cut_is_closed_in_place(name: str, seed: int) -> None:
+    model, (batch,) = task_model(name), batches(1)
+    kept = some_of(model, seed)
+    if name.startswith(PREDICTED):
+        kept = Kept(Kept.all_of(model.encoder.units).heads, kept.neurons)
+    small = cut_down(model, kept)
+    assert [(layer.heads, layer.neurons) for layer in small.encoder.units] == list(zip(*kept.counts, strict=True))
+    assert small.config.encoder.sharing == model.config.encoder.sharing
+    gates = closed(kept, model.encoder.units)
+    masked = model.observed(batch.tokens, batch.layout, gates=gates).outputs
+    torch.testing.assert_close(small.outputs(batch.tokens, batch.layout), masked, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_folded_gates_are_gates(name: str) -> None:
+    model, (batch,) = task_model(name), batches(1)
+    encoder, units = model.config.encoder, model.encoder.units
+    heads = [torch.rand(layer.heads, dtype=torch.float64) for layer in units]
+    neurons = [torch.rand(layer.neurons, dtype=torch.float64) for layer in units]
+    heads = heads[:1] * len(units) if encoder.shares_mixer else heads
+    neurons = neurons[:1] * len(units) if encoder.shares_feedforward else neurons
+    gates = [LayerGates(heads=own, neurons=others) for own, others in zip(heads, neurons, strict=True)]
+    expected = model.observed(batch.tokens, batch.layout, gates=gates).outputs
+    assert not torch.allclose(model.outputs(batch.tokens, batch.layout), expected)
+    fold(model, gates)
+    torch.testing.assert_close(model.outputs(batch.tokens, batch.layout), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODERS if name.startswith(PREDICTED)])
+def test_heads_behind_predicted_kernels_are_a_sub_network(name: str) -> None:
+    model, (batch,) = task_model(name), batches(1)
+    kept = some_of(model, 0)
+    ordered = copy.deepcopy(model)
+    heads = [
+        torch.tensor([*own.tolist(), *(head for head in range(layer.heads) if head not in own)])
+        for own, layer in zip(kept.heads, model.encoder.units, strict=True)
+    ]
+    ordered.encoder.reorder(heads, [torch.arange(layer.neurons) for layer in model.encoder.units])
+    all_neurons = Kept(kept.heads, Kept.all_of(model.encoder.units).neurons)
+    expected = ordered.outputs(batch.tokens, batch.layout, subnet=all_neurons.subnet)
+    said = cut_down(model, all_neurons).outputs(batch.tokens, batch.layout)
+    torch.testing.assert_close(said, expected, rtol=0, atol=1e-10)

@@ -1,0 +1,163 @@
+"""shrink --method prune: what a run leaves, that it is what was scored, that it goes on where it was interrupted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers_finetune import tune, write_task
+
+import bertsmith
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.cli import main
+from bertsmith.errors import InputError
+from bertsmith.shrinking.prune.kept import Kept, closed
+from bertsmith.shrinking.prune.record import read_pruned
+from bertsmith.toml import read_toml
+from bertsmith.training.trainer import Trainer
+
+LARGER = ["model.overrides={width=16,layers=2,heads=4,longest=32,dropout=0.1}", "run.epochs=4"]
+WAYS: dict[str, list[str]] = {
+    "importance": [],
+    "layer": ["prune.scope=layer", 'recovery.terms=[{kind="labels"}]'],
+    "parameters": ["prune.counts=parameters", "prune.by=magnitude", "prune.step=1.0"],
+    "between": ["prune.step=0.25", "recovery.between=1.0", "recovery.after=0.0"],
+    "l0": ["prune.by=l0", "gates.epochs=3.0"],
+    "l0 alone": ["prune.by=l0", "recovery.after=0.0"],
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_task(tmp_path_factory.mktemp("data") / "reviews")
+
+
+@pytest.fixture(scope="module")
+def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("model") / "model"
+    tune(data, out, *LARGER)
+    return out
+
+
+def prune(model: Path | None, data: Path | None, out: Path, *changes: str, **more: Any) -> dict[str, Any]:
+    settings = ["run.epochs=1.0", "run.log_every=1", "importance.examples=32", *changes]
+    return bertsmith.shrink(model, data=data, out=out, method="prune", set=settings, device="cpu", **more)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_run_leaves_is_what_was_scored(way: str, model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = prune(model, data, out, *WAYS[way], keep=0.5)
+    assert json.loads((out / "result.json").read_text()) == result
+    again = bertsmith.evaluate(out, data=str(data), out=tmp_path / "again", device="cpu")
+    assert again["score"] == result["score"]
+    whole = bertsmith.evaluate(model, data=str(data), out=tmp_path / "whole", device="cpu")
+    assert whole["score"] == result["teacher_score"]
+    small, large = bertsmith.load(out), bertsmith.load(model)
+    assert sum(parameter.numel() for parameter in small.parameters()) == result["parameters"]
+    assert sum(parameter.numel() for parameter in large.parameters()) == result["parameters_before"]
+    assert [layer.heads for layer in small.encoder.units] == result["heads"]
+    assert [layer.neurons for layer in small.encoder.units] == result["neurons"]
+    if way == "parameters":
+        block = 8 * (2 * 16 + 1)
+        assert 0 <= 0.5 * result["layer_parameters_before"] - result["layer_parameters"] < block
+    else:
+        assert sum(result["heads"]) == 4
+        assert sum(result["neurons"]) == 64
+    record = read_pruned(out)
+    assert [len(own) for own in record.heads] == result["heads"]
+    assert all(set(own) <= set(range(4)) and len(set(own)) == len(own) for own in record.heads)
+    assert {path.name for path in out.iterdir()} >= {"config.json", "model.safetensors", "task.json", "recipe.toml"}
+    assert not list(out.rglob("checkpoints")) + list(out.rglob("kept.json"))
+
+
+def test_without_training_it_is_the_model_with_gates_closed(model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = prune(model, data, out, "recovery.after=0.0", keep=0.4)
+    assert len(result["cuts"]) == 6
+    assert result["cut_score"] == result["score"] == result["cuts"][-1]["score"]
+    record, whole, small = read_pruned(out), bertsmith.load(model), bertsmith.load(out)
+    kept = Kept(*(tuple(torch.tensor(own) for own in units) for units in (record.heads, record.neurons)))
+    tokens, layout = torch.randint(5, 100, (3, 7)), SequenceLayout.full(3, 7)
+    expected = whole.observed(tokens, layout, gates=closed(kept, whole.encoder.units)).outputs
+    torch.testing.assert_close(small.outputs(tokens, layout), expected, rtol=0, atol=1e-5)
+
+
+def test_a_pruned_model_is_an_ordinary_one(model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    main(["shrink", str(model), "--data", str(data), "--out", str(out), "--method", "prune", "--keep", "0.5"])
+    assert read_toml(out / "recipe.toml")["prune"]["keep"] == 0.5
+    tuned = bertsmith.finetune(out, data=data, set=["run.epochs=1"], out=tmp_path / "tuned", device="cpu")
+    assert [layer.heads for layer in tuned.model.encoder.units] == json.loads((out / "result.json").read_text())[
+        "heads"
+    ]
+    twice = prune(out, data, tmp_path / "twice", keep=0.5)
+    assert sum(twice["neurons"]) == 32
+
+
+class Killed(BaseException):
+    """What stands for kill -9."""
+
+
+# after the first cut, among gates, and after them
+@pytest.mark.parametrize(("way", "at"), [("between", 7), ("l0", 5), ("l0", 14)])
+def test_an_interrupted_run_ends_as_an_undisturbed_one(
+    way: str, at: int, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = [*WAYS[way], "recovery.after=1.0"]
+    straight = prune(model, data, tmp_path / "straight", *changes, keep=0.5)
+    real, calls = Trainer._step, []
+
+    def until(self: Trainer, *arguments: object) -> None:
+        calls.append(self)
+        if len(calls) == at:
+            raise Killed
+        real(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", until)
+        with pytest.raises(Killed):
+            prune(model, data, tmp_path / "run", *changes, keep=0.5)
+    resumed = bertsmith.shrink(out=tmp_path / "run", resume=True, device="cpu")
+    assert {**resumed, "seconds": 0} == {**straight, "seconds": 0}
+    for name in ("model.safetensors", "pruned.json", "config.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
+    with pytest.raises(InputError, match="is finished; there is nothing to resume"):
+        bertsmith.shrink(out=tmp_path / "run", resume=True, device="cpu")
+
+
+def test_the_same_seed_gives_the_same_model(model: Path, data: Path, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        prune(model, data, tmp_path / name, "prune.by=l0", keep=0.5, seed=3)
+    one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "other"))
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "words"),
+    [
+        ([], {"keep": 1.5}, "prune.keep is 1.5"),
+        (
+            [],
+            {"keep": 0.5, "widths": [1.0, 0.5]},
+            "--widths is given with --method prune; allowed: with --method elast",
+        ),
+        (["prune.by=weights"], {}, "prune.by is 'weights': input should be 'importance', 'magnitude' or 'l0'"),
+        (["prune.counts=parameters"], {"keep": 0.01}, "prune.keep is 0.01 of the parameters; allowed: from 0"),
+        (["grid.sample=2"], {}, "grid is not a known setting"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(
+    changes: list[str], flags: dict[str, Any], words: str, model: Path, data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as caught:
+        prune(model, data, tmp_path / "run", *changes, **flags)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_was_not_pruned_says_so(model: Path) -> None:
+    with pytest.raises(InputError, match=r"has no pruned.json, so its model was not pruned; use bertsmith shrink$"):
+        read_pruned(model)

@@ -1,0 +1,88 @@
+"""LayerDrop: whole layers left out in training by chance, none of them in evaluation."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+import bertsmith
+from bertsmith import Subnet
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
+from bertsmith.models.model import Model
+
+LENGTHS = [5, 3, 6]
+
+
+def small(layer_drop: float, layers: int = 4) -> Model:
+    sizes = {"width": 16, "layers": layers, "heads": 2, "vocabulary": 50, "longest": 16, "dropout": 0.0}
+    return bertsmith.build(bertsmith.preset("bert-tiny", **sizes, deviation=0.3, layer_drop=layer_drop), seed=0)
+
+
+def dropped(model: Model, tokens: Tensor, layout: SequenceLayout) -> list[bool]:
+    """Which layers a pass of the encoder left out."""
+    trail = model.encoder.run(tokens, layout, with_trail=True).trail
+    return [torch.equal(entered, left) for entered, left in pairwise(trail)]
+
+
+def test_each_layer_is_left_out_as_often_as_asked() -> None:
+    model, tokens = small(0.3).train(), torch.randint(0, 50, (1, 4))
+    seen = torch.tensor([dropped(model, tokens, SequenceLayout.full(1, 4)) for _ in range(600)]).double()
+    # five standard deviations of a share of 600, and of the product of two layers' shares
+    assert (seen.mean(0) - 0.3).abs().max() < 5 * (0.3 * 0.7 / 600) ** 0.5
+    together = (seen[:, 0] * seen[:, 1]).mean()
+    assert abs(together - 0.09) < 5 * (0.09 * 0.91 / 600) ** 0.5
+
+
+def test_nothing_is_dropped_in_evaluation() -> None:
+    tokens = torch.randint(0, 50, (2, 6))
+    assert torch.equal(small(0.9).eval()(tokens), small(0.0).eval()(tokens))
+    assert not any(dropped(small(0.9).eval(), tokens, SequenceLayout.full(2, 6)))
+
+
+def test_a_layer_that_is_left_out_has_a_gradient_of_zero() -> None:
+    """None would be missed by processes that wait for it."""
+    model, layout, tokens = small(0.5).train(), SequenceLayout.full(2, 6), torch.randint(0, 50, (2, 6))
+    seed = next(seed for seed in range(50) if torch.manual_seed(seed) and 0 < sum(dropped(model, tokens, layout)) < 4)
+    torch.manual_seed(seed)
+    left_out = dropped(model, tokens, layout)
+    torch.manual_seed(seed)
+    model.encoder.run(tokens, layout).states.square().sum().backward()
+    for block, was_dropped in zip(model.encoder.blocks, left_out, strict=True):
+        gradients = [parameter.grad for parameter in block.parameters()]
+        assert all(gradient is not None for gradient in gradients)
+        assert all(gradient.abs().max() == 0 for gradient in gradients) == was_dropped
+
+
+def test_packed_and_padded_drop_the_same_layers() -> None:
+    model = small(0.5).double().train()
+    items = [torch.randint(0, 50, (length,)) for length in LENGTHS]
+    packed = SequenceLayout.packed(torch.tensor([0, *LENGTHS]).cumsum(0).int(), max(LENGTHS))
+    padded = SequenceLayout.padded(torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None])
+    rows = torch.zeros(len(items), max(LENGTHS), dtype=torch.long)
+    for row, item in zip(rows, items, strict=True):
+        row[: len(item)] = item
+    for seed in range(5):
+        torch.manual_seed(seed)
+        one = model.encoder.run(torch.cat(items), packed).states
+        torch.manual_seed(seed)
+        other = model.encoder.run(rows, padded).states
+        torch.testing.assert_close(other[padded.is_token], one, rtol=0, atol=1e-11)
+
+
+def test_every_other_layer_stays() -> None:
+    """The paper's "every other" for half of the depth drops layers 0, 2, 4 …: those whose number ⌊1 / 0.5⌋ divides."""
+    model, tokens = small(0.5, layers=6).eval(), torch.randint(0, 50, (2, 6))
+    kept = [layer for layer in range(6) if layer % 2]
+    assert Subnet(depth=0.5).kept_layers(6) == tuple(kept)
+    shallow = bertsmith.extract(model, Subnet(layers=tuple(kept)))
+    assert torch.equal(shallow(tokens), model(tokens, subnet=Subnet(depth=0.5)))
+    assert shallow.train().encoder.layer_drop == 0.5
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(InputError, match=r"layer_drop is 1\.0: "):
+        small(1.0)
+    with pytest.raises(InputError, match=r"layer_drop is 0\.2 and universal is given, which has steps; allowed: 0$"):
+        bertsmith.preset("universal-base", layer_drop=0.2)

@@ -212,11 +212,11 @@ def _tidy(out: Path, stages: Sequence[str]) -> None:
 
 def _costs(settings: "ElasticSettings", teacher: "Model", examples: int) -> dict[str, str]:
     """What the settings cost, for --explain."""
-    steps = settings.run.steps(-(-examples // settings.batch.examples))
+    batches = -(-examples // settings.batch.examples)
     units = teacher.encoder.units
     facts = {}
     for stage in settings.stages:
-        grid = settings.stage_grid(stage)
+        grid, steps = settings.stage_grid(stage), settings.stage_run(stage).steps(batches)
         learned = grid.subnets if grid.is_whole else grid.drawn(units, 0)
         passes = sum(subnet.width * subnet.depth for subnet in learned)
         facts[f"stage {stage}"] = f"{len(learned)} sub-networks a step, {passes:.2f} whole ones' work, {steps:,} steps"

@@ -149,7 +149,6 @@ def _is_better(work: "Work[ElasticSettings]", model: "Model", other: "Model") ->
 
 def _finish(work: "Work[ElasticSettings]", model: "Model", seconds: float) -> dict[str, Any]:
     """Writes the elastic model, the record of its sub-networks and the figures; returns these."""
-    import shutil
     from statistics import fmean
 
     from bertsmith.checkpoint.files import read_json
@@ -206,13 +205,22 @@ def _finish(work: "Work[ElasticSettings]", model: "Model", seconds: float) -> di
         "seconds": round(seconds, 1),
         "is_finished": True,
     }
-    write_result(out, figures)
     write_elastic_report(settings, record, out, settings.task.texts(work.dev[0]))
-    # the model is written; what it took to get there is not needed
-    for folder in (REWIRED, *(f"{stage}/model" for stage in settings.stages)):
-        shutil.rmtree(out / folder, ignore_errors=True)
+    write_result(out, figures)  # the last: a run that has it is finished
+    _tidy(out, settings.stages)
     print_grid(record, out, settings.data)
     return figures
+
+
+def _tidy(out: Path, stages: Sequence[str]) -> None:
+    """Removes what it took to get to the model, and what killed runs left half-written; logs stay."""
+    import shutil
+
+    folders = [out / REWIRED, *(out / stage / name for stage in stages for name in ("model", "checkpoints"))]
+    for home in (out, *(out / stage for stage in stages)):
+        folders += [*home.glob(".*.partial-*"), *home.glob(".*.old-*")]
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _costs(settings: "ElasticSettings", teacher: "Model", examples: int, taught: int) -> dict[str, str]:
@@ -220,8 +228,8 @@ def _costs(settings: "ElasticSettings", teacher: "Model", examples: int, taught:
     units = teacher.encoder.units
     facts = {} if taught == examples else {"augmentation": f"{examples:,} rows become {taught:,} at most"}
     for stage in settings.stages:
-        steps = settings.run.steps(-(-(examples if stage == "labels" else taught) // settings.batch.examples))
-        grid = settings.stage_grid(stage)
+        batches = -(-(examples if stage == "labels" else taught) // settings.batch.examples)
+        grid, steps = settings.stage_grid(stage), settings.stage_run(stage).steps(batches)
         learned = grid.subnets if grid.is_whole else grid.drawn(units, 0)
         passes = sum(subnet.width * subnet.depth for subnet in learned)
         facts[f"stage {stage}"] = f"{len(learned)} sub-networks a step, {passes:.2f} whole ones' work, {steps:,} steps"

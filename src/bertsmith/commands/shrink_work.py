@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from bertsmith.commands.finetune_task import Tables
 from bertsmith.commands.run import RECIPE, check_same
 from bertsmith.errors import InputError
-from bertsmith.settings import Record
 
 if TYPE_CHECKING:
     from bertsmith.batches.examples import Features
     from bertsmith.models.model import Model
     from bertsmith.shrinking.elastic import ElasticSettings
+    from bertsmith.shrinking.exits import ExitSettings
     from bertsmith.shrinking.prune.settings import PruneSettings
+    from bertsmith.shrinking.vocabulary import CutSettings
     from bertsmith.training.trainer import Trainer
 
 Settings = TypeVar("Settings", "ElasticSettings", "PruneSettings")
-Own = TypeVar("Own", bound=Record)
+Own = TypeVar("Own", "ElasticSettings", "PruneSettings", "ExitSettings", "CutSettings")
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,18 @@ def shrink_settings(
         raise InputError("data is not given: pass --data with the folder the model was fine-tuned on")
     parts = task_parts(plain["data"])
     train, dev, notices = parts.read("train"), parts.find("dev"), []
-    task = kept.task.changed(**named_columns(columns, type(kept.task)))
+    own = {"task": kept.task.plain(), "sequences": kept.sequences.plain()}
+    plain = {**plain, **{name: {**values, **plain.get(name, {})} for name, values in own.items()}}
+    plain["task"] |= named_columns(columns, type(kept.task))
+    for name in ("kind", "labels"):
+        if plain["task"].get(name) != own["task"].get(name):
+            given, there = plain["task"].get(name), own["task"].get(name)
+            raise InputError(f"task.{name} is {given!r} and the model's is {there!r}; allowed: what it was made for")
+    settings = kind.parse(_with_defaults(plain, folder) if goes_on else plain, source=source)
     if dev is None:
-        train, dev, said = held_out(task, train, "there is no dev part")
+        train, dev, said = held_out(settings.task, train, "there is no dev part")
         notices.append(said)
-    own = {"task": task.plain(), "sequences": kept.sequences.plain()}
-    plain = {**plain, **{name: value for name, value in own.items() if name not in plain}}
-    plain = _with_defaults(plain, folder) if goes_on else plain
-    return kind.parse(plain, source=source), Tables(train, dev, tuple(notices))
+    return settings, Tables(train, dev, tuple(notices))
 
 
 def _with_defaults(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -146,7 +151,7 @@ def learned(work: Work[Any], folder: Path, make: Callable[[Path], "Trainer"]) ->
         return load(done), float(read_json(done / "stage.json")["seconds"])
     folder.mkdir(parents=True, exist_ok=True)
     trainer = make(folder)
-    with explained(work.out):
+    with explained(work.out, folder):
         progress = trainer.run(resume=(folder / "checkpoints").is_dir())
         if trainer.is_finished and work.is_main:
             with NewFolder(done) as new:

@@ -41,6 +41,24 @@ class StageConfig(Record):
     """None for as many as run.epochs says."""
 
 
+class WidthStage(StageConfig):
+    """All widths learn from the fine-tuned model."""
+
+    terms: tuple[AnyTerm, ...] = Field(default=(OutputTerm(), StateTerm(weight=0.1)), min_length=1)
+
+
+class DepthStage(StageConfig):
+    """All widths and depths learn from the model of the first stage."""
+
+    terms: tuple[AnyTerm, ...] = Field(default=(OutputTerm(), StateTerm()), min_length=1)
+
+
+class LabelStage(StageConfig):
+    """All widths and depths learn from the labels."""
+
+    terms: tuple[AnyTerm, ...] = Field(default=(LabelTerm(),), min_length=1)
+
+
 class ElasticSettings(Record):
     """All that an elastic training depends on."""
 
@@ -58,9 +76,9 @@ class ElasticSettings(Record):
     stages: tuple[Stage, ...] = ("width", "depth")
     """One after the other: "width" learns all widths at full depth from the fine-tuned model, "depth" all of the grid
     from the model of the first stage, "labels" all of it from the labels, kept only if the mean score rises."""
-    width: StageConfig = StageConfig(terms=(OutputTerm(), StateTerm(weight=0.1)))
-    depth: StageConfig = StageConfig(terms=(OutputTerm(), StateTerm()))
-    labels: StageConfig = StageConfig(terms=(LabelTerm(),))
+    width: WidthStage = WidthStage()
+    depth: DepthStage = DepthStage()
+    labels: LabelStage = LabelStage()
     teacher_width: Literal["same", "full"] = "same"
     """In the depth stage: whether a sub-network learns from the teacher at its own width (the paper) or at full width
     (the released code)."""
@@ -83,6 +101,11 @@ class ElasticSettings(Record):
     def stage_grid(self, stage: Stage) -> Grid:
         """The sub-networks that learn in a stage."""
         return self.grid.changed(depths=(1.0,)) if stage == "width" else self.grid
+
+    def stage_run(self, stage: Stage) -> FinetuneRunConfig:
+        """How long a stage takes and how it is carried out."""
+        epochs = self.stage(stage).epochs
+        return self.run if epochs is None else self.run.changed(epochs=epochs)
 
     @model_validator(mode="after")
     def _check_stages(self) -> "ElasticSettings":
@@ -132,8 +155,9 @@ def make_stage(
         teacher_width=settings.teacher_width if stage == "depth" else "full",
     )
     judge = GridJudge(settings.task, dev[0], dev[1], settings.sequences, task.for_evaluation(), grid.subnets)
-    run = settings.run if config.epochs is None else settings.run.changed(epochs=config.epochs)
-    learning = _StageLearning(settings.sequences, settings.batch, settings.optimizer, settings.schedule, run)
+    learning = _StageLearning(
+        settings.sequences, settings.batch, settings.optimizer, settings.schedule, settings.stage_run(stage)
+    )
     learned = grid.subnets if grid.is_whole else grid.drawn(student.encoder.units, 0)
     shares = [subnet.width * subnet.depth for subnet in learned]
     return task_trainer(

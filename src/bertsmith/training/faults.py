@@ -18,8 +18,11 @@ def kept(out: Path) -> str:
 
 
 @contextmanager
-def explained(out: Path) -> Iterator[None]:
-    """Turns what the system refuses inside into an InputError that names the folder and says what is kept."""
+def explained(out: Path, training: Path | None = None) -> Iterator[None]:
+    """Turns what the system refuses inside into an InputError that names the folder and says what is kept.
+
+    `training` is the folder with the checkpoints, where the run is one of several trainings.
+    """
     try:
         yield
     except (OSError, SafetensorError, RuntimeError, InputError) as error:
@@ -27,7 +30,8 @@ def explained(out: Path) -> Iterator[None]:
         if reason is None:
             raise
         raise InputError(
-            f"the run in {str(out)!r} had to stop: {reason}; {kept(out)}: put that right and go on with --resume"
+            f"the run in {str(out)!r} had to stop: {reason}; {kept(training or out)}: put that right and go on with "
+            "--resume"
         ) from None
 
 

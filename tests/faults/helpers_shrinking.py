@@ -1,0 +1,66 @@
+"""A tiny elastic training as a command, for tests that interrupt it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from helpers_finetuning import ROWS, write_task
+from helpers_training import losses
+
+import bertsmith
+from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.training.starting import with_task_head
+
+SMALL = ["grid.widths=[1.0, 0.5]", "grid.depths=[1.0, 0.5]", "batch.examples=8", "run.epochs=1", "run.log_every=1"]
+SMALL += ["run.evaluations=2", "importance.examples=16", "optimizer.learning_rate=1e-3"]
+STEPS = 5  # of each stage
+
+
+def write_folders(folder: Path, dropout: float = 0.1) -> tuple[Path, Path]:
+    """A model as a fine-tuning would leave it, and the data of its task: 37 rows to learn from, 16 in dev."""
+    data = write_task(folder / "data", train=37)
+    tokenizer = learn_tokenizer([text for text, _ in ROWS], "wordpiece", 120, progress=False)
+    sizes = {"width": 16, "heads": 2, "layers": 2, "longest": 32, "deviation": 0.3, "dropout": dropout}
+    model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes), seed=0)
+    model.tokenizer = tokenizer
+    kept = KeptTask.parse({"task": {"kind": "classification", "labels": ["bad", "good"]}, "sequences": {"length": 16}})
+    head = kept.task.head(model.config).changed(dropout=dropout)
+    bertsmith.save(with_task_head(model, head, seed=0), folder / "model")
+    write_kept(kept, folder / "model")
+    return folder / "model", data
+
+
+def shrunk(folders: tuple[Path, Path], out: Path, *changes: str, **more: Any) -> dict[str, Any]:
+    """The figures of an elastic training."""
+    model, data = folders
+    return bertsmith.shrink(model, data=str(data), out=out, set=[*SMALL, *changes], device="cpu", **more)
+
+
+def shrinking(folders: tuple[Path, Path] | None, out: Path, *changes: str) -> list[str]:
+    """The same as a command; without folders, one that goes on."""
+    words = [sys.executable, "-m", "bertsmith", "shrink", "--out", str(out), "--device", "cpu"]
+    if folders is None:
+        return [*words, "--resume"]
+    words += [str(folders[0]), "--data", str(folders[1])]
+    return words + [word for change in (*SMALL, *changes) for word in ("--set", change)]
+
+
+def figures(path: Path) -> dict[str, Any]:
+    """A result or a record without what depends on the machine."""
+    plain = json.loads(path.read_text())
+    plain["grid"] = [{name: value for name, value in row.items() if name != "latency_ms"} for row in plain["grid"]]
+    return {name: value for name, value in plain.items() if name != "seconds"}
+
+
+def assert_same(out: Path, straight: Path, stages: tuple[str, ...] = ("width", "depth")) -> None:
+    """The same weights, bit by bit, the same figures and logs, and nothing left of the way there."""
+    for name in ("model.safetensors", "task.json", "config.json"):
+        assert (out / name).read_bytes() == (straight / name).read_bytes(), name
+    for name in ("result.json", "elastic.json"):
+        assert figures(out / name) == figures(straight / name), name
+    for stage in stages:
+        assert losses(out / stage) == losses(straight / stage)
+        assert sorted(path.name for path in (out / stage).iterdir()) == ["log.jsonl"]
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in straight.iterdir())

@@ -1,0 +1,197 @@
+"""Elastic training that is killed, asked to stop or divided among processes ends as an undisturbed run does."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_shrinking import STEPS, assert_same, figures, shrinking, shrunk, write_folders
+from helpers_training import losses, run
+
+import bertsmith
+from bertsmith.checkpoint import store
+from bertsmith.checkpoint.files import read_tensors
+from bertsmith.commands import output
+from bertsmith.errors import InputError
+from bertsmith.shrinking import elastic, importance
+from bertsmith.training import checkpoint
+from bertsmith.training.trainer import Trainer
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "accelerate"
+LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+
+Folders = tuple[Path, Path]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return write_folders(tmp_path_factory.mktemp("shrinking"))
+
+
+@pytest.fixture(scope="module")
+def straight(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("straight") / "run"
+    shrunk(folders, out)
+    return out
+
+
+class Killed(BaseException):
+    """What stands for kill -9 where the moment must be exact: nothing in between handles it."""
+
+
+def killed(patch: pytest.MonkeyPatch, owner: object, name: str, after: int, *, before_it: bool) -> None:
+    """The run ends at call number `after` of a function, before it does anything or once it is done."""
+    real, calls = getattr(owner, name), []
+
+    def call(*arguments: object, **more: object) -> object:
+        calls.append(name)
+        if len(calls) == after and before_it:
+            raise Killed
+        done = real(*arguments, **more)
+        if len(calls) == after:
+            raise Killed
+        return done
+
+    patch.setattr(owner, name, call)
+
+
+MOMENTS = {
+    "in the importance": (importance, "importance", 1, False),
+    "while the rewired model is written": (store, "write_model", 1, False),
+    "in the width stage": (Trainer, "_step", 4, False),
+    "before checkpoints of the width stage go": (shutil, "rmtree", 5, True),
+    "between the stages": (elastic, "make_stage", 2, True),
+    "in the depth stage": (Trainer, "_step", 8, False),
+    "before the result": (output, "write_result", 1, True),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_any_moment(moment: str, folders: Folders, straight: Path, tmp_path: Path) -> None:
+    owner, name, after, before_it = MOMENTS[moment]
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        killed(patch, owner, name, after, before_it=before_it)
+        with pytest.raises(Killed):
+            shrunk(folders, out)
+    assert not (out / "result.json").exists()
+    bertsmith.shrink(out=out, resume=True, device="cpu")
+    assert_same(out, straight)
+
+
+def slowed() -> dict[str, str]:
+    """An environment in which each step waits a little, so that a signal meets the run in the middle."""
+    paths = [str(Path(__file__).parent / "slow"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def wait_for_step(stage: Path, step: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not (stage / "log.jsonl").exists() or (stage / "log.jsonl").read_text().count('"training"') < step:
+        assert process.poll() is None, "the run ended before it could be interrupted"
+        assert time.monotonic() < deadline, f"step {step} was not reached"
+        time.sleep(0.01)
+
+
+def test_killed_from_outside(folders: Folders, straight: Path, tmp_path: Path) -> None:
+    """kill -9 in the middle of the first stage."""
+    out = tmp_path / "run"
+    process = subprocess.Popen(shrinking(folders, out), env=slowed(), stdout=subprocess.DEVNULL)
+    wait_for_step(out / "width", 2, process)
+    process.kill()
+    process.wait()
+    assert not (out / "width" / "model").exists()
+    bertsmith.shrink(out=out, resume=True, device="cpu")
+    assert_same(out, straight)
+
+
+@pytest.mark.parametrize(("step", "stage"), [(2, "width"), (STEPS + 3, "depth")])
+def test_asked_to_stop(
+    step: int, stage: str, folders: Folders, straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGTERM: all is saved after the step, and no later stage begins."""
+    out, real, calls = tmp_path / "run", Trainer._step, []
+
+    def asked(*arguments: Any) -> None:
+        calls.append(step)
+        if len(calls) == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        real(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_step", asked)
+        assert shrunk(folders, out) == {"is_finished": False, "stage": stage}
+    assert len(calls) == step
+    assert "go on with --resume" in capsys.readouterr().err
+    assert not (out / "result.json").exists()
+    bertsmith.shrink(out=out, resume=True, device="cpu")
+    assert_same(out, straight)
+
+
+def test_killed_after_the_result(folders: Folders, straight: Path, tmp_path: Path) -> None:
+    """All is there but the tidying up: the run is finished, and says so."""
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        killed(patch, output, "write_result", 1, before_it=False)
+        with pytest.raises(Killed):
+            shrunk(folders, out)
+    assert figures(out / "result.json") == figures(straight / "result.json")
+    with pytest.raises(InputError, match="is finished; there is nothing to resume"):
+        bertsmith.shrink(out=out, resume=True, device="cpu")
+
+
+def test_a_full_disk(folders: Folders, straight: Path, tmp_path: Path) -> None:
+    out, real = tmp_path / "run", checkpoint.write_tensors
+
+    def write(path: Path, *arguments: object) -> None:
+        if "depth" in str(path) and "step-00000005" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, *arguments)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "write_tensors", write)
+        with pytest.raises(InputError, match=r"run'? had to stop: No space left .* step-0000000. is kept"):
+            shrunk(folders, out)
+    bertsmith.shrink(out=out, resume=True, device="cpu")
+    assert_same(out, straight)
+
+
+def test_what_resume_refuses(folders: Folders, straight: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        killed(patch, Trainer, "_step", 2, before_it=True)
+        with pytest.raises(Killed):
+            shrunk(folders, out)
+    with pytest.raises(InputError, match=r"--resume: grid.widths is \[1.0, 0.25\] but the run began with \[1.0, 0.5\]"):
+        bertsmith.shrink(out=out, resume=True, widths=[1.0, 0.25], device="cpu")
+    with pytest.raises(InputError, match="is finished; there is nothing to resume"):
+        bertsmith.shrink(out=straight, resume=True, device="cpu")
+    with pytest.raises(InputError, match="holds no run"):
+        bertsmith.shrink(out=tmp_path, resume=True, device="cpu")
+
+
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    """Without dropout, whose draws belong to a micro-batch, and with a last batch that is not full.
+
+    At full width a student begins as its teacher: its gradients are rounding, which Adam would make whole steps of.
+    """
+    folders = write_folders(tmp_path, dropout=0.0)
+    one, two = tmp_path / "one", tmp_path / "two"
+    shrunk(folders, one, "optimizer.epsilon=1e-2")
+    words = shrinking(folders, two, "optimizer.epsilon=1e-2")
+    run([*LAUNCH, str(CONFIGS / "cpu-two-processes.yaml"), *words[1:]])
+    for stage in ("width", "depth"):
+        ours, theirs = losses(two / stage), losses(one / stage)
+        assert [row[:2] for row in ours] == [row[:2] for row in theirs]
+        assert [row[2] for row in ours] == pytest.approx([row[2] for row in theirs], abs=1e-5)
+    weights, others = (read_tensors(folder / "model.safetensors") for folder in (two, one))
+    for name, weight in weights.items():
+        assert (weight - others[name]).abs().max() < 1e-5, name
+    assert figures(two / "result.json") == figures(one / "result.json")

@@ -1,0 +1,265 @@
+"""`bertsmith shrink` with the elastic method: what its settings do, what it chooses, what it refuses."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from helpers_finetune import ROWS, write_task
+
+import bertsmith
+from bertsmith import Subnet
+from bertsmith.checkpoint.files import read_tensors
+from bertsmith.commands import output, shrink_elastic
+from bertsmith.errors import InputError
+from bertsmith.shrinking.record import read_record
+from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.training.starting import with_task_head
+
+SMALL = ["grid.widths=[1.0, 0.5]", "grid.depths=[1.0, 0.5]", "batch.examples=16", "run.epochs=1", "run.log_every=1"]
+SMALL += ["importance.examples=16", "optimizer.learning_rate=1e-3"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model as a fine-tuning would leave it, and the data of its task."""
+    folder = tmp_path_factory.mktemp("shrink")
+    data = write_task(folder / "data")
+    tokenizer = learn_tokenizer([text for text, _ in ROWS], "wordpiece", 120, progress=False)
+    sizes = {"width": 16, "heads": 2, "layers": 2, "longest": 32, "deviation": 0.3}
+    model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes), seed=0)
+    model.tokenizer = tokenizer
+    bertsmith.save(model, folder / "untuned")
+    kept = KeptTask.parse({"task": {"kind": "classification", "labels": ["bad", "good"]}, "sequences": {"length": 16}})
+    bertsmith.save(with_task_head(model, kept.task.head(model.config), seed=0), folder / "model")
+    write_kept(kept, folder / "model")
+    return folder / "model", data
+
+
+def shrunk(folders: tuple[Path, Path], out: Path, *changes: str, **more: Any) -> dict[str, Any]:
+    model, data = folders
+    given = {"data": str(data), "set": [*SMALL, *changes], "device": "cpu", **more}
+    return bertsmith.shrink(model, out=out, **given)
+
+
+def rows(stage: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (stage / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_the_best_mean_over_the_grid_is_kept(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Of several evaluations, at a rate that makes them differ, the one whose mean score is the highest."""
+    result = shrunk(folders, tmp_path / "out", "run.evaluations=4", "run.epochs=2", "optimizer.learning_rate=3e-2")
+    evaluated = rows(tmp_path / "out" / "depth", "held_out")
+    names = ["width 0.5 depth 0.5", "width 1 depth 0.5", "width 0.5 depth 1", "width 1 depth 1"]
+    for row in evaluated:
+        assert row["score"] == pytest.approx(fmean(row[name] for name in names))
+    best = max(evaluated, key=lambda row: (row["score"], -row["loss"]))
+    assert len({row["score"] for row in evaluated}) > 1
+    assert result["score"] == pytest.approx(best["score"])
+    assert [member["score"] for member in result["grid"]] == [best[name] for name in names]
+
+
+def test_all_that_is_recorded(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Units are in the order of their scores, and the whole model's first layers' costs fall with the cut."""
+    out = tmp_path / "out"
+    shrunk(folders, out, "run.epochs=0.1")
+    record = read_record(out)
+    for scores, order in zip(record.head_scores, record.head_order, strict=True):
+        assert sorted(order) == list(range(2))
+        assert scores[order[0]] >= scores[order[1]] > 0
+    for order in record.neuron_order:
+        assert sorted(order) == list(range(64))
+    smallest, *_, largest = record.grid
+    assert smallest.parameters < largest.parameters
+    assert smallest.flops < largest.flops
+    for member, subnet in zip(record.grid, record.subnets, strict=True):
+        small = bertsmith.load(out, subnet=subnet)
+        assert member.parameters == sum(p.numel() for p in small.parameters())
+
+
+@pytest.mark.parametrize("order", ["random", "reversed", "none"])
+def test_other_orders_to_compare_with(order: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    shrunk(folders, tmp_path / "out", f"order={order}", "run.epochs=0.1", "stages=['width']")
+    record = read_record(tmp_path / "out")
+    for scores, found in zip(record.head_scores, record.head_order, strict=True):
+        if order == "reversed":
+            assert scores[found[0]] <= scores[found[1]]
+        if order == "none":
+            assert list(found) == [0, 1]
+    assert (record.neuron_order[0] == tuple(range(64))) == (order == "none")
+
+
+def test_the_width_stage_alone(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Only what was trained is in the record."""
+    result = shrunk(folders, tmp_path / "out", "stages=['width']")
+    assert [(member["width"], member["depth"]) for member in result["grid"]] == [(0.5, 1.0), (1.0, 1.0)]
+    assert not (tmp_path / "out" / "depth").exists()
+
+
+@pytest.mark.parametrize("changes", [["grid.sample=1"], ["grid.sample=1", "grid.per_layer=true"]])
+def test_a_sample_of_the_grid(changes: list[str], folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """All of the grid is judged, whatever was drawn; and what is drawn is no chance."""
+    changes = [*changes, "grid.widths=[1.0, 0.5]", "grid.depths=[1.0, 0.5]"]
+    result = shrunk(folders, tmp_path / "a", *changes)
+    shrunk(folders, tmp_path / "b", *changes)
+    assert len(result["grid"]) == 4
+    first, second = (read_tensors(tmp_path / name / "model.safetensors") for name in "ab")
+    assert all((weight == second[name]).all() for name, weight in first.items())
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_labels_are_kept_only_if_better(
+    is_better: bool, folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever it is, the weights at the end are those of the better model."""
+    seen: list[dict[str, Any]] = []
+    real: Callable[..., bool] = shrink_elastic._is_better
+
+    def watched(work: Any, model: Any, other: Any) -> bool:
+        seen.append({"learned": model.state_dict(), "before": other.state_dict()})
+        real(work, model, other)
+        return is_better
+
+    monkeypatch.setattr(shrink_elastic, "_is_better", watched)
+    shrunk(folders, tmp_path / "out", "stages=['width', 'depth', 'labels']", "labels.epochs=0.5")
+    weights = read_tensors(tmp_path / "out" / "model.safetensors")
+    expected, other = seen[0]["learned"], seen[0]["before"]
+    if not is_better:
+        expected, other = other, expected
+    assert all((weight == expected[name].cpu()).all() for name, weight in weights.items())
+    assert any((weight != other[name].cpu()).any() for name, weight in weights.items())
+    assert len(rows(tmp_path / "out" / "labels", "training")) == 2
+
+
+def test_better_is_a_higher_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Told:
+        def __init__(self, score: float) -> None:
+            self.judgement = self
+            self.score = score
+
+    monkeypatch.setattr(shrink_elastic, "_members", lambda work, model: [Told(score) for score in model])
+    assert shrink_elastic._is_better(None, [1.0, 4.0], [2.0, 2.0])  # type: ignore[arg-type]
+    assert not shrink_elastic._is_better(None, [2.0, 2.0], [2.0, 2.0])  # type: ignore[arg-type]
+
+
+def test_settings_stand_over_those_of_the_model(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """One that is given leaves the others of its table as the model has them."""
+    model, data = tmp_path / "model", tmp_path / "data"
+    shutil.copytree(folders[0], model)
+    task = json.loads((model / "task.json").read_text())
+    task["sequences"] |= {"layout": "padded", "length": 16}
+    (model / "task.json").write_text(json.dumps(task))
+    data.mkdir()
+    for part, some in (("train", ROWS[::2]), ("dev", ROWS[1::8])):
+        lines = [json.dumps({"words": text, "label": label}) + "\n" for text, label in some]
+        (data / f"{part}.jsonl").write_text("".join(lines))
+    changes = ["sequences.length=12", "run.epochs=0.1", "stages=['width']"]
+    shrunk((model, data), tmp_path / "out", *changes, column=["text=words"])
+    kept = json.loads((tmp_path / "out" / "task.json").read_text())
+    assert (kept["sequences"]["length"], kept["sequences"]["layout"]) == (12, "padded")
+    assert kept["task"]["labels"] == ["bad", "good"]
+    recipe = tmp_path / "recipe.toml"
+    shutil.copy(tmp_path / "out" / "recipe.toml", recipe)
+    bertsmith.shrink(recipe=recipe, out=tmp_path / "again", device="cpu", column=["text=words"])
+    for name in ("model.safetensors", "task.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_the_rate_and_batch_are_those_of_the_fine_tuning(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(folders[0], tmp_path / "model")
+    (tmp_path / "model" / "recipe.toml").write_text("[optimizer]\nlearning_rate = 3e-4\n[batch]\nexamples = 7\n")
+    given = {"data": str(folders[1]), "out": tmp_path / "out", "explain": True}
+    facts = bertsmith.shrink(tmp_path / "model", **given, set=["depth.epochs=1"])
+    assert not (tmp_path / "out").exists()
+    assert facts["stage width"] == "4 sub-networks a step, 2.50 whole ones' work, 30 steps"
+    assert facts["stage depth"] == "12 sub-networks a step, 5.62 whole ones' work, 10 steps"
+
+
+REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
+    "widths without 1": (["grid.widths=[0.5, 0.25]"], {}, r"grid: widths is \[0.5, 0.25\]; allowed: different shares"),
+    "stages out of order": (["stages=['depth', 'width']"], {}, r"stages is \['depth', 'width'\]; allowed: width; "),
+    "an unknown stage": (["stages=['heights']"], {}, "stages"),
+    "no stage": (["stages=[]"], {}, r"stages is \[\]; allowed"),
+    "a term that is none": (["width.terms=[{kind='wisdom'}]"], {}, "wisdom"),
+    "no terms": (["depth.terms=[]"], {}, "terms"),
+    "another kind of task": (["task.kind=regression"], {}, "task.kind is 'regression' and the model's is 'classificat"),
+    "other labels than the model's": (["task.labels=['no', 'yes']"], {}, r"task.labels is \['no', 'yes'\] and the mod"),
+    "an unknown setting": (["grid.width=[1.0]"], {}, "grid.width"),
+    "no data": ([], {"data": None}, "data is not given"),
+    "another method": ([], {"method": "elastics"}, "--method is 'elastics'"),
+    "per_layer without a sample": (["grid.per_layer=true"], {}, "per_layer is true and sample is None"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_settings(name: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    changes, more, match = REFUSED[name]
+    with pytest.raises(InputError, match=match) as caught:
+        shrunk(folders, tmp_path / "out", *changes, **more)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_refused_folders(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    model, data = folders
+    untuned, nowhere, other = model.parent / "untuned", tmp_path / "nowhere", tmp_path / "other"
+    other.mkdir()
+    (other / "dev.jsonl").write_text((data / "dev.jsonl").read_text())
+    cases = [
+        ((untuned, data), "has no task.json, so its model was not fine-tuned; use bertsmith finetune"),
+        ((nowhere, data), "which is no folder; give that of a fine-tuned model"),
+        ((model, nowhere), "nowhere"),
+        ((model, other), "train"),
+    ]
+    for given, match in cases:
+        with pytest.raises(InputError, match=match):
+            shrunk(given, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    (other / "train.jsonl").write_text('{"text": "the fine day", "label": "excellent"}\n')
+    with pytest.raises(InputError, match="excellent"):
+        shrunk((model, other), tmp_path / "out")
+    for out in (model, data, model.parent):
+        with pytest.raises(InputError, match=r"lie inside each other"):
+            shrunk(folders, out, force=True)
+    made = tmp_path / "made"
+    shutil.copytree(model, made)
+    (made / output.MARK).touch()  # as in every folder that a command makes
+    inside = made / "elastic"
+    with pytest.raises(InputError, match="lie inside each other"):
+        shrunk((made, data), inside)
+    assert not inside.exists()
+
+
+def test_a_broken_record_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no elastic.json, so its model is not elastic; use bertsmith shrink"):
+        read_record(folders[0])
+    (tmp_path / "elastic.json").write_text('{"metric": "accuracy"}')
+    with pytest.raises(InputError, match=r"elastic\.json"):
+        read_record(tmp_path)
+
+
+def test_random_features_stay_the_same(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """A teacher and its student see through the same features, and those of the result are never drawn anew."""
+    kept = KeptTask.parse(json.loads((folders[0] / "task.json").read_text()))
+    tokenizer = bertsmith.load(folders[0]).tokenizer
+    assert tokenizer is not None
+    sizes = {"width": 16, "heads": 2, "layers": 2, "longest": 32, "features": 16, "deviation": 0.3}
+    config = bertsmith.preset("performer-small", vocabulary=tokenizer.size, **sizes)
+    model = bertsmith.build(config, seed=0)
+    model.tokenizer = tokenizer
+    model = with_task_head(model, kept.task.head(model.config), seed=0)
+    bertsmith.save(model, tmp_path / "model")
+    write_kept(kept, tmp_path / "model")
+    shrunk((tmp_path / "model", folders[1]), tmp_path / "out", "stages=['width']", "run.choose=last")
+    found = bertsmith.load(tmp_path / "out", subnet=Subnet())
+    before = read_tensors(tmp_path / "model" / "model.safetensors")
+    projections = {name: value for name, value in found.state_dict().items() if name.endswith("projection")}
+    assert projections
+    for name, value in projections.items():
+        assert value.shape == before[name].shape
+        assert (value.sort(0).values - before[name].sort(0).values).abs().max() == 0

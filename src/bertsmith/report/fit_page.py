@@ -49,7 +49,7 @@ def fit_page(figures: Mapping[str, Any], name: str) -> str:
         "Filled marks were measured for real in fresh processes, hollow ones are estimated from the table of layers. "
         "The line joins what nothing else beats in score and latency, of those whose score is known."
     )
-    body += section("Score and latency", _picture(figures, percentile), note=note)
+    body += section("Score and latency", front_picture(figures, percentile), note=note)
     if figures["notices"]:
         listed = "".join(f"<li>{escape(text)}</li>" for text in figures["notices"])
         body += section("To be known", f'<ul class="notices">{listed}</ul>')
@@ -83,7 +83,7 @@ def _lead(figures: Mapping[str, Any]) -> str:
     return f"Budget: {figures['budget']}.{whole}"
 
 
-def _picture(figures: Mapping[str, Any], percentile: int) -> str:
+def front_picture(figures: Mapping[str, Any], percentile: int) -> str:
     rows, limit = figures["candidates"], figures["limits"].get("latency_ms")
     reference = figures["reference"] or figures["chosen"] or figures["nearest"]
     far = FAR * max(reference["latency_ms"], limit or 0.0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bertsmith.commands.finetune_task import Tables
 from bertsmith.commands.run import print_explanation
 from bertsmith.commands.shrink_work import Work, begun, end_together, fine_tuned, learned
+from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
     from bertsmith.models.model import Model
@@ -30,11 +31,29 @@ def shrink_elastic(
     force: bool = False,
 ) -> dict[str, Any]:
     """Carries out all stages; returns the figures of the whole."""
+    _check_head(settings)
     if explain:
         return print_explanation(settings, _costs(settings, fine_tuned(settings), len(tables.train)))
     figures = _stages(begun(settings, tables, out, device=device, resume=resume, force=force), tables.notices)
     end_together()
     return figures
+
+
+def _check_head(settings: "ElasticSettings") -> None:
+    """Raises a sentence if the head of the task reads layers that the shallowest sub-networks do not have."""
+    from bertsmith.models.heads import TaskHeadConfig
+    from bertsmith.training.starting import ModelSource, described_config
+
+    config = described_config(ModelSource(name=settings.model))
+    grid = settings.stage_grid("depth" if "depth" in settings.stages else "width")
+    fewest = len(grid.subnets[0].kept_layers(len(config.encoder.layers)))
+    for head in config.heads:
+        if isinstance(head, TaskHeadConfig):
+            reads = head.features.layers + head.features.skip
+            if not head.features.layers or reads > fewest:
+                raise InputError(
+                    f"the model's head reads {reads} layers and grid.depths leaves {fewest}; allowed: 1 to {fewest}"
+                )
 
 
 def _stages(work: "Work[ElasticSettings]", notices: Sequence[str]) -> dict[str, Any]:

@@ -32,7 +32,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fit")
     (folder / "recipe.toml").write_text(RECIPE)
-    bertsmith.finetune(recipe=folder / "recipe.toml", data=data, out=folder / "model", device="cpu")
+    longer = ["run.epochs=10", "optimizer.learning_rate=3e-3"]
+    recipe = folder / "recipe.toml"
+    found = bertsmith.finetune(recipe=recipe, data=data, out=folder / "model", device="cpu", set=longer)
+    assert found["score"] > 60
     return folder / "model"
 
 
@@ -58,6 +61,17 @@ def _made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(model: Path, data: Path, out: Path, *more: str) -> list[str]:
     return ["fit", str(model), "--data", str(data), "--out", str(out), *QUICK, *more]
+
+
+@pytest.mark.usefixtures("_made_up_times")
+def test_of_equal_scores_the_fastest_wins(model: Path, data: Path, tmp_path: Path) -> None:
+    main(command(model, data, tmp_path / "out", "--latency-ms", "100"))
+    rows = [json.loads(line) for line in (tmp_path / "out" / "candidates.jsonl").read_text().splitlines()]
+    (chosen,) = [row for row in rows if row["is_chosen"]]
+    best = max(row["float32_score"] for row in rows)
+    assert chosen["score"] == best
+    # the others are estimated, so that the last percent cannot be told
+    assert chosen["latency_ms"] < 1.06 * min(row["latency_ms"] for row in rows if row["float32_score"] == best)
 
 
 @pytest.mark.usefixtures("_made_up_times")

@@ -16,7 +16,9 @@ from bertsmith.training.translation import TranslationSettings
 
 ROOT = Path(__file__).parents[2]
 ALL = sorted((ROOT / "recipes").rglob("*.toml"))
-RECIPES = [path for path in ALL if path.parent.name != "finetune"]  # these are in test_finetune_recipes.py
+RECIPES = [
+    path for path in ALL if path.parent.name not in ("finetune", "distillation")
+]  # these have tests of their own
 TRANSLATION = [path for path in RECIPES if "name" in read_toml(path).get("model", {})]
 CONTINUING = [path for path in RECIPES if "folder" in read_toml(path).get("model", {})]  # in test_continue_recipes.py
 PRETRAINING = [path for path in RECIPES if path not in (*TRANSLATION, *CONTINUING)]

@@ -135,6 +135,24 @@ class SequenceLayout:
             return rows
         return gathered(rows.flatten(0, 1), self._padded_places(like))
 
+    def chosen(self, sequences: Tensor) -> tuple["SequenceLayout", Tensor]:
+        """The layout of some sequences alone, and where their tokens stand among the first axis of what lies here.
+
+        Packed, that axis is the tokens'; padded, the rows', which are then cut to the longest that is left. On a GPU to
+        ask for it is to wait.
+        Shape: sequences (chosen,), int64, in the order they are to have; places (tokens,) or (chosen,).
+        """
+        if self.starts is None:
+            if self.is_token is None:
+                return SequenceLayout.full(len(sequences), self.longest), sequences
+            is_token = self.is_token[sequences]
+            return SequenceLayout.padded(is_token[:, : int(is_token.sum(-1).max())]), sequences
+        lengths = self.lengths()[sequences]
+        starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        begins = self.starts[:-1].long()[sequences] - starts[:-1]
+        places = torch.arange(int(starts[-1]), device=starts.device) + torch.repeat_interleave(begins, lengths)
+        return SequenceLayout.packed(starts.to(self.starts.dtype), int(lengths.max())), places
+
     def _padded_places(self, like: Tensor) -> Tensor:
         """Where the tokens of a packed layout stand in padded rows one after the other, (tokens,)."""
         return self.sequence_index(like) * self.longest + self.positions(like)

@@ -106,6 +106,7 @@ def evaluate_task(
         "score": judgement.score,
         **interval_of(judgement, len(table)),
         **judgement.figures,
+        **_layers_used(predictor),
         "examples": len(table),
         "part": named,
         "model": str(model),
@@ -114,7 +115,8 @@ def evaluate_task(
     facts = {"Task": task.kind, "Model": str(model), "Data": str(data), "Part": part, "Examples": f"{len(table):,}"}
     write_result(out, figures)
     write_report(out, task, examples, answers, judgement, figures, kind="Evaluation", part=part, facts=facts)
-    line = f"{score_line(named, figures)}; written to {out}: report.html tells more"
+    layers = f"; {figures['mean_layers']:.2f} layers in the mean" if "mean_layers" in figures else ""
+    line = f"{score_line(named, figures)}{layers}; written to {out}: report.html tells more"
     Console().print(line, markup=False, highlight=False, soft_wrap=True)
     return figures
 
@@ -146,6 +148,7 @@ def predict_task(
     task = task.changed(name=name_in_part(task.name, asked.part))
     write_files(out / "official", task.files(examples, answers))
     figures: dict[str, Any] = {"inputs": len(table), "seconds": round(seconds, 3), "model": str(model)}
+    figures |= _layers_used(predictor)
     if asked.data is None:
         figures["predictions"] = [answer["answer"] for answer in answers]
     write_result(out, figures)
@@ -190,6 +193,12 @@ def spoken(answer: Any) -> str:
     return str(answer) or "(none)"
 
 
+def _layers_used(predictor: "Predictor") -> dict[str, float]:
+    """How many layers the answers took in the mean, of a model that may stop early."""
+    used = predictor.mean_layers
+    return {} if used is None else {"mean_layers": used, "layers": len(predictor.model.config.encoder.layers)}
+
+
 def _file_of(data: str | None) -> Path | None:
     """The file or folder that data is, unless it is a name on the hub."""
     return Path(data) if data is not None and Path(data).exists() else None
@@ -208,7 +217,8 @@ def _loaded(model: Path, task: "Task[Any]", device: str) -> "Predictor":
     from bertsmith.tasks.predictor import Predictor
     from bertsmith.training.hardware import device_type
 
-    predictor = Predictor.load(model, device=device_type(device))
+    device_type(device)  # a sentence if it is not there
+    predictor = Predictor.load(model, device=device)
     predictor.task = task
     return predictor
 

@@ -24,6 +24,7 @@ def finetune(
     learning_rate: float | None = None,
     batch: int | None = None,
     adversarial: Literal["none", "sift", "vat"] | None = None,
+    teacher: Path | None = None,
     set: list[str] | None = None,
     seed: int | None = None,
     seeds: int | None = None,
@@ -69,6 +70,9 @@ def finetune(
     adversarial
         Also learn to say the same when the input's vectors are moved a little: "sift" on normalised vectors, "vat" on
         the vectors as they are; "none" if not given.
+    teacher
+        The folder of a model fine-tuned for the same task, to learn from as well (distillation.teacher). Without MODEL
+        the student is cut of it: model.subnet says which part.
     set
         One setting over the recipe, such as optimizer.learning_rate=1e-3; may be given several times.
     seed
@@ -103,8 +107,12 @@ def finetune(
     start = None if model is None or isinstance(model, str | Path) else model
     name = None if model is None else str(model) if start is None else IN_MEMORY
     if name is not None and plain.get("model", {}).get("name") != name:
-        plain["model"] = {"name": name}
-    if "model" not in plain:
+        plain["model"] = {**_part(plain), "name": name}
+    if teacher is not None:
+        plain["distillation"] = {**plain.get("distillation", {}), "teacher": str(teacher)}
+        if "name" not in plain.get("model", {}):
+            plain["model"] = {**plain.get("model", {}), "name": str(teacher)}
+    if "name" not in plain.get("model", {}):
         raise InputError("MODEL is not given and no recipe names one; give the folder of a model or a preset")
     given = {"data": None if data is None else str(data), "source": source, "target": target}
     plain |= {name: value for name, value in given.items() if value is not None}
@@ -131,3 +139,9 @@ def finetune(
     if search is not None and not explain:
         return finetune_search(search, whole, tables, out, **ways)
     return finetune_task(whole, tables, out, explain=explain, **ways)
+
+
+def _part(plain: dict[str, Any]) -> dict[str, Any]:
+    """Which part of a model a recipe starts from, whatever model that is."""
+    model = plain.get("model", {})
+    return {"subnet": model["subnet"]} if "subnet" in model else {}

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +11,6 @@ from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
     from bertsmith.models.model import Model
-    from bertsmith.tasks.base import Task
     from bertsmith.tasks.predictor import Predictor
     from bertsmith.text.tables import Table
     from bertsmith.training.finetuning import FinetuneSettings, Finetuning
@@ -206,7 +204,8 @@ def _run(
 
 def input_paths(settings: "FinetuneSettings", start: "Model | None") -> list[Path]:
     """What a run reads and must not be written to: its data and its model, where they are on disk."""
-    names = [settings.data, None if start is not None else settings.model.name]
+    teacher = None if settings.distillation is None else settings.distillation.teacher
+    names = [settings.data, None if start is not None else settings.model.name, teacher]
     return [Path(name) for name in names if name is not None and Path(name).exists()]
 
 
@@ -232,6 +231,7 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path, told: "
     from bertsmith.commands.output import write_answers, write_files, write_result
     from bertsmith.commands.task_report import interval_of, write_finetuning_report
     from bertsmith.tasks.predictor import write_kept
+    from bertsmith.tasks.soundness import answers_alike
 
     trainer = made.trainer
     write_model(trainer.model, out)
@@ -245,6 +245,7 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path, told: "
         "score": judgement.score,
         **interval_of(judgement, len(made.judge.examples)),
         **judgement.figures,
+        **({} if made.teacher is None else {"teacher_score": made.teacher.score}),
         **run_figures(trainer),
         "best_step": trainer.progress.best_step,
         "seed": settings.run.seed,
@@ -287,11 +288,3 @@ DEGENERATE = (
     "degenerate: the model gives one and the same answer to all of dev; try another seed, a lower learning rate, more "
     "epochs, or another task.metric if that prefers such a model"
 )
-
-
-def answers_alike(task: "Task[Any]", examples: Sequence[Any], answers: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether all answers are the same and the right ones are not, as after a run that went wrong."""
-    said, right = [answer["answer"] for answer in answers], [task.right(example) for example in examples]
-    if task.kind == "tagging":  # one and the same tag for every word
-        said, right = (list(chain.from_iterable(tags)) for tags in (said, right))
-    return len(set(map(json.dumps, said))) == 1 and len({json.dumps(answer, default=str) for answer in right}) > 1

@@ -1,11 +1,13 @@
 """`bertsmith shrink`: a fine-tuned model → one that is smaller, or that can be cut to any size."""
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from bertsmith.errors import InputError, nearest
 
-METHODS = ("elastic", "prune")
+METHODS = ("elastic", "prune", "exits", "vocabulary")
 
 
 def shrink(
@@ -18,9 +20,13 @@ def shrink(
     widths: list[float] | None = None,
     depths: list[float] | None = None,
     keep: float | None = None,
+    pieces: int | None = None,
+    rank: int | None = None,
+    tolerance: float | None = None,
     epochs: float | None = None,
     learning_rate: float | None = None,
     batch: int | None = None,
+    augment: Path | None = None,
     column: list[str] | None = None,
     set: list[str] | None = None,
     seed: int | None = None,
@@ -33,7 +39,9 @@ def shrink(
 
     Elastic, heads and neurons are put in the order of their importance; then sub-networks of all widths, and of all
     widths and depths, learn from the fine-tuned model. bertsmith.load(OUT, subnet=...) and bertsmith fit take out any
-    of them. Pruned, it loses the heads and neurons it needs least, for good, and learns to do without them.
+    of them. Pruned, it loses the heads and neurons it needs least, for good, and learns to do without them. With exits
+    it gets small heads on the way, and answers what it is sure of after a few layers. Its vocabulary can be cut to the
+    pieces its texts use.
 
     Parameters
     ----------
@@ -46,7 +54,7 @@ def shrink(
         The folder to write: the model, recipe.toml, result.json, and what is known of its units: elastic.json with all
         sub-networks, or pruned.json with those that stayed.
     method
-        How: "elastic" if not given, or "prune".
+        How: "elastic" if not given, "prune", "exits" or "vocabulary".
     recipe
         A TOML file with the settings. With --resume the run's own recipe is used.
     widths
@@ -55,12 +63,21 @@ def shrink(
         Shares of layers, such as 1 0.75 0.5 (grid.depths).
     keep
         To prune: the share of heads and of neurons that stays (prune.keep).
+    pieces
+        With --method vocabulary: the most pieces that stay (vocabulary.pieces); all that the texts use if not given.
+    rank
+        With --method vocabulary: the rank of the token table as a product of two (vocabulary.rank).
+    tolerance
+        With --method exits: how many points of the score early answers may cost on dev (leave.tolerance).
     epochs
         How often every stage sees every example (run.epochs).
     learning_rate
         The highest learning rate (optimizer.learning_rate); that of the fine-tuning if not given.
     batch
         Examples of a step (batch.examples).
+    augment
+        The folder of a masked language model: the sub-networks also learn from copies of the training rows with words
+        that it puts in the place of theirs (augmentation.model).
     column
         Which column plays a part in the task, such as label=stars; may be given several times.
     set
@@ -78,10 +95,14 @@ def shrink(
     """
     from bertsmith.commands.run import recipe_of
     from bertsmith.commands.shrink_elastic import shrink_elastic
+    from bertsmith.commands.shrink_exits import shrink_exits
     from bertsmith.commands.shrink_prune import shrink_prune
+    from bertsmith.commands.shrink_vocabulary import shrink_vocabulary
     from bertsmith.commands.shrink_work import shrink_settings
     from bertsmith.shrinking.elastic import ElasticSettings
+    from bertsmith.shrinking.exits import ExitSettings
     from bertsmith.shrinking.prune.settings import PruneSettings
+    from bertsmith.shrinking.vocabulary import CutSettings
     from bertsmith.toml import override
 
     out = Path(out)
@@ -93,7 +114,14 @@ def shrink(
     chosen = plain.setdefault("method", "elastic")
     if chosen not in METHODS:
         raise InputError(f"--method is {chosen!r}; {nearest(str(chosen), METHODS)}")
-    own = {"widths": ("elastic", widths), "depths": ("elastic", depths), "keep": ("prune", keep)}
+    own = {
+        "widths": ("elastic", widths),
+        "depths": ("elastic", depths),
+        "keep": ("prune", keep),
+        "tolerance": ("exits", tolerance),
+        "pieces": ("vocabulary", pieces),
+        "rank": ("vocabulary", rank),
+    }
     for name, (others, value) in own.items():
         if value is not None and chosen != others:
             raise InputError(f"--{name} is given with --method {chosen}; allowed: with --method {others}")
@@ -101,16 +129,25 @@ def shrink(
         "grid.widths": widths,
         "grid.depths": depths,
         "prune.keep": keep,
+        "leave.tolerance": tolerance,
+        "vocabulary.pieces": pieces,
+        "vocabulary.rank": rank,
         "run.epochs": epochs,
         "optimizer.learning_rate": learning_rate,
         "batch.examples": batch,
         "run.seed": seed,
+        "augmentation.model": None if augment is None else json.dumps(str(augment)),
     }
     short = [f"{path}={value}" for path, value in flags.items() if value is not None]
     plain = override(plain, [*(set or []), *short])
     source = str(recipe or "settings")
+    ways: dict[str, Any] = {"device": device, "explain": explain, "resume": resume, "force": force}
+    read = partial(shrink_settings, plain=plain, columns=column or [], source=source)
     if chosen == "prune":
-        pruning, tables = shrink_settings(PruneSettings, plain, column or [], source=source)
-        return shrink_prune(pruning, tables, out, device=device, explain=explain, resume=resume, force=force)
-    settings, tables = shrink_settings(ElasticSettings, plain, column or [], source=source)
-    return shrink_elastic(settings, tables, out, device=device, explain=explain, resume=resume, force=force)
+        return shrink_prune(*read(PruneSettings), out, **ways)
+    if chosen == "exits":
+        # fresh heads alone take a higher rate than an encoder that was trained
+        return shrink_exits(*read(ExitSettings, goes_on=plain.get("encoder") == "joint"), out, **ways)
+    if chosen == "vocabulary":
+        return shrink_vocabulary(*read(CutSettings, goes_on=False), out, **ways)
+    return shrink_elastic(*read(ElasticSettings), out, **ways)

@@ -1,6 +1,7 @@
 """Elastic training from its settings: importance, rewiring, the stages, and what they leave."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,21 @@ def shrink_elastic(
     force: bool = False,
 ) -> dict[str, Any]:
     """Carries out all stages; returns the figures of the whole."""
+    from bertsmith.commands.augmentation import Augmentation
+    from bertsmith.shrinking.elastic import encoded
+    from bertsmith.training.hardware import device_type
+
     _check_head(settings)
+    augmentation = Augmentation.of(settings.task, settings.augmentation)
     if explain:
-        return print_explanation(settings, _costs(settings, fine_tuned(settings), len(tables.train)))
-    figures = _stages(begun(settings, tables, out, device=device, resume=resume, force=force), tables.notices)
+        taught = len(tables.train) if augmentation is None else augmentation.most(len(tables.train))
+        return print_explanation(settings, _costs(settings, fine_tuned(settings), len(tables.train), taught))
+    others = [] if settings.augmentation.model is None else [Path(settings.augmentation.model)]
+    work = begun(settings, tables, out, device=device, resume=resume, force=force, others=others)
+    if augmentation is not None:
+        rows = settings.task.examples(augmentation.table(tables.train, out, device_type(device)))
+        work = replace(work, taught=(rows, encoded(settings, work.teacher, rows)))
+    figures = _stages(work, tables.notices)
     end_together()
     return figures
 
@@ -126,7 +138,7 @@ def _stage(
             stage,
             student,
             teacher,
-            work.train,
+            work.train if stage == "labels" else work.taught,
             work.dev,
             folder,
             processes=work.processes,
@@ -207,14 +219,15 @@ def _finish(work: "Work[ElasticSettings]", model: "Model", seconds: float) -> di
         "grid": [member.plain() for member in record.grid],
         "length": length,
         "order": settings.order,
+        "rows": {"train": len(work.train[0]), "taught": len(work.taught[0])},
         "seed": settings.run.seed,
         "seconds": round(seconds, 1),
         "is_finished": True,
     }
-    write_elastic_report(settings, record, out)
+    write_elastic_report(settings, record, out, settings.task.texts(work.dev[0]))
     write_result(out, figures)  # the last: a run that has it is finished
     _tidy(out, settings.stages)
-    print_grid(record, out)
+    print_grid(record, out, settings.data)
     return figures
 
 
@@ -229,12 +242,12 @@ def _tidy(out: Path, stages: Sequence[str]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _costs(settings: "ElasticSettings", teacher: "Model", examples: int) -> dict[str, str]:
-    """What the settings cost, for --explain."""
-    batches = -(-examples // settings.batch.examples)
+def _costs(settings: "ElasticSettings", teacher: "Model", examples: int, taught: int) -> dict[str, str]:
+    """What the settings cost, for --explain; `taught` are the most examples that teachers are asked about."""
     units = teacher.encoder.units
-    facts = {}
+    facts = {} if taught == examples else {"augmentation": f"{examples:,} rows become {taught:,} at most"}
     for stage in settings.stages:
+        batches = -(-(examples if stage == "labels" else taught) // settings.batch.examples)
         grid, steps = settings.stage_grid(stage), settings.stage_run(stage).steps(batches)
         learned = grid.subnets if grid.is_whole else grid.drawn(units, 0)
         passes = sum(subnet.width * subnet.depth for subnet in learned)

@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from bertsmith.batches.examples import Features
     from bertsmith.models.model import Model
     from bertsmith.shrinking.elastic import ElasticSettings
+    from bertsmith.shrinking.exits import ExitSettings
     from bertsmith.shrinking.prune.settings import PruneSettings
+    from bertsmith.shrinking.vocabulary import CutSettings
     from bertsmith.training.trainer import Trainer
 
 Settings = TypeVar("Settings", "ElasticSettings", "PruneSettings")
+Own = TypeVar("Own", "ElasticSettings", "PruneSettings", "ExitSettings", "CutSettings")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Work(Generic[Settings]):
     out: Path
     teacher: "Model"
     train: tuple[Sequence[Any], "Features"]
+    taught: tuple[Sequence[Any], "Features"]
+    """What teachers are asked about: the training part, with new rows where these are asked for."""
     dev: tuple[Sequence[Any], "Features"]
     device: str
     processes: int
@@ -34,9 +39,12 @@ class Work(Generic[Settings]):
 
 
 def shrink_settings(
-    kind: type[Settings], plain: dict[str, Any], columns: Sequence[str], *, source: str
-) -> tuple[Settings, Tables]:
-    """The settings of a method with the task of the fine-tuned model, and its data."""
+    kind: type[Own], plain: dict[str, Any], columns: Sequence[str], *, source: str, goes_on: bool = True
+) -> tuple[Own, Tables]:
+    """The settings of a method with the task of the fine-tuned model, and its data.
+
+    Where learning goes on, the learning rate and the batch are those of the fine-tuning unless others are given.
+    """
     from bertsmith.tasks.held_out import held_out
     from bertsmith.tasks.parts import task_parts
     from bertsmith.tasks.predictor import read_kept
@@ -57,7 +65,7 @@ def shrink_settings(
         if plain["task"].get(name) != own["task"].get(name):
             given, there = plain["task"].get(name), own["task"].get(name)
             raise InputError(f"task.{name} is {given!r} and the model's is {there!r}; allowed: what it was made for")
-    settings = kind.parse(_with_defaults(plain, folder), source=source)
+    settings = kind.parse(_with_defaults(plain, folder) if goes_on else plain, source=source)
     if dev is None:
         train, dev, said = held_out(settings.task, train, "there is no dev part")
         notices.append(said)
@@ -89,9 +97,16 @@ def fine_tuned(settings: "ElasticSettings | PruneSettings") -> "Model":
 
 
 def begun(
-    settings: Settings, tables: Tables, out: Path, *, device: str, resume: bool = False, force: bool = False
+    settings: Settings,
+    tables: Tables,
+    out: Path,
+    *,
+    device: str,
+    resume: bool = False,
+    force: bool = False,
+    others: Sequence[Path] = (),
 ) -> Work[Settings]:
-    """The work of a run whose folder is there, made now or found, with its recipe in it."""
+    """The work of a run whose folder is there, made now or found, with its recipe in it; `others` are read, too."""
     from accelerate import PartialState
 
     from bertsmith.commands.output import check_out, claim
@@ -100,11 +115,12 @@ def begun(
     from bertsmith.training.finetuning import processes_of
     from bertsmith.training.hardware import device_type
 
-    examples = {name: settings.task.examples(table) for name, table in (("train", tables.train), ("dev", tables.dev))}
+    task = settings.task
+    examples = {"train": task.augmented(task.examples(tables.train)), "dev": task.examples(tables.dev)}
     teacher = fine_tuned(settings)
     processes = processes_of(device)
     state = PartialState(cpu=device_type(device) == "cpu" or None)
-    inputs = [path for path in (Path(settings.model), Path(str(settings.data))) if path.exists()]
+    inputs = [path for path in (Path(settings.model), Path(str(settings.data)), *others) if path.exists()]
     if resume:
         check_same(type(settings).parse(read_toml(out / RECIPE), source=str(out / RECIPE)).plain(), settings.plain())
         if (out / "result.json").is_file():
@@ -116,7 +132,9 @@ def begun(
         claim(out, force, *inputs)
         (out / RECIPE).write_text(to_toml(settings.plain()), encoding="utf-8")
     state.wait_for_everyone()
-    return Work(settings, out, teacher.to(device_type(device)), train, dev, device, processes, state.is_main_process)
+    return Work(
+        settings, out, teacher.to(device_type(device)), train, train, dev, device, processes, state.is_main_process
+    )
 
 
 def learned(work: Work[Any], folder: Path, make: Callable[[Path], "Trainer"]) -> tuple["Model | None", float]:

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.checkpoint.store import load
 from bertsmith.engines.base import Artefact, Engine, Inputs, Runner
+from bertsmith.engines.exit_runner import leaving_early
 from bertsmith.engines.onnx_engine import OnnxEngine
 from bertsmith.engines.torch_engine import CompiledEngine, TorchEngine
 from bertsmith.errors import InputError
@@ -36,9 +39,11 @@ def read_artefact(folder: Path) -> Artefact:
 
 
 def open_runner(folder: Path, *, device: str = "cpu", threads: int | None = None) -> Runner:
-    """What the folder of a model or of an artefact holds, ready to answer."""
+    """What the folder of a model or of an artefact holds, ready to answer; "auto" takes a GPU for a model alone."""
     if not (folder / ARTEFACT_FILE).is_file():
-        return load(folder, device=device)
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        return leaving_early(load(folder, device=device))
     artefact = read_artefact(folder)
     engine = ENGINES[artefact.engine]
     missing = engine.missing()
@@ -46,4 +51,6 @@ def open_runner(folder: Path, *, device: str = "cpu", threads: int | None = None
         raise InputError(f"{str(folder)!r} is run by {engine.name}, which {missing}")
     if device not in ("cpu", "auto"):
         raise InputError(f"--device is {device!r}; {str(folder)!r} was made for the CPU; allowed: auto, cpu")
-    return engine.open(folder, artefact.precision, threads=threads)
+    runner = engine.open(folder, artefact.precision, threads=threads)
+    # compiled code is made for every shape of batch, and batches that shrink on the way have too many
+    return leaving_early(runner) if artefact.engine == "torch" else runner

@@ -121,7 +121,9 @@ def _simplify(traced: Path, path: Path) -> None:
     kept = [opset for opset in found.opset_import if opset.domain in used]
     del found.opset_import[:]
     found.opset_import.extend(kept)
-    for part in (*found.graph.node, *found.graph.value_info, *found.graph.initializer, found.graph):
+    # shapes in between are not needed, and those of weights turned round for 8 bits would be wrong
+    del found.graph.value_info[:]
+    for part in (*found.graph.node, *found.graph.initializer, found.graph):
         part.doc_string = ""
         del part.metadata_props[:]
     found.graph.name = "bertsmith"

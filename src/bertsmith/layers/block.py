@@ -108,6 +108,14 @@ class Block(nn.Module):
         crossed = mixer.maps(self._entering(hidden, norm), self._cross_call(call))
         return {**maps, **{f"cross_{name}": shares for name, shares in crossed.items()}}
 
+    def projected(self, hidden: Tensor, call: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
+        """The mixer's query, key and value of the states that enter this block, each (…, heads, head width)."""
+        return self.mixer.projected(self._entering(hidden, self.mixer_norm), self._own_call(call))
+
+    def scores(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+        """The mixer's scores of attention for the states that enter this block, (batch, heads, longest, longest)."""
+        return self.mixer.scores(self._entering(hidden, self.mixer_norm), self._own_call(call))
+
     def orders(self, heads: Tensor, neurons: Tensor) -> dict[Mixer | FeedForward, Tensor]:
         """The order that each part with units takes for these orders of heads and neurons."""
         orders: dict[Mixer | FeedForward, Tensor] = {self.mixer: heads, self.feedforward: neurons}

@@ -113,19 +113,21 @@ def rebuild(model: Model, config: ModelConfig, *, seed: int = 0) -> Model:
 def extract(model: Model, subnet: Subnet) -> Model:
     """The sub-network as an ordinary, smaller model with weights of its own.
 
-    Of a seq2seq model both stacks are cut; a generator is left behind.
+    Of a seq2seq model both stacks are cut; a generator is left behind, and where layers go, so are exits between them.
     """
     encoder, quantisation = _cut_config(model.config.encoder, model.encoder, subnet), model.config.quantisation
     if quantisation is not None:
         quantisation = quantisation.with_layers(subnet.kept_layers(len(model.config.encoder.layers)))
-    config = model.config.changed(encoder=encoder, generator=None, quantisation=quantisation)
+    is_whole = len(encoder.layers) == len(model.config.encoder.layers)
+    heads = tuple(head for head in model.config.heads if is_whole or head.kind != "exits")
+    config = model.config.changed(encoder=encoder, heads=heads, generator=None, quantisation=quantisation)
     if isinstance(model, Seq2Seq):
         assert config.decoder is not None
         config = config.changed(decoder=_cut_config(config.decoder, model.decoder, subnet))
         small: Model = Seq2Seq(config, model.encoder.extract(subnet), model.decoder.extract(subnet), {})
     else:
         small = Model(config, model.encoder.extract(subnet), {})
-    small.heads.update({kind: copy.deepcopy(head) for kind, head in model.heads.items()})
+    small.heads.update({head.kind: copy.deepcopy(model.heads[head.kind]) for head in config.heads})
     small.tokenizer = model.tokenizer
     return small.train(model.training)
 

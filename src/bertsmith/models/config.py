@@ -11,7 +11,7 @@ from bertsmith.layers.mixers import AnyMixer, MixerConfig
 from bertsmith.layers.norm import NormConfig
 from bertsmith.layers.quantised import QuantisationConfig
 from bertsmith.layers.relative import RelativeConfig
-from bertsmith.models.heads import AnyHead
+from bertsmith.models.heads import AnyHead, ExitsConfig, TaskHeadConfig
 from bertsmith.models.universal import UniversalConfig
 from bertsmith.settings import Record
 
@@ -226,6 +226,20 @@ class ModelConfig(Record):
         if "next_token" in kinds and last.embedding_width != last.width:
             widths = f"{last.embedding_width} ≠ {last.width}"
             raise ValueError(f"a next_token head needs an embedding as wide as the states: {widths}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_exits(self) -> "ModelConfig":
+        exits = next((head for head in self.heads if isinstance(head, ExitsConfig)), None)
+        if exits is None:
+            return self
+        if self.decoder is not None or self.encoder.universal is not None:
+            raise ValueError("exits need layers of an encoder alone; this model has a decoder or universal steps")
+        if any(isinstance(head, TaskHeadConfig) and not head.features.layers for head in self.heads):
+            raise ValueError("exits need a head that reads layers; the task's reads the embedding alone")
+        depth = len(self.encoder.layers)
+        if exits.layers[-1] >= depth:
+            raise ValueError(f"exits.layers is {list(exits.layers)}; allowed: 1 to {depth - 1}, those below the last")
         return self
 
     @model_validator(mode="after")

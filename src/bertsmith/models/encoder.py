@@ -32,6 +32,18 @@ class Encoded:
     """The states of the layers below the last one that were asked for, in their order."""
     trail: tuple[Tensor, ...] = ()
     """What entered every kept block and what left the last one, before the final norm, where it was asked for."""
+    passed: tuple[tuple[Block, ForwardPass], ...] = ()
+    """The blocks on that way, each with the call that was meant for it."""
+
+    def projected(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of a block on the way, each (…, heads, head width), as the states lie."""
+        block, call = self.passed[index]
+        return block.projected(self.trail[index], call)
+
+    def scores(self, index: int) -> Tensor:
+        """The scores of attention of a block on the way, (batch, heads, longest, longest), -inf where none counts."""
+        block, call = self.passed[index]
+        return block.scores(self.trail[index], call)
 
 
 class Encoder(nn.Module):
@@ -101,14 +113,17 @@ class Encoder(nn.Module):
             return Encoded(self.final_norm(hidden))
         call = self.call(tokens, layout, backend, is_causal=is_causal)
         states: list[Tensor] | None = [] if layers > 1 or with_trail else None
-        hidden, pondering = self._through(self.kept(call, subnet, gates), hidden, states)
+        kept = self.kept(call, subnet, gates)
+        hidden, pondering = self._through(kept, hidden, states)
         last = self.final_norm(hidden)
         if states is None:
             return Encoded(last, pondering)
         if len(states) <= layers and layers > 1:
             raise InputError(f"the states of {layers} layers are asked for; this encoder has {len(states) - 1}")
         below = tuple(self.final_norm(state) for state in states[-layers:-1])
-        return Encoded(last, pondering, below, tuple(states) if with_trail else ())
+        if not with_trail:
+            return Encoded(last, pondering, below)
+        return Encoded(last, pondering, below, tuple(states), tuple(kept))
 
     def before_last(
         self,

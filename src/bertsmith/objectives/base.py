@@ -143,6 +143,10 @@ class Objective(ABC, Generic[Given, Prepared]):
     def for_evaluation(self) -> "Objective[Given, Prepared]":
         """The objective in the form in which runs are compared, whatever they were trained with."""
 
+    def finished(self, model: Model) -> Model:
+        """The model without what only its training needed."""
+        return model
+
     def portions(self, model: Model) -> list[Portion]:
         """The model's weights by the optimiser that moves them; one moves all unless the objective says otherwise."""
         return [Portion.of(parameter for parameter in model.parameters() if parameter.requires_grad)]

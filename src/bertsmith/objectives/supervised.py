@@ -58,7 +58,7 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
         """What the head says; `disturb` changes the vectors that enter the encoder."""
         if not self.is_frozen:
             return model.outputs(batch.tokens, batch.layout, batch.types, disturb=disturb)
-        with _resting(model.encoder):
+        with resting(model.encoder):
             return model.outputs(batch.tokens, batch.layout, batch.types, disturb=disturb)
 
     @abstractmethod
@@ -124,7 +124,7 @@ def parameter_depths(model: Model) -> dict[nn.Parameter, int]:
 
 
 @contextmanager
-def _resting(module: nn.Module) -> Iterator[None]:
+def resting(module: nn.Module) -> Iterator[None]:
     """Without dropout inside, in the mode there was after."""
     was_training = module.training
     module.eval()

@@ -59,11 +59,12 @@ def line_chart(
     height: int = 260,
     from_zero: bool = False,
     starts_at_zero: bool = False,
+    reference_at_start: bool = False,
 ) -> str:
     """A `<figure>` with one curve per series, and a dashed horizontal line for `reference` (its label and value).
 
     `from_zero` is of the values, `starts_at_zero` of what they go over; without it that axis starts at 0 only where its
-    first point is near.
+    first point is near. With `reference_at_start` the line's label stands where curves that rise to it are far below.
     """
     drawn = [one for one in series if any(_is_finite(point) for point in one.points)]
     if not drawn:
@@ -82,13 +83,13 @@ def line_chart(
     plane = Plane(x_low, x_high, y_ticks[0], y_ticks[-1], height)
 
     parts = [axes(plane, x_ticks, y_ticks, x_label, y_label)]
-    parts += [_curve(one, plane, _colour(index), is_alone=len(drawn) == 1) for index, one in enumerate(drawn)]
+    parts += [_curve(one, plane, colour(index), is_alone=len(drawn) == 1) for index, one in enumerate(drawn)]
     if reference is not None:
-        parts.append(_reference_line(reference, plane))
-    parts += [_marks(one, plane, _colour(index), x_label) for index, one in enumerate(drawn)]
+        parts.append(reference_line(reference, plane, at_start=reference_at_start))
+    parts += [_marks(one, plane, colour(index), x_label) for index, one in enumerate(drawn)]
     told = f"{y_label} by {x_label}: " + "; ".join(f"{one.name} {_told(one)}" for one in drawn)
     return (
-        f'<figure class="chart" style="--height:{height}px">{_legend(drawn)}'
+        f'<figure class="chart" style="--height:{height}px">{legend(drawn)}'
         f'<svg class="axes" role="img" aria-label="{escape(told)}">{"".join(parts)}</svg></figure>'
     )
 
@@ -143,7 +144,8 @@ class Plane:
         return round(self.height * (self.y_high - y) / (self.y_high - self.y_low), 2)
 
 
-def _colour(index: int) -> str:
+def colour(index: int) -> str:
+    """The colour of a series by its number; it comes again where there are more than colours."""
     return f"var(--series-{index % COLOURS + 1})"
 
 
@@ -224,23 +226,25 @@ def thinned(points: list[tuple[float, float]], most: int) -> list[tuple[float, f
     return kept
 
 
-def _reference_line(reference: tuple[str, float], plane: Plane) -> str:
+def reference_line(reference: tuple[str, float], plane: Plane, *, at_start: bool = False) -> str:
+    """A dashed horizontal line with its label and value."""
     label, value = reference
     y = plane.down(value)
     below = 18 if y < 16 else -8  # at the very top the label would leave the plane
+    place = 'x="0" dx="6" text-anchor="start"' if at_start else 'x="100%" text-anchor="end"'
     return (
         f'<line class="reference" x1="0" x2="100%" y1="{y}" y2="{y}"/>'
-        f'<text class="reference-label" x="100%" y="{y}" dy="{below}" text-anchor="end">'
+        f'<text class="reference-label" {place} y="{y}" dy="{below}">'
         f"{escape(label)} {value:.2f}</text>"
     )
 
 
-def _legend(series: list[Series]) -> str:
+def legend(series: Sequence[Series]) -> str:
     """A key to the colours where there are several; the reference line carries its own label."""
     if len(series) == 1:
         return ""
     entries = [
-        f'<li><i style="border-color:{_colour(index)}"></i>{escape(one.name)}</li>' for index, one in enumerate(series)
+        f'<li><i style="border-color:{colour(index)}"></i>{escape(one.name)}</li>' for index, one in enumerate(series)
     ]
     return f'<ul class="legend">{"".join(entries)}</ul>'
 

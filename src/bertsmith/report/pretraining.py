@@ -123,7 +123,7 @@ def pretraining_page(report: PretrainingReport) -> str:
     if report.facts:
         body += section("Facts", facts_table(report.facts))
     if report.commands:
-        body += section("Go on", _command_list(report.commands))
+        body += section("Go on", command_list(report.commands))
     if report.settings:
         settings = f'<pre tabindex="0">{escape(report.settings)}</pre>'
         settings = f"<details><summary>Show all settings</summary>{settings}</details>"
@@ -246,7 +246,8 @@ def _filled_card(filled: FilledMask) -> str:
     return f'<div class="panel"><blockquote>{sentence}</blockquote><ol>{bars}</ol></div>'
 
 
-def _command_list(commands: Sequence[str]) -> str:
+def command_list(commands: Sequence[str]) -> str:
+    """Commands below each other, each with a button to copy it; SCRIPT brings the buttons to life."""
     rows = "".join(
         f'<div class="command"><pre>{escape(command)}</pre><button type="button">Copy</button></div>'
         for command in commands

@@ -18,6 +18,7 @@ from bertsmith.objectives.distillation.objective import Distillation, named
 from bertsmith.objectives.distillation.outputs import LabelTerm, OutputTerm
 from bertsmith.objectives.distillation.states import StateTerm
 from bertsmith.settings import Record
+from bertsmith.shrinking.augmentation.config import AugmentationConfig
 from bertsmith.shrinking.grid_judge import GridJudge
 from bertsmith.shrinking.importance import ImportanceConfig
 from bertsmith.shrinking.rewire import Order
@@ -81,6 +82,8 @@ class ElasticSettings(Record):
     teacher_width: Literal["same", "full"] = "same"
     """In the depth stage: whether a sub-network learns from the teacher at its own width (the paper) or at full width
     (the released code)."""
+    augmentation: AugmentationConfig = AugmentationConfig()
+    """New rows for all stages but "labels", which needs labels that are sure."""
     batch: ExampleBatchConfig = ExampleBatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, betas=(0.9, 0.999), weight_decay=0.0)
     schedule: ScheduleConfig = ScheduleConfig(warmup=0.0)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bertsmith.batches.examples import EvaluationPlan, ExampleConfig, ExampleReader, Features, TaskBatch
 from bertsmith.engines.base import Runner
+from bertsmith.engines.exit_runner import ExitRunner
 
 MICRO_TOKENS = 8192  # of one batch where nothing is learned
 
@@ -24,12 +25,26 @@ def item_outputs(
             batch = reader[plan].batch
             assert isinstance(batch, TaskBatch)
             batch = batch.to(model.device)
-            outputs = model.outputs(batch.tokens, batch.layout, batch.types)
+            outputs = _said(model, features, batch)
             if watch is not None:
                 watch(batch, outputs)
             for item, own in zip(plan.sequences.tolist(), _split(model, features, batch, outputs), strict=True):
                 found[item] = own
     return found
+
+
+def _said(model: Runner, features: Features, batch: TaskBatch) -> Tensor:
+    """What is said of a batch; one who may stop early must know which sequences are answered together."""
+    if not isinstance(model, ExitRunner):
+        return model.outputs(batch.tokens, batch.layout, batch.types)
+    sizes = torch.from_numpy(_sequences(features, batch.item.cpu().numpy())).to(model.device)
+    return model.outputs(batch.tokens, batch.layout, batch.types, sizes=sizes)
+
+
+def _sequences(features: Features, items: np.ndarray) -> np.ndarray:
+    """How many sequences each of some items has."""
+    counts: np.ndarray = features.items[items + 1] - features.items[items]
+    return counts
 
 
 def _split(model: Runner, features: Features, batch: TaskBatch, outputs: Tensor) -> Sequence[np.ndarray]:
@@ -43,6 +58,5 @@ def _split(model: Runner, features: Features, batch: TaskBatch, outputs: Tensor)
         if batch.layout.is_packed:
             return np.split(values, np.cumsum(lengths)[:-1])
         return [row[:length] for row, length in zip(values, lengths, strict=True)]
-    sequences = features.items[items + 1] - features.items[items]
-    parts = np.split(values, np.cumsum(sequences)[:-1])
+    parts = np.split(values, np.cumsum(_sequences(features, items))[:-1])
     return [part[0] if len(part) == 1 else part for part in parts]

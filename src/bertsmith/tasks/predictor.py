@@ -10,6 +10,7 @@ from bertsmith.batches.examples import ExampleConfig, TaskBatch
 from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.engines.artefact import open_runner
 from bertsmith.engines.base import Runner
+from bertsmith.engines.exit_runner import ExitRunner
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
@@ -43,6 +44,11 @@ class Predictor:
         """The predictor in the folder of a fine-tuned model, or of an artefact made from one."""
         kept = read_kept(Path(folder))
         return cls(open_runner(Path(folder), device=device), kept)
+
+    @property
+    def mean_layers(self) -> float | None:
+        """How many layers the last answers took in the mean; None for a model that always takes all of them."""
+        return self.model.mean_layers if isinstance(self.model, ExitRunner) else None
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
         """The answer for each input: a label, a number, tags, a text … as the task has it.

@@ -5,7 +5,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from bertsmith.errors import InputError
-from bertsmith.models.build import build
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.build import build, extract
 from bertsmith.models.config import GeneratorConfig, ModelConfig
 from bertsmith.models.generator import attach, generator_of, part_of, unfold
 from bertsmith.models.heads import HEADS, HeadConfig
@@ -30,6 +31,8 @@ class NetworkChoice(Record):
     """A config written out, instead of a preset."""
     folder: str | None = None
     """A model folder, ours or Hugging Face's, to go on from, instead of fresh weights."""
+    subnet: Subnet | None = None
+    """The part of the folder's model to go on from, such as every second layer: subnet.depth = 0.5; None for all."""
 
     @model_validator(mode="after")
     def _check_one(self) -> "NetworkChoice":
@@ -40,6 +43,8 @@ class NetworkChoice(Record):
         if self.folder is not None and fixed:
             allowed = " and ".join(f"overrides.{name}" for name in OF_A_FOLDER)
             raise ValueError(f"overrides.{fixed[0]} belongs to the weights of the folder; allowed: {allowed}")
+        if self.subnet is not None and self.folder is None:
+            raise ValueError("subnet cuts the model of a folder; give folder")
         if self.network is not None and self.overrides:
             raise ValueError("overrides change a preset or a folder; write them into the network")
         return self
@@ -109,6 +114,8 @@ def continued(
     folder = choice.folder
     assert folder is not None
     model = read_folder(folder, choice.overrides)
+    if choice.subnet is not None:
+        model = extract(model, choice.subnet)
     if tokenizer is not None:
         notices += fit_tokenizer(model, tokenizer, folder)
     model, said = fit_heads(model, with_heads(model.config, heads), folder, seed=seed)

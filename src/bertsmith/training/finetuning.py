@@ -10,10 +10,12 @@ from pydantic import Field, model_validator
 
 from bertsmith.batches.examples import ExampleConfig, ExamplePlan, Features
 from bertsmith.errors import InputError
+from bertsmith.models.build import extract
 from bertsmith.models.heads import HeadConfig, SequenceHeadConfig
 from bertsmith.models.heads.features import FeaturesConfig, RecurrentConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig
+from bertsmith.objectives.distillation.objective import Distillation, named
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
@@ -21,7 +23,17 @@ from bertsmith.tasks.base import Encoding, Judgement
 from bertsmith.tasks.notices import data_notices, length_notices, without_empty
 from bertsmith.tasks.predictor import KeptTask
 from bertsmith.text.tables import Table
+from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import sharding
+from bertsmith.training.distilling import (
+    DistillationConfig,
+    check_task,
+    check_tokenizer,
+    fitted_student,
+    read_teacher,
+    teacher_judgement,
+    teaching_cost,
+)
 from bertsmith.training.hardware import device_type
 from bertsmith.training.judging import DevJudge
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
@@ -85,6 +97,8 @@ class FinetuneSettings(Record):
     head: HeadChoice = HeadChoice()
     encoder: EncoderLearning = EncoderLearning()
     adversarial: AdversarialConfig = AdversarialConfig()
+    distillation: DistillationConfig | None = None
+    """Learn from a teacher, too; None for the labels alone."""
     quantisation: QuantisedLearning | None = None
     """Learn with weights and activations rounded as integers would be; None for as the model does already."""
     sequences: ExampleConfig = ExampleConfig()
@@ -116,6 +130,20 @@ class FinetuneSettings(Record):
             raise ValueError(f"adversarial.kind is {kind!r} and run.compile is {self.run.compile!r}; allowed: 'off'")
         return self
 
+    @model_validator(mode="after")
+    def _check_distillation(self) -> "FinetuneSettings":
+        if self.distillation is None:
+            return self
+        others = {
+            "adversarial.kind": (self.adversarial.kind, "none"),
+            "encoder.is_frozen": (self.encoder.is_frozen, False),
+            "run.compile": (self.run.compile, "off"),
+        }
+        for name, (value, allowed) in others.items():
+            if value != allowed:
+                raise ValueError(f"distillation is given and {name} is {value!r}; allowed with it: {allowed!r}")
+        return self
+
 
 @dataclass(frozen=True)
 class TaskData:
@@ -141,6 +169,8 @@ class Finetuning:
     """What was said of the data before training."""
     counts: dict[str, Any] = field(default_factory=dict)
     """Rows, labels and what was cut, by part."""
+    teacher: Judgement | None = None
+    """How good the teacher is on dev, where there is one."""
 
     @property
     def judgement(self) -> Judgement:
@@ -168,8 +198,10 @@ def make_finetuning(
     settings, task = data.settings, data.settings.task
     sequences = settings.sequences
     processes = processes_of(device)
-    model = starting_model(settings, data.train, start)
+    model, teacher = starting_pair(settings, data.train, start)
     encoding = Encoding.of(model, sequences.length)
+    if teacher is not None:
+        encoding = _read_by_both(encoding, model, teacher, sequences.length)
     train = task.features(task.augmented(data.train), encoding)
     dev = task.features(data.dev, encoding)
     cut, lost = length_notices({"train": train, "dev": dev}, sequences.length)
@@ -178,8 +210,14 @@ def make_finetuning(
     if settings.quantisation is not None:
         plan = ExamplePlan(train, sequences, settings.batch.examples, settings.run.seed)
         give_ranges(model, plan, settings.quantisation.calibration)
-    objective = learning(task.objective(data.train), settings)
+    objective = learning(task.objective(data.train), settings, teacher)
     judge = DevJudge(task, data.dev, dev, sequences, objective.for_evaluation())
+    cost, judged = settings.adversarial.cost, None
+    if settings.distillation is not None and teacher is not None:
+        folder = settings.distillation.teacher
+        judged = teacher_judgement(teacher.to(device_type(device)), judge, folder)
+        notices.append(f"the teacher {folder}: {judged.metric} {judged.score:.2f} on dev")
+        cost = teaching_cost(model.config, teacher.config, max(1, int(train.tokens.lengths.mean())))
     trainer = task_trainer(
         settings,
         model,
@@ -188,12 +226,19 @@ def make_finetuning(
         judge,
         out,
         processes=processes,
-        cost=settings.adversarial.cost,
+        cost=cost,
         device=device,
         show=show,
         notices=notices,
     )
-    return Finetuning(trainer, judge, train, notices, {**counts, "notices": notices})
+    return Finetuning(trainer, judge, train, notices, {**counts, "notices": notices}, judged)
+
+
+def _read_by_both(encoding: Encoding, student: Model, teacher: Model, length: int) -> Encoding:
+    """The encoding for two models: with types where one of them tells segments apart, which the other does not see."""
+    theirs = Encoding.of(teacher, length)
+    is_blind = student.config.encoder.embedding.types == 0
+    return replace(encoding, has_types=encoding.has_types or (theirs.has_types and is_blind))
 
 
 def _fresh_weights(settings: FinetuneSettings, start: Model | None) -> list[str]:
@@ -204,25 +249,47 @@ def _fresh_weights(settings: FinetuneSettings, start: Model | None) -> list[str]
     return [f"{name} is a preset: its weights are fresh; to start from pre-trained ones, give the folder of a model"]
 
 
-def starting_model(settings: FinetuneSettings, train: Sequence[Any], start: Model | None = None) -> Model:
-    """The model with the head of its task, before it has learned anything of it."""
+def starting_pair(
+    settings: FinetuneSettings, train: Sequence[Any], start: Model | None = None
+) -> tuple[Model, Model | None]:
+    """The model with the head of its task, before it has learned anything of it, and its teacher, if it has one."""
+    task, seed, distillation = settings.task, settings.run.seed, settings.distillation
+    if distillation is None:
+        return starting_model(settings, train, start), None
+    teacher = read_teacher(distillation.teacher)
+    model = starting_model(settings, train, start, teacher.require_tokenizer())
+    check_task(distillation, task, model, teacher)
+    check_tokenizer(model.require_tokenizer(), teacher, distillation.teacher)
+    return fitted_student(model, teacher.config, distillation.terms, distillation.layers, seed=seed), teacher
+
+
+def starting_model(
+    settings: FinetuneSettings, train: Sequence[Any], start: Model | None = None, tokenizer: Tokenizer | None = None
+) -> Model:
+    """The model with the head of its task; fresh weights take the tokenizer that is given, or one that is learned."""
     task, seed = settings.task, settings.run.seed
     if start is None:
-        model = starting_encoder(settings.model, settings.tokenizer, task.texts(train), seed=seed)
+        texts = task.texts(train)
+        model = starting_encoder(settings.model, settings.tokenizer, texts, seed=seed, given=tokenizer)
     else:
         model = copy.deepcopy(start).cpu().float()
+        model = model if settings.model.subnet is None else extract(model, settings.model.subnet)
     settings.head.features.check_depth(len(model.config.encoder.layers))
     return with_rounding(
         with_task_head(model, settings.head.applied(task.head(model.config)), seed=seed), settings.quantisation
     )
 
 
-def learning(objective: Supervised, settings: FinetuneSettings) -> Supervised | Adversarial:
+def learning(
+    objective: Supervised, settings: FinetuneSettings, teacher: Model | None = None
+) -> Supervised | Adversarial | Distillation:
     """A task's objective with the ways of learning that the settings ask for."""
     encoder = settings.encoder
-    return settings.adversarial.applied(
-        replace(objective, layer_decay=encoder.layer_decay, is_frozen=encoder.is_frozen)
-    )
+    task = replace(objective, layer_decay=encoder.layer_decay, is_frozen=encoder.is_frozen)
+    if settings.distillation is None:
+        return settings.adversarial.applied(task)
+    terms, layers = named(settings.distillation.terms), settings.distillation.layers
+    return Distillation(task, terms, teacher=teacher, layer_map=layers)
 
 
 def processes_of(device: str) -> int:

@@ -32,6 +32,7 @@ from bertsmith.training.checkpoint import newest_network
 from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config, chosen_model
 from bertsmith.training.continued import check_encoder
 from bertsmith.training.feed import PhaseData, TrainingData
+from bertsmith.training.general_distillation import GeneralDistillationConfig, taught
 from bertsmith.training.health import Baseline
 from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
@@ -61,6 +62,8 @@ class PretrainSettings(Record):
     phases: tuple[PhaseConfig, ...] = ()
     """Later parts of the run with other sequences, such as [{begin = 0.9, length = 512}]."""
     objective: Annotated[ObjectiveConfig, ByKind(OBJECTIVES, default="masked_lm")] = MaskedLMConfig()
+    distillation: GeneralDistillationConfig | None = None
+    """Learn from a teacher, too; None for the text alone."""
     batch: BatchConfig = BatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -71,6 +74,19 @@ class PretrainSettings(Record):
         has_pairs = isinstance(self.objective, MaskedLMConfig) and self.objective.next_sentence
         if has_pairs and self.sequences.cut != "sentence_pairs":
             raise ValueError('objective.next_sentence is true, which needs sequences.cut = "sentence_pairs"')
+        return self
+
+    @model_validator(mode="after")
+    def _check_distillation(self) -> "PretrainSettings":
+        if self.distillation is None:
+            return self
+        if not isinstance(self.objective, MaskedLMConfig) or self.objective.next_sentence:
+            raise ValueError(
+                f"distillation is given with objective.kind {self.objective.kind!r}; allowed with it: 'masked_lm' "
+                "without next_sentence"
+            )
+        if self.run.compile not in ("off", "on"):
+            raise ValueError(f"distillation is given and run.compile is {self.run.compile!r}; allowed with it: off, on")
         return self
 
     @model_validator(mode="after")
@@ -110,7 +126,12 @@ class PretrainSettings(Record):
         """Operations of one token of each phase, forward and backward."""
         targets = self.objective.targets_per_token
         passes = self.objective.passes
-        return tuple(passes * training_flops(config, phase.length, targets) for phase in self.method.phases)
+        own = tuple(passes * training_flops(config, phase.length, targets) for phase in self.method.phases)
+        if self.distillation is None:
+            return own
+        teacher = self.distillation.teacher_config  # which is asked, and learns nothing
+        asked = (training_flops(teacher, phase.length, targets) / 3 for phase in self.method.phases)
+        return tuple(map(sum, zip(own, asked, strict=True)))
 
     @property
     def has_generator(self) -> bool:
@@ -145,7 +166,8 @@ class PretrainSettings(Record):
     @property
     def inputs(self) -> tuple[str, ...]:
         """The folders the run reads."""
-        given = (self.data, self.branch, self.model.folder, self.generator.folder)
+        teacher = None if self.distillation is None else self.distillation.teacher
+        given = (self.data, self.branch, self.model.folder, self.generator.folder, teacher)
         return tuple(path for path in given if path is not None)
 
     def _check_network(self, config: ModelConfig, vocabulary: int) -> None:
@@ -184,9 +206,12 @@ def make_trainer(
     model, notices = settings.start(tokenizer) if earlier is None else (assemble(earlier), [])
     model.tokenizer = tokenizer
     config = model.config
+    objective = settings.objective.build(tokenizer, config.encoder.ponder_weight)
+    if settings.distillation is not None:
+        model, objective = taught(settings.distillation, model, objective, seed=settings.run.seed)
     return Trainer(
         model,
-        settings.objective.build(tokenizer, config.encoder.ponder_weight),
+        objective,
         _data(settings, tokenizer, settings.flops_per_token(config)),
         settings.method,
         out,

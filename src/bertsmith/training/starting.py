@@ -10,7 +10,8 @@ from bertsmith.checkpoint.files import read_json
 from bertsmith.checkpoint.hf import TWINS
 from bertsmith.checkpoint.store import read_config
 from bertsmith.errors import InputError, nearest
-from bertsmith.models.build import build
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.build import build, extract
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, SequenceHeadConfig, TaskHeadConfig
 from bertsmith.models.model import Model
@@ -28,6 +29,9 @@ class ModelSource(Record):
     """The folder of a model, ours or Hugging Face's, or a preset with fresh weights, such as "bert-mini"."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Settings of the preset to change, such as layers or dropout; of a folder only dropout and layer_drop."""
+    subnet: Subnet | None = None
+    """The part of a folder's model to start from, such as its first layers: subnet.layers = [0, 1, 2], or every second
+    one: subnet.depth = 0.5. None for all of it."""
 
     @property
     def is_preset(self) -> bool:
@@ -38,6 +42,8 @@ class ModelSource(Record):
         fixed = [name for name in self.overrides if name not in OF_A_FOLDER]
         if fixed and not self.is_preset:
             raise ValueError(f"overrides.{fixed[0]} changes a preset, and name is {self.name!r}, which is none")
+        if self.subnet is not None and self.is_preset:
+            raise ValueError(f"subnet cuts the model of a folder, and name is {self.name!r}, a preset")
         return self
 
 
@@ -64,7 +70,7 @@ def starting_config(source: ModelSource, vocabulary: int) -> ModelConfig:
 def described_config(source: ModelSource) -> ModelConfig:
     """The config by what is written of the network, without its weights and so without heads that only these show."""
     path = Path(source.name) / "config.json"
-    if source.is_preset or not path.is_file():
+    if source.is_preset or source.subnet is not None or not path.is_file():
         return starting_config(source, TokenizerChoice().vocabulary)
     data = read_json(path)
     if "bertsmith" in data:
@@ -77,14 +83,21 @@ def described_config(source: ModelSource) -> ModelConfig:
         return starting_config(source, 0)
 
 
-def starting_encoder(source: ModelSource, tokenizer: TokenizerChoice, texts: Iterable[str], *, seed: int) -> Model:
-    """The encoder to start from, with its tokenizer."""
+def starting_encoder(
+    source: ModelSource,
+    tokenizer: TokenizerChoice,
+    texts: Iterable[str],
+    *,
+    seed: int,
+    given: Tokenizer | None = None,
+) -> Model:
+    """The encoder to start from, with its tokenizer; fresh weights take the one that is `given`, if any."""
     if not source.is_preset:
         model = _of_folder(source)
         model.require_tokenizer()
         return model
     starting_config(source, tokenizer.vocabulary)  # what is wrong with it is said before a tokenizer is learned
-    learned = tokenizer.learned(texts)
+    learned = tokenizer.learned(texts) if given is None else given
     model = build(starting_config(source, learned.size), seed=seed)
     model.tokenizer = learned
     return model
@@ -117,7 +130,8 @@ def check_name(name: str) -> None:
 
 def _of_folder(source: ModelSource) -> Model:
     check_name(source.name)
-    return read_folder(source.name, source.overrides)
+    model = read_folder(source.name, source.overrides)
+    return model if source.subnet is None else extract(model, source.subnet)
 
 
 def _checked(config: ModelConfig, name: str) -> ModelConfig:

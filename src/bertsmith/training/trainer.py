@@ -104,7 +104,7 @@ class Trainer:
             if self.is_finished and run.choose == "best" and self.progress.best_step >= 0:
                 load_weights(self.out / "checkpoints", self.progress.best_step, self.model)
         if self.is_finished:
-            self.model = whole_model(self.model, self.engine.device)
+            self.model = self.engine.objective.finished(whole_model(self.model, self.engine.device))
         return self.progress
 
     def close(self, *, is_last: bool = True) -> None:
@@ -202,7 +202,8 @@ class Trainer:
             return self.judge(self.engine)
         if self.data.held_out_plan is None or self.data.held_out_reader is None:
             return None
-        engine, meter = self.engine, self.meter()
+        engine = self.engine
+        meter = Meter(engine.evaluation.terms, engine.device)
         plans = list(islice(self.data.held_out_plan.one_epoch(), self.method.run.evaluate_batches))
         for first in range(0, len(plans), self.processes):
             # sharded weights want every process: one for which nothing is left measures a batch that does not count
@@ -277,6 +278,8 @@ class Trainer:
         steps = self.method.run.steps
         # only the main process speaks, so only it need know the unigram level
         baseline = self.baseline if self.engine.is_main else None
+        if baseline is not None and self.engine.objective.terms[baseline.term].weight == 0:
+            baseline = None  # what is not learned need not get better
         health = Health(steps, round(self.method.schedule.warmup * steps), baseline)
         for row in self.log.rows:
             health.examine(row)

@@ -11,9 +11,9 @@ from helpers_finetune import ROWS, SMALL, log, tune, write_task
 import bertsmith
 from bertsmith.checkpoint.files import read_tensors
 from bertsmith.cli import main
-from bertsmith.commands.finetune_task import answers_alike
 from bertsmith.errors import InputError
 from bertsmith.tasks.classification import Classification
+from bertsmith.tasks.soundness import answers_alike
 from bertsmith.text.tables import table_of
 from bertsmith.toml import read_toml
 from bertsmith.training.display import Display

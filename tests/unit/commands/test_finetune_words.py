@@ -9,9 +9,9 @@ from rich.console import Console
 
 import bertsmith
 from bertsmith.commands.answering import spoken
-from bertsmith.commands.finetune_task import answers_alike
 from bertsmith.errors import InputError
 from bertsmith.tasks.choice import Choice, ChoiceExample
+from bertsmith.tasks.soundness import answers_alike
 from bertsmith.tasks.tagging import TaggedWords, Tagging
 from bertsmith.training import display
 

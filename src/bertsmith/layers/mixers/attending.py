@@ -53,6 +53,10 @@ class Attending(Mixer):
         new, batch, heads = self.output.weight.new_zeros, call.layout.batch, call.keep_heads or self.heads
         return new(batch, 0, heads, self.head_width), new(batch, 0, heads, self.value_width)
 
+    def projected(self, hidden: Tensor, call: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value, *_ = self._project(hidden, call)
+        return query, key, value
+
     def reorder(self, heads: Tensor) -> None:
         for layer in self._layers_by_head().values():
             layer.reorder(units_out=heads)

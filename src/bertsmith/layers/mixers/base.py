@@ -74,6 +74,26 @@ class Mixer(nn.Module, ABC):
         Shape: each map (batch, heads, longest, longest of what is looked at).
         """
 
+    def projected(self, hidden: Tensor, call: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of the states that come in, for those who compare mixers; each lies as they do.
+
+        Shape: (…, heads, head width).
+        """
+        raise InputError(
+            f"{type(self).__name__} has no query, key and value; allowed: mixers of the kinds full, disentangled, "
+            "span_conv and favor"
+        )
+
+    def scores(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+        """What the softmax of the map "attention" is taken of; -inf where a position does not look, and at pads.
+
+        Shape: (batch, heads, longest, longest of what is looked at).
+        """
+        raise InputError(
+            f"{type(self).__name__} has no scores of attention; allowed: mixers of the kinds full, disentangled and "
+            "span_conv"
+        )
+
     @abstractmethod
     def reorder(self, heads: Tensor) -> None:
         """Puts the heads in the given order, most important first; the output does not change."""

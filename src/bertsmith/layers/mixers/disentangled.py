@@ -15,7 +15,13 @@ from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import KEY, QUERY, Attending
 from bertsmith.layers.mixers.base import MixerConfig, State
 from bertsmith.layers.remember import Remembered, autocast_dtype
-from bertsmith.ops.disentangled import FORMS, RelativePositions, disentangled, disentangled_terms
+from bertsmith.ops.disentangled import (
+    FORMS,
+    RelativePositions,
+    disentangled,
+    disentangled_scores,
+    disentangled_terms,
+)
 from bertsmith.ops.dispatch import own_backend
 
 Pair = tuple[Tensor | None, Tensor | None]
@@ -111,6 +117,18 @@ class DisentangledAttention(Attending):
         """The probabilities ("attention") and the terms of the scores, apart."""
         query, key, _ = self._project(hidden, call)
         return disentangled_terms(
+            query,
+            key,
+            *self._positions(call),
+            call.layout,
+            call.relative_positions,
+            key_layout=call.key_layout,
+            is_causal=self.is_causal or call.is_causal,
+        )
+
+    def scores(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+        query, key, _ = self._project(hidden, call)
+        return disentangled_scores(
             query,
             key,
             *self._positions(call),

@@ -13,7 +13,7 @@ from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import Attending
 from bertsmith.layers.mixers.base import MixerConfig, State
 from bertsmith.layers.rotary import Rotary
-from bertsmith.ops.attention import FORMS, attention, attention_map
+from bertsmith.ops.attention import FORMS, attention, attention_map, attention_scores
 from bertsmith.ops.dispatch import own_backend
 
 
@@ -110,6 +110,13 @@ class FullAttention(Attending):
             query, key, call.layout, key_layout=call.key_layout, is_causal=is_causal, window=self.window
         )
         return {"attention": shares}
+
+    def scores(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+        query, key, _ = self._project(hidden, call)
+        is_causal = self.is_causal or call.is_causal
+        return attention_scores(
+            query, key, call.layout, key_layout=call.key_layout, is_causal=is_causal, window=self.window
+        )
 
     def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
         if call.memory is None and not (self.is_causal or call.is_causal):

@@ -19,7 +19,7 @@ from bertsmith.layers.mixers.full import FullAttention
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel, initialise_depthwise
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops import conv
-from bertsmith.ops.attention import FORMS, attention, attention_map
+from bertsmith.ops.attention import FORMS, attention, attention_map, attention_scores
 from bertsmith.ops.dispatch import own_backend
 
 
@@ -191,6 +191,11 @@ class SpanConv(Attending):
             "attention": attention_map(query, key, call.layout, is_causal=is_causal),
             self.kernel.map_name: self.kernel.map(self.span(query, hidden, call), call),
         }
+
+    def scores(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+        """Those of the attention heads; the others have none."""
+        query, key, *_ = self._project(hidden, call)
+        return attention_scores(query, key, call.layout, is_causal=self.is_causal or call.is_causal)
 
     def start(self, call: ForwardPass) -> State:
         """No keys and values yet; zeros for the values and states of the taps − 1 tokens before the first."""

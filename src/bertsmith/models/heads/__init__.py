@@ -3,6 +3,8 @@
 from typing import Annotated
 
 from bertsmith.models.heads.base import HeadConfig
+from bertsmith.models.heads.distillation import TeacherWidthConfig
+from bertsmith.models.heads.exits import ExitsConfig
 from bertsmith.models.heads.gates import GatesConfig
 from bertsmith.models.heads.pretraining import (
     MaskDecoderConfig,
@@ -22,8 +24,10 @@ HEADS: dict[str, type[HeadConfig]] = {
     "next_sentence": NextSentenceConfig,
     "replaced_tokens": ReplacedTokensConfig,
     "mask_decoder": MaskDecoderConfig,
+    "teacher_width": TeacherWidthConfig,
     "gates": GatesConfig,
     **TASK_HEADS,
+    "exits": ExitsConfig,
 }
 
 AnyHead = Annotated[HeadConfig, ByKind(HEADS)]
@@ -31,6 +35,7 @@ AnyHead = Annotated[HeadConfig, ByKind(HEADS)]
 __all__ = [
     "HEADS",
     "AnyHead",
+    "ExitsConfig",
     "GatesConfig",
     "HeadConfig",
     "MaskDecoderConfig",
@@ -42,4 +47,5 @@ __all__ = [
     "SequenceHeadConfig",
     "TaskHead",
     "TaskHeadConfig",
+    "TeacherWidthConfig",
 ]

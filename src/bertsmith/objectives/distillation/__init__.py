@@ -3,10 +3,19 @@
 from typing import Annotated
 
 from bertsmith.objectives.distillation.base import DistillationTerm
+from bertsmith.objectives.distillation.looking import AttentionTerm, RelationTerm
 from bertsmith.objectives.distillation.outputs import LabelTerm, OutputTerm
-from bertsmith.objectives.distillation.states import StateTerm
+from bertsmith.objectives.distillation.states import CosineTerm, PatienceTerm, StateTerm
 from bertsmith.settings import ByKind
 
-TERMS: dict[str, type[DistillationTerm]] = {"outputs": OutputTerm, "labels": LabelTerm, "states": StateTerm}
+TERMS: dict[str, type[DistillationTerm]] = {
+    "outputs": OutputTerm,
+    "labels": LabelTerm,
+    "states": StateTerm,
+    "cosine": CosineTerm,
+    "patience": PatienceTerm,
+    "attention": AttentionTerm,
+    "relations": RelationTerm,
+}
 
 AnyTerm = Annotated[DistillationTerm, ByKind(TERMS)]

@@ -1,6 +1,7 @@
 """The contract of a term: one loss between a student and its teacher over a batch."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,8 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from bertsmith.batches.examples import TaskBatch
+from bertsmith.errors import InputError
 from bertsmith.models.model import Observed
 from bertsmith.objectives.base import Sums
+from bertsmith.objectives.class_sums import wide
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 
@@ -26,6 +29,48 @@ class Pair:
     """None where no term needs it."""
     counterparts: tuple[int, ...]
     """For each state of the student's trail, embedding first, the number of the teacher's that it is to be like."""
+    layers: tuple[int, ...] = ()
+    """For each layer of the student the teacher's that it is to be like, counted from 0; empty for the layers that the
+    counterparts leave."""
+    widen: Callable[[Tensor], Tensor] | None = None
+    """What makes the student's states as wide as the teacher's; None where they are."""
+
+    @property
+    def shown(self) -> Observed:
+        """The teacher, which a term needs that asks for it."""
+        assert self.teacher is not None, "a term that needs a teacher has one"
+        return self.teacher
+
+    def layer_like(self, index: int) -> int:
+        """The teacher's layer that one of the student's is to be like, both counted from 0."""
+        return self.layers[index] if self.layers else self.counterparts[index + 1] - 1
+
+    def states(self, number: int) -> tuple[Tensor, Tensor]:
+        """State `number` of the student, as wide as the teacher's, and the one it is to be like, as they lie."""
+        mine, theirs = self.student.encoded.trail, self.shown.encoded.trail
+        own, like = mine[self._known(number, len(mine) - 1)], theirs[self.counterparts[number]].detach()
+        if own.shape[-1] == like.shape[-1]:
+            return wide(own), wide(like)
+        if self.widen is None:
+            widths = f"{own.shape[-1]} wide and the teacher's {like.shape[-1]}"
+            raise InputError(f"the student's states are {widths}; give the student a teacher_width head")
+        return wide(self.widen(own)), wide(like)
+
+    def real_states(self, number: int) -> tuple[Tensor, Tensor]:
+        """Likewise at real tokens only, (real tokens, width)."""
+        own, like = self.states(number)
+        return real_states(own, self.batch), real_states(like, self.batch)
+
+    def first_states(self, number: int) -> tuple[Tensor, Tensor]:
+        """Likewise at the first tokens of real sequences, (sequences, width)."""
+        own, like = (self.batch.layout.first_tokens(states) for states in self.states(number))
+        is_real = real_sequences(self.batch)
+        return own[is_real], like[is_real]
+
+    def _known(self, number: int, last: int) -> int:
+        if not 0 <= number <= last:
+            raise InputError(f"a term's layers name {number}; allowed: 0, the embedding, to {last}, the student's last")
+        return number
 
 
 class DistillationTerm(Record, ABC):
@@ -37,6 +82,10 @@ class DistillationTerm(Record, ABC):
     figures: ClassVar[tuple[str, ...]] = ()
     """What else is reported of it."""
     needs_teacher: ClassVar[bool] = True
+    reads_outputs: ClassVar[bool] = False
+    """Whether it looks at what the heads say, so that these learn from it."""
+    compares_states: ClassVar[bool] = False
+    """Whether the states of both must be of one width."""
 
     @abstractmethod
     def sums(self, pair: Pair) -> Sums:
@@ -50,4 +99,25 @@ class DistillationTerm(Record, ABC):
 def real_states(states: Tensor, batch: TaskBatch) -> Tensor:
     """The states of real tokens: (batch, length, width) or (tokens, width) -> (real tokens, width)."""
     is_token = batch.layout.is_token
-    return states if is_token is None or states.dim() == 2 else states[is_token]
+    if batch.layout.is_packed:
+        return states[: batch.real_tokens]  # filling stands at the end
+    return states.flatten(0, 1) if is_token is None else states[is_token]
+
+
+def real_sequences(batch: TaskBatch) -> Tensor:
+    """Which sequences hold text, (batch,): a packed batch may end in filling or in empty sequences."""
+    layout = batch.layout
+    is_real = layout.lengths(batch.tokens.device) > 0
+    return is_real if layout.starts is None else is_real & (layout.starts[:-1] < batch.real_tokens)
+
+
+def real_rows(batch: TaskBatch) -> Tensor:
+    """Which places of padded rows hold text, (batch, longest)."""
+    layout = batch.layout
+    lengths = torch.where(real_sequences(batch), layout.lengths(batch.tokens.device), 0)
+    return torch.arange(layout.longest, device=batch.tokens.device) < lengths[:, None]
+
+
+def added(losses: list[Tensor]) -> Tensor:
+    """The sum of some losses, of which there is at least one."""
+    return torch.stack(losses).sum()

@@ -13,9 +13,11 @@ from bertsmith.models.model import Model, Observed
 from bertsmith.objectives.base import Objective, Portion, Sums, Term
 from bertsmith.objectives.distillation.base import DistillationTerm, Pair
 from bertsmith.objectives.distillation.grid import Grid
+from bertsmith.objectives.distillation.layer_map import LayerMap, counterparts
 from bertsmith.objectives.supervised import Supervised
 
 WHOLE = Subnet()
+TEACHER_WIDTH = "teacher_width"  # the head of a student whose states are not as wide as its teacher's
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Distillation(Objective[TaskBatch, Lesson]):
     """The heads and neurons of every layer of the student, of which sub-networks are drawn."""
     teacher_width: Literal["same", "full"] = "full"
     """Whether an even sub-network learns from the teacher cut to its own width, at full depth."""
+    layer_map: LayerMap = "uniform"
+    """Which of the teacher's layers each of a whole student's is to be like; a sub-network has those it was cut of."""
 
     @property
     def terms(self) -> dict[str, Term]:  # type: ignore[override]
@@ -75,10 +79,34 @@ class Distillation(Objective[TaskBatch, Lesson]):
 
     def __call__(self, model: Model, prepared: Lesson) -> dict[str, Sums]:
         batch, (subnet,) = prepared.batch, prepared.subnets
-        student = model.observed(batch.tokens, batch.layout, batch.types, subnet=None if subnet == WHOLE else subnet)
-        layers = len(model.config.encoder.layers)
-        pair = Pair(self.task, batch, student, prepared.teacher, subnet.counterparts(layers))
-        return {name: term.sums(pair) for name, term in self.terms_by_name.items()}
+        student = self.observed(model, batch, subnet)
+        widen = model.heads[TEACHER_WIDTH] if TEACHER_WIDTH in model.heads else None  # noqa: SIM401 (no get)
+        pair = Pair(
+            self.task, batch, student, prepared.teacher, *self._like(len(model.config.encoder.layers), subnet), widen
+        )
+        return self.sums(pair)
+
+    def sums(self, pair: Pair) -> dict[str, Sums]:
+        """The sums of each term for a pair."""
+        sums = {name: term.sums(pair) for name, term in self.terms_by_name.items()}
+        if not any(term.reads_outputs for term in self.terms_by_name.values()):
+            # processes exchange the gradients of every weight: what no term asks for gets that of nothing
+            first, found = next(iter(sums.items()))
+            sums[first] = found._replace(loss=found.loss + 0.0 * pair.student.outputs.sum())
+        return sums
+
+    def observed(self, model: Model, batch: TaskBatch, subnet: Subnet) -> Observed:
+        """What a model says of a batch, and what it goes through."""
+        types = batch.types if model.config.encoder.embedding.types > 1 else None
+        return model.observed(batch.tokens, batch.layout, types, subnet=None if subnet == WHOLE else subnet)
+
+    def finished(self, model: Model) -> Model:
+        if TEACHER_WIDTH not in model.heads:
+            return model
+        del model.heads[TEACHER_WIDTH]
+        kept = tuple(head for head in model.config.heads if head.kind != TEACHER_WIDTH)
+        model.config = model.config.changed(heads=kept)
+        return model
 
     def for_evaluation(self) -> Supervised:  # type: ignore[override]
         return self.task.for_evaluation()
@@ -89,10 +117,14 @@ class Distillation(Objective[TaskBatch, Lesson]):
     @torch.no_grad()
     def _taught(self, batch: TaskBatch, subnet: Subnet) -> Observed | None:
         """What the teacher says of a batch; None where nothing is asked of it."""
-        if self.teacher is None:
-            return None
-        cut = None if subnet == WHOLE else subnet
-        return self.teacher.observed(batch.tokens, batch.layout, batch.types, subnet=cut)
+        return None if self.teacher is None else self.observed(self.teacher, batch, subnet)
+
+    def _like(self, layers: int, subnet: Subnet) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The counterparts of a student's states, and those of its layers."""
+        if self.grid is not None or self.teacher is None:
+            return subnet.counterparts(layers), subnet.kept_layers(layers)
+        states = counterparts(self.layer_map, layers, len(self.teacher.config.encoder.layers))
+        return states, tuple(number - 1 for number in states[1:])
 
 
 def named(terms: Sequence[DistillationTerm]) -> dict[str, DistillationTerm]:

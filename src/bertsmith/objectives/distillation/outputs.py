@@ -17,10 +17,10 @@ class OutputTerm(DistillationTerm):
     kind: Literal["outputs"] = "outputs"
     temperature: float = Field(default=1.0, gt=0)
     """What the scores of both are divided by; the loss is multiplied by its square."""
+    reads_outputs: ClassVar[bool] = True
 
     def sums(self, pair: Pair) -> Sums:
-        assert pair.teacher is not None
-        apart = pair.task.apart(pair.student.outputs, pair.teacher.outputs, pair.batch, self.temperature)
+        apart = pair.task.apart(pair.student.outputs, pair.shown.outputs, pair.batch, self.temperature)
         return Sums(apart.sum(), {})
 
     def count(self, task: Supervised, batch: TaskBatch) -> Tensor:
@@ -32,6 +32,7 @@ class LabelTerm(DistillationTerm):
 
     kind: Literal["labels"] = "labels"
     needs_teacher: ClassVar[bool] = False
+    reads_outputs: ClassVar[bool] = True
 
     def sums(self, pair: Pair) -> Sums:
         return Sums(pair.task.sums(pair.student.outputs, pair.batch).loss, {})

@@ -53,3 +53,20 @@ def attention_map(
     """The attention probabilities, (batch, heads, longest, longest key); rows are queries, pads get 0."""
     inputs = AttentionInputs(query, key, key, layout, key_layout or layout, is_causal=is_causal, window=window)
     return reference.probabilities(inputs.padded())
+
+
+def attention_scores(
+    query: Tensor,
+    key: Tensor,
+    layout: SequenceLayout,
+    *,
+    key_layout: SequenceLayout | None = None,
+    is_causal: bool = False,
+    window: int | None = None,
+) -> Tensor:
+    """QKᵀ/√head_width, of which the softmax is taken: (batch, heads, longest, longest key).
+
+    Rows are queries; -inf where one does not look, and in every row and column of a pad.
+    """
+    inputs = AttentionInputs(query, key, key, layout, key_layout or layout, is_causal=is_causal, window=window)
+    return reference.scores(inputs.padded())

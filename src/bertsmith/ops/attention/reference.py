@@ -1,5 +1,7 @@
 """Attention written out: short, differentiable in any dtype, the truth the fast forms are tested against."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,24 @@ def attention(inputs: AttentionInputs) -> Tensor:
 
 def probabilities(inputs: AttentionInputs) -> Tensor:
     """Vaswani et al. 2017, eq. 1, without the value, in padded rows: (batch, heads, longest, longest key)."""
+    scores, allowed = _scores(inputs)
+    # a finite floor, so that an empty sequence gives zeros and not NaN
+    scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
+    return scores.softmax(-1).masked_fill(~allowed, 0.0)
+
+
+def scores(inputs: AttentionInputs) -> Tensor:
+    """What that softmax is taken of, in at least float32; -inf where a query does not look, and at pads."""
+    with torch.autocast(inputs.query.device.type, enabled=False):
+        wide = torch.promote_types(inputs.query.dtype, torch.float32)
+        found, allowed = _scores(replace(inputs, query=inputs.query.to(wide), key=inputs.key.to(wide)))
+        if inputs.layout.is_token is not None:
+            allowed = allowed & inputs.layout.is_token[:, None, :, None]
+        return found.masked_fill(~allowed, -torch.inf)
+
+
+def _scores(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    """The scores of padded rows, (batch, heads, queries, keys), and which keys a query may look at."""
     scores = torch.einsum("bqhd,bkhd->bhqk", inputs.query, inputs.key) / inputs.query.shape[-1] ** 0.5
     allowed = torch.ones_like(scores[:, :1], dtype=torch.bool)
     if inputs.key_layout.is_token is not None:
@@ -29,6 +49,4 @@ def probabilities(inputs: AttentionInputs) -> Tensor:
         allowed = allowed & is_near
     if inputs.is_causal:
         allowed = allowed.tril()
-    # a finite floor, so that an empty sequence gives zeros and not NaN
-    scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
-    return scores.softmax(-1).masked_fill(~allowed, 0.0)
+    return scores, allowed

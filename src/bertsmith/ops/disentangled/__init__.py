@@ -8,7 +8,15 @@ from bertsmith.ops.disentangled.inputs import DisentangledInputs
 from bertsmith.ops.disentangled.positions import RelativePositions, bucket_slots, linear_slots
 from bertsmith.ops.dispatch import Form, Forms, choose
 
-__all__ = ["FORMS", "RelativePositions", "bucket_slots", "disentangled", "disentangled_terms", "linear_slots"]
+__all__ = [
+    "FORMS",
+    "RelativePositions",
+    "bucket_slots",
+    "disentangled",
+    "disentangled_scores",
+    "disentangled_terms",
+    "linear_slots",
+]
 
 FORMS: Forms[DisentangledInputs] = {
     "sdpa": Form(sdpa.disentangled, sdpa.unsupported),
@@ -80,3 +88,32 @@ def disentangled_terms(
         relative=relative,
     )
     return reference.terms(inputs)
+
+
+def disentangled_scores(
+    query: Tensor,
+    key: Tensor,
+    position_key: Tensor | None,
+    position_query: Tensor | None,
+    layout: SequenceLayout,
+    relative: RelativePositions | None,
+    *,
+    key_layout: SequenceLayout | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """The sum of the terms, of which the softmax is taken: (batch, heads, the queries' longest, the keys' longest).
+
+    Rows are queries; -inf where one does not look, and in every row and column of a pad.
+    """
+    inputs = DisentangledInputs(
+        query,
+        key,
+        key,
+        layout,
+        key_layout or layout,
+        is_causal,
+        position_key=position_key,
+        position_query=position_query,
+        relative=relative,
+    )
+    return reference.scores(inputs)

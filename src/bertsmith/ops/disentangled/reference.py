@@ -30,6 +30,21 @@ def terms(inputs: DisentangledInputs) -> dict[str, Tensor]:
         return maps if allowed is None else {name: scores.where(allowed, 0.0) for name, scores in maps.items()}
 
 
+def scores(inputs: DisentangledInputs) -> Tensor:
+    """The sum of the scaled terms, (batch, heads, queries, keys), -inf where a query does not look, and at pads."""
+    with torch.autocast(inputs.query.device.type, enabled=False):
+        rows = inputs.padded().widened()
+        found = torch.stack(list(_terms(rows).values())).sum(0)
+        for allowed in (rows.allowed(), _real_queries(rows)):
+            found = found if allowed is None else found.masked_fill(~allowed, -torch.inf)
+        return found
+
+
+def _real_queries(rows: DisentangledInputs) -> Tensor | None:
+    is_token = rows.layout.is_token
+    return None if is_token is None else is_token[:, None, :, None]
+
+
 def _probabilities(rows: DisentangledInputs) -> Tensor:
     """He et al. 2021, eq. 4, without the value: (batch, heads, queries, keys)."""
     scores = torch.stack(list(_terms(rows).values())).sum(0)

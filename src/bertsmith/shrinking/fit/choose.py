@@ -7,6 +7,8 @@ from bertsmith.shrinking.fit.budget import BudgetConfig, excess
 from bertsmith.shrinking.fit.candidates import Candidate
 
 SPREADS = 2.0  # deviations above the mean that must be within the limit: about 98 of 100 processes
+HOPELESS = 1.5  # times the limit: no disturbance makes up for that
+CLEARLY = 0.95  # of a cost, below which it is worth to measure what is as good otherwise
 MARGIN = 0.95  # of the limit, for the middle one where single processes were disturbed
 
 
@@ -14,10 +16,11 @@ def verdict(latencies: Sequence[float], limit: float, repeats: int) -> bool | No
     """Whether a latency is kept for good, given what fresh processes found; None if more of them must tell.
 
     After `repeats` of them it is if all kept it with room for their spread. One that was disturbed is forgiven where
-    twice as many were asked and all others kept it, the middle one with a margin.
+    twice as many were asked and all others kept it, the middle one with a margin; not where it is the first and far
+    off.
     """
     missed = sum(latency > limit for latency in latencies)
-    if missed > 1 or (missed and repeats == 1):
+    if missed > 1 or (missed and (repeats == 1 or min(latencies) > HOPELESS * limit)):
         return False
     if len(latencies) < repeats:
         return None
@@ -61,10 +64,14 @@ def promising(
         if candidate.measured is None and not budget.misses(candidate.costs._replace(score=candidate.ranking), slack)
     ]
     if best is not None:
-        bar = worth(best, budget, prefer)
-        # two equal scores: the faster one is already there, or its estimate says so
-        open_ones = [candidate for candidate in open_ones if worth(candidate, budget, prefer)[:1] > bar[:1]]
+        open_ones = [candidate for candidate in open_ones if _may_beat(candidate, best, budget, prefer)]
     return sorted(open_ones, key=lambda candidate: worth(candidate, budget, prefer), reverse=True)
+
+
+def _may_beat(candidate: Candidate, best: Candidate, budget: BudgetConfig, prefer: str) -> bool:
+    """Whether it promises more of what is wanted first or, where that is equal, clearly more of the second thing."""
+    (first, second, *_), (bar, second_bar, *_) = worth(candidate, budget, prefer), worth(best, budget, prefer)
+    return first > bar or (first == bar and second > CLEARLY * second_bar)
 
 
 def nearest_miss(candidates: Sequence[Candidate], budget: BudgetConfig) -> Candidate:

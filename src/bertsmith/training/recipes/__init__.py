@@ -16,8 +16,8 @@ TIERS: dict[str, dict[str, Recipe]] = {"paper": PAPER, "crammed": CRAMMED, "mode
 DEFAULT_TIER = "crammed"
 # the ways to choose a network exclude each other; overrides change a preset
 _INSTEAD_OF = {
-    "preset": ("network", "folder", "width", "depth"),
-    "network": ("preset", "overrides", "folder", "width", "depth"),
+    "preset": ("network", "folder", "subnet", "width", "depth"),
+    "network": ("preset", "overrides", "folder", "subnet", "width", "depth"),
     "folder": ("preset", "overrides", "network", "width", "depth"),
     "width": ("preset", "overrides", "network", "folder"),
     "depth": ("preset", "overrides", "network", "folder"),

@@ -26,6 +26,8 @@ def candidate(score: float, latency: float, size: float = 1.0, *, measured: bool
         ([7.99, 7.5, 7.98, 7.6, 7.9], None),  # all within, but their spread says that others will not be
         ([8.1, 7.0], None),  # one may have been disturbed
         ([8.1, 7.0, 9.0], False),
+        ([7.0, 20.0], None),
+        ([20.0], False),  # so far off that nobody need look again
         ([7.0, 7.1, 9.0, 7.0, 7.0, 7.1, 7.0, 7.1, 7.0, 7.0], True),
         ([7.9, 7.9, 9.0, 7.9, 7.9, 7.9, 7.9, 7.9, 7.9, 7.9], False),
     ],
@@ -67,8 +69,9 @@ def test_the_best_score_comes_first_and_of_equal_ones_the_fastest() -> None:
 
 def test_only_what_may_be_better_is_tried() -> None:
     best = candidate(91, 7.0, measured=True)
-    few = [best, candidate(90.9, 1.0), candidate(91, 6.0), candidate(91.1, 7.9)]
-    assert [one.ranking for one in promising(few, BudgetConfig(latency_ms=8.0), "fast", best, 0.0)] == [91.1]
+    few = [best, candidate(90.9, 1.0), candidate(91, 6.9), candidate(91, 6.0), candidate(91.1, 7.9)]
+    queue = promising(few, BudgetConfig(latency_ms=8.0), "fast", best, 0.0)
+    assert [(one.ranking, one.estimate.latency_ms) for one in queue] == [(91.1, 7.9), (91, 6.0)]
 
 
 def test_with_a_floor_the_fastest_or_the_smallest_is_wanted() -> None:

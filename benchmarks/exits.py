@@ -1,0 +1,134 @@
+"""What early exit is worth on this machine: texts a second with and without it, in one run.
+
+    python benchmarks/exits.py FOLDER --data TASK                # one text at a time, and 32 together
+    python benchmarks/exits.py FOLDER --data TASK --threads 1 --texts 512 --thresholds 0.8 0.9 0.99
+
+FOLDER is what `bertsmith shrink MODEL --method exits` wrote, TASK its data. The same batches of dev go through all
+layers, then as far as each text needs, in turns, so that both see the same moments of the machine; the ratio is that of
+the medians over the rounds. Layers that are not computed are saved; what is paid for it is a small head after every
+layer, the question who is sure, and a smaller batch to be put together for the rest, which for short texts one at a
+time can be as much as a layer: a ratio below 1 is such a case, and is printed as what it is.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertsmith.batches.examples import ExampleReader, Features
+from bertsmith.batches.plan import Cursor, MicroBatchPlan
+from bertsmith.checkpoint.store import load
+from bertsmith.engines.exit_runner import ExitRunner
+from bertsmith.models.exiting import exits_config
+from bertsmith.models.heads.exits import ExitRule
+from bertsmith.models.model import Model
+from bertsmith.tasks.base import Encoding
+from bertsmith.tasks.parts import task_parts
+from bertsmith.tasks.predictor import read_kept
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    model = load(options.model)
+    kept, own = read_kept(options.model), exits_config(model).rule
+    examples = kept.task.examples(task_parts(options.data).read("dev"))[: options.texts]
+    features = kept.task.features(examples, Encoding.of(model, kept.sequences.length))
+    reader = ExampleReader(features, kept.sequences, model.require_tokenizer().pad)
+    figures = []
+    for rule in _rules(own, options.thresholds):
+        runner = ExitRunner(model, rule)
+        for size in options.batches:
+            figures.append(_measured(model, runner, features, reader, size, options.rounds))
+            print(_line(figures[-1]), flush=True)
+    if options.out is not None:
+        options.out.write_text(json.dumps({"threads": options.threads, "rows": figures}, indent=2) + "\n")
+
+
+def _rules(own: ExitRule | None, thresholds: list[float]) -> list[ExitRule]:
+    if thresholds:
+        measure = "probability" if own is None else own.measure
+        return [ExitRule(measure=measure, threshold=threshold) for threshold in thresholds]
+    if own is None:
+        raise SystemExit("the model has no rule for its exits: give --thresholds")
+    return [own]
+
+
+@torch.inference_mode()
+def _measured(
+    model: Model, runner: ExitRunner, features: Features, reader: ExampleReader, size: int, rounds: int
+) -> dict[str, Any]:
+    """The figures of one size of batch."""
+    batches = [reader[MicroBatchPlan(items, Cursor())].batch for items in _bins(len(features), size)]
+    sizes = [torch.from_numpy(np.diff(features.items)[batch.item.numpy()]) for batch in batches]
+
+    def whole() -> None:
+        for batch in batches:
+            model.outputs(batch.tokens, batch.layout, batch.types)
+
+    def early() -> None:
+        with runner.evaluating():
+            for batch, counts in zip(batches, sizes, strict=True):
+                runner.outputs(batch.tokens, batch.layout, batch.types, sizes=counts)
+
+    seconds: dict[str, list[float]] = {"whole": [], "early": []}
+    for number in range(rounds + 1):
+        for name, work in (("whole", whole), ("early", early)):
+            took = _timed(work)
+            if number:  # the first round warms up
+                seconds[name].append(took)
+    rates = {name: len(features) / statistics.median(took) for name, took in seconds.items()}
+    return {
+        "measure": runner.rule.measure,
+        "threshold": runner.rule.threshold,
+        "batch": size,
+        "texts": len(features),
+        "whole_per_second": rates["whole"],
+        "early_per_second": rates["early"],
+        "ratio": rates["early"] / rates["whole"],
+        "mean_layers": runner.mean_layers,
+        "layers": len(model.config.encoder.layers),
+    }
+
+
+def _bins(count: int, size: int) -> list[np.ndarray]:
+    """Items as they come, so many together."""
+    return [np.arange(begin, min(begin + size, count)) for begin in range(0, count, size)]
+
+
+def _timed(work: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def _line(row: dict[str, Any]) -> str:
+    slower = "" if row["ratio"] >= 1 else "  (slower: exits cost more here than they save)"
+    return (
+        f"{row['measure']} {row['threshold']:g}, batch {row['batch']:>3}: {row['whole_per_second']:8.1f} texts/s with "
+        f"all {row['layers']} layers, {row['early_per_second']:8.1f} with {row['mean_layers']:.2f} in the mean, ratio "
+        f"{row['ratio']:.2f}{slower}"
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--texts", type=int, default=256)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--thresholds", type=float, nargs="+", default=[])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""What a masked language model puts in the place of words, many texts at a time."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.batches.ragged import packed
+from bertsmith.checkpoint.files import tensors_of
+from bertsmith.errors import InputError
+from bertsmith.models.model import Model
+from bertsmith.shrinking.augmentation.config import AugmentationConfig
+from bertsmith.shrinking.augmentation.words import Passage, is_word
+from bertsmith.text.tokenizer import Tokenizer
+
+NONE = -1  # in the place of a candidate that there is not
+_TOKENS = 8192  # of one batch …
+_PLACES = 256  # … and masks in it, each with a score for the whole vocabulary
+_LONGEST = 512  # tokens of a sequence, also where the model would take more
+
+
+@dataclass(frozen=True)
+class Question:
+    """A sequence in which one word is masked.
+
+    Shape: tokens and types (tokens,), int64.
+    """
+
+    word: int
+    """The number of the word among all that are asked about."""
+    tokens: np.ndarray
+    types: np.ndarray
+    mask: int
+    """Where the mask stands."""
+    piece: int
+    """The piece that the word is, or NONE if it has several."""
+
+
+class MaskedWords:
+    """The words that a masked language model deems likeliest in the place of others.
+
+    It reads [CLS] text with a mask for the word [SEP] text [SEP], so that it knows the word that is replaced; of a long
+    text it reads a stretch around the word, twice.
+    """
+
+    def __init__(self, model: Model, config: AugmentationConfig) -> None:
+        self.model, self.config = _masked_lm(model), config
+        self.tokenizer = self.model.require_tokenizer()
+        self.frame = self.tokenizer.pair_frame()
+        self.mask = self.tokenizer.mask
+        embedding = self.model.config.encoder.embedding
+        self.has_types = embedding.types > 1
+        specials = sum(len(tokens) for tokens in (self.frame.before, self.frame.between, self.frame.after))
+        self.room = (min(embedding.longest, _LONGEST) - specials) // 2
+        """Tokens of a text in a sequence that has it twice."""
+        if self.room < 2:
+            raise InputError(
+                f"augmentation.model takes sequences of {embedding.longest} tokens; at least {specials + 4} are needed"
+            )
+        self.words = _whole_words(self.tokenizer)
+        """What is written for every piece that is a whole word, by its id."""
+        if not self.words:
+            raise InputError("augmentation.model has no piece that is a whole word, so it can replace none")
+        self._ids = np.array(sorted(self.words))
+        self._folded = {token: word.casefold() for token, word in self.words.items()}
+
+    @cached_property
+    def key(self) -> str:
+        """A name for all that candidates depend on besides the passages."""
+        config = self.config
+        whole = hashlib.sha256(f"{self.tokenizer.hash} {config.candidates} {config.long_words}".encode())
+        whole.update(self.model.config.model_dump_json().encode())
+        for name, tensor in sorted(tensors_of(self.model).items()):
+            whole.update(name.encode())
+            whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return whole.hexdigest()
+
+    @torch.inference_mode()
+    def candidates(self, passages: Sequence[Passage], watch: Callable[[int], None] = lambda words: None) -> np.ndarray:
+        """The ids of the best whole words in every place of the passages, best first, NONE where there are no more.
+
+        A word is not its own candidate, and such as differ in capitals alone count once. `watch` is told of how many
+        words each batch was.
+        Shape: (places of all passages, candidates), int32.
+        """
+        written = [passage.text[slice(*place)] for passage in passages for place in passage.places]
+        found = np.full((len(written), self.config.candidates), NONE, dtype=np.int32)
+        # those of one length side by side, which the kernels of a processor like
+        questions = sorted(self._questions(passages), key=lambda question: -len(question.tokens))
+        watch(len(written) - len(questions))
+        with self.model.evaluating():
+            for batch in _batches(questions):
+                scores = self._scores(batch)
+                few = min(2 * self.config.candidates + 2, len(self._ids))
+                best = scores.topk(few).indices.cpu().numpy()
+                for row, question in enumerate(batch):
+                    chosen = self._distinct(question, written[question.word], best[row])
+                    if len(chosen) < self.config.candidates and few < len(self._ids):
+                        ranked = scores[row].argsort(descending=True).cpu().numpy()
+                        chosen = self._distinct(question, written[question.word], ranked)
+                    found[question.word, : len(chosen)] = chosen
+                watch(len(batch))
+        return found
+
+    def _questions(self, passages: Sequence[Passage]) -> Iterator[Question]:
+        """One for every word that has pieces of its own."""
+        word = 0
+        for passage, (ids, offsets) in zip(
+            passages, self.tokenizer.encode_offsets([passage.text for passage in passages]), strict=True
+        ):
+            for pieces in _own_pieces(passage, offsets):
+                if len(pieces) == 1 or (len(pieces) and self.config.long_words == "replace"):
+                    yield self._question(word, ids.astype(np.int64), int(pieces[0]), int(pieces[-1]) + 1)
+                word += 1
+
+    def _question(self, word: int, ids: np.ndarray, begin: int, end: int) -> Question:
+        """That about the tokens begin … end of a text."""
+        frame = self.frame
+        masked = np.concatenate([ids[:begin], [self.mask], ids[end:]])
+        first, second = _stretch(len(masked), begin, self.room), _stretch(len(ids), begin, self.room)
+        parts: list[np.ndarray | list[int]] = [frame.before, masked[first], frame.between, ids[second], frame.after]
+        types = [np.full(len(part), kind) for part, kind in zip(parts, frame.types, strict=True)]
+        mask = len(frame.before) + begin - first.start
+        piece = int(ids[begin]) if end == begin + 1 else NONE
+        return Question(word, np.concatenate(parts).astype(np.int64), np.concatenate(types), mask, piece)
+
+    def _scores(self, batch: Sequence[Question]) -> Tensor:
+        """The scores of all whole words where the masks are; Shape: (questions, whole words)."""
+        device, model = self.model.device, self.model
+        tokens, layout = packed([question.tokens for question in batch], self.tokenizer.pad)
+        types = packed([question.types for question in batch], 0)[0].to(device) if self.has_types else None
+        starts = np.cumsum([0, *(len(question.tokens) for question in batch[:-1])])
+        places = torch.from_numpy(starts + [question.mask for question in batch]).to(device)
+        states, _ = model.masked_states(tokens.to(device), layout.to(device), types, places)
+        scores: Tensor = model.head("masked_tokens")(states, model.token_table)
+        return scores.float()[:, torch.from_numpy(self._ids).to(device)]
+
+    def _distinct(self, question: Question, written: str, ranked: np.ndarray) -> list[int]:
+        """The first candidates of a ranking that are other words than this one and than each other."""
+        seen, chosen = {written.casefold(), self._folded.get(question.piece)}, []
+        for token in self._ids[ranked].tolist():
+            if self._folded[token] not in seen:
+                seen.add(self._folded[token])
+                chosen.append(token)
+            if len(chosen) == self.config.candidates:
+                break
+        return chosen
+
+
+def _masked_lm(model: Model) -> Model:
+    """The model that fills masks: the given one, or its generator where it was trained against one."""
+    if model.tokenizer is None:
+        raise InputError("augmentation.model has no tokenizer; its folder needs a tokenizer.json or a vocab.txt")
+    if "masked_tokens" not in model.heads and model.generator is not None:
+        model.generator.tokenizer = model.tokenizer
+        model = model.generator
+    if "masked_tokens" not in model.heads:
+        have = ", ".join(model.heads) or "none"
+        raise InputError(
+            f"augmentation.model has no masked_tokens head (its heads: {have}); give a masked language model, as "
+            "bertsmith pretrain leaves it"
+        )
+    return model
+
+
+def _whole_words(tokenizer: Tokenizer) -> dict[int, str]:
+    """What every piece that is a whole word stands for, by its id.
+
+    Pieces that begin words, single letters apart: those are there to spell with.
+    """
+    special, starts = set(tokenizer.special_ids), tokenizer.starts_word
+    words = {
+        token: tokenizer.decode([token]).strip()
+        for token in tokenizer.vocabulary.values()
+        if starts[token] and token not in special
+    }
+    return {token: word for token, word in words.items() if len(word) > 1 and is_word(word)}
+
+
+def _own_pieces(passage: Passage, offsets: np.ndarray) -> Iterator[np.ndarray]:
+    """The numbers of the pieces of every word of a passage; none where a piece reaches into what is beside the word.
+
+    Shape: offsets (pieces, 2) -> (pieces of the word,) each
+    """
+    text = passage.text
+    begins, ends = offsets[:, 0].copy(), offsets[:, 1]
+    for piece, (begin, end) in enumerate(offsets.tolist()):
+        # some tokenizers count the space before a word as a part of its first piece
+        begins[piece] += len(text[begin:end]) - len(text[begin:end].lstrip())
+    for begin, end in passage.places:
+        touched = (begins < end) & (ends > begin) & (begins < ends)
+        inside = touched & (begins >= begin) & (ends <= end)
+        yield np.flatnonzero(inside) if (inside == touched).all() else np.empty(0, dtype=np.int64)
+
+
+def _stretch(length: int, place: int, room: int) -> slice:
+    """At most `room` tokens of a text of some length, around a place."""
+    begin = max(0, min(place - room // 2, length - room))
+    return slice(begin, min(length, begin + room))
+
+
+def _batches(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
+    """The questions in their order, as many at a time as a batch may hold."""
+    begin = tokens = 0
+    for place, question in enumerate(questions):
+        if place > begin and (tokens + len(question.tokens) > _TOKENS or place - begin == _PLACES):
+            yield questions[begin:place]
+            begin, tokens = place, 0
+        tokens += len(question.tokens)
+    if begin < len(questions):
+        yield questions[begin:]

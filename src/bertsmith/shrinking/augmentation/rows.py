@@ -1,0 +1,134 @@
+"""A table with new rows, made of its own by replacing words; what is right in a row stays as it is."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertsmith.batches.random import generator
+from bertsmith.errors import InputError
+from bertsmith.models.model import Model
+from bertsmith.shrinking.augmentation.config import AugmentationConfig
+from bertsmith.shrinking.augmentation.masked_words import NONE, MaskedWords
+from bertsmith.shrinking.augmentation.shards import Processes, Watch, passage_candidates
+from bertsmith.shrinking.augmentation.words import ENGLISH, Passage, written_like
+from bertsmith.tasks.base import Task
+from bertsmith.tasks.choice import Choice
+from bertsmith.tasks.embedding import Embedding
+from bertsmith.tasks.spans import SpanAnswers
+from bertsmith.tasks.tagging import Tagging
+from bertsmith.tasks.texts import TextTask
+from bertsmith.text.tables import Table
+
+
+def augmented(
+    table: Table,
+    task: Task[Any],
+    model: Model,
+    config: AugmentationConfig | None = None,
+    *,
+    folder: Path | None = None,
+    watch: Watch | None = None,
+    processes: Processes | None = None,
+) -> Table:
+    """The rows of a table and, after them, new ones with other words (TinyBERT, Jiao et al. 2020, algorithm 1).
+
+    The model fills masks; nothing is asked of `config.model`. Of every text there are so many copies, in each of which
+    every word is replaced with a probability by one of its candidates; of a pair one text is changed at a time, the
+    other one being as it was. A row whose texts are those of another row is left out. Labels are copied: they are no
+    longer sure, so learn from a teacher's outputs. The same arguments give the same rows. With a folder, what the model
+    said is kept there and not asked again.
+    """
+    config = config or AugmentationConfig()
+    columns = changed_columns(task)
+    task.examples(table, has_targets=False)  # a sentence if a row is not one of this task
+    masked_words = MaskedWords(model, config)
+    stop_words = ENGLISH if config.stop_words == "english" else frozenset[str]()
+    values = [
+        (index, field, column, table.value(index, column))
+        for index in range(len(table))
+        for field, column in enumerate(columns)
+    ]
+    # a context of several turns has no text of its own and stays
+    texts = [one for one in values if isinstance(one[3], str) or isinstance(task, Tagging)]
+    passages = [Passage.of(value, stop_words) for *_, value in texts]
+    found = passage_candidates(passages, masked_words, folder, watch, processes)
+    read = tuple(dict.fromkeys([*task.input_columns, *columns]))
+    seen = {_texts(row, read) for row in table.rows}
+    rows, numbers = list(table.rows), list(table.numbers)
+    copies = config.copies_of(len(table))
+    for (index, field, column, value), passage in zip(texts, passages, strict=True):
+        if not passage.places:
+            continue
+        draws = generator(config.seed, index, field).random((copies, len(passage.places), 2))
+        for words in _drawn(passage, found[passage], draws, config.share, masked_words.words):
+            changed = passage.replaced(words) if isinstance(value, str) else _items(passage, value, words)
+            row = {**table.rows[index], column: changed}
+            key = _texts(row, read)
+            if key not in seen:
+                seen.add(key)
+                rows.append(row)
+                numbers.append(table.numbers[index])
+    return Table(table.name, rows, numbers, table.unit)
+
+
+def changed_columns(task: Task[Any]) -> tuple[str, ...]:
+    """The columns in which words are replaced; a sentence where that is not sound.
+
+    Of answer spans that is the question: the passage stays, and so every answer where it is.
+    """
+    names: tuple[str | None, ...]
+    match task:
+        case TextTask():
+            names = (task.text, task.pair)
+        case Embedding():
+            names = (task.text, task.pair, task.negative)
+        case Choice():
+            names = (task.context, task.question)
+        case SpanAnswers():
+            names = (task.question,)
+        case Tagging():
+            if task.context == "document":
+                raise InputError(
+                    "task.context is 'document' and augmentation.model is given; new rows stand in no document, so "
+                    "allowed: task.context=sentence, or no augmentation"
+                )
+            names = (task.words,)
+        case _:
+            names = ()
+    columns = tuple(name for name in names if name is not None)
+    if not columns:
+        raise InputError(f"task.kind is {task.kind!r} and no column of texts is named, so no word can be replaced")
+    return columns
+
+
+def _drawn(
+    passage: Passage, candidates: np.ndarray, draws: np.ndarray, share: float, words: Mapping[int, str]
+) -> Iterator[list[str | None]]:
+    """For every copy the words that stand in the places of a passage, None where that of the passage stays.
+
+    Shape: candidates (places, candidates), draws (copies, places, 2) between 0 and 1.
+    """
+    counts = (candidates != NONE).sum(1)
+    is_replaced = (draws[..., 0] < share) & (counts > 0)
+    choices = (draws[..., 1] * counts).astype(np.int64)
+    written = [passage.text[slice(*place)] for place in passage.places]
+    for replaced, choice in zip(is_replaced, choices, strict=True):
+        new: list[str | None] = [None] * len(written)
+        for place in np.flatnonzero(replaced).tolist():
+            new[place] = written_like(words[int(candidates[place, choice[place]])], written[place])
+        yield new
+
+
+def _items(passage: Passage, items: Sequence[str], words: Sequence[str | None]) -> list[str]:
+    """The words of a sentence that is a list, some of them replaced: as many as before."""
+    begins = np.cumsum([0, *(len(item) + 1 for item in items[:-1])]).tolist()
+    new = {begin: word for (begin, _), word in zip(passage.places, words, strict=True) if word is not None}
+    return [new.get(begin, item) for begin, item in zip(begins, items, strict=True)]
+
+
+def _texts(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[Any, ...]:
+    """What a row has in some columns, to be looked up."""
+    values = (row.get(column) for column in columns)
+    return tuple(tuple(value) if isinstance(value, list) else value for value in values)

@@ -1,0 +1,141 @@
+"""A teacher for a fine-tuning: what is learned from it, whether it fits the student, and how good it is itself."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from bertsmith.checkpoint.store import load
+from bertsmith.errors import InputError
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.cost import training_flops
+from bertsmith.models.heads import HeadConfig, TaskHeadConfig, TeacherWidthConfig
+from bertsmith.models.model import Model
+from bertsmith.objectives.distillation import AnyTerm
+from bertsmith.objectives.distillation.base import DistillationTerm
+from bertsmith.objectives.distillation.layer_map import LayerMap, counterparts
+from bertsmith.objectives.distillation.outputs import LabelTerm, OutputTerm
+from bertsmith.settings import Record
+from bertsmith.tasks.base import Judgement, Task
+from bertsmith.tasks.predictor import TASK_FILE, read_kept
+from bertsmith.tasks.soundness import unfitness
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.continued import check_encoder, fit_heads
+from bertsmith.training.judging import DevJudge
+
+
+class DistillationConfig(Record):
+    """What a fine-tuning learns from a teacher."""
+
+    teacher: str
+    """The folder of a model that was fine-tuned for the same task, with the same labels in the same order."""
+    terms: tuple[AnyTerm, ...] = Field(
+        default=(OutputTerm(weight=0.5), LabelTerm(weight=0.5)),
+        min_length=1,
+    )
+    """The losses, each with its weight; the labels of the data are one of them, "labels"."""
+    layers: LayerMap = "uniform"
+    """Which of the teacher's layers each of the student's is to be like: "uniform", "skip", "last", or a number from 1
+    for every layer of the student."""
+
+
+def read_teacher(folder: str) -> Model:
+    """The teacher in its folder, as it will stay."""
+    teacher = load(folder).float().eval().requires_grad_(False)
+    check_encoder(teacher.config, folder)
+    teacher.require_tokenizer()
+    return teacher
+
+
+def check_task(config: DistillationConfig, task: Task[Any], student: Model, teacher: Model) -> None:
+    """Raises a sentence if the teacher was not fine-tuned for the student's task with its labels."""
+    folder, head = Path(config.teacher), _task_head(student)
+    own = _task_head(teacher)
+    if own is None or head is None:
+        raise InputError(
+            f"distillation.teacher {config.teacher!r} was not fine-tuned for a task; bertsmith finetune does that"
+        )
+    kind = read_kept(folder).task.kind if (folder / TASK_FILE).is_file() else task.kind
+    if kind != task.kind or own.kind != head.kind:
+        raise InputError(
+            f"distillation.teacher {config.teacher!r} was fine-tuned for a task of kind {kind!r} (head {own.kind}); "
+            f"this one is of kind {task.kind!r} (head {head.kind})"
+        )
+    theirs, mine = (getattr(one, "labels", ()) for one in (own, head))
+    if theirs != mine:
+        raise InputError(
+            f"distillation.teacher {config.teacher!r} has the labels {list(theirs)} and the task {list(mine)}; "
+            "allowed: the same in the same order (task.labels gives them an order)"
+        )
+    _check_scale(folder, task)
+
+
+def _task_head(model: Model) -> HeadConfig | None:
+    return next((head for head in model.config.heads if isinstance(head, TaskHeadConfig)), None)
+
+
+def _check_scale(folder: Path, task: Task[Any]) -> None:
+    """Numbers are learned from the teacher as they are, so both must be on one scale."""
+    if task.kind != "regression" or not (folder / TASK_FILE).is_file():
+        return
+    theirs = read_kept(folder).task
+    names = ("scale", "lowest", "highest") if getattr(task, "scale", False) else ("scale",)
+    for name in names:
+        own, other = getattr(task, name), getattr(theirs, name)
+        if own != other:
+            raise InputError(
+                f"task.{name} is {own} and that of distillation.teacher {other}; allowed: the same, so that numbers "
+                "are on one scale"
+            )
+
+
+def check_tokenizer(own: Tokenizer, teacher: Model, folder: str) -> None:
+    """Raises a sentence if a student does not read what its teacher reads."""
+    if own.hash != teacher.require_tokenizer().hash:
+        raise InputError(
+            f"the student's tokenizer is not that of the teacher {folder!r}; allowed: a student made with the same "
+            "tokenizer.json, or a preset, which takes the teacher's"
+        )
+
+
+def fitted_student(
+    student: Model, teacher: ModelConfig, terms: Sequence[DistillationTerm], layers: LayerMap, *, seed: int
+) -> Model:
+    """The student, with a head that makes its states as wide as the teacher's where a term compares them.
+
+    The head is one of the student's, so that optimiser, checkpoints and processes know of it; the objective takes it
+    away from the finished model.
+    """
+    # a sentence if they do not fit
+    counterparts(layers, len(student.config.encoder.layers), len(teacher.encoder.layers))
+    head = width_head(student.config, teacher, terms)
+    if head is None:
+        return student
+    fitted, _ = fit_heads(student, student.config.changed(heads=(*student.config.heads, head)), "student", seed=seed)
+    return fitted
+
+
+def width_head(
+    student: ModelConfig, teacher: ModelConfig, terms: Sequence[DistillationTerm]
+) -> TeacherWidthConfig | None:
+    """The head that a student needs for terms that compare states; None where it needs none."""
+    is_compared = any(term.compares_states for term in terms)
+    has_one = any(isinstance(head, TeacherWidthConfig) for head in student.heads)  # that of a checkpoint
+    if has_one or not is_compared or student.encoder.width == teacher.encoder.width:
+        return None
+    return TeacherWidthConfig(teacher=teacher.encoder.width)
+
+
+def teacher_judgement(teacher: Model, judge: DevJudge, folder: str) -> Judgement:
+    """How good the teacher is on dev; a sentence if it cannot have been trained for this task."""
+    judgement = judge.judgement(teacher)
+    trouble = unfitness(judge.task, judge.examples, judge.answers, judgement)
+    if trouble is not None:
+        raise InputError(f"distillation.teacher {folder!r} {trouble}; allowed: a model fine-tuned for this task")
+    return judgement
+
+
+def teaching_cost(student: ModelConfig, teacher: ModelConfig, length: int) -> float:
+    """The cost of a step with a teacher in plain ones: it is asked, and learns nothing."""
+    return 1 + training_flops(teacher, length, 0.0) / 3 / training_flops(student, length, 0.0)

@@ -1,0 +1,75 @@
+"""Early exit over every family: a sequence leaves at the same layer with the same answer, whoever else is there."""
+
+import pytest
+import torch
+from cases import FAMILIES, tiny_model
+from torch import Tensor
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.models.exiting import EarlyAnswers, answer_early, exit_outputs
+from bertsmith.models.heads.exits import ExitRule, ExitsConfig
+from bertsmith.models.heads.features import FeaturesConfig
+from bertsmith.models.heads.task import ClassifierConfig
+from bertsmith.models.model import Model
+from bertsmith.training.continued import fit_heads
+
+LENGTHS = [5, 12, 1, 9, 2, 7]
+CONFIGS = {name: tiny_model(name).config for name in FAMILIES}
+ENCODERS = [name for name, config in CONFIGS.items() if config.decoder is None and config.encoder.universal is None]
+
+
+def exiting_model(name: str, layers: int = 1, labels: int = 3) -> Model:
+    """A tiny encoder of four layers with a classifier that reads so many of them, and exits after all but the last."""
+    model = tiny_model(name, layers=4)
+    head = ClassifierConfig(labels=tuple("abc"[:labels]), features=FeaturesConfig(layers=layers), dropout=0.0)
+    exits = ExitsConfig(layers=(1, 2, 3), outputs=labels, answer="classes", hidden="tanh", dropout=0.0)
+    config = model.config.changed(heads=(head, exits), generator=None)
+    return fit_heads(model, config, "the model", seed=3)[0].double().eval()
+
+
+def rules(by_exit: Tensor) -> list[ExitRule]:
+    """Rules by which some sequences leave early and some do not, none by a hair; Shape: (exits, sequences, labels)."""
+    shares = by_exit[:-1].softmax(-1)
+    entropies = torch.special.entr(shares).sum(-1) / torch.tensor(shares.shape[-1]).log()
+    return [
+        ExitRule(measure="probability", threshold=float(shares.amax(-1).amax(0).quantile(0.5))),
+        ExitRule(measure="entropy", threshold=float(entropies.amin(0).quantile(0.5))),
+        ExitRule(measure="patience", threshold=1),
+    ]
+
+
+def _rows() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randint(5, 50, (length,), generator=generator) for length in LENGTHS]
+
+
+def packed(rows: list[Tensor]) -> tuple[Tensor, SequenceLayout]:
+    starts = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0).int()
+    return torch.cat(rows), SequenceLayout.packed(starts, max(map(len, rows)))
+
+
+def padded(rows: list[Tensor]) -> tuple[Tensor, SequenceLayout]:
+    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    lengths = torch.tensor([len(row) for row in rows])
+    return tokens, SequenceLayout.padded(torch.arange(tokens.shape[1]) < lengths[:, None])
+
+
+def _close(own: EarlyAnswers, other: EarlyAnswers) -> None:
+    assert own.layers.tolist() == other.layers.tolist()
+    torch.testing.assert_close(own.outputs, other.outputs)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_alone_and_in_any_batch(name: str) -> None:
+    model = exiting_model(name)
+    rows = _rows()
+    by_exit = torch.stack(exit_outputs(model, *packed(rows)))  # (exits, sequences, labels)
+    for rule in rules(by_exit):
+        together = answer_early(model, *packed(rows), rule=rule)
+        assert rule.measure == "patience" or len(set(together.layers.tolist())) > 1  # else nothing was tried
+        alone = [answer_early(model, row[None], SequenceLayout.full(1, len(row)), rule=rule) for row in rows]
+        outputs, layers = (torch.cat([getattr(one, part) for one in alone]) for part in ("outputs", "layers"))
+        _close(together, EarlyAnswers(outputs, layers))
+        _close(together, answer_early(model, *padded(rows), rule=rule))
+        torch.testing.assert_close(together.outputs, by_exit[together.layers - 1, torch.arange(len(rows))])

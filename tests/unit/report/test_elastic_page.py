@@ -1,0 +1,323 @@
+"""The page of an elastic training: well-formed, escaped, self-contained, and true to the record it was given."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers_pages import HOSTILE, Outline
+
+import bertsmith
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.model import Model
+from bertsmith.report.elastic import (
+    TOKENS_DRAWN,
+    ElasticReport,
+    HeadComparison,
+    HeadPair,
+    cheapest_that_keeps,
+    compared_heads,
+    kept_share,
+    mean_score,
+    narrowest_widths,
+    shallowest_depths,
+)
+from bertsmith.report.elastic_page import elastic_page
+from bertsmith.report.head_heat import looks, looks_note, shade
+from bertsmith.report.maps import maps_of
+from bertsmith.shrinking.record import ElasticRecord
+from bertsmith.shrinking.rewire import Orders, rewire
+from bertsmith.text.tokenizer import Tokenizer
+
+WORDS = ["the", "smith", "hammers", "all", "day", "and", "night"]
+
+
+def record(
+    widths: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0),
+    depths: tuple[float, ...] = (0.5, 0.75, 1.0),
+    heads: tuple[int, ...] = (4, 4, 4, 4),
+    **changes: Any,
+) -> ElasticRecord:
+    """A record whose scores rise with the size, and whose last heads matter most."""
+    grid = [
+        {"width": width, "depth": depth, "score": 60 + 20 * width + 10 * depth, "parameters": int(1e6 * width * depth)}
+        | {"flops": 4e9 * width * depth, "latency_ms": 1 + 8 * width * depth}
+        for depth in depths
+        for width in widths
+    ]
+    plain = {"metric": "accuracy", "teacher_score": 92.0, "depth_rule": "keep_last", "length": 17, "grid": grid}
+    plain |= {"head_scores": [[0.5 + head for head in range(count)] for count in heads]}
+    plain |= {"head_order": [list(reversed(range(count))) for count in heads], "neuron_order": [[0]] * len(heads)}
+    return ElasticRecord.parse({**plain, **changes}, source="test")
+
+
+def rows(names: tuple[str, ...]) -> list[dict[str, Any]]:
+    training: list[dict[str, Any]] = [{"kind": "training", "step": step, "loss": 1 / step} for step in (1, 2, 3, 4)]
+    judged = {"kind": "held_out", "metric": "accuracy", "loss": 0.5}
+    return training + [
+        {**judged, "step": step, "score": 70.0 + step, **dict.fromkeys(names, 60.0 + 3 * step)} for step in (2, 4)
+    ]
+
+
+def report(of: ElasticRecord, **changes: Any) -> ElasticReport:
+    return ElasticReport(**{"title": "run", "model": "base", "task": "classification", "record": of, **changes})
+
+
+def full(**changes: Any) -> ElasticReport:
+    stages = {
+        "width": rows(("width 0.25 depth 1", "width 1 depth 1")),
+        "depth": rows(("width 0.25 depth 0.5", "width 1 depth 1")),
+    }
+    told = {"facts": {"Data": "desk"}, "commands": ("bertsmith fit run",), "settings": "seed = 1", "stages": stages}
+    return report(record(), **{**told, **changes})
+
+
+def check(text: str) -> Outline:
+    outline = Outline(text)
+    assert outline.count("h1") == 1
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(|nan%|:nan", text)
+    assert not any(key in ("src", "href") for _, attributes in outline.elements for key in attributes)
+    return outline
+
+
+def cells(outline: Outline) -> list[dict[str, str | None]]:
+    return [found for tag, found in outline.elements if tag == "td" and "--share" in (found.get("style") or "")]
+
+
+def test_every_size_has_its_figures() -> None:
+    of = record()
+    outline = check(elastic_page(report(of)))
+    assert len(cells(outline)) == 12
+    for member in of.grid:
+        assert (
+            f"{member.score:.2f}{100 * member.score / 92:.1f}\u00a0%{member.parameters / 1e6:.2f} M" in outline.visible
+        )
+        assert f"{member.latency_ms:.2f} ms" in outline.visible
+    assert f"Accuracy {mean_score(of):.2f} on average over 12 sizes of one model: 87.0\u00a0%" in outline.visible
+    assert "base, fine-tuned for classification, has 92.00." in outline.visible
+    assert (
+        "keeps 76.1\u00a0% of that with 12\u00a0% of the parameters and 12\u00a0% of the operations" in outline.visible
+    )
+    shares = [float((found["style"] or "").partition(":")[2]) for found in cells(outline)]
+    assert shares[0] == 1.0  # the widest and deepest stands first and is the best
+    assert shares[-1] == 0.0
+    assert shares == sorted(shares[:3], reverse=True) + shares[3:]
+
+
+def test_small_differences_look_small() -> None:
+    close = [{**member.plain(), "score": 90 + member.width} for member in record().grid]
+    shares = [
+        float((found["style"] or "").partition(":")[2])
+        for found in cells(Outline(elastic_page(report(record(grid=close)))))
+    ]
+    assert min(shares) > 0.9
+
+
+def test_points_lie_where_their_figures_are() -> None:
+    outline = Outline(elastic_page(report(record(teacher_score=90.0))))
+    circles = [found for tag, found in outline.elements if tag == "circle"]
+    assert len(circles) == 24  # by latency and by operations
+    largest = circles[0]
+    assert float((largest["cx"] or "").rstrip("%")) == pytest.approx(90.0)  # 9 ms on an axis up to 10
+    assert float(largest["cy"] or "") == pytest.approx(0.0)  # the best score is the top of the plane
+    assert [found["r"] for found in circles[:4]] == ["6.50", "5.50", "4.50", "3.50"]
+    assert sum(tag == "polyline" for tag, _ in outline.elements) == 6
+    assert "width 1, depth 1: 90.00 at 9 latency, ms" in [text for tag, text in outline.texts if tag == "title"]
+
+
+def test_curves_of_the_stages_stand_where_their_logs_do() -> None:
+    outline = check(elastic_page(full()))
+    labels = [str(found.get("aria-label")) for tag, found in outline.elements if tag == "svg"]
+    assert any("mean from 72 to 74; width 1, depth 1 from 66 to 72; width 0.25, depth 1 from" in one for one in labels)
+    assert any("width 0.25, depth 0.5 from 66 to 72" in one for one in labels)
+    for words in ("Widths: training loss", "Widths and depths: Accuracy on dev", "bertsmith fit run", "seed = 1"):
+        assert words in outline.visible
+
+
+@pytest.mark.parametrize("stages", [{}, {"width": [], "depth": []}, {"width": [{"kind": "notice", "step": 1}]}])
+def test_missing_logs_leave_the_rest(stages: dict[str, Any]) -> None:
+    outline = check(elastic_page(full(stages=stages)))
+    assert "How it learned" not in outline.visible
+    assert "Every size" in outline.visible
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        record(widths=(1.0,)),
+        record(depths=(1.0,)),
+        record(widths=(1.0,), depths=(1.0,)),
+        record(heads=(1,)),
+        record(heads=(2, 6, 3)),
+        record(teacher_score=0.0),
+        record(teacher_score=-12.5, metric="pearson"),
+        record(teacher_score=math.nan),
+        record(head_scores=[[0.0] * 4] * 4),
+        record(head_scores=[[math.nan, 1.0, 2.0, 3.0]] * 4),
+        record(grid=[{**member.plain(), "score": math.nan} for member in record().grid]),
+        record(grid=[member.plain() for member in record().grid[3:]]),
+    ],
+    ids=[
+        "width",
+        "depth",
+        "one",
+        "layer",
+        "uneven",
+        "nought",
+        "negative",
+        "nan",
+        "zero",
+        "nan head",
+        "nan score",
+        "gap",
+    ],
+)
+def test_any_record_has_a_page(of: ElasticRecord) -> None:
+    outline = check(elastic_page(full(record=of)))
+    heads = sum(len(scores) for scores in of.head_scores)
+    assert outline.visible.count("Importance") == 1
+    assert sum("of the layer's, number" in (found.get("title") or "") for _, found in outline.elements) == heads
+    assert ("Kept down to" in outline.visible) == (len(of.grid) > 1)
+    assert ("By latency" in outline.visible) == (len(of.grid) > 1)
+
+
+def test_what_people_name_does_no_harm() -> None:
+    hostile = full(
+        title=HOSTILE,
+        model=HOSTILE,
+        task=HOSTILE,
+        record=record(metric=HOSTILE),
+        order=HOSTILE,
+        facts={HOSTILE: HOSTILE},
+    )
+    told = {"commands": (HOSTILE,), "settings": HOSTILE, "stages": {HOSTILE: rows(())}}
+    outline = check(elastic_page(ElasticReport(**{**vars(hostile), **told})))
+    assert outline.count("script") == 1  # the page's own
+    assert outline.count("b") == 1 + 12  # the name in the masthead, and the scores
+    assert outline.visible.count("alert('x')") > 8
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 12])
+def test_survivors_are_the_heads_that_a_cut_keeps(heads: int) -> None:
+    order = np.random.default_rng(heads).permutation(heads).tolist()
+    of = record(heads=(heads,), head_order=[order])
+    (found,) = narrowest_widths(of)
+    for width in (0.25, 0.5, 0.75, 1.0):
+        kept = [number for number in range(heads) if found[number] <= width]
+        count = max(1, math.floor(heads * width + 0.5))
+        assert sorted(order[:count]) == kept
+
+
+@pytest.mark.parametrize(
+    ("rule", "shallowest"), [("keep_last", [0.75, 0.5, 1.0, 0.5]), ("drop_last", [0.5, 0.75, 0.5, 1.0])]
+)
+def test_layers_survive_by_the_rule_of_the_record(rule: str, shallowest: list[float]) -> None:
+    assert shallowest_depths(record(depth_rule=rule)) == shallowest
+    outline = Outline(elastic_page(report(record(depth_rule=rule))))
+    titles = [str(found.get("title")) for tag, found in outline.elements if "layer" in (found.get("class") or "")]
+    assert [one for one in titles if one != "None"] == [
+        f"layer {number}: kept down to depth {depth:g}" for number, depth in enumerate(shallowest, start=1)
+    ]
+
+
+def test_the_darkest_head_is_kept_by_the_narrowest() -> None:
+    text = elastic_page(report(record()))
+    shades = {
+        title: style
+        for style, title in re.findall(r'style="background:([^"]+)" title="layer 1, head (\d: kept[^"]+)"', text)
+    }
+    assert shades["4: kept down to width 0.25"] == shade(1.0)
+    assert shades["1: kept down to width 1"] == shade(0.0)
+    assert len(set(shades.values())) == 4
+
+
+def test_shares_need_something_to_be_shares_of() -> None:
+    assert kept_share(record(), 46.0) == 0.5
+    assert kept_share(record(teacher_score=0.0), 46.0) is None
+    assert kept_share(record(teacher_score=-1.0), 46.0) is None
+
+
+def test_the_cheapest_that_is_good_enough() -> None:
+    good = cheapest_that_keeps(record(), 0.9)
+    assert good is not None
+    assert (good.width, good.depth) == (1.0, 0.5)  # width 0.75 at the whole depth is as good, for half as much again
+    assert cheapest_that_keeps(record(), 1.5) is None
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("vocabulary")
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "a", "##a"]
+    (Path(folder) / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    return Tokenizer.load(Path(folder))
+
+
+def tiny(tokenizer: Tokenizer, name: str = "bert-tiny") -> Model:
+    sizes = {"vocabulary": 64, "width": 32, "layers": 4, "heads": 4, "longest": 32}
+    model = bertsmith.build(bertsmith.preset(name, **sizes), seed=0).eval()
+    model.tokenizer = tokenizer
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)  # so that no head looks everywhere alike
+    return model
+
+
+def test_heads_are_compared_by_the_numbers_they_had(tokenizer: Tokenizer) -> None:
+    model = tiny(tokenizer)
+    text = " ".join(WORDS)
+    _, before = maps_of(model, text)
+    orders = [torch.randperm(4, generator=torch.Generator().manual_seed(layer)) for layer in range(4)]
+    rewire(model, Orders(tuple(orders), (torch.arange(model.encoder.units[0].neurons),) * 4))
+    of = record(widths=(0.5, 1.0), head_order=[order.tolist() for order in orders])
+    found = compared_heads(model, of, text)
+    assert found is not None
+    assert [layer for layer, _ in found.layers] == [1, 3]
+    _, small = maps_of(bertsmith.extract(model, Subnet(width=0.5, depth=0.5)), text)
+    for place, (layer, pairs) in enumerate(found.layers):
+        assert [pair.number for pair in pairs] == orders[layer][:2].tolist()
+        for head, pair in enumerate(pairs):
+            np.testing.assert_allclose(pair.whole, before["attention"][layer][pair.number], atol=1e-5)
+            np.testing.assert_allclose(pair.small, small["attention"][place][head], atol=1e-6)
+    assert len(found.whole_figures) == 16
+    assert len(found.small_figures) == 4
+    outline = check(elastic_page(report(of, heads=found)))
+    assert "Where heads look" in outline.visible
+    assert f"head {orders[1][0] + 1}" in outline.visible
+    first = found.layers[0][1][0]
+    assert f"entropy {first.whole_figures.entropy:.2f} → {first.small_figures.entropy:.2f}" in outline.visible
+    assert "of the weight lie on separators" in looks_note(found)
+
+
+def test_only_the_beginning_of_a_long_text_is_drawn(tokenizer: Tokenizer) -> None:
+    model = tiny(tokenizer)
+    for text in (" ".join(WORDS * 20), "a" * 90):
+        found = compared_heads(model, record(), text)
+        assert found is not None
+        assert 3 <= len(found.tokens) <= TOKENS_DRAWN
+
+
+def test_nothing_is_compared_where_there_is_nothing_to_compare(tokenizer: Tokenizer) -> None:
+    model = tiny(tokenizer)
+    assert compared_heads(model, record(), "  ") is None
+    assert compared_heads(model, record(widths=(1.0,), depths=(1.0,)), "the smith") is None
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    assert compared_heads(model, record(), "the smith") is None
+
+
+def test_small_maps_fill_every_weight_once(tokenizer: Tokenizer) -> None:
+    model = tiny(tokenizer)
+    found = compared_heads(model, record(), "the smith hammers")
+    assert found is not None
+    ones = [
+        (layer, [HeadPair(pair.number, np.eye(5), np.eye(5), pair.whole_figures, pair.small_figures)])
+        for layer, (pair, *_) in found.layers
+    ]
+    text = looks(HeadComparison(["<i>"] * 5, found.subnet, ones, found.whole_figures, found.small_figures))
+    paths = re.findall(r' d="([^"]+)"', text)
+    assert paths == ["".join(f"M{place} {place}h1v1h-1z" for place in range(5))] * (2 * len(ones))
+    assert "separator" not in text
+    assert Outline(text).count("i") == 0

@@ -1,0 +1,56 @@
+"""The table of rules: what is read off one pass over dev is what the batches that shrink give."""
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.models.build import build
+from bertsmith.models.exiting import answer_early, exit_outputs, exits_config
+from bertsmith.models.heads.exits import ExitRule, ExitsConfig
+from bertsmith.models.heads.task import ClassifierConfig
+from bertsmith.models.published import preset
+from bertsmith.shrinking.exit_judge import ExitAnswers, RuleFigures, best_row, leaving, rules_of
+
+
+@pytest.mark.parametrize("answer", ["classes", "labels", "choices"])
+@pytest.mark.parametrize("measure", ["probability", "entropy", "patience"])
+@torch.no_grad()
+def test_read_off_as_it_happens(answer: str, measure: str) -> None:
+    outputs = 1 if answer == "choices" else 3
+    head = ClassifierConfig(labels=tuple("abc"[:outputs]), dropout=0.0)
+    exits = {"layers": [1, 3, 4], "outputs": outputs, "answer": answer, "hidden": "tanh"}
+    config = preset("bert-tiny", width=16, layers=5, heads=2, vocabulary=40, deviation=0.3, dropout=0.0)
+    config = config.changed(heads=(head, ExitsConfig.parse(exits, source="a test")))
+    model = build(config, seed=0).double().eval()
+    lengths, sizes = [4, 9, 2, 6, 3, 7, 1, 5], torch.tensor([3, 1, 2, 2] if answer == "choices" else [1] * 8)
+    tokens = torch.randint(5, 40, (sum(lengths),), generator=torch.Generator().manual_seed(0))
+    layout = SequenceLayout.packed(torch.tensor([0, *lengths]).cumsum(0).int(), max(lengths))
+    starts = np.cumsum(sizes.numpy())[:-1]
+    said = ExitAnswers([np.split(one.numpy(), starts) for one in exit_outputs(model, tokens, layout)])
+    seen = set()
+    for rule in rules_of(measure, (), 3, 0.0):  # type: ignore[arg-type]
+        places = leaving(exits_config(model), said, rule)
+        early = answer_early(model, tokens, layout, rule=rule, sizes=sizes)
+        layers = np.array([1, 3, 4, 5])[places]
+        assert np.repeat(layers, sizes.numpy()).tolist() == early.layers.tolist()
+        np.testing.assert_allclose(np.concatenate(said.chosen(places)), early.outputs.numpy(), rtol=1e-9)
+        seen.update(layers.tolist())
+    assert len(seen) > 1  # else nothing was tried
+
+
+def _row(score: float, saving: float) -> RuleFigures:
+    return RuleFigures(threshold=0.5, score=score, mean_layers=1.0, flops=1.0, saving=saving)
+
+
+def test_the_best_row_saves_most_within_the_tolerance() -> None:
+    rows = [_row(80.0, 0.7), _row(89.6, 0.4), _row(90.2, 0.5), _row(90.0, -0.01)]
+    assert best_row(rows, 90.0, 0.5) == 2
+    assert best_row(rows, 90.0, 10.0) == 0
+    assert best_row(rows[3:], 90.0, 0.5) is None
+    assert best_row([], 90.0, 0.5) is None
+
+
+def test_the_usual_thresholds() -> None:
+    assert [rule.threshold for rule in rules_of("patience", (), 4, 0.0)] == [1, 2, 3]
+    assert rules_of("entropy", (0.3,), 4, 0.0) == [ExitRule(measure="entropy", threshold=0.3)]

@@ -113,7 +113,11 @@ def test_gates_of_zero_cut_heads(name: str) -> None:
         gated = mixer(hidden, call.with_gates(LayerGates(heads=prefix(HEAD_COUNT, keep))))
         cut = mixer(hidden, call.with_cut(LayerCut(keep, 1)))
         torch.testing.assert_close(gated, cut, rtol=0, atol=1e-12)
-        assert not torch.allclose(gated, mixer(hidden, call))
+        whole = mixer(hidden, call)
+        assert not torch.allclose(gated, whole)
+        # in between, what a head hands on is as much less
+        half = mixer(hidden, call.with_gates(LayerGates(heads=(1 + prefix(HEAD_COUNT, keep)) / 2)))
+        torch.testing.assert_close(half, (gated + whole) / 2, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", FEEDFORWARDS)
@@ -134,7 +138,10 @@ def test_gates_of_zero_cut_neurons(name: str) -> None:
             torch.testing.assert_close(part(hidden, call.with_gates(gates)), cut, rtol=0, atol=1e-12)
             both = call.with_cut(LayerCut(1, keep, config.groups)).with_gates(gates)
             torch.testing.assert_close(part(hidden, both), cut, rtol=0, atol=1e-12)
-        assert not torch.allclose(cut, part(hidden, call))
+        whole = part(hidden, call)
+        assert not torch.allclose(cut, whole)
+        half = part(hidden, call.with_gates(LayerGates(neurons=(1 + gate) / 2)))
+        torch.testing.assert_close(half, (cut + whole) / 2, rtol=0, atol=1e-12)
 
 
 def taught(name: str, teacher_width: str = "same", **grid: object) -> tuple[Model, Distillation]:

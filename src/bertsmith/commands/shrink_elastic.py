@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bertsmith.commands.finetune_task import Tables
 from bertsmith.commands.run import print_explanation
 from bertsmith.commands.shrink_work import Work, begun, end_together, fine_tuned, learned
+from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
     from bertsmith.models.model import Model
@@ -35,6 +36,7 @@ def shrink_elastic(
     from bertsmith.shrinking.elastic import encoded
     from bertsmith.training.hardware import device_type
 
+    _check_head(settings)
     augmentation = Augmentation.of(settings.task, settings.augmentation)
     if explain:
         taught = len(tables.train) if augmentation is None else augmentation.most(len(tables.train))
@@ -47,6 +49,23 @@ def shrink_elastic(
     figures = _stages(work, tables.notices)
     end_together()
     return figures
+
+
+def _check_head(settings: "ElasticSettings") -> None:
+    """Raises a sentence if the head of the task reads layers that the shallowest sub-networks do not have."""
+    from bertsmith.models.heads import TaskHeadConfig
+    from bertsmith.training.starting import ModelSource, described_config
+
+    config = described_config(ModelSource(name=settings.model))
+    grid = settings.stage_grid("depth" if "depth" in settings.stages else "width")
+    fewest = len(grid.subnets[0].kept_layers(len(config.encoder.layers)))
+    for head in config.heads:
+        if isinstance(head, TaskHeadConfig):
+            reads = head.features.layers + head.features.skip
+            if not head.features.layers or reads > fewest:
+                raise InputError(
+                    f"the model's head reads {reads} layers and grid.depths leaves {fewest}; allowed: 1 to {fewest}"
+                )
 
 
 def _stages(work: "Work[ElasticSettings]", notices: Sequence[str]) -> dict[str, Any]:

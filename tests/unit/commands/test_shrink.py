@@ -15,6 +15,7 @@ from bertsmith import Subnet
 from bertsmith.checkpoint.files import read_tensors
 from bertsmith.commands import output, shrink_elastic
 from bertsmith.errors import InputError
+from bertsmith.models.heads.features import FeaturesConfig
 from bertsmith.shrinking.record import read_record
 from bertsmith.tasks.predictor import KeptTask, write_kept
 from bertsmith.text.learn import learn_tokenizer
@@ -233,6 +234,23 @@ def test_refused_folders(folders: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="lie inside each other"):
         shrunk((made, data), inside)
     assert not inside.exists()
+
+
+@pytest.mark.parametrize(("layers", "match"), [(2, "reads 2 layers and grid.depths leaves 1"), (0, "reads 0 layers")])
+def test_a_head_that_reads_what_is_cut_away(
+    layers: int, match: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Said at once, not after the stage of widths, which could be trained."""
+    model, data = bertsmith.load(folders[0]), folders[1]
+    kept = KeptTask.parse(json.loads((folders[0] / "task.json").read_text()))
+    head = kept.task.head(model.config).changed(features=FeaturesConfig(layers=layers))
+    bertsmith.save(with_task_head(model, head, seed=0), tmp_path / "model")
+    write_kept(kept, tmp_path / "model")
+    with pytest.raises(InputError, match=match):
+        shrunk((tmp_path / "model", data), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    if layers:
+        shrunk((tmp_path / "model", data), tmp_path / "out", "stages=['width']", "run.epochs=0.1")
 
 
 def test_a_broken_record_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:

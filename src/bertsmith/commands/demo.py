@@ -38,10 +38,11 @@ FINETUNE = (
     "optimizer.learning_rate=7e-4",
 )
 SHRINK = ("grid.widths=[1, 0.5, 0.25]", "grid.depths=[1, 0.5]", "optimizer.learning_rate=4e-4")
-FIT = ("measure.repeats=3", "measure.runs=60", "measure.table_runs=30", "measure.finalists=4")
+ENGINES = ("torch", "onnxruntime")
+FIT = ("measure.repeats=3", "measure.runs=60", "measure.table_runs=20", "measure.finalists=2")
 
 
-def demo(*, out: Path = Path("demo"), steps: int = 700, epochs: float = 8, force: bool = False) -> dict[str, Any]:
+def demo(*, out: Path = Path("demo"), steps: int = 400, epochs: float = 6, force: bool = False) -> dict[str, Any]:
     """Go the whole way on a machine with nothing but Python: about four minutes on two cores, no data, no GPU.
 
     A vocabulary is learned and a small BERT pre-trained on the messages of a support desk; it learns to tell what they
@@ -148,7 +149,7 @@ def _fit(folder: Path, steps: int, epochs: float) -> dict[str, Any]:
         out=folder / "fitted",
         latency_ms=max(0.1, round(whole / 2, 2)),
         percentile=50,
-        engine=["torch", "onnxruntime"],
+        engine=list(ENGINES),
         precision=["float32", "int8"],
         subnets="even",
         set=list(FIT),

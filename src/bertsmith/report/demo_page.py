@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.report import chart, fit_page, pretraining
-from bertsmith.report.page import facts_table, masthead, page, section
+from bertsmith.report.page import masthead, page, section
 
 STYLE = """
 .way { list-style: none; display: grid; gap: 10px; }
@@ -16,6 +16,10 @@ STYLE = """
 .way b { font-weight: 640; }
 .way .seconds { color: var(--muted); font-variant-numeric: tabular-nums; white-space: nowrap; }
 .way a { color: var(--accent); }
+.said div { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 2px 24px; padding: 9px 0;
+  border-bottom: 1px solid var(--line); }
+.said dt { color: var(--muted); }
+.said dd { font-weight: 600; }
 @media (max-width: 560px) { .way li { grid-template-columns: 1fr auto; } .way .gained { grid-column: 1 / -1; } }
 """
 PARTS = {  # of the way: what is done, and the folder it leaves
@@ -60,11 +64,17 @@ def demo_page(
     )
     body += section("Score and latency", fit_page.front_picture(fitted, percentile), note=note)
     body += section("The way", f'<ol class="way">{"".join(_row(folder, step) for step in steps)}</ol>')
-    body += section("What the fitted model answers", facts_table(dict(answers)))
-    body += section("What the encoder puts in place of a mask", facts_table({t: ", ".join(p) for t, p in filled}))
+    body += section("What the fitted model answers", _said(answers))
+    body += section("What the encoder puts in place of a mask", _said([(text, ", ".join(own)) for text, own in filled]))
     body += section("What to try next", pretraining.command_list(commands))
     style = chart.STYLE + fit_page.STYLE + pretraining.STYLE + STYLE
     return page(f"{folder.name}: from raw text to a model that fits", body, style=style)
+
+
+def _said(pairs: Sequence[tuple[str, str]]) -> str:
+    """Texts, each with what was said of it."""
+    rows = "".join(f"<div><dt>{escape(text)}</dt><dd>{escape(said)}</dd></div>" for text, said in pairs)
+    return f'<dl class="said">{rows}</dl>'
 
 
 def _row(folder: Path, step: Step) -> str:

@@ -65,8 +65,8 @@ def headline(figures: Mapping[str, Any]) -> str:
     if figures["fits"]:
         row = figures["chosen"]
         return (
-            f"{figures['metric']} {figures['score']:.2f} at {row['latency_ms']:.2f}\u00a0ms (p{percentile}) and "
-            f"{megabytes(row['size_mb'])}\u00a0MB: {row['words']}."
+            f"{figures['metric'].capitalize()} {figures['score']:.2f} at {row['latency_ms']:.2f}\u00a0ms "
+            f"(p{percentile}) and {megabytes(row['size_mb'])}\u00a0MB: {row['words']}."
         )
     missed = "; ".join(miss["words"] for miss in figures["misses"]) or "not every time it was measured"
     return f"Nothing keeps the budget. Nearest came {figures['nearest']['words']}: {missed}."

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -117,17 +116,6 @@ class ElasticSettings(Record):
         return self
 
 
-@dataclass(frozen=True)
-class _StageLearning:
-    """The settings of one stage as the trainer of a task reads them."""
-
-    sequences: ExampleConfig
-    batch: ExampleBatchConfig
-    optimizer: OptimizerConfig
-    schedule: ScheduleConfig
-    run: FinetuneRunConfig
-
-
 def make_stage(
     settings: ElasticSettings,
     stage: Stage,
@@ -155,13 +143,10 @@ def make_stage(
         teacher_width=settings.teacher_width if stage == "depth" else "full",
     )
     judge = GridJudge(settings.task, dev[0], dev[1], settings.sequences, task.for_evaluation(), grid.subnets)
-    learning = _StageLearning(
-        settings.sequences, settings.batch, settings.optimizer, settings.schedule, settings.stage_run(stage)
-    )
     learned = grid.subnets if grid.is_whole else grid.drawn(student.encoder.units, 0)
     shares = [subnet.width * subnet.depth for subnet in learned]
     return task_trainer(
-        learning,
+        settings.changed(run=settings.stage_run(stage)),
         student,
         objective,
         train[1],

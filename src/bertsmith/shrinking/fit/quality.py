@@ -1,46 +1,28 @@
 """How good sub-networks and artefacts are on dev, by the task's own figure."""
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
+from bertsmith.engines.exit_runner import ModelRunner
 from bertsmith.layers.subnet import Subnet
-from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.tasks.base import Encoding, Judgement
 from bertsmith.tasks.metrics.interval import confidence_interval
 from bertsmith.tasks.outputs import item_outputs
 from bertsmith.tasks.predictor import KeptTask, Predictor
 from bertsmith.text.tables import Table
-from bertsmith.text.tokenizer import Tokenizer
 
 
-class _Part:
+class _Part(ModelRunner):
     """A model that answers as one of its sub-networks."""
 
     def __init__(self, model: Model, subnet: Subnet) -> None:
-        self.model, self.subnet = model, subnet
-        self.config: ModelConfig = model.config
-        self.tokenizer: Tokenizer | None = model.tokenizer
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def is_for_tokens(self) -> bool:
-        return self.model.is_for_tokens
-
-    def require_tokenizer(self) -> Tokenizer:
-        return self.model.require_tokenizer()
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        return self.model.evaluating()
+        super().__init__(model)
+        self.subnet = subnet
 
     def outputs(self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None) -> Tensor:
         return self.model.outputs(tokens, layout, types, subnet=self.subnet)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertsmith.commands.finetune_task import Tables
 from bertsmith.commands.run import RECIPE, print_explanation
+from bertsmith.commands.shrink_work import inputs_of
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def shrink_vocabulary(
     texts = list(task.texts(task.examples(tables.train)))
     if explain:
         return print_explanation(settings, {"training texts": f"{len(texts):,}"})
-    inputs = [path for path in (Path(settings.model), Path(str(settings.data))) if path.exists()]
+    inputs = inputs_of(settings)
     check_out(out, force, *inputs)
     model = load(settings.model)
     kept = KeptTask(task=task, sequences=settings.sequences)

@@ -36,11 +36,11 @@ def run_fit(
     from bertsmith.toml import to_toml
 
     begin = time.perf_counter()
-    inputs = [Path(settings.model), *([Path(settings.data)] if Path(settings.data).exists() else [])]
+    given = [] if measurements is None else [earlier_file(Path(measurements))]
+    earlier = given if fresh else [cache_file(), *given]
+    inputs = [Path(settings.model), *([Path(settings.data)] if Path(settings.data).exists() else []), *given]
     if not resume:
         check_out(out, force, *inputs)
-    earlier = [] if fresh else [cache_file()]
-    earlier += [] if measurements is None else [earlier_file(Path(measurements))]
     prepared = prepare(settings)  # what is wrong with the input must cost no folder
     if resume:
         clear(out, keep=(MEASUREMENTS, RECIPE, MARK))

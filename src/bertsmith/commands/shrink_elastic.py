@@ -79,14 +79,14 @@ def _stages(work: "Work[ElasticSettings]", notices: Sequence[str]) -> dict[str, 
     seconds = 0.0
     for stage in work.settings.stages:
         console.rule(f"stage: {stage}")
-        learned, took = _stage(work, stage, student, teacher)
-        if learned is None:
+        found, took = _stage(work, stage, student, teacher)
+        if found is None:
             return {"is_finished": False, "stage": stage}
         seconds += took
-        if stage == "labels" and not _is_better(work, learned, student):
+        if stage == "labels" and not _is_better(work, found, student):
             console.print("the labels did not raise the mean score: the model of the stage before is kept")
             continue
-        student = teacher = learned
+        student = teacher = found
     return _finish(work, student, seconds) if work.is_main else {"is_finished": True}
 
 

@@ -28,7 +28,7 @@ def shrink_vocabulary(
     from bertsmith.checkpoint.store import load, write_model
     from bertsmith.commands.output import check_out, claim, write_result
     from bertsmith.shrinking.vocabulary import cut_vocabulary
-    from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
+    from bertsmith.tasks.predictor import Predictor, write_kept
     from bertsmith.toml import to_toml
     from bertsmith.training.hardware import device_type
 
@@ -41,7 +41,7 @@ def shrink_vocabulary(
     inputs = inputs_of(settings)
     check_out(out, force, *inputs)
     model = load(settings.model)
-    kept = KeptTask(task=task, sequences=settings.sequences)
+    kept = settings.kept
     small, figures = cut_vocabulary(model, texts, settings.vocabulary)
     device = device_type(device)
     before, after = (Predictor(one.to(device).eval(), kept).judged(tables.dev)[0] for one in (model, small))

@@ -13,15 +13,14 @@ if TYPE_CHECKING:
     from bertsmith.batches.examples import Features
     from bertsmith.models.model import Model
     from bertsmith.shrinking.elastic import ElasticSettings
-    from bertsmith.shrinking.exits import ExitSettings
     from bertsmith.shrinking.importance import Importance
     from bertsmith.shrinking.prune.settings import PruneSettings
-    from bertsmith.shrinking.vocabulary import CutSettings
+    from bertsmith.shrinking.settings import ShrinkSettings
     from bertsmith.tasks.base import Judgement
     from bertsmith.training.trainer import Trainer
 
 Settings = TypeVar("Settings", "ElasticSettings", "PruneSettings")
-Own = TypeVar("Own", "ElasticSettings", "PruneSettings", "ExitSettings", "CutSettings")
+Own = TypeVar("Own", bound="ShrinkSettings")
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def _with_defaults(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
     return plain
 
 
-def fine_tuned(settings: "ElasticSettings | PruneSettings") -> "Model":
+def fine_tuned(settings: "ShrinkSettings") -> "Model":
     """The model to begin with; a sentence if it has no task."""
     from bertsmith.checkpoint.store import load
     from bertsmith.shrinking.elastic import steady
@@ -120,7 +119,7 @@ def fine_tuned(settings: "ElasticSettings | PruneSettings") -> "Model":
     return model
 
 
-def inputs_of(settings: "ElasticSettings | PruneSettings | ExitSettings | CutSettings") -> list[Path]:
+def inputs_of(settings: "ShrinkSettings") -> list[Path]:
     """What a run reads from this machine, which its folder must not be."""
     named = (Path(name) for name in (settings.model, settings.data) if name is not None)
     return [path for path in named if path.exists()]

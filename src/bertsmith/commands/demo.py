@@ -140,9 +140,10 @@ def _shrink(folder: Path, steps: int, epochs: float) -> dict[str, Any]:
 def _fit(folder: Path, steps: int, epochs: float) -> dict[str, Any]:
     """The best that takes at most half the time of the whole network, in PyTorch or ONNX Runtime."""
     from bertsmith.commands.fit import fit
+    from bertsmith.report.elastic import largest
     from bertsmith.shrinking.record import read_record
 
-    whole = max(member.latency_ms for member in read_record(folder / "elastic").grid if member.width == member.depth)
+    whole = largest(read_record(folder / "elastic")).latency_ms
     return fit(
         folder / "elastic",
         data=str(folder / "data"),

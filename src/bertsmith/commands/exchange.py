@@ -87,6 +87,7 @@ def export_model(
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import extract
     from bertsmith.models.generator import part_of
+    from bertsmith.shrinking.record import ELASTIC_FILE, read_record
 
     model, out = Path(model), Path(out)
     check_form(to, precision)
@@ -96,7 +97,9 @@ def export_model(
     check_out(out, force, model)
     loaded = part_of(load(model), part)
     if (width, depth) != (1.0, 1.0):
-        loaded = extract(loaded, Subnet(width=width, depth=depth))
+        # which layers a depth keeps is what the sub-networks of this model were trained with
+        rule = read_record(model).depth_rule if (model / ELASTIC_FILE).is_file() else "keep_last"
+        loaded = extract(loaded, Subnet(width=width, depth=depth, depth_rule=rule))
     if to == "hf":
         return _export_hf(loaded, model, out, force)
     return _export_onnx(loaded, model, out, precision, data)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertsmith.commands.output import MARK, check_out, claim, write_answers, write_result
+from bertsmith.commands.output import MARK, check_out, claim, clear, write_answers, write_result
 from bertsmith.commands.run import RECIPE, print_explanation
 from bertsmith.report.fit_card import megabytes
 
@@ -36,14 +36,14 @@ def run_fit(
     from bertsmith.toml import to_toml
 
     begin = time.perf_counter()
-    inputs = [Path(settings.model), *([Path(settings.data)] if Path(settings.data).exists() else [])]
+    given = [] if measurements is None else [earlier_file(Path(measurements))]
+    earlier = given if fresh else [cache_file(), *given]
+    inputs = [Path(settings.model), *([Path(settings.data)] if Path(settings.data).exists() else []), *given]
     if not resume:
         check_out(out, force, *inputs)
-    earlier = [] if fresh else [cache_file()]
-    earlier += [] if measurements is None else [earlier_file(Path(measurements))]
     prepared = prepare(settings)  # what is wrong with the input must cost no folder
     if resume:
-        _clear(out, keep={MEASUREMENTS, RECIPE, MARK})
+        clear(out, keep=(MEASUREMENTS, RECIPE, MARK))
     else:
         claim(out, force, *inputs)
     (out / RECIPE).write_text(to_toml(settings.plain()), encoding="utf-8")
@@ -116,9 +116,7 @@ def _print(figures: Mapping[str, Any], out: Path, console: "Console") -> None:
     from rich.table import Table
 
     percentile = figures["limits"].get("percentile", 95)
-    table = Table(
-        title="What nothing else beats in score and latency", title_justify="left", box=None, padding=(0, 2, 0, 0)
-    )
+    table = Table(title=FRONT, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("", "network", "run by", figures["metric"], f"p{percentile} ms", "MB", "memory MB"):
         table.add_column(heading, justify="left" if heading in ("", "network", "run by") else "right")
     for row in sorted(figures["candidates"], key=lambda row: row["latency_ms"]):
@@ -169,16 +167,6 @@ def _cells(row: Mapping[str, Any]) -> Sequence[str]:
 
 def _shortened(lengths: Sequence[int]) -> str:
     return str(lengths[0]) if len(lengths) == 1 else f"{min(lengths)} to {max(lengths)}"
-
-
-def _clear(out: Path, keep: set[str]) -> None:
-    for entry in out.iterdir():
-        if entry.name in keep:
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
 
 
 @contextmanager

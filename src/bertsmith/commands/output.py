@@ -39,14 +39,21 @@ def claim(out: Path, force: bool, *inputs: Path | None) -> Path:
     """The output folder, made and empty; one that holds something is emptied only with `force` and if it is ours."""
     check_out(out, force, *inputs)
     if out.is_dir():
-        for entry in out.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+        clear(out)
     out.mkdir(parents=True, exist_ok=True)
     (out / MARK).touch()
     return out
+
+
+def clear(out: Path, keep: Sequence[str] = ()) -> None:
+    """Removes all that a folder holds but what is to be kept, by name; what a link leads to stays."""
+    for entry in out.iterdir():
+        if entry.name in keep:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def _overlap(out: Path, path: Path) -> bool:

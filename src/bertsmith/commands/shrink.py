@@ -117,14 +117,15 @@ def shrink(
     own = {
         "widths": ("elastic", widths),
         "depths": ("elastic", depths),
+        "augment": ("elastic", augment),
         "keep": ("prune", keep),
         "tolerance": ("exits", tolerance),
         "pieces": ("vocabulary", pieces),
         "rank": ("vocabulary", rank),
     }
-    for name, (others, value) in own.items():
-        if value is not None and chosen != others:
-            raise InputError(f"--{name} is given with --method {chosen}; allowed: with --method {others}")
+    for name, (home, value) in own.items():
+        if value is not None and chosen != home:
+            raise InputError(f"--{name} is given with --method {chosen}; allowed: with --method {home}")
     flags = {
         "grid.widths": widths,
         "grid.depths": depths,

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from bertsmith.shrinking.elastic import ElasticSettings, Stage
     from bertsmith.shrinking.grid_judge import Member
     from bertsmith.shrinking.rewire import Orders
-    from bertsmith.tasks.base import Judgement
     from bertsmith.training.trainer import Trainer
 
 REWIRED = "rewired"
@@ -80,14 +79,14 @@ def _stages(work: "Work[ElasticSettings]", notices: Sequence[str]) -> dict[str, 
     seconds = 0.0
     for stage in work.settings.stages:
         console.rule(f"stage: {stage}")
-        learned, took = _stage(work, stage, student, teacher)
-        if learned is None:
+        found, took = _stage(work, stage, student, teacher)
+        if found is None:
             return {"is_finished": False, "stage": stage}
         seconds += took
-        if stage == "labels" and not _is_better(work, learned, student):
+        if stage == "labels" and not _is_better(work, found, student):
             console.print("the labels did not raise the mean score: the model of the stage before is kept")
             continue
-        student = teacher = learned
+        student = teacher = found
     return _finish(work, student, seconds) if work.is_main else {"is_finished": True}
 
 
@@ -97,17 +96,12 @@ def _rewired(work: "Work[ElasticSettings]") -> "Model":
 
     from bertsmith.checkpoint.files import NewFolder, write_json
     from bertsmith.checkpoint.store import load, write_model
-    from bertsmith.shrinking.elastic import scoring_batches, steady
-    from bertsmith.shrinking.importance import importance
+    from bertsmith.shrinking.elastic import steady
     from bertsmith.shrinking.rewire import orders, rewire
 
     folder, settings, state = work.out / REWIRED, work.settings, PartialState()
     if not folder.is_dir() and work.is_main:
-        pad = work.teacher.require_tokenizer().pad
-        batches = scoring_batches(work.train[1], settings.importance, settings.sequences, pad, settings.run.seed)
-        scores = importance(
-            work.teacher, settings.task.objective(work.train[0]), batches, settings.importance.gradients
-        )
+        scores = work.importance(work.teacher)
         found = orders(work.teacher, scores, settings.order, settings.run.seed)
         model = load(settings.model)
         rewire(model, found)
@@ -177,17 +171,11 @@ def _finish(work: "Work[ElasticSettings]", model: "Model", seconds: float) -> di
     from bertsmith.shrinking.members import member_costs
     from bertsmith.shrinking.record import ElasticRecord, MemberFigures, write_record
     from bertsmith.tasks.predictor import write_kept
-    from bertsmith.training.judging import DevJudge
 
     settings, out = work.settings, work.out
-    task = settings.task.objective(work.train[0]).for_evaluation()
-    teacher: Judgement = DevJudge(settings.task, work.dev[0], work.dev[1], settings.sequences, task).judgement(
-        work.teacher.eval()
-    )
-    members = _members(work, model)
-    length = max(1, round(float(work.dev[1].tokens.lengths.mean())))
+    teacher, members, length = work.judged(work.teacher), _members(work, model), work.length
+    model = model.cpu()  # where bertsmith fit measures, too: latencies are to be compared with its budgets
     costs = member_costs(model, [member.subnet for member in members], length)
-    model = model.cpu()
     record = ElasticRecord.parse(
         {
             "metric": teacher.metric,
@@ -224,7 +212,7 @@ def _finish(work: "Work[ElasticSettings]", model: "Model", seconds: float) -> di
         "seconds": round(seconds, 1),
         "is_finished": True,
     }
-    write_elastic_report(settings, record, out, settings.task.texts(work.dev[0]))
+    write_elastic_report(settings, record, out, settings.task.texts(work.dev[0]), seconds=seconds)
     write_result(out, figures)  # the last: a run that has it is finished
     _tidy(out, settings.stages)
     print_grid(record, out, settings.data)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertsmith.commands.finetune_task import Tables
 from bertsmith.commands.run import carry_out, print_explanation, run_figures
+from bertsmith.commands.shrink_work import inputs_of
 
 if TYPE_CHECKING:
     from bertsmith.models.model import Model
@@ -26,26 +27,25 @@ def shrink_exits(
 ) -> dict[str, Any]:
     """Trains the exits and chooses the rule; returns the figures."""
     from bertsmith.checkpoint.store import load
-    from bertsmith.shrinking.elastic import steady
+    from bertsmith.shrinking.elastic import encoded, steady
     from bertsmith.shrinking.exits import answer_of, make_exits, with_exits
-    from bertsmith.tasks.base import Encoding
     from bertsmith.training.finetuning import processes_of
     from bertsmith.training.hardware import device_type
 
     answer_of(settings.task)
-    examples = {name: settings.task.examples(table) for name, table in (("train", tables.train), ("dev", tables.dev))}
+    task = settings.task
+    examples = {"train": task.augmented(task.examples(tables.train)), "dev": task.examples(tables.dev)}
     model = with_exits(steady(load(settings.model).float()), settings)
     if explain:
         return print_explanation(settings, _costs(settings, model, len(examples["train"])))
-    encoding = Encoding.of(model, settings.sequences.length)
-    features = {name: settings.task.features(own, encoding) for name, own in examples.items()}
+    train, dev = ((examples[name], encoded(settings, model, examples[name])) for name in ("train", "dev"))
 
     def make() -> "Trainer":
         return make_exits(
             settings,
             model,
-            (examples["train"], features["train"]),
-            (examples["dev"], features["dev"]),
+            train,
+            dev,
             out,
             processes=processes_of(device),
             device=device,
@@ -55,7 +55,7 @@ def shrink_exits(
     return carry_out(
         settings,
         out,
-        inputs=[path for path in (Path(settings.model), Path(str(settings.data))) if path.exists()],
+        inputs=inputs_of(settings),
         make=make,
         finish=lambda trainer: _finish(settings, trainer, out),
         device=device_type(device),

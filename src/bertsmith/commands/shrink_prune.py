@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from bertsmith.shrinking.prune.kept import Kept
     from bertsmith.shrinking.prune.select import Selector, Shares
     from bertsmith.shrinking.prune.settings import PruneSettings
-    from bertsmith.tasks.base import Judgement
     from bertsmith.training.trainer import Trainer
 
 CUTS, GATES, RECOVERY = "cuts", "gates", "recovery"
@@ -144,7 +143,7 @@ def _cut(work: "Work[PruneSettings]", folder: Path, model: "Model", shares: "Sha
             "heads": [own.tolist() for own in kept.heads],
             "neurons": [own.tolist() for own in kept.neurons],
             "head_scores": [own.tolist() for own in scores.heads],
-            "figures": {"heads": sum(heads), "neurons": sum(neurons), "score": _judged(work, small).score},
+            "figures": {"heads": sum(heads), "neurons": sum(neurons), "score": work.judged(small).score},
         }
         folder.parent.mkdir(exist_ok=True)
         with NewFolder(folder) as new:
@@ -170,27 +169,15 @@ def _kept(work: "Work[PruneSettings]", folder: Path) -> "Kept":
 
 def _worth(work: "Work[PruneSettings]", model: "Model") -> "Importance":
     """What the units of a model are worth, by what the settings say."""
-    from bertsmith.shrinking.elastic import scoring_batches
-    from bertsmith.shrinking.importance import importance
     from bertsmith.shrinking.prune.learning import locations
     from bertsmith.shrinking.prune.magnitude import magnitude
 
-    settings = work.settings
-    if settings.prune.by == "l0":
+    by = work.settings.prune.by
+    if by == "l0":
         return locations(model)
-    if settings.prune.by == "magnitude":
+    if by == "magnitude":
         return magnitude(model)
-    pad = model.require_tokenizer().pad
-    batches = scoring_batches(work.train[1], settings.importance, settings.sequences, pad, settings.run.seed)
-    return importance(model, settings.task.objective(work.train[0]), batches, settings.importance.gradients)
-
-
-def _judged(work: "Work[PruneSettings]", model: "Model") -> "Judgement":
-    from bertsmith.training.judging import DevJudge
-
-    settings = work.settings
-    task = settings.task.objective(work.train[0]).for_evaluation()
-    return DevJudge(settings.task, *work.dev, settings.sequences, task).judgement(model.to(work.teacher.device).eval())
+    return work.importance(model)
 
 
 def _finish(work: "Work[PruneSettings]", model: "Model", cuts: int, seconds: float) -> dict[str, Any]:
@@ -206,7 +193,7 @@ def _finish(work: "Work[PruneSettings]", model: "Model", cuts: int, seconds: flo
     settings, out, units = work.settings, work.out, work.teacher.encoder.units
     write_model(model.cpu(), out)
     write_kept(settings.kept, out)
-    judgement, before = _judged(work, load(out)), _judged(work, work.teacher)
+    judgement, before = work.judged(load(out)), work.judged(work.teacher)
     told = [read_json(out / CUTS / str(number) / "kept.json") for number in range(1, cuts + 1)]
     record = PrunedRecord.parse(
         {
@@ -253,8 +240,7 @@ def _sizes(work: "Work[PruneSettings]", model: "Model") -> dict[str, Any]:
     from bertsmith.shrinking.prune.kept import Kept
 
     selector = _selector(work.settings, work.teacher)
-    length = max(1, round(float(work.dev[1].tokens.lengths.mean())))
-    now, before = model.config, work.teacher.config
+    length, now, before = work.length, model.config, work.teacher.config
     return {
         "parameters": parameters(now),
         "parameters_before": parameters(before),

@@ -59,11 +59,9 @@ def fit_command(record: "ElasticRecord", out: Path, data: str | None = None) -> 
 
 
 def write_elastic_report(
-    settings: "ElasticSettings", record: "ElasticRecord", out: Path, texts: Iterable[str] = ()
+    settings: "ElasticSettings", record: "ElasticRecord", out: Path, texts: Iterable[str] = (), *, seconds: float
 ) -> None:
     """Nothing; report.html in the folder of the run. Attention is shown on the first of some texts of dev."""
-    from bertsmith.checkpoint.files import read_json
-    from bertsmith.commands.output import RESULT
     from bertsmith.commands.task_report import REPORT
     from bertsmith.report.elastic import ElasticReport
     from bertsmith.report.elastic_page import elastic_page
@@ -71,7 +69,6 @@ def write_elastic_report(
     from bertsmith.toml import to_toml
     from bertsmith.training.log import read_log
 
-    figures = read_json(out / RESULT) if (out / RESULT).is_file() else {}
     task = settings.task.kind + (f" ({settings.task.name})" if settings.task.name else "")
     run = settings.run
     facts = {
@@ -86,9 +83,8 @@ def write_elastic_report(
         "Examples a step": f"{settings.batch.examples}",
         "Scored on": f"up to {settings.importance.examples:,} training examples",
         "Seed": f"{run.seed}",
+        "Time": duration(seconds),
     }
-    if "seconds" in figures:
-        facts["Time"] = duration(figures["seconds"])
     report = ElasticReport(
         title=out.resolve().name,
         model=Path(settings.model).name,

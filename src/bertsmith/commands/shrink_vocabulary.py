@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertsmith.commands.finetune_task import Tables
 from bertsmith.commands.run import RECIPE, print_explanation
+from bertsmith.commands.shrink_work import inputs_of
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def shrink_vocabulary(
     from bertsmith.checkpoint.store import load, write_model
     from bertsmith.commands.output import check_out, claim, write_result
     from bertsmith.shrinking.vocabulary import cut_vocabulary
-    from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
+    from bertsmith.tasks.predictor import Predictor, write_kept
     from bertsmith.toml import to_toml
     from bertsmith.training.hardware import device_type
 
@@ -37,10 +38,10 @@ def shrink_vocabulary(
     texts = list(task.texts(task.examples(tables.train)))
     if explain:
         return print_explanation(settings, {"training texts": f"{len(texts):,}"})
-    inputs = [path for path in (Path(settings.model), Path(str(settings.data))) if path.exists()]
+    inputs = inputs_of(settings)
     check_out(out, force, *inputs)
     model = load(settings.model)
-    kept = KeptTask(task=task, sequences=settings.sequences)
+    kept = settings.kept
     small, figures = cut_vocabulary(model, texts, settings.vocabulary)
     device = device_type(device)
     before, after = (Predictor(one.to(device).eval(), kept).judged(tables.dev)[0] for one in (model, small))

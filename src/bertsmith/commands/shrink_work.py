@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from bertsmith.batches.examples import Features
     from bertsmith.models.model import Model
     from bertsmith.shrinking.elastic import ElasticSettings
-    from bertsmith.shrinking.exits import ExitSettings
+    from bertsmith.shrinking.importance import Importance
     from bertsmith.shrinking.prune.settings import PruneSettings
-    from bertsmith.shrinking.vocabulary import CutSettings
+    from bertsmith.shrinking.settings import ShrinkSettings
+    from bertsmith.tasks.base import Judgement
     from bertsmith.training.trainer import Trainer
 
 Settings = TypeVar("Settings", "ElasticSettings", "PruneSettings")
-Own = TypeVar("Own", "ElasticSettings", "PruneSettings", "ExitSettings", "CutSettings")
+Own = TypeVar("Own", bound="ShrinkSettings")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,28 @@ class Work(Generic[Settings]):
     device: str
     processes: int
     is_main: bool
+
+    @property
+    def length(self) -> int:
+        """The mean length of the sequences of dev, for which costs are told."""
+        return max(1, round(float(self.dev[1].tokens.lengths.mean())))
+
+    def judged(self, model: "Model") -> "Judgement":
+        """How good a model is on dev; it is moved to where the teacher is."""
+        from bertsmith.training.judging import DevJudge
+
+        task = self.settings.task.objective(self.train[0]).for_evaluation()
+        judge = DevJudge(self.settings.task, *self.dev, self.settings.sequences, task)
+        return judge.judgement(model.to(self.teacher.device).eval())
+
+    def importance(self, model: "Model") -> "Importance":
+        """What the loss over some training examples would change by without each unit of a model."""
+        from bertsmith.shrinking.elastic import scoring_batches
+        from bertsmith.shrinking.importance import importance
+
+        settings, pad = self.settings, model.require_tokenizer().pad
+        batches = scoring_batches(self.train[1], settings.importance, settings.sequences, pad, settings.run.seed)
+        return importance(model, settings.task.objective(self.train[0]), batches, settings.importance.gradients)
 
 
 def shrink_settings(
@@ -86,7 +109,7 @@ def _with_defaults(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
     return plain
 
 
-def fine_tuned(settings: "ElasticSettings | PruneSettings") -> "Model":
+def fine_tuned(settings: "ShrinkSettings") -> "Model":
     """The model to begin with; a sentence if it has no task."""
     from bertsmith.checkpoint.store import load
     from bertsmith.shrinking.elastic import steady
@@ -94,6 +117,12 @@ def fine_tuned(settings: "ElasticSettings | PruneSettings") -> "Model":
     model = steady(load(settings.model))
     model.task_head  # noqa: B018 (a sentence if there is none)
     return model
+
+
+def inputs_of(settings: "ShrinkSettings") -> list[Path]:
+    """What a run reads from this machine, which its folder must not be."""
+    named = (Path(name) for name in (settings.model, settings.data) if name is not None)
+    return [path for path in named if path.exists()]
 
 
 def begun(
@@ -120,7 +149,7 @@ def begun(
     teacher = fine_tuned(settings)
     processes = processes_of(device)
     state = PartialState(cpu=device_type(device) == "cpu" or None)
-    inputs = [path for path in (Path(settings.model), Path(str(settings.data)), *others) if path.exists()]
+    inputs = [*inputs_of(settings), *others]
     if resume:
         check_same(type(settings).parse(read_toml(out / RECIPE), source=str(out / RECIPE)).plain(), settings.plain())
         if (out / "result.json").is_file():

@@ -20,11 +20,14 @@ class ModelRunner:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.config, self.tokenizer = model.config, model.tokenizer
-        self.is_for_tokens = False
 
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+    @property
+    def is_for_tokens(self) -> bool:
+        return self.model.is_for_tokens
 
     def require_tokenizer(self) -> Tokenizer:
         return self.model.require_tokenizer()

@@ -35,7 +35,7 @@ ACTIVATIONS: dict[Precision, Activations] = {"int8_weights": "float", "int8": "t
 
 @torch.no_grad()
 def int8_model(model: Model, precision: Precision, samples: Sequence[Inputs] = ()) -> Model:
-    """A copy of a model that computes with codes; one that learned with rounding keeps its own ranges.
+    """A copy of a model on the CPU that computes with codes; one that learned with rounding keeps its own ranges.
 
     For activations by ranges that were measured before, a model that has none is measured on the samples.
     """
@@ -44,7 +44,7 @@ def int8_model(model: Model, precision: Precision, samples: Sequence[Inputs] = (
     activations = ACTIVATIONS[precision]
     if activations == "measured" and model.config.quantisation is None:
         model = _measured(model, samples)
-    small = copy.deepcopy(model).float()
+    small = copy.deepcopy(model).to("cpu", torch.float32)
 
     def make(name: str, parent: nn.Module, part: nn.Module) -> nn.Module:
         if isinstance(part, ElasticLinear) and not is_kernel(parent):
@@ -85,7 +85,7 @@ def open_int8(folder: Path, precision: Precision) -> Model:
 def _measured(model: Model, samples: Sequence[Inputs]) -> Model:
     if not samples:
         raise InputError("precision is 'int8_static', which needs samples to measure activations with; give some")
-    rounding = quantised(model, QuantisationConfig(weight_ranges="row"))
+    rounding = quantised(model, QuantisationConfig(weight_ranges="row")).cpu()  # where samples are
     with measuring(rounding):
         for sample in samples:
             rounding.outputs(sample.tokens, sample.layout, sample.types)

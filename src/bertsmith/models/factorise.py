@@ -18,7 +18,7 @@ def factorise(model: Model, rank: int, weights: Tensor | None = None) -> Model:
     With `weights`, such as how often each token occurs, it is the one of least Σ weight · |row of E - row of A · B|²; a
     token of weight 0 gets the best that B has for it. Only the tokens' table is replaced: positions, types and the norm
     stay as wide as they were, and heads over the vocabulary score with A · B, so at full rank nothing changes. Below
-    it, train on, by distillation for example, or repair the factors alone (shrink/vocabulary.py).
+    it, train on, by distillation for example, or repair the factors alone (shrinking/embedding_repair.py).
     Shape: weights (vocabulary,).
     """
     table = model.token_table

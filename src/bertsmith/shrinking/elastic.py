@@ -2,9 +2,8 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,9 +21,8 @@ from bertsmith.shrinking.augmentation.config import AugmentationConfig
 from bertsmith.shrinking.grid_judge import GridJudge
 from bertsmith.shrinking.importance import ImportanceConfig
 from bertsmith.shrinking.rewire import Order
-from bertsmith.tasks import AnyTask
+from bertsmith.shrinking.settings import ShrinkSettings
 from bertsmith.tasks.base import Encoding
-from bertsmith.tasks.predictor import KeptTask
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import Trainer
@@ -59,16 +57,10 @@ class LabelStage(StageConfig):
     terms: tuple[AnyTerm, ...] = Field(default=(LabelTerm(),), min_length=1)
 
 
-class ElasticSettings(Record):
+class ElasticSettings(ShrinkSettings):
     """All that an elastic training depends on."""
 
     method: Literal["elastic"] = "elastic"
-    data: str | None = None
-    """A folder with the parts of the task, a file, or a name on the hub."""
-    model: str
-    """The folder of the fine-tuned model, which is the teacher of the first stage."""
-    task: AnyTask
-    sequences: ExampleConfig = ExampleConfig()
     grid: Grid = Grid()
     importance: ImportanceConfig = ImportanceConfig()
     order: Order = "importance"
@@ -88,11 +80,6 @@ class ElasticSettings(Record):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, betas=(0.9, 0.999), weight_decay=0.0)
     schedule: ScheduleConfig = ScheduleConfig(warmup=0.0)
     run: FinetuneRunConfig = FinetuneRunConfig()
-
-    @property
-    def kept(self) -> KeptTask:
-        """What is kept of them beside the model."""
-        return KeptTask(task=self.task, sequences=self.sequences)
 
     def stage(self, stage: Stage) -> StageConfig:
         """What is learned from in a stage."""
@@ -115,17 +102,6 @@ class ElasticSettings(Record):
             names = "; ".join(", ".join(stages) for stages in allowed)
             raise ValueError(f"stages is {list(self.stages)}; allowed: {names}")
         return self
-
-
-@dataclass(frozen=True)
-class _StageLearning:
-    """The settings of one stage as the trainer of a task reads them."""
-
-    sequences: ExampleConfig
-    batch: ExampleBatchConfig
-    optimizer: OptimizerConfig
-    schedule: ScheduleConfig
-    run: FinetuneRunConfig
 
 
 def make_stage(
@@ -155,13 +131,10 @@ def make_stage(
         teacher_width=settings.teacher_width if stage == "depth" else "full",
     )
     judge = GridJudge(settings.task, dev[0], dev[1], settings.sequences, task.for_evaluation(), grid.subnets)
-    learning = _StageLearning(
-        settings.sequences, settings.batch, settings.optimizer, settings.schedule, settings.stage_run(stage)
-    )
     learned = grid.subnets if grid.is_whole else grid.drawn(student.encoder.units, 0)
     shares = [subnet.width * subnet.depth for subnet in learned]
     return task_trainer(
-        learning,
+        settings.changed(run=settings.stage_run(stage)),
         student,
         objective,
         train[1],
@@ -199,15 +172,6 @@ def steady(model: Model) -> Model:
     return rebuild(model, model.config.changed(encoder=encoder.changed(layers=layers)))
 
 
-class TaskSettings(Protocol):
-    """Settings that say what is read of the examples of a task, and how."""
-
-    @property
-    def task(self) -> AnyTask: ...
-    @property
-    def sequences(self) -> ExampleConfig: ...
-
-
-def encoded(settings: TaskSettings, model: Model, examples: Sequence[Any]) -> Features:
+def encoded(settings: ShrinkSettings, model: Model, examples: Sequence[Any]) -> Features:
     """The features of some examples as the model reads them."""
     return settings.task.features(examples, Encoding.of(model, settings.sequences.length))

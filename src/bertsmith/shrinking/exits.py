@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.batches.examples import ExampleConfig, Features
+from bertsmith.batches.examples import Features
 from bertsmith.errors import InputError
 from bertsmith.layers.activation import Activation
 from bertsmith.models.exiting import exits_config
@@ -17,10 +17,9 @@ from bertsmith.models.model import Model
 from bertsmith.objectives.exits import ExitLearning, Weighting, freeze_all_but_exits
 from bertsmith.settings import Record
 from bertsmith.shrinking.exit_judge import ExitJudge, rules_of
-from bertsmith.tasks import AnyTask
+from bertsmith.shrinking.settings import ShrinkSettings
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.multi_label import MultiLabel
-from bertsmith.tasks.predictor import KeptTask
 from bertsmith.training.continued import fit_heads
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
@@ -62,16 +61,10 @@ class LeaveChoice(Record):
     """How many points of the score may be lost."""
 
 
-class ExitSettings(Record):
+class ExitSettings(ShrinkSettings):
     """All that a training of exits depends on."""
 
     method: Literal["exits"] = "exits"
-    data: str | None = None
-    """A folder with the parts of the task, a file, or a name on the hub."""
-    model: str
-    """The folder of the fine-tuned model."""
-    task: AnyTask
-    sequences: ExampleConfig = ExampleConfig()
     exits: ExitChoice = ExitChoice()
     leave: LeaveChoice = LeaveChoice()
     encoder: Literal["frozen", "joint"] = "frozen"
@@ -86,11 +79,6 @@ class ExitSettings(Record):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, betas=(0.9, 0.999), weight_decay=0.0)
     schedule: ScheduleConfig = ScheduleConfig(warmup=0.1)
     run: FinetuneRunConfig = FinetuneRunConfig()
-
-    @property
-    def kept(self) -> KeptTask:
-        """What is kept of them beside the model."""
-        return KeptTask(task=self.task, sequences=self.sequences)
 
     @property
     def answer(self) -> Answer:

@@ -22,7 +22,7 @@ class MemberFigures(Record):
     flops: float
     """Of the forward pass of one sequence of the record's length."""
     latency_ms: float
-    """The median over such sequences, one at a time, in PyTorch on the machine of the training."""
+    """The median over such sequences, one at a time, in PyTorch on the CPU of the machine of the training."""
 
 
 class ElasticRecord(Record):

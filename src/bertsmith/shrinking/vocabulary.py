@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from bertsmith.batches.examples import ExampleConfig
 from bertsmith.checkpoint.files import NewFolder, tensors_of
 from bertsmith.checkpoint.store import load, write_model
 from bertsmith.engines.artefact import read_artefact
@@ -16,7 +15,7 @@ from bertsmith.models.model import Model
 from bertsmith.models.vocabulary import keep_tokens
 from bertsmith.settings import Record
 from bertsmith.shrinking.embedding_repair import Surroundings, embedding_error, repair
-from bertsmith.tasks import AnyTask
+from bertsmith.shrinking.settings import ShrinkSettings
 from bertsmith.tasks.predictor import TASK_FILE, read_kept, write_kept
 from bertsmith.text.cut import changed_tokens, cut_tokenizer, piece_counts, used_pieces
 
@@ -36,16 +35,10 @@ class VocabularyConfig(Record):
     """With a rank: the most steps that fit the two tables, so that the embedding gives what it gave before."""
 
 
-class CutSettings(Record):
+class CutSettings(ShrinkSettings):
     """All that a cut of a fine-tuned model's vocabulary depends on."""
 
     method: Literal["vocabulary"] = "vocabulary"
-    data: str | None = None
-    """A folder with the parts of the task, whose training texts say which pieces are used."""
-    model: str
-    """The folder of the fine-tuned model."""
-    task: AnyTask
-    sequences: ExampleConfig = ExampleConfig()
     vocabulary: VocabularyConfig = VocabularyConfig()
 
 

@@ -41,4 +41,5 @@ def give_ranges(model: Model, plan: ExamplePlan, batches: int) -> None:
         for item in islice(plan.one_epoch(), batches):
             batch = reader[item].batch
             assert isinstance(batch, TaskBatch)
+            batch = batch.to(model.device)
             model.outputs(batch.tokens, batch.layout, batch.types)

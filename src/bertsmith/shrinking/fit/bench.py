@@ -22,7 +22,9 @@ from bertsmith.shrinking.fit.store import Measurements, digest
 from bertsmith.shrinking.fit.table import Kind, WayTables, stack_config, table_stacks
 from bertsmith.shrinking.fit.ways import Way
 from bertsmith.tasks.predictor import write_kept
+from bertsmith.tasks.samples import sample_inputs
 
+SAMPLES = 64  # rows that ranges of activations are measured with
 SOURCE_FILES = ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "task.json")
 
 
@@ -133,7 +135,9 @@ class Bench:
 
     def _write(self, model: Model, way: Way, folder: Path) -> Path:
         with NewFolder(folder) as new:
-            write_artefact(model, new, way.artefact, self.quality.samples())
+            # by its own tokenizer: ids of the whole vocabulary are none of one that was cut
+            samples = sample_inputs(model, self.quality.kept, self.quality.table, rows=SAMPLES)
+            write_artefact(model, new, way.artefact, samples)
             write_kept(self.quality.kept, new)
         return folder
 

@@ -6,15 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertsmith.checkpoint.files import read_json
-from bertsmith.errors import InputError
 from bertsmith.layers.subnet import LayerCut, Subnet
 from bertsmith.shrinking.fit.budget import Costs
 from bertsmith.shrinking.fit.store import digest
 from bertsmith.shrinking.fit.table import Kind
 from bertsmith.shrinking.fit.ways import Way
+from bertsmith.shrinking.record import ELASTIC_FILE, read_record
 
-ELASTIC_FILE = "elastic.json"
 WIDTHS, DEPTHS = (1.0, 0.75, 0.5, 0.25), (1.0, 0.75, 0.5)
 
 
@@ -72,29 +70,15 @@ def subnet_words(subnet: Subnet) -> str:
 
 def even_grid(folder: Path, units: Sequence[LayerCut]) -> tuple[list[Subnet], bool]:
     """The sub-networks a model was trained for, largest first, and whether it was: else an even grid."""
-    path = folder / ELASTIC_FILE
-    if not path.is_file():
+    if not (folder / ELASTIC_FILE).is_file():
         return different([Subnet(width=width, depth=depth) for depth in DEPTHS for width in WIDTHS], units), False
-    record = read_json(path)
-    listed, rule = record.get("grid"), record.get("depth_rule", "keep_last")
-    if not isinstance(listed, list) or not listed:
-        raise InputError(f"{str(path)!r} lists no sub-networks under 'grid'")
-    grid = [_subnet_in(entry, rule, str(path)) for entry in listed]
-    return different([Subnet(), *grid], units), True
+    return different([Subnet(), *read_record(folder).subnets], units), True
 
 
 def different(subnets: Iterable[Subnet], units: Sequence[LayerCut]) -> list[Subnet]:
     """Each network once, however it is described."""
     found = {tuple(subnet.cuts(units)): subnet for subnet in reversed(list(subnets))}
     return sorted(found.values(), key=lambda subnet: -_volume(subnet, units))
-
-
-def _subnet_in(entry: Any, rule: str, source: str) -> Subnet:
-    """A sub-network of elastic.json; what else is said of it there is left aside."""
-    if not isinstance(entry, dict):
-        raise InputError(f"{source!r} lists {entry!r} under 'grid'; allowed: a sub-network")
-    known = {name: value for name, value in entry.items() if name in Subnet.model_fields}
-    return Subnet.parse({"depth_rule": rule, **known}, source=source)
 
 
 def _volume(subnet: Subnet, units: Sequence[LayerCut]) -> int:

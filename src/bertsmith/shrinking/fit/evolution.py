@@ -78,7 +78,7 @@ def evolve(
     def fitting(genome: Genome) -> Genome | None:
         """The genome, made smaller at random layers until it fits."""
         while not fits(space.subnet(genome)):
-            smaller = [child for child in _neighbours(genome, -1) if space.is_allowed(child)]
+            smaller = [child for child in _next_smaller(genome) if space.is_allowed(child)]
             if not smaller:
                 return None
             genome = random.choice(smaller)
@@ -123,7 +123,6 @@ def _mutated(space: Space, genome: Genome, random: Random) -> Genome:
     return tuple(genes)
 
 
-def _neighbours(genome: Genome, step: int) -> list[Genome]:
-    return [
-        (*genome[:index], gene + step, *genome[index + 1 :]) for index, gene in enumerate(genome) if gene + step >= 0
-    ]
+def _next_smaller(genome: Genome) -> list[Genome]:
+    """The genomes with one layer a step smaller, the smallest left out."""
+    return [(*genome[:index], gene - 1, *genome[index + 1 :]) for index, gene in enumerate(genome) if gene != DROPPED]

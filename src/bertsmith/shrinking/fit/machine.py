@@ -46,7 +46,7 @@ def fingerprint() -> dict[str, str | int]:
 
 def versions(engine: str) -> dict[str, str]:
     """The versions of what answers with an engine."""
-    packages = ["torch", *(["onnxruntime"] if engine == "onnxruntime" else ["torchao"])]
+    packages = ["torch", *(["onnxruntime"] if engine == "onnxruntime" else [])]
     found = {"bertsmith": __version__, "python": platform.python_version()}
     for package in packages:
         try:

@@ -1,51 +1,28 @@
 """How good sub-networks and artefacts are on dev, by the task's own figure."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
-from bertsmith.batches.ragged import padded
-from bertsmith.engines.base import Inputs
+from bertsmith.engines.exit_runner import ModelRunner
 from bertsmith.layers.subnet import Subnet
-from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.tasks.base import Encoding, Judgement
 from bertsmith.tasks.metrics.interval import confidence_interval
 from bertsmith.tasks.outputs import item_outputs
 from bertsmith.tasks.predictor import KeptTask, Predictor
 from bertsmith.text.tables import Table
-from bertsmith.text.tokenizer import Tokenizer
-
-SAMPLES, SAMPLE_ROWS = 8, 8  # batches that ranges of activations are measured with, and their sequences
 
 
-class _Part:
+class _Part(ModelRunner):
     """A model that answers as one of its sub-networks."""
 
     def __init__(self, model: Model, subnet: Subnet) -> None:
-        self.model, self.subnet = model, subnet
-        self.config: ModelConfig = model.config
-        self.tokenizer: Tokenizer | None = model.tokenizer
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def is_for_tokens(self) -> bool:
-        return self.model.is_for_tokens
-
-    def require_tokenizer(self) -> Tokenizer:
-        return self.model.require_tokenizer()
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        return self.model.evaluating()
+        super().__init__(model)
+        self.subnet = subnet
 
     def outputs(self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None) -> Tensor:
         return self.model.outputs(tokens, layout, types, subnet=self.subnet)
@@ -88,19 +65,6 @@ class Quality:
         lengths = self.features.tokens.lengths
         places = (np.arange(count) + 0.5) / count
         return tuple(int(length) for length in np.quantile(lengths, places, method="nearest"))
-
-    def samples(self) -> Sequence[Inputs]:
-        """Some batches of rows, for precisions that measure activations."""
-        pad = self.model.require_tokenizer().pad
-        features, made = self.features, list[Inputs]()
-        count = len(features.tokens)
-        drawn = np.random.default_rng(0).permutation(count)[: SAMPLES * SAMPLE_ROWS].tolist()
-        for begin in range(0, len(drawn), SAMPLE_ROWS):
-            rows = drawn[begin : begin + SAMPLE_ROWS]
-            tokens, layout = padded([features.tokens[row] for row in rows], pad)
-            types = None if features.types is None else padded([features.types[row] for row in rows], 0)[0]
-            made.append(Inputs(tokens, layout, types))
-        return made
 
     def _interval(self, judgement: Judgement) -> dict[str, list[float]]:
         found = confidence_interval(judgement, len(self.examples))

@@ -19,7 +19,7 @@ from bertsmith.shrinking.fit.measure import Measurer, in_fresh_process
 from bertsmith.shrinking.fit.pareto import pareto_front
 from bertsmith.shrinking.fit.prepare import Prepared
 from bertsmith.shrinking.fit.store import Measurements
-from bertsmith.shrinking.fit.vocabulary import cut_model, missing_cut
+from bertsmith.shrinking.fit.vocabulary import cut_model
 from bertsmith.shrinking.fit.ways import Way, slow_precisions
 
 EVOLVED = 10  # sub-networks of the evolution that become candidates
@@ -198,10 +198,6 @@ class Search:
         return limit is not None and min(sizes) > limit
 
     def _cut_vocabulary(self, scores: Scores) -> None:
-        missing = missing_cut()
-        if missing is not None:
-            self.notices.append(f"the vocabulary is not cut: {missing}")
-            return
         model, said = cut_model(self.prepared.model, self.prepared.kept, self.settings.data, self.prepared.table)
         self.notices.append(said)
         if model.config.encoder.vocabulary == self.prepared.model.config.encoder.vocabulary:

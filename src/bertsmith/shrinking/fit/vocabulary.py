@@ -1,19 +1,10 @@
 """The vocabulary as one more thing to cut: pieces that the task's texts do not use are dropped."""
 
-from importlib import import_module
-from importlib.util import find_spec
-
 from bertsmith.models.model import Model
+from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary
 from bertsmith.tasks.parts import task_parts
 from bertsmith.tasks.predictor import KeptTask
 from bertsmith.text.tables import Table
-
-_HOME = "bertsmith.shrinking.vocabulary"
-
-
-def missing_cut() -> str | None:
-    """Why vocabularies cannot be cut, as half a sentence; None if they can."""
-    return None if find_spec(_HOME) is not None else "this installation has no way to do so"
 
 
 def cut_model(model: Model, kept: KeptTask, data: str, dev: Table) -> tuple[Model, str]:
@@ -21,11 +12,10 @@ def cut_model(model: Model, kept: KeptTask, data: str, dev: Table) -> tuple[Mode
 
     Where there is no training part, the texts it is scored on stand in for it.
     """
-    home = import_module(_HOME)
     train = task_parts(data).find("train")
     task = kept.task
-    texts = list(task.texts(task.examples(dev if train is None else train, has_targets=train is None)))
-    small, _ = home.cut_vocabulary(model, texts, home.VocabularyConfig())
+    texts = list(task.texts(task.examples(dev if train is None else train, has_targets=False)))
+    small, _ = cut_vocabulary(model, texts, VocabularyConfig())
     before, after = model.config.encoder.vocabulary, small.config.encoder.vocabulary
     if before == after:
         return small, f"the vocabulary stays as it is: the texts use all of its {before:,} pieces"

@@ -2,13 +2,12 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from bertsmith.batches.examples import ExampleConfig, Features, TaskBatch
+from bertsmith.batches.examples import Features, TaskBatch
 from bertsmith.models.heads import GatesConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation.objective import Distillation, named
@@ -18,27 +17,11 @@ from bertsmith.shrinking.prune.kept import Kept, closed, cut_down, fold
 from bertsmith.shrinking.prune.settings import PruneSettings
 from bertsmith.tasks.base import Judgement
 from bertsmith.training.judging import DevJudge
-from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
-from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
+from bertsmith.training.task_trainer import task_trainer
 from bertsmith.training.trainer import Trainer
 
 Part = tuple[Sequence[Any], Features]
 """The examples of a part of the data, and what is made of them."""
-
-
-@dataclass(frozen=True)
-class _Learning:
-    """Settings as the trainer of a task reads them."""
-
-    sequences: ExampleConfig
-    batch: ExampleBatchConfig
-    optimizer: OptimizerConfig
-    schedule: ScheduleConfig
-    run: FinetuneRunConfig
-
-
-def _learning(settings: PruneSettings, run: FinetuneRunConfig) -> _Learning:
-    return _Learning(settings.sequences, settings.batch, settings.optimizer, settings.schedule, run)
 
 
 def make_recovery(
@@ -59,7 +42,7 @@ def make_recovery(
     needs_teacher = any(term.needs_teacher for term in terms)
     objective = Distillation(task, named(terms), teacher=copy.deepcopy(teacher) if needs_teacher else None)
     return task_trainer(
-        _learning(settings, settings.run.changed(epochs=epochs)),
+        settings.changed(run=settings.run.changed(epochs=epochs)),
         copy.deepcopy(model),
         objective,
         train[1],
@@ -92,7 +75,7 @@ def make_gating(
     # the best evaluation is an early one, before anything was given up
     run = settings.run.changed(epochs=epochs, choose="last", patience=None)
     return task_trainer(
-        _learning(settings, run),
+        settings.changed(run=run),
         with_gates(model),
         objective,
         train[1],

@@ -4,14 +4,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.batches.examples import ExampleConfig
 from bertsmith.objectives.distillation import AnyTerm
 from bertsmith.objectives.distillation.outputs import OutputTerm
 from bertsmith.objectives.distillation.states import StateTerm
 from bertsmith.settings import Record
 from bertsmith.shrinking.importance import ImportanceConfig
-from bertsmith.tasks import AnyTask
-from bertsmith.tasks.predictor import KeptTask
+from bertsmith.shrinking.settings import ShrinkSettings
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig
 
@@ -67,16 +65,10 @@ class RecoveryConfig(Record):
     """Epochs after every other cut."""
 
 
-class PruneSettings(Record):
+class PruneSettings(ShrinkSettings):
     """All that a pruning depends on."""
 
     method: Literal["prune"] = "prune"
-    data: str | None = None
-    """A folder with the parts of the task, a file, or a name on the hub."""
-    model: str
-    """The folder of the fine-tuned model."""
-    task: AnyTask
-    sequences: ExampleConfig = ExampleConfig()
     prune: PruneConfig = PruneConfig()
     importance: ImportanceConfig = ImportanceConfig()
     gates: GateLearning = GateLearning()
@@ -85,11 +77,6 @@ class PruneSettings(Record):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, betas=(0.9, 0.999), weight_decay=0.0)
     schedule: ScheduleConfig = ScheduleConfig(warmup=0.0)
     run: FinetuneRunConfig = FinetuneRunConfig()
-
-    @property
-    def kept(self) -> KeptTask:
-        """What is kept of them beside the model."""
-        return KeptTask(task=self.task, sequences=self.sequences)
 
     @property
     def epochs_after(self) -> float:

@@ -112,7 +112,8 @@ ARTEFACTS: dict[str, float] = {}
 def searched(folders: tuple[Path, Path], out: Path, measurer: Any = None, **settings: Any) -> Fitted:
     """What a search finds with made-up measurements."""
     model, data = folders
-    search = {"engines": ["torch"], "subnets": "even", **settings.pop("search", {})}
+    made_up = {"engines": ["torch"], "precisions": list(MadeUp.factors), "subnets": "even"}
+    search = {**made_up, **settings.pop("search", {})}
     plain = {"model": str(model), "data": str(data), "search": search, **settings}
     prepared = prepare(FitSettings.parse(plain))
     work = out / "work"

@@ -227,7 +227,6 @@ def test_the_vocabulary_is_cut_where_size_demands_it(
         return small, "cut"
 
     monkeypatch.setattr(run, "cut_model", cut_model)
-    monkeypatch.setattr(run, "missing_cut", lambda: None)
     ways: dict[str, Any] = {"precisions": ["float32"], "vocabulary": asked}
     roomy = searched(folders, tmp_path, budget={"size_mb": 1000.0}, search=ways)
     assert ("cut" in roomy.notices) == (asked == "cut")
@@ -243,10 +242,11 @@ def test_the_vocabulary_is_cut_where_size_demands_it(
 
 
 @pytest.mark.usefixtures("made_up_scores")
-def test_a_vocabulary_that_cannot_be_cut_is_told_of(
-    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "missing_cut", lambda: "for a reason")
-    found = searched(folders, tmp_path, budget={"size_mb": 1.0}, search={"vocabulary": "cut"})
-    assert "the vocabulary is not cut: for a reason" in found.notices
-    assert {one.way.vocabulary for one in found.candidates} == {"whole"}
+def test_a_cut_model_is_measured_on_ids_of_its_own(folders: Folders, tmp_path: Path) -> None:
+    """Ranges of activations come from batches that the cut tokenizer made; ids of the whole one would be none."""
+    measurer = MadeUp()
+    measurer.factors = {"int8_static": 1.0}
+    ways: dict[str, Any] = {"precisions": ["int8_static"], "vocabulary": "cut"}
+    found = searched(folders, tmp_path, measurer, budget={"size_mb": 1000.0}, search=ways)
+    assert any(notice.startswith("the vocabulary is cut from") for notice in found.notices)
+    assert {one.way.vocabulary for one in found.candidates} == {"whole", "cut"}

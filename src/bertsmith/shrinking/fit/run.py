@@ -202,7 +202,7 @@ class Search:
         if missing is not None:
             self.notices.append(f"the vocabulary is not cut: {missing}")
             return
-        model, said = cut_model(self.prepared.model, self.prepared.kept, self.settings.data, self.prepared.table)
+        model, said = cut_model(self.prepared.model, self.prepared.kept, self.prepared.train, self.prepared.table)
         self.notices.append(said)
         if model.config.encoder.vocabulary == self.prepared.model.config.encoder.vocabulary:
             return

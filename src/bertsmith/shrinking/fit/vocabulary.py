@@ -4,7 +4,6 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from bertsmith.models.model import Model
-from bertsmith.tasks.parts import task_parts
 from bertsmith.tasks.predictor import KeptTask
 from bertsmith.text.tables import Table
 
@@ -16,13 +15,12 @@ def missing_cut() -> str | None:
     return None if find_spec(_HOME) is not None else "this installation has no way to do so"
 
 
-def cut_model(model: Model, kept: KeptTask, data: str, dev: Table) -> tuple[Model, str]:
+def cut_model(model: Model, kept: KeptTask, train: Table | None, dev: Table) -> tuple[Model, str]:
     """The model with the pieces that the training texts use, and a sentence on what that changed.
 
     Where there is no training part, the texts it is scored on stand in for it.
     """
     home = import_module(_HOME)
-    train = task_parts(data).find("train")
     task = kept.task
     texts = list(task.texts(task.examples(dev if train is None else train, has_targets=train is None)))
     small, _ = home.cut_vocabulary(model, texts, home.VocabularyConfig())

@@ -87,22 +87,27 @@ def export_model(
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import extract
     from bertsmith.models.generator import part_of
-    from bertsmith.shrinking.record import ELASTIC_FILE, read_record
 
     model, out = Path(model), Path(out)
     check_form(to, precision)
     if (precision == "int8_static") != (data is not None):
         given = "no" if data is None else "one"
         raise InputError(f"--precision is {precision!r} and {given} --data is given; int8_static needs it, others none")
+    subnet = Subnet.parse({"width": width, "depth": depth, **_depth_rule(model)}, source="the sub-network")
     check_out(out, force, model)
     loaded = part_of(load(model), part)
     if (width, depth) != (1.0, 1.0):
-        # which layers a depth keeps is what the sub-networks of this model were trained with
-        rule = read_record(model).depth_rule if (model / ELASTIC_FILE).is_file() else "keep_last"
-        loaded = extract(loaded, Subnet(width=width, depth=depth, depth_rule=rule))
+        loaded = extract(loaded, subnet)
     if to == "hf":
         return _export_hf(loaded, model, out, force)
     return _export_onnx(loaded, model, out, precision, data)
+
+
+def _depth_rule(model: Path) -> dict[str, str]:
+    """Which layers a depth keeps in an elastic model: those it was trained with."""
+    from bertsmith.shrinking.record import ELASTIC_FILE, read_record
+
+    return {"depth_rule": read_record(model).depth_rule} if (model / ELASTIC_FILE).is_file() else {}
 
 
 def _export_hf(loaded: "Model", model: Path, out: Path, force: bool) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_the_page_shows_the_front_the_budget_and_every_candidate() -> None:
     (line,) = [found["points"] for tag, found in outline.elements if tag == "polyline"]
     assert len((line or "").split()) == 3
     assert outline.count("tr") == 4
-    for words in ("accuracy 88.00 at 7.00\u00a0ms (p95)", "budget 8 ms", "~3.00", "int8 is slower", "A processor"):
+    for words in ("Accuracy 88.00 at 7.00\u00a0ms (p95)", "budget 8 ms", "~3.00", "int8 is slower", "A processor"):
         assert words in outline.visible
 
 

@@ -14,10 +14,13 @@ from bertsmith.shrinking.fit.measure import Conditions, Workload
 from bertsmith.shrinking.fit.quality import Quality
 from bertsmith.shrinking.fit.settings import FitSettings
 from bertsmith.shrinking.fit.ways import Way, ways
+from bertsmith.tasks.held_out import held_out
 from bertsmith.tasks.parts import task_parts
 from bertsmith.tasks.predictor import KeptTask, read_kept
 from bertsmith.text.tables import Table
+from bertsmith.toml import read_toml
 
+RECIPE = "recipe.toml"
 DATA_LENGTHS = 16  # that stand for all lengths of the data
 
 
@@ -29,6 +32,9 @@ class Prepared:
     model: Model
     kept: KeptTask
     table: Table
+    """What candidates are scored on."""
+    train: Table | None
+    """The training part, if the data have one."""
     quality: Quality
     conditions: Conditions
     grid: list[Subnet]
@@ -50,7 +56,7 @@ def prepare(settings: FitSettings) -> Prepared:
     if not folder.is_dir():
         raise InputError(f"MODEL {settings.model!r} is no folder; give that of a fine-tuned model")
     kept = read_kept(folder)
-    table = task_parts(settings.data, file_is=settings.part).read(settings.part)
+    table, train, notices = _tables(settings, kept)
     model = load(folder)
     if isinstance(model, Seq2Seq):
         raise InputError(f"{settings.model!r} holds a model that translates; fit is for encoders")
@@ -71,10 +77,35 @@ def prepare(settings: FitSettings) -> Prepared:
     )
     grid, is_elastic = even_grid(folder, model.encoder.units)
     lengths = [length for workload in workloads for length in workload.lengths]
-    found, notices = ways(search, lengths)
+    found, left_out = ways(search, lengths)
+    notices += left_out
     if not is_elastic:
         notices.append(
             "the model is not elastic (it has no elastic.json), so its smaller sub-networks were never trained; "
             "bertsmith shrink trains them"
         )
-    return Prepared(settings, model, kept, table, quality, conditions, grid, is_elastic, found, notices)
+    return Prepared(settings, model, kept, table, train, quality, conditions, grid, is_elastic, found, notices)
+
+
+def _tables(settings: FitSettings, kept: KeptTask) -> tuple[Table, Table | None, list[str]]:
+    """The rows that candidates are scored on, the training rows, and sentences about them.
+
+    Where fine-tuning found no dev part and held rows out of train, these are the same rows: those that were trained on
+    would flatter every candidate.
+    """
+    is_trained_on = settings.part == "dev" and Path(settings.data).is_file() and _learned_from(settings)
+    parts = task_parts(settings.data, file_is="train" if is_trained_on else settings.part)
+    table, train = parts.find(settings.part), parts.find("train")
+    if table is not None:
+        return table, train, []
+    if settings.part != "dev" or train is None:
+        raise parts.missing(settings.part)
+    train, table, said = held_out(kept.task, train, "there is no dev part")
+    return table, train, [f"{said}, as in fine-tuning"]
+
+
+def _learned_from(settings: FitSettings) -> bool:
+    """Whether the model's recipe names the same data."""
+    recipe = Path(settings.model) / RECIPE
+    data = read_toml(recipe).get("data") if recipe.is_file() else None
+    return isinstance(data, str) and Path(data).resolve() == Path(settings.data).resolve()

@@ -198,7 +198,7 @@ class Search:
         return limit is not None and min(sizes) > limit
 
     def _cut_vocabulary(self, scores: Scores) -> None:
-        model, said = cut_model(self.prepared.model, self.prepared.kept, self.settings.data, self.prepared.table)
+        model, said = cut_model(self.prepared.model, self.prepared.kept, self.prepared.train, self.prepared.table)
         self.notices.append(said)
         if model.config.encoder.vocabulary == self.prepared.model.config.encoder.vocabulary:
             return

@@ -2,17 +2,15 @@
 
 from bertsmith.models.model import Model
 from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary
-from bertsmith.tasks.parts import task_parts
 from bertsmith.tasks.predictor import KeptTask
 from bertsmith.text.tables import Table
 
 
-def cut_model(model: Model, kept: KeptTask, data: str, dev: Table) -> tuple[Model, str]:
+def cut_model(model: Model, kept: KeptTask, train: Table | None, dev: Table) -> tuple[Model, str]:
     """The model with the pieces that the training texts use, and a sentence on what that changed.
 
     Where there is no training part, the texts it is scored on stand in for it.
     """
-    train = task_parts(data).find("train")
     task = kept.task
     texts = list(task.texts(task.examples(dev if train is None else train, has_targets=False)))
     small, _ = cut_vocabulary(model, texts, VocabularyConfig())

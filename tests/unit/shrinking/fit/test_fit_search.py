@@ -1,5 +1,7 @@
 """A whole search over made-up scores and latencies: what it finds is what trying everything finds."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,11 @@ from bertsmith.models.build import build
 from bertsmith.models.model import Model
 from bertsmith.shrinking.fit import run
 from bertsmith.shrinking.fit.figures import fit_figures
+from bertsmith.shrinking.fit.prepare import prepare
 from bertsmith.shrinking.fit.run import Fitted
+from bertsmith.shrinking.fit.settings import FitSettings
+from bertsmith.tasks.held_out import held_out
+from bertsmith.text.tables import read_file
 
 __all__ = ["made_up_scores"]
 Folders = tuple[Path, Path]
@@ -250,3 +256,25 @@ def test_a_cut_model_is_measured_on_ids_of_its_own(folders: Folders, tmp_path: P
     found = searched(folders, tmp_path, measurer, budget={"size_mb": 1000.0}, search=ways)
     assert any(notice.startswith("the vocabulary is cut from") for notice in found.notices)
     assert {one.way.vocabulary for one in found.candidates} == {"whole", "cut"}
+
+
+@pytest.mark.parametrize("data", ["a folder", "the file that was learned from", "another file"])
+def test_rows_that_were_trained_on_are_not_scored_on(folders: Folders, tmp_path: Path, data: str) -> None:
+    model, source = tmp_path / "model", tmp_path / "data"
+    shutil.copytree(folders[0], model)
+    source.mkdir()
+    rows = (folders[1] / "train.jsonl").read_text(encoding="utf-8") * 3
+    (source / "train.jsonl").write_text(rows, encoding="utf-8")
+    named = str(source if data == "a folder" else source / "train.jsonl")
+    learned_from = named if data != "another file" else str(tmp_path / "others.jsonl")
+    (model / "recipe.toml").write_text(f"data = {json.dumps(learned_from)}\n", encoding="utf-8")
+    prepared = prepare(FitSettings.parse({"model": str(model), "data": named, "budget": {"size_mb": 1.0}}))
+    if data == "another file":
+        assert len(prepared.table) == 24
+        assert prepared.train is None
+        return
+    kept, apart, said = held_out(prepared.kept.task, read_file(source / "train.jsonl"), "there is no dev part")
+    assert [dict(row) for row in prepared.table] == [dict(row) for row in apart]
+    assert prepared.train is not None
+    assert len(prepared.train) == len(kept) < 24
+    assert f"{said}, as in fine-tuning" in prepared.notices

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-slow lint bench clean
 
 # installed again when what is to be installed changes
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -19,6 +19,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+# what takes minutes: several processes, kills from outside, further graphs
+test-slow: $(VENV)/.installed
+	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

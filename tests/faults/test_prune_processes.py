@@ -14,6 +14,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "accelerate" / "cpu-two-process
 SETTINGS = ["prune.by=l0", "run.epochs=1.0", "batch.examples=8", "batch.micro_examples=4", "run.log_every=1"]
 
 
+@pytest.mark.slow
 def test_two_processes_prune_as_one(tmp_path: Path) -> None:
     data, recipe = write_task(tmp_path / "data"), tmp_path / "recipe.toml"
     recipe.write_text(RECIPE)

@@ -100,6 +100,7 @@ def wait_for_step(stage: Path, step: int, process: subprocess.Popen) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_killed_from_outside(folders: Folders, straight: Path, tmp_path: Path) -> None:
     """kill -9 in the middle of the first stage."""
     out = tmp_path / "run"
@@ -177,6 +178,7 @@ def test_what_resume_refuses(folders: Folders, straight: Path, tmp_path: Path) -
         bertsmith.shrink(out=tmp_path, resume=True, device="cpu")
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     """Without dropout, whose draws belong to a micro-batch, and with a last batch that is not full.
 

@@ -66,6 +66,8 @@ def shrink_exits(
 
 def _finish(settings: "ExitSettings", trainer: "Trainer", out: Path) -> dict[str, Any]:
     """Chooses the rule, writes the model with it and the figures; returns these."""
+    import shutil
+
     from bertsmith.checkpoint.store import write_model
     from bertsmith.commands.output import write_result
     from bertsmith.engines.exit_runner import ExitRunner
@@ -104,6 +106,8 @@ def _finish(settings: "ExitSettings", trainer: "Trainer", out: Path) -> dict[str
         **run_figures(trainer),
     }
     write_result(out, figures)
+    # the model is written; what it took to get there is not needed
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
     _print(settings, figures, rows, place, out)
     return figures
 

@@ -117,6 +117,7 @@ def test_states_for_the_head_are_causal_too(name: str) -> None:
     assert not torch.allclose(after[~is_before], states[~is_before])
 
 
+@pytest.mark.slow
 def test_a_causal_call_compiles_as_one_graph() -> None:
     torch.compiler.reset()
     model = tiny_model("deberta-v2-xlarge", layers=2)

@@ -92,7 +92,13 @@ def test_backends_agree_with_gradients(name: str) -> None:
         torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+QUICK = {"albert-base", "bert-tiny", "convbert-small", "deberta-v3-xsmall", "performer-small"}
+"""Those whose compilation is part of every run of the tests."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
 def test_compiles_as_one_graph(name: str) -> None:
     torch.compiler.reset()  # or the families before this one count as recompilations
     model = tiny_model(name, layers=2)  # of every kind: more of them take more time only

@@ -76,6 +76,7 @@ def assert_same(out: Path, straight: Path) -> None:
     assert not (out / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(recipe: Path, data: Path, straight: Path, tmp_path: Path) -> None:
     """kill -9 at random moments, each time a little further on, until nothing is left to do."""
     out, draws = tmp_path / "run", Random(5)
@@ -224,6 +225,7 @@ def assert_like(out: Path, expected: Path) -> None:
     assert figures(out)["score"] == figures(expected)["score"]
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(recipe: Path, tmp_path: Path) -> None:
     """With a last batch of an epoch that is not full, and without dropout, whose draws belong to a micro-batch."""
     data = write_task(tmp_path / "reviews", train=53)

@@ -116,6 +116,7 @@ def test_a_run_of_two_goes_on_with_one(name: str, runs: Path, tmp_path: Path) ->
     assert_like(out, runs / f"{name}-one")
 
 
+@pytest.mark.slow
 def test_the_command_with_copies(recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path) -> None:
     """`accelerate launch -m bertsmith`, from the first step."""
     out = tmp_path / "run"
@@ -124,6 +125,7 @@ def test_the_command_with_copies(recipe: Path, corpus_folder: Path, straight: Pa
     assert_like(out, straight)
 
 
+@pytest.mark.slow
 def test_a_run_of_one_goes_on_with_two(straight: Path, tmp_path: Path) -> None:
     """`accelerate launch -m bertsmith --resume`: what one process began, two with shares bring to its end."""
     out = tmp_path / "run"

@@ -76,7 +76,7 @@ def test_killed_and_resumed_is_bitwise_the_same(killed: Path, straight: Path, tm
     assert len(steps) <= 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_asked_to_stop_saves_and_ends_well(
     number: signal.Signals, recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
 ) -> None:

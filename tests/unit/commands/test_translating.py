@@ -117,6 +117,7 @@ def test_goes_on_from_a_model_and_from_a_checkpoint(run: Path, pairs_folder: Pat
         bertsmith.finetune(out=tmp_path / "whole", resume=True, device="cpu")
 
 
+@pytest.mark.slow
 def test_a_compiled_run_learns_the_same(pairs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.compile
     # without the code generator: what is compiled is what is tested here, not how

@@ -86,6 +86,7 @@ def test_phases_must_fit_the_model_and_the_batch(corpus_folder: Path, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_layers_of_many_kinds_stay_compiled(
     corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

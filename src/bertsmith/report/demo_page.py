@@ -68,7 +68,7 @@ def demo_page(
     body += section("What the encoder puts in place of a mask", _said([(text, ", ".join(own)) for text, own in filled]))
     body += section("What to try next", pretraining.command_list(commands))
     style = chart.STYLE + fit_page.STYLE + pretraining.STYLE + STYLE
-    return page(f"{folder.name}: from raw text to a model that fits", body, style=style)
+    return page(f"{folder.name}: from raw text to a model that fits", body, style=style, script=pretraining.SCRIPT)
 
 
 def _said(pairs: Sequence[tuple[str, str]]) -> str:

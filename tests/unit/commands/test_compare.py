@@ -43,6 +43,7 @@ def compare(recipes: list[str], corpus: Path, out: Path, **changes: object) -> d
     return bertsmith.compare(recipes, **given)
 
 
+@pytest.mark.slow
 def test_recipes_are_trained_for_equal_tokens_and_resumed(
     recipes: list[str], corpus_folder: Path, tmp_path: Path
 ) -> None:

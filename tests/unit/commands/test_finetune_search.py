@@ -106,6 +106,7 @@ def test_a_search_goes_on(searched: Path, data: Path, tmp_path: Path, monkeypatc
         bertsmith.finetune(out=out, resume=True, device="cpu")
 
 
+@pytest.mark.slow
 def test_asked_to_stop_in_the_middle_of_a_run(data: Path, tmp_path: Path) -> None:
     """The run saves where it is, the ones after it are not begun, and going on gives what was to come."""
     out, real, steps = tmp_path / "out", Trainer._step, []

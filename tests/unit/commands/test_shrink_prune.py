@@ -127,6 +127,7 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(
         bertsmith.shrink(out=tmp_path / "run", resume=True, device="cpu")
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_model(model: Path, data: Path, tmp_path: Path) -> None:
     for name in ("one", "other"):
         prune(model, data, tmp_path / name, "prune.by=l0", keep=0.5, seed=3)

@@ -196,6 +196,7 @@ def _only_train(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_small_copy_task_is_learned(tmp_path: Path) -> None:
     draw = Random(0)
     lines = sorted({" ".join(draw.choices("abcdefgh", k=draw.randint(2, 5))) for _ in range(1200)})

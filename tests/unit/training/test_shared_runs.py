@@ -56,6 +56,7 @@ def test_the_ponder_cost_is_logged_and_falls(corpus_folder: Path, tmp_path: Path
     assert "ponder_accuracy" not in figures["held_out"]
 
 
+@pytest.mark.slow
 def test_a_compiled_run_learns_the_same(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

@@ -15,6 +15,7 @@ import pytest
 from accelerate import PartialState
 from helpers_finetuning import RECIPE, STEPS, figures, tuning, write_task
 from helpers_training import losses, run
+from killing import Killed, killed
 
 import bertsmith
 from bertsmith.checkpoint.files import read_tensors
@@ -104,26 +105,6 @@ def test_asked_to_stop(recipe: Path, data: Path, straight: Path, tmp_path: Path)
     assert not (out / "result.json").exists()
     bertsmith.finetune(out=out, resume=True, device="cpu")
     assert_same(out, straight)
-
-
-class Killed(BaseException):
-    """What stands for kill -9 where the moment must be exact: nothing in between handles it."""
-
-
-def killed(patch: pytest.MonkeyPatch, owner: object, name: str, *, after: int, before_it: bool) -> None:
-    """The run ends at call number `after` of a function, before it does anything or once it is done."""
-    real, calls = getattr(owner, name), []
-
-    def call(*arguments: object, **more: object) -> object:
-        calls.append(name)
-        if len(calls) == after and before_it:
-            raise Killed
-        done = real(*arguments, **more)
-        if len(calls) == after:
-            raise Killed
-        return done
-
-    patch.setattr(owner, name, call)
 
 
 MOMENTS = {

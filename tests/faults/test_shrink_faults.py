@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from helpers_shrinking import STEPS, assert_same, figures, shrinking, shrunk, write_folders
 from helpers_training import losses, run
+from killing import Killed, killed
 
 import bertsmith
 from bertsmith.checkpoint import store
@@ -42,26 +43,6 @@ def straight(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Path
     return out
 
 
-class Killed(BaseException):
-    """What stands for kill -9 where the moment must be exact: nothing in between handles it."""
-
-
-def killed(patch: pytest.MonkeyPatch, owner: object, name: str, after: int, *, before_it: bool) -> None:
-    """The run ends at call number `after` of a function, before it does anything or once it is done."""
-    real, calls = getattr(owner, name), []
-
-    def call(*arguments: object, **more: object) -> object:
-        calls.append(name)
-        if len(calls) == after and before_it:
-            raise Killed
-        done = real(*arguments, **more)
-        if len(calls) == after:
-            raise Killed
-        return done
-
-    patch.setattr(owner, name, call)
-
-
 MOMENTS = {
     "in the importance": (importance, "importance", 1, False),
     "while the rewired model is written": (store, "write_model", 1, False),
@@ -78,7 +59,7 @@ def test_killed_at_any_moment(moment: str, folders: Folders, straight: Path, tmp
     owner, name, after, before_it = MOMENTS[moment]
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        killed(patch, owner, name, after, before_it=before_it)
+        killed(patch, owner, name, after=after, before_it=before_it)
         with pytest.raises(Killed):
             shrunk(folders, out)
     assert not (out / "result.json").exists()
@@ -140,7 +121,7 @@ def test_killed_after_the_result(folders: Folders, straight: Path, tmp_path: Pat
     """All is there but the tidying up: the run is finished, and says so."""
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        killed(patch, output, "write_result", 1, before_it=False)
+        killed(patch, output, "write_result", after=1, before_it=False)
         with pytest.raises(Killed):
             shrunk(folders, out)
     assert figures(out / "result.json") == figures(straight / "result.json")
@@ -167,7 +148,7 @@ def test_a_full_disk(folders: Folders, straight: Path, tmp_path: Path) -> None:
 def test_what_resume_refuses(folders: Folders, straight: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        killed(patch, Trainer, "_step", 2, before_it=True)
+        killed(patch, Trainer, "_step", after=2, before_it=True)
         with pytest.raises(Killed):
             shrunk(folders, out)
     with pytest.raises(InputError, match=r"--resume: grid.widths is \[1.0, 0.25\] but the run began with \[1.0, 0.5\]"):

@@ -21,6 +21,8 @@ class Form(Generic[Inputs]):
 
     compute: Callable[[Inputs], Tensor]
     unsupported: Callable[[Inputs], str | None]
+    wanted: Callable[[Inputs], bool] = lambda inputs: True
+    """Whether "auto" may take it where it can serve: a kernel that a CPU interprets for tests is asked for by name."""
 
 
 Forms = Mapping[str, Form[Inputs]]
@@ -28,11 +30,11 @@ Forms = Mapping[str, Form[Inputs]]
 
 
 def choose(forms: Forms[Inputs], backend: str, inputs: Inputs) -> Form[Inputs]:
-    """The form that shall compute the op: the named one, or for "auto" the first that supports the inputs."""
+    """The form that shall compute the op: the named one, or for "auto" the first wanted one that can."""
     check_backend([forms], backend)
     if backend == "auto":
         for form in forms.values():
-            if form.unsupported(inputs) is None:
+            if form.wanted(inputs) and form.unsupported(inputs) is None:
                 return form
         reasons = "; ".join(f"{name}: {form.unsupported(inputs)}" for name, form in forms.items())
         raise InputError(f"no backend can compute this: {reasons}")

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
-from bertsmith.ops.disentangled import reference, sdpa
+from bertsmith.ops.disentangled import fused, reference, sdpa
 from bertsmith.ops.disentangled.inputs import DisentangledInputs
 from bertsmith.ops.disentangled.positions import RelativePositions, bucket_slots, linear_slots
 from bertsmith.ops.dispatch import Form, Forms, choose
@@ -19,6 +19,7 @@ __all__ = [
 ]
 
 FORMS: Forms[DisentangledInputs] = {
+    "triton": Form(fused.disentangled, fused.unsupported, fused.wanted),
     "sdpa": Form(sdpa.disentangled, sdpa.unsupported),
     "reference": Form(reference.disentangled, reference.unsupported),
 }

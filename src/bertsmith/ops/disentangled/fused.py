@@ -1,0 +1,200 @@
+"""Disentangled attention by Triton kernels: packed and padded, both directions of the gradient, dropout inside."""
+
+import torch
+from torch import Tensor
+
+from bertsmith.ops.disentangled.inputs import DisentangledInputs
+from bertsmith.ops.kernels import support
+from bertsmith.ops.kernels.spans import Spans, as_laid, by_row
+
+HEAD_WIDTHS = (16, 32, 64, 128)
+
+
+def unsupported(inputs: DisentangledInputs) -> str | None:
+    reason = support.unsupported(inputs.query)
+    if reason is not None:
+        return reason
+    width = inputs.query.shape[-1]
+    if width not in HEAD_WIDTHS:
+        return f"the head width is {width} and the kernel takes {', '.join(map(str, HEAD_WIDTHS))}"
+    if inputs.value.shape[-1] != width:
+        return f"the head width of value, {inputs.value.shape[-1]}, differs from that of key, {width}"
+    if inputs.layout.longest == 0 or inputs.key_layout.longest == 0:
+        return "all sequences are empty"
+    return None
+
+
+def wanted(inputs: DisentangledInputs) -> bool:
+    return support.is_wanted(inputs.query)
+
+
+def disentangled(inputs: DisentangledInputs) -> Tensor:
+    """The attention output, in the shape and dtype of the query; 0 at pads."""
+    query, dtype = by_row(inputs.query, inputs.layout), inputs.query.dtype
+    key, value = (by_row(states, inputs.key_layout).to(dtype) for states in (inputs.key, inputs.value))
+    spans, key_spans = Spans.of(inputs.layout, query.device), Spans.of(inputs.key_layout, query.device)
+    tables = [
+        None if table is None else _by_head(table.to(dtype)) for table in (inputs.position_key, inputs.position_query)
+    ]
+    has_positions = tables != [None, None]
+    places = inputs.query_positions if has_positions or inputs.is_causal else None
+    mixed, _ = _forward(
+        _by_head(query),
+        _by_head(key),
+        _by_head(value),
+        *tables,
+        inputs.relative.slots if has_positions and inputs.relative is not None else None,
+        spans.first,
+        spans.length,
+        key_spans.first,
+        key_spans.length,
+        None if places is None else places.flatten(),
+        torch.randint(0, 2**31 - 1, (1,), dtype=torch.int32, device=query.device) if inputs.dropout else None,
+        spans.longest,
+        key_spans.longest,
+        inputs.scale,
+        inputs.dropout,
+        inputs.is_causal,
+    )
+    return as_laid(mixed, inputs.layout)
+
+
+def _by_head(states: Tensor) -> Tensor:
+    """The states with heads and widths in one run of memory; rows may be apart, as those of a joint projection are."""
+    _, heads, width = states.shape
+    is_laid = states.stride(2) == 1 and (states.stride(1) == width or heads == 1)
+    return states if is_laid else states.contiguous()
+
+
+@torch.library.custom_op("bertsmith::disentangled", mutates_args=())
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_key: Tensor | None,
+    position_query: Tensor | None,
+    slots: Tensor | None,
+    first: Tensor,
+    length: Tensor,
+    key_first: Tensor,
+    key_length: Tensor,
+    places: Tensor | None,
+    seed: Tensor | None,
+    longest: int,
+    key_longest: int,
+    scale: float,
+    dropout: float,
+    is_causal: bool,
+) -> tuple[Tensor, Tensor]:
+    from bertsmith.ops.disentangled.kernels.call import Call
+    from bertsmith.ops.disentangled.kernels.forward import forward
+
+    return forward(
+        Call(
+            query,
+            key,
+            value,
+            position_key,
+            position_query,
+            slots,
+            first,
+            length,
+            key_first,
+            key_length,
+            places,
+            seed,
+            longest,
+            key_longest,
+            scale,
+            dropout,
+            is_causal,
+        )
+    )
+
+
+@_forward.register_fake
+def _(query: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=torch.float32)
+
+
+@torch.library.custom_op("bertsmith::disentangled_backward", mutates_args=())
+def _backward(
+    upstream: Tensor,
+    mixed: Tensor,
+    log_mass: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_key: Tensor | None,
+    position_query: Tensor | None,
+    slots: Tensor | None,
+    first: Tensor,
+    length: Tensor,
+    key_first: Tensor,
+    key_length: Tensor,
+    places: Tensor | None,
+    seed: Tensor | None,
+    longest: int,
+    key_longest: int,
+    scale: float,
+    dropout: float,
+    is_causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    from bertsmith.ops.disentangled.kernels.backward import backward
+    from bertsmith.ops.disentangled.kernels.call import Call
+
+    call = Call(
+        query,
+        key,
+        value,
+        position_key,
+        position_query,
+        slots,
+        first,
+        length,
+        key_first,
+        key_length,
+        places,
+        seed,
+        longest,
+        key_longest,
+        scale,
+        dropout,
+        is_causal,
+    )
+    return backward(call, upstream, mixed, log_mass)
+
+
+@_backward.register_fake
+def _(
+    upstream: Tensor,
+    mixed: Tensor,
+    log_mass: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_key: Tensor | None,
+    position_query: Tensor | None,
+    *_: object,
+) -> tuple[Tensor, ...]:
+    tables = [
+        query.new_empty(0) if table is None else table.new_empty(table.shape)
+        for table in (position_key, position_query)
+    ]
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), *tables
+
+
+def _set_up(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*output, *inputs[:12])
+    ctx.numbers = inputs[12:]
+
+
+def _differentiate(ctx, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+    mixed, log_mass, *tensors = ctx.saved_tensors
+    by_query, by_key, by_value, *by_tables = _backward(upstream.contiguous(), mixed, log_mass, *tensors, *ctx.numbers)
+    given = (tensors[3], tensors[4])
+    by_tables = [None if table is None else found for table, found in zip(given, by_tables, strict=True)]
+    return by_query, by_key, by_value, *by_tables, *[None] * 12
+
+
+_forward.register_autograd(_differentiate, setup_context=_set_up)

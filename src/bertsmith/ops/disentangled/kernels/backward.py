@@ -1,0 +1,118 @@
+"""The backward pass: key tiles, then query tiles, then the tables."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bertsmith.ops.disentangled.kernels.backward_keys import backward_keys
+from bertsmith.ops.disentangled.kernels.backward_queries import backward_queries
+from bertsmith.ops.disentangled.kernels.call import Call
+from bertsmith.ops.disentangled.kernels.plan import Buffer, Side, keys_tile, positions_tile, queries_tile
+from bertsmith.ops.disentangled.kernels.positions import table_gradient
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@triton.jit
+def _agreement(upstream, mixed, out, rows, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """The product of each row of the output with its gradient."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
+    where = row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    is_row = row < rows
+    left = tl.load(upstream + where, mask=is_row[:, None], other=0.0).to(tl.float32)
+    right = tl.load(mixed + where, mask=is_row[:, None], other=0.0).to(tl.float32)
+    tl.store(out + row, tl.sum(left * right, 1), mask=is_row)
+
+
+def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor) -> Gradients:
+    """The gradients of query, key, value, position_key and position_query; empty tensors for tables that are None."""
+    heads, width = call.query.shape[1:]
+    agreement = torch.empty_like(log_mass)
+    rows = agreement.numel()
+    _agreement[(triton.cdiv(rows, 64),)](upstream, mixed, agreement, rows, WIDTH=width, ROWS=64)
+    by_query, by_key, far_query, far_key = call.position_scores()
+    # the buffers take the gradient in place, except where queries leave columns of keys without one
+    pairs_by_key = by_key if by_key is None or call.places is None else torch.zeros_like(by_key)
+    by_far_query, by_far_key = (None if far is None else torch.zeros_like(far) for far in (far_query, far_key))
+    by_queries, by_keys, by_values = (states.new_zeros(states.shape) for states in (call.query, call.key, call.value))
+    same = (call.query, call.key, call.value, upstream, log_mass, agreement)
+    numbers = (*call.numbers, call.scale, *call.strides)
+    tile, chunk = keys_tile(call.query), positions_tile(call.query).columns
+    backward_keys[triton.cdiv(call.key_longest, tile.columns), heads, len(call.first)](
+        *same,
+        by_keys,
+        by_values,
+        by_far_key,
+        by_query,
+        pairs_by_key,
+        by_query,
+        by_key,
+        far_query,
+        far_key,
+        *call.where,
+        call.position_query,
+        call.slots,
+        *numbers,
+        0 if call.position_query is None else call.position_query.stride(0),
+        *call.columns,
+        **call.constants,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        CHUNK=chunk,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    tile = queries_tile(call.query)
+    backward_queries[triton.cdiv(call.longest, tile.rows), heads, len(call.first)](
+        *same,
+        by_queries,
+        by_far_query,
+        by_query,
+        pairs_by_key,
+        far_query,
+        far_key,
+        *call.where,
+        call.position_key,
+        call.slots,
+        *numbers,
+        0 if call.position_key is None else call.position_key.stride(0),
+        *call.columns,
+        **call.constants,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        CHUNK=chunk,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    by_position_key = _by_table(
+        call, call.query_side, call.position_key, by_query, by_queries, by_far_query, call.query_buffer
+    )
+    by_position_query = _by_table(
+        call, call.key_side, call.position_query, pairs_by_key, by_keys, by_far_key, call.key_buffer
+    )
+    return by_queries, by_keys, by_values, by_position_key, by_position_query
+
+
+def _by_table(
+    call: Call,
+    side: Side,
+    table: Tensor | None,
+    by_pair: Tensor | None,
+    by_states: Tensor,
+    by_far: Tensor | None,
+    buffer: Buffer,
+) -> Tensor:
+    """The gradient of one table; what came through far pairs is added here to it, and to that of the states."""
+    if table is None:
+        return side.states.new_empty(0)
+    assert by_pair is not None
+    assert call.slots is not None
+    found = table_gradient(side, by_pair, call.slots, table.shape[0], buffer, is_causal=call.is_causal)
+    if by_far is not None:
+        by_far = by_far.to(by_states.dtype)
+        by_states += torch.einsum("thr,rhd->thd", by_far, call.ends(table))
+        far = torch.einsum("thr,thd->rhd", by_far, side.states).float()
+        ahead, behind = call.slots[:1], call.slots[-1:]
+        found = found.index_put((ahead,), found[ahead] + far[:1]).index_put((behind,), found[behind] + far[1:])
+    return found.to(table.dtype)

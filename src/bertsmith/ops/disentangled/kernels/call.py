@@ -1,0 +1,129 @@
+"""One call of the kernels: its tensors by row, the buffers of position scores, and what all launches are given."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertsmith.ops.disentangled.kernels.plan import Buffer, Side
+from bertsmith.ops.disentangled.kernels.positions import products
+
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Call:
+    """Disentangled attention over rows of tokens.
+
+    Shape: query (rows, heads, width), key and value (key rows, heads, width), the last two axes contiguous;
+    position_key, position_query (table rows, heads, width); first, length, key_first, key_length (batch,), int32;
+    places (rows,); seed (1,), int32.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    position_key: Tensor | None
+    position_query: Tensor | None
+    slots: Tensor | None
+    first: Tensor
+    length: Tensor
+    key_first: Tensor
+    key_length: Tensor
+    places: Tensor | None
+    seed: Tensor | None
+    longest: int
+    key_longest: int
+    scale: float
+    dropout: float
+    is_causal: bool
+
+    @property
+    def reach(self) -> int:
+        """The offset from which on all share a row."""
+        return 0 if self.slots is None else self.slots.shape[0] // 2
+
+    @cached_property
+    def query_buffer(self) -> Buffer:
+        return Buffer.of(self.key_longest, self.reach, is_dense=self._is_dense)
+
+    @cached_property
+    def key_buffer(self) -> Buffer:
+        return Buffer.of(self.key_side.columns, self.reach, is_dense=self._is_dense)
+
+    @property
+    def _is_dense(self) -> bool:
+        """Bands follow a diagonal, which queries at places of their own and keys of another length do not have."""
+        return self.places is not None or self.longest != self.key_longest
+
+    @cached_property
+    def query_side(self) -> Side:
+        return Side(
+            self.query, self.first, self.length, self.key_length, self.longest, self.key_longest, 1, self.places
+        )
+
+    @cached_property
+    def key_side(self) -> Side:
+        # places of queries are places among the keys
+        columns, longest = (self.length, self.longest) if self.places is None else (self.key_length, self.key_longest)
+        return Side(self.key, self.key_first, self.key_length, columns, self.key_longest, longest, -1)
+
+    def position_scores(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """by_query, by_key, and the same of what is far for each side: (rows, heads, 2), float32.
+
+        All in units of the base-2 exponent.
+        """
+        factor = self.scale * LOG2_E
+        by_query = by_key = far_query = far_key = None
+        if self.position_key is not None:
+            assert self.slots is not None
+            by_query = products(self.query_side, self.position_key, self.slots, self.query_buffer, factor)
+        if self.position_query is not None:
+            assert self.slots is not None
+            by_key = products(self.key_side, self.position_query, self.slots, self.key_buffer, factor)
+        if self.constants["HALF"]:
+            far_query = self._far(self.query, self.position_key, factor)
+            far_key = self._far(self.key, self.position_query, factor)
+        return by_query, by_key, far_query, far_key
+
+    def ends(self, table: Tensor) -> Tensor:
+        """The rows of a table for everything ahead and everything behind: (2, heads, width)."""
+        assert self.slots is not None
+        return table[torch.cat([self.slots[:1], self.slots[-1:]])]
+
+    def _far(self, states: Tensor, table: Tensor | None, factor: float) -> Tensor | None:
+        if table is None:
+            return None
+        return torch.einsum("thd,rhd->thr", states, self.ends(table)).float().mul_(factor).contiguous()
+
+    @property
+    def where(self) -> tuple[Tensor | None, ...]:
+        return self.places, self.first, self.length, self.key_first, self.key_length, self.seed
+
+    @property
+    def numbers(self) -> tuple[float, float, int]:
+        return self.scale * LOG2_E, self.dropout, self.reach
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        return self.query.stride(0), self.key.stride(0), self.value.stride(0)
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        return self.query_buffer.columns, self.key_buffer.columns
+
+    @cached_property
+    def constants(self) -> dict[str, Any]:
+        has_query, has_key = self.position_key is not None, self.position_query is not None
+        return {
+            "HEADS": self.query.shape[1],
+            "WIDTH": self.query.shape[2],
+            "HAS_QUERY": has_query,
+            "HAS_KEY": has_key,
+            "HAS_PLACES": self.places is not None,
+            "HALF": self.query_buffer.half if has_query or has_key else 0,
+            "CAUSAL": self.is_causal,
+            "DROPS": self.dropout > 0,
+        }

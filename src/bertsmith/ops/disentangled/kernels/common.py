@@ -1,0 +1,152 @@
+"""What the kernels of disentangled attention share: where a row's band begins, the bias of a tile, sums by offset."""
+
+import triton
+import triton.language as tl
+
+AHEAD, BEHIND = 0, 1
+"""The columns of what is far: keys ahead of the query by the reach or more, and behind it."""
+
+
+@triton.jit
+def band_start(place, HALF: tl.constexpr):
+    """The first column a buffer holds for rows of this block of 128 places; HALF is 0 where it holds all."""
+    if HALF == 0:
+        return 0
+    return tl.multiple_of(tl.maximum(place // 128 * 128 - HALF, 0), 128)
+
+
+@triton.jit
+def position_bias(
+    by_query,
+    by_key,
+    far_query,
+    far_key,
+    query_row,
+    key_row,
+    query_place,
+    key_place,
+    is_query,
+    is_key,
+    query_start,
+    key_start,
+    QUERY_COLUMNS,
+    KEY_COLUMNS,
+    HAS_QUERY: tl.constexpr,
+    HAS_KEY: tl.constexpr,
+    SIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """What positions add to the scores of a tile, (ROWS, COLUMNS), float32, undefined beyond the sequences.
+
+    SIDE is −1 for a tile of the buffers, else AHEAD or BEHIND. `query_row` and `key_row` are rows times heads plus the
+    head. Columns beyond the sequence are read unmasked (buffers are whole tiles wide), so that loads stay wide.
+    """
+    bias = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if HAS_QUERY:
+        if SIDE < 0:
+            offsets = query_row[:, None] * QUERY_COLUMNS + (key_place - query_start)[None, :]
+            bias += tl.load(by_query + offsets, mask=is_query[:, None], other=0.0).to(tl.float32)
+        else:
+            bias += tl.load(far_query + query_row * 2 + SIDE, mask=is_query, other=0.0)[:, None]
+    if HAS_KEY:
+        if SIDE < 0:
+            offsets = key_row[:, None] * KEY_COLUMNS + (query_place - key_start)[None, :]
+            bias += tl.trans(tl.load(by_key + offsets, mask=is_key[:, None], other=0.0)).to(tl.float32)
+        else:
+            bias += tl.load(far_key + key_row * 2 + SIDE, mask=is_key, other=0.0)[None, :]
+    return bias
+
+
+@triton.jit
+def offset_range(low_place, high_place, first_column, last_column, reach, DIRECTION: tl.constexpr, HALF: tl.constexpr):
+    """The least and the greatest offset (query − key) between rows of these places and these columns.
+
+    DIRECTION is 1 where the rows are queries, −1 where they are keys. Of a band only the near offsets count.
+    """
+    least, greatest = low_place - last_column, high_place - first_column
+    if DIRECTION < 0:
+        least, greatest = -greatest, -least
+    if HALF > 0:
+        least, greatest = tl.maximum(least, 1 - reach), tl.minimum(greatest, reach - 1)
+    return least, greatest
+
+
+@triton.jit
+def offsets_and_columns(place, least, greatest, done, DIRECTION: tl.constexpr, CHUNK: tl.constexpr):
+    """The next offsets of a range after those that are done, (CHUNK,), and the column each row has there.
+
+    They come in the order in which columns rise, and columns are written as a start and a step: so the compiler sees
+    that neighbours lie side by side, without which each number is fetched by itself.
+    Shape: place (rows,); column (rows, CHUNK).
+    """
+    step = tl.arange(0, CHUNK)
+    if DIRECTION > 0:
+        begin = greatest - done
+        offset = begin - step
+    else:
+        begin = least + done
+        offset = begin + step
+    return offset, (place - DIRECTION * begin)[:, None] + step[None, :]
+
+
+@triton.jit
+def near_mask(column, is_row, offset, length, reach, CAUSAL: tl.constexpr, HALF: tl.constexpr):
+    """Which (row, offset) stand for a pair whose score's gradient lies in the buffer.
+
+    Shape: column (rows, offsets), is_row (rows,), offset (offsets,).
+    """
+    is_pair = is_row[:, None] & (column >= 0) & (column < length)
+    if CAUSAL:
+        is_pair = is_pair & (offset >= 0)[None, :]
+    if HALF > 0:
+        is_pair = is_pair & (tl.abs(offset) < reach)[None, :]
+    return is_pair
+
+
+@triton.jit
+def slot_rows(slots, offset, reach):
+    """The rows of the relative table for some offsets."""
+    return tl.load(slots + tl.minimum(tl.maximum(offset, -reach), reach) + reach)
+
+
+@triton.jit
+def add_by_offset(
+    total,
+    buffer,
+    table,
+    slots,
+    row,
+    place,
+    is_row,
+    low_place,
+    high_place,
+    length,
+    head,
+    start,
+    reach,
+    BUFFER_COLUMNS,
+    TABLE_STRIDE,
+    WIDTH: tl.constexpr,
+    DIRECTION: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HALF: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """total + Σ_offset buffer[row, offset] · table[slot(offset)]: the gradient of states through the position scores.
+
+    Shape: total (rows, WIDTH), float32; row, place, is_row (rows,).
+    """
+    width = tl.arange(0, WIDTH)
+    last = length - 1
+    if HALF > 0:
+        last = tl.minimum(last, start + BUFFER_COLUMNS - 1)
+    least, greatest = offset_range(low_place, high_place, start, last, reach, DIRECTION, HALF)
+    for done in range(0, greatest - least + 1, CHUNK):
+        offset, column = offsets_and_columns(place, least, greatest, done, DIRECTION, CHUNK)
+        is_pair = near_mask(column, is_row, offset, length, reach, CAUSAL, HALF)
+        by_score = tl.load(buffer + row[:, None] * BUFFER_COLUMNS + (column - start), mask=is_pair, other=0.0)
+        slot = slot_rows(slots, offset, reach)
+        rows_of_table = tl.load(table + slot[:, None] * TABLE_STRIDE + head * WIDTH + width[None, :])
+        total += tl.dot(by_score, rows_of_table, input_precision="ieee")
+    return total

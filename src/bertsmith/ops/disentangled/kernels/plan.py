@@ -1,0 +1,78 @@
+"""How a call is cut: where states lie, what the buffers hold, and the tiles."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
+
+
+@dataclass(frozen=True)
+class Side:
+    """The queries or the keys, and how many columns, places of the other side, each of their sequences has.
+
+    Shape: states (rows, heads, width), the last two axes contiguous; first, length, column_length (batch,), int32;
+    places (rows,) or None for 0, 1, 2, … in each sequence.
+    """
+
+    states: Tensor
+    first: Tensor
+    length: Tensor
+    column_length: Tensor
+    longest: int
+    columns: int
+    """The most columns a sequence has."""
+    direction: int
+    """1 for queries, −1 for keys: offsets are query − key."""
+    places: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """What one number per pair is kept of: whole rows, or a band around the diagonal."""
+
+    columns: int
+    half: int
+    """Places before a block of 128 where its band begins; 0 for whole rows."""
+
+    @classmethod
+    def of(cls, columns: int, reach: int, *, is_dense: bool) -> "Buffer":
+        """Bands where they are narrower than the rows; `is_dense` rules them out."""
+        half = -(-(reach + 127) // 128) * 128
+        width = 2 * half + 128
+        whole = -(-columns // 128) * 128
+        return cls(whole, 0) if is_dense or whole <= width else cls(width, half)
+
+
+FORWARD: Tiles = {}
+FORWARD_DEFAULT = Tile(64, 64, warps=4, stages=2)
+KEYS: Tiles = {}
+KEYS_DEFAULT = Tile(64, 64, warps=4, stages=2)
+QUERIES: Tiles = {}
+QUERIES_DEFAULT = Tile(64, 64, warps=4, stages=2)
+POSITIONS: Tiles = {}
+POSITIONS_DEFAULT = Tile(64, 64, warps=4, stages=2)
+# rows are queries and columns keys, in all passes; of the position products, states and offsets
+
+
+def forward_tile(states: Tensor) -> Tile:
+    return _tile(FORWARD, FORWARD_DEFAULT, states)
+
+
+def keys_tile(states: Tensor) -> Tile:
+    return _tile(KEYS, KEYS_DEFAULT, states)
+
+
+def queries_tile(states: Tensor) -> Tile:
+    return _tile(QUERIES, QUERIES_DEFAULT, states)
+
+
+def positions_tile(states: Tensor) -> Tile:
+    return _tile(POSITIONS, POSITIONS_DEFAULT, states)
+
+
+def _tile(tuned: Tiles, default: Tile, states: Tensor) -> Tile:
+    if states.dtype == torch.float32:
+        default = Tile(32, 32, warps=4, stages=1)  # twice the bytes, and products without tensor cores
+    return tile(tuned, default, states.dtype, states.shape[-1])

@@ -1,0 +1,263 @@
+"""Products of states with the relative table, and the gradient of that table."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bertsmith.ops.disentangled.kernels.common import (
+    band_start,
+    near_mask,
+    offset_range,
+    offsets_and_columns,
+    slot_rows,
+)
+from bertsmith.ops.disentangled.kernels.plan import Buffer, Side, positions_tile
+
+
+@triton.jit
+def _products(
+    states,
+    table,
+    slots,
+    places,
+    first,
+    length,
+    column_length,
+    out,
+    factor,
+    reach,
+    STATE_STRIDE,
+    TABLE_STRIDE,
+    COLUMNS,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DIRECTION: tl.constexpr,
+    HAS_PLACES: tl.constexpr,
+    HALF: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    begin = block * ROWS
+    rows_here, columns_here = tl.load(length + sequence), tl.load(column_length + sequence)
+    if begin >= rows_here:
+        return
+    local = begin + tl.arange(0, ROWS)
+    is_row = local < rows_here
+    row = (tl.load(first + sequence) + local).to(tl.int64)
+    width = tl.arange(0, WIDTH)
+    tile = tl.load(
+        states + row[:, None] * STATE_STRIDE + head * WIDTH + width[None, :], mask=is_row[:, None], other=0.0
+    )
+    start = band_start(begin, HALF)
+    last = columns_here - 1
+    low, high, place = begin, begin + ROWS - 1, local
+    if HAS_PLACES:
+        place = tl.load(places + row, mask=is_row, other=0).to(tl.int32)
+        low, high = begin * 0, last
+    if HALF > 0:
+        last = tl.minimum(last, start + COLUMNS - 1)
+    # a band has clamped values too, so that tiles at its edge read what they need
+    least, greatest = offset_range(low, high, start, last, reach, DIRECTION, 0)
+    target = out + (row * HEADS + head)[:, None] * COLUMNS
+    for done in range(0, greatest - least + 1, CHUNK):
+        offset, column = offsets_and_columns(place, least, greatest, done, DIRECTION, CHUNK)
+        slot = slot_rows(slots, offset, reach)
+        rows_of_table = tl.load(table + slot[:, None] * TABLE_STRIDE + head * WIDTH + width[None, :])
+        product = tl.dot(tile, tl.trans(rows_of_table), input_precision="ieee") * factor
+        is_pair = is_row[:, None] & (column >= start) & (column <= last)
+        tl.store(target + (column - start), product.to(out.dtype.element_ty), mask=is_pair)
+
+
+@triton.jit
+def _table_partial(
+    buffer,
+    states,
+    places,
+    first,
+    length,
+    column_length,
+    partial,
+    least_offset,
+    offsets,
+    batch,
+    blocks,
+    reach,
+    STATE_STRIDE,
+    COLUMNS,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DIRECTION: tl.constexpr,
+    HAS_PLACES: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HALF: tl.constexpr,
+    SEQUENCE_SPLITS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    chunk, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    width = tl.arange(0, WIDTH)
+    low_offset = least_offset + chunk * CHUNK
+    high_offset = low_offset + CHUNK - 1
+    total = tl.zeros([CHUNK, WIDTH], tl.float32)
+    for sequence in range(split // BLOCK_SPLITS, batch, SEQUENCE_SPLITS):
+        rows_here, columns_here = tl.load(length + sequence), tl.load(column_length + sequence)
+        begin_row = tl.load(first + sequence)
+        # rows that have a column at one of these offsets
+        low_row, high_row = 0, rows_here
+        if not HAS_PLACES:
+            if DIRECTION > 0:
+                low_row = tl.maximum(0, low_offset)
+                high_row = tl.minimum(rows_here, columns_here + high_offset)
+            else:
+                low_row = tl.maximum(0, -high_offset)
+                high_row = tl.minimum(rows_here, columns_here - low_offset)
+        low_block = low_row // ROWS
+        # blocks go round among the splits
+        low_block += (split % BLOCK_SPLITS + BLOCK_SPLITS - low_block % BLOCK_SPLITS) % BLOCK_SPLITS
+        for block in range(low_block, tl.cdiv(high_row, ROWS), BLOCK_SPLITS):
+            begin = block * ROWS
+            local = begin + tl.arange(0, ROWS)
+            is_row = local < rows_here
+            row = (begin_row + local).to(tl.int64)
+            place = local
+            if HAS_PLACES:
+                place = tl.load(places + row, mask=is_row, other=0).to(tl.int32)
+            start = band_start(begin, HALF)
+            offset, column = offsets_and_columns(place, low_offset, high_offset, 0, DIRECTION, CHUNK)
+            is_pair = near_mask(column, is_row, offset, columns_here, reach, CAUSAL, HALF)
+            source = buffer + (row * HEADS + head)[:, None] * COLUMNS + (column - start)
+            by_score = tl.load(source, mask=is_pair, other=0.0)
+            where = states + row[:, None] * STATE_STRIDE + head * WIDTH + width[None, :]
+            tile = tl.load(where, mask=is_row[:, None], other=0.0)
+            total += tl.dot(tl.trans(by_score), tile, input_precision="ieee")
+    number = chunk * CHUNK + tl.arange(0, CHUNK)
+    if DIRECTION > 0:
+        number = chunk * CHUNK + CHUNK - 1 - tl.arange(0, CHUNK)
+    target = partial + ((split * HEADS + head) * offsets + number)[:, None] * WIDTH + width[None, :]
+    tl.store(target, total, mask=(number < offsets)[:, None])
+
+
+@triton.jit
+def _fold(
+    partial,
+    begins,
+    ends,
+    out,
+    offsets,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """The sum over the splits and over the offsets of each slot, in a fixed order."""
+    slot, head = tl.program_id(0), tl.program_id(1)
+    width, lane = tl.arange(0, WIDTH), tl.arange(0, LANES)
+    end = tl.load(ends + slot)
+    total = tl.zeros([WIDTH], tl.float32)
+    for begin in range(tl.load(begins + slot), end, LANES):
+        offset = begin + lane
+        for split in range(SPLITS):
+            source = partial + ((split * HEADS + head) * offsets + offset)[:, None] * WIDTH + width[None, :]
+            total += tl.sum(tl.load(source, mask=(offset < end)[:, None], other=0.0), 0)
+    tl.store(out + (slot * HEADS + head) * WIDTH + width, total)
+
+
+def products(side: Side, table: Tensor, slots: Tensor, buffer: Buffer, factor: float) -> Tensor:
+    """The states' products with the table's rows at every pair, times a factor: (rows, heads, columns).
+
+    Entries beyond a sequence and its band are not written.
+    """
+    rows, heads, width = side.states.shape
+    out = side.states.new_empty(rows, heads, buffer.columns)
+    tile = positions_tile(side.states)
+    _products[triton.cdiv(side.longest, tile.rows), heads, len(side.first)](
+        side.states,
+        table,
+        slots,
+        side.places,
+        side.first,
+        side.length,
+        side.column_length,
+        out,
+        factor,
+        slots.shape[0] // 2,
+        side.states.stride(0),
+        table.stride(0),
+        buffer.columns,
+        HEADS=heads,
+        WIDTH=width,
+        DIRECTION=side.direction,
+        HAS_PLACES=side.places is not None,
+        HALF=buffer.half,
+        ROWS=tile.rows,
+        CHUNK=tile.columns,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return out
+
+
+def table_gradient(
+    side: Side, by_score: Tensor, slots: Tensor, rows: int, buffer: Buffer, *, is_causal: bool
+) -> Tensor:
+    """The gradient of the table given that of the scores by pair, (rows, heads, width), float32.
+
+    Partial sums of a fixed choice of sequences and blocks are written apart and added in order: no atomic additions.
+    """
+    _, heads, width = side.states.shape
+    batch, reach, device = len(side.first), slots.shape[0] // 2, slots.device
+    tile = positions_tile(side.states)
+    blocks = triton.cdiv(side.longest, tile.rows)
+    # offsets query − key from the least to the greatest that a pair can have
+    queries, keys = (side.longest, side.columns) if side.direction > 0 else (side.columns, side.longest)
+    if side.places is not None:
+        queries = keys
+    least, greatest = 1 - keys, queries - 1
+    if buffer.half:
+        least, greatest = max(least, 1 - reach), min(greatest, reach - 1)
+    offsets = greatest - least + 1
+    chunks = triton.cdiv(offsets, tile.columns)
+    wanted = max(1, triton.cdiv(1024, chunks * heads))
+    sequence_splits = min(batch, wanted)
+    block_splits = max(1, min(blocks, triton.cdiv(wanted, sequence_splits)))
+    splits = sequence_splits * block_splits
+    partial = torch.empty(splits, heads, offsets, width, dtype=torch.float32, device=device)
+    _table_partial[chunks, heads, splits](
+        by_score,
+        side.states,
+        side.places,
+        side.first,
+        side.length,
+        side.column_length,
+        partial,
+        least,
+        offsets,
+        batch,
+        blocks,
+        reach,
+        side.states.stride(0),
+        buffer.columns,
+        HEADS=heads,
+        WIDTH=width,
+        DIRECTION=side.direction,
+        HAS_PLACES=side.places is not None,
+        CAUSAL=is_causal,
+        HALF=buffer.half,
+        SEQUENCE_SPLITS=sequence_splits,
+        BLOCK_SPLITS=block_splits,
+        ROWS=tile.rows,
+        CHUNK=tile.columns,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    # slots rise with the offset, so each has a run of offsets
+    offset = torch.arange(least, greatest + 1, device=device).clamp(-reach, reach)
+    slot_of_offset, slot = slots[offset + reach], torch.arange(rows, device=device)
+    begins = torch.searchsorted(slot_of_offset, slot, out_int32=True)
+    ends = torch.searchsorted(slot_of_offset, slot, right=True, out_int32=True)
+    out = torch.empty(rows, heads, width, dtype=torch.float32, device=device)
+    _fold[rows, heads](partial, begins, ends, out, offsets, HEADS=heads, WIDTH=width, SPLITS=splits, LANES=16)
+    return out

@@ -55,6 +55,7 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
         inputs.scale,
         inputs.dropout,
         inputs.is_causal,
+        inputs.layout.is_token is not None or inputs.key_layout.is_token is not None,
     )
     return as_laid(mixed, inputs.layout)
 
@@ -85,6 +86,7 @@ def _forward(
     scale: float,
     dropout: float,
     is_causal: bool,
+    has_pads: bool,
 ) -> tuple[Tensor, Tensor]:
     from bertsmith.ops.disentangled.kernels.call import Call
     from bertsmith.ops.disentangled.kernels.forward import forward
@@ -108,6 +110,7 @@ def _forward(
             scale,
             dropout,
             is_causal,
+            has_pads,
         )
     )
 
@@ -139,6 +142,7 @@ def _backward(
     scale: float,
     dropout: float,
     is_causal: bool,
+    has_pads: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from bertsmith.ops.disentangled.kernels.backward import backward
     from bertsmith.ops.disentangled.kernels.call import Call
@@ -161,6 +165,7 @@ def _backward(
         scale,
         dropout,
         is_causal,
+        has_pads,
     )
     return backward(call, upstream, mixed, log_mass)
 
@@ -194,7 +199,7 @@ def _differentiate(ctx, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...
     by_query, by_key, by_value, *by_tables = _backward(upstream.contiguous(), mixed, log_mass, *tensors, *ctx.numbers)
     given = (tensors[3], tensors[4])
     by_tables = [None if table is None else found for table, found in zip(given, by_tables, strict=True)]
-    return by_query, by_key, by_value, *by_tables, *[None] * 12
+    return by_query, by_key, by_value, *by_tables, *[None] * 13
 
 
 _forward.register_autograd(_differentiate, setup_context=_set_up)

@@ -34,16 +34,17 @@ def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor) -> G
     by_query, by_key, far_query, far_key = call.position_scores()
     # the buffers take the gradient in place, except where queries leave columns of keys without one
     pairs_by_key = by_key if by_key is None or call.places is None else torch.zeros_like(by_key)
-    by_far_query, by_far_key = (None if far is None else torch.zeros_like(far) for far in (far_query, far_key))
-    by_queries, by_keys, by_values = (states.new_zeros(states.shape) for states in (call.query, call.key, call.value))
+    by_queries, by_keys, by_values = (call.fresh(states) for states in (call.query, call.key, call.value))
+    tile, chunk = keys_tile(call.query), positions_tile(call.query).columns
+    query_ends = _ends(call, far_query, call.longest, queries_tile(call.query).rows)
+    key_ends = _ends(call, far_key, call.key_longest, tile.columns)
     same = (call.query, call.key, call.value, upstream, log_mass, agreement)
     numbers = (*call.numbers, call.scale, *call.strides)
-    tile, chunk = keys_tile(call.query), positions_tile(call.query).columns
     backward_keys[triton.cdiv(call.key_longest, tile.columns), heads, len(call.first)](
         *same,
         by_keys,
         by_values,
-        by_far_key,
+        key_ends,
         by_query,
         pairs_by_key,
         by_query,
@@ -67,7 +68,7 @@ def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor) -> G
     backward_queries[triton.cdiv(call.longest, tile.rows), heads, len(call.first)](
         *same,
         by_queries,
-        by_far_query,
+        query_ends,
         by_query,
         pairs_by_key,
         far_query,
@@ -85,34 +86,29 @@ def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor) -> G
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    by_position_key = _by_table(
-        call, call.query_side, call.position_key, by_query, by_queries, by_far_query, call.query_buffer
-    )
-    by_position_query = _by_table(
-        call, call.key_side, call.position_query, pairs_by_key, by_keys, by_far_key, call.key_buffer
-    )
+    by_position_key = _by_table(call, call.query_side, call.position_key, by_query, query_ends, call.query_buffer)
+    by_position_query = _by_table(call, call.key_side, call.position_query, pairs_by_key, key_ends, call.key_buffer)
     return by_queries, by_keys, by_values, by_position_key, by_position_query
 
 
+def _ends(call: Call, far: Tensor | None, longest: int, rows: int) -> Tensor | None:
+    """Room for every tile's part of the gradient of the table's ends: (tiles, heads, 2, width)."""
+    if far is None:
+        return None
+    _, heads, width = call.query.shape
+    return far.new_zeros(len(call.first) * triton.cdiv(longest, rows), heads, 2, width)
+
+
 def _by_table(
-    call: Call,
-    side: Side,
-    table: Tensor | None,
-    by_pair: Tensor | None,
-    by_states: Tensor,
-    by_far: Tensor | None,
-    buffer: Buffer,
+    call: Call, side: Side, table: Tensor | None, by_pair: Tensor | None, ends: Tensor | None, buffer: Buffer
 ) -> Tensor:
-    """The gradient of one table; what came through far pairs is added here to it, and to that of the states."""
+    """The gradient of one table."""
     if table is None:
         return side.states.new_empty(0)
     assert by_pair is not None
     assert call.slots is not None
     found = table_gradient(side, by_pair, call.slots, table.shape[0], buffer, is_causal=call.is_causal)
-    if by_far is not None:
-        by_far = by_far.to(by_states.dtype)
-        by_states += torch.einsum("thr,rhd->thd", by_far, call.ends(table))
-        far = torch.einsum("thr,thd->rhd", by_far, side.states).float()
-        ahead, behind = call.slots[:1], call.slots[-1:]
-        found = found.index_put((ahead,), found[ahead] + far[:1]).index_put((behind,), found[behind] + far[1:])
+    if ends is not None:
+        for end, slot in ((0, call.slots[:1]), (1, call.slots[-1:])):
+            found = found.index_put((slot,), found[slot] + ends[:, :, end].sum(0))
     return found.to(table.dtype)

@@ -3,8 +3,104 @@
 import triton
 import triton.language as tl
 
-from bertsmith.ops.disentangled.kernels.common import add_by_offset, band_start, position_bias
+from bertsmith.ops.disentangled.kernels.common import add_by_offset, add_ends, band_start, position_bias, store_ends
 from bertsmith.ops.disentangled.kernels.score_gradient import score_gradient
+
+
+@triton.jit
+def _over_queries(
+    by_keys,
+    by_values,
+    ahead,
+    behind,
+    query,
+    keys,
+    values,
+    upstream,
+    log_mass_of,
+    agreement_of,
+    gradient_by_query,
+    gradient_by_key,
+    by_query,
+    by_key,
+    far_query,
+    far_key,
+    places,
+    key_place,
+    is_key,
+    key_start,
+    queries_here,
+    low,
+    high,
+    stream,
+    seed,
+    factor,
+    rate,
+    reach,
+    scale,
+    QUERY_STRIDE,
+    QUERY_COLUMNS,
+    KEY_COLUMNS,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_QUERY: tl.constexpr,
+    HAS_KEY: tl.constexpr,
+    HAS_PLACES: tl.constexpr,
+    HALF: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    DROPS: tl.constexpr,
+    SIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One key tile over the queries from `low` to `high`, whole tiles; the pointers are those of sequence and head."""
+    width = tl.arange(0, WIDTH)
+    for begin in range(low, high, ROWS):
+        begin = tl.multiple_of(begin, ROWS)
+        local = begin + tl.arange(0, ROWS)
+        is_query = local < queries_here
+        place = local
+        if HAS_PLACES:
+            place = tl.load(places + local, mask=is_query, other=0).to(tl.int32)
+        where = local[:, None] * QUERY_STRIDE + width[None, :]
+        queries = tl.load(query + where, mask=is_query[:, None], other=0.0)
+        upstream_where = local[:, None] * (HEADS * WIDTH) + width[None, :]
+        pulled = tl.load(upstream + upstream_where, mask=is_query[:, None], other=0.0)
+        log_mass = tl.load(log_mass_of + local * HEADS, mask=is_query, other=0.0)
+        agreement = tl.load(agreement_of + local * HEADS, mask=is_query, other=0.0)
+        query_start = band_start(begin, HALF)
+        bias = position_bias(
+            by_query, by_key, far_query, far_key, local, key_place, place, key_place, is_query, is_key, query_start,
+            key_start, QUERY_COLUMNS, KEY_COLUMNS, HEADS, HAS_QUERY, HAS_KEY, SIDE, ROWS, COLUMNS,
+        )  # fmt: skip
+        shares, by_score = score_gradient(
+            queries, keys, values, pulled, bias, log_mass, agreement, place, local, key_place, is_query, is_key, seed,
+            stream, factor, rate, CAUSAL, DROPS,
+        )  # fmt: skip
+        by_values += tl.dot(tl.trans(shares.to(pulled.dtype)), pulled, input_precision="ieee")
+        by_score = by_score * scale
+        rounded = by_score.to(queries.dtype)
+        by_keys += tl.dot(tl.trans(rounded), queries, input_precision="ieee")
+        if SIDE == 0:
+            ahead += tl.sum(by_score, 0)
+        if SIDE == 1:
+            behind += tl.sum(by_score, 0)
+        if SIDE < 0:
+            if HALF > 0:
+                offset = place[:, None] - key_place[None, :]
+                ahead += tl.sum(tl.where(offset <= -reach, by_score, 0.0), 0)
+                behind += tl.sum(tl.where(offset >= reach, by_score, 0.0), 0)
+            if HAS_QUERY:
+                # columns are whole tiles wide, and what stands beyond the keys is never read
+                target = local[:, None] * (HEADS * QUERY_COLUMNS) + (key_place - query_start)[None, :]
+                tl.store(gradient_by_query + target, rounded, mask=is_query[:, None])
+            if HAS_KEY:
+                target = key_place[:, None] * (HEADS * KEY_COLUMNS) + (place - key_start)[None, :]
+                is_pair = is_key[:, None]
+                if HAS_PLACES:
+                    is_pair = is_pair & is_query[None, :]
+                tl.store(gradient_by_key + target, tl.trans(rounded), mask=is_pair)
+    return by_keys, by_values, ahead, behind
 
 
 @triton.jit
@@ -13,11 +109,11 @@ def backward_keys(
     key,
     value,
     upstream,
-    log_mass_of,
-    agreement_of,
+    log_mass,
+    agreement,
     by_key_out,
     by_value_out,
-    far_key_out,
+    by_ends_out,
     gradient_by_query,
     gradient_by_key,
     by_query,
@@ -28,7 +124,7 @@ def backward_keys(
     first,
     length,
     key_first,
-    key_length_of,
+    key_length,
     seed_of,
     table,
     slots,
@@ -55,115 +151,84 @@ def backward_keys(
     CHUNK: tl.constexpr,
 ):
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    key_start = block * COLUMNS
-    queries_here, keys_here = tl.load(length + sequence), tl.load(key_length_of + sequence)
-    if key_start >= keys_here:
+    begin = block * COLUMNS
+    queries_here, keys_here = tl.load(length + sequence), tl.load(key_length + sequence)
+    if begin >= keys_here:
         return
+    row, key_row = tl.load(first + sequence).to(tl.int64), tl.load(key_first + sequence).to(tl.int64)
+    query += row * QUERY_STRIDE + head * WIDTH
+    upstream += (row * HEADS + head) * WIDTH
+    log_mass += row * HEADS + head
+    agreement += row * HEADS + head
+    if HAS_PLACES:
+        places += row
+    if HAS_QUERY:
+        by_query += (row * HEADS + head) * QUERY_COLUMNS
+        gradient_by_query += (row * HEADS + head) * QUERY_COLUMNS
+    if HAS_KEY:
+        by_key += (key_row * HEADS + head) * KEY_COLUMNS
+        gradient_by_key += (key_row * HEADS + head) * KEY_COLUMNS
+    if HALF > 0:
+        if HAS_QUERY:
+            far_query += (row * HEADS + head) * 2
+        if HAS_KEY:
+            far_key += (key_row * HEADS + head) * 2
     width = tl.arange(0, WIDTH)
-    key_place = key_start + tl.arange(0, COLUMNS)
+    key_place = begin + tl.arange(0, COLUMNS)
     is_key = key_place < keys_here
-    key_row = (tl.load(key_first + sequence) + key_place).to(tl.int64)
-    keys = tl.load(key + key_row[:, None] * KEY_STRIDE + head * WIDTH + width[None, :], mask=is_key[:, None], other=0.0)
-    values = tl.load(
-        value + key_row[:, None] * VALUE_STRIDE + head * WIDTH + width[None, :], mask=is_key[:, None], other=0.0
-    )
-    key_band = band_start(key_start, HALF)
+    key += key_row * KEY_STRIDE + head * WIDTH
+    keys = tl.load(key + key_place[:, None] * KEY_STRIDE + width[None, :], mask=is_key[:, None], other=0.0)
+    value += key_row * VALUE_STRIDE + head * WIDTH
+    values = tl.load(value + key_place[:, None] * VALUE_STRIDE + width[None, :], mask=is_key[:, None], other=0.0)
+    start = band_start(begin, HALF)
     seed = 0
     if DROPS:
         seed = tl.load(seed_of)
     stream = sequence * HEADS + head
-    query_first = tl.load(first + sequence)
     by_keys = tl.zeros([COLUMNS, WIDTH], tl.float32)
     by_values = tl.zeros([COLUMNS, WIDTH], tl.float32)
     ahead = tl.zeros([COLUMNS], tl.float32)
     behind = tl.zeros([COLUMNS], tl.float32)
     low = 0
     if CAUSAL and not HAS_PLACES:
-        low = key_start // ROWS * ROWS
+        low = begin // ROWS * ROWS
     near_low, near_high = low, queries_here
     if HALF > 0:
-        near_low = tl.maximum(low, tl.cdiv(tl.maximum(key_start - reach - ROWS + 2, 0), ROWS) * ROWS)
-        near_high = tl.minimum(queries_here, tl.cdiv(key_start + COLUMNS - 1 + reach, ROWS) * ROWS)
-    for begin in range(low, queries_here, ROWS):
-        begin = tl.multiple_of(begin, ROWS)
-        local = begin + tl.arange(0, ROWS)
-        is_query = local < queries_here
-        row = (query_first + local).to(tl.int64)
-        place = local
-        if HAS_PLACES:
-            place = tl.load(places + row, mask=is_query, other=0).to(tl.int32)
-        where = row[:, None] * QUERY_STRIDE + head * WIDTH + width[None, :]
-        queries = tl.load(query + where, mask=is_query[:, None], other=0.0)
-        states = (row * HEADS + head)[:, None] * WIDTH + width[None, :]
-        pulled = tl.load(upstream + states, mask=is_query[:, None], other=0.0)
-        log_mass = tl.load(log_mass_of + row * HEADS + head, mask=is_query, other=0.0)
-        agreement = tl.load(agreement_of + row * HEADS + head, mask=is_query, other=0.0)
-        query_band = band_start(begin, HALF)
-        if HALF > 0:
-            is_near = (begin >= near_low) & (begin < near_high)
-            if is_near:
-                bias = position_bias(
-                    by_query, by_key, far_query, far_key, row * HEADS + head, key_row * HEADS + head, place, key_place,
-                    is_query, is_key, query_band, key_band, QUERY_COLUMNS, KEY_COLUMNS, HAS_QUERY, HAS_KEY, -1, ROWS,
-                    COLUMNS,
-                )  # fmt: skip
-            else:
-                if begin < near_low:
-                    bias = position_bias(
-                        by_query, by_key, far_query, far_key, row * HEADS + head, key_row * HEADS + head, place,
-                        key_place, is_query, is_key, query_band, key_band, QUERY_COLUMNS, KEY_COLUMNS, HAS_QUERY,
-                        HAS_KEY, 0, ROWS, COLUMNS,
-                    )  # fmt: skip
-                else:
-                    bias = position_bias(
-                        by_query, by_key, far_query, far_key, row * HEADS + head, key_row * HEADS + head, place,
-                        key_place, is_query, is_key, query_band, key_band, QUERY_COLUMNS, KEY_COLUMNS, HAS_QUERY,
-                        HAS_KEY, 1, ROWS, COLUMNS,
-                    )  # fmt: skip
-        else:
-            bias = position_bias(
-                by_query, by_key, far_query, far_key, row * HEADS + head, key_row * HEADS + head, place, key_place,
-                is_query, is_key, query_band, key_band, QUERY_COLUMNS, KEY_COLUMNS, HAS_QUERY, HAS_KEY, -1, ROWS,
-                COLUMNS,
-            )  # fmt: skip
-        shares, by_score = score_gradient(
-            queries, keys, values, pulled, bias, log_mass, agreement, place, local, key_place, is_query, is_key, seed,
-            stream, factor, rate, CAUSAL, DROPS,
+        near_low = tl.maximum(low, tl.cdiv(tl.maximum(begin - reach - ROWS + 2, 0), ROWS) * ROWS)
+        near_high = tl.minimum(queries_here, tl.cdiv(begin + COLUMNS - 1 + reach, ROWS) * ROWS)
+        by_keys, by_values, ahead, behind = _over_queries(
+            by_keys, by_values, ahead, behind, query, keys, values, upstream, log_mass, agreement, gradient_by_query,
+            gradient_by_key, by_query, by_key, far_query, far_key, places, key_place, is_key, start, queries_here, low,
+            near_low, stream, seed, factor, rate, reach, scale, QUERY_STRIDE, QUERY_COLUMNS, KEY_COLUMNS, HEADS, WIDTH,
+            HAS_QUERY, HAS_KEY, HAS_PLACES, HALF, CAUSAL, DROPS, 0, ROWS, COLUMNS,
         )  # fmt: skip
-        by_values += tl.dot(tl.trans(shares.to(pulled.dtype)), pulled, input_precision="ieee")
-        by_score = by_score * scale
-        rounded = by_score.to(queries.dtype)
-        by_keys += tl.dot(tl.trans(rounded), queries, input_precision="ieee")
-        if HALF > 0:
-            offset = place[:, None] - key_place[None, :]
-            ahead += tl.sum(tl.where(offset <= -reach, by_score, 0.0), 0)
-            behind += tl.sum(tl.where(offset >= reach, by_score, 0.0), 0)
-            is_stored = is_near
-        else:
-            is_stored = True
-        if HAS_QUERY:
-            # columns are whole tiles wide, and what stands beyond the keys is never read
-            target = (row * HEADS + head)[:, None] * QUERY_COLUMNS + (key_place - query_band)[None, :]
-            tl.store(gradient_by_query + target, rounded, mask=is_query[:, None] & is_stored)
-        if HAS_KEY:
-            target = (key_row * HEADS + head)[:, None] * KEY_COLUMNS + (place - key_band)[None, :]
-            is_row = is_key[:, None] & is_stored
-            if HAS_PLACES:
-                is_row = is_row & is_query[None, :]
-            tl.store(gradient_by_key + target, tl.trans(rounded), mask=is_row)
+    by_keys, by_values, ahead, behind = _over_queries(
+        by_keys, by_values, ahead, behind, query, keys, values, upstream, log_mass, agreement, gradient_by_query,
+        gradient_by_key, by_query, by_key, far_query, far_key, places, key_place, is_key, start, queries_here, near_low,
+        near_high, stream, seed, factor, rate, reach, scale, QUERY_STRIDE, QUERY_COLUMNS, KEY_COLUMNS, HEADS, WIDTH,
+        HAS_QUERY, HAS_KEY, HAS_PLACES, HALF, CAUSAL, DROPS, -1, ROWS, COLUMNS,
+    )  # fmt: skip
+    if HALF > 0:
+        by_keys, by_values, ahead, behind = _over_queries(
+            by_keys, by_values, ahead, behind, query, keys, values, upstream, log_mass, agreement, gradient_by_query,
+            gradient_by_key, by_query, by_key, far_query, far_key, places, key_place, is_key, start, queries_here,
+            near_high, queries_here, stream, seed, factor, rate, reach, scale, QUERY_STRIDE, QUERY_COLUMNS, KEY_COLUMNS,
+            HEADS, WIDTH, HAS_QUERY, HAS_KEY, HAS_PLACES, HALF, CAUSAL, DROPS, 1, ROWS, COLUMNS,
+        )  # fmt: skip
     if HAS_KEY:
         tl.debug_barrier()  # what this program has written to its own rows is read again
         columns_here = queries_here
         if HAS_PLACES:
             columns_here = keys_here
+        table += head * WIDTH
         by_keys = add_by_offset(
-            by_keys, gradient_by_key, table, slots, key_row * HEADS + head, key_place, is_key, key_start,
-            key_start + COLUMNS - 1, columns_here, head, key_band, reach, KEY_COLUMNS, TABLE_STRIDE, WIDTH, -1, CAUSAL,
-            HALF, CHUNK,
+            by_keys, gradient_by_key, table, slots, key_place, key_place, is_key, begin, begin + COLUMNS - 1,
+            columns_here, start, reach, KEY_COLUMNS, TABLE_STRIDE, HEADS, WIDTH, -1, CAUSAL, HALF, CHUNK,
         )  # fmt: skip
         if HALF > 0:
-            tl.store(far_key_out + (key_row * HEADS + head) * 2, ahead, mask=is_key)
-            tl.store(far_key_out + (key_row * HEADS + head) * 2 + 1, behind, mask=is_key)
-    target = (key_row * HEADS + head)[:, None] * WIDTH + width[None, :]
+            by_keys = add_ends(by_keys, table, slots, ahead, behind, reach, TABLE_STRIDE, WIDTH)
+            out = by_ends_out + ((sequence * tl.num_programs(0) + block) * HEADS + head) * (2 * WIDTH)
+            store_ends(out, keys, ahead, behind, WIDTH)
+    target = (key_row * HEADS + head) * WIDTH + key_place[:, None] * (HEADS * WIDTH) + width[None, :]
     tl.store(by_key_out + target, by_keys.to(by_key_out.dtype.element_ty), mask=is_key[:, None])
     tl.store(by_value_out + target, by_values.to(by_value_out.dtype.element_ty), mask=is_key[:, None])

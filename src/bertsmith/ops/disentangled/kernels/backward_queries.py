@@ -3,8 +3,66 @@
 import triton
 import triton.language as tl
 
-from bertsmith.ops.disentangled.kernels.common import add_by_offset, band_start, position_bias
+from bertsmith.ops.disentangled.kernels.common import add_by_offset, add_ends, band_start, position_bias, store_ends
 from bertsmith.ops.disentangled.kernels.score_gradient import score_gradient
+
+
+@triton.jit
+def _over_far_keys(
+    total,
+    far,
+    queries,
+    key,
+    value,
+    pulled,
+    log_mass,
+    agreement,
+    far_query,
+    far_key,
+    local,
+    place,
+    is_query,
+    keys_here,
+    low,
+    high,
+    stream,
+    seed,
+    factor,
+    rate,
+    scale,
+    KEY_STRIDE,
+    VALUE_STRIDE,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_QUERY: tl.constexpr,
+    HAS_KEY: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    DROPS: tl.constexpr,
+    SIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One query tile over keys whose scores' gradients lie in no buffer, and the sums of these gradients."""
+    width = tl.arange(0, WIDTH)
+    for begin in range(low, high, COLUMNS):
+        key_place = begin + tl.arange(0, COLUMNS)
+        is_key = key_place < keys_here
+        where = key_place[:, None] * KEY_STRIDE + width[None, :]
+        keys = tl.load(key + where, mask=is_key[:, None], other=0.0)
+        value_where = key_place[:, None] * VALUE_STRIDE + width[None, :]
+        values = tl.load(value + value_where, mask=is_key[:, None], other=0.0)
+        bias = position_bias(
+            far_query, far_key, far_query, far_key, local, key_place, place, key_place, is_query, is_key, 0, 0, 0, 0,
+            HEADS, HAS_QUERY, HAS_KEY, SIDE, ROWS, COLUMNS,
+        )  # fmt: skip
+        _, by_score = score_gradient(
+            queries, keys, values, pulled, bias, log_mass, agreement, place, local, key_place, is_query, is_key, seed,
+            stream, factor, rate, CAUSAL, DROPS,
+        )  # fmt: skip
+        by_score = by_score * scale
+        total += tl.dot(by_score.to(keys.dtype), keys, input_precision="ieee")
+        far += tl.sum(by_score, 1)
+    return total, far
 
 
 @triton.jit
@@ -16,7 +74,7 @@ def backward_queries(
     log_mass_of,
     agreement_of,
     by_query_out,
-    far_query_out,
+    by_ends_out,
     gradient_by_query,
     gradient_by_key,
     far_query,
@@ -25,7 +83,7 @@ def backward_queries(
     first,
     length,
     key_first,
-    key_length_of,
+    key_length,
     seed_of,
     table,
     slots,
@@ -53,18 +111,23 @@ def backward_queries(
 ):
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin = block * ROWS
-    queries_here, keys_here = tl.load(length + sequence), tl.load(key_length_of + sequence)
+    queries_here, keys_here = tl.load(length + sequence), tl.load(key_length + sequence)
     if begin >= queries_here:
         return
+    row, key_row = tl.load(first + sequence).to(tl.int64), tl.load(key_first + sequence).to(tl.int64)
+    key += key_row * KEY_STRIDE + head * WIDTH
+    value += key_row * VALUE_STRIDE + head * WIDTH
+    if HAS_QUERY:
+        gradient_by_query += (row * HEADS + head) * QUERY_COLUMNS
+    if HAS_KEY:
+        gradient_by_key += (key_row * HEADS + head) * KEY_COLUMNS
     width = tl.arange(0, WIDTH)
     local = begin + tl.arange(0, ROWS)
     is_query = local < queries_here
-    row = (tl.load(first + sequence) + local).to(tl.int64)
     place = local
     if HAS_PLACES:
-        place = tl.load(places + row, mask=is_query, other=0).to(tl.int32)
-    key_begin = tl.load(key_first + sequence)
-    band = band_start(begin, HALF)
+        place = tl.load(places + row + local, mask=is_query, other=0).to(tl.int32)
+    start = band_start(begin, HALF)
     total = tl.zeros([ROWS, WIDTH], tl.float32)
     ahead = tl.zeros([ROWS], tl.float32)
     behind = tl.zeros([ROWS], tl.float32)
@@ -76,19 +139,18 @@ def backward_queries(
         near_low = tl.cdiv(tl.maximum(begin - reach - COLUMNS + 2, 0), COLUMNS) * COLUMNS
         near_high = tl.minimum(end, tl.cdiv(begin + ROWS - 1 + reach, COLUMNS) * COLUMNS)
     if HAS_QUERY or HAS_KEY:
-        for start in range(near_low, near_high, COLUMNS):
-            start = tl.multiple_of(start, COLUMNS)
-            key_place = start + tl.arange(0, COLUMNS)
+        for key_begin in range(near_low, near_high, COLUMNS):
+            key_begin = tl.multiple_of(key_begin, COLUMNS)
+            key_place = key_begin + tl.arange(0, COLUMNS)
             is_key = key_place < keys_here
-            key_row = (key_begin + key_place).to(tl.int64)
-            where = key_row[:, None] * KEY_STRIDE + head * WIDTH + width[None, :]
+            where = key_place[:, None] * KEY_STRIDE + width[None, :]
             keys = tl.load(key + where, mask=is_key[:, None], other=0.0)
             if HAS_QUERY:
-                source = (row * HEADS + head)[:, None] * QUERY_COLUMNS + (key_place - band)[None, :]
+                source = local[:, None] * (HEADS * QUERY_COLUMNS) + (key_place - start)[None, :]
                 by_score = tl.load(gradient_by_query + source, mask=is_query[:, None], other=0.0)
             else:
-                columns = (place - band_start(start, HALF))[None, :]
-                source = (key_row * HEADS + head)[:, None] * KEY_COLUMNS + columns
+                columns = (place - band_start(key_begin, HALF))[None, :]
+                source = key_place[:, None] * (HEADS * KEY_COLUMNS) + columns
                 by_score = tl.trans(tl.load(gradient_by_key + source, mask=is_key[:, None], other=0.0))
             is_seen = is_query[:, None] & is_key[None, :]
             if CAUSAL:
@@ -100,57 +162,46 @@ def backward_queries(
                 ahead += tl.sum(tl.where(offset <= -reach, by_score, 0.0).to(tl.float32), 1)
                 behind += tl.sum(tl.where(offset >= reach, by_score, 0.0).to(tl.float32), 1)
     if HALF > 0 or not (HAS_QUERY or HAS_KEY):
-        query_where = row[:, None] * QUERY_STRIDE + head * WIDTH + width[None, :]
-        queries = tl.load(query + query_where, mask=is_query[:, None], other=0.0)
-        states = (row * HEADS + head)[:, None] * WIDTH + width[None, :]
-        pulled = tl.load(upstream + states, mask=is_query[:, None], other=0.0)
-        log_mass = tl.load(log_mass_of + row * HEADS + head, mask=is_query, other=0.0)
-        agreement = tl.load(agreement_of + row * HEADS + head, mask=is_query, other=0.0)
+        query += row * QUERY_STRIDE + head * WIDTH
+        queries = tl.load(query + local[:, None] * QUERY_STRIDE + width[None, :], mask=is_query[:, None], other=0.0)
+        upstream += (row * HEADS + head) * WIDTH
+        pulled = tl.load(
+            upstream + local[:, None] * (HEADS * WIDTH) + width[None, :], mask=is_query[:, None], other=0.0
+        )
+        log_mass = tl.load(log_mass_of + row * HEADS + head + local * HEADS, mask=is_query, other=0.0)
+        agreement = tl.load(agreement_of + row * HEADS + head + local * HEADS, mask=is_query, other=0.0)
         seed = 0
         if DROPS:
             seed = tl.load(seed_of)
-        for part in tl.static_range(2):
-            if HALF > 0:
-                low, high = 0, near_low
-                if part == 0:
-                    low, high = near_high, end
-            else:
-                low, high = 0, end
-                if part == 0:
-                    low, high = 0, 0
-            for start in range(low, high, COLUMNS):
-                key_place = start + tl.arange(0, COLUMNS)
-                is_key = key_place < keys_here
-                key_row = (key_begin + key_place).to(tl.int64)
-                where = key_row[:, None] * KEY_STRIDE + head * WIDTH + width[None, :]
-                keys = tl.load(key + where, mask=is_key[:, None], other=0.0)
-                value_where = key_row[:, None] * VALUE_STRIDE + head * WIDTH + width[None, :]
-                values = tl.load(value + value_where, mask=is_key[:, None], other=0.0)
-                bias = position_bias(
-                    far_query, far_key, far_query, far_key, row * HEADS + head, key_row * HEADS + head, place, key_place,
-                    is_query, is_key, 0, 0, QUERY_COLUMNS, KEY_COLUMNS, HAS_QUERY, HAS_KEY, part, ROWS, COLUMNS,
-                )  # fmt: skip
-                _, by_score = score_gradient(
-                    queries, keys, values, pulled, bias, log_mass, agreement, place, local, key_place, is_query, is_key,
-                    seed, sequence * HEADS + head, factor, rate, CAUSAL, DROPS,
-                )  # fmt: skip
-                by_score = by_score * scale
-                total += tl.dot(by_score.to(keys.dtype), keys, input_precision="ieee")
-                if HALF > 0:
-                    if part == 0:
-                        ahead += tl.sum(by_score, 1)
-                    else:
-                        behind += tl.sum(by_score, 1)
+        stream = sequence * HEADS + head
+        if HAS_QUERY or HAS_KEY:
+            if HAS_QUERY:
+                far_query += (row * HEADS + head) * 2
+            if HAS_KEY:
+                far_key += (key_row * HEADS + head) * 2
+            total, behind = _over_far_keys(
+                total, behind, queries, key, value, pulled, log_mass, agreement, far_query, far_key, local, place,
+                is_query, keys_here, 0, near_low, stream, seed, factor, rate, scale, KEY_STRIDE, VALUE_STRIDE, HEADS,
+                WIDTH, HAS_QUERY, HAS_KEY, CAUSAL, DROPS, 1, ROWS, COLUMNS,
+            )  # fmt: skip
+            near_low = near_high
+        total, ahead = _over_far_keys(
+            total, ahead, queries, key, value, pulled, log_mass, agreement, far_query, far_key, local, place, is_query,
+            keys_here, near_low, end, stream, seed, factor, rate, scale, KEY_STRIDE, VALUE_STRIDE, HEADS, WIDTH,
+            HAS_QUERY, HAS_KEY, CAUSAL, DROPS, 0, ROWS, COLUMNS,
+        )  # fmt: skip
     if HAS_QUERY:
         low_place, high_place = begin, begin + ROWS - 1
         if HAS_PLACES:
             low_place, high_place = begin * 0, keys_here - 1
+        table += head * WIDTH
         total = add_by_offset(
-            total, gradient_by_query, table, slots, row * HEADS + head, place, is_query, low_place, high_place,
-            keys_here, head, band, reach, QUERY_COLUMNS, TABLE_STRIDE, WIDTH, 1, CAUSAL, HALF, CHUNK,
+            total, gradient_by_query, table, slots, local, place, is_query, low_place, high_place, keys_here, start,
+            reach, QUERY_COLUMNS, TABLE_STRIDE, HEADS, WIDTH, 1, CAUSAL, HALF, CHUNK,
         )  # fmt: skip
         if HALF > 0:
-            tl.store(far_query_out + (row * HEADS + head) * 2, ahead, mask=is_query)
-            tl.store(far_query_out + (row * HEADS + head) * 2 + 1, behind, mask=is_query)
-    target = (row * HEADS + head)[:, None] * WIDTH + width[None, :]
+            total = add_ends(total, table, slots, ahead, behind, reach, TABLE_STRIDE, WIDTH)
+            out = by_ends_out + ((sequence * tl.num_programs(0) + block) * HEADS + head) * (2 * WIDTH)
+            store_ends(out, queries, ahead, behind, WIDTH)
+    target = (row * HEADS + head) * WIDTH + local[:, None] * (HEADS * WIDTH) + width[None, :]
     tl.store(by_query_out + target, total.to(by_query_out.dtype.element_ty), mask=is_query[:, None])

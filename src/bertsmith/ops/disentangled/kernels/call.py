@@ -39,6 +39,11 @@ class Call:
     scale: float
     dropout: float
     is_causal: bool
+    has_pads: bool
+
+    def fresh(self, like: Tensor) -> Tensor:
+        """Room for a result by row; zeros where some rows are nobody's and no kernel writes them."""
+        return like.new_zeros(like.shape) if self.has_pads else like.new_empty(like.shape)
 
     @property
     def reach(self) -> int:

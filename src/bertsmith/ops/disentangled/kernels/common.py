@@ -3,16 +3,13 @@
 import triton
 import triton.language as tl
 
-AHEAD, BEHIND = 0, 1
-"""The columns of what is far: keys ahead of the query by the reach or more, and behind it."""
-
 
 @triton.jit
 def band_start(place, HALF: tl.constexpr):
-    """The first column a buffer holds for rows of this block of 128 places; HALF is 0 where it holds all."""
+    """The first column a buffer holds for rows of this block of 64 places (plan.EDGE); HALF is 0 where it holds all."""
     if HALF == 0:
         return 0
-    return tl.multiple_of(tl.maximum(place // 128 * 128 - HALF, 0), 128)
+    return tl.multiple_of(tl.maximum(place // 64 * 64 - HALF, 0), 64)
 
 
 @triton.jit
@@ -21,8 +18,8 @@ def position_bias(
     by_key,
     far_query,
     far_key,
-    query_row,
-    key_row,
+    query_index,
+    key_index,
     query_place,
     key_place,
     is_query,
@@ -31,6 +28,7 @@ def position_bias(
     key_start,
     QUERY_COLUMNS,
     KEY_COLUMNS,
+    HEADS: tl.constexpr,
     HAS_QUERY: tl.constexpr,
     HAS_KEY: tl.constexpr,
     SIDE: tl.constexpr,
@@ -39,22 +37,22 @@ def position_bias(
 ):
     """What positions add to the scores of a tile, (ROWS, COLUMNS), float32, undefined beyond the sequences.
 
-    SIDE is −1 for a tile of the buffers, else AHEAD or BEHIND. `query_row` and `key_row` are rows times heads plus the
-    head. Columns beyond the sequence are read unmasked (buffers are whole tiles wide), so that loads stay wide.
+    The pointers are those of the sequence and head. SIDE is −1 for a tile of the buffers, 0 for keys far ahead, 1 for
+    keys far behind. Columns beyond the sequence are read unmasked (buffers are whole tiles wide): loads stay wide.
     """
     bias = tl.zeros([ROWS, COLUMNS], tl.float32)
     if HAS_QUERY:
         if SIDE < 0:
-            offsets = query_row[:, None] * QUERY_COLUMNS + (key_place - query_start)[None, :]
-            bias += tl.load(by_query + offsets, mask=is_query[:, None], other=0.0).to(tl.float32)
+            where = query_index[:, None] * (HEADS * QUERY_COLUMNS) + (key_place - query_start)[None, :]
+            bias += tl.load(by_query + where, mask=is_query[:, None], other=0.0).to(tl.float32)
         else:
-            bias += tl.load(far_query + query_row * 2 + SIDE, mask=is_query, other=0.0)[:, None]
+            bias += tl.load(far_query + query_index * (HEADS * 2) + SIDE, mask=is_query, other=0.0)[:, None]
     if HAS_KEY:
         if SIDE < 0:
-            offsets = key_row[:, None] * KEY_COLUMNS + (query_place - key_start)[None, :]
-            bias += tl.trans(tl.load(by_key + offsets, mask=is_key[:, None], other=0.0)).to(tl.float32)
+            where = key_index[:, None] * (HEADS * KEY_COLUMNS) + (query_place - key_start)[None, :]
+            bias += tl.trans(tl.load(by_key + where, mask=is_key[:, None], other=0.0)).to(tl.float32)
         else:
-            bias += tl.load(far_key + key_row * 2 + SIDE, mask=is_key, other=0.0)[None, :]
+            bias += tl.load(far_key + key_index * (HEADS * 2) + SIDE, mask=is_key, other=0.0)[None, :]
     return bias
 
 
@@ -116,26 +114,27 @@ def add_by_offset(
     buffer,
     table,
     slots,
-    row,
+    index,
     place,
     is_row,
     low_place,
     high_place,
     length,
-    head,
     start,
     reach,
     BUFFER_COLUMNS,
     TABLE_STRIDE,
+    HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     DIRECTION: tl.constexpr,
     CAUSAL: tl.constexpr,
     HALF: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """total + Σ_offset buffer[row, offset] · table[slot(offset)]: the gradient of states through the position scores.
+    """total + Σ_offset buffer[index, offset] · table[slot(offset)]: the gradient of states through position scores.
 
-    Shape: total (rows, WIDTH), float32; row, place, is_row (rows,).
+    `buffer` points at the sequence and head, `table` at the head.
+    Shape: total (rows, WIDTH), float32; index, place, is_row (rows,).
     """
     width = tl.arange(0, WIDTH)
     last = length - 1
@@ -145,8 +144,26 @@ def add_by_offset(
     for done in range(0, greatest - least + 1, CHUNK):
         offset, column = offsets_and_columns(place, least, greatest, done, DIRECTION, CHUNK)
         is_pair = near_mask(column, is_row, offset, length, reach, CAUSAL, HALF)
-        by_score = tl.load(buffer + row[:, None] * BUFFER_COLUMNS + (column - start), mask=is_pair, other=0.0)
+        where = index[:, None] * (HEADS * BUFFER_COLUMNS) + (column - start)
+        by_score = tl.load(buffer + where, mask=is_pair, other=0.0)
         slot = slot_rows(slots, offset, reach)
-        rows_of_table = tl.load(table + slot[:, None] * TABLE_STRIDE + head * WIDTH + width[None, :])
+        rows_of_table = tl.load(table + slot[:, None] * TABLE_STRIDE + width[None, :])
         total += tl.dot(by_score, rows_of_table, input_precision="ieee")
     return total
+
+
+@triton.jit
+def add_ends(total, table, slots, ahead, behind, reach, TABLE_STRIDE, WIDTH: tl.constexpr):
+    """total + what far pairs give: two numbers for every row times the table's rows for ahead and behind."""
+    width = tl.arange(0, WIDTH)
+    first = tl.load(table + tl.load(slots) * TABLE_STRIDE + width).to(tl.float32)
+    last = tl.load(table + tl.load(slots + 2 * reach) * TABLE_STRIDE + width).to(tl.float32)
+    return total + ahead[:, None] * first[None, :] + behind[:, None] * last[None, :]
+
+
+@triton.jit
+def store_ends(out, states, ahead, behind, WIDTH: tl.constexpr):
+    """Writes a tile's part of the gradient of the table's rows for ahead and behind."""
+    width, wide = tl.arange(0, WIDTH), states.to(tl.float32)
+    tl.store(out + width, tl.sum(ahead[:, None] * wide, 0))
+    tl.store(out + WIDTH + width, tl.sum(behind[:, None] * wide, 0))

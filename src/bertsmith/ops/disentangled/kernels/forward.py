@@ -23,18 +23,15 @@ def _attend(
     by_key,
     far_query,
     far_key,
-    query_row,
+    local,
     place,
     is_query,
     query_start,
-    key_begin,
-    key_length,
+    keys_here,
     low,
     high,
-    head,
     stream,
     seed,
-    local,
     factor,
     rate,
     KEY_STRIDE,
@@ -52,38 +49,19 @@ def _attend(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One query tile over the keys from `low` to `high`, whole tiles."""
+    """One query tile over the keys from `low` to `high`, whole tiles; the pointers are those of sequence and head."""
     width, column = tl.arange(0, WIDTH), tl.arange(0, COLUMNS)
     for begin in range(low, high, COLUMNS):
         begin = tl.multiple_of(begin, COLUMNS)
         key_place = begin + column
-        is_key = key_place < key_length
-        key_row = (key_begin + key_place).to(tl.int64)
-        keys = tl.load(
-            key + key_row[:, None] * KEY_STRIDE + head * WIDTH + width[None, :], mask=is_key[:, None], other=0.0
-        )
+        is_key = key_place < keys_here
+        where = key_place[:, None] * KEY_STRIDE + width[None, :]
+        keys = tl.load(key + where, mask=is_key[:, None], other=0.0)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * factor
         scores += position_bias(
-            by_query,
-            by_key,
-            far_query,
-            far_key,
-            query_row,
-            key_row * HEADS + head,
-            place,
-            key_place,
-            is_query,
-            is_key,
-            query_start,
-            band_start(begin, HALF),
-            QUERY_COLUMNS,
-            KEY_COLUMNS,
-            HAS_QUERY,
-            HAS_KEY,
-            SIDE,
-            ROWS,
-            COLUMNS,
-        )
+            by_query, by_key, far_query, far_key, local, key_place, place, key_place, is_query, is_key, query_start,
+            band_start(begin, HALF), QUERY_COLUMNS, KEY_COLUMNS, HEADS, HAS_QUERY, HAS_KEY, SIDE, ROWS, COLUMNS,
+        )  # fmt: skip
         is_seen = is_query[:, None] & is_key[None, :]
         if CAUSAL:
             is_seen = is_seen & (place[:, None] >= key_place[None, :])
@@ -96,9 +74,8 @@ def _attend(
         mass = mass * shrink + tl.sum(shares, 1)
         if DROPS:
             shares = tl.where(is_kept(seed, stream, local[:, None], key_place[None, :], rate), shares, 0.0)
-        values = tl.load(
-            value + key_row[:, None] * VALUE_STRIDE + head * WIDTH + width[None, :], mask=is_key[:, None], other=0.0
-        )
+        value_where = key_place[:, None] * VALUE_STRIDE + width[None, :]
+        values = tl.load(value + value_where, mask=is_key[:, None], other=0.0)
         total = total * shrink[:, None] + tl.dot(shares.to(values.dtype), values, input_precision="ieee")
         level = new_level
     return total, level, mass
@@ -110,7 +87,7 @@ def _forward(
     key,
     value,
     out,
-    level_out,
+    log_mass_out,
     by_query,
     by_key,
     far_query,
@@ -119,7 +96,7 @@ def _forward(
     first,
     length,
     key_first,
-    key_length_of,
+    key_length,
     seed_of,
     factor,
     rate,
@@ -142,20 +119,30 @@ def _forward(
 ):
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin = block * ROWS
-    queries, keys = tl.load(length + sequence), tl.load(key_length_of + sequence)
-    if begin >= queries:
+    queries_here, keys_here = tl.load(length + sequence), tl.load(key_length + sequence)
+    if begin >= queries_here:
         return
+    # 64 bits find the sequence, 32 bits are enough, and quicker, inside it
+    row, key_row = tl.load(first + sequence).to(tl.int64), tl.load(key_first + sequence).to(tl.int64)
+    key += key_row * KEY_STRIDE + head * WIDTH
+    value += key_row * VALUE_STRIDE + head * WIDTH
+    if HAS_QUERY:
+        by_query += (row * HEADS + head) * QUERY_COLUMNS
+    if HAS_KEY:
+        by_key += (key_row * HEADS + head) * KEY_COLUMNS
+    if HALF > 0:
+        if HAS_QUERY:
+            far_query += (row * HEADS + head) * 2
+        if HAS_KEY:
+            far_key += (key_row * HEADS + head) * 2
     local = begin + tl.arange(0, ROWS)
-    is_query = local < queries
-    row = (tl.load(first + sequence) + local).to(tl.int64)
-    key_begin = tl.load(key_first + sequence)
+    is_query = local < queries_here
     width = tl.arange(0, WIDTH)
     place = local
     if HAS_PLACES:
-        place = tl.load(places + row, mask=is_query, other=0).to(tl.int32)
-    tile = tl.load(
-        query + row[:, None] * QUERY_STRIDE + head * WIDTH + width[None, :], mask=is_query[:, None], other=0.0
-    )
+        place = tl.load(places + row + local, mask=is_query, other=0).to(tl.int32)
+    query += row * QUERY_STRIDE + head * WIDTH
+    tile = tl.load(query + local[:, None] * QUERY_STRIDE + width[None, :], mask=is_query[:, None], other=0.0)
     seed = 0
     if DROPS:
         seed = tl.load(seed_of)
@@ -164,48 +151,46 @@ def _forward(
     mass = tl.zeros([ROWS], tl.float32)
     total = tl.zeros([ROWS, WIDTH], tl.float32)
     start = band_start(begin, HALF)
-    end = keys
+    end = keys_here
     if CAUSAL and not HAS_PLACES:
-        end = tl.minimum(keys, begin + ROWS)
+        end = tl.minimum(keys_here, begin + ROWS)
     near_low, near_high = 0, end
     if HALF > 0:
         near_low = tl.cdiv(tl.maximum(begin - reach - COLUMNS + 2, 0), COLUMNS) * COLUMNS
         near_high = tl.minimum(end, tl.cdiv(begin + ROWS - 1 + reach, COLUMNS) * COLUMNS)
         total, level, mass = _attend(
-            total, level, mass, tile, key, value, by_query, by_key, far_query, far_key, row * HEADS + head, place,
-            is_query, start, key_begin, keys, 0, near_low, head, stream, seed, local, factor, rate, KEY_STRIDE,
-            VALUE_STRIDE, QUERY_COLUMNS, KEY_COLUMNS, HEADS, WIDTH, HAS_QUERY, HAS_KEY, HALF, CAUSAL, DROPS, 1, ROWS,
-            COLUMNS,
+            total, level, mass, tile, key, value, by_query, by_key, far_query, far_key, local, place, is_query, start,
+            keys_here, 0, near_low, stream, seed, factor, rate, KEY_STRIDE, VALUE_STRIDE, QUERY_COLUMNS, KEY_COLUMNS,
+            HEADS, WIDTH, HAS_QUERY, HAS_KEY, HALF, CAUSAL, DROPS, 1, ROWS, COLUMNS,
         )  # fmt: skip
     total, level, mass = _attend(
-        total, level, mass, tile, key, value, by_query, by_key, far_query, far_key, row * HEADS + head, place,
-        is_query, start, key_begin, keys, near_low, near_high, head, stream, seed, local, factor, rate, KEY_STRIDE,
-        VALUE_STRIDE, QUERY_COLUMNS, KEY_COLUMNS, HEADS, WIDTH, HAS_QUERY, HAS_KEY, HALF, CAUSAL, DROPS, -1, ROWS,
-        COLUMNS,
+        total, level, mass, tile, key, value, by_query, by_key, far_query, far_key, local, place, is_query, start,
+        keys_here, near_low, near_high, stream, seed, factor, rate, KEY_STRIDE, VALUE_STRIDE, QUERY_COLUMNS,
+        KEY_COLUMNS, HEADS, WIDTH, HAS_QUERY, HAS_KEY, HALF, CAUSAL, DROPS, -1, ROWS, COLUMNS,
     )  # fmt: skip
     if HALF > 0:
         total, level, mass = _attend(
-            total, level, mass, tile, key, value, by_query, by_key, far_query, far_key, row * HEADS + head, place,
-            is_query, start, key_begin, keys, near_high, end, head, stream, seed, local, factor, rate, KEY_STRIDE,
-            VALUE_STRIDE, QUERY_COLUMNS, KEY_COLUMNS, HEADS, WIDTH, HAS_QUERY, HAS_KEY, HALF, CAUSAL, DROPS, 0, ROWS,
-            COLUMNS,
+            total, level, mass, tile, key, value, by_query, by_key, far_query, far_key, local, place, is_query, start,
+            keys_here, near_high, end, stream, seed, factor, rate, KEY_STRIDE, VALUE_STRIDE, QUERY_COLUMNS, KEY_COLUMNS,
+            HEADS, WIDTH, HAS_QUERY, HAS_KEY, HALF, CAUSAL, DROPS, 0, ROWS, COLUMNS,
         )  # fmt: skip
     has_seen = mass > 0
     kept = 1.0
     if DROPS:
         kept = 1.0 - rate
     mixed = total / (tl.where(has_seen, mass, 1.0) * kept)[:, None]
-    target = out + (row * HEADS + head)[:, None] * WIDTH + width[None, :]
-    tl.store(target, mixed.to(out.dtype.element_ty), mask=is_query[:, None])
+    out += (row * HEADS + head) * WIDTH
+    where = local[:, None] * (HEADS * WIDTH) + width[None, :]
+    tl.store(out + where, mixed.to(out.dtype.element_ty), mask=is_query[:, None])
     log_mass = tl.where(has_seen, level + tl.log2(tl.where(has_seen, mass, 1.0)), 0.0)
-    tl.store(level_out + row * HEADS + head, log_mass, mask=is_query)
+    tl.store(log_mass_out + (row * HEADS + head) + local * HEADS, log_mass, mask=is_query)
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     """The mixed values, like the query, and the base-2 logarithm of every softmax's sum, (rows, heads); pads get 0."""
-    rows, heads, width = call.query.shape
-    out = call.query.new_zeros(rows, heads, width)
-    log_mass = torch.zeros(rows, heads, dtype=torch.float32, device=out.device)
+    rows, heads, _ = call.query.shape
+    out = call.fresh(call.query)
+    log_mass = call.query.new_empty(rows, heads, dtype=torch.float32)
     tile = forward_tile(call.query)
     bias = call.position_scores()
     _forward[triton.cdiv(call.longest, tile.rows), heads, len(call.first)](

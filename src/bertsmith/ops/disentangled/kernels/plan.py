@@ -7,6 +7,9 @@ from torch import Tensor
 
 from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
 
+EDGE = 64
+"""Tiles have at most so many rows and columns; bands begin at multiples of it."""
+
 
 @dataclass(frozen=True)
 class Side:
@@ -34,14 +37,14 @@ class Buffer:
 
     columns: int
     half: int
-    """Places before a block of 128 where its band begins; 0 for whole rows."""
+    """Places before a block of rows where its band begins; 0 for whole rows."""
 
     @classmethod
     def of(cls, columns: int, reach: int, *, is_dense: bool) -> "Buffer":
         """Bands where they are narrower than the rows; `is_dense` rules them out."""
-        half = -(-(reach + 127) // 128) * 128
-        width = 2 * half + 128
-        whole = -(-columns // 128) * 128
+        half = -(-(reach + EDGE - 1) // EDGE) * EDGE
+        width = 2 * half + EDGE
+        whole = -(-columns // EDGE) * EDGE
         return cls(whole, 0) if is_dense or whole <= width else cls(width, half)
 
 

@@ -45,26 +45,27 @@ def _products(
         return
     local = begin + tl.arange(0, ROWS)
     is_row = local < rows_here
-    row = (tl.load(first + sequence) + local).to(tl.int64)
+    row = tl.load(first + sequence).to(tl.int64)
+    states += row * STATE_STRIDE + head * WIDTH
+    out += (row * HEADS + head) * COLUMNS
+    table += head * WIDTH
     width = tl.arange(0, WIDTH)
-    tile = tl.load(
-        states + row[:, None] * STATE_STRIDE + head * WIDTH + width[None, :], mask=is_row[:, None], other=0.0
-    )
+    tile = tl.load(states + local[:, None] * STATE_STRIDE + width[None, :], mask=is_row[:, None], other=0.0)
     start = band_start(begin, HALF)
     last = columns_here - 1
     low, high, place = begin, begin + ROWS - 1, local
     if HAS_PLACES:
-        place = tl.load(places + row, mask=is_row, other=0).to(tl.int32)
+        place = tl.load(places + row + local, mask=is_row, other=0).to(tl.int32)
         low, high = begin * 0, last
     if HALF > 0:
         last = tl.minimum(last, start + COLUMNS - 1)
     # a band has clamped values too, so that tiles at its edge read what they need
     least, greatest = offset_range(low, high, start, last, reach, DIRECTION, 0)
-    target = out + (row * HEADS + head)[:, None] * COLUMNS
+    target = out + local[:, None] * (HEADS * COLUMNS)
     for done in range(0, greatest - least + 1, CHUNK):
         offset, column = offsets_and_columns(place, least, greatest, done, DIRECTION, CHUNK)
         slot = slot_rows(slots, offset, reach)
-        rows_of_table = tl.load(table + slot[:, None] * TABLE_STRIDE + head * WIDTH + width[None, :])
+        rows_of_table = tl.load(table + slot[:, None] * TABLE_STRIDE + width[None, :])
         product = tl.dot(tile, tl.trans(rows_of_table), input_precision="ieee") * factor
         is_pair = is_row[:, None] & (column >= start) & (column <= last)
         tl.store(target + (column - start), product.to(out.dtype.element_ty), mask=is_pair)
@@ -104,7 +105,7 @@ def _table_partial(
     total = tl.zeros([CHUNK, WIDTH], tl.float32)
     for sequence in range(split // BLOCK_SPLITS, batch, SEQUENCE_SPLITS):
         rows_here, columns_here = tl.load(length + sequence), tl.load(column_length + sequence)
-        begin_row = tl.load(first + sequence)
+        row = tl.load(first + sequence).to(tl.int64)
         # rows that have a column at one of these offsets
         low_row, high_row = 0, rows_here
         if not HAS_PLACES:
@@ -121,17 +122,17 @@ def _table_partial(
             begin = block * ROWS
             local = begin + tl.arange(0, ROWS)
             is_row = local < rows_here
-            row = (begin_row + local).to(tl.int64)
             place = local
             if HAS_PLACES:
-                place = tl.load(places + row, mask=is_row, other=0).to(tl.int32)
+                place = tl.load(places + row + local, mask=is_row, other=0).to(tl.int32)
             start = band_start(begin, HALF)
             offset, column = offsets_and_columns(place, low_offset, high_offset, 0, DIRECTION, CHUNK)
             is_pair = near_mask(column, is_row, offset, columns_here, reach, CAUSAL, HALF)
-            source = buffer + (row * HEADS + head)[:, None] * COLUMNS + (column - start)
-            by_score = tl.load(source, mask=is_pair, other=0.0)
-            where = states + row[:, None] * STATE_STRIDE + head * WIDTH + width[None, :]
-            tile = tl.load(where, mask=is_row[:, None], other=0.0)
+            of_pairs = buffer + (row * HEADS + head) * COLUMNS
+            where = local[:, None] * (HEADS * COLUMNS) + (column - start)
+            by_score = tl.load(of_pairs + where, mask=is_pair, other=0.0)
+            of_states = states + row * STATE_STRIDE + head * WIDTH
+            tile = tl.load(of_states + local[:, None] * STATE_STRIDE + width[None, :], mask=is_row[:, None], other=0.0)
             total += tl.dot(tl.trans(by_score), tile, input_precision="ieee")
     number = chunk * CHUNK + tl.arange(0, CHUNK)
     if DIRECTION > 0:

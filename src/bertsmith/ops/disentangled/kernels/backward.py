@@ -8,7 +8,7 @@ from torch import Tensor
 from bertsmith.ops.disentangled.kernels.backward_keys import backward_keys
 from bertsmith.ops.disentangled.kernels.backward_queries import backward_queries
 from bertsmith.ops.disentangled.kernels.call import Call
-from bertsmith.ops.disentangled.kernels.plan import Buffer, Side, keys_tile, positions_tile, queries_tile
+from bertsmith.ops.disentangled.kernels.plan import Buffer, Expanded, Side, keys_tile, positions_tile, queries_tile
 from bertsmith.ops.disentangled.kernels.positions import table_gradient
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -52,10 +52,9 @@ def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor) -> G
         far_query,
         far_key,
         *call.where,
-        call.position_query,
-        call.slots,
+        *_table(call.queries_by_offset),
         *numbers,
-        0 if call.position_query is None else call.position_query.stride(0),
+        heads * width,
         *call.columns,
         **call.constants,
         ROWS=tile.rows,
@@ -74,10 +73,9 @@ def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor) -> G
         far_query,
         far_key,
         *call.where,
-        call.position_key,
-        call.slots,
+        *_table(call.keys_by_offset),
         *numbers,
-        0 if call.position_key is None else call.position_key.stride(0),
+        heads * width,
         *call.columns,
         **call.constants,
         ROWS=tile.rows,
@@ -89,6 +87,10 @@ def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor) -> G
     by_position_key = _by_table(call, call.query_side, call.position_key, by_query, query_ends, call.query_buffer)
     by_position_query = _by_table(call, call.key_side, call.position_query, pairs_by_key, key_ends, call.key_buffer)
     return by_queries, by_keys, by_values, by_position_key, by_position_query
+
+
+def _table(table: Expanded | None) -> tuple[Tensor | None, int, int]:
+    return (None, 0, 0) if table is None else (table.rows, table.least, len(table.rows))
 
 
 def _ends(call: Call, far: Tensor | None, longest: int, rows: int) -> Tensor | None:

@@ -127,7 +127,8 @@ def backward_keys(
     key_length,
     seed_of,
     table,
-    slots,
+    least_offset,
+    offsets,
     factor,
     rate,
     reach,
@@ -222,11 +223,12 @@ def backward_keys(
             columns_here = keys_here
         table += head * WIDTH
         by_keys = add_by_offset(
-            by_keys, gradient_by_key, table, slots, key_place, key_place, is_key, begin, begin + COLUMNS - 1,
-            columns_here, start, reach, KEY_COLUMNS, TABLE_STRIDE, HEADS, WIDTH, -1, CAUSAL, HALF, CHUNK,
+            by_keys, gradient_by_key, table, least_offset, offsets, key_place, key_place, is_key, begin,
+            begin + COLUMNS - 1, columns_here, start, reach, KEY_COLUMNS, TABLE_STRIDE, HEADS, WIDTH, -1, CAUSAL, HALF,
+            CHUNK,
         )  # fmt: skip
         if HALF > 0:
-            by_keys = add_ends(by_keys, table, slots, ahead, behind, reach, TABLE_STRIDE, WIDTH)
+            by_keys = add_ends(by_keys, table, offsets, ahead, behind, TABLE_STRIDE, WIDTH)
             out = by_ends_out + ((sequence * tl.num_programs(0) + block) * HEADS + head) * (2 * WIDTH)
             store_ends(out, keys, ahead, behind, WIDTH)
     target = (key_row * HEADS + head) * WIDTH + key_place[:, None] * (HEADS * WIDTH) + width[None, :]

@@ -86,7 +86,8 @@ def backward_queries(
     key_length,
     seed_of,
     table,
-    slots,
+    least_offset,
+    offsets,
     factor,
     rate,
     reach,
@@ -196,11 +197,11 @@ def backward_queries(
             low_place, high_place = begin * 0, keys_here - 1
         table += head * WIDTH
         total = add_by_offset(
-            total, gradient_by_query, table, slots, local, place, is_query, low_place, high_place, keys_here, start,
-            reach, QUERY_COLUMNS, TABLE_STRIDE, HEADS, WIDTH, 1, CAUSAL, HALF, CHUNK,
+            total, gradient_by_query, table, least_offset, offsets, local, place, is_query, low_place, high_place,
+            keys_here, start, reach, QUERY_COLUMNS, TABLE_STRIDE, HEADS, WIDTH, 1, CAUSAL, HALF, CHUNK,
         )  # fmt: skip
         if HALF > 0:
-            total = add_ends(total, table, slots, ahead, behind, reach, TABLE_STRIDE, WIDTH)
+            total = add_ends(total, table, offsets, ahead, behind, TABLE_STRIDE, WIDTH)
             out = by_ends_out + ((sequence * tl.num_programs(0) + block) * HEADS + head) * (2 * WIDTH)
             store_ends(out, queries, ahead, behind, WIDTH)
     target = (row * HEADS + head) * WIDTH + local[:, None] * (HEADS * WIDTH) + width[None, :]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertsmith.ops.disentangled.kernels.plan import Buffer, Side
+from bertsmith.ops.disentangled.kernels.plan import EDGE, Buffer, Expanded, Side
 from bertsmith.ops.disentangled.kernels.positions import products
 
 LOG2_E = 1.4426950408889634
@@ -75,6 +75,28 @@ class Call:
         columns, longest = (self.length, self.longest) if self.places is None else (self.key_length, self.key_longest)
         return Side(self.key, self.key_first, self.key_length, columns, self.key_longest, longest, -1)
 
+    @cached_property
+    def keys_by_offset(self) -> Expanded | None:
+        """What the queries look positions up in."""
+        return self._by_offset(self.position_key)
+
+    @cached_property
+    def queries_by_offset(self) -> Expanded | None:
+        """What the keys look positions up in."""
+        return self._by_offset(self.position_query)
+
+    def _by_offset(self, table: Tensor | None) -> Expanded | None:
+        if table is None:
+            return None
+        assert self.slots is not None
+        queries = self.longest if self.places is None else self.key_longest
+        least, greatest = 1 - self.key_longest, queries - 1
+        if self.constants["HALF"]:
+            edge = self.query_buffer.half + 2 * EDGE
+            least, greatest = max(least, -edge), min(greatest, edge)
+        offset = torch.arange(least, greatest + 1, device=table.device).clamp(-self.reach, self.reach)
+        return Expanded(table[self.slots[offset + self.reach]], least, self.reach)
+
     def position_scores(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """by_query, by_key, and the same of what is far for each side: (rows, heads, 2), float32.
 
@@ -82,26 +104,20 @@ class Call:
         """
         factor = self.scale * LOG2_E
         by_query = by_key = far_query = far_key = None
-        if self.position_key is not None:
-            assert self.slots is not None
-            by_query = products(self.query_side, self.position_key, self.slots, self.query_buffer, factor)
-        if self.position_query is not None:
-            assert self.slots is not None
-            by_key = products(self.key_side, self.position_query, self.slots, self.key_buffer, factor)
-        if self.constants["HALF"]:
-            far_query = self._far(self.query, self.position_key, factor)
-            far_key = self._far(self.key, self.position_query, factor)
+        if self.keys_by_offset is not None:
+            by_query = products(self.query_side, self.keys_by_offset, self.query_buffer, factor)
+            far_query = self._far(self.query, self.keys_by_offset, factor)
+        if self.queries_by_offset is not None:
+            by_key = products(self.key_side, self.queries_by_offset, self.key_buffer, factor)
+            far_key = self._far(self.key, self.queries_by_offset, factor)
         return by_query, by_key, far_query, far_key
 
-    def ends(self, table: Tensor) -> Tensor:
-        """The rows of a table for everything ahead and everything behind: (2, heads, width)."""
-        assert self.slots is not None
-        return table[torch.cat([self.slots[:1], self.slots[-1:]])]
-
-    def _far(self, states: Tensor, table: Tensor | None, factor: float) -> Tensor | None:
-        if table is None:
+    def _far(self, states: Tensor, table: Expanded, factor: float) -> Tensor | None:
+        """The products with the rows for everything ahead and everything behind, where there is anything so far."""
+        if not self.constants["HALF"]:
             return None
-        return torch.einsum("thd,rhd->thr", states, self.ends(table)).float().mul_(factor).contiguous()
+        ends = torch.stack([table.rows[0], table.rows[-1]])
+        return torch.einsum("thd,rhd->thr", states, ends).float().mul_(factor).contiguous()
 
     @property
     def where(self) -> tuple[Tensor | None, ...]:

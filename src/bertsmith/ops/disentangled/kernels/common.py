@@ -103,9 +103,13 @@ def near_mask(column, is_row, offset, length, reach, CAUSAL: tl.constexpr, HALF:
 
 
 @triton.jit
-def slot_rows(slots, offset, reach):
-    """The rows of the relative table for some offsets."""
-    return tl.load(slots + tl.minimum(tl.maximum(offset, -reach), reach) + reach)
+def table_rows(table, offset, least, offsets, TABLE_STRIDE, WIDTH: tl.constexpr):
+    """The rows of a table that has one for every offset from `least` on: (offsets, WIDTH); 0 beyond its ends."""
+    index = offset - least
+    is_row = (index >= 0) & (index < offsets)
+    return tl.load(
+        table + index[:, None] * TABLE_STRIDE + tl.arange(0, WIDTH)[None, :], mask=is_row[:, None], other=0.0
+    )
 
 
 @triton.jit
@@ -113,7 +117,8 @@ def add_by_offset(
     total,
     buffer,
     table,
-    slots,
+    least_offset,
+    offsets,
     index,
     place,
     is_row,
@@ -131,12 +136,11 @@ def add_by_offset(
     HALF: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """total + Σ_offset buffer[index, offset] · table[slot(offset)]: the gradient of states through position scores.
+    """total + Σ_offset buffer[index, offset] · table[offset]: the gradient of states through position scores.
 
     `buffer` points at the sequence and head, `table` at the head.
     Shape: total (rows, WIDTH), float32; index, place, is_row (rows,).
     """
-    width = tl.arange(0, WIDTH)
     last = length - 1
     if HALF > 0:
         last = tl.minimum(last, start + BUFFER_COLUMNS - 1)
@@ -146,18 +150,17 @@ def add_by_offset(
         is_pair = near_mask(column, is_row, offset, length, reach, CAUSAL, HALF)
         where = index[:, None] * (HEADS * BUFFER_COLUMNS) + (column - start)
         by_score = tl.load(buffer + where, mask=is_pair, other=0.0)
-        slot = slot_rows(slots, offset, reach)
-        rows_of_table = tl.load(table + slot[:, None] * TABLE_STRIDE + width[None, :])
-        total += tl.dot(by_score, rows_of_table, input_precision="ieee")
+        rows = table_rows(table, offset, least_offset, offsets, TABLE_STRIDE, WIDTH)
+        total += tl.dot(by_score, rows, input_precision="ieee")
     return total
 
 
 @triton.jit
-def add_ends(total, table, slots, ahead, behind, reach, TABLE_STRIDE, WIDTH: tl.constexpr):
-    """total + what far pairs give: two numbers for every row times the table's rows for ahead and behind."""
+def add_ends(total, table, offsets, ahead, behind, TABLE_STRIDE, WIDTH: tl.constexpr):
+    """total + what far pairs give: two numbers for every row times the table's first and last row."""
     width = tl.arange(0, WIDTH)
-    first = tl.load(table + tl.load(slots) * TABLE_STRIDE + width).to(tl.float32)
-    last = tl.load(table + tl.load(slots + 2 * reach) * TABLE_STRIDE + width).to(tl.float32)
+    first = tl.load(table + width).to(tl.float32)
+    last = tl.load(table + (offsets - 1) * TABLE_STRIDE + width).to(tl.float32)
     return total + ahead[:, None] * first[None, :] + behind[:, None] * last[None, :]
 
 

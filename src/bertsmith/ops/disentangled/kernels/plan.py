@@ -32,6 +32,18 @@ class Side:
 
 
 @dataclass(frozen=True)
+class Expanded:
+    """A relative table with one row for every offset a pair can have: kernels read neighbours side by side.
+
+    Shape: rows (offsets, heads, width), from the offset `least` on. Offsets of `reach` and beyond share a row.
+    """
+
+    rows: Tensor
+    least: int
+    reach: int
+
+
+@dataclass(frozen=True)
 class Buffer:
     """What one number per pair is kept of: whole rows, or a band around the diagonal."""
 
@@ -54,6 +66,8 @@ KEYS: Tiles = {}
 KEYS_DEFAULT = Tile(64, 64, warps=4, stages=2)
 QUERIES: Tiles = {}
 QUERIES_DEFAULT = Tile(64, 64, warps=4, stages=2)
+PRODUCTS: Tiles = {}
+PRODUCTS_DEFAULT = Tile(64, 64, warps=4, stages=2)
 POSITIONS: Tiles = {}
 POSITIONS_DEFAULT = Tile(64, 64, warps=4, stages=2)
 # rows are queries and columns keys, in all passes; of the position products, states and offsets
@@ -69,6 +83,10 @@ def keys_tile(states: Tensor) -> Tile:
 
 def queries_tile(states: Tensor) -> Tile:
     return _tile(QUERIES, QUERIES_DEFAULT, states)
+
+
+def products_tile(states: Tensor) -> Tile:
+    return _tile(PRODUCTS, PRODUCTS_DEFAULT, states)
 
 
 def positions_tile(states: Tensor) -> Tile:

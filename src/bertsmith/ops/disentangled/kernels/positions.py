@@ -10,16 +10,17 @@ from bertsmith.ops.disentangled.kernels.common import (
     near_mask,
     offset_range,
     offsets_and_columns,
-    slot_rows,
+    table_rows,
 )
-from bertsmith.ops.disentangled.kernels.plan import Buffer, Side, positions_tile
+from bertsmith.ops.disentangled.kernels.plan import Buffer, Expanded, Side, positions_tile, products_tile
 
 
 @triton.jit
 def _products(
     states,
     table,
-    slots,
+    least_offset,
+    offsets,
     places,
     first,
     length,
@@ -64,9 +65,8 @@ def _products(
     target = out + local[:, None] * (HEADS * COLUMNS)
     for done in range(0, greatest - least + 1, CHUNK):
         offset, column = offsets_and_columns(place, least, greatest, done, DIRECTION, CHUNK)
-        slot = slot_rows(slots, offset, reach)
-        rows_of_table = tl.load(table + slot[:, None] * TABLE_STRIDE + width[None, :])
-        product = tl.dot(tile, tl.trans(rows_of_table), input_precision="ieee") * factor
+        rows = table_rows(table, offset, least_offset, offsets, TABLE_STRIDE, WIDTH)
+        product = tl.dot(tile, tl.trans(rows), input_precision="ieee") * factor
         is_pair = is_row[:, None] & (column >= start) & (column <= last)
         tl.store(target + (column - start), product.to(out.dtype.element_ty), mask=is_pair)
 
@@ -166,27 +166,28 @@ def _fold(
     tl.store(out + (slot * HEADS + head) * WIDTH + width, total)
 
 
-def products(side: Side, table: Tensor, slots: Tensor, buffer: Buffer, factor: float) -> Tensor:
+def products(side: Side, table: Expanded, buffer: Buffer, factor: float) -> Tensor:
     """The states' products with the table's rows at every pair, times a factor: (rows, heads, columns).
 
     Entries beyond a sequence and its band are not written.
     """
     rows, heads, width = side.states.shape
     out = side.states.new_empty(rows, heads, buffer.columns)
-    tile = positions_tile(side.states)
+    tile = products_tile(side.states)
     _products[triton.cdiv(side.longest, tile.rows), heads, len(side.first)](
         side.states,
-        table,
-        slots,
+        table.rows,
+        table.least,
+        len(table.rows),
         side.places,
         side.first,
         side.length,
         side.column_length,
         out,
         factor,
-        slots.shape[0] // 2,
+        table.reach,
         side.states.stride(0),
-        table.stride(0),
+        table.rows.stride(0),
         buffer.columns,
         HEADS=heads,
         WIDTH=width,

@@ -1,5 +1,7 @@
 """Disentangled attention by Triton kernels: packed and padded, both directions of the gradient, dropout inside."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,7 +40,7 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
     ]
     has_positions = tables != [None, None]
     places = inputs.query_positions if has_positions or inputs.is_causal else None
-    mixed, _ = _forward(
+    mixed, *_ = _forward(
         _by_head(query),
         _by_head(key),
         _by_head(value),
@@ -87,7 +89,7 @@ def _forward(
     dropout: float,
     is_causal: bool,
     has_pads: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from bertsmith.ops.disentangled.kernels.call import Call
     from bertsmith.ops.disentangled.kernels.forward import forward
 
@@ -116,8 +118,33 @@ def _forward(
 
 
 @_forward.register_fake
-def _(query: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=torch.float32)
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_key: Tensor | None,
+    position_query: Tensor | None,
+    slots: Tensor | None,
+    first: Tensor,
+    length: Tensor,
+    key_first: Tensor,
+    key_length: Tensor,
+    places: Tensor | None,
+    seed: Tensor | None,
+    longest: int,
+    key_longest: int,
+    *_: object,
+) -> tuple[Tensor, ...]:
+    from bertsmith.ops.disentangled.kernels.plan import are_kept, buffers
+
+    held = buffers(longest, key_longest, 0 if slots is None else slots.shape[0] // 2, has_places=places is not None)
+    kept = [
+        states.new_empty(*states.shape[:2], buffer.columns)
+        if table is not None and are_kept(*held)
+        else query.new_empty(0)
+        for states, table, buffer in zip((query, key), (position_key, position_query), held, strict=True)
+    ]
+    return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=torch.float32), *kept
 
 
 @torch.library.custom_op("bertsmith::disentangled_backward", mutates_args=())
@@ -125,6 +152,8 @@ def _backward(
     upstream: Tensor,
     mixed: Tensor,
     log_mass: Tensor,
+    by_query: Tensor,
+    by_key: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -167,7 +196,7 @@ def _backward(
         is_causal,
         has_pads,
     )
-    return backward(call, upstream, mixed, log_mass)
+    return backward(call, upstream, mixed, log_mass, by_query, by_key)
 
 
 @_backward.register_fake
@@ -175,6 +204,8 @@ def _(
     upstream: Tensor,
     mixed: Tensor,
     log_mass: Tensor,
+    by_query: Tensor,
+    by_key: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -189,17 +220,16 @@ def _(
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), *tables
 
 
-def _set_up(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*output, *inputs[:12])
-    ctx.numbers = inputs[12:]
+def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, ctx.numbers = inputs[:12], inputs[12:]
+    ctx.save_for_backward(*output, *tensors)
 
 
-def _differentiate(ctx, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
-    mixed, log_mass, *tensors = ctx.saved_tensors
-    by_query, by_key, by_value, *by_tables = _backward(upstream.contiguous(), mixed, log_mass, *tensors, *ctx.numbers)
-    given = (tensors[3], tensors[4])
-    by_tables = [None if table is None else found for table, found in zip(given, by_tables, strict=True)]
-    return by_query, by_key, by_value, *by_tables, *[None] * 13
+def _differentiate(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    mixed, log_mass, by_query, by_key, *tensors = ctx.saved_tensors
+    found = _backward(upstream.contiguous(), mixed, log_mass, by_query, by_key, *tensors, *ctx.numbers)
+    given = [None if tensor is None else gradient for tensor, gradient in zip(tensors[:5], found, strict=True)]
+    return *given, *[None] * (len(tensors) - 5 + len(ctx.numbers))
 
 
 _forward.register_autograd(_differentiate, setup_context=_set_up)

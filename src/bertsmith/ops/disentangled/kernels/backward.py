@@ -25,15 +25,26 @@ def _agreement(upstream, mixed, out, rows, WIDTH: tl.constexpr, ROWS: tl.constex
     tl.store(out + row, tl.sum(left * right, 1), mask=is_row)
 
 
-def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor) -> Gradients:
-    """The gradients of query, key, value, position_key and position_query; empty tensors for tables that are None."""
+def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor, *kept: Tensor) -> Gradients:
+    """The gradients of query, key, value, position_key and position_query; empty tensors for tables that are None.
+
+    `kept` are the position scores as the forward pass left them.
+    """
     heads, width = call.query.shape[1:]
     agreement = torch.empty_like(log_mass)
     rows = agreement.numel()
     _agreement[(triton.cdiv(rows, 64),)](upstream, mixed, agreement, rows, WIDTH=width, ROWS=64)
-    by_query, by_key, far_query, far_key = call.position_scores()
-    # the buffers take the gradient in place, except where queries leave columns of keys without one
-    pairs_by_key = by_key if by_key is None or call.places is None else torch.zeros_like(by_key)
+    if call.keeps_scores:
+        by_query, by_key = (scores if scores.numel() else None for scores in kept)
+        far_query = far_key = None  # what is kept is no band
+        pairs_by_query, pairs_by_key = (
+            None if scores is None else torch.empty_like(scores) for scores in (by_query, by_key)
+        )
+    else:
+        by_query, by_key, far_query, far_key = call.position_scores()
+        pairs_by_query, pairs_by_key = by_query, by_key  # in place
+    if pairs_by_key is not None and call.places is not None:
+        pairs_by_key = torch.zeros_like(pairs_by_key)  # queries leave columns of keys without a gradient
     by_queries, by_keys, by_values = (call.fresh(states) for states in (call.query, call.key, call.value))
     tile, chunk = keys_tile(call.query), positions_tile(call.query).columns
     query_ends = _ends(call, far_query, call.longest, queries_tile(call.query).rows)
@@ -45,7 +56,7 @@ def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor) -> G
         by_keys,
         by_values,
         key_ends,
-        by_query,
+        pairs_by_query,
         pairs_by_key,
         by_query,
         by_key,
@@ -68,7 +79,7 @@ def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor) -> G
         *same,
         by_queries,
         query_ends,
-        by_query,
+        pairs_by_query,
         pairs_by_key,
         far_query,
         far_key,
@@ -84,8 +95,8 @@ def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor) -> G
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    by_position_key = _by_table(call, call.query_side, call.position_key, by_query, query_ends, call.query_buffer)
-    by_position_query = _by_table(call, call.key_side, call.position_query, pairs_by_key, key_ends, call.key_buffer)
+    by_position_key = _by_table(call, call.query_side, call.position_key, pairs_by_query, query_ends, call.buffers[0])
+    by_position_query = _by_table(call, call.key_side, call.position_query, pairs_by_key, key_ends, call.buffers[1])
     return by_queries, by_keys, by_values, by_position_key, by_position_query
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertsmith.ops.disentangled.kernels.plan import EDGE, Buffer, Expanded, Side
-from bertsmith.ops.disentangled.kernels.positions import products
+from bertsmith.ops.disentangled.kernels.plan import EDGE, Buffer, Expanded, Side, are_kept, buffers
+from bertsmith.ops.disentangled.kernels.positions import expanded, products
 
 LOG2_E = 1.4426950408889634
+Scores = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Call:
     is_causal: bool
     has_pads: bool
 
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether the backward pass is handed the position scores."""
+        return are_kept(*self.buffers)
+
     def fresh(self, like: Tensor) -> Tensor:
         """Room for a result by row; zeros where some rows are nobody's and no kernel writes them."""
         return like.new_zeros(like.shape) if self.has_pads else like.new_empty(like.shape)
@@ -51,17 +57,9 @@ class Call:
         return 0 if self.slots is None else self.slots.shape[0] // 2
 
     @cached_property
-    def query_buffer(self) -> Buffer:
-        return Buffer.of(self.key_longest, self.reach, is_dense=self._is_dense)
-
-    @cached_property
-    def key_buffer(self) -> Buffer:
-        return Buffer.of(self.key_side.columns, self.reach, is_dense=self._is_dense)
-
-    @property
-    def _is_dense(self) -> bool:
-        """Bands follow a diagonal, which queries at places of their own and keys of another length do not have."""
-        return self.places is not None or self.longest != self.key_longest
+    def buffers(self) -> tuple[Buffer, Buffer]:
+        """What is held by query and by key."""
+        return buffers(self.longest, self.key_longest, self.reach, has_places=self.places is not None)
 
     @cached_property
     def query_side(self) -> Side:
@@ -92,12 +90,11 @@ class Call:
         queries = self.longest if self.places is None else self.key_longest
         least, greatest = 1 - self.key_longest, queries - 1
         if self.constants["HALF"]:
-            edge = self.query_buffer.half + 2 * EDGE
+            edge = self.buffers[0].half + 2 * EDGE
             least, greatest = max(least, -edge), min(greatest, edge)
-        offset = torch.arange(least, greatest + 1, device=table.device).clamp(-self.reach, self.reach)
-        return Expanded(table[self.slots[offset + self.reach]], least, self.reach)
+        return expanded(table, self.slots, least, greatest)
 
-    def position_scores(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    def position_scores(self) -> Scores:
         """by_query, by_key, and the same of what is far for each side: (rows, heads, 2), float32.
 
         All in units of the base-2 exponent.
@@ -105,10 +102,10 @@ class Call:
         factor = self.scale * LOG2_E
         by_query = by_key = far_query = far_key = None
         if self.keys_by_offset is not None:
-            by_query = products(self.query_side, self.keys_by_offset, self.query_buffer, factor)
+            by_query = products(self.query_side, self.keys_by_offset, self.buffers[0], factor)
             far_query = self._far(self.query, self.keys_by_offset, factor)
         if self.queries_by_offset is not None:
-            by_key = products(self.key_side, self.queries_by_offset, self.key_buffer, factor)
+            by_key = products(self.key_side, self.queries_by_offset, self.buffers[1], factor)
             far_key = self._far(self.key, self.queries_by_offset, factor)
         return by_query, by_key, far_query, far_key
 
@@ -133,7 +130,7 @@ class Call:
 
     @property
     def columns(self) -> tuple[int, int]:
-        return self.query_buffer.columns, self.key_buffer.columns
+        return self.buffers[0].columns, self.buffers[1].columns
 
     @cached_property
     def constants(self) -> dict[str, Any]:
@@ -144,7 +141,7 @@ class Call:
             "HAS_QUERY": has_query,
             "HAS_KEY": has_key,
             "HAS_PLACES": self.places is not None,
-            "HALF": self.query_buffer.half if has_query or has_key else 0,
+            "HALF": self.buffers[0].half if has_query or has_key else 0,
             "CAUSAL": self.is_causal,
             "DROPS": self.dropout > 0,
         }

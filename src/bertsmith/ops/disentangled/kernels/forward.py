@@ -186,8 +186,12 @@ def _forward(
     tl.store(log_mass_out + (row * HEADS + head) + local * HEADS, log_mass, mask=is_query)
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """The mixed values, like the query, and the base-2 logarithm of every softmax's sum, (rows, heads); pads get 0."""
+def forward(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The mixed values, like the query, 0 at pads, and what the backward pass is handed.
+
+    That is the base-2 logarithm of every softmax's sum, (rows, heads), and the position scores by query and by key,
+    empty where there are none or they are not kept.
+    """
     rows, heads, _ = call.query.shape
     out = call.fresh(call.query)
     log_mass = call.query.new_empty(rows, heads, dtype=torch.float32)
@@ -210,4 +214,5 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    return out, log_mass
+    kept = [scores if call.keeps_scores and scores is not None else out.new_empty(0) for scores in bias[:2]]
+    return out, log_mass, kept[0], kept[1]

@@ -60,13 +60,33 @@ class Buffer:
         return cls(whole, 0) if is_dense or whole <= width else cls(width, half)
 
 
-FORWARD: Tiles = {}
+KEPT_COLUMNS = 512
+"""Buffers of at most so many numbers per token and head are kept for the backward pass: 2 × 8 states of 64 numbers,
+about what the rest of a layer keeps, for an eighth of the time of the op."""
+
+
+def buffers(longest: int, key_longest: int, reach: int, *, has_places: bool) -> tuple[Buffer, Buffer]:
+    """What is held by query and by key.
+
+    Bands follow a diagonal, which queries at places of their own and keys of another length do not have.
+    """
+    is_dense = has_places or longest != key_longest
+    by_query = Buffer.of(key_longest, reach, is_dense=is_dense)
+    return by_query, Buffer.of(key_longest if has_places else longest, reach, is_dense=is_dense)
+
+
+def are_kept(by_query: Buffer, by_key: Buffer) -> bool:
+    """Whether the backward pass is handed the position scores; wide ones and bands are computed anew, to save memory."""
+    return by_query.half == 0 and max(by_query.columns, by_key.columns) <= KEPT_COLUMNS
+
+
+FORWARD: Tiles = {(2, 64): Tile(64, 32, warps=4, stages=3)}
 FORWARD_DEFAULT = Tile(64, 64, warps=4, stages=2)
 KEYS: Tiles = {}
 KEYS_DEFAULT = Tile(64, 64, warps=4, stages=2)
-QUERIES: Tiles = {}
+QUERIES: Tiles = {(2, 64): Tile(64, 64, warps=4, stages=3)}
 QUERIES_DEFAULT = Tile(64, 64, warps=4, stages=2)
-PRODUCTS: Tiles = {}
+PRODUCTS: Tiles = {(2, 64): Tile(64, 64, warps=4, stages=4)}
 PRODUCTS_DEFAULT = Tile(64, 64, warps=4, stages=2)
 POSITIONS: Tiles = {}
 POSITIONS_DEFAULT = Tile(64, 64, warps=4, stages=2)

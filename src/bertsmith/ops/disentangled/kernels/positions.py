@@ -16,6 +16,14 @@ from bertsmith.ops.disentangled.kernels.plan import Buffer, Expanded, Side, posi
 
 
 @triton.jit
+def _expand(table, slots, out, least_offset, reach, TABLE_STRIDE, WIDTH: tl.constexpr, LANES: tl.constexpr):
+    number, lane = tl.program_id(0), tl.arange(0, LANES)
+    offset = tl.minimum(tl.maximum(least_offset + number, -reach), reach)
+    row = tl.load(table + tl.load(slots + offset + reach) * TABLE_STRIDE + lane, mask=lane < WIDTH)
+    tl.store(out + number * WIDTH + lane, row, mask=lane < WIDTH)
+
+
+@triton.jit
 def _products(
     states,
     table,
@@ -164,6 +172,15 @@ def _fold(
             source = partial + ((split * HEADS + head) * offsets + offset)[:, None] * WIDTH + width[None, :]
             total += tl.sum(tl.load(source, mask=(offset < end)[:, None], other=0.0), 0)
     tl.store(out + (slot * HEADS + head) * WIDTH + width, total)
+
+
+def expanded(table: Tensor, slots: Tensor, least: int, greatest: int) -> Expanded:
+    """The table with a row for every offset from the least to the greatest."""
+    reach, (_, heads, width) = slots.shape[0] // 2, table.shape
+    out = table.new_empty(greatest - least + 1, heads, width)
+    lanes = triton.next_power_of_2(heads * width)
+    _expand[(len(out),)](table, slots, out, least, reach, table.stride(0), WIDTH=heads * width, LANES=lanes)
+    return Expanded(out, least, reach)
 
 
 def products(side: Side, table: Expanded, buffer: Buffer, factor: float) -> Tensor:

@@ -1,0 +1,209 @@
+"""Depthwise convolution: a program takes a block of a sequence's tokens and some channels.
+
+The gradient of the input is the same convolution the other way round. That of the kernel is a sum over all tokens: each
+program adds up its share in registers and writes it to a place of its own, and the shares are added in order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
+
+TILES: Tiles = {}
+KERNEL_TILES: Tiles = {}
+SHARES = 251
+"""At most so many programs share the tokens of a kernel's gradient; a prime, so that ragged batches spread evenly."""
+CHUNK = 32
+"""Tokens of a sequence that a program of the kernel's gradient takes at a time."""
+
+
+@triton.jit
+def _convolve(
+    hidden,
+    kernel,
+    mixed,
+    first,
+    length,
+    hidden_token,
+    width,
+    room,
+    TAPS: tl.constexpr,
+    BEFORE: tl.constexpr,
+    SIGN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """mixed[t] = Σ_j kernel[:, j] · hidden[t + SIGN · (j − BEFORE)]."""
+    sequence = tl.program_id(2)
+    start = tl.load(first + sequence).to(tl.int64)
+    count = tl.load(length + sequence)
+    begin = tl.program_id(1) * ROWS
+    if begin >= tl.maximum(count, room):
+        return
+    place = begin + tl.arange(0, ROWS)
+    is_token = place < count
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = column < width
+
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for j in tl.static_range(TAPS):
+        there = place + SIGN * (j - BEFORE)
+        is_inside = is_token & (there >= 0) & (there < count)
+        found = tl.load(
+            hidden + ((start + there) * hidden_token)[:, None] + column[None, :],
+            mask=is_inside[:, None] & is_column[None, :],
+            other=0.0,
+        )
+        weight = tl.load(kernel + column * TAPS + j, mask=is_column, other=0.0)
+        total += weight.to(tl.float32)[None, :] * found.to(tl.float32)
+
+    # pads are tokens of nobody: they get the zeros that they have found
+    is_row = place < tl.maximum(count, room)
+    tl.store(
+        mixed + ((start + place) * width)[:, None] + column[None, :],
+        total.to(mixed.dtype.element_ty),
+        is_row[:, None] & is_column[None, :],
+    )
+
+
+@triton.jit
+def _sum_kernel(
+    gradient,
+    hidden,
+    shares,
+    first,
+    length,
+    gradient_token,
+    hidden_token,
+    width,
+    sequences,
+    chunks,
+    TAPS: tl.constexpr,
+    TAP_SLOTS: tl.constexpr,
+    BEFORE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """shares[program] = Σ_t gradient[t] · hidden[t + j − BEFORE], over the tokens of the program's chunks."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = column < width
+    tap = tl.arange(0, TAP_SLOTS)
+    total = tl.zeros((TAP_SLOTS, COLUMNS), tl.float32)
+    for chunk in range(tl.program_id(1), sequences * chunks, tl.num_programs(1)):
+        start = tl.load(first + chunk % sequences).to(tl.int64)
+        count = tl.load(length + chunk % sequences)
+        begin = (chunk // sequences) * CHUNK
+        for block in range(begin, tl.minimum(begin + CHUNK, count), ROWS):
+            place = block + tl.arange(0, ROWS)
+            is_token = place < count
+            given = tl.load(
+                gradient + ((start + place) * gradient_token)[:, None] + column[None, :],
+                mask=is_token[:, None] & is_column[None, :],
+                other=0.0,
+            ).to(tl.float32)
+            for j in tl.static_range(TAPS):
+                there = place + (j - BEFORE)
+                is_inside = is_token & (there >= 0) & (there < count)
+                found = tl.load(
+                    hidden + ((start + there) * hidden_token)[:, None] + column[None, :],
+                    mask=is_inside[:, None] & is_column[None, :],
+                    other=0.0,
+                )
+                product = tl.sum(given * found.to(tl.float32), 0)
+                # the slot is known when this is compiled, so what is written is one sum of registers
+                total = tl.where((tap == j)[:, None], total + product[None, :], total)
+    tl.store(
+        shares + ((tl.program_id(1) * TAPS + tap) * width)[:, None] + column[None, :],
+        total,
+        (tap < TAPS)[:, None] & is_column[None, :],
+    )
+
+
+def convolve(
+    hidden: Tensor,
+    kernel: Tensor,
+    first: Tensor,
+    length: Tensor,
+    longest: int,
+    room: int,
+    before: int,
+    is_turned: bool = False,
+    cut: Tile | None = None,
+) -> Tensor:
+    """The convolved states, (tokens, width); `is_turned` takes the neighbours the other way round, for the gradient.
+
+    Sequences fill at least `room` rows, `longest` at most; `cut` is a tile to try instead of the tuned one.
+    Shape: hidden (tokens, width), without gaps in the last axis; kernel (width, taps), without gaps.
+    """
+    mixed = hidden.new_empty(hidden.shape)
+    width, taps = kernel.shape
+    if hidden.numel() and longest:
+        cut = cut or tile(TILES, Tile(rows=32, columns=min(128, triton.next_power_of_2(width))), hidden.dtype, width)
+        _convolve[(triton.cdiv(width, cut.columns), triton.cdiv(longest, cut.rows), len(first))](
+            hidden,
+            kernel,
+            mixed,
+            first,
+            length,
+            hidden.stride(0),
+            width,
+            room,
+            TAPS=taps,
+            BEFORE=before,
+            SIGN=-1 if is_turned else 1,
+            ROWS=cut.rows,
+            COLUMNS=cut.columns,
+            num_warps=cut.warps,
+            num_stages=cut.stages,
+        )
+    return mixed
+
+
+def kernel_gradient(
+    gradient: Tensor,
+    hidden: Tensor,
+    taps: int,
+    first: Tensor,
+    length: Tensor,
+    longest: int,
+    before: int,
+    cut: Tile | None = None,
+    most_shares: int = SHARES,
+) -> Tensor:
+    """The gradient of the kernel, (width, taps), float32.
+
+    Shape: gradient and hidden (tokens, width), without gaps in the last axis.
+    """
+    width = hidden.shape[1]
+    if not hidden.numel() or not longest:
+        return hidden.new_zeros(width, taps, dtype=torch.float32)
+    # one warp that has all rows of its channels adds them up without asking other threads
+    default = Tile(rows=8, columns=min(256, triton.next_power_of_2(width)), warps=1)
+    cut = cut or tile(KERNEL_TILES, default, hidden.dtype, width)
+    chunks = triton.cdiv(longest, CHUNK)
+    programs = min(most_shares, len(first) * chunks)
+    shares = hidden.new_empty(programs, taps, width, dtype=torch.float32)
+    _sum_kernel[(triton.cdiv(width, cut.columns), programs)](
+        gradient,
+        hidden,
+        shares,
+        first,
+        length,
+        gradient.stride(0),
+        hidden.stride(0),
+        width,
+        len(first),
+        chunks,
+        TAPS=taps,
+        TAP_SLOTS=triton.next_power_of_2(taps),
+        BEFORE=before,
+        CHUNK=CHUNK,
+        ROWS=cut.rows,
+        COLUMNS=cut.columns,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+    )
+    return shares.sum(0).T

@@ -31,8 +31,7 @@ def depthwise(inputs: DepthwiseInputs) -> Tensor:
     hidden = _gapless(by_row(inputs.hidden, inputs.layout))
     spans, room = _places(inputs, hidden.device)
     before, _ = reach(inputs.kernel.shape[-1], inputs.is_causal)
-    kernel = inputs.kernel.contiguous()
-    mixed = _depthwise(hidden, kernel, spans.first, spans.length, spans.longest, room, before)
+    mixed = _depthwise(hidden, inputs.kernel, spans.first, spans.length, spans.longest, room, before)
     return as_laid(mixed, inputs.layout)
 
 

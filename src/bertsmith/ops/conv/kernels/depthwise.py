@@ -13,7 +13,7 @@ from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
 
 TILES: Tiles = {}
 KERNEL_TILES: Tiles = {}
-SHARES = 251
+SHARES = 127
 """At most so many programs share the tokens of a kernel's gradient; a prime, so that ragged batches spread evenly."""
 CHUNK = 32
 """Tokens of a sequence that a program of the kernel's gradient takes at a time."""
@@ -35,7 +35,7 @@ def _convolve(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """mixed[t] = Σ_j kernel[:, j] · hidden[t + SIGN · (j − BEFORE)]."""
+    """mixed[t] = Σ_j kernel[j] · hidden[t + SIGN · (j − BEFORE)]; the kernel is (taps, width)."""
     sequence = tl.program_id(2)
     start = tl.load(first + sequence).to(tl.int64)
     count = tl.load(length + sequence)
@@ -56,7 +56,7 @@ def _convolve(
             mask=is_inside[:, None] & is_column[None, :],
             other=0.0,
         )
-        weight = tl.load(kernel + column * TAPS + j, mask=is_column, other=0.0)
+        weight = tl.load(kernel + j * width + column, mask=is_column, other=0.0)
         total += weight.to(tl.float32)[None, :] * found.to(tl.float32)
 
     # pads are tokens of nobody: they get the zeros that they have found
@@ -85,40 +85,46 @@ def _sum_kernel(
     BEFORE: tl.constexpr,
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """shares[program] = Σ_t gradient[t] · hidden[t + j − BEFORE], over the tokens of the program's chunks."""
+    """shares[program] = Σ_t gradient[t] · hidden[t + j − BEFORE], over the tokens of the program's chunks.
+
+    A block of tokens is ROWS × GROUPS, a group to a warp, so that sums over the rows stay within a thread; the groups
+    meet once, at the end.
+    """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    is_column = column < width
+    is_column = (column < width)[None, None, :]
     tap = tl.arange(0, TAP_SLOTS)
-    total = tl.zeros((TAP_SLOTS, COLUMNS), tl.float32)
+    total = tl.zeros((TAP_SLOTS, GROUPS, COLUMNS), tl.float32)
+    in_block = tl.arange(0, ROWS)[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
     for chunk in range(tl.program_id(1), sequences * chunks, tl.num_programs(1)):
         start = tl.load(first + chunk % sequences).to(tl.int64)
         count = tl.load(length + chunk % sequences)
         begin = (chunk // sequences) * CHUNK
-        for block in range(begin, tl.minimum(begin + CHUNK, count), ROWS):
-            place = block + tl.arange(0, ROWS)
-            is_token = place < count
+        for block in range(begin, tl.minimum(begin + CHUNK, count), ROWS * GROUPS):
+            place = block + in_block
+            is_token = place < tl.minimum(begin + CHUNK, count)
             given = tl.load(
-                gradient + ((start + place) * gradient_token)[:, None] + column[None, :],
-                mask=is_token[:, None] & is_column[None, :],
+                gradient + ((start + place) * gradient_token)[:, :, None] + column[None, None, :],
+                mask=is_token[:, :, None] & is_column,
                 other=0.0,
             ).to(tl.float32)
             for j in tl.static_range(TAPS):
                 there = place + (j - BEFORE)
                 is_inside = is_token & (there >= 0) & (there < count)
                 found = tl.load(
-                    hidden + ((start + there) * hidden_token)[:, None] + column[None, :],
-                    mask=is_inside[:, None] & is_column[None, :],
+                    hidden + ((start + there) * hidden_token)[:, :, None] + column[None, None, :],
+                    mask=is_inside[:, :, None] & is_column,
                     other=0.0,
                 )
                 product = tl.sum(given * found.to(tl.float32), 0)
-                # the slot is known when this is compiled, so what is written is one sum of registers
-                total = tl.where((tap == j)[:, None], total + product[None, :], total)
+                # the slot is known when this is compiled, so this is one sum of registers and no choice
+                total = tl.where((tap == j)[:, None, None], total + product[None, :, :], total)
     tl.store(
         shares + ((tl.program_id(1) * TAPS + tap) * width)[:, None] + column[None, :],
-        total,
-        (tap < TAPS)[:, None] & is_column[None, :],
+        tl.sum(total, 1),
+        (tap < TAPS)[:, None] & (column < width)[None, :],
     )
 
 
@@ -136,15 +142,15 @@ def convolve(
     """The convolved states, (tokens, width); `is_turned` takes the neighbours the other way round, for the gradient.
 
     Sequences fill at least `room` rows, `longest` at most; `cut` is a tile to try instead of the tuned one.
-    Shape: hidden (tokens, width), without gaps in the last axis; kernel (width, taps), without gaps.
+    Shape: hidden (tokens, width), without gaps in the last axis; kernel (width, taps).
     """
     mixed = hidden.new_empty(hidden.shape)
     width, taps = kernel.shape
     if hidden.numel() and longest:
-        cut = cut or tile(TILES, Tile(rows=32, columns=min(128, triton.next_power_of_2(width))), hidden.dtype, width)
+        cut = cut or tile(TILES, Tile(rows=32, columns=min(64, triton.next_power_of_2(width))), hidden.dtype, width)
         _convolve[(triton.cdiv(width, cut.columns), triton.cdiv(longest, cut.rows), len(first))](
             hidden,
-            kernel,
+            kernel.T.contiguous(),  # a few kilobytes; the weights of neighbouring channels are read together
             mixed,
             first,
             length,
@@ -173,15 +179,14 @@ def kernel_gradient(
     cut: Tile | None = None,
     most_shares: int = SHARES,
 ) -> Tensor:
-    """The gradient of the kernel, (width, taps), float32.
+    """The gradient of the kernel, (width, taps), float32; rows of the tile are those of each warp.
 
     Shape: gradient and hidden (tokens, width), without gaps in the last axis.
     """
     width = hidden.shape[1]
     if not hidden.numel() or not longest:
         return hidden.new_zeros(width, taps, dtype=torch.float32)
-    # one warp that has all rows of its channels adds them up without asking other threads
-    default = Tile(rows=8, columns=min(256, triton.next_power_of_2(width)), warps=1)
+    default = Tile(rows=2, columns=min(256, triton.next_power_of_2(width)))
     cut = cut or tile(KERNEL_TILES, default, hidden.dtype, width)
     chunks = triton.cdiv(longest, CHUNK)
     programs = min(most_shares, len(first) * chunks)
@@ -202,6 +207,7 @@ def kernel_gradient(
         BEFORE=before,
         CHUNK=CHUNK,
         ROWS=cut.rows,
+        GROUPS=cut.warps,
         COLUMNS=cut.columns,
         num_warps=cut.warps,
         num_stages=cut.stages,

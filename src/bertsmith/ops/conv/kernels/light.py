@@ -35,7 +35,6 @@ def _forward(
     rate,
     scale,
     TAPS: tl.constexpr,
-    TAP_SLOTS: tl.constexpr,
     BEFORE: tl.constexpr,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -55,18 +54,15 @@ def _forward(
     row = start + place
     column = tl.arange(0, COLUMNS)
     is_column = column < WIDTH
-    tap = tl.arange(0, TAP_SLOTS)
 
     score_row = scores + row * scores_token + head * scores_head
-    is_score = is_token[:, None] & (tap < TAPS)[None, :]
-    logits = tl.load(score_row[:, None] + tap[None, :], mask=is_score, other=0.0).to(tl.float32)
-    logits = tl.where((tap < TAPS)[None, :], logits, float("-inf"))
-    top = tl.max(logits, 1)
-    norm = top + tl.log(tl.sum(tl.exp(logits - top[:, None]), 1))
-    tl.store(normaliser + row * heads + head, norm, mask=is_token)
+    top = tl.load(score_row, mask=is_token, other=0.0).to(tl.float32)
+    for j in tl.static_range(1, TAPS):
+        top = tl.maximum(top, tl.load(score_row + j, mask=is_token, other=0.0).to(tl.float32))
 
     value_column = value + head * value_head + column
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    weights = tl.zeros((ROWS,), tl.float32)
     for j in tl.static_range(TAPS):
         there = place + (j - BEFORE)
         is_inside = is_token & (there >= 0) & (there < count)
@@ -75,11 +71,14 @@ def _forward(
             mask=is_inside[:, None] & is_column[None, :],
             other=0.0,
         )
-        weight = tl.exp(tl.load(score_row + j, mask=is_token, other=0.0).to(tl.float32) - norm)
+        weight = tl.exp(tl.load(score_row + j, mask=is_token, other=0.0).to(tl.float32) - top)
+        weights += weight
         if HAS_DROPOUT:
             kept = is_kept(tl.load(seed), head, row * (1 - IS_SHARED), tl.full((ROWS,), j, tl.int32), rate)
             weight = tl.where(kept, weight * scale, 0.0)
         total += weight[:, None] * found.to(tl.float32)
+    total = total / weights[:, None]
+    tl.store(normaliser + row * heads + head, top + tl.log(weights), mask=is_token)
 
     # pads are tokens of nobody: they get the zeros that they have found
     is_row = place < tl.maximum(count, room)
@@ -218,7 +217,7 @@ def forward(
     """
     mixed = value.new_empty(value.shape)
     normaliser = value.new_empty(value.shape[:2], dtype=torch.float32)
-    tokens, heads, width = value.shape
+    heads, width = value.shape[1:]
     if value.numel() and longest:
         cut = cut or tile(FORWARD_TILES, _default(width), value.dtype, width)
         _forward[(heads, triton.cdiv(longest, cut.rows), len(first))](
@@ -257,7 +256,8 @@ def backward(
     """The gradients of value and scores, of their shapes and dtypes and without gaps."""
     value_gradient = value.new_empty(value.shape)
     scores_gradient = scores.new_empty(scores.shape)
-    tokens, heads, width = value.shape
+    heads, width = value.shape[1:]
+    taps = scores.shape[-1]
     if value.numel() and longest:
         cut = cut or tile(BACKWARD_TILES, _default(width), value.dtype, width)
         _backward[(heads, triton.cdiv(longest, cut.rows), len(first))](
@@ -276,15 +276,16 @@ def backward(
             heads,
             room,
             *_rates(dropout),
-            **_constants(width, scores.shape[-1], before, cut, dropout, is_shared),
+            TAP_SLOTS=triton.next_power_of_2(taps),
+            **_constants(width, taps, before, cut, dropout, is_shared),
         )
     return value_gradient, scores_gradient
 
 
 def _default(width: int) -> Tile:
-    """A tile of about 4096 numbers: what four warps hold beside the sums."""
+    """A tile of about 2048 numbers: with twice as many the backward pass runs out of registers."""
     columns = triton.next_power_of_2(width)
-    return Tile(rows=min(64, max(4, 4096 // columns)), columns=columns)
+    return Tile(rows=min(64, max(4, 2048 // columns)), columns=columns)
 
 
 def _rates(dropout: float) -> tuple[float, float]:
@@ -295,7 +296,6 @@ def _rates(dropout: float) -> tuple[float, float]:
 def _constants(width: int, taps: int, before: int, cut: Tile, dropout: float, is_shared: bool) -> dict[str, int]:
     return {
         "TAPS": taps,
-        "TAP_SLOTS": triton.next_power_of_2(taps),
         "BEFORE": before,
         "WIDTH": width,
         "COLUMNS": triton.next_power_of_2(width),

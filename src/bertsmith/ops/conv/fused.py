@@ -12,14 +12,20 @@ from bertsmith.ops.kernels.spans import Spans, as_laid, by_row
 
 MOST_TAPS = 63
 """The kernels are written out tap by tap when they are compiled."""
+WIDEST_HEAD = 1024
+"""A program of the light convolution holds whole rows of a head."""
 
 
 def unsupported(inputs: DepthwiseInputs | LightConvInputs) -> str | None:
     taken, taps = _parts(inputs)
     reason = support.unsupported(taken) or support.unsupported(taps)
-    if reason is None and taps.shape[-1] > MOST_TAPS:
+    if reason is not None:
+        return reason
+    if taps.shape[-1] > MOST_TAPS:
         return f"there are {taps.shape[-1]} taps and the kernel takes {MOST_TAPS} at most"
-    return reason
+    if isinstance(inputs, LightConvInputs) and taken.shape[-1] > WIDEST_HEAD:
+        return f"the head width is {taken.shape[-1]} and the kernel takes {WIDEST_HEAD} at most"
+    return None
 
 
 def wanted(inputs: DepthwiseInputs | LightConvInputs) -> bool:

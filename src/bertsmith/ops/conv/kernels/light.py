@@ -18,6 +18,13 @@ BACKWARD_TILES: Tiles = {}
 
 
 @triton.jit
+def _dropped(weight, seed, head, row, tap, rate, scale, IS_SHARED: tl.constexpr):
+    """The weights after dropout: drawn for each token, or for all tokens that share a kernel at once."""
+    kept = is_kept(tl.load(seed), head, row * (1 - IS_SHARED), tap, tl.cast(rate, tl.float32))
+    return tl.where(kept, weight * scale, 0.0)
+
+
+@triton.jit
 def _forward(
     value,
     scores,
@@ -74,8 +81,7 @@ def _forward(
         weight = tl.exp(tl.load(score_row + j, mask=is_token, other=0.0).to(tl.float32) - top)
         weights += weight
         if HAS_DROPOUT:
-            kept = is_kept(tl.load(seed), head, row * (1 - IS_SHARED), tl.full((ROWS,), j, tl.int32), rate)
-            weight = tl.where(kept, weight * scale, 0.0)
+            weight = _dropped(weight, seed, head, row, tl.full((ROWS,), j, tl.int32), rate, scale, IS_SHARED)
         total += weight[:, None] * found.to(tl.float32)
     total = total / weights[:, None]
     tl.store(normaliser + row * heads + head, top + tl.log(weights), mask=is_token)
@@ -120,8 +126,8 @@ def _backward(
 ):
     """The gradients of the block's own values and scores, each gathered from the block's neighbours.
 
-    value: Σ_j w[t − j + BEFORE, j] · gradient[t − j + BEFORE]; weights: dw[t, j] = ⟨gradient[t], value[t + j − BEFORE]⟩;
-    scores: w · (dw − Σ_j w · dw).
+    Values: Σ_j w[t − j + BEFORE, j] · gradient[t − j + BEFORE]. Weights: dw[t, j] = ⟨gradient[t], value[t + j − BEFORE]⟩.
+    Scores: w · (dw − Σ_j w · dw).
     """
     head, sequence = tl.program_id(0), tl.program_id(2)
     start = tl.load(first + sequence).to(tl.int64)
@@ -168,8 +174,7 @@ def _backward(
         norm = tl.load(normaliser + taker_row * heads + head, mask=is_inside, other=0.0)
         weight = tl.exp(score.to(tl.float32) - norm)
         if HAS_DROPOUT:
-            kept = is_kept(tl.load(seed), head, taker_row * (1 - IS_SHARED), tl.full((ROWS,), j, tl.int32), rate)
-            weight = tl.where(kept, weight * scale, 0.0)
+            weight = _dropped(weight, seed, head, taker_row, tl.full((ROWS,), j, tl.int32), rate, scale, IS_SHARED)
         total += weight[:, None] * given.to(tl.float32)
 
     is_row = place < tl.maximum(count, room)
@@ -186,8 +191,7 @@ def _backward(
     norm = tl.load(normaliser + row * heads + head, mask=is_token, other=0.0)
     weights = tl.where(is_score, tl.exp(logits - norm[:, None]), 0.0)
     if HAS_DROPOUT:
-        kept = is_kept(tl.load(seed), head, (row * (1 - IS_SHARED))[:, None], tap[None, :], rate)
-        weight_gradient = tl.where(kept, weight_gradient * scale, 0.0)
+        weight_gradient = _dropped(weight_gradient, seed, head, row[:, None], tap[None, :], rate, scale, IS_SHARED)
     score_gradient = weights * (weight_gradient - tl.sum(weights * weight_gradient, 1)[:, None])
     tl.store(
         scores_gradient + ((row * heads + head) * TAPS)[:, None] + tap[None, :],
@@ -285,7 +289,7 @@ def backward(
 def _default(width: int) -> Tile:
     """A tile of about 2048 numbers: with twice as many the backward pass runs out of registers."""
     columns = triton.next_power_of_2(width)
-    return Tile(rows=min(64, max(4, 2048 // columns)), columns=columns)
+    return Tile(rows=min(64, max(2, 2048 // columns)), columns=columns)
 
 
 def _rates(dropout: float) -> tuple[float, float]:

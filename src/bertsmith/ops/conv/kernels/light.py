@@ -126,8 +126,8 @@ def _backward(
 ):
     """The gradients of the block's own values and scores, each gathered from the block's neighbours.
 
-    Values: Σ_j w[t − j + BEFORE, j] · gradient[t − j + BEFORE]. Weights: dw[t, j] = ⟨gradient[t], value[t + j − BEFORE]⟩.
-    Scores: w · (dw − Σ_j w · dw).
+    Values: Σ_j w[t − j + BEFORE, j] · gradient[t − j + BEFORE]. Scores: w · (dw − Σ_j w · dw) with the weights'
+    dw[t, j] = ⟨gradient[t], value[t + j − BEFORE]⟩.
     """
     head, sequence = tl.program_id(0), tl.program_id(2)
     start = tl.load(first + sequence).to(tl.int64)

@@ -207,7 +207,7 @@ def _depthwise_kernels(hidden: Tensor, kernel: Tensor, layout: SequenceLayout) -
         for shares in (61, 127, 251)
     ]
     return {
-        "forward": Tuned(partial(depthwise.convolve, hidden, kernel, *places, 0, taps // 2), tries),
+        "forward": Tuned(partial(depthwise.convolve, hidden, kernel, *places, 0, taps // 2, hidden.dtype), tries),
         "kernel's gradient": Tuned(partial(depthwise.kernel_gradient, hidden, hidden, taps, *places, taps // 2), sums),
     }
 

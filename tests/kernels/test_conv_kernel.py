@@ -184,7 +184,30 @@ def test_the_compiler_sees_one_op(dropout: float) -> None:
     seed = torch.tensor([5], dtype=torch.int32, device=DEVICE) if dropout else None
     light = (*leaves[:2], first, length, seed, 7, 0, 1, dropout, False)
     torch.library.opcheck(torch.ops.bertsmith.light_conv.default, light)
-    torch.library.opcheck(torch.ops.bertsmith.depthwise.default, (numbers(11, 32), leaves[2], first, length, 7, 0, 1))
+    deep = (numbers(11, 32), leaves[2], first, length, 7, 0, 1, torch.bfloat16)
+    torch.library.opcheck(torch.ops.bertsmith.depthwise.default, deep)
+
+
+def test_dtypes_may_differ() -> None:
+    layout, dtype = packed_layout([12, 9]).to(DEVICE), torch.bfloat16
+    value, scores = numbers(21, 2, 16, dtype=dtype).requires_grad_(), numbers(2, 3).requires_grad_()
+    mixed = light_conv(value, scores, layout, backend="triton")
+    exact = light_conv(value.double(), scores.double(), layout)
+    assert mixed.dtype == dtype
+    # one rounding, at the end: the scores were not rounded; the interpreter cuts numbers off instead
+    rounding = {"rtol": 2**-8 if value.is_cuda else 2**-7, "atol": 1e-6}
+    torch.testing.assert_close(mixed.double(), exact, **rounding)
+    to_value, to_scores = torch.autograd.grad(mixed.float().sum(), [value, scores])
+    assert (to_value.dtype, to_scores.dtype) == (dtype, torch.float32)
+    hidden, kernel = numbers(21, 32).requires_grad_(), numbers(32, 3).requires_grad_()
+    deep = depthwise(hidden, kernel, layout, backend="triton")
+    with torch.autocast(DEVICE, dtype):
+        rounded = depthwise(hidden, kernel, layout, backend="triton")
+    assert rounded.dtype == dtype
+    torch.testing.assert_close(rounded.float(), deep, **rounding)
+    upstream = numbers(21, 32, dtype=dtype)
+    ours, theirs = (torch.autograd.grad(x, [hidden, kernel], upstream.to(x.dtype)) for x in (rounded, deep))
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 def test_gradients_repeat_to_the_bit() -> None:

@@ -33,11 +33,16 @@ def wanted(inputs: DepthwiseInputs | LightConvInputs) -> bool:
 
 
 def depthwise(inputs: DepthwiseInputs) -> Tensor:
-    """The convolved states, in the shape of `hidden`; 0 at pads."""
+    """The convolved states, in the shape of `hidden`; 0 at pads.
+
+    Under autocast they come in its dtype, as from PyTorch's own convolutions: to be rounded later is one more pass.
+    """
     hidden = _gapless(by_row(inputs.hidden, inputs.layout))
     spans, room = _places(inputs, hidden.device)
     before, _ = reach(inputs.kernel.shape[-1], inputs.is_causal)
-    mixed = _depthwise(hidden, inputs.kernel, spans.first, spans.length, spans.longest, room, before)
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    mixed = _depthwise(hidden, inputs.kernel, spans.first, spans.length, spans.longest, room, before, dtype)
     return as_laid(mixed, inputs.layout)
 
 
@@ -155,16 +160,32 @@ _light_conv.register_autograd(_light_conv_gradients, setup_context=_keep_light_c
 
 @torch.library.custom_op("bertsmith::depthwise", mutates_args=())
 def _depthwise(
-    hidden: Tensor, kernel: Tensor, first: Tensor, length: Tensor, longest: int, room: int, before: int
+    hidden: Tensor,
+    kernel: Tensor,
+    first: Tensor,
+    length: Tensor,
+    longest: int,
+    room: int,
+    before: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     from bertsmith.ops.conv.kernels.depthwise import convolve
 
-    return convolve(hidden, kernel, first, length, longest, room, before)
+    return convolve(hidden, kernel, first, length, longest, room, before, dtype)
 
 
 @_depthwise.register_fake
-def _(hidden: Tensor, kernel: Tensor, *places: Any) -> Tensor:
-    return hidden.new_empty(hidden.shape)
+def _(
+    hidden: Tensor,
+    kernel: Tensor,
+    first: Tensor,
+    length: Tensor,
+    longest: int,
+    room: int,
+    before: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    return hidden.new_empty(hidden.shape, dtype=dtype)
 
 
 @torch.library.custom_op("bertsmith::depthwise_backward", mutates_args=())
@@ -181,7 +202,7 @@ def _depthwise_backward(
     from bertsmith.ops.conv.kernels.depthwise import convolve, kernel_gradient
 
     gradient = _gapless(gradient)
-    turned = convolve(gradient, kernel, first, length, longest, room, before, is_turned=True)
+    turned = convolve(gradient, kernel, first, length, longest, room, before, hidden.dtype, is_turned=True)
     summed = kernel_gradient(gradient, hidden, kernel.shape[1], first, length, longest, before)
     return turned, summed.to(kernel.dtype).contiguous()
 
@@ -192,13 +213,13 @@ def _(gradient: Tensor, hidden: Tensor, kernel: Tensor, *places: Any) -> tuple[T
 
 
 def _keep_depthwise(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.longest, ctx.room, ctx.before = inputs
+    *tensors, ctx.longest, ctx.room, ctx.before, _ = inputs
     ctx.save_for_backward(*tensors)
 
 
 def _depthwise_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     gradients = _depthwise_backward(gradient, *ctx.saved_tensors, ctx.longest, ctx.room, ctx.before)
-    return *gradients, *[None] * 5
+    return *gradients, *[None] * 6
 
 
 _depthwise.register_autograd(_depthwise_gradients, setup_context=_keep_depthwise)

@@ -136,15 +136,17 @@ def convolve(
     longest: int,
     room: int,
     before: int,
+    dtype: torch.dtype,
     is_turned: bool = False,
     cut: Tile | None = None,
 ) -> Tensor:
-    """The convolved states, (tokens, width); `is_turned` takes the neighbours the other way round, for the gradient.
+    """The convolved states, (tokens, width), in the given dtype.
 
-    Sequences fill at least `room` rows, `longest` at most; `cut` is a tile to try instead of the tuned one.
+    `is_turned` takes the neighbours the other way round, for the gradient. Sequences fill at least `room` rows,
+    `longest` at most; `cut` is a tile to try instead of the tuned one.
     Shape: hidden (tokens, width), without gaps in the last axis; kernel (width, taps).
     """
-    mixed = hidden.new_empty(hidden.shape)
+    mixed = hidden.new_empty(hidden.shape, dtype=dtype)
     width, taps = kernel.shape
     if hidden.numel() and longest:
         cut = cut or tile(TILES, Tile(rows=32, columns=min(64, triton.next_power_of_2(width))), hidden.dtype, width)

@@ -10,8 +10,8 @@ from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, reach
 from bertsmith.ops.kernels import support
 from bertsmith.ops.kernels.spans import Spans, as_laid, by_row
 
-MOST_TAPS = 63
-"""The kernels are written out tap by tap when they are compiled."""
+MOST_TAPS = 31
+"""The kernels are written out tap by tap when they are compiled; with more of them registers run out."""
 WIDEST_HEAD = 1024
 """A program of the light convolution holds whole rows of a head."""
 

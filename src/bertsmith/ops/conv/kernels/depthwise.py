@@ -19,7 +19,7 @@ CHUNK = 32
 """Tokens of a sequence that a program of the kernel's gradient takes at a time."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["room"])
 def _convolve(
     hidden,
     kernel,
@@ -68,7 +68,7 @@ def _convolve(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "chunks"])
 def _sum_kernel(
     gradient,
     hidden,
@@ -188,8 +188,7 @@ def kernel_gradient(
     width = hidden.shape[1]
     if not hidden.numel() or not longest:
         return hidden.new_zeros(width, taps, dtype=torch.float32)
-    default = Tile(rows=2, columns=min(256, triton.next_power_of_2(width)))
-    cut = cut or tile(KERNEL_TILES, default, hidden.dtype, width)
+    cut = cut or tile(KERNEL_TILES, _default_sum(hidden, taps), hidden.dtype, width)
     chunks = triton.cdiv(longest, CHUNK)
     programs = min(most_shares, len(first) * chunks)
     shares = hidden.new_empty(programs, taps, width, dtype=torch.float32)
@@ -215,3 +214,9 @@ def kernel_gradient(
         num_stages=cut.stages,
     )
     return shares.sum(0).T
+
+
+def _default_sum(hidden: Tensor, taps: int) -> Tile:
+    """Sixteen bytes of channels for each thread: it has a sum for each of them and each tap, or half for many taps."""
+    rows, columns = (2, 512 // hidden.element_size()) if taps <= 16 else (1, 256 // hidden.element_size())
+    return Tile(rows=rows, columns=min(columns, triton.next_power_of_2(hidden.shape[1])))

@@ -24,7 +24,7 @@ def _dropped(weight, seed, head, row, tap, rate, scale, IS_SHARED: tl.constexpr)
     return tl.where(kept, weight * scale, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["room"])
 def _forward(
     value,
     scores,
@@ -94,7 +94,7 @@ def _forward(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["room"])
 def _backward(
     gradient,
     value,
@@ -222,8 +222,9 @@ def forward(
     mixed = value.new_empty(value.shape)
     normaliser = value.new_empty(value.shape[:2], dtype=torch.float32)
     heads, width = value.shape[1:]
+    taps = scores.shape[-1]
     if value.numel() and longest:
-        cut = cut or tile(FORWARD_TILES, _default(width), value.dtype, width)
+        cut = cut or tile(FORWARD_TILES, _default(value, taps), value.dtype, width)
         _forward[(heads, triton.cdiv(longest, cut.rows), len(first))](
             value,
             scores,
@@ -237,7 +238,7 @@ def forward(
             heads,
             room,
             *_rates(dropout),
-            **_constants(width, scores.shape[-1], before, cut, dropout, is_shared),
+            **_constants(width, taps, before, cut, dropout, is_shared),
         )
     return mixed, normaliser
 
@@ -263,7 +264,7 @@ def backward(
     heads, width = value.shape[1:]
     taps = scores.shape[-1]
     if value.numel() and longest:
-        cut = cut or tile(BACKWARD_TILES, _default(width), value.dtype, width)
+        cut = cut or tile(BACKWARD_TILES, _default(value, taps), value.dtype, width)
         _backward[(heads, triton.cdiv(longest, cut.rows), len(first))](
             gradient,
             value,
@@ -286,10 +287,11 @@ def backward(
     return value_gradient, scores_gradient
 
 
-def _default(width: int) -> Tile:
-    """A tile of about 2048 numbers: with twice as many the backward pass runs out of registers."""
-    columns = triton.next_power_of_2(width)
-    return Tile(rows=min(64, max(2, 2048 // columns)), columns=columns)
+def _default(value: Tensor, taps: int) -> Tile:
+    """A tile of 4 KiB of values, or less for many taps: with more the backward pass runs out of registers."""
+    columns = triton.next_power_of_2(value.shape[-1])
+    numbers = 4096 // value.element_size() // (1 if taps <= 16 else 2)
+    return Tile(rows=min(64 if taps <= 16 else 16, max(2, numbers // columns)), columns=columns)
 
 
 def _rates(dropout: float) -> tuple[float, float]:

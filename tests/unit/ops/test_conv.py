@@ -8,7 +8,6 @@ from torch import Tensor
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops.conv import (
-    DEPTHWISE_FORMS,
     FORMS,
     depthwise,
     depthwise_step,
@@ -18,6 +17,7 @@ from bertsmith.ops.conv import (
     tap_weights,
 )
 
+PLAIN_FORMS = [name for name in FORMS if name != "triton"]  # the kernels have tests of their own
 TAPS = [1, 3, 9, 13]
 HEADS, HEAD_WIDTH = 3, 2
 
@@ -55,7 +55,7 @@ def light_loop(value: Tensor, scores: Tensor, is_causal: bool) -> Tensor:
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("taps", TAPS)
-@pytest.mark.parametrize("form", DEPTHWISE_FORMS)
+@pytest.mark.parametrize("form", PLAIN_FORMS)
 def test_depthwise_is_the_loop(form: str, taps: int, is_causal: bool) -> None:
     for case in LENGTH_CASES.values():
         items, kernel = [numbers(length, 5).detach() for length in case], numbers(5, taps).detach()
@@ -70,7 +70,7 @@ def test_depthwise_is_the_loop(form: str, taps: int, is_causal: bool) -> None:
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("taps", TAPS)
 @pytest.mark.parametrize("is_fixed", [True, False], ids=["light", "dynamic"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", PLAIN_FORMS)
 def test_light_and_dynamic_are_the_loop(form: str, is_fixed: bool, taps: int, is_causal: bool) -> None:
     with torch.no_grad():
         for case in LENGTH_CASES.values():
@@ -101,7 +101,7 @@ def test_gradients() -> None:
 def test_legacy_padding_lets_the_pads_in() -> None:
     layout = padded_layout([4, 2], extra=3)
     value, scores, kernel = numbers(2, 7, 1, 3), numbers(1, 5), numbers(3, 5)
-    for form in FORMS:
+    for form in PLAIN_FORMS:
         full = SequenceLayout.full(2, 7)
         options = {"legacy_padding": True, "backend": form}
         torch.testing.assert_close(light_conv(value, scores, layout, **options), light_conv(value, scores, full))
@@ -113,7 +113,7 @@ def test_legacy_padding_lets_the_pads_in() -> None:
 def test_causal_means_the_future_changes_nothing() -> None:
     value, scores, kernel, layout = numbers(8, 2, 3), numbers(8, 2, 5), numbers(6, 5), packed_layout([8])
     later = torch.cat([value[:5], numbers(3, 2, 3)])
-    for form in FORMS:
+    for form in PLAIN_FORMS:
         first, second = (light_conv(v, scores, layout, is_causal=True, backend=form) for v in (value, later))
         assert torch.equal(first[:5], second[:5])
         assert not torch.equal(first[5:], second[5:])
@@ -152,7 +152,7 @@ def test_half_precision_is_summed_in_float32() -> None:
     layout = packed_layout([400, 30])
     value, scores = torch.randn(430, 4, 16), torch.randn(430, 4, 9)
     exact = light_conv(value.bfloat16().double(), scores.bfloat16().double(), layout)
-    for form in FORMS:
+    for form in PLAIN_FORMS:
         half = light_conv(value.bfloat16(), scores.bfloat16(), layout, backend=form)
         assert half.dtype == torch.bfloat16
         # one rounding, at the end
@@ -162,7 +162,7 @@ def test_half_precision_is_summed_in_float32() -> None:
 def test_dropout_falls_on_the_taps_and_keeps_the_expectation() -> None:
     value, scores, layout = numbers(5, 2, 3).detach(), numbers(5, 2, 3).detach(), packed_layout([5])
     clean = light_conv(value, scores, layout)
-    for form in FORMS:
+    for form in PLAIN_FORMS:
         noisy = torch.stack([light_conv(value, scores, layout, dropout=0.5, backend=form) for _ in range(2000)])
         assert ((noisy.mean(0) - clean).abs() < 5 * noisy.std(0) / 2000**0.5).all()
         assert noisy.std(0).min() > 0

@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
-from bertsmith.ops.conv import reference, taps
+from bertsmith.ops.conv import fused, reference, taps
 from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, odd_taps, reach, tap_weights
 from bertsmith.ops.conv.shift import shifted
 from bertsmith.ops.dispatch import Form, Forms, choose
 
 DEPTHWISE_FORMS: Forms[DepthwiseInputs] = {
+    "triton": Form(fused.depthwise, fused.unsupported, fused.wanted),
     "taps": Form(taps.depthwise, taps.unsupported),
     "reference": Form(reference.depthwise, reference.unsupported),
 }
 FORMS: Forms[LightConvInputs] = {
+    "triton": Form(fused.light_conv, fused.unsupported, fused.wanted),
     "taps": Form(taps.light_conv, taps.unsupported),
     "reference": Form(reference.light_conv, reference.unsupported),
 }

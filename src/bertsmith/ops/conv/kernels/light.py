@@ -1,0 +1,313 @@
+"""Light convolution in one kernel each way: a program takes a block of a sequence's tokens and one head.
+
+Nothing is unfolded: a tap is the block read again, moved by the tap, mostly from the first cache. The softmax over the
+taps is never written. Its logarithmic normaliser is, one float32 per token and head, so that the backward pass has the
+weight of any neighbour as exp(score − normaliser). The backward pass gathers, as the forward pass does: no atomics.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bertsmith.ops.kernels.chance import is_kept
+from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
+
+FORWARD_TILES: Tiles = {}
+BACKWARD_TILES: Tiles = {}
+
+
+@triton.jit
+def _dropped(weight, seed, head, row, tap, rate, scale, IS_SHARED: tl.constexpr):
+    """The weights after dropout: drawn for each token, or for all tokens that share a kernel at once."""
+    kept = is_kept(tl.load(seed), head, row * (1 - IS_SHARED), tap, tl.cast(rate, tl.float32))
+    return tl.where(kept, weight * scale, 0.0)
+
+
+@triton.jit(do_not_specialize=["room"])
+def _forward(
+    value,
+    scores,
+    mixed,
+    normaliser,
+    first,
+    length,
+    seed,
+    value_token,
+    value_head,
+    scores_token,
+    scores_head,
+    heads,
+    room,
+    rate,
+    scale,
+    TAPS: tl.constexpr,
+    BEFORE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
+    IS_SHARED: tl.constexpr,
+):
+    """mixed[t] = Σ_j w[t, j] · value[t + j − BEFORE] with w = softmax(scores), and the softmax's normaliser."""
+    head, sequence = tl.program_id(0), tl.program_id(2)
+    start = tl.load(first + sequence).to(tl.int64)
+    count = tl.load(length + sequence)
+    begin = tl.program_id(1) * ROWS
+    if begin >= tl.maximum(count, room):
+        return
+    place = begin + tl.arange(0, ROWS)
+    is_token = place < count
+    row = start + place
+    column = tl.arange(0, COLUMNS)
+    is_column = column < WIDTH
+
+    score_row = scores + row * scores_token + head * scores_head
+    top = tl.load(score_row, mask=is_token, other=0.0).to(tl.float32)
+    for j in tl.static_range(1, TAPS):
+        top = tl.maximum(top, tl.load(score_row + j, mask=is_token, other=0.0).to(tl.float32))
+
+    value_column = value + head * value_head + column
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    weights = tl.zeros((ROWS,), tl.float32)
+    for j in tl.static_range(TAPS):
+        there = place + (j - BEFORE)
+        is_inside = is_token & (there >= 0) & (there < count)
+        found = tl.load(
+            value_column[None, :] + ((start + there) * value_token)[:, None],
+            mask=is_inside[:, None] & is_column[None, :],
+            other=0.0,
+        )
+        weight = tl.exp(tl.load(score_row + j, mask=is_token, other=0.0).to(tl.float32) - top)
+        weights += weight
+        if HAS_DROPOUT:
+            weight = _dropped(weight, seed, head, row, tl.full((ROWS,), j, tl.int32), rate, scale, IS_SHARED)
+        total += weight[:, None] * found.to(tl.float32)
+    total = total / weights[:, None]
+    tl.store(normaliser + row * heads + head, top + tl.log(weights), mask=is_token)
+
+    # pads are tokens of nobody: they get the zeros that they have found
+    is_row = place < tl.maximum(count, room)
+    mixed_row = mixed + (row * heads + head) * WIDTH
+    tl.store(
+        mixed_row[:, None] + column[None, :], total.to(mixed.dtype.element_ty), is_row[:, None] & is_column[None, :]
+    )
+
+
+@triton.jit(do_not_specialize=["room"])
+def _backward(
+    gradient,
+    value,
+    scores,
+    normaliser,
+    value_gradient,
+    scores_gradient,
+    first,
+    length,
+    seed,
+    gradient_token,
+    gradient_head,
+    value_token,
+    value_head,
+    scores_token,
+    scores_head,
+    heads,
+    room,
+    rate,
+    scale,
+    TAPS: tl.constexpr,
+    TAP_SLOTS: tl.constexpr,
+    BEFORE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
+    IS_SHARED: tl.constexpr,
+):
+    """The gradients of the block's own values and scores, each gathered from the block's neighbours.
+
+    Values: Σ_j w[t − j + BEFORE, j] · gradient[t − j + BEFORE]. Scores: w · (dw − Σ_j w · dw) with the weights'
+    dw[t, j] = ⟨gradient[t], value[t + j − BEFORE]⟩.
+    """
+    head, sequence = tl.program_id(0), tl.program_id(2)
+    start = tl.load(first + sequence).to(tl.int64)
+    count = tl.load(length + sequence)
+    begin = tl.program_id(1) * ROWS
+    if begin >= tl.maximum(count, room):
+        return
+    place = begin + tl.arange(0, ROWS)
+    is_token = place < count
+    row = start + place
+    column = tl.arange(0, COLUMNS)
+    is_column = column < WIDTH
+    tap = tl.arange(0, TAP_SLOTS)
+
+    value_column = value + head * value_head + column
+    gradient_column = gradient + head * gradient_head + column
+    own = tl.load(
+        gradient_column[None, :] + (row * gradient_token)[:, None],
+        mask=is_token[:, None] & is_column[None, :],
+        other=0.0,
+    ).to(tl.float32)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    weight_gradient = tl.zeros((ROWS, TAP_SLOTS), tl.float32)
+    for j in tl.static_range(TAPS):
+        there = place + (j - BEFORE)  # whose value the block's tap j takes
+        is_inside = is_token & (there >= 0) & (there < count)
+        found = tl.load(
+            value_column[None, :] + ((start + there) * value_token)[:, None],
+            mask=is_inside[:, None] & is_column[None, :],
+            other=0.0,
+        )
+        product = tl.sum(own * found.to(tl.float32), 1)
+        weight_gradient = tl.where((tap == j)[None, :], product[:, None], weight_gradient)
+
+        taker = place - (j - BEFORE)  # whose tap j takes the block's value
+        is_inside = is_token & (taker >= 0) & (taker < count)
+        taker_row = start + taker
+        given = tl.load(
+            gradient_column[None, :] + (taker_row * gradient_token)[:, None],
+            mask=is_inside[:, None] & is_column[None, :],
+            other=0.0,
+        )
+        score = tl.load(scores + taker_row * scores_token + head * scores_head + j, mask=is_inside, other=0.0)
+        norm = tl.load(normaliser + taker_row * heads + head, mask=is_inside, other=0.0)
+        weight = tl.exp(score.to(tl.float32) - norm)
+        if HAS_DROPOUT:
+            weight = _dropped(weight, seed, head, taker_row, tl.full((ROWS,), j, tl.int32), rate, scale, IS_SHARED)
+        total += weight[:, None] * given.to(tl.float32)
+
+    is_row = place < tl.maximum(count, room)
+    value_row = value_gradient + (row * heads + head) * WIDTH
+    tl.store(
+        value_row[:, None] + column[None, :],
+        total.to(value_gradient.dtype.element_ty),
+        is_row[:, None] & is_column[None, :],
+    )
+
+    is_score = is_token[:, None] & (tap < TAPS)[None, :]
+    score_row = scores + row * scores_token + head * scores_head
+    logits = tl.load(score_row[:, None] + tap[None, :], mask=is_score, other=0.0).to(tl.float32)
+    norm = tl.load(normaliser + row * heads + head, mask=is_token, other=0.0)
+    weights = tl.where(is_score, tl.exp(logits - norm[:, None]), 0.0)
+    if HAS_DROPOUT:
+        weight_gradient = _dropped(weight_gradient, seed, head, row[:, None], tap[None, :], rate, scale, IS_SHARED)
+    score_gradient = weights * (weight_gradient - tl.sum(weights * weight_gradient, 1)[:, None])
+    tl.store(
+        scores_gradient + ((row * heads + head) * TAPS)[:, None] + tap[None, :],
+        score_gradient.to(scores_gradient.dtype.element_ty),
+        is_row[:, None] & (tap < TAPS)[None, :],
+    )
+
+
+def forward(
+    value: Tensor,
+    scores: Tensor,
+    first: Tensor,
+    length: Tensor,
+    seed: Tensor | None,
+    longest: int,
+    room: int,
+    before: int,
+    dropout: float,
+    is_shared: bool,
+    cut: Tile | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The convolved values, (tokens, heads, head_width), and the normalisers, (tokens, heads), float32.
+
+    Sequences fill at least `room` rows, `longest` at most. The shared kernels of `is_shared` are dropped alike
+    everywhere; `cut` is a tile to try instead of the tuned one.
+    Shape: value (tokens, heads, head_width), scores (tokens, heads, taps), last axes without gaps.
+    """
+    mixed = value.new_empty(value.shape)
+    normaliser = value.new_empty(value.shape[:2], dtype=torch.float32)
+    heads, width = value.shape[1:]
+    taps = scores.shape[-1]
+    if value.numel() and longest:
+        cut = cut or tile(FORWARD_TILES, _default(value, taps), value.dtype, width)
+        _forward[(heads, triton.cdiv(longest, cut.rows), len(first))](
+            value,
+            scores,
+            mixed,
+            normaliser,
+            first,
+            length,
+            first if seed is None else seed,
+            *value.stride()[:2],
+            *scores.stride()[:2],
+            heads,
+            room,
+            *_rates(dropout),
+            **_constants(width, taps, before, cut, dropout, is_shared),
+        )
+    return mixed, normaliser
+
+
+def backward(
+    gradient: Tensor,
+    value: Tensor,
+    scores: Tensor,
+    normaliser: Tensor,
+    first: Tensor,
+    length: Tensor,
+    seed: Tensor | None,
+    longest: int,
+    room: int,
+    before: int,
+    dropout: float,
+    is_shared: bool,
+    cut: Tile | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of value and scores, of their shapes and dtypes and without gaps."""
+    value_gradient = value.new_empty(value.shape)
+    scores_gradient = scores.new_empty(scores.shape)
+    heads, width = value.shape[1:]
+    taps = scores.shape[-1]
+    if value.numel() and longest:
+        cut = cut or tile(BACKWARD_TILES, _default(value, taps), value.dtype, width)
+        _backward[(heads, triton.cdiv(longest, cut.rows), len(first))](
+            gradient,
+            value,
+            scores,
+            normaliser,
+            value_gradient,
+            scores_gradient,
+            first,
+            length,
+            first if seed is None else seed,
+            *gradient.stride()[:2],
+            *value.stride()[:2],
+            *scores.stride()[:2],
+            heads,
+            room,
+            *_rates(dropout),
+            TAP_SLOTS=triton.next_power_of_2(taps),
+            **_constants(width, taps, before, cut, dropout, is_shared),
+        )
+    return value_gradient, scores_gradient
+
+
+def _default(value: Tensor, taps: int) -> Tile:
+    """A tile of 4 KiB of values, or less for many taps: with more the backward pass runs out of registers."""
+    columns = triton.next_power_of_2(value.shape[-1])
+    numbers = 4096 // value.element_size() // (1 if taps <= 16 else 2)
+    return Tile(rows=min(64 if taps <= 16 else 16, max(2, numbers // columns)), columns=columns)
+
+
+def _rates(dropout: float) -> tuple[float, float]:
+    """The rate, and what the weights that stay are multiplied by."""
+    return dropout, 1 / (1 - dropout) if dropout < 1 else 0.0
+
+
+def _constants(width: int, taps: int, before: int, cut: Tile, dropout: float, is_shared: bool) -> dict[str, int]:
+    return {
+        "TAPS": taps,
+        "BEFORE": before,
+        "WIDTH": width,
+        "COLUMNS": triton.next_power_of_2(width),
+        "ROWS": cut.rows,
+        "HAS_DROPOUT": dropout > 0,
+        "IS_SHARED": is_shared,
+        "num_warps": cut.warps,
+        "num_stages": cut.stages,
+    }

@@ -1,0 +1,285 @@
+"""The convolutions' kernels against the reference in float64: outputs and every gradient, in every layout."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from cases import packed_layout, padded_layout, tiny_model
+from helpers_kernels import DEVICE, assert_close_to_truth, needs_triton, results
+from torch import Tensor
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
+from bertsmith.ops.conv import FORMS, depthwise, fused, light_conv
+from bertsmith.ops.conv.inputs import LightConvInputs
+from bertsmith.ops.dispatch import choose
+
+pytestmark = needs_triton
+LENGTHS = [1, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1000]
+MIXES = [*([length] for length in LENGTHS), LENGTHS, [3] * 40, [5, 0, 0, 70, 1, 0]]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64).to(DEVICE, dtype)
+
+
+def lying(lengths: list[int], how: str) -> tuple[SequenceLayout, tuple[int, ...]]:
+    """A layout and the shape of what lies in it."""
+    if how == "packed":
+        return packed_layout(lengths, empty=2).to(DEVICE), (sum(lengths),)
+    layout = padded_layout(lengths, extra=3).to(DEVICE)
+    return layout, (len(lengths), layout.longest)
+
+
+def compare(
+    lengths: list[int],
+    how: str,
+    *,
+    heads: int,
+    head_width: int,
+    taps: int,
+    dtype: torch.dtype,
+    is_fixed: bool = False,
+    is_causal: bool = False,
+    legacy_padding: bool = False,
+) -> None:
+    """Both ops in one layout."""
+    layout, shape = lying(lengths, how)
+    options = {"layout": layout, "is_causal": is_causal, "legacy_padding": legacy_padding}
+    is_token = None if legacy_padding else layout.is_token
+    scores = numbers(heads, taps) if is_fixed else 2 * numbers(*shape, heads, taps)
+    value = numbers(*shape, heads, head_width)
+    assert_close_to_truth(partial(light_conv, **options), [value, scores], dtype, is_token=is_token)
+    hidden, kernel = value.flatten(-2), numbers(heads * head_width, taps)
+    assert_close_to_truth(partial(depthwise, **options), [hidden, kernel], dtype, is_token=is_token)
+
+
+@pytest.mark.parametrize(
+    ("how", "taps", "is_causal"),
+    [
+        ("packed", 1, False),
+        ("packed", 3, True),
+        ("packed", 9, False),
+        ("packed", 13, True),
+        ("padded", 13, False),
+        ("padded", 9, True),
+    ],
+)
+def test_both_equal_the_reference(how: str, taps: int, is_causal: bool) -> None:
+    lengths = [70, 1, 0, 5, 12] if how == "packed" else [40, 1, 5]
+    compare(lengths, how, heads=2, head_width=24, taps=taps, dtype=torch.float32, is_causal=is_causal)
+
+
+@pytest.mark.parametrize("is_fixed", [False, True], ids=["dynamic", "light"])
+@pytest.mark.parametrize("legacy_padding", [False, True])
+def test_pads_and_kernels_for_all_positions(legacy_padding: bool, is_fixed: bool) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        options = {"is_fixed": is_fixed, "legacy_padding": legacy_padding, "dtype": dtype}
+        compare([9, 2, 33], "padded", heads=3, head_width=16, taps=5, **options)
+
+
+def test_more_channels_than_a_tile_and_more_tokens_than_programs() -> None:
+    layout, hidden = packed_layout([45, 3], empty=1).to(DEVICE), numbers(48, 300)
+    for taps in (3, 17):
+        assert_close_to_truth(partial(depthwise, layout=layout), [hidden, numbers(300, taps)], torch.float32)
+    from bertsmith.ops.conv.kernels.depthwise import kernel_gradient
+    from bertsmith.ops.kernels.spans import Spans
+
+    spans, gradient = Spans.of(layout, hidden.device), numbers(48, 300)
+    places = (spans.first, spans.length, spans.longest, 2)
+    many, one = (kernel_gradient(gradient, hidden, 5, *places, most_shares=shares) for shares in (127, 1))
+    torch.testing.assert_close(many, one, rtol=1e-5, atol=1e-4)
+
+
+def test_pads_get_zeros_and_pass_nothing_on() -> None:
+    layout, shape = lying([3, 7], "padded")
+    assert layout.is_token is not None
+    pads = ~layout.is_token
+    value, scores, kernel = numbers(*shape, 2, 16), numbers(*shape, 2, 3), numbers(32, 3)
+    for tensor in (value, scores):
+        tensor[pads] = float("nan")
+    mixes: list[tuple[Callable[..., Tensor], list[Tensor]]] = [
+        (light_conv, [value, scores]),
+        (depthwise, [value.flatten(-2), kernel]),
+    ]
+    for op, tensors in mixes:
+        mixed, *gradients = results(partial(op, layout=layout), tensors, "triton", torch.float32)
+        assert (mixed[pads] == 0).all()
+        assert all(tensor.isfinite().all() for tensor in (mixed, *gradients))
+        assert all((tensor[pads] == 0).all() for tensor in gradients if tensor.shape[: len(shape)] == shape)
+
+
+def test_parts_of_one_projection_are_read_in_place() -> None:
+    layout = packed_layout([11, 6]).to(DEVICE)
+    projected = numbers(17, 4, 2, 16).requires_grad_()
+    predicted, upstream = numbers(17, 2, 16).requires_grad_(), numbers(17, 4, 16)
+
+    def mix(backend: str) -> list[Tensor]:
+        value, scores = projected.unbind(1)[3], predicted[..., :9]  # neither is contiguous
+        # beside it, as attention's heads are: its gradient is a part of a wider one
+        mixed = torch.cat([value, light_conv(value, scores, layout, backend=backend)], 1)
+        deep = depthwise(projected[:, 1].flatten(1), predicted[0].T[:, 0:1].repeat(2, 3), layout, backend=backend)
+        return list(torch.autograd.grad((mixed * upstream).sum() + deep.sum(), [projected, predicted]))
+
+    for ours, theirs in zip(mix("triton"), mix("reference"), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_fixed", [False, True], ids=["dynamic", "light"])
+def test_dropout_is_one_draw_for_both_passes(is_fixed: bool) -> None:
+    layout, rate = packed_layout([13, 40]).to(DEVICE), 0.3
+    value, scores = numbers(53, 2, 16), numbers(2, 5) if is_fixed else numbers(53, 2, 5)
+
+    def mixed(value: Tensor, scores: Tensor, seed: int = 0) -> Tensor:
+        torch.manual_seed(seed)
+        return light_conv(value, scores, layout, dropout=rate, backend="triton")
+
+    assert torch.equal(mixed(value, scores), mixed(value, scores))
+    assert not torch.equal(mixed(value, scores), mixed(value, scores, seed=1))
+    # for one draw the output is linear in the values, so their gradient gives it back
+    leaves, upstream = [value.clone().requires_grad_(), scores.clone().requires_grad_()], numbers(53, 2, 16)
+    out = mixed(*leaves)
+    to_value, to_scores = torch.autograd.grad(out, leaves, upstream)
+    torch.testing.assert_close((out * upstream).sum(), (to_value * value).sum(), rtol=1e-4, atol=1e-3)
+    # and a small step along the scores changes it by their gradient
+    step = 1e-2 * numbers(*scores.shape)
+    change = (mixed(value, scores + step) - mixed(value, scores - step)) * upstream
+    torch.testing.assert_close(change.sum() / 2, (to_scores * step).sum(), rtol=1e-2, atol=1e-4)
+    # identity for values and equal scores: the output is the weights themselves, 0 or 0.2 / 0.7
+    ones = mixed(torch.ones_like(value), torch.zeros_like(scores))[4:9]
+    torch.testing.assert_close(ones * 3.5, (ones * 3.5).round(), rtol=0, atol=1e-5)
+    assert is_fixed == torch.equal(ones[:1].expand_as(ones), ones)
+
+
+def test_dropout_keeps_the_mean() -> None:
+    # what repeats every five tokens is mixed alike, so a long sequence draws often for the same
+    value, scores = numbers(5, 2, 16).repeat(121, 1, 1), numbers(5, 2, 3).repeat(121, 1, 1)
+    layout = packed_layout([len(value)]).to(DEVICE)
+    noisy, clean = (
+        light_conv(value, scores, layout, dropout=rate, backend="triton")[5:].unflatten(0, (120, 5))[:-1]
+        for rate in (0.5, 0.0)
+    )
+    assert ((noisy.mean(0) - clean[0]).abs() < 6 * noisy.std(0) / 119**0.5).all()
+    assert noisy.std(0).min() > 0
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_the_compiler_sees_one_op(dropout: float) -> None:
+    layout = packed_layout([7, 4], empty=1).to(DEVICE)
+    tensors = [numbers(11, 2, 16), numbers(11, 2, 3), numbers(32, 3)]
+
+    def mix(value: Tensor, scores: Tensor, kernel: Tensor, backend: str) -> Tensor:
+        mixed = light_conv(value, scores, layout, dropout=dropout, backend=backend)
+        return depthwise(mixed.flatten(1), kernel, layout, backend=backend)
+
+    found = []
+    for way in (torch.compile(mix, fullgraph=True, backend="aot_eager"), mix):
+        torch.manual_seed(4)
+        found.append(results(way, tensors, "triton", torch.float32))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    assert layout.starts is not None
+    first, length = layout.starts[:-1].clone(), layout.starts.diff()
+    seed = torch.tensor([5], dtype=torch.int32, device=DEVICE) if dropout else None
+    light = (*leaves[:2], first, length, seed, 7, 0, 1, dropout, False)
+    torch.library.opcheck(torch.ops.bertsmith.light_conv.default, light)
+    deep = (numbers(11, 32), leaves[2], first, length, 7, 0, 1, torch.bfloat16)
+    torch.library.opcheck(torch.ops.bertsmith.depthwise.default, deep)
+
+
+def test_dtypes_may_differ() -> None:
+    layout, dtype = packed_layout([12, 9]).to(DEVICE), torch.bfloat16
+    value, scores = numbers(21, 2, 16, dtype=dtype).requires_grad_(), numbers(2, 3).requires_grad_()
+    mixed = light_conv(value, scores, layout, backend="triton")
+    exact = light_conv(value.double(), scores.double(), layout)
+    assert mixed.dtype == dtype
+    # one rounding, at the end: the scores were not rounded; the interpreter cuts numbers off instead
+    rounding = {"rtol": 2**-8 if value.is_cuda else 2**-7, "atol": 1e-6}
+    torch.testing.assert_close(mixed.double(), exact, **rounding)
+    to_value, to_scores = torch.autograd.grad(mixed.float().sum(), [value, scores])
+    assert (to_value.dtype, to_scores.dtype) == (dtype, torch.float32)
+    hidden, kernel = numbers(21, 32).requires_grad_(), numbers(32, 3).requires_grad_()
+    deep = depthwise(hidden, kernel, layout, backend="triton")
+    with torch.autocast(DEVICE, dtype):
+        rounded = depthwise(hidden, kernel, layout, backend="triton")
+    assert rounded.dtype == dtype
+    torch.testing.assert_close(rounded.float(), deep, **rounding)
+    upstream = numbers(21, 32, dtype=dtype)
+    ours, theirs = (torch.autograd.grad(x, [hidden, kernel], upstream.to(x.dtype)) for x in (rounded, deep))
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("how", ["packed", "padded"])
+def test_a_whole_model_gives_the_same(how: str) -> None:
+    model, (layout, shape) = tiny_model("convbert-small", layers=1).float().to(DEVICE), lying([9, 4], how)
+    real = torch.ones(shape, dtype=torch.bool) if layout.is_token is None else layout.is_token
+    tokens, found = torch.randint(0, 50, shape, device=DEVICE), []
+    for backend in ("triton", "taps"):
+        model.zero_grad()
+        states = model.encoder(tokens, layout, backend=backend)[real]
+        states.square().sum().backward()
+        found.append([states, *(p.grad for p in model.encoder.parameters() if p.grad is not None)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_repeat_to_the_bit() -> None:
+    layout = packed_layout([70, 30]).to(DEVICE)
+    for op, tensors in (
+        (light_conv, [numbers(100, 2, 16), numbers(100, 2, 9)]),
+        (depthwise, [numbers(100, 32), numbers(32, 9)]),
+    ):
+        first, second = (results(partial(op, layout=layout), tensors, "triton", torch.float32) for _ in range(2))
+        assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_what_it_cannot_compute_is_said() -> None:
+    layout, value = packed_layout([5]).to(DEVICE), numbers(5, 2, 16)
+    with pytest.raises(InputError, match="float64 and the kernel takes float16"):
+        light_conv(value.double(), numbers(2, 3), layout, backend="triton")
+    with pytest.raises(InputError, match="there are 33 taps and the kernel takes 31 at most"):
+        light_conv(value, numbers(2, 33), layout, backend="triton")
+    with pytest.raises(InputError, match="the head width is 2000 and the kernel takes 1024 at most"):
+        light_conv(numbers(5, 1, 2000), numbers(1, 3), layout, backend="triton")
+    inputs = LightConvInputs(value, numbers(2, 3), layout)
+    assert fused.wanted(inputs) == value.is_cuda
+    assert (choose(FORMS, "auto", inputs) is FORMS["triton"]) == value.is_cuda
+
+
+def test_nothing_gives_nothing() -> None:
+    layout = SequenceLayout.packed(torch.zeros(3, dtype=torch.int32, device=DEVICE), 0)
+    op = partial(light_conv, layout=layout)
+    mixed, *gradients = results(op, [numbers(0, 2, 16), numbers(2, 3)], "triton", torch.float32)
+    assert mixed.shape == (0, 2, 16)
+    assert (gradients[1] == 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("head_width", [32, 48, 64, 128])
+@pytest.mark.parametrize("how", ["packed", "padded"])
+@pytest.mark.parametrize("lengths", MIXES, ids=lambda lengths: "-".join(map(str, lengths))[:24])
+def test_every_length_on_a_gpu(lengths: list[int], how: str, head_width: int, dtype: torch.dtype) -> None:
+    for is_causal in (False, True):
+        compare(lengths, how, heads=3, head_width=head_width, taps=9, dtype=dtype, is_causal=is_causal)
+    compare(lengths, how, heads=1, head_width=head_width, taps=13, dtype=dtype, is_fixed=True, legacy_padding=True)
+
+
+@pytest.mark.gpu
+def test_rows_beyond_31_bits() -> None:
+    value = torch.zeros(2**31 // 8192 + 9, 128, 64, device="cuda", dtype=torch.bfloat16)
+    value[-9:] = torch.randn(9, 128, 64, device="cuda")
+    layout, scores, kernel = packed_layout([len(value)]).to("cuda"), numbers(128, 3), numbers(8192, 3)
+    few = packed_layout([9]).to("cuda")
+    upstream = torch.zeros_like(value)
+    upstream[-9:] = torch.randn(9, 128, 64, device="cuda")
+    for op, taps in ((light_conv, scores), (lambda v, k, at, **o: depthwise(v.flatten(1), k, at, **o), kernel)):
+        ends = []
+        for leaf, at in ((value, layout), (value[-9:].clone(), few)):
+            leaf.requires_grad_()
+            mixed = op(leaf, taps, at, backend="triton").view_as(leaf)
+            (gradient,) = torch.autograd.grad(mixed, leaf, upstream[-len(leaf) :])
+            ends.append((mixed[-8:].detach(), gradient[-8:]))
+        assert all(torch.equal(far, near) for far, near in zip(*ends, strict=True))

@@ -6,8 +6,8 @@
 Every family learns masked tokens, packed sequences of mixed lengths, under bfloat16 autocast: with the backend "auto"
 (the kernels, on a GPU), with "reference" on the same weights and batches, and with "reference" again for the noise:
 without dropout from other weights, with dropout from the same weights by other draws. The difference is the mean
-distance of the smoothed curves of the first two; it must not exceed the noise, the largest distance between curves of
-the reference.
+distance of the smoothed curves of the first two, the noise that of the curves of the reference. Draws that differ by
+nothing but chance can lie a little further apart than others, so up to twice the noise is taken for agreement.
 """
 
 import argparse
@@ -38,6 +38,8 @@ KERNELS, REFERENCE = "auto", "reference"
 _MASK, _FIRST = 0, 1
 """The id that hides a token, and the first id of the text."""
 _SHOWN = (50, 100, 200, 300)
+_AGREEMENT = 2.0
+"""Times the noise: two curves are one pair, and pairs that differ by their seed alone lie unequally far apart."""
 
 Curves = dict[str, list[float]]
 
@@ -62,6 +64,11 @@ def main() -> None:
     begin = time.perf_counter()
     text, vocabulary = _prepared(options) if options.data else _chain(options)
     steps = _steps(text, options)
+    shares = np.bincount(text) / len(text)
+    shares = shares[shares > 0]
+    print(
+        f"{vocabulary - _FIRST:,} words; who knows their frequencies alone has a loss of {-shares @ np.log(shares):.3f}"
+    )
     results: list[dict[str, Any]] = []
     print(f"{'':<12}{'dropout':>8}  {'run':<14}" + "".join(f"{f'step {step}':>10}" for step in _shown(options.steps)))
     for family in options.families:
@@ -94,7 +101,7 @@ def _compare(
         "dropout": dropout,
         "first": abs(curves[KERNELS][0] - curves[REFERENCE][0]),
         "difference": _distance(curves[KERNELS], curves[REFERENCE]),
-        "noise": max(_distance(*pair) for pair in combinations(references, 2)),
+        "noise": float(np.mean([_distance(*pair) for pair in combinations(references, 2)])),
         "learned": curves[REFERENCE][0] - _smooth(curves[REFERENCE])[-1],
         "seconds": round(time.perf_counter() - begin, 1),
         "curves": curves,
@@ -140,19 +147,18 @@ def _train(model: Model, steps: list[Step], backend: str, seed: int, options: ar
 
 
 def _chain(options: argparse.Namespace) -> tuple[np.ndarray, int]:
-    """A text whose words come in classes, each followed by a few others: context tells the class, chance the word."""
+    """A text that changes its topic now and then, each with words of its own: the words around tell a hidden one's."""
     generator = np.random.default_rng(0)
-    classes, followers, words = 50, 3, 40
-    follows = np.stack([generator.permutation(classes)[:followers] for _ in range(classes)])
+    topics, words = 32, 16
     count = options.steps * options.tokens
-    turns, state = generator.choice(followers, count, p=[0.7, 0.2, 0.1]), 0
-    chain = np.empty(count, dtype=np.int64)
-    for place, turn in enumerate(turns.tolist()):
-        state = follows[state, turn]
-        chain[place] = state
+    follows = np.stack([np.arange(topics), *(generator.permutation(topics) for _ in range(2))], axis=1).tolist()
+    chain, topic = [], 0
+    for turn in generator.choice(3, count, p=[0.95, 0.04, 0.01]).tolist():
+        topic = follows[topic][turn]
+        chain.append(topic)
     weights = 1 / np.arange(1, words + 1)
     chosen = generator.choice(words, count, p=weights / weights.sum())
-    return _FIRST + chain * words + chosen, _FIRST + classes * words
+    return _FIRST + np.array(chain) * words + chosen, _FIRST + topics * words
 
 
 def _prepared(options: argparse.Namespace) -> tuple[np.ndarray, int]:
@@ -202,7 +208,7 @@ def _shown(steps: int) -> list[int]:
 def _print_verdicts(results: list[dict[str, Any]]) -> None:
     print(f"\n{'':<12}{'dropout':>8}{'first step':>12}{'difference':>12}{'noise':>10}{'learned':>9}{'seconds':>9}")
     for row in results:
-        verdict = "ok" if row["difference"] <= row["noise"] else "missed"
+        verdict = "ok" if row["difference"] <= _AGREEMENT * row["noise"] else "missed"
         print(
             f"{row['family']:<12}{row['dropout']:>8}{row['first']:>12.5f}{row['difference']:>12.5f}"
             f"{row['noise']:>10.5f}{row['learned']:>9.2f}{row['seconds']:>9}  {verdict}"

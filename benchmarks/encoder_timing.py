@@ -23,18 +23,20 @@ def measure(candidate: Candidate, work: Work, options: Namespace) -> Row:
     row |= {"size": options.size, "length": work.column, "batch": len(work.lengths), "tokens": work.tokens}
     begin = time.perf_counter()
     module: nn.Module | None = None
+    call: Callable[..., Any] | None = None
     args, kwargs = candidate.inputs(work)
     with candidate.around():
         for kind in options.kinds:
             try:
                 if kind == "train" or module is None or candidate.inference is not None:
-                    module = None  # before there is another: two would count in the peak of memory
+                    module = None  # two would count in the peak of memory
                     module = _module(candidate, work, kind)
-                step = _step(module, _call(module, candidate.mode), args, kwargs, kind, options.device)
-                row |= _figures(kind, step, candidate, work, options)
+                call = _call(module, candidate.mode)
+                row |= _figures(kind, _step(module, call, args, kwargs, kind, options.device), candidate, work, options)
             except Exception as error:  # a peer that fails must not end the run
                 row[f"{kind}_error"] = f"{type(error).__name__}: {error}".strip().splitlines()[0][:160]
                 module = None
+            call = None
             _clear(options.device)
     row["seconds"] = round(time.perf_counter() - begin, 1)
     module = None
@@ -112,7 +114,8 @@ def ceiling(options: Namespace) -> float:
     """Operations a second of a large product of bfloat16 matrices, the most that a model could reach."""
     width = 8192 if options.device == "cuda" else 512
     left, right = (torch.randn(width, width, device=options.device, dtype=torch.bfloat16) for _ in range(2))
-    return 2 * width**3 / median_ms(lambda: torch.mm(left, right), options) * 1e3
+    often = Namespace(device=options.device, repeats=30, budget_seconds=0.5)
+    return 2 * width**3 / median_ms(lambda: torch.mm(left, right), often) * 1e3
 
 
 def median_ms(function: Callable[[], object], options: Namespace) -> float:

@@ -62,7 +62,8 @@ def even_work(length: int, tokens: int, device: str) -> Work:
 
 
 def mixed_work(longest: int, tokens: int, device: str) -> Work:
-    """Sequences of lengths drawn evenly up to the longest, about as many real tokens."""
+    """Sequences of lengths drawn evenly up to the longest, about as many real tokens; at least eight of them."""
+    longest = min(longest, max(16, tokens // 4))
     count = max(2, tokens * 2 // longest)
     lengths = torch.randint(max(1, longest // 16), longest + 1, (count,), generator=torch.Generator().manual_seed(0))
     is_token = torch.arange(longest, device=device) < lengths.to(device)[:, None]

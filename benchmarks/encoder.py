@@ -1,232 +1,163 @@
-"""Speed of our encoders beside `transformers`, same size, same tokens, same run.
+"""Speed of our encoders beside every installed peer: same sizes, same tokens, one process.
 
-    python benchmarks/encoder.py --family bert                    # on a GPU; convbert, deberta-v3, performer, …
-    python benchmarks/encoder.py --device cpu --size tiny --tokens 2048 --lengths 64
+    python benchmarks/encoder.py --out rows.json                     # on a GPU: every family, length and peer
+    python benchmarks/encoder.py --families bert,performer --lengths 8192 --modes layers --forms packed
+    python benchmarks/encoder.py --only "deberta-v3 512" --skip flashdeberta,graphs
+    python benchmarks/encoder.py --device cpu --size tiny --tokens 256 --lengths 32 --repeats 1 --modes eager
 
 Training is forward and backward under bfloat16 autocast with float32 weights and dropout 0, the loss the mean square of
-the states; inference has bfloat16 weights. Medians of device times; the ratio is to the best of the peer's rows.
+the states; inference has bfloat16 weights. Medians of device times. A row is printed, and written, when it is there.
+Peers that are not installed can lie unzipped in a folder that the variable PEERS_SITE names.
 """
 
 import argparse
-import gc
 import json
-import statistics
+import platform
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.checkpoint.hf import TWINS
-from bertsmith.models.build import build
-from bertsmith.models.config import ModelConfig
-from bertsmith.models.encoder import Encoder
-from bertsmith.models.published import overridable, preset
+from encoder_bars import print_bars
+from encoder_candidates import (
+    FAMILIES,
+    FORMS,
+    MODES,
+    MORE_FAMILIES,
+    SIZES,
+    Candidate,
+    Work,
+    even_work,
+    mixed_work,
+    ours,
+)
+from encoder_peers import add_site, peers
+from encoder_tables import print_tables
+from encoder_timing import KINDS, Row, ceiling, measure
 
-SIZES = {"base": (768, 12, 12), "small": (512, 4, 8), "tiny": (128, 2, 2)}
-VOCABULARY = 30522
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to run an encoder on given token ids."""
-
-    name: str
-    make: Callable[[int], nn.Module]
-    inputs: Callable[[Tensor], tuple]
-    mode: str
-    """"eager", "compiled", or "graphs": compiled, and replayed as CUDA graphs."""
+_CROSSED = ("bert", "performer")
+"""The families whose lines cross; between them, lengths are measured that the peers are not asked for."""
 
 
 def main() -> None:
     options = _options()
-    torch.backends.cuda.matmul.allow_tf32 = True
     warnings.filterwarnings("ignore")
-    rows: list[dict] = []
-    for length in options.lengths:
-        for candidate in _candidates(options, length):
-            rows.append(_measure(candidate, length, options))
-            print(json.dumps(rows[-1]), flush=True)
-            gc.collect()
-            torch._dynamo.reset()
-            if options.device == "cuda":
-                torch.cuda.empty_cache()
-    mixed = _mixed_lengths(options) if options.mixed else []
-    _print_table(rows, options)
-    _print_mixed(mixed)
-    if options.out:
-        Path(options.out).write_text(json.dumps({"rows": rows, "mixed": mixed}, indent=2), encoding="utf-8")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.manual_seed(0)
+    add_site()
+    options.ceiling = ceiling(options)
+    about = {"torch": torch.__version__, "device": _device_name(options.device), "size": options.size}
+    about |= {"tokens": options.tokens, "ceiling_tflops": round(options.ceiling / 1e12, 1)}
+    print(json.dumps(about), flush=True)
+    rows: list[Row] = [row for path in options.read for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    _measure_all(rows, about, options)
+    columns = sorted({row["length"] for row in rows}, key=lambda column: (column == "mixed", column.rjust(9)))
+    print(f"\n{about['device']}, torch {about['torch']}, {options.size} size, {options.tokens:,} tokens a batch")
+    print(f"ceiling: {about['ceiling_tflops']:,} TFLOP/s in a large bfloat16 product")
+    print_tables(rows, columns)
+    print_bars(rows, [column for column in columns if column != "mixed"])
 
 
-def _candidates(options: argparse.Namespace, length: int) -> list[Candidate]:
-    forms = {
-        "transformers": (lambda n: _peer(options, n), lambda ids: (ids,)),
-        "bertsmith padded": (lambda n: _ours(options, n), _padded),
-        "bertsmith packed": (lambda n: _ours(options, n), _packed),
-    }
-    candidates = [
-        Candidate(f"{name} {mode}", make, inputs, mode)
-        for name, (make, inputs) in forms.items()
-        for mode in options.modes
-    ]
-    return [candidate for candidate in candidates if options.only in candidate.name]
+def _measure_all(rows: list[Row], about: dict[str, Any], options: argparse.Namespace) -> None:
+    begin, told = time.perf_counter(), set()
+    for family in options.families:
+        for work, with_peers in _works(family, options):
+            candidates, missing = _candidates(family, work, options, with_peers)
+            for name in missing:
+                if name not in told:
+                    print(f"skipped: {name} is not installed", flush=True)
+                told.add(name)
+            for candidate in candidates:
+                if time.perf_counter() - begin > options.within:
+                    print(f"stopped: {options.within:g} s are over", flush=True)
+                    return
+                rows.append(measure(candidate, work, options))
+                print(json.dumps(rows[-1]), flush=True)
+                if options.out:
+                    options.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1), encoding="utf-8")
+                if _is_broken(rows[-1]):
+                    print("stopped: after such an error the device answers nothing more in this process", flush=True)
+                    return
 
 
-def _ours(options: argparse.Namespace, length: int) -> Encoder:
-    return build(_config(options, length), seed=0).encoder
+def _works(family: str, options: argparse.Namespace) -> list[tuple[Work, bool]]:
+    """The batches of a family, each with whether peers are asked for it."""
+    lengths = dict.fromkeys(options.lengths, True)
+    if family in _CROSSED and max(options.lengths, default=0) > max(options.crossing, default=0):
+        lengths |= {length: False for length in options.crossing if length not in lengths}
+    works = [(even_work(n, options.tokens, options.device), asked) for n, asked in sorted(lengths.items())]
+    if options.mixed:
+        works.append((mixed_work(options.mixed, options.tokens, options.device), True))
+    return works
 
 
-def _config(options: argparse.Namespace, length: int) -> ModelConfig:
-    """The family in the size that was asked for, without heads and dropout."""
-    width, layers, heads = SIZES[options.size]
-    name = f"{options.family}-base"
-    sizes = {"width": width, "layers": layers, "heads": heads, "dropout": 0.0, "longest": max(512, length)}
-    sizes |= {"vocabulary": VOCABULARY, "embedding_width": width}
-    config = preset(name, **{key: value for key, value in sizes.items() if key in overridable(name)})
-    return config.changed(heads=())
+def _candidates(
+    family: str, work: Work, options: argparse.Namespace, with_peers: bool
+) -> tuple[list[Candidate], list[str]]:
+    """Ours and the peers', and the names of peers that are missing; whole networks are compiled at few lengths only."""
+    is_compiled = work.column in options.compile_lengths
+    modes = [mode for mode in options.modes if is_compiled or mode in ("eager", "layers")]
+    found, missing = [], []
+    if with_peers and options.peer_modes:
+        found, missing = peers(family, options.size, options.device, is_compiled=is_compiled, modes=options.peer_modes)
+    found += ours(family, options.size, options.device, options.forms, modes)
+    return [candidate for candidate in found if _is_asked(candidate, work, options)], missing
 
 
-def _peer(options: argparse.Namespace, length: int) -> nn.Module:
-    """The same network by `transformers`; where it has none (Performer), its BERT of that size with SDPA."""
-    from transformers import AutoConfig, AutoModel
+def _is_asked(candidate: Candidate, work: Work, options: argparse.Namespace) -> bool:
+    words = {candidate.family, work.column, *candidate.name.split()}
 
-    twins = {twin.family: twin for twin in TWINS.values()}
-    family = options.family if _config(options, length).family in twins else "bert"
-    config = _config(argparse.Namespace(**{**vars(options), "family": family}), length)
-    data = twins[config.family].write_config(config)
-    return AutoModel.from_config(AutoConfig.for_model(**data))
+    def holds(filters: list[str]) -> bool:
+        return any(words.issuperset(each.split()) for each in filters)
+
+    return (not options.only or holds(options.only)) and not holds(options.skip)
 
 
-def _padded(ids: Tensor) -> tuple:
-    return ids, SequenceLayout.full(*ids.shape)
+def _is_broken(row: Row) -> bool:
+    errors = " ".join(row.get(f"{kind}_error", "") for kind in KINDS)
+    return "CUDA error" in errors and "out of memory" not in errors
 
 
-def _packed(ids: Tensor) -> tuple:
-    batch, length = ids.shape
-    starts = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=ids.device)
-    return ids.flatten(), SequenceLayout.packed(starts, length)
-
-
-def _measure(candidate: Candidate, length: int, options: argparse.Namespace) -> dict:
-    batch = max(1, options.tokens // length)
-    ids = torch.randint(5, VOCABULARY, (batch, length), device=options.device)
-    module = candidate.make(length).to(options.device).train()
-    inputs = candidate.inputs(ids)
-    return {"name": candidate.name, "length": length} | _speeds(module, inputs, batch * length, candidate.mode, options)
-
-
-def _speeds(module: nn.Module, inputs: tuple, tokens: int, mode: str, options: argparse.Namespace) -> dict:
-    how = {"compiled": "default", "graphs": "reduce-overhead"}
-    call = module if mode == "eager" else torch.compile(module, mode=how[mode])
-
-    def train() -> None:
-        torch.compiler.cudagraph_mark_step_begin()
-        with torch.autocast(options.device, torch.bfloat16):
-            loss = _states(call(*inputs)).float().pow(2).mean()
-        loss.backward()
-        for parameter in module.parameters():
-            parameter.grad = None
-
-    def infer() -> None:
-        torch.compiler.cudagraph_mark_step_begin()
-        with torch.inference_mode():
-            call(*inputs)
-
-    row = {"train_ms": _median_ms(train, options)}
-    module.eval().to(torch.bfloat16)
-    row["infer_ms"] = _median_ms(infer, options)
-    row["train_tokens_per_second"] = round(tokens / row["train_ms"] * 1e3)
-    row["infer_tokens_per_second"] = round(tokens / row["infer_ms"] * 1e3)
-    return row
-
-
-def _states(output: object) -> Tensor:
-    return output if isinstance(output, Tensor) else output[0]  # type: ignore[index]
-
-
-def _median_ms(function: Callable[[], None], options: argparse.Namespace) -> float:
-    for _ in range(3):
-        function()
-    times = []
-    for _ in range(options.repeats):
-        if options.device == "cuda":
-            begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-            torch.cuda.synchronize()
-            begin.record()
-            function()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end))
-        else:
-            start = time.perf_counter()
-            function()
-            times.append((time.perf_counter() - start) * 1e3)
-    return round(statistics.median(times), 3)
-
-
-def _mixed_lengths(options: argparse.Namespace) -> list[dict]:
-    """Training on sequences of mixed lengths, padded against packed."""
-    longest = options.mixed
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(longest // 16, longest + 1, (max(2, options.tokens * 2 // longest),), generator=generator)
-    real = int(lengths.sum())
-    ids = torch.randint(5, VOCABULARY, (len(lengths), longest), device=options.device)
-    is_token = torch.arange(longest, device=options.device) < lengths.to(options.device)[:, None]
-    starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int().to(options.device)
-    forms = {
-        "bertsmith padded": (ids, SequenceLayout.padded(is_token)),
-        "bertsmith packed": (ids[is_token], SequenceLayout.packed(starts, longest)),
-    }
-    rows = []
-    for name, inputs in forms.items():
-        for mode in [mode for mode in options.modes if mode != "graphs"]:
-            module = _ours(options, longest).to(options.device).train()
-            row = {"name": f"{name} {mode}", "padding_share": 1 - real / is_token.numel()}
-            rows.append(row | _speeds(module, inputs, real, mode, options))
-            torch._dynamo.reset()
-            gc.collect()
-    return rows
-
-
-def _print_table(rows: list[dict], options: argparse.Namespace) -> None:
-    print(f"\ntorch {torch.__version__}, {options.device}, {options.size} size, {options.tokens} tokens a batch")
-    print(f"{'':<28}{'length':>7}{'training tokens/s':>19}{'ratio':>7}{'inference tokens/s':>20}{'ratio':>7}")
-    for row in rows:
-        peers = [r for r in rows if r["length"] == row["length"] and r["name"].startswith("transformers")]
-        line = f"{row['name']:<28}{row['length']:>7}"
-        for kind, width in (("train", 19), ("infer", 20)):
-            best = max((peer[f"{kind}_tokens_per_second"] for peer in peers), default=None)
-            ratio = "" if best is None else f"{row[f'{kind}_tokens_per_second'] / best:.2f}"
-            line += f"{row[f'{kind}_tokens_per_second']:>{width},}{ratio:>7}"
-        print(line)
-
-
-def _print_mixed(rows: list[dict]) -> None:
-    if not rows:
-        return
-    print(f"\nmixed lengths, {rows[0]['padding_share']:.0%} of the padded batch is padding; tokens/s of real tokens")
-    for row in rows:
-        print(f"{row['name']:<28}{row['train_tokens_per_second']:>26,}{row['infer_tokens_per_second']:>27,}")
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else f"cpu ({platform.machine()})"
 
 
 def _options() -> argparse.Namespace:
+    def listed(text: str) -> list[str]:
+        return [part.strip() for part in text.split(",") if part.strip()]
+
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in listed(text)]
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    families = ["bert", "convbert", "deberta", "deberta-v3", "electra", "modern", "performer"]
-    parser.add_argument("--family", default="bert", choices=families)
-    parser.add_argument("--size", default="base", choices=SIZES)
-    parser.add_argument("--lengths", default=[128, 512, 2048], type=lambda text: [int(n) for n in text.split(",")])
-    parser.add_argument("--tokens", default=32768, type=int)
-    parser.add_argument("--mixed", default=512, type=int, help="longest of the mixed lengths; 0 to leave that part out")
-    parser.add_argument("--modes", default=["eager", "compiled", "graphs"], type=lambda text: text.split(","))
-    parser.add_argument("--repeats", default=20, type=int)
-    parser.add_argument("--only", default="", help="measure only rows whose name holds this")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", help="write the figures as JSON")
-    return parser.parse_args()
+    add = parser.add_argument
+    add("--families", default=list(FAMILIES), type=listed, help=f"of {', '.join((*FAMILIES, *MORE_FAMILIES))}")
+    add("--size", default="base", choices=SIZES)
+    add("--lengths", default=[128, 512, 2048, 8192, 16384], type=numbers)
+    add("--crossing", default=[4096], type=numbers, help="further lengths for our BERT and Performer, if in between")
+    add("--tokens", default=32768, type=int, help="of a batch")
+    add("--mixed", default=512, type=int, help="longest of the mixed lengths; 0 to leave them out")
+    add("--forms", default=list(FORMS), type=listed, help="of ours: packed, padded")
+    add("--modes", default=["eager", "layers", "compiled"], type=listed, help=f"of ours: {', '.join(MODES)}")
+    add("--peer-modes", default=["eager", "compiled"], type=listed, help="of the peers; empty for no peers")
+    add("--compile-lengths", default=["512"], type=listed, help="lengths (or mixed) for modes compiled and graphs")
+    add("--kinds", default=list(KINDS), type=listed, help="train, infer")
+    add("--repeats", default=30, type=int, help="the most timed runs of a row")
+    add("--budget-seconds", default=0.7, type=float, help="for the timed runs of a row, three at least")
+    add("--within", default=float("inf"), type=float, help="seconds after which no further row is begun")
+    add("--only", default=[], type=listed, help="rows that have all words of one of these: family, name, length")
+    add("--skip", default=[], type=listed, help="rows to leave out, by such words")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--out", type=Path, help="write the rows as JSON")
+    add("--read", default=[], type=lambda text: [Path(part) for part in listed(text)], help="rows of earlier runs")
+    options = parser.parse_args()
+    for name, allowed in (("families", (*FAMILIES, *MORE_FAMILIES)), ("modes", MODES), ("forms", FORMS)):
+        unknown = [each for each in getattr(options, name) if each not in allowed]
+        if unknown:
+            parser.error(f"--{name} has {unknown[0]!r}; allowed: {', '.join(allowed)}")
+    return options
 
 
 if __name__ == "__main__":

@@ -1,0 +1,264 @@
+"""Whether training with the kernels and with the references gives the same loss curves, within the noise of seeds.
+
+    python benchmarks/curves.py --out curves.json --picture curves.png           # on a GPU, about two minutes
+    python benchmarks/curves.py --device cpu --steps 5 --size tiny
+
+Every family learns masked tokens, packed sequences of mixed lengths, under bfloat16 autocast: with the backend "auto"
+(the kernels, on a GPU), with "reference" on the same weights and batches, and with "reference" again for the noise:
+without dropout from other weights, with dropout from the same weights by other draws. The difference is the mean
+distance of the smoothed curves of the first two, the noise that of the curves of the reference. Draws that differ by
+nothing but chance can lie a little further apart than others, so up to twice the noise is taken for agreement.
+"""
+
+import argparse
+import json
+import time
+import warnings
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.batches.shards import TokenCorpus, read_manifest
+from bertsmith.models.build import build
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import MaskedTokensConfig
+from bertsmith.models.model import Model
+from bertsmith.models.published import overridable, preset
+
+FAMILIES = ("bert", "deberta", "deberta-v3", "convbert", "performer")
+SIZES = {"tiny": (64, 2, 2), "small": (256, 4, 4), "medium": (256, 6, 4)}
+KERNELS, REFERENCE = "auto", "reference"
+_MASK, _FIRST = 0, 1
+"""The id that hides a token, and the first id of the text."""
+_SHOWN = (50, 100, 200, 300)
+_AGREEMENT = 2.0
+"""Times the noise: two curves are one pair, and pairs that differ by their seed alone lie unequally far apart."""
+
+Curves = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch of packed sequences.
+
+    Shape: tokens (tokens,), some of them hidden; places and targets (places,).
+    """
+
+    tokens: Tensor
+    layout: SequenceLayout
+    places: Tensor
+    targets: Tensor
+
+
+def main() -> None:
+    options = _options()
+    warnings.filterwarnings("ignore")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    begin = time.perf_counter()
+    text, vocabulary = _prepared(options) if options.data else _chain(options)
+    steps = _steps(text, options)
+    shares = np.bincount(text) / len(text)
+    shares = shares[shares > 0]
+    print(
+        f"{vocabulary - _FIRST:,} words; who knows their frequencies alone has a loss of {-shares @ np.log(shares):.3f}"
+    )
+    results: list[dict[str, Any]] = []
+    print(f"{'':<12}{'dropout':>8}  {'run':<14}" + "".join(f"{f'step {step}':>10}" for step in _shown(options.steps)))
+    for family in options.families:
+        for dropout in options.dropouts:
+            results.append(_compare(family, dropout, steps, vocabulary, options))
+            if options.out:
+                options.out.write_text(json.dumps(results), encoding="utf-8")
+    _print_verdicts(results)
+    if options.picture:
+        _draw(results, options.picture)
+    print(f"{time.perf_counter() - begin:.0f} s on {options.device}, torch {torch.__version__}")
+
+
+def _compare(
+    family: str, dropout: float, steps: list[Step], vocabulary: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """The curves of one family, how far they lie apart, and how far seeds alone put them."""
+    config = _config(family, dropout, vocabulary, options)
+    curves: Curves = {}
+    begin = time.perf_counter()
+    for name, backend, seed in _runs(dropout):
+        # with dropout the weights stay, so that the noise is that of the draws alone
+        model = build(config, seed=0 if dropout else seed)
+        curves[name] = _train(model, steps, backend, seed, options)
+        shown = "".join(f"{_smooth(curves[name])[step - 1]:>10.4f}" for step in _shown(options.steps))
+        print(f"{family:<12}{dropout:>8}  {name:<14}{shown}", flush=True)
+    references = [curve for name, curve in curves.items() if name != KERNELS]
+    return {
+        "family": family,
+        "dropout": dropout,
+        "first": abs(curves[KERNELS][0] - curves[REFERENCE][0]),
+        "difference": _distance(curves[KERNELS], curves[REFERENCE]),
+        "noise": float(np.mean([_distance(*pair) for pair in combinations(references, 2)])),
+        "learned": curves[REFERENCE][0] - _smooth(curves[REFERENCE])[-1],
+        "seconds": round(time.perf_counter() - begin, 1),
+        "curves": curves,
+    }
+
+
+def _runs(dropout: float) -> list[tuple[str, str, int]]:
+    """Name, backend and seed; draws differ by chance, so with dropout the noise is taken from one more run."""
+    others = (1, 2) if dropout else (1,)
+    return [(KERNELS, KERNELS, 0), (REFERENCE, REFERENCE, 0), *((f"other seed {n}", REFERENCE, n) for n in others)]
+
+
+def _config(family: str, dropout: float, vocabulary: int, options: argparse.Namespace) -> ModelConfig:
+    width, layers, heads = SIZES[options.size]
+    name = f"{family}-base"
+    sizes = {"width": width, "layers": layers, "heads": heads, "dropout": dropout, "vocabulary": vocabulary}
+    sizes |= {"embedding_width": width}
+    config = preset(name, **{key: value for key, value in sizes.items() if key in overridable(name)})
+    return config.changed(heads=(MaskedTokensConfig(),))
+
+
+def _train(model: Model, steps: list[Step], backend: str, seed: int, options: argparse.Namespace) -> list[float]:
+    """The loss of every step."""
+    model = model.to(options.device).train()
+    torch.manual_seed(seed)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+    )
+    warmup = max(1, len(steps) // 10)
+    losses = torch.zeros(len(steps), device=options.device)  # read once, at the end: to ask for a loss is to wait
+    for number, step in enumerate(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = options.learning_rate * min(1.0, (number + 1) / warmup)
+        with torch.autocast(options.device, torch.bfloat16):
+            states, _ = model.masked_states(step.tokens, step.layout, None, step.places, backend=backend)
+            scores = model.head("masked_tokens")(states, model.token_table)
+        loss = cross_entropy(scores.float(), step.targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses[number] = loss.detach()
+    return losses.tolist()
+
+
+def _chain(options: argparse.Namespace) -> tuple[np.ndarray, int]:
+    """A text that changes its topic now and then, each with words of its own: the words around tell a hidden one's."""
+    generator = np.random.default_rng(0)
+    topics, words = 32, 16
+    count = options.steps * options.tokens
+    follows = np.stack([np.arange(topics), *(generator.permutation(topics) for _ in range(2))], axis=1).tolist()
+    chain, topic = [], 0
+    for turn in generator.choice(3, count, p=[0.95, 0.04, 0.01]).tolist():
+        topic = follows[topic][turn]
+        chain.append(topic)
+    weights = 1 / np.arange(1, words + 1)
+    chosen = generator.choice(words, count, p=weights / weights.sum())
+    return _FIRST + np.array(chain) * words + chosen, _FIRST + topics * words
+
+
+def _prepared(options: argparse.Namespace) -> tuple[np.ndarray, int]:
+    """The first documents of a corpus folder, one after the other; their ids make room for the one that hides."""
+    corpus, wanted = TokenCorpus(options.data), options.steps * options.tokens
+    parts, got = [], 0
+    for document, length in enumerate(corpus.lengths.tolist()):
+        parts.append(corpus.read(document, 0, length).astype(np.int64) + _FIRST)
+        got += length
+        if got >= wanted:
+            return np.concatenate(parts)[:wanted], read_manifest(options.data).vocabulary + _FIRST
+    raise SystemExit(f"the corpus has {got:,} tokens; {wanted:,} are needed, or fewer --steps")
+
+
+def _steps(text: np.ndarray, options: argparse.Namespace) -> list[Step]:
+    """The batches of all steps, on the device: pieces of mixed lengths, 15 % of their tokens hidden."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for batch in torch.from_numpy(text).split(options.tokens):
+        cuts = torch.randint(max(1, options.length // 8), options.length + 1, (len(batch),), generator=generator)
+        ends = cuts.cumsum(0)
+        starts = torch.cat([torch.zeros(1, dtype=torch.long), ends[ends < len(batch)], torch.tensor([len(batch)])])
+        places = torch.randperm(len(batch), generator=generator)[: max(1, len(batch) * 15 // 100)].sort().values
+        hidden, targets = batch.clone(), batch[places]
+        hidden[places] = _MASK
+        layout = SequenceLayout.packed(starts.int().to(options.device), options.length)
+        made.append(Step(hidden.to(options.device), layout, places.to(options.device), targets.to(options.device)))
+    return made
+
+
+def _smooth(curve: list[float]) -> np.ndarray:
+    """The mean of the last 20 losses at every step, of those there are at the first ones."""
+    sums = np.concatenate([[0.0], np.cumsum(curve)])
+    ends = np.arange(1, len(curve) + 1)
+    begins = np.maximum(0, ends - 20)
+    return (sums[ends] - sums[begins]) / (ends - begins)
+
+
+def _distance(one: list[float], other: list[float]) -> float:
+    return float(np.abs(_smooth(one) - _smooth(other)).mean())
+
+
+def _shown(steps: int) -> list[int]:
+    return [step for step in _SHOWN if step <= steps] or [steps]
+
+
+def _print_verdicts(results: list[dict[str, Any]]) -> None:
+    print(f"\n{'':<12}{'dropout':>8}{'first step':>12}{'difference':>12}{'noise':>10}{'learned':>9}{'seconds':>9}")
+    for row in results:
+        verdict = "ok" if row["difference"] <= _AGREEMENT * row["noise"] else "missed"
+        print(
+            f"{row['family']:<12}{row['dropout']:>8}{row['first']:>12.5f}{row['difference']:>12.5f}"
+            f"{row['noise']:>10.5f}{row['learned']:>9.2f}{row['seconds']:>9}  {verdict}"
+        )
+
+
+def _draw(results: list[dict[str, Any]], path: Path) -> None:
+    """A panel for each family; full lines without dropout, dashed ones with it."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("no picture: matplotlib is not installed")
+        return
+    families = list(dict.fromkeys(row["family"] for row in results))
+    figure = Figure(figsize=(3.2 * len(families), 3.2), layout="constrained")
+    panels = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]
+    for family, panel in zip(families, panels, strict=True):
+        for row in (row for row in results if row["family"] == family):
+            style = "--" if row["dropout"] else "-"
+            for name, curve in row["curves"].items():
+                colour = {KERNELS: "tab:blue", REFERENCE: "tab:orange"}.get(name, "0.75")
+                order = 1 if colour == "0.75" else 2
+                label = f"{name}, dropout {row['dropout']}" if order == 2 else None
+                panel.plot(_smooth(curve), style, color=colour, linewidth=1, zorder=order, label=label)
+        panel.set_title(family)
+        panel.set_xlabel("step")
+    panels[0].set_ylabel("loss at masked tokens (mean of 20 steps)")
+    panels[-1].legend(fontsize=6)
+    figure.savefig(path, dpi=130)
+
+
+def _options() -> argparse.Namespace:
+    def listed(text: str) -> list[str]:
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--families", default=list(FAMILIES), type=listed)
+    add("--size", default="small", choices=SIZES)
+    add("--steps", default=300, type=int)
+    add("--tokens", default=4096, type=int, help="of a step")
+    add("--length", default=128, type=int, help="the longest sequence; others are down to an eighth of it")
+    add("--dropouts", default=[0.0, 0.1], type=lambda text: [float(part) for part in text.split(",")])
+    add("--learning-rate", default=1e-3, type=float)
+    add("--data", type=Path, help="a corpus folder, in place of a text the script makes")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--out", type=Path, help="write the curves as JSON")
+    add("--picture", type=Path, help="draw them as a PNG, a panel for each family")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""How benchmarks/encoder.py measures one row: median times, peak memory, the share of what the device can do."""
+
+import gc
+import statistics
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.layers.mixers.disentangled import DisentangledConfig
+from bertsmith.models.config import EncoderConfig
+from bertsmith.models.encoder import Encoder
+from encoder_candidates import NO_ATTENTION, Candidate, Work, config_of
+
+Row = dict[str, Any]
+KINDS = ("train", "infer")
+
+
+def measure(candidate: Candidate, work: Work, options: Namespace) -> Row:
+    """The figures of one row; where a part fails, the first line of its error stands in their place."""
+    row: Row = {"family": candidate.family, "name": candidate.name, "maker": candidate.maker, "mode": candidate.mode}
+    row |= {"size": options.size, "length": work.column, "batch": len(work.lengths), "tokens": work.tokens}
+    begin = time.perf_counter()
+    module: nn.Module | None = None
+    call: Callable[..., Any] | None = None
+    args, kwargs = candidate.inputs(work)
+    with candidate.around():
+        for kind in options.kinds:
+            try:
+                if kind == "train" or module is None or candidate.inference is not None:
+                    module = None  # two would count in the peak of memory
+                    module = _module(candidate, work, kind)
+                call = _call(module, candidate.mode)
+                row |= _figures(kind, _step(module, call, args, kwargs, kind, options.device), candidate, work, options)
+            except Exception as error:  # a peer that fails must not end the run
+                row[f"{kind}_error"] = f"{type(error).__name__}: {error}".strip().splitlines()[0][:160]
+                module = None
+            call = None
+            _clear(options.device)
+    row["seconds"] = round(time.perf_counter() - begin, 1)
+    module = None
+    torch._dynamo.reset()
+    _clear(options.device)
+    return row
+
+
+def _module(candidate: Candidate, work: Work, kind: str) -> nn.Module:
+    if kind == "infer" and candidate.inference is not None:
+        return candidate.inference(work)
+    return candidate.training(work)
+
+
+def _call(module: nn.Module, mode: str) -> Callable[..., Any]:
+    if mode == "eager":
+        return module
+    if mode == "layers":
+        assert isinstance(module, Encoder), "only our encoders are compiled by layers"
+        for block in module.blocks:
+            if not hasattr(block.forward, "_torchdynamo_orig_callable"):
+                block.forward = torch.compile(block.forward, dynamic=False)
+        return module
+    return torch.compile(module, mode="reduce-overhead" if mode == "graphs" else "default")
+
+
+def _step(
+    module: nn.Module, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any], kind: str, device: str
+) -> Callable[[], None]:
+    """One training step or one forward pass of inference."""
+
+    def train() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.autocast(device, torch.bfloat16):
+            loss = _states(call(*args, **kwargs)).float().pow(2).mean()
+        loss.backward()
+        for parameter in module.parameters():
+            parameter.grad = None
+
+    def infer() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.inference_mode():
+            call(*args, **kwargs)
+
+    if kind == "train":
+        return train
+    module.eval().to(torch.bfloat16)
+    return infer
+
+
+def _states(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def _figures(kind: str, step: Callable[[], None], candidate: Candidate, work: Work, options: Namespace) -> Row:
+    milliseconds = median_ms(step, options)
+    figures: Row = {f"{kind}_ms": round(milliseconds, 3), f"{kind}_rate": round(work.tokens / milliseconds, 2)}
+    if options.device == "cuda":
+        figures[f"{kind}_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    if candidate.maker != NO_ATTENTION:
+        passes = 3 if kind == "train" else 1  # the backward pass counts as two
+        flops = passes * model_flops(candidate.family, options.size, work)
+        figures[f"{kind}_share"] = round(flops / milliseconds * 1e3 / options.ceiling, 4)
+    return figures
+
+
+def model_flops(family: str, size: str, work: Work) -> int:
+    """Operations of one forward pass over the batch, as the package counts them; pads count for nothing."""
+    encoder = config_of(family, size, work.longest).encoder
+    lengths = {length: work.lengths.count(length) for length in set(work.lengths)}
+    return sum(
+        count * length * (encoder.flops(length) - _absent_flops(encoder, length)) for length, count in lengths.items()
+    )
+
+
+def _absent_flops(encoder: EncoderConfig, length: int) -> int:
+    """What the package counts for relative positions beyond the table, which has 2 · span rows however long the text.
+
+    Without this, the share of a DeBERTa of 16,384 tokens would look two and a half times as large as it is.
+    """
+    if encoder.relative is None:
+        return 0
+    absent = max(0, 2 * length - 2 * encoder.relative.span)
+    mixers = [layer.mixer for layer in encoder.layers if isinstance(layer.mixer, DisentangledConfig)]
+    return sum(2 * (mixer.content_to_position + mixer.position_to_content) * absent * encoder.width for mixer in mixers)
+
+
+def ceiling(options: Namespace) -> float:
+    """Operations a second of a large product of bfloat16 matrices, the most that a model could reach."""
+    width = 8192 if options.device == "cuda" else 512
+    left, right = (torch.randn(width, width, device=options.device, dtype=torch.bfloat16) for _ in range(2))
+    often = Namespace(device=options.device, repeats=30, budget_seconds=0.5)
+    return 2 * width**3 / median_ms(lambda: torch.mm(left, right), often) * 1e3
+
+
+def median_ms(function: Callable[[], object], options: Namespace) -> float:
+    """The median time of some runs, in milliseconds, within the budget of a row."""
+    budget = options.budget_seconds
+    function()  # compiles, tunes
+    _synchronise(options.device)
+    begin = time.perf_counter()
+    for _ in range(2):
+        function()
+        _synchronise(options.device)
+        if time.perf_counter() - begin > budget:
+            break
+    if options.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # what tuning took is not what running takes
+    times: list[float] = []
+    begin = time.perf_counter()
+    while len(times) < min(3, options.repeats) or (
+        len(times) < options.repeats and time.perf_counter() - begin < budget
+    ):
+        times.append(_once_ms(function, options.device))
+    return statistics.median(times)
+
+
+def _once_ms(function: Callable[[], object], device: str) -> float:
+    if device == "cuda":
+        first, last = torch.cuda.Event(True), torch.cuda.Event(True)
+        torch.cuda.synchronize()
+        first.record()
+        function()
+        last.record()
+        torch.cuda.synchronize()
+        return first.elapsed_time(last)
+    start = time.perf_counter()
+    function()
+    return (time.perf_counter() - start) * 1e3
+
+
+def _synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _clear(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()

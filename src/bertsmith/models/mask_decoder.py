@@ -39,11 +39,14 @@ class MaskDecoder(nn.Module):
         queries = below.flatten(0, -2).index_select(0, sorted_places) + embedding(positions, self.table)
         sequence = layout.sequence_index(below[..., 0]).flatten()[sorted_places]
         relative = call.relative_positions
+        if relative is not None:
+            is_asked_once = below.is_cuda or torch.compiler.is_compiling()
+            relative = replace(relative, query_positions=positions, are_distinct=is_asked_once)
         call = replace(
             call,
             layout=_query_layout(sequence, layout),
             memory=Memory(below, layout),
-            relative_positions=None if relative is None else replace(relative, query_positions=positions),
+            relative_positions=relative,
         )
         for _ in range(self.steps):
             queries = block(queries, call)

@@ -150,7 +150,7 @@ class DisentangledAttention(Attending):
         query, (key, value), key_layout = self._look_back(hidden, tuple(cached), call)
         one, relative = SequenceLayout.full(hidden.shape[0], 1), call.relative_positions
         if relative is not None:
-            relative = replace(relative, query_positions=place[:, None])
+            relative = replace(relative, query_positions=place[:, None], are_distinct=True)
         mixed = self._mix(query, key, value, call, one, key_layout, relative, is_causal=False)
         return mixed[:, 0], (key, value, place + 1)
 

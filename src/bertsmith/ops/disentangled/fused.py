@@ -10,6 +10,7 @@ from bertsmith.ops.kernels import support
 from bertsmith.ops.kernels.spans import Spans, as_laid, by_row
 
 HEAD_WIDTHS = (16, 32, 64, 128)
+BAND = 2048  # more columns than the buffer of any relative table in use has
 
 
 def unsupported(inputs: DisentangledInputs) -> str | None:
@@ -21,6 +22,11 @@ def unsupported(inputs: DisentangledInputs) -> str | None:
         return f"the head width is {width} and the kernel takes {', '.join(map(str, HEAD_WIDTHS))}"
     if inputs.value.shape[-1] != width:
         return f"the head width of value, {inputs.value.shape[-1]}, differs from that of key, {width}"
+    if inputs.query_positions is not None and not (inputs.relative and inputs.relative.are_distinct):
+        return "queries have places of their own that are not known to be distinct places of keys"
+    longest, heads = max(inputs.layout.longest, inputs.key_layout.longest), inputs.query.shape[-2]
+    if longest * heads * min(longest, BAND) >= 2**31:
+        return f"a sequence may have {longest} tokens, and places in it are numbers of 32 bits"
     if inputs.layout.longest == 0 or inputs.key_layout.longest == 0:
         return "all sequences are empty"
     return None

@@ -18,6 +18,8 @@ class RelativePositions:
     vectors: Tensor
     slots: Tensor
     query_positions: Tensor | None = None
+    are_distinct: bool = False
+    """No two queries of a sequence stand at one place, and all stand at places of keys: kernels rely on it."""
 
 
 def linear_slots(span: int) -> Tensor:

@@ -27,7 +27,7 @@ def is_kept(seed, stream, row, column, rate):
     rows = mixed_bits(row.to(tl.uint32) ^ mixed_bits(seed.to(tl.uint32) + stream.to(tl.uint32) * 0x9E3779B9))
     columns = mixed_bits(column.to(tl.uint32) + 0x85EBCA6B)
     bits = mixed_bits(rows + columns * 0xC2B2AE35)
-    return (bits >> 8).to(tl.int32) >= (rate * 16777216.0).to(tl.int32)
+    return (bits >> 8).to(tl.int32) >= (tl.cast(rate, tl.float32) * 16777216.0).to(tl.int32)
 
 
 def fresh_seed(device: torch.device) -> Tensor:

@@ -76,7 +76,7 @@ def buffers(longest: int, key_longest: int, reach: int, *, has_places: bool) -> 
 
 
 def are_kept(by_query: Buffer, by_key: Buffer) -> bool:
-    """Whether the backward pass is handed the position scores; wide ones and bands are computed anew, to save memory."""
+    """Whether the backward pass is handed the position scores; wide ones and bands are computed anew."""
     return by_query.half == 0 and max(by_query.columns, by_key.columns) <= KEPT_COLUMNS
 
 

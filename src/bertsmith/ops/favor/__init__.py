@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.ops.dispatch import Form, Forms, choose
-from bertsmith.ops.favor import linear, reference
+from bertsmith.ops.favor import fused, linear, reference
 from bertsmith.ops.favor.draw import draw
 from bertsmith.ops.favor.feature_maps import FEATURE_MAPS, FeatureMapName
 from bertsmith.ops.favor.features import RandomFeatures
@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 FORMS: Forms[FavorInputs] = {
+    "triton": Form(fused.favor, fused.unsupported, fused.wanted),
     "linear": Form(linear.favor, linear.unsupported),
     "reference": Form(reference.favor, reference.unsupported),
 }

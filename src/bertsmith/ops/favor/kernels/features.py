@@ -64,10 +64,9 @@ def matrix_of(matrix, feature, features, WIDTH: tl.constexpr):
 def product(left, right):
     """The matrix product, summed in float32; both sides in the precision of the inputs."""
     if IS_INTERPRETED:
-        # the interpreter would multiply the bits of bfloat16
-        return tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
-    else:
-        return tl.dot(left, right, input_precision="ieee")
+        # it would multiply the bits of bfloat16
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, input_precision="ieee")
 
 
 @triton.jit
@@ -80,16 +79,12 @@ def squares(states):
 @triton.jit
 def weight(u, by_feature, by_row, IS_EXPONENTIAL: tl.constexpr):
     """The feature without ε times what belongs to its column and its row; both broadcast to the shape of u."""
-    if IS_EXPONENTIAL:
-        return tl.exp2(u * LOG2_E + by_feature - by_row)
-    else:
-        return tl.maximum(u, 0.0) * by_feature * by_row
+    return tl.exp2(u * LOG2_E + by_feature - by_row) if IS_EXPONENTIAL else tl.maximum(u, 0.0) * by_feature * by_row
 
 
 @triton.jit
 def slope(u, by_feature, by_row, IS_EXPONENTIAL: tl.constexpr):
     """The derivative of `weight` by u."""
-    if IS_EXPONENTIAL:
-        return tl.exp2(u * LOG2_E + by_feature - by_row)
-    else:
-        return tl.where(u > 0.0, by_feature * by_row, 0.0)
+    if not IS_EXPONENTIAL:
+        u = tl.where(u > 0.0, 1.0, 0.0)
+    return weight(u, by_feature, by_row, IS_EXPONENTIAL)

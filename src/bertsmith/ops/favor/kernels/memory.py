@@ -132,13 +132,13 @@ def _join(
     is_kept = feature < PADDED
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     level = tl.full([ALL], NONE, tl.float32)
-    for split in range(0, splits):
+    for split in range(splits):
         at = (place * splits + split) * PADDED + feature
         level = tl.maximum(level, tl.load(partial_level + at, mask=is_kept, other=NONE))
     total = tl.zeros([ALL], tl.float32)
     sums = tl.zeros([ALL, COLUMNS], tl.float32)
     values = tl.zeros([COLUMNS], tl.float32)
-    for split in range(0, splits):
+    for split in range(splits):
         part = place * splits + split
         at = part * PADDED + feature
         smaller = tl.exp2(tl.load(partial_level + at, mask=is_kept, other=NONE) - level)

@@ -124,7 +124,7 @@ def _join(
     along = tl.zeros([ALL], tl.float32)
     added = tl.zeros([COLUMNS], tl.float32)
     added_along = tl.sum(along, 0)
-    for split in range(0, splits):
+    for split in range(splits):
         part = place * splits + split
         at = part * PADDED + feature
         sums += tl.load(partial_sums + at[:, None] * WIDTH + column[None, :], mask=is_kept[:, None], other=0.0)
@@ -165,11 +165,8 @@ def _key_gradient(
     column = tl.arange(0, WIDTH)
     k = rows_of(key, row, head, key_row, key_head, is_row, WIDTH)
     v = rows_of(value, row, head, value_row, value_head, is_row, WIDTH)
-    if IS_EXPONENTIAL:
-        # rows beyond the sequence would have exponents of nobody
-        by_row = tl.where(is_row, -norm * squares(k), -NONE)
-    else:
-        by_row = tl.where(is_row, 1.0, 0.0)
+    # rows beyond the sequence have exponents of nobody
+    by_row = tl.where(is_row, -norm * squares(k), -NONE) if IS_EXPONENTIAL else tl.full([ROWS], 1.0, tl.float32)
     gradient = tl.zeros([ROWS, WIDTH], tl.float32)
     by_values = tl.zeros([ROWS, WIDTH], tl.float32) + tl.load(floor + place * WIDTH + column)[None, :]
     by_norm = tl.zeros([ROWS], tl.float32)

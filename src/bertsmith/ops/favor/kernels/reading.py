@@ -1,7 +1,7 @@
 """What queries take from the means that `memory` left behind, and the gradient of the queries.
 
-A query's output is Σ_m P_m mean_m with P_m = φ_qm sum_m / Σ: flash attention with the rows of the random matrix as keys.
-ε is feature-independent, so what it reaches is one vector for each sequence and head, added once.
+A query's output is Σ_m P_m mean_m with P_m = φ_qm sum_m / Σ: flash attention with rows of the random matrix as keys.
+ε is the same for all features, so what it reaches is one vector for each sequence and head, added once.
 """
 
 import torch

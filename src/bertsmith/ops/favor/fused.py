@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertsmith.ops.favor.fused_causal import favor_causal
 from bertsmith.ops.favor.inputs import FavorInputs
 from bertsmith.ops.kernels import support
 from bertsmith.ops.kernels.spans import Spans, as_laid, by_row
@@ -25,8 +26,6 @@ def unsupported(inputs: FavorInputs) -> str | None:
         return f"feature_map is {features.feature_map!r} and the kernel knows exponential maps and relu"
     if width not in _HEAD_WIDTHS:
         return f"the head width is {width} and the kernel takes {', '.join(map(str, _HEAD_WIDTHS))}"
-    if inputs.is_causal:
-        return "is_causal is True and the kernel looks both ways"
     if value_width != width:
         return f"the head width of value, {value_width}, differs from that of key, {width}"
     if not 1 <= features.width <= _MOST_FEATURES:
@@ -47,11 +46,21 @@ def favor(inputs: FavorInputs) -> Tensor:
     key_spans = spans if key_layout is layout else Spans.of(key_layout, query.device)
     # head_width^(-1/4) of the queries and keys is in the matrix, so that they are read as they are
     matrix = inputs.features.rows(query.new_empty(0, query.shape[-1], dtype=torch.float32)) * query.shape[-1] ** -0.25
+    matrix = matrix.to(query.dtype).contiguous()
+    curve = (feature_map.curve is None, feature_map.norm, inputs.features.added)
+    if inputs.is_causal:
+        # the kernels have chunks of their own: `chunk` changes no number beyond rounding
+        sizes = (padded(matrix.shape[0]), _chunk(query))
+        has_pads = layout.is_token is not None
+        mixed = favor_causal(
+            query, key, value, matrix, spans.first, spans.length, spans.longest, has_pads, *sizes, *curve
+        )[0]
+        return as_laid(mixed.to(inputs.value.dtype), layout)
     mixed = _favor(
         query,
         key,
         value,
-        matrix.to(query.dtype).contiguous(),
+        matrix,
         spans.first,
         spans.length,
         key_spans.first,
@@ -60,9 +69,7 @@ def favor(inputs: FavorInputs) -> Tensor:
         key_spans.longest,
         layout.is_token is not None,
         key_layout.is_token is not None,
-        feature_map.curve is None,
-        feature_map.norm,
-        inputs.features.added,
+        *curve,
     )[0]
     return as_laid(mixed.to(inputs.value.dtype), layout)
 
@@ -71,6 +78,13 @@ def _rows(states: Tensor, dtype: torch.dtype) -> Tensor:
     """The kernels take any strides but the last, which is 1."""
     states = states.to(dtype)
     return states if states.stride(-1) == 1 else states.contiguous()
+
+
+def _chunk(query: Tensor) -> int:
+    """Positions of one causal chunk: wide ones save states, but a matrix over their pairs must fit."""
+    if query.dtype.itemsize == 4:
+        return 32
+    return 128 if query.shape[-1] <= 64 else 64
 
 
 def padded(features: int) -> int:

@@ -70,6 +70,14 @@ def product(left, right):
 
 
 @triton.jit
+def narrowed(made, like):
+    """The tile in the precision of another; float16 keeps its largest number instead of ∞."""
+    if like.dtype == tl.float16:
+        made = tl.minimum(tl.maximum(made, -65504.0), 65504.0)
+    return made.to(like.dtype)
+
+
+@triton.jit
 def squares(states):
     """‖states‖² of every row, in float32."""
     wide = states.to(tl.float32)

@@ -63,7 +63,10 @@ def _query_gradient(
     exponent = tl.where(is_past, levels[None, :] + relative[:, None], NONE)
     floor = epsilon * tl.sum(by_pair * tl.exp2(tl.minimum(exponent, 100.0)), 1)
     exponent = tl.where(is_past, mine[None, :] + relative[:, None], NONE)
-    by_pair = narrowed(by_pair * tl.exp2(tl.minimum(exponent, 100.0)), q)
+    by_pair = by_pair * tl.exp2(tl.minimum(exponent, 100.0))
+    # each row over its largest number, which where features hardly meet is beyond float16
+    largest = tl.maximum(tl.max(tl.abs(by_pair), 1), 1e-30)
+    by_pair = (by_pair / largest[:, None]).to(q.dtype)
     if IS_EXPONENTIAL:
         by_key = tl.where(is_row, mine - norm * squares(k), -NONE)
         inverse = normaliser
@@ -84,7 +87,7 @@ def _query_gradient(
         key_made = weight(product(k, tl.trans(weights)), nothing[None, :], by_key[:, None], IS_EXPONENTIAL)
         by_u = product(given, tl.trans(means)) - along[:, None]
         by_u = by_u * slope(u, sizes[None, :], inverse[:, None], IS_EXPONENTIAL)
-        within = product(by_pair, key_made.to(q.dtype)) + floor[:, None]
+        within = product(by_pair, key_made.to(q.dtype)) * largest[:, None] + floor[:, None]
         within = within * slope(u, nothing[None, :], top[:, None], IS_EXPONENTIAL)
         by_u += tl.where((feature < features)[None, :], within, 0.0)
         by_norm += tl.sum(by_u, 1)
@@ -129,7 +132,9 @@ def _key_gradient(
     own_factor = tl.exp2(tl.minimum(tl.where(is_later, mine[:, None] + relative, NONE), 100.0))
     by_pair = (product(v, tl.trans(given)) - along[None, :]) * own_factor
     floor = epsilon * tl.sum(by_pair, 1)
-    by_pair = narrowed(by_pair, q)
+    # each row over its largest number, which where features hardly meet is beyond float16
+    largest = tl.maximum(tl.max(tl.abs(by_pair), 1), 1e-30)
+    by_pair = (by_pair / largest[:, None]).to(q.dtype)
     scale = share_of(chunk, CHUNK)
     end = tl.max(levels, 0)
     if IS_EXPONENTIAL:
@@ -170,7 +175,7 @@ def _key_gradient(
         key_made = tl.where(is_feature, weight(key_u, nothing[None, :], by_key[:, None], IS_EXPONENTIAL), 0.0)
         key_sum += tl.sum(key_made, 1)
         pairs += product(key_made.to(q.dtype), tl.trans(made))
-        within = product(by_pair, made) + floor[:, None]
+        within = product(by_pair, made) * largest[:, None] + floor[:, None]
         within = within * tl.where(is_feature, slope(key_u, nothing[None, :], by_key[:, None], IS_EXPONENTIAL), 0.0)
         shares = weight(key_u, shift[None, :], by_norm_key[:, None], IS_EXPONENTIAL)
         by_value += product(narrowed(shares, taken), taken)

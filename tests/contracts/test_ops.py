@@ -16,7 +16,7 @@ from bertsmith.ops.attention import FORMS, attention, attention_map
 from bertsmith.ops.disentangled import disentangled
 
 # forms with conditions: a GPU, dropout; they have tests of their own
-PARTICULAR_FORMS = ["varlen", "grouped"]
+PARTICULAR_FORMS = ["varlen", "grouped", "triton"]
 ATTENDING = {
     "attention": attention,
     "disentangled": partial(disentangled, position_key=None, position_query=None, relative=None),

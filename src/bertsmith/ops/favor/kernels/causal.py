@@ -137,7 +137,7 @@ def read(
     new = query.new_zeros if has_pads else query.new_empty
     mixed = new(tokens, heads, width)
     by_row, query_level = (new(tokens, heads, dtype=torch.float32) for _ in range(2))
-    tile = fitting(asked or Tile(chunk, 64 if query.dtype.itemsize == 2 else 32, warps=8), padded)
+    tile = fitting(asked or Tile(chunk, 32, warps=8), padded)
     if tokens * heads * longest:
         _read[(triton.cdiv(longest, chunk), heads, first.shape[0])](
             query, key, value, matrix, first, length, mean, size, own, level, level_before, mixed, by_row, query_level,

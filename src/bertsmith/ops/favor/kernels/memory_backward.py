@@ -25,8 +25,12 @@ from bertsmith.ops.favor.kernels.features import (
 from bertsmith.ops.favor.kernels.splits import Splits
 from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
 
-_TUNED: Tiles = {(2, 128): Tile(64, 64, warps=8)}
-_DEFAULT = Tile(64, 32, warps=4)
+_TUNED: Tiles = {
+    **{(2, width): Tile(128, 64, warps=8) for width in (16, 32, 64)},
+    (2, 128): Tile(64, 32, warps=8),
+}
+# without tensor cores, which float32 does not use here, larger tiles do not fit into registers
+_DEFAULT = Tile(32, 32, warps=8, stages=1)
 
 
 @triton.jit

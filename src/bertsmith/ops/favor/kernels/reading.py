@@ -12,10 +12,10 @@ from torch import Tensor
 from bertsmith.ops.favor.kernels.features import LOG2_E, NONE, Curve, fitting, matrix_of, product, rows_of, slope
 from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
 
-_READ: Tiles = {(2, 128): Tile(128, 64, warps=8)}
-_READ_DEFAULT = Tile(64, 64, warps=4)
-_BACKWARD: Tiles = {(2, 128): Tile(64, 64, warps=8)}
-_BACKWARD_DEFAULT = Tile(64, 32, warps=4)
+_READ: Tiles = {(2, width): Tile(128, 64, warps=8) for width in (16, 32, 64, 128)}
+_BACKWARD: Tiles = {**_READ, (2, 128): Tile(64, 64, warps=8)}
+# without tensor cores, which float32 does not use here, larger tiles do not fit into registers
+_DEFAULT = Tile(32, 32, warps=8, stages=1)
 
 
 @triton.jit
@@ -146,7 +146,7 @@ def read(
     new = query.new_zeros if has_pads else query.new_empty
     mixed = new(tokens, heads, width)
     by_row, share = (new(tokens, heads, dtype=torch.float32) for _ in range(2))
-    chosen = fitting(asked or tile(_READ, _READ_DEFAULT, query.dtype, width), padded)
+    chosen = fitting(asked or tile(_READ, _DEFAULT, query.dtype, width), padded)
     grid = (triton.cdiv(longest, chosen.rows), heads, batch)
     if tokens * heads * longest:
         _read[grid](
@@ -181,7 +181,7 @@ def query_gradient(
     new = query.new_zeros if has_pads else query.new_empty
     by_query = new(tokens, heads, width)
     by_total = new(tokens, heads, dtype=torch.float32)
-    chosen = fitting(asked or tile(_BACKWARD, _BACKWARD_DEFAULT, query.dtype, width), padded)
+    chosen = fitting(asked or tile(_BACKWARD, _DEFAULT, query.dtype, width), padded)
     grid = (triton.cdiv(longest, chosen.rows), heads, batch)
     if tokens * heads * longest:
         _query_gradient[grid](

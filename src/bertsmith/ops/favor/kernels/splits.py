@@ -13,9 +13,9 @@ _TUNED: Tiles = {
     (2, 32): Tile(64, 256, warps=8),
     (2, 64): Tile(64, 256, warps=8),
     (2, 128): Tile(64, 128, warps=8),
-    (4, 128): Tile(32, 64, warps=8),
+    (4, 128): Tile(32, 32, warps=8),
 }
-_DEFAULT = Tile(32, 128, warps=8)
+_DEFAULT = Tile(32, 64, warps=8)
 _PROGRAMS = 264
 """Two for each multiprocessor of the largest GPU in use."""
 _FEWEST_ROWS = 512

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.ops.dispatch import Form, Forms, choose
-from bertsmith.ops.favor import linear, reference
+from bertsmith.ops.favor import fused, linear, reference
 from bertsmith.ops.favor.draw import draw
 from bertsmith.ops.favor.feature_maps import FEATURE_MAPS, FeatureMapName
 from bertsmith.ops.favor.features import RandomFeatures
@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 FORMS: Forms[FavorInputs] = {
+    "triton": Form(fused.favor, fused.unsupported, fused.wanted),
     "linear": Form(linear.favor, linear.unsupported),
     "reference": Form(reference.favor, reference.unsupported),
 }
@@ -53,6 +54,9 @@ def favor(
 
     Features, sums and row sums are float32 (float64 for float64 inputs), under autocast too. For exponential feature
     maps ε is relative to the largest feature of the query, and of the keys of the sequence (causal: the keys so far).
+    The kernel ("triton", what "auto" takes on a GPU) multiplies in the precision of the inputs: in half precision the
+    random matrix is rounded to it, as any weight under autocast is, and so are features and the means of values they
+    stand for; exponents and sums stay float32. It gives 0 at pads and has chunks of its own.
 
     Shape: query, key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed.
     """

@@ -20,7 +20,7 @@ BACKWARD_TILES: Tiles = {}
 @triton.jit
 def _dropped(weight, seed, head, row, tap, rate, scale, IS_SHARED: tl.constexpr):
     """The weights after dropout: drawn for each token, or for all tokens that share a kernel at once."""
-    kept = is_kept(tl.load(seed), head, row * (1 - IS_SHARED), tap, tl.cast(rate, tl.float32))
+    kept = is_kept(tl.load(seed), head, row * (1 - IS_SHARED), tap, rate)
     return tl.where(kept, weight * scale, 0.0)
 
 

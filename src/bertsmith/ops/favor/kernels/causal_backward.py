@@ -1,0 +1,276 @@
+"""The gradients of causal queries, keys and values, from the states before and the sums after every chunk.
+
+Within a chunk, with Σ_i the row sum of query i, δ_i the product of the output's row with its gradient, and features as
+in `causal`:  H_ij = (gradient_i · value_j − δ_i) · exp(own_j + level_i) / Σ_i for j ≤ i, the gradient of φ̂_i · φ̂_j.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bertsmith.ops.favor.kernels.causal_states import slot_of
+from bertsmith.ops.favor.kernels.causal_sums import share_of
+from bertsmith.ops.favor.kernels.features import (
+    NONE,
+    Curve,
+    fitting,
+    matrix_of,
+    narrowed,
+    product,
+    rows_of,
+    slope,
+    squares,
+    weight,
+)
+from bertsmith.ops.kernels.tiles import Tile
+
+
+@triton.jit
+def _query_gradient(
+    query, key, value, upstream, mixed, matrix, first, length, mean, size, own, level, by_row, query_level,
+    by_query, by_total,
+    query_row, query_head, key_row, key_head, value_row, value_head, upstream_row, upstream_head,
+    heads, features, norm, norm_slope, epsilon,
+    IS_EXPONENTIAL: tl.constexpr,
+    PADDED: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    chunk, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    count = tl.load(length + sequence)
+    if chunk * CHUNK >= count:
+        return
+    slot = slot_of(first, sequence, chunk, CHUNK) * heads + head
+    place = tl.arange(0, CHUNK)
+    row = chunk * CHUNK + place
+    is_row = row < count
+    row += tl.load(first + sequence)
+    column = tl.arange(0, WIDTH)
+    at = row.to(tl.int64) * heads + head
+    q = rows_of(query, row, head, query_row, query_head, is_row, WIDTH)
+    k = rows_of(key, row, head, key_row, key_head, is_row, WIDTH)
+    v = rows_of(value, row, head, value_row, value_head, is_row, WIDTH)
+    given = rows_of(upstream, row, head, upstream_row, upstream_head, is_row, WIDTH)
+    out = rows_of(mixed, row, head, heads * WIDTH, WIDTH, is_row, WIDTH)
+    along = tl.sum(given.to(tl.float32) * out.to(tl.float32), 1)
+    tl.store(by_total + at, along, mask=is_row)
+    mine = tl.load(own + at, mask=is_row, other=0.0)
+    levels = tl.load(level + at, mask=is_row, other=0.0)
+    normaliser = tl.load(by_row + at, mask=is_row, other=-NONE)
+    top = tl.load(query_level + at, mask=is_row, other=0.0)
+    is_past = (place[None, :] <= place[:, None]) & is_row[None, :]
+    by_pair = product(given, tl.trans(v)) - along[:, None]
+    relative = top - normaliser
+    exponent = tl.where(is_past, levels[None, :] + relative[:, None], NONE)
+    floor = epsilon * tl.sum(by_pair * tl.exp2(tl.minimum(exponent, 100.0)), 1)
+    exponent = tl.where(is_past, mine[None, :] + relative[:, None], NONE)
+    by_pair = by_pair * tl.exp2(tl.minimum(exponent, 100.0))
+    # each row over its largest number, which where features hardly meet is beyond float16
+    largest = tl.maximum(tl.max(tl.abs(by_pair), 1), 1e-30)
+    by_pair = (by_pair / largest[:, None]).to(q.dtype)
+    if IS_EXPONENTIAL:
+        by_key = tl.where(is_row, mine - norm * squares(k), -NONE)
+        inverse = normaliser
+    else:
+        by_key = tl.full([CHUNK], 1.0, tl.float32)
+        inverse = tl.exp2(-normaliser)
+        top = tl.full([CHUNK], 1.0, tl.float32)
+    nothing = tl.full([COLUMNS], 0.0 if IS_EXPONENTIAL else 1.0, tl.float32)
+    gradient = tl.zeros([CHUNK, WIDTH], tl.float32)
+    by_norm = tl.zeros([CHUNK], tl.float32)
+    for start in range(0, PADDED, COLUMNS):
+        feature = start + tl.arange(0, COLUMNS)
+        weights = matrix_of(matrix, feature, features, WIDTH)
+        state = slot * PADDED + feature
+        means = tl.load(mean + state[:, None] * WIDTH + column[None, :])
+        sizes = tl.load(size + state)
+        u = product(q, tl.trans(weights))
+        key_made = weight(product(k, tl.trans(weights)), nothing[None, :], by_key[:, None], IS_EXPONENTIAL)
+        by_u = product(given, tl.trans(means)) - along[:, None]
+        by_u = by_u * slope(u, sizes[None, :], inverse[:, None], IS_EXPONENTIAL)
+        within = product(by_pair, key_made.to(q.dtype)) * largest[:, None] + floor[:, None]
+        within = within * slope(u, nothing[None, :], top[:, None], IS_EXPONENTIAL)
+        by_u += tl.where((feature < features)[None, :], within, 0.0)
+        by_norm += tl.sum(by_u, 1)
+        gradient += product(narrowed(by_u, weights), weights)
+    gradient += norm_slope * by_norm[:, None] * q.to(tl.float32)
+    places = at[:, None] * WIDTH + column[None, :]
+    tl.store(by_query + places, gradient.to(by_query.dtype.element_ty), mask=is_row[:, None])
+
+
+@triton.jit
+def _key_gradient(
+    query, key, value, upstream, matrix, first, length, size_after, later, later_along,
+    own, level, by_row, query_level, by_total, by_key_out, by_value_out,
+    query_row, query_head, key_row, key_head, value_row, value_head, upstream_row, upstream_head,
+    heads, features, norm, norm_slope, epsilon,
+    IS_EXPONENTIAL: tl.constexpr,
+    PADDED: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    chunk, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    count = tl.load(length + sequence)
+    if chunk * CHUNK >= count:
+        return
+    slot = slot_of(first, sequence, chunk, CHUNK) * heads + head
+    place = tl.arange(0, CHUNK)
+    row = chunk * CHUNK + place
+    is_row = row < count
+    row += tl.load(first + sequence)
+    column = tl.arange(0, WIDTH)
+    at = row.to(tl.int64) * heads + head
+    q = rows_of(query, row, head, query_row, query_head, is_row, WIDTH)
+    k = rows_of(key, row, head, key_row, key_head, is_row, WIDTH)
+    v = rows_of(value, row, head, value_row, value_head, is_row, WIDTH)
+    given = rows_of(upstream, row, head, upstream_row, upstream_head, is_row, WIDTH)
+    mine = tl.load(own + at, mask=is_row, other=0.0)
+    levels = tl.load(level + at, mask=is_row, other=NONE)
+    normaliser = tl.load(by_row + at, mask=is_row, other=-NONE)
+    top = tl.load(query_level + at, mask=is_row, other=0.0)
+    along = tl.load(by_total + at, mask=is_row, other=0.0)
+    # keys are rows here and queries columns
+    is_later = (place[None, :] >= place[:, None]) & is_row[:, None]
+    relative = (top - normaliser)[None, :]
+    own_factor = tl.exp2(tl.minimum(tl.where(is_later, mine[:, None] + relative, NONE), 100.0))
+    by_pair = (product(v, tl.trans(given)) - along[None, :]) * own_factor
+    floor = epsilon * tl.sum(by_pair, 1)
+    # each row over its largest number, which where features hardly meet is beyond float16
+    largest = tl.maximum(tl.max(tl.abs(by_pair), 1), 1e-30)
+    by_pair = (by_pair / largest[:, None]).to(q.dtype)
+    scale = share_of(chunk, CHUNK)
+    end = tl.max(levels, 0)
+    if IS_EXPONENTIAL:
+        by_key = tl.where(is_row, mine - norm * squares(k), -NONE)
+        by_norm_key = tl.where(is_row, -norm * squares(k), -NONE)
+    else:
+        by_key = tl.full([CHUNK], 1.0, tl.float32)
+        by_norm_key = by_key
+        top = tl.full([CHUNK], 1.0, tl.float32)
+    nothing = tl.full([COLUMNS], 0.0 if IS_EXPONENTIAL else 1.0, tl.float32)
+    pairs = tl.zeros([CHUNK, CHUNK], tl.float32)
+    query_sum = tl.zeros([CHUNK], tl.float32) + epsilon * features
+    key_sum = tl.zeros([CHUNK], tl.float32)
+    gradient = tl.zeros([CHUNK, WIDTH], tl.float32)
+    by_value = tl.zeros([CHUNK, WIDTH], tl.float32)
+    by_norm = tl.zeros([CHUNK], tl.float32)
+    rest = tl.zeros([WIDTH], tl.float32)
+    for start in range(0, PADDED, COLUMNS):
+        feature = start + tl.arange(0, COLUMNS)
+        is_feature = (feature < features)[None, :]
+        weights = matrix_of(matrix, feature, features, WIDTH)
+        state = slot * PADDED + feature
+        taken = tl.load(later + state[:, None] * WIDTH + column[None, :])
+        taken_along = tl.load(later_along + state)
+        sizes = tl.load(size_after + state)
+        if IS_EXPONENTIAL:
+            is_there = sizes > NONE / 2
+            shift = tl.where(is_there, tl.log2(scale) - sizes, NONE)
+            part = tl.where(is_there, epsilon * scale * tl.exp2(tl.minimum(end - sizes, 100.0)), 0.0)
+        else:
+            shift = tl.where(sizes > 0.0, scale / tl.where(sizes > 0.0, sizes, 1.0), 0.0)
+            part = epsilon * shift
+        u = product(q, tl.trans(weights))
+        made = tl.where(is_feature, weight(u, nothing[None, :], top[:, None], IS_EXPONENTIAL), 0.0)
+        query_sum += tl.sum(made, 1)
+        made = made.to(q.dtype)
+        key_u = product(k, tl.trans(weights))
+        key_made = tl.where(is_feature, weight(key_u, nothing[None, :], by_key[:, None], IS_EXPONENTIAL), 0.0)
+        key_sum += tl.sum(key_made, 1)
+        pairs += product(key_made.to(q.dtype), tl.trans(made))
+        within = product(by_pair, made) * largest[:, None] + floor[:, None]
+        within = within * tl.where(is_feature, slope(key_u, nothing[None, :], by_key[:, None], IS_EXPONENTIAL), 0.0)
+        shares = weight(key_u, shift[None, :], by_norm_key[:, None], IS_EXPONENTIAL)
+        by_value += product(narrowed(shares, taken), taken)
+        rest += tl.sum(part[:, None] * taken.to(tl.float32), 0)
+        by_u = product(v, tl.trans(taken)) - taken_along[None, :]
+        by_u = by_u * slope(key_u, shift[None, :], by_norm_key[:, None], IS_EXPONENTIAL) + within
+        by_norm += tl.sum(by_u, 1)
+        gradient += product(narrowed(by_u, weights), weights)
+    gradient += norm_slope * by_norm[:, None] * k.to(tl.float32)
+    level_factor = tl.exp2(tl.minimum(tl.where(is_later, levels[:, None] + relative, NONE), 100.0))
+    pairs = (pairs + epsilon * key_sum[:, None]) * own_factor + epsilon * query_sum[None, :] * level_factor
+    by_value += product(pairs.to(given.dtype), given)
+    by_value += tl.exp2(levels - end)[:, None] * rest[None, :]
+    places = at[:, None] * WIDTH + column[None, :]
+    tl.store(by_key_out + places, gradient.to(by_key_out.dtype.element_ty), mask=is_row[:, None])
+    tl.store(by_value_out + places, by_value.to(by_value_out.dtype.element_ty), mask=is_row[:, None])
+
+
+def query_gradient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    upstream: Tensor,
+    mixed: Tensor,
+    matrix: Tensor,
+    first: Tensor,
+    length: Tensor,
+    longest: int,
+    mean: Tensor,
+    size: Tensor,
+    own: Tensor,
+    level: Tensor,
+    by_row: Tensor,
+    query_level: Tensor,
+    curve: Curve,
+    has_pads: bool,
+    chunk: int,
+    asked: Tile | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the queries, and the product of each row of the output with its own gradient: (tokens, heads)."""
+    (tokens, heads, width), padded = query.shape, mean.shape[2]
+    new = query.new_zeros if has_pads else query.new_empty
+    by_query = new(tokens, heads, width)
+    by_total = new(tokens, heads, dtype=torch.float32)
+    tile = fitting(asked or Tile(chunk, 32, warps=8, stages=1), padded)
+    if tokens * heads * longest:
+        _query_gradient[(triton.cdiv(longest, chunk), heads, first.shape[0])](
+            query, key, value, upstream, mixed, matrix, first, length, mean, size, own, level, by_row, query_level,
+            by_query, by_total,
+            query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+            upstream.stride(0), upstream.stride(1),
+            heads, matrix.shape[0], curve.in_exponents(width), curve.in_gradients(width), curve.epsilon,
+            IS_EXPONENTIAL=curve.is_exponential,
+            PADDED=padded, WIDTH=width, CHUNK=chunk, COLUMNS=tile.columns,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    return by_query, by_total
+
+
+def key_gradient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    upstream: Tensor,
+    matrix: Tensor,
+    first: Tensor,
+    length: Tensor,
+    longest: int,
+    size_after: Tensor,
+    later: Tensor,
+    later_along: Tensor,
+    own: Tensor,
+    level: Tensor,
+    by_row: Tensor,
+    query_level: Tensor,
+    by_total: Tensor,
+    curve: Curve,
+    has_pads: bool,
+    chunk: int,
+    asked: Tile | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of keys and values, (tokens, heads, head_width)."""
+    (tokens, heads, width), padded = key.shape, size_after.shape[2]
+    new = key.new_zeros if has_pads else key.new_empty
+    by_key, by_value = (new(tokens, heads, width) for _ in range(2))
+    tile = fitting(asked or Tile(chunk, 32, warps=8, stages=1), padded)
+    if tokens * heads * longest:
+        _key_gradient[(triton.cdiv(longest, chunk), heads, first.shape[0])](
+            query, key, value, upstream, matrix, first, length, size_after, later, later_along,
+            own, level, by_row, query_level, by_total, by_key, by_value,
+            query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+            upstream.stride(0), upstream.stride(1),
+            heads, matrix.shape[0], curve.in_exponents(width), curve.in_gradients(width), curve.epsilon,
+            IS_EXPONENTIAL=curve.is_exponential,
+            PADDED=padded, WIDTH=width, CHUNK=chunk, COLUMNS=tile.columns,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    return by_key, by_value

@@ -1,0 +1,98 @@
+"""What the kernels share: constants, tiles of rows, and the feature map with its slope."""
+
+import math
+from dataclasses import dataclass, replace
+
+import triton
+import triton.language as tl
+
+from bertsmith.ops.kernels import support
+from bertsmith.ops.kernels.tiles import Tile
+
+NONE = tl.constexpr(-1.0e30)
+"""The logarithm of 0, finite so that differences are never NaN."""
+IS_INTERPRETED = tl.constexpr(support.is_interpreting())
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The feature map as the kernels know it."""
+
+    is_exponential: bool
+    """exp(u + norm · ‖x‖²) if so, relu(u) otherwise."""
+    norm: float
+    epsilon: float
+
+    def in_exponents(self, head_width: int) -> float:
+        """What ‖states‖² is multiplied by in an exponent of base 2."""
+        return self.norm * head_width**-0.5 * math.log2(math.e)
+
+    def in_gradients(self, head_width: int) -> float:
+        """What states are multiplied by in the gradient of an exponent."""
+        return 2 * self.norm * head_width**-0.5
+
+    @property
+    def logarithm(self) -> float:
+        """Of ε, in base 2."""
+        return math.log2(self.epsilon) if self.epsilon > 0 else -1.0e30
+
+
+def fitting(tile: Tile, padded: int) -> Tile:
+    """The tile with columns that divide the padded number of features."""
+    # the greatest common divisor is a power of two, as the columns of every tile are
+    return replace(tile, columns=math.gcd(tile.columns, padded))
+
+
+@triton.jit
+def rows_of(states, row, head, row_stride, head_stride, is_row, WIDTH: tl.constexpr):
+    """Rows of one head, 0 where there is none: (rows, WIDTH)."""
+    column = tl.arange(0, WIDTH)
+    places = row.to(tl.int64)[:, None] * row_stride + head * head_stride + column[None, :]
+    return tl.load(states + places, mask=is_row[:, None], other=0.0)
+
+
+@triton.jit
+def matrix_of(matrix, feature, features, WIDTH: tl.constexpr):
+    """Rows of the random matrix, 0 for features beyond the last: (features, WIDTH)."""
+    column = tl.arange(0, WIDTH)
+    places = feature[:, None] * WIDTH + column[None, :]
+    return tl.load(matrix + places, mask=(feature < features)[:, None], other=0.0)
+
+
+@triton.jit
+def product(left, right):
+    """The matrix product, summed in float32; both sides in the precision of the inputs."""
+    if IS_INTERPRETED:
+        # it would multiply the bits of bfloat16
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, input_precision="ieee")
+
+
+@triton.jit
+def narrowed(made, like):
+    """The tile in the precision of another; float16 keeps its largest number instead of ∞."""
+    if like.dtype == tl.float16:
+        made = tl.minimum(tl.maximum(made, -65504.0), 65504.0)
+    return made.to(like.dtype)
+
+
+@triton.jit
+def squares(states):
+    """‖states‖² of every row, in float32."""
+    wide = states.to(tl.float32)
+    return tl.sum(wide * wide, 1)
+
+
+@triton.jit
+def weight(u, by_feature, by_row, IS_EXPONENTIAL: tl.constexpr):
+    """The feature without ε times what belongs to its column and its row; both broadcast to the shape of u."""
+    return tl.exp2(u * LOG2_E + by_feature - by_row) if IS_EXPONENTIAL else tl.maximum(u, 0.0) * by_feature * by_row
+
+
+@triton.jit
+def slope(u, by_feature, by_row, IS_EXPONENTIAL: tl.constexpr):
+    """The derivative of `weight` by u."""
+    if not IS_EXPONENTIAL:
+        u = tl.where(u > 0.0, 1.0, 0.0)
+    return weight(u, by_feature, by_row, IS_EXPONENTIAL)

@@ -1,0 +1,281 @@
+"""The gradients of keys and values: sums over queries for every feature, and what each key takes from them.
+
+With P_qm the weight of feature m in query q, and δ_q the product of the output's row with its gradient:
+
+    T_m = Σ_q P_qm · gradient_q,  t_m = Σ_q P_qm δ_q
+    by value_k = Σ_m φ_km / sum_m · T_m,  by exponent_km = bare feature / sum_m · (T_m · value_k − t_m)
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bertsmith.ops.favor.kernels.features import (
+    NONE,
+    Curve,
+    fitting,
+    matrix_of,
+    product,
+    rows_of,
+    slope,
+    squares,
+    weight,
+)
+from bertsmith.ops.favor.kernels.splits import Splits
+from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
+
+_TUNED: Tiles = {
+    **{(2, width): Tile(128, 64, warps=8) for width in (16, 32, 64)},
+    (2, 128): Tile(64, 32, warps=8),
+}
+# without tensor cores, which float32 does not use here, larger tiles do not fit into registers
+_DEFAULT = Tile(32, 32, warps=8, stages=1)
+
+
+@triton.jit
+def _finished(
+    sums, along, added, added_along, biases, shifts, count, epsilon, log_epsilon, IS_EXPONENTIAL: tl.constexpr
+):
+    """(T, t) with ε, over min(n, 1024) as the shares of `memory` are times it; Σ_m ε / sum_m · T_m, without it."""
+    share = tl.minimum(tl.maximum(count, 1).to(tl.float32), 1024.0)
+    if IS_EXPONENTIAL:
+        size = tl.exp2(biases)
+        part = tl.where(biases > NONE / 2, tl.exp2(tl.minimum(log_epsilon - biases, 0.0)), 0.0)
+    else:
+        size = biases
+        part = epsilon * shifts / share
+    sums += size[:, None] * added[None, :]
+    along += size * added_along
+    return sums / share, along / share, tl.sum(part[:, None] * sums, 0)
+
+
+@triton.jit
+def _gather(
+    query, upstream, matrix, first, length, key_length, bias, shift, by_row, epsilon_share, by_total,
+    sums_out, along_out, floor_out, partial_sums, partial_along, partial_added,
+    query_row, query_head, upstream_row, upstream_head,
+    heads, splits, split_rows, features, epsilon, log_epsilon,
+    IS_EXPONENTIAL: tl.constexpr, IS_WHOLE: tl.constexpr,
+    PADDED: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.constexpr,
+):  # fmt: skip
+    head, split, sequence = tl.program_id(0), tl.program_id(1) % splits, tl.program_id(1) // splits
+    place = (sequence * heads + head).to(tl.int64)
+    begin = tl.load(first + sequence)
+    count = tl.load(length + sequence)
+    feature = tl.program_id(2) * FEATURES + tl.arange(0, FEATURES)
+    column = tl.arange(0, WIDTH)
+    weights = matrix_of(matrix, feature, features, WIDTH)
+    biases = tl.load(bias + place * PADDED + feature)
+    sums = tl.zeros([FEATURES, WIDTH], tl.float32)
+    along = tl.zeros([FEATURES], tl.float32)
+    added = tl.zeros([WIDTH], tl.float32)
+    added_along = tl.sum(along, 0)
+    end = tl.minimum(count, (split + 1) * split_rows)
+    for start in range(split * split_rows, end, ROWS):
+        row = start + tl.arange(0, ROWS)
+        is_row = row < end
+        row += begin
+        at = row.to(tl.int64) * heads + head
+        q = rows_of(query, row, head, query_row, query_head, is_row, WIDTH)
+        given = rows_of(upstream, row, head, upstream_row, upstream_head, is_row, WIDTH)
+        if IS_EXPONENTIAL:
+            normaliser = tl.load(by_row + at, mask=is_row, other=-NONE)
+        else:
+            normaliser = tl.load(by_row + at, mask=is_row, other=0.0)
+        delta = tl.load(by_total + at, mask=is_row, other=0.0)
+        share = tl.load(epsilon_share + at, mask=is_row, other=0.0)
+        u = product(weights, tl.trans(q))
+        made = weight(u, biases[:, None], normaliser[None, :], IS_EXPONENTIAL)
+        sums += product(made.to(given.dtype), given)
+        along += tl.sum(made * delta[None, :], 1)
+        added += tl.sum(share[:, None] * given.to(tl.float32), 0)
+        added_along += tl.sum(share * delta, 0)
+    if IS_WHOLE:
+        shifts = tl.load(shift + place * PADDED + feature)
+        keys = tl.load(key_length + sequence)
+        sums, along, floor = _finished(
+            sums, along, added, added_along, biases, shifts, keys, epsilon, log_epsilon, IS_EXPONENTIAL
+        )
+        at = place * PADDED + feature
+        tl.store(sums_out + at[:, None] * WIDTH + column[None, :], sums.to(sums_out.dtype.element_ty))
+        tl.store(along_out + at, along)
+        tl.store(floor_out + place * WIDTH + column, floor)
+    else:
+        part = place * splits + split
+        at = part * PADDED + feature
+        tl.store(partial_sums + at[:, None] * WIDTH + column[None, :], sums)
+        tl.store(partial_along + at, along)
+        # every block of features has the same
+        if tl.program_id(2) == 0:
+            tl.store(partial_added + part * (WIDTH + 1) + column, added)
+            tl.store(partial_added + part * (WIDTH + 1) + WIDTH, added_along)
+
+
+@triton.jit
+def _join(
+    partial_sums, partial_along, partial_added, key_length, bias, shift, sums_out, along_out, floor_out,
+    heads, splits, epsilon, log_epsilon,
+    IS_EXPONENTIAL: tl.constexpr,
+    PADDED: tl.constexpr, WIDTH: tl.constexpr, ALL: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    place = (sequence * heads + head).to(tl.int64)
+    feature = tl.arange(0, ALL)
+    is_kept = feature < PADDED
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    sums = tl.zeros([ALL, COLUMNS], tl.float32)
+    along = tl.zeros([ALL], tl.float32)
+    added = tl.zeros([COLUMNS], tl.float32)
+    added_along = tl.sum(along, 0)
+    for split in range(splits):
+        part = place * splits + split
+        at = part * PADDED + feature
+        sums += tl.load(partial_sums + at[:, None] * WIDTH + column[None, :], mask=is_kept[:, None], other=0.0)
+        along += tl.load(partial_along + at, mask=is_kept, other=0.0)
+        added += tl.load(partial_added + part * (WIDTH + 1) + column)
+        added_along += tl.load(partial_added + part * (WIDTH + 1) + WIDTH)
+    at = place * PADDED + feature
+    biases = tl.load(bias + at, mask=is_kept, other=NONE if IS_EXPONENTIAL else 0.0)
+    shifts = tl.load(shift + at, mask=is_kept, other=0.0)
+    keys = tl.load(key_length + sequence)
+    sums, along, floor = _finished(
+        sums, along, added, added_along, biases, shifts, keys, epsilon, log_epsilon, IS_EXPONENTIAL
+    )
+    tl.store(
+        sums_out + at[:, None] * WIDTH + column[None, :], sums.to(sums_out.dtype.element_ty), mask=is_kept[:, None]
+    )
+    tl.store(floor_out + place * WIDTH + column, floor)
+    # all blocks of columns have the same
+    if tl.program_id(0) == 0:
+        tl.store(along_out + at, along, mask=is_kept)
+
+
+@triton.jit
+def _key_gradient(
+    key, value, matrix, first, length, shift, sums, along, floor, by_key, by_value,
+    key_row, key_head, value_row, value_head, heads, features, norm, norm_slope,
+    IS_EXPONENTIAL: tl.constexpr,
+    PADDED: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    count = tl.load(length + sequence)
+    if tl.program_id(0) * ROWS >= count:
+        return
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = row < count
+    row += tl.load(first + sequence)
+    place = (sequence * heads + head).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    k = rows_of(key, row, head, key_row, key_head, is_row, WIDTH)
+    v = rows_of(value, row, head, value_row, value_head, is_row, WIDTH)
+    # rows beyond the sequence have exponents of nobody
+    by_row = tl.where(is_row, -norm * squares(k), -NONE) if IS_EXPONENTIAL else tl.full([ROWS], 1.0, tl.float32)
+    gradient = tl.zeros([ROWS, WIDTH], tl.float32)
+    by_values = tl.zeros([ROWS, WIDTH], tl.float32) + tl.load(floor + place * WIDTH + column)[None, :]
+    by_norm = tl.zeros([ROWS], tl.float32)
+    for start in range(0, PADDED, COLUMNS):
+        feature = start + tl.arange(0, COLUMNS)
+        at = place * PADDED + feature
+        weights = matrix_of(matrix, feature, features, WIDTH)
+        taken = tl.load(sums + at[:, None] * WIDTH + column[None, :])
+        shifts = tl.load(shift + at)
+        if IS_EXPONENTIAL:
+            shifts = -shifts
+        u = product(k, tl.trans(weights))
+        made = weight(u, shifts[None, :], by_row[:, None], IS_EXPONENTIAL)
+        by_feature = product(v, tl.trans(taken)) - tl.load(along + at)[None, :]
+        by_values += product(made.to(taken.dtype), taken)
+        if IS_EXPONENTIAL:
+            by_u = made * by_feature
+            by_norm += tl.sum(by_u, 1)
+        else:
+            by_u = slope(u, shifts[None, :], by_row[:, None], IS_EXPONENTIAL) * by_feature
+        gradient += product(by_u.to(weights.dtype), weights)
+    gradient += norm_slope * by_norm[:, None] * k.to(tl.float32)
+    places = (row.to(tl.int64) * heads + head)[:, None] * WIDTH + column[None, :]
+    tl.store(by_key + places, gradient.to(by_key.dtype.element_ty), mask=is_row[:, None])
+    tl.store(by_value + places, by_values.to(by_value.dtype.element_ty), mask=is_row[:, None])
+
+
+def summed(
+    query: Tensor,
+    upstream: Tensor,
+    matrix: Tensor,
+    first: Tensor,
+    length: Tensor,
+    longest: int,
+    key_length: Tensor,
+    bias: Tensor,
+    shift: Tensor,
+    by_row: Tensor,
+    epsilon_share: Tensor,
+    by_total: Tensor,
+    curve: Curve,
+    asked: Tile | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(T, t, floor) of every sequence and head; floor is what every value gets through ε.
+
+    Shape: T (batch, heads, padded, head_width), t (batch, heads, padded), floor (batch, heads, head_width).
+    """
+    (_, heads, width), (batch, _, padded) = query.shape, bias.shape
+    cut = Splits.of(query, batch * heads, longest, padded, asked)
+    sums = query.new_empty(batch, heads, padded, width)
+    along = query.new_empty(batch, heads, padded, dtype=torch.float32)
+    floor = query.new_empty(batch, heads, width, dtype=torch.float32)
+    parts = 0 if cut.is_whole else cut.count
+    partial_sums = query.new_empty(batch, heads, parts, padded, width, dtype=torch.float32)
+    partial_along = query.new_empty(batch, heads, parts, padded, dtype=torch.float32)
+    partial_added = query.new_empty(batch, heads, parts, width + 1, dtype=torch.float32)
+    if batch * heads == 0:
+        return sums, along, floor
+    _gather[(heads, batch * cut.count, cut.blocks)](
+        query, upstream, matrix, first, length, key_length, bias, shift, by_row, epsilon_share, by_total,
+        sums, along, floor, partial_sums, partial_along, partial_added,
+        query.stride(0), query.stride(1), upstream.stride(0), upstream.stride(1),
+        heads, cut.count, cut.rows, matrix.shape[0], curve.epsilon, curve.logarithm,
+        IS_EXPONENTIAL=curve.is_exponential, IS_WHOLE=cut.is_whole,
+        PADDED=padded, WIDTH=width, ROWS=cut.tile.rows, FEATURES=cut.tile.columns,
+        num_warps=cut.tile.warps, num_stages=cut.tile.stages,
+    )  # fmt: skip
+    if not cut.is_whole:
+        _join[(width // 16, heads, batch)](
+            partial_sums, partial_along, partial_added, key_length, bias, shift, sums, along, floor,
+            heads, cut.count, curve.epsilon, curve.logarithm,
+            IS_EXPONENTIAL=curve.is_exponential,
+            PADDED=padded, WIDTH=width, ALL=triton.next_power_of_2(padded), COLUMNS=16,
+        )  # fmt: skip
+    return sums, along, floor
+
+
+def key_gradient(
+    key: Tensor,
+    value: Tensor,
+    matrix: Tensor,
+    first: Tensor,
+    length: Tensor,
+    longest: int,
+    shift: Tensor,
+    sums: Tensor,
+    along: Tensor,
+    floor: Tensor,
+    curve: Curve,
+    has_pads: bool,
+    asked: Tile | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of keys and values, (tokens, heads, head_width)."""
+    (tokens, heads, width), (batch, _, padded) = key.shape, shift.shape
+    new = key.new_zeros if has_pads else key.new_empty
+    by_key, by_value = (new(tokens, heads, width) for _ in range(2))
+    chosen = fitting(asked or tile(_TUNED, _DEFAULT, key.dtype, width), padded)
+    grid = (triton.cdiv(longest, chosen.rows), heads, batch)
+    if tokens * heads * longest:
+        _key_gradient[grid](
+            key, value, matrix, first, length, shift, sums, along, floor, by_key, by_value,
+            key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+            heads, matrix.shape[0], curve.in_exponents(width), curve.in_gradients(width),
+            IS_EXPONENTIAL=curve.is_exponential,
+            PADDED=padded, WIDTH=width, ROWS=chosen.rows, COLUMNS=chosen.columns,
+            num_warps=chosen.warps, num_stages=chosen.stages,
+        )  # fmt: skip
+    return by_key, by_value

@@ -149,7 +149,7 @@ def convolve(
     mixed = hidden.new_empty(hidden.shape, dtype=dtype)
     width, taps = kernel.shape
     if hidden.numel() and longest:
-        cut = cut or tile(TILES, Tile(rows=32, columns=min(64, triton.next_power_of_2(width))), hidden.dtype, width)
+        cut = cut or tile(TILES, Tile(rows=8, columns=_columns(hidden)), hidden.dtype, width)
         _convolve[(triton.cdiv(width, cut.columns), triton.cdiv(longest, cut.rows), len(first))](
             hidden,
             kernel.T.contiguous(),  # a few kilobytes; the weights of neighbouring channels are read together
@@ -217,6 +217,10 @@ def kernel_gradient(
 
 
 def _default_sum(hidden: Tensor, taps: int) -> Tile:
-    """Sixteen bytes of channels for each thread: it has a sum for each of them and each tap, or half for many taps."""
-    rows, columns = (2, 512 // hidden.element_size()) if taps <= 16 else (1, 256 // hidden.element_size())
-    return Tile(rows=rows, columns=min(columns, triton.next_power_of_2(hidden.shape[1])))
+    """Sixteen bytes of channels for each thread, which has a sum for each of them and each tap; half for many taps."""
+    return Tile(rows=1, columns=_columns(hidden) if taps <= 16 else max(16, _columns(hidden) // 2))
+
+
+def _columns(hidden: Tensor) -> int:
+    """Channels of a tile: sixteen bytes for each thread of a warp."""
+    return min(512 // hidden.element_size(), triton.next_power_of_2(hidden.shape[1]))

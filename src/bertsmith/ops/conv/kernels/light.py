@@ -13,8 +13,8 @@ from torch import Tensor
 from bertsmith.ops.kernels.chance import is_kept
 from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
 
-FORWARD_TILES: Tiles = {}
-BACKWARD_TILES: Tiles = {}
+FORWARD_TILES: Tiles = {(2, 64): Tile(rows=8, columns=64, warps=1)}
+BACKWARD_TILES: Tiles = {(2, 64): Tile(rows=16, columns=64)}
 
 
 @triton.jit

@@ -145,32 +145,21 @@ def _table_partial(
     number = chunk * CHUNK + tl.arange(0, CHUNK)
     if DIRECTION > 0:
         number = chunk * CHUNK + CHUNK - 1 - tl.arange(0, CHUNK)
-    target = partial + ((split * HEADS + head) * offsets + number)[:, None] * WIDTH + width[None, :]
+    target = partial + ((split * offsets + number) * HEADS + head)[:, None] * WIDTH + width[None, :]
     tl.store(target, total, mask=(number < offsets)[:, None])
 
 
 @triton.jit
-def _fold(
-    partial,
-    begins,
-    ends,
-    out,
-    offsets,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """The sum over the splits and over the offsets of each slot, in a fixed order."""
+def _fold(by_offset, begins, ends, out, HEADS: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr):
+    """The sum over the offsets of each slot, in a fixed order."""
     slot, head = tl.program_id(0), tl.program_id(1)
     width, lane = tl.arange(0, WIDTH), tl.arange(0, LANES)
     end = tl.load(ends + slot)
     total = tl.zeros([WIDTH], tl.float32)
     for begin in range(tl.load(begins + slot), end, LANES):
         offset = begin + lane
-        for split in range(SPLITS):
-            source = partial + ((split * HEADS + head) * offsets + offset)[:, None] * WIDTH + width[None, :]
-            total += tl.sum(tl.load(source, mask=(offset < end)[:, None], other=0.0), 0)
+        source = by_offset + (offset * HEADS + head)[:, None] * WIDTH + width[None, :]
+        total += tl.sum(tl.load(source, mask=(offset < end)[:, None], other=0.0), 0)
     tl.store(out + (slot * HEADS + head) * WIDTH + width, total)
 
 
@@ -243,7 +232,7 @@ def table_gradient(
     sequence_splits = min(batch, wanted)
     block_splits = max(1, min(blocks, triton.cdiv(wanted, sequence_splits)))
     splits = sequence_splits * block_splits
-    partial = torch.empty(splits, heads, offsets, width, dtype=torch.float32, device=device)
+    partial = torch.empty(splits, offsets, heads, width, dtype=torch.float32, device=device)
     _table_partial[chunks, heads, splits](
         by_score,
         side.states,
@@ -278,5 +267,5 @@ def table_gradient(
     begins = torch.searchsorted(slot_of_offset, slot, out_int32=True)
     ends = torch.searchsorted(slot_of_offset, slot, right=True, out_int32=True)
     out = torch.empty(rows, heads, width, dtype=torch.float32, device=device)
-    _fold[rows, heads](partial, begins, ends, out, offsets, HEADS=heads, WIDTH=width, SPLITS=splits, LANES=16)
+    _fold[rows, heads](partial.sum(0), begins, ends, out, HEADS=heads, WIDTH=width, LANES=16)
     return out

@@ -26,7 +26,7 @@ from bertsmith.ops.favor.kernels.splits import Splits
 from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
 
 _TUNED: Tiles = {
-    **{(2, width): Tile(128, 64, warps=8) for width in (16, 32, 64)},
+    **{(2, width): Tile(64, 32, warps=4, stages=3) for width in (16, 32, 64)},
     (2, 128): Tile(64, 32, warps=8),
 }
 # without tensor cores, which float32 does not use here, larger tiles do not fit into registers

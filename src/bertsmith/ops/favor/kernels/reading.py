@@ -12,7 +12,9 @@ from torch import Tensor
 from bertsmith.ops.favor.kernels.features import LOG2_E, NONE, Curve, fitting, matrix_of, product, rows_of, slope
 from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
 
-_READ: Tiles = {(2, width): Tile(128, 64, warps=8) for width in (16, 32, 64, 128)}
+_READ: Tiles = {(2, width): Tile(64, 32, warps=4, stages=3) for width in (16, 32, 64)} | {
+    (2, 128): Tile(128, 64, warps=8)
+}
 _BACKWARD: Tiles = {**_READ, (2, 128): Tile(64, 64, warps=8)}
 # without tensor cores, which float32 does not use here, larger tiles do not fit into registers
 _DEFAULT = Tile(32, 32, warps=8, stages=1)

@@ -11,7 +11,7 @@ from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
 _TUNED: Tiles = {
     (2, 16): Tile(64, 256, warps=8),
     (2, 32): Tile(64, 256, warps=8),
-    (2, 64): Tile(64, 256, warps=8),
+    (2, 64): Tile(64, 256, warps=8, stages=3),
     (2, 128): Tile(64, 128, warps=8),
     (4, 128): Tile(32, 32, warps=8),
 }

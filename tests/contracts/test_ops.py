@@ -15,8 +15,8 @@ from bertsmith.errors import InputError
 from bertsmith.ops.attention import FORMS, attention, attention_map
 from bertsmith.ops.disentangled import disentangled
 
-# forms with conditions: a GPU, dropout; they have tests of their own
-PARTICULAR_FORMS = ["varlen", "grouped"]
+# forms with conditions: a GPU, dropout, no gradients; they have tests of their own
+PARTICULAR_FORMS = ["varlen", "grouped", "blocks"]
 ATTENDING = {
     "attention": attention,
     "disentangled": partial(disentangled, position_key=None, position_query=None, relative=None),

@@ -26,7 +26,11 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
             # a sum and a finite floor: graphs are searched for a sum here, and an empty sequence gives no NaN
             scores = scores + torch.where(allowed, scores.new_zeros(()), torch.finfo(scores.dtype).min)
         weights = torch.dropout(scores.softmax(-1), inputs.dropout, train=inputs.dropout > 0)
-        return (weights @ value).transpose(1, 2).to(inputs.query.dtype)
+        mixed = (weights @ value).transpose(1, 2)
+        if allowed is not None:
+            # a query without any key would see the mean of all the pads
+            mixed = mixed.where(allowed.any(-1).transpose(1, 2)[..., None], 0.0)
+        return mixed.to(inputs.query.dtype)
 
 
 def _position_terms(rows: DisentangledInputs, query: Tensor, key: Tensor) -> list[Tensor]:

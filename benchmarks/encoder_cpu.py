@@ -243,7 +243,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--layers", default=12, type=int)
     parser.add_argument("--threads", default=min(2, os.cpu_count() or 1), type=int)
     parser.add_argument("--rounds", default=10, type=int)
-    parser.add_argument("--seconds", default=20.0, type=float, help="no new round of a shape after so long; two at least")
+    parser.add_argument(
+        "--seconds", default=20.0, type=float, help="no new round of a shape after so long; two at least"
+    )
     parser.add_argument("--only", default=[""], type=words, help="measure only rows whose name holds one of these")
     parser.add_argument("--out", help="write the figures as JSON")
     return parser.parse_args()

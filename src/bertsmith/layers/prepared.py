@@ -41,7 +41,7 @@ class Prepared(Remembered[Tensor]):
             and hidden.numel() > 0
             and not weight.is_inference()  # its writes are not counted
             and not torch.is_autocast_enabled("cpu")
-            and torch.backends.mkldnn.enabled
+            and bool(torch.backends.mkldnn.enabled)
             and torch.backends.mkldnn.is_available()
         )
 

@@ -102,8 +102,8 @@ def test_what_it_cannot_do_is_said() -> None:
         disentangled(query, key, value, None, None, layout, None, backend="blocks")
     with pytest.raises(InputError, match="gradients are asked for"):
         disentangled(query.requires_grad_(), key, value, *rows, layout, relative(slots), backend="blocks")
+    other = SequenceLayout.packed(torch.tensor([0, 5, 9]).int(), 5)
     with pytest.raises(InputError, match="places or keys of their own"):
-        other = SequenceLayout.packed(torch.tensor([0, 5, 9]).int(), 5)
         disentangled(query, key, value, *rows, layout, relative(slots), key_layout=other, backend="blocks")
 
 

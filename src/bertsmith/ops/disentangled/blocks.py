@@ -54,21 +54,29 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
             if length > 0:
                 # (length, heads, …) -> (heads, length, …)
                 one = [tensor[place].transpose(0, 1) for tensor in (query, key, value)]
-                bias = _bias(
-                    one[0] * rows.scale,
-                    one[1] * rows.scale,
-                    None if position_key is None else position_key[..., around],
-                    None if position_query is None else position_query[..., around],
-                )
-                if inputs.is_causal:
-                    future = torch.ones(length, length, dtype=torch.bool).triu(1)
-                    bias = bias.masked_fill_(future, torch.finfo(bias.dtype).min)
-                found = scaled_dot_product_attention(
-                    *(tensor[None] for tensor in one), attn_mask=bias[None], scale=rows.scale
-                )
-                mixed[place] = found[0].transpose(0, 1)
+                tables = (None if table is None else table[..., around] for table in (position_key, position_query))
+                mixed[place] = _one(*one, *tables, scale=rows.scale, is_causal=inputs.is_causal).transpose(0, 1)
             first += length if layout.is_packed else layout.longest
         return mixed.view(inputs.value.shape).to(inputs.query.dtype)
+
+
+def _one(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_key: Tensor | None,
+    position_query: Tensor | None,
+    *,
+    scale: float,
+    is_causal: bool,
+) -> Tensor:
+    """The output of one sequence: (heads, length, …) -> (heads, length, value_width)."""
+    bias = _bias(query * scale, key * scale, position_key, position_query)
+    if is_causal:
+        future = torch.ones(bias.shape[-2:], dtype=torch.bool).triu(1)
+        bias.masked_fill_(future, torch.finfo(bias.dtype).min)
+    found = scaled_dot_product_attention(query[None], key[None], value[None], attn_mask=bias[None], scale=scale)
+    return found[0]
 
 
 def _by_offset(rows: DisentangledInputs, longest: int) -> tuple[Tensor | None, Tensor | None]:

@@ -1,6 +1,6 @@
 """Inference of our encoders on a CPU beside `transformers`, by every engine, in float32 and in 8 bits.
 
-    python benchmarks/encoder_cpu.py                                   # base size, two threads: some nine minutes
+    python benchmarks/encoder_cpu.py                                   # base size, two threads: some ten minutes
     python benchmarks/encoder_cpu.py --layers 2 --families deberta-v3  # a quick look
 
 Each family has random weights and the same architecture on both sides, batches without pads. Every round runs every
@@ -45,7 +45,7 @@ OURS: dict[str, str] = {
 """The candidates and their precisions."""
 PLAIN = ("torch padded", "torch packed")
 VOCABULARY, WIDTH, HEADS = 30522, 768, 12
-_PAUSE = 0.02  # seconds in which the threads of the last candidate stop to spin
+_PAUSE = 0.05  # seconds in which the threads of the last candidate stop to spin
 
 
 class Peer(nn.Module):
@@ -74,11 +74,11 @@ def main() -> None:
                     rows.append({"family": family, "batch": batch, "length": length})
                     rows[-1]["ms"] = _measured(candidates, batch, length, options)
                     print(json.dumps(rows[-1]), flush=True)
+                    if options.out:
+                        Path(options.out).write_text(json.dumps(rows, indent=2), encoding="utf-8")
         del candidates
         gc.collect()
     _print_tables(rows, options)
-    if options.out:
-        Path(options.out).write_text(json.dumps(rows, indent=2), encoding="utf-8")
 
 
 def _candidates(family: str, folder: Path, options: argparse.Namespace) -> tuple[dict[str, Run], list[str]]:
@@ -244,7 +244,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", default=min(2, os.cpu_count() or 1), type=int)
     parser.add_argument("--rounds", default=10, type=int)
     parser.add_argument(
-        "--seconds", default=20.0, type=float, help="no new round of a shape after so long; two at least"
+        "--seconds", default=8.0, type=float, help="no new round of a shape after so long; two at least"
     )
     parser.add_argument("--only", default=[""], type=words, help="measure only rows whose name holds one of these")
     parser.add_argument("--out", help="write the figures as JSON")

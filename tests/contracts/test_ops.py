@@ -15,8 +15,8 @@ from bertsmith.errors import InputError
 from bertsmith.ops.attention import FORMS, attention, attention_map
 from bertsmith.ops.disentangled import disentangled
 
-# forms with conditions: a GPU, dropout, no float64; they have tests of their own
-PARTICULAR_FORMS = ["varlen", "grouped", "triton"]
+# forms with conditions: a GPU, dropout, no float64, no gradients; they have tests of their own
+PARTICULAR_FORMS = ["varlen", "grouped", "triton", "blocks"]
 ATTENDING = {
     "attention": attention,
     "disentangled": partial(disentangled, position_key=None, position_query=None, relative=None),

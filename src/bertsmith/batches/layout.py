@@ -57,6 +57,20 @@ class SequenceLayout:
     def is_packed(self) -> bool:
         return self.starts is not None
 
+    @property
+    def are_rows(self) -> bool:
+        """Whether packed sequences are known to have one length, so that a view of their tokens is rows without pads.
+
+        It is asked on a CPU alone, where an answer costs no wait, and not in compiled code.
+        """
+        return not torch.compiler.is_compiling() and self._are_rows
+
+    @cached_property
+    def _are_rows(self) -> bool:
+        if self.starts is None or self.starts.device.type != "cpu":
+            return False
+        return self.starts.tolist() == [self.longest * index for index in range(self.batch + 1)]
+
     def to(self, device: torch.device | str) -> "SequenceLayout":
         """The same layout with its tensors on another device."""
         return SequenceLayout(
@@ -122,6 +136,8 @@ class SequenceLayout:
         """Packed tensors (tokens, …) as padded rows (batch, longest, …), with their layout; pads are 0."""
         if self.starts is None:
             return hidden, self
+        if self.are_rows:
+            return hidden.unflatten(0, (self.batch, self.longest)), SequenceLayout.full(self.batch, self.longest)
         is_token = torch.arange(self.longest, device=hidden.device) < self.lengths()[:, None]
         rows = spread(hidden, self._padded_places(hidden), self.batch * self.longest)
         return rows.unflatten(0, (self.batch, self.longest)), SequenceLayout.padded(is_token)
@@ -133,6 +149,8 @@ class SequenceLayout:
         """
         if self.starts is None:
             return rows
+        if self.are_rows:
+            return rows.flatten(0, 1)
         return gathered(rows.flatten(0, 1), self._padded_places(like))
 
     def chosen(self, sequences: Tensor) -> tuple["SequenceLayout", Tensor]:

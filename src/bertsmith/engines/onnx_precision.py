@@ -29,7 +29,12 @@ def quantise_dynamic(graph: Path, path: Path) -> None:
 
     with quiet():
         quantize_dynamic(
-            str(graph), str(path), per_channel=True, reduce_range=reduces_range(), weight_type=QuantType.QInt8
+            str(graph),
+            str(path),
+            nodes_to_quantize=_with_weights(graph),
+            per_channel=True,
+            reduce_range=reduces_range(),
+            weight_type=QuantType.QInt8,
         )
 
 
@@ -60,7 +65,10 @@ def quantise_static(graph: Path, path: Path, names: Sequence[str], samples: Sequ
 
 
 def _with_weights(graph: Path) -> list[str]:
-    """The names of the operations that read weights; products of two activations lose more than they gain."""
+    """The names of the operations that read matrices; products of two activations lose more than they gain.
+
+    So do those with the tables of positions by head, which are scores: they are no matrices.
+    """
     import onnx
 
     found = onnx.load(str(graph)).graph

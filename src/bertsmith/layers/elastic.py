@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from bertsmith.layers.activation import ACTIVATIONS, Activation
 from bertsmith.layers.gates import first_units
+from bertsmith.layers.prepared import Prepared
 
 
 class ElasticLinear(nn.Module):
@@ -40,6 +42,7 @@ class ElasticLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.biased = bias if isinstance(bias, tuple) else (bias,) * parts
         self.bias = nn.Parameter(torch.empty(outputs // parts * sum(self.biased))) if any(self.biased) else None
+        self.prepared = Prepared()
 
     def forward(
         self,
@@ -63,7 +66,17 @@ class ElasticLinear(nn.Module):
         if parts is not None:
             weight = weight.unflatten(0, (self.parts, -1))[parts].flatten(0, 1)
             bias = None if bias is None else bias.unflatten(0, (self.parts, -1))[parts].flatten()
+        if weight is self.weight and self.prepared.serves(hidden, weight):
+            return self.prepared.product(hidden, weight, bias)
         return linear(hidden, weight, bias)
+
+    def activated(self, hidden: Tensor, activation: Activation, *, keep_out: int | None = None) -> Tensor:
+        """What an activation makes of the projection."""
+        if type(self) is ElasticLinear and keep_out in (None, self.units_out):
+            weight, bias = self.prefix(None, None)
+            if self.prepared.serves(hidden, weight):
+                return self.prepared.product(hidden, weight, bias, activation)
+        return ACTIVATIONS[activation](self(hidden, keep_out=keep_out))
 
     def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the first units; views where the memory allows it."""

@@ -72,7 +72,11 @@ class FeedForward(nn.Module):
             self.contract = GroupedLinear(neurons, width, groups)
 
     def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        inner, gates = self.expand(hidden, keep_out=call.keep_neurons), call.gates or LayerGates()
+        gates = call.gates or LayerGates()
+        if isinstance(self.expand, ElasticLinear) and gates.inner is None and not self.is_gated:
+            inner = self.expand.activated(hidden, self.activation, keep_out=call.keep_neurons)
+            return self.contract(self._gated(inner, gates.neurons), keep_in=call.keep_neurons)
+        inner = self.expand(hidden, keep_out=call.keep_neurons)
         if self.is_gated:
             inner, factor = (self._gated(part, gates.inner) for part in inner.chunk(2, dim=-1))
             inner = ACTIVATIONS[self.activation](inner) * factor

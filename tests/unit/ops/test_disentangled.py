@@ -20,6 +20,7 @@ from bertsmith.ops.disentangled import (
 HEADS, WIDTH = 2, 4
 SLOTS = {"linear": linear_slots(3), "buckets": bucket_slots(4, 9, clamps_distance=True)}
 TERMS = list(product([True, False], repeat=2))
+GENERAL_FORMS = [form for form in FORMS if form != "blocks"]  # which is for inference and has tests of its own
 
 
 def padded(lengths: list[int], longest: int) -> SequenceLayout:
@@ -96,12 +97,12 @@ def test_forms_are_the_formula(kind: str, terms: tuple[bool, bool], lengths: tup
     query, key, value = states(1, queries), states(1, keys), states(1, keys)
     expected = by_hand(query[0], key[0], value[0], *rows, slots)
     layouts = SequenceLayout.full(1, queries), SequenceLayout.full(1, keys)
-    for form in FORMS:
+    for form in GENERAL_FORMS:
         mixed = disentangled(query, key, value, *rows, layouts[0], relative(slots), key_layout=layouts[1], backend=form)
         torch.testing.assert_close(mixed[0], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", GENERAL_FORMS)
 def test_explicit_positions_choose_rows_of_the_whole_map(form: str) -> None:
     """Queries of one's own choice, in any order, are rows of the call with all of them."""
     slots = SLOTS["buckets"]
@@ -124,7 +125,7 @@ def test_explicit_positions_choose_rows_of_the_whole_map(form: str) -> None:
         torch.testing.assert_close(some, everything[places], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", GENERAL_FORMS)
 def test_layouts_of_queries_and_keys_are_independent(form: str) -> None:
     slots, rows = SLOTS["linear"], tables((True, True), SLOTS["linear"])
     query, key, value = states(5), states(8), states(8)
@@ -146,7 +147,7 @@ def test_layouts_of_queries_and_keys_are_independent(form: str) -> None:
         torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", GENERAL_FORMS)
 def test_pads_never_matter_and_empty_rows_are_zero(form: str) -> None:
     slots = SLOTS["buckets"]
     layout = padded([4, 0, 6], 6)
@@ -163,7 +164,7 @@ def test_pads_never_matter_and_empty_rows_are_zero(form: str) -> None:
     assert torch.equal(after[layout.is_token], mixed[layout.is_token])
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", GENERAL_FORMS)
 @pytest.mark.parametrize("has_positions", [False, True])
 def test_gradients_are_right(form: str, has_positions: bool) -> None:
     slots = SLOTS["buckets"]
@@ -177,7 +178,7 @@ def test_gradients_are_right(form: str, has_positions: bool) -> None:
     assert torch.autograd.gradcheck(call, inputs)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", GENERAL_FORMS)
 def test_half_precision_sums_scores_in_float32(form: str) -> None:
     slots, layout = linear_slots(16), SequenceLayout.full(2, 20)
     exact = [torch.randn(*shape, HEADS, 16).bfloat16() for shape in [(2, 20)] * 3 + [(32,)] * 2]
@@ -192,7 +193,7 @@ def test_half_precision_sums_scores_in_float32(form: str) -> None:
         assert torch.equal(disentangled(*exact, layout, relative(slots), backend=form), mixed)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", GENERAL_FORMS)
 def test_dropout_keeps_the_mean(form: str) -> None:
     slots, layout = SLOTS["linear"], padded([5, 3], 5)
     inputs = [states(2, 5), states(2, 5), states(2, 5), *tables((True, True), slots)]

@@ -13,6 +13,8 @@ def shifted(hidden: Tensor, by: int, layout: SequenceLayout) -> Tensor:
     """
     if by == 0 and layout.is_token is None:
         return hidden
+    if layout.are_rows:
+        return _moved(layout.pad(hidden)[0], by, 1).flatten(0, 1)
     axis = 0 if layout.is_packed else 1
     moved = _moved(hidden, by, axis)
     is_inside = _is_inside(hidden, by, layout)

@@ -1,5 +1,7 @@
 """Convolutions as sums of shifted slices: what is kept for the backward pass is the input and the tap weights."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -15,6 +17,9 @@ def unsupported(inputs: DepthwiseInputs | LightConvInputs) -> str | None:
 def depthwise(inputs: DepthwiseInputs) -> Tensor:
     """The convolved states, in the shape of `hidden`."""
     hidden, layout = inputs.hidden, inputs.layout
+    if layout.are_rows:
+        rows, full = layout.pad(hidden)
+        return depthwise(replace(inputs, hidden=rows, layout=full)).flatten(0, 1)
     taps = inputs.kernel.shape[-1]
     before, after = reach(taps, inputs.is_causal)
     if layout.is_packed:
@@ -31,6 +36,10 @@ def depthwise(inputs: DepthwiseInputs) -> Tensor:
 def light_conv(inputs: LightConvInputs) -> Tensor:
     """The convolved values, in the shape of `value`."""
     value, layout = inputs.value, inputs.layout
+    if layout.are_rows:
+        rows, full = layout.pad(value)
+        scores = inputs.scores if inputs.scores.dim() == 2 else layout.pad(inputs.scores)[0]
+        return light_conv(replace(inputs, value=rows, scores=scores, layout=full)).flatten(0, 1)
     weights = dropped_weights(inputs)
     before, after = reach(weights.shape[-1], inputs.is_causal)
     is_inside = _inside(value, layout, before, after, inputs.legacy_padding)

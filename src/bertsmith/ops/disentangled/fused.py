@@ -44,7 +44,7 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
     tables = [
         None if table is None else _by_head(table.to(dtype)) for table in (inputs.position_key, inputs.position_query)
     ]
-    has_positions = tables != [None, None]
+    has_positions = inputs.position_key is not None or inputs.position_query is not None
     places = inputs.query_positions if has_positions or inputs.is_causal else None
     mixed, *_ = _forward(
         _by_head(query),

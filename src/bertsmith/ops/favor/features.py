@@ -88,7 +88,7 @@ def query_side(query: Tensor, features: RandomFeatures) -> Side:
     x = _scaled(query)
     projected = project(x, features.rows(x), features.map)
     level = _finite(projected.exponent.detach().amax(-1, keepdim=True))
-    return Side(x, projected, level, bare(projected, level) + features.added)
+    return Side(x, projected, level, _added(bare(projected, level), features.added))
 
 
 def key_side(key: Tensor, features: RandomFeatures, is_token: Tensor | None, *, is_causal: bool) -> Side:
@@ -101,7 +101,7 @@ def key_side(key: Tensor, features: RandomFeatures, is_token: Tensor | None, *, 
     projected = project(x, features.rows(x), features.map, mask)
     level = projected.exponent.detach().amax(-1, keepdim=True)
     level = _finite(_largest_so_far(level) if is_causal else level.amax(-2, keepdim=True))
-    made = bare(projected, level) + features.added
+    made = _added(bare(projected, level), features.added)
     return Side(x, projected, level, made if mask is None else made * mask)
 
 
@@ -112,7 +112,7 @@ def project(x: Tensor, rows: Tensor, feature_map: FeatureMap, is_token: Tensor |
     """
     u = x @ rows.mT  # (…, length, head_width) -> (…, length, width)
     squares = x.square().sum(-1, keepdim=True)
-    exponent = feature_map.norm * squares if feature_map.curve is not None else u + feature_map.norm * squares
+    exponent = feature_map.norm * squares if feature_map.curve is not None else _added(u, feature_map.norm * squares)
     if is_token is not None:
         exponent = exponent.masked_fill(~is_token, -torch.inf)
     return Projected(exponent, None if feature_map.curve is None else feature_map.curve(u))
@@ -128,7 +128,7 @@ def with_ones(value: Tensor) -> Tensor:
 
 def bare(projected: Projected, level: Tensor) -> Tensor:
     """The features without ε: (…, length, width)."""
-    scale = (projected.exponent - level).exp()
+    scale = (projected.exponent - level).exp_()
     return scale if projected.factor is None else projected.factor * scale
 
 
@@ -145,6 +145,11 @@ def gradient(side: Side, features: RandomFeatures, upstream: Tensor, states: Ten
     if feature_map.norm:
         by_x = by_x + 2 * feature_map.norm * side.x * by_exponent.sum(-1, keepdim=True)
     return (by_x * states.shape[-1] ** -0.25).transpose(1, 2).to(states.dtype)
+
+
+def _added(fresh: Tensor, term: Tensor | float) -> Tensor:
+    """The sum, in the memory of the first where no gradient needs it: fresh memory costs as much as the sum."""
+    return fresh + term if torch.is_grad_enabled() or torch.compiler.is_compiling() else fresh.add_(term)
 
 
 def _wide(states: Tensor) -> Tensor:

@@ -1,0 +1,255 @@
+"""Inference of our encoders on a CPU beside `transformers`, by every engine, in float32 and in 8 bits.
+
+    python benchmarks/encoder_cpu.py                                   # base size, two threads: some ten minutes
+    python benchmarks/encoder_cpu.py --layers 2 --families deberta-v3  # a quick look
+
+Each family has random weights and the same architecture on both sides, batches without pads. Every round runs every
+candidate once, so that what else the machine does falls on all alike; given is the best of the rounds. The graphs of
+transformers are its models as `torch.onnx.export` writes them, run by the same ONNX Runtime, and for 8 bits passed
+through its `quantize_dynamic`. A ratio is their best time by ours: above 1 we are the faster.
+"""
+
+import argparse
+import gc
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.checkpoint.hf import TWINS
+from bertsmith.engines.artefact import open_runner, write_artefact
+from bertsmith.engines.base import Artefact
+from bertsmith.engines.onnx_graph import OPSET, quiet
+from bertsmith.models.build import build
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.model import Model
+from bertsmith.models.published import overridable, preset
+
+Run = Callable[[Tensor], object]
+FLOAT, INT8 = "float32", "int8"
+THEIRS: dict[str, str] = {"transformers eager": FLOAT, "transformers ORT": FLOAT, "transformers ORT int8": INT8}
+OURS: dict[str, str] = {
+    "torch padded": FLOAT,
+    "torch packed": FLOAT,
+    "ORT": FLOAT,
+    "torch int8": INT8,
+    "ORT int8": INT8,
+}
+"""The candidates and their precisions."""
+PLAIN = ("torch padded", "torch packed")
+VOCABULARY, WIDTH, HEADS = 30522, 768, 12
+_PAUSE = 0.05  # seconds in which the threads of the last candidate stop to spin
+
+
+class Peer(nn.Module):
+    """A model of transformers as a function of token ids."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.model(input_ids=input_ids)[0]
+
+
+def main() -> None:
+    options = _options()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(options.threads)
+    rows: list[dict] = []
+    for family in options.families:
+        with TemporaryDirectory() as folder, torch.inference_mode():
+            candidates, said = _candidates(family, Path(folder), options)
+            for note in said:
+                print(f"{family}: {note}", flush=True)
+            for length in options.lengths:
+                for batch in options.batches:
+                    rows.append({"family": family, "batch": batch, "length": length})
+                    rows[-1]["ms"] = _measured(candidates, batch, length, options)
+                    print(json.dumps(rows[-1]), flush=True)
+                    if options.out:
+                        Path(options.out).write_text(json.dumps(rows, indent=2), encoding="utf-8")
+        del candidates
+        gc.collect()
+    _print_tables(rows, options)
+
+
+def _candidates(family: str, folder: Path, options: argparse.Namespace) -> tuple[dict[str, Run], list[str]]:
+    """Every way to run the family, and what to say of those that there are not."""
+    with torch.inference_mode(False):
+        config = _config(family, options)
+        found, said = _theirs(config, family, folder, options)
+        model = build(config, seed=0).eval()
+        found["torch padded"] = lambda ids: model.encoder(ids, SequenceLayout.full(*ids.shape))
+        found["torch packed"] = lambda ids: model.encoder(ids.flatten(), _packed(*ids.shape))
+        for name, engine, precision in (
+            ("ORT", "onnxruntime", FLOAT),
+            ("torch int8", "torch", INT8),
+            ("ORT int8", "onnxruntime", INT8),
+        ):
+            place = folder / name.replace(" ", "-")
+            if not any(part in name for part in options.only):
+                continue
+            try:
+                found[name] = _ours(model, place, engine, precision, options.threads)
+            except Exception as error:
+                said.append(f"no {name}: {_short(error)}")
+    return {name: run for name, run in found.items() if any(part in name for part in options.only)}, said
+
+
+def _config(family: str, options: argparse.Namespace) -> ModelConfig:
+    """The family in base size, without heads and dropout."""
+    name = f"{family}-base"
+    sizes = {"width": WIDTH, "layers": options.layers, "heads": HEADS, "dropout": 0.0, "longest": 512}
+    sizes |= {"vocabulary": VOCABULARY, "embedding_width": WIDTH}
+    return preset(name, **{key: value for key, value in sizes.items() if key in overridable(name)}).changed(heads=())
+
+
+def _theirs(
+    config: ModelConfig, family: str, folder: Path, options: argparse.Namespace
+) -> tuple[dict[str, Run], list[str]]:
+    """The same network by transformers; where it has none (Performer), its BERT of that size."""
+    import onnxruntime
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from transformers import AutoConfig, AutoModel
+
+    said = []
+    twins = {twin.family: twin for twin in TWINS.values()}
+    if config.family not in twins:
+        said.append("transformers has no such model; its BERT of that size stands beside ours")
+        config = _config("bert", options)
+    model = AutoModel.from_config(AutoConfig.for_model(**twins[config.family].write_config(config))).eval()
+    peer = Peer(model)
+    found: dict[str, Run] = {"transformers eager": lambda ids: peer(ids)}
+    graph, small = folder / "theirs.onnx", folder / "theirs-int8.onnx"
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads, settings.log_severity_level = options.threads, 3
+
+    def opened(path: Path) -> Run:
+        session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+        return lambda ids: session.run(None, {"input_ids": ids.numpy()})
+
+    free = {0: torch.export.Dim("batch", max=2**15), 1: torch.export.Dim("length", max=512)}
+    if not any("transformers ORT" in name and part in name for name in THEIRS for part in options.only):
+        return found, said
+    try:
+        with torch.no_grad(), quiet():
+            _export(model, peer, free).save(graph, external_data=False)
+            found["transformers ORT"] = opened(graph)
+            quantize_dynamic(str(graph), str(small), weight_type=QuantType.QInt8)
+            found["transformers ORT int8"] = opened(small)
+    except Exception as error:
+        missing = [name for name in THEIRS if name not in found]
+        said.append(f"no {', '.join(missing)}: {_short(error)}")
+    return found, said
+
+
+def _export(model: nn.Module, peer: nn.Module, free: dict) -> object:
+    """Their graph; of its eager attention where there is a choice, which ONNX Runtime fuses best."""
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation("eager")
+        example = torch.randint(5, VOCABULARY, (2, 64))
+        return torch.onnx.export(
+            peer,
+            (example,),
+            dynamo=True,
+            dynamic_shapes=(free,),
+            input_names=["input_ids"],
+            opset_version=OPSET,
+            verbose=False,
+        )
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _packed(batch: int, length: int) -> SequenceLayout:
+    return SequenceLayout.packed(torch.arange(0, (batch + 1) * length, length, dtype=torch.int32), length)
+
+
+def _ours(model: Model, folder: Path, engine: str, precision: str, threads: int) -> Run:
+    folder.mkdir()
+    write_artefact(model, folder, Artefact(engine=engine, precision=precision))
+    runner = open_runner(folder, threads=threads)
+    if isinstance(runner, Model):
+        return lambda ids: runner.encoder(ids, SequenceLayout.full(*ids.shape))
+    return lambda ids: runner.outputs(ids, SequenceLayout.full(*ids.shape))
+
+
+def _measured(candidates: dict[str, Run], batch: int, length: int, options: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds of every candidate: the best of rounds, of which there are fewer where they take long."""
+    ids = torch.randint(5, VOCABULARY, (batch, length))
+    best = dict.fromkeys(candidates, float("inf"))
+    warm, stop = ids[:1], time.perf_counter() + options.seconds
+    for run in candidates.values():
+        run(warm)
+    for number in range(options.rounds):
+        for name, run in candidates.items():
+            time.sleep(_PAUSE)
+            begin = time.perf_counter()
+            run(ids)
+            best[name] = min(best[name], 1e3 * (time.perf_counter() - begin))
+        if number >= 1 and time.perf_counter() > stop:
+            break
+    return {name: round(took, 1) for name, took in best.items()}
+
+
+def _print_tables(rows: list[dict], options: argparse.Namespace) -> None:
+    names = [name for name in (*THEIRS, *OURS) if any(name in row["ms"] for row in rows)]
+    print(f"\n{options.layers} layers of width {WIDTH}, {options.threads} threads, torch {torch.__version__}; ms")
+    print(f"| family | batch x length | {' | '.join(names)} |")
+    print("|---" * (2 + len(names)) + "|")
+    for row in rows:
+        cells = [f"{row['ms'][name]:.1f}" if name in row["ms"] else "-" for name in names]
+        print(f"| {row['family']} | {row['batch']} x {row['length']} | {' | '.join(cells)} |")
+    print("\nRatios: their best by our best in each precision, and their eager by our plain torch")
+    print("| family | batch x length | float32 | ours by | int8 | ours by | plain torch |")
+    print("|---" * 7 + "|")
+    for row in rows:
+        cells = [cell for precision in (FLOAT, INT8) for cell in _ratio(row["ms"], precision)]
+        plain = min((row["ms"][name] for name in PLAIN if name in row["ms"]), default=None)
+        eager = row["ms"].get("transformers eager")
+        cells.append("-" if plain is None or eager is None else f"{eager / plain:.2f}")
+        print(f"| {row['family']} | {row['batch']} x {row['length']} | {' | '.join(cells)} |")
+
+
+def _ratio(taken: dict[str, float], precision: str) -> tuple[str, str]:
+    """Their best by our best, and the name of ours."""
+    theirs = [took for name, took in taken.items() if THEIRS.get(name) == precision]
+    ours = {name: took for name, took in taken.items() if OURS.get(name) == precision}
+    if not (theirs and ours):
+        return "-", "-"
+    best = min(ours, key=lambda name: ours[name])
+    return f"{min(theirs) / ours[best]:.2f}", best
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120] if str(error).strip() else ''}"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers, words = lambda text: [int(part) for part in text.split(",")], lambda text: text.split(",")
+    parser.add_argument("--families", default=["bert", "deberta-v3", "convbert", "performer"], type=words)
+    parser.add_argument("--lengths", default=[128, 512], type=numbers)
+    parser.add_argument("--batches", default=[1, 8], type=numbers)
+    parser.add_argument("--layers", default=12, type=int)
+    parser.add_argument("--threads", default=min(2, os.cpu_count() or 1), type=int)
+    parser.add_argument("--rounds", default=10, type=int)
+    parser.add_argument(
+        "--seconds", default=8.0, type=float, help="no new round of a shape after so long; two at least"
+    )
+    parser.add_argument("--only", default=[""], type=words, help="measure only rows whose name holds one of these")
+    parser.add_argument("--out", help="write the figures as JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

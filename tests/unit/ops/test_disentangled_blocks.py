@@ -1,0 +1,111 @@
+"""Disentangled attention by blocks, for inference on a CPU: the reference's numbers, and when it may be taken."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.errors import InputError
+from bertsmith.ops.disentangled import FORMS, RelativePositions, bucket_slots, disentangled, linear_slots
+from bertsmith.ops.dispatch import choose
+
+HEADS, WIDTH = 3, 8
+SLOTS = {"linear": linear_slots(40), "buckets": bucket_slots(16, 100, clamps_distance=True)}
+LENGTHS = [[1], [7, 3, 1], [64, 65, 63], [130, 0, 17], [200]]
+
+
+def call(lengths: list[int], lying: str) -> tuple[list[Tensor], SequenceLayout]:
+    """Query, key and value of sequences that lie so, and their layout."""
+    longest = max(lengths)
+    if lying == "packed":
+        layout, shape = SequenceLayout.packed(torch.tensor([0, *lengths]).cumsum(0).int(), longest), (sum(lengths),)
+    else:
+        layout = SequenceLayout.padded(torch.arange(longest + 2) < torch.tensor(lengths)[:, None])
+        shape = (len(lengths), longest + 2)
+    # as they come: three parts of one projection
+    parts = torch.randn(*shape, 3, HEADS, WIDTH, dtype=torch.float64).unbind(-3)
+    return list(parts), layout
+
+
+def tables(slots: Tensor, terms: tuple[bool, bool]) -> list[Tensor | None]:
+    rows = int(slots.max()) + 1
+    return [torch.randn(rows, HEADS, WIDTH, dtype=torch.float64) if there else None for there in terms]
+
+
+def relative(slots: Tensor) -> RelativePositions:
+    return RelativePositions(torch.empty(0), slots)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("terms", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("kind", SLOTS)
+@pytest.mark.parametrize("lying", ["packed", "padded"])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_blocks_say_what_the_reference_says(
+    lengths: list[int], lying: str, kind: str, terms: tuple[bool, bool], is_causal: bool
+) -> None:
+    (query, key, value), layout = call(lengths, lying)
+    rows = tables(SLOTS[kind], terms)
+    found, wanted = (
+        disentangled(query, key, value, *rows, layout, relative(SLOTS[kind]), is_causal=is_causal, backend=form)
+        for form in ("blocks", "reference")
+    )
+    if layout.is_token is not None:
+        assert (found[~layout.is_token] == 0).all()
+        found, wanted = found[layout.is_token], wanted[layout.is_token]
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_pads_are_never_read() -> None:
+    (query, key, value), layout = call([70, 5], "padded")
+    assert layout.is_token is not None
+    rows = tables(SLOTS["buckets"], (True, True))
+    clean = disentangled(query, key, value, *rows, layout, relative(SLOTS["buckets"]), backend="blocks")
+    for tensor in (query, key, value):
+        tensor[~layout.is_token] = torch.nan
+    assert torch.equal(disentangled(query, key, value, *rows, layout, relative(SLOTS["buckets"])), clean)
+
+
+def test_half_precision_sums_in_float32() -> None:
+    (query, key, value), layout = call([80], "packed")
+    rows = tables(SLOTS["buckets"], (True, True))
+    half = [None if tensor is None else tensor.bfloat16() for tensor in (query, key, value, *rows)]
+    found = disentangled(*half, layout, relative(SLOTS["buckets"]), backend="blocks")
+    wanted = disentangled(*half, layout, relative(SLOTS["buckets"]), backend="reference")
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_it_is_taken_for_inference_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+
+    def noting(forms: dict, backend: str, inputs: object) -> object:
+        form = choose(forms, backend, inputs)
+        taken.extend(name for name, found in forms.items() if found is form)
+        return form
+
+    monkeypatch.setattr("bertsmith.ops.disentangled.choose", noting)
+    rows = tables(SLOTS["buckets"], (True, True))
+    for lengths, learns in (([70, 70], False), ([70, 70], True), ([6, 5], False), ([6], False)):
+        (query, key, value), layout = call(lengths, "packed")
+        disentangled(query.requires_grad_(learns), key, value, *rows, layout, relative(SLOTS["buckets"]))
+    assert taken == ["blocks", "sdpa", "sdpa", "blocks"]
+
+
+def test_what_it_cannot_do_is_said() -> None:
+    (query, key, value), layout = call([5, 4], "packed")
+    slots = SLOTS["buckets"]
+    rows = tables(slots, (True, True))
+    with pytest.raises(InputError, match="there is dropout"):
+        disentangled(query, key, value, *rows, layout, relative(slots), dropout=0.1, backend="blocks")
+    with pytest.raises(InputError, match="there is no term of positions"):
+        disentangled(query, key, value, None, None, layout, None, backend="blocks")
+    with pytest.raises(InputError, match="gradients are asked for"):
+        disentangled(query.requires_grad_(), key, value, *rows, layout, relative(slots), backend="blocks")
+    other = SequenceLayout.packed(torch.tensor([0, 5, 9]).int(), 5)
+    with pytest.raises(InputError, match="places or keys of their own"):
+        disentangled(query, key, value, *rows, layout, relative(slots), key_layout=other, backend="blocks")
+
+
+def test_the_forms_stand_in_the_table() -> None:
+    assert {"blocks", "products"} <= set(FORMS)

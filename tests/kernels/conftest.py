@@ -3,7 +3,6 @@
 A GPU may answer such a read with any number, and the interpreter would too.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,11 @@ from bertsmith.ops.kernels import support
 
 
 @pytest.fixture(autouse=True)
-def _addresses_are_watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _addresses_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     if support.HAS_TRITON and support.is_interpreting():
         from triton.runtime import interpreter
 
         _watch(interpreter, monkeypatch)
-    yield
 
 
 def _watch(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> None:

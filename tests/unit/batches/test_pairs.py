@@ -50,14 +50,15 @@ def test_what_stands_in_a_batch(layout: str) -> None:
     pairs, config = some_pairs(), PairConfig(length=32, micro_tokens=200, layout=layout)
     real = 0
     for batch in batches(pairs, config):
-        source, source_layout = batch.source_layout.pad(batch.source)
-        target, target_layout = batch.target_layout.pad(batch.target)
+        source, _ = batch.source_layout.pad(batch.source)
+        target, _ = batch.target_layout.pad(batch.target)
+        source_lengths, target_lengths = batch.source_layout.lengths(), batch.target_layout.lengths()
         expected, _ = batch.target_layout.pad(batch.expected)
         for row, index in enumerate(batch.sample.tolist()):
             x, y = pairs.source[index].tolist(), pairs.target[index].tolist()
-            assert source[row][source_layout.is_token[row]].tolist() == [2, *x, 3]
-            assert target[row][target_layout.is_token[row]].tolist() == [2, *y]
-            assert expected[row][target_layout.is_token[row]].tolist() == [*y, 3]
+            assert source[row][: source_lengths[row]].tolist() == [2, *x, 3]
+            assert target[row][: target_lengths[row]].tolist() == [2, *y]
+            assert expected[row][: target_lengths[row]].tolist() == [*y, 3]
             real += len(x) + 2 + len(y) + 1
         if layout == "padded":
             assert (batch.expected[~batch.target_layout.is_token] == IGNORED).all()

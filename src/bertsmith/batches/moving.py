@@ -25,7 +25,7 @@ def gathered(rows: Tensor, places: Tensor) -> Tensor:
 class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(tokens: Tensor, places: Tensor, rows: int) -> Tensor:
-        return tokens.new_zeros(rows, *tokens.shape[1:]).index_copy_(0, places, tokens)
+        return tokens.new_zeros(rows, *tokens.shape[1:]).index_copy(0, places, tokens)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

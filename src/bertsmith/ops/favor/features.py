@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from bertsmith.errors import InputError, nearest
 from bertsmith.ops.favor.feature_maps import FEATURE_MAPS, FeatureMap
+from bertsmith.ops.tracing import is_exporting
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ def with_ones(value: Tensor) -> Tensor:
 
 def bare(projected: Projected, level: Tensor) -> Tensor:
     """The features without ε: (…, length, width)."""
-    scale = (projected.exponent - level).exp_()
+    scale = projected.exponent - level
+    scale = scale.exp_() if _may_overwrite() else scale.exp()
     return scale if projected.factor is None else projected.factor * scale
 
 
@@ -149,7 +151,12 @@ def gradient(side: Side, features: RandomFeatures, upstream: Tensor, states: Ten
 
 def _added(fresh: Tensor, term: Tensor | float) -> Tensor:
     """The sum, in the memory of the first where no gradient needs it: fresh memory costs as much as the sum."""
-    return fresh + term if torch.is_grad_enabled() or torch.compiler.is_compiling() else fresh.add_(term)
+    return fresh.add_(term) if _may_overwrite() else fresh + term
+
+
+def _may_overwrite() -> bool:
+    """Whether fresh numbers may be overwritten: no gradient needs them, and no compiler loses track of them."""
+    return not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def _wide(states: Tensor) -> Tensor:
@@ -165,7 +172,7 @@ def _scaled(states: Tensor) -> Tensor:
 
 def _largest_so_far(level: Tensor) -> Tensor:
     """The largest level up to each position: (batch, heads, length, 1)."""
-    if not torch.compiler.is_exporting():
+    if not is_exporting():
         return level.cummax(-2).values
     # ONNX has no running maximum, so that of each row of the matrix of pairs
     place = torch.arange(level.shape[-2], device=level.device)

@@ -13,13 +13,14 @@ from bertsmith.ops.favor.fused_causal import favor_causal
 from bertsmith.ops.favor.inputs import FavorInputs
 from bertsmith.ops.kernels import support
 from bertsmith.ops.kernels.spans import Spans, as_laid, by_row
+from bertsmith.ops.tracing import is_exporting
 
 _HEAD_WIDTHS = (16, 32, 64, 128)
 _MOST_FEATURES = 512
 
 
 def unsupported(inputs: FavorInputs) -> str | None:
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return "a graph is exported, which cannot hold the kernel"
     features, width, value_width = inputs.features, inputs.query.shape[-1], inputs.value.shape[-1]
     if features.map.curve is not None and features.feature_map != "relu":

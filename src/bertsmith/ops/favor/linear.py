@@ -19,10 +19,11 @@ from torch.nn.functional import pad
 from bertsmith.ops.attending import through_padding
 from bertsmith.ops.favor.features import RandomFeatures, Side, gradient, key_side, query_side, with_ones
 from bertsmith.ops.favor.inputs import FavorInputs
+from bertsmith.ops.tracing import is_exporting
 
 
 def unsupported(inputs: FavorInputs) -> str | None:
-    if inputs.is_causal and torch.compiler.is_exporting() and not isinstance(inputs.layout.longest, int):
+    if inputs.is_causal and is_exporting() and not isinstance(inputs.layout.longest, int):
         return "the causal form needs the number of chunks, and a graph is exported with a free length"
     return None
 

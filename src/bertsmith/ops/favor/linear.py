@@ -76,7 +76,10 @@ class _Linear(torch.autograd.Function):
                 sums = query_side(query, features).features @ state
             total = sums[..., -1:]  # (batch, heads, length, 1)
             total = torch.where(total == 0, 1.0, total)
-            mixed = (sums[..., :-1] / total).transpose(1, 2).to(value.dtype)
+            mixed = (sums[..., :-1] / total).transpose(1, 2)
+            if mixed.dtype != value.dtype:
+                # not where it changes nothing: compiled, such an output of a function has no gradient in PyTorch 2.11
+                mixed = mixed.to(value.dtype)
         ctx.save_for_backward(query, key, value, is_token, random_matrix, mixed, total)
         ctx.feature_map, ctx.epsilon, ctx.chunk = feature_map, epsilon, chunk
         ctx.mark_non_differentiable(total)

@@ -16,6 +16,8 @@ from bertsmith.ops.kernels.spans import Spans, as_laid, by_row
 
 _HEAD_WIDTHS = (16, 32, 64, 128)
 _MOST_FEATURES = 512
+IS_CAUSAL_PROVEN = False
+"""Whether the causal kernels may run on a GPU: there gradients came out wrong that the interpreter has right."""
 
 
 def unsupported(inputs: FavorInputs) -> str | None:
@@ -30,6 +32,8 @@ def unsupported(inputs: FavorInputs) -> str | None:
         return f"the head width of value, {value_width}, differs from that of key, {width}"
     if not 1 <= features.width <= _MOST_FEATURES:
         return f"there are {features.width} features and the kernel takes 1 to {_MOST_FEATURES}"
+    if inputs.is_causal and not (IS_CAUSAL_PROVEN or support.is_interpreting()):
+        return "causal attention on a GPU: the kernel's gradients were found wrong there"
     return support.unsupported(inputs.query)
 
 

@@ -16,6 +16,9 @@ from bertsmith.ops.kernels.spans import Spans, as_laid, by_row
 
 _HEAD_WIDTHS = (16, 32, 64, 128)
 _MOST_FEATURES = 512
+_CHUNK = 32
+"""Positions of one causal chunk. Wider ones save states, but from 64 rows on Triton multiplies with the instructions of
+a warp group, which read shared memory on their own: the gradients found wrong on a GPU came from such kernels."""
 IS_CAUSAL_PROVEN = False
 """Whether the causal kernels may run on a GPU: there gradients came out wrong that the interpreter has right."""
 
@@ -54,7 +57,7 @@ def favor(inputs: FavorInputs) -> Tensor:
     curve = (feature_map.curve is None, feature_map.norm, inputs.features.added)
     if inputs.is_causal:
         # the kernels have chunks of their own: `chunk` changes no number beyond rounding
-        sizes = (padded(matrix.shape[0]), _chunk(query))
+        sizes = (padded(matrix.shape[0]), _CHUNK)
         has_pads = layout.is_token is not None
         mixed = favor_causal(
             query, key, value, matrix, spans.first, spans.length, spans.longest, has_pads, *sizes, *curve
@@ -82,13 +85,6 @@ def _rows(states: Tensor, dtype: torch.dtype) -> Tensor:
     """The kernels take any strides but the last, which is 1."""
     states = states.to(dtype)
     return states if states.stride(-1) == 1 else states.contiguous()
-
-
-def _chunk(query: Tensor) -> int:
-    """Positions of one causal chunk: wide ones save states, but a matrix over their pairs must fit."""
-    if query.dtype.itemsize == 4:
-        return 32
-    return 128 if query.shape[-1] <= 64 else 64
 
 
 def padded(features: int) -> int:

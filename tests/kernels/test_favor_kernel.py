@@ -103,7 +103,9 @@ def check(case: Case) -> None:
         room = 3e-2  # the interpreter cuts off what the GPU rounds
     for fast, rounded, truth in zip(made["triton"], made["reference"], made["truth"], strict=True):
         assert fast.isfinite().all()
-        scale = truth.norm() + 0.01 * truth.numel() ** 0.5  # some gradients are exactly 0
+        # in sequences of one token queries and keys have no gradient: what is left is rounding of terms that cancel
+        is_nothing = truth.norm() <= 1e-9 * truth.numel() ** 0.5
+        scale = truth.norm() + (0.25 if is_nothing else 0.01) * truth.numel() ** 0.5
         assert (fast - truth).norm() / scale <= 1.5 * (rounded - truth).norm() / scale + room
 
 
@@ -115,6 +117,7 @@ def check(case: Case) -> None:
         Case([9, 3], is_packed=False, epsilon=0.1),
         Case([34], feature_map="hyperbolic", epsilon=0.01),
         Case([5, 1], features=1, feature_map="exp"),
+        Case([1], 64, 256, dtype=HALF, scale=0.5),
         Case([9], 32, 100, feature_map="regularised", epsilon=0.0),
         Case([40], feature_map="relu"),
         Case([130, 3], features=16, dtype=HALF),

@@ -1,5 +1,6 @@
 """The fused kernels of FAVOR+ against the reference in float64: outputs, every gradient, what must not matter."""
 
+import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,6 +25,17 @@ pytestmark = pytest.mark.skipif(
 )
 HEADS = 2
 LENGTHS = [1, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1000]
+
+
+@pytest.fixture(autouse=True)
+def _causal_kernels_are_tried_on_request(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU they are left out, as a bad address would end all later tests; FAVOR_CAUSAL_ON_GPU=1 runs them."""
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    is_causal = parameters.get("is_causal", request.node.originalname == "test_the_future_changes_nothing")
+    if is_causal and not support.is_interpreting():
+        if os.environ.get("FAVOR_CAUSAL_ON_GPU") != "1":
+            pytest.skip("the causal kernels are not proven on a GPU")
+        monkeypatch.setattr(fused, "IS_CAUSAL_PROVEN", True)
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,9 @@ def check(case: Case) -> None:
         room = 3e-2  # the interpreter cuts off what the GPU rounds
     for fast, rounded, truth in zip(made["triton"], made["reference"], made["truth"], strict=True):
         assert fast.isfinite().all()
-        scale = truth.norm() + 0.01 * truth.numel() ** 0.5  # some gradients are exactly 0
+        # in sequences of one token queries and keys have no gradient: what is left is rounding of terms that cancel
+        is_nothing = truth.norm() <= 1e-9 * truth.numel() ** 0.5
+        scale = truth.norm() + (0.25 if is_nothing else 0.01) * truth.numel() ** 0.5
         assert (fast - truth).norm() / scale <= 1.5 * (rounded - truth).norm() / scale + room
 
 
@@ -103,6 +117,7 @@ def check(case: Case) -> None:
         Case([9, 3], is_packed=False, epsilon=0.1),
         Case([34], feature_map="hyperbolic", epsilon=0.01),
         Case([5, 1], features=1, feature_map="exp"),
+        Case([1], 64, 256, dtype=HALF, scale=0.5),
         Case([9], 32, 100, feature_map="regularised", epsilon=0.0),
         Case([40], feature_map="relu"),
         Case([130, 3], features=16, dtype=HALF),
@@ -225,6 +240,18 @@ def test_what_the_kernel_cannot_is_said() -> None:
     features = RandomFeatures(torch.zeros(4, 16, device=DEVICE))
     with pytest.raises(InputError, match=r"backend 'triton' cannot compute this: the tensors are torch\.float64"):
         favor(*doubles, features, SequenceLayout.full(1, 2), backend="triton")
+
+
+def test_causal_attention_is_left_to_other_forms_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout, tensors = SequenceLayout.full(1, 2), [torch.zeros(1, 2, 1, 16, device=DEVICE) for _ in range(3)]
+    features = RandomFeatures(torch.zeros(20, 16, device=DEVICE))
+    inputs = FavorInputs(*tensors, layout, layout, True, features=features)
+    monkeypatch.setattr(support, "is_interpreting", lambda: True)
+    assert fused.unsupported(inputs) is None
+    monkeypatch.setattr(support, "is_interpreting", lambda: False)
+    assert "causal attention on a GPU: the kernel's gradients were found wrong" in str(fused.unsupported(inputs))
+    monkeypatch.setattr(fused, "IS_CAUSAL_PROVEN", True)
+    assert "causal" not in str(fused.unsupported(inputs))
 
 
 @pytest.mark.gpu

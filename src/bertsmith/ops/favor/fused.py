@@ -17,6 +17,11 @@ from bertsmith.ops.tracing import is_exporting
 
 _HEAD_WIDTHS = (16, 32, 64, 128)
 _MOST_FEATURES = 512
+_CHUNK = 32
+"""Positions of one causal chunk. Wider ones save states, but from 64 rows on Triton multiplies with the instructions of
+a warp group, which read shared memory on their own: the gradients found wrong on a GPU came from such kernels."""
+IS_CAUSAL_PROVEN = False
+"""Whether the causal kernels may run on a GPU: there gradients came out wrong that the interpreter has right."""
 
 
 def unsupported(inputs: FavorInputs) -> str | None:
@@ -31,6 +36,8 @@ def unsupported(inputs: FavorInputs) -> str | None:
         return f"the head width of value, {value_width}, differs from that of key, {width}"
     if not 1 <= features.width <= _MOST_FEATURES:
         return f"there are {features.width} features and the kernel takes 1 to {_MOST_FEATURES}"
+    if inputs.is_causal and not (IS_CAUSAL_PROVEN or support.is_interpreting()):
+        return "causal attention on a GPU: the kernel's gradients were found wrong there"
     return support.unsupported(inputs.query)
 
 
@@ -51,7 +58,7 @@ def favor(inputs: FavorInputs) -> Tensor:
     curve = (feature_map.curve is None, feature_map.norm, inputs.features.added)
     if inputs.is_causal:
         # the kernels have chunks of their own: `chunk` changes no number beyond rounding
-        sizes = (padded(matrix.shape[0]), _chunk(query))
+        sizes = (padded(matrix.shape[0]), _CHUNK)
         has_pads = layout.is_token is not None
         mixed = favor_causal(
             query, key, value, matrix, spans.first, spans.length, spans.longest, has_pads, *sizes, *curve
@@ -79,13 +86,6 @@ def _rows(states: Tensor, dtype: torch.dtype) -> Tensor:
     """The kernels take any strides but the last, which is 1."""
     states = states.to(dtype)
     return states if states.stride(-1) == 1 else states.contiguous()
-
-
-def _chunk(query: Tensor) -> int:
-    """Positions of one causal chunk: wide ones save states, but a matrix over their pairs must fit."""
-    if query.dtype.itemsize == 4:
-        return 32
-    return 128 if query.shape[-1] <= 64 else 64
 
 
 def padded(features: int) -> int:

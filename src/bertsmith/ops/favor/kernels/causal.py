@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.ops.favor.kernels.causal_states import slot_of
+from bertsmith.ops.favor.kernels.causal_states import chunk_tile, slot_of
 from bertsmith.ops.favor.kernels.features import LOG2_E, NONE, Curve, fitting, matrix_of, product, rows_of, squares
 from bertsmith.ops.kernels.tiles import Tile
 
@@ -137,7 +137,7 @@ def read(
     new = query.new_zeros if has_pads else query.new_empty
     mixed = new(tokens, heads, width)
     by_row, query_level = (new(tokens, heads, dtype=torch.float32) for _ in range(2))
-    tile = fitting(asked or Tile(chunk, 32, warps=8), padded)
+    tile = fitting(asked or chunk_tile(query, chunk), padded)
     if tokens * heads * longest:
         _read[(triton.cdiv(longest, chunk), heads, first.shape[0])](
             query, key, value, matrix, first, length, mean, size, own, level, level_before, mixed, by_row, query_level,

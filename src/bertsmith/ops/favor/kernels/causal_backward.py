@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.ops.favor.kernels.causal_states import slot_of
+from bertsmith.ops.favor.kernels.causal_states import chunk_tile, slot_of
 from bertsmith.ops.favor.kernels.causal_sums import share_of
 from bertsmith.ops.favor.kernels.features import (
     NONE,
@@ -220,7 +220,7 @@ def query_gradient(
     new = query.new_zeros if has_pads else query.new_empty
     by_query = new(tokens, heads, width)
     by_total = new(tokens, heads, dtype=torch.float32)
-    tile = fitting(asked or Tile(chunk, 32, warps=8, stages=1), padded)
+    tile = fitting(asked or chunk_tile(query, chunk), padded)
     if tokens * heads * longest:
         _query_gradient[(triton.cdiv(longest, chunk), heads, first.shape[0])](
             query, key, value, upstream, mixed, matrix, first, length, mean, size, own, level, by_row, query_level,
@@ -261,7 +261,7 @@ def key_gradient(
     (tokens, heads, width), padded = key.shape, size_after.shape[2]
     new = key.new_zeros if has_pads else key.new_empty
     by_key, by_value = (new(tokens, heads, width) for _ in range(2))
-    tile = fitting(asked or Tile(chunk, 32, warps=8, stages=1), padded)
+    tile = fitting(asked or chunk_tile(key, chunk), padded)
     if tokens * heads * longest:
         _key_gradient[(triton.cdiv(longest, chunk), heads, first.shape[0])](
             query, key, value, upstream, matrix, first, length, size_after, later, later_along,

@@ -15,6 +15,15 @@ from bertsmith.ops.favor.kernels.features import LOG2_E, NONE, Curve, fitting, m
 from bertsmith.ops.kernels.tiles import Tile
 
 
+def chunk_tile(states: Tensor, chunk: int) -> Tile:
+    """The tile of every causal kernel: no product of it has 64 rows, nor loads under way while others are multiplied.
+
+    A tile that is both loaded ahead and read into registers has one buffer, and products of a warp group still read it
+    when the next load comes in.
+    """
+    return Tile(chunk, 32, warps=4 if states.dtype.itemsize == 2 else 8, stages=1)
+
+
 @triton.jit
 def slot_of(first, sequence, chunk, CHUNK: tl.constexpr):
     """Where the states of a chunk lie; int64."""
@@ -161,7 +170,7 @@ def states(
     """
     (tokens, heads, width), batch = key.shape, first.shape[0]
     slots = tokens // chunk + batch
-    tile = fitting(asked or Tile(chunk, 128 if key.dtype.itemsize == 2 else 32, warps=8), padded)
+    tile = fitting(asked or chunk_tile(key, chunk), padded)
     means, before = (key.new_empty(slots, heads, padded, width) for _ in range(2))
     sizes, before_size, after_size = (key.new_empty(slots, heads, padded, dtype=torch.float32) for _ in range(3))
     own, level = (key.new_zeros(tokens, heads, dtype=torch.float32) for _ in range(2))
@@ -172,14 +181,16 @@ def states(
         if curve.is_exponential:
             _levels[(chunks, heads, batch)](
                 key, matrix, first, length, own, largest, key.stride(0), key.stride(1), heads, matrix.shape[0], norm,
-                PADDED=padded, WIDTH=width, CHUNK=chunk, COLUMNS=tile.columns, num_warps=tile.warps,
+                PADDED=padded, WIDTH=width, CHUNK=chunk, COLUMNS=tile.columns,
+                num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
         _chunk_sums[(chunks * blocks, heads, batch)](
             key, value, matrix, first, length, own, largest, means, sizes, level, level_before,
             key.stride(0), key.stride(1), value.stride(0), value.stride(1),
             heads, blocks, matrix.shape[0], norm, curve.epsilon, curve.logarithm,
             IS_EXPONENTIAL=curve.is_exponential,
-            PADDED=padded, WIDTH=width, CHUNK=chunk, FEATURES=tile.columns, num_warps=tile.warps,
+            PADDED=padded, WIDTH=width, CHUNK=chunk, FEATURES=tile.columns,
+            num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         _carry[(padded // 16, heads, batch)](
             means, sizes, first, length, before, before_size, after_size, heads,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.ops.favor.kernels.causal_states import slot_of
+from bertsmith.ops.favor.kernels.causal_states import chunk_tile, slot_of
 from bertsmith.ops.favor.kernels.features import NONE, Curve, fitting, matrix_of, product, rows_of, weight
 from bertsmith.ops.kernels.tiles import Tile
 
@@ -116,7 +116,7 @@ def sums_after(
     Shape: (slots, heads, padded, head_width), and (slots, heads, padded).
     """
     (tokens, heads, width), (slots, _, padded) = query.shape, size.shape
-    tile = fitting(asked or Tile(chunk, 128 if query.dtype.itemsize == 2 else 32, warps=8), padded)
+    tile = fitting(asked or chunk_tile(query, chunk), padded)
     sums, later = (query.new_empty(slots, heads, padded, width) for _ in range(2))
     along, later_along = (query.new_empty(slots, heads, padded, dtype=torch.float32) for _ in range(2))
     batch, blocks = first.shape[0], padded // tile.columns
@@ -126,7 +126,8 @@ def sums_after(
             query.stride(0), query.stride(1), upstream.stride(0), upstream.stride(1),
             heads, blocks, matrix.shape[0], curve.epsilon,
             IS_EXPONENTIAL=curve.is_exponential,
-            PADDED=padded, WIDTH=width, CHUNK=chunk, FEATURES=tile.columns, num_warps=tile.warps,
+            PADDED=padded, WIDTH=width, CHUNK=chunk, FEATURES=tile.columns,
+            num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         _carry[(padded // 16, heads, batch)](
             sums, along, size, size_after, first, length, later, later_along, heads,

@@ -83,7 +83,9 @@ def rounded(tensor: Tensor, limit: Tensor, bits: int) -> Tensor:
 def _rounded(tensor: Tensor, limit: Tensor, bits: int) -> Tensor:
     wide = tensor.float() if tensor.dtype.itemsize < 4 else tensor  # half precision has too few places to round in
     step = step_of(limit, bits)
-    return torch.where(limit > 0, codes_of(wide, step, bits) * step, wide).to(tensor.dtype)
+    rounded = torch.where(limit > 0, codes_of(wide, step, bits) * step, wide)
+    # no `to` that changes nothing: compiled, such an output of a function has no gradient in PyTorch 2.11
+    return rounded if rounded.dtype == tensor.dtype else rounded.to(tensor.dtype)
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -33,6 +33,8 @@ def measure(candidate: Candidate, work: Work, options: Namespace) -> Row:
                 if kind == "train" or module is None or candidate.inference is not None:
                     module = None  # two would count in the peak of memory
                     module = _module(candidate, work, kind)
+                if kind == "infer" and candidate.inference is None:
+                    module.eval().to(torch.bfloat16)
                 call = _call(module, candidate.mode)
                 row |= _figures(kind, _step(module, call, args, kwargs, kind, options.device), candidate, work, options)
             except Exception as error:  # a peer that fails must not end the run
@@ -83,10 +85,7 @@ def _step(
         with torch.inference_mode():
             call(*args, **kwargs)
 
-    if kind == "train":
-        return train
-    module.eval().to(torch.bfloat16)
-    return infer
+    return train if kind == "train" else infer
 
 
 def _states(output: Any) -> Tensor:

@@ -40,7 +40,8 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
     """The attention output, in the shape and dtype of the query; 0 at pads."""
     query, dtype = by_row(inputs.query, inputs.layout), inputs.query.dtype
     key, value = (by_row(states, inputs.key_layout).to(dtype) for states in (inputs.key, inputs.value))
-    spans, key_spans = Spans.of(inputs.layout, query.device), Spans.of(inputs.key_layout, query.device)
+    spans = Spans.of(inputs.layout, query.device)
+    key_spans = spans if inputs.key_layout is inputs.layout else Spans.of(inputs.key_layout, query.device)
     tables = [
         None if table is None else _by_head(table.to(dtype)) for table in (inputs.position_key, inputs.position_query)
     ]

@@ -150,17 +150,50 @@ def _table_partial(
 
 
 @triton.jit
-def _fold(by_offset, begins, ends, out, HEADS: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """The sum over the offsets of each slot, in a fixed order."""
+def _first_at_least(slots, wanted, count, STEPS: tl.constexpr):
+    """The place of the first entry of a rising list that is not below the wanted one; the count where all are."""
+    low = wanted * 0
+    high = low + count
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        is_below = tl.load(slots + tl.minimum(middle, count - 1)) < wanted
+        is_open = low < high
+        low = tl.where(is_open & is_below, middle + 1, low)
+        high = tl.where(is_open & (is_below == 0), middle, high)
+    return low
+
+
+@triton.jit
+def _fold(
+    by_offset,
+    slots,
+    out,
+    least_offset,
+    offsets,
+    reach,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STEPS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """The sum over the offsets of each slot, in a fixed order.
+
+    Slots rise with the offset, so each has a run of offsets; the first and the last have all beyond the list, too.
+    """
     slot, head = tl.program_id(0), tl.program_id(1)
     width, lane = tl.arange(0, WIDTH), tl.arange(0, LANES)
-    end = tl.load(ends + slot)
+    count = 2 * reach + 1
+    low = _first_at_least(slots, slot, count, STEPS)
+    high = _first_at_least(slots, slot + 1, count, STEPS)
+    begin = tl.where(low == 0, 0, tl.minimum(tl.maximum(low - reach - least_offset, 0), offsets))
+    end = tl.where(high == count, offsets, tl.minimum(tl.maximum(high - reach - least_offset, 0), offsets))
+    end = tl.where(low == high, begin, end)
     total = tl.zeros([WIDTH], tl.float32)
-    for begin in range(tl.load(begins + slot), end, LANES):
-        offset = begin + lane
+    for start in range(begin, end, LANES):
+        offset = start + lane
         source = by_offset + (offset * HEADS + head)[:, None] * WIDTH + width[None, :]
         total += tl.sum(tl.load(source, mask=(offset < end)[:, None], other=0.0), 0)
-    tl.store(out + (slot * HEADS + head) * WIDTH + width, total)
+    tl.store(out + (slot * HEADS + head) * WIDTH + width, total.to(out.dtype.element_ty))
 
 
 def expanded(table: Tensor, slots: Tensor, least: int, greatest: int) -> Expanded:
@@ -261,11 +294,9 @@ def table_gradient(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    # slots rise with the offset, so each has a run of offsets
-    offset = torch.arange(least, greatest + 1, device=device).clamp(-reach, reach)
-    slot_of_offset, slot = slots[offset + reach], torch.arange(rows, device=device)
-    begins = torch.searchsorted(slot_of_offset, slot, out_int32=True)
-    ends = torch.searchsorted(slot_of_offset, slot, right=True, out_int32=True)
     out = torch.empty(rows, heads, width, dtype=torch.float32, device=device)
-    _fold[rows, heads](partial.sum(0), begins, ends, out, HEADS=heads, WIDTH=width, LANES=16)
+    steps = slots.shape[0].bit_length()
+    _fold[rows, heads](
+        partial.sum(0), slots, out, least, offsets, reach, HEADS=heads, WIDTH=width, STEPS=steps, LANES=16
+    )
     return out

@@ -149,7 +149,7 @@ def _remark(tuned: Tuned, arguments: dict[str, Any]) -> str:
         return "  <- in use"
     pairs = zip(tuned.launch(**arguments), tuned.launch(**tuned.now), strict=True)
     apart = [((found.double() - now.double()).norm() / now.double().norm()).item() for found, now in pairs]
-    # NaN is at most nothing
+    # asked this way round, NaN is a difference too
     if all(distance <= DIFFERENCE for distance in apart):
         return ""
     return f"  WRONG: gradients are {', '.join(f'{distance:.2g}' for distance in apart)} apart"

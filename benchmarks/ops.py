@@ -1,88 +1,101 @@
 """The kernels of single ops against their other forms: milliseconds, and the share of the memory's speed reached.
 
     python benchmarks/ops.py                    # on a GPU: 32,768 tokens in bfloat16
-    python benchmarks/ops.py --ops light_conv --tiles
-    TRITON_INTERPRET=1 python benchmarks/ops.py --device cpu --tokens 128 --repeats 1
+    python benchmarks/ops.py --ops disentangled,favor,favor_causal --lengths 512,2048,8192
+    python benchmarks/ops.py --ops light_conv,favor --tiles
+    python benchmarks/ops.py --ops disentangled --profile
+    TRITON_INTERPRET=1 python benchmarks/ops.py --device cpu --tokens 64 --lengths 32 --repeats 1
 
 Times are medians of the device's own time: on a GPU each form is recorded once as a CUDA graph and replayed after the
 second cache was overwritten, so that neither launches nor what the last call left behind count. "must move" is what
-comes in and goes out, once each; GB/s is that over the time. --tiles times each kernel alone with several tiles.
+comes in and goes out, once each; GB/s is that over the time. "host ms" is what the host takes to launch a forward and a
+backward pass of the kernels; on a CPU, to compute them. --tiles times each convolution's kernel alone with several
+tiles; of attention the whole op, forward and backward, with one kernel's tile changed, and says where gradients are
+others than those of the tile in use. --profile lists the device's time by kernel.
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.ops import conv
-from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs
-from bertsmith.ops.dispatch import Forms
-from bertsmith.ops.kernels.spans import Spans, by_row
-from bertsmith.ops.kernels.tiles import Tile
+from ops_attending import disentangled, favor
+from ops_cases import Case, Tuned, depthwise, light_conv
+from ops_timing import by_kernel, host_milliseconds, inference, milliseconds, training
 
-Call = Callable[[], object]
+DIFFERENCE = 0.01
+"""Gradients of two tiles that are further apart than this, relative to their norm, are not one in rounding."""
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """A kernel's launch function with all but its tile given, and what to try: arguments by name."""
+class Op:
+    """What makes the case of one op from the options, a length, heads and their width, and the shapes asked for."""
 
-    launch: Callable[..., object]
-    tries: Sequence[dict[str, Any]]
+    case: Callable[[argparse.Namespace, int, int, int], Case]
+    heads: int
+    head_widths: Sequence[int]
 
 
-@dataclass(frozen=True)
-class Case:
-    """One op at one shape."""
-
-    op: Callable[..., Tensor]
-    """Called with the tensors and `backend`."""
-    tensors: list[Tensor]
-    forms: Forms[Any]
-    inputs: Any
-    """What the forms are asked whether they can compute."""
-    compared: list[str]
-    """The other forms."""
-    forward_bytes: int
-    training_bytes: int
-    kernels: dict[str, Tuned] = field(default_factory=dict)
+OPS = {
+    "light_conv": Op(light_conv, 6, (32, 48, 64, 128)),
+    "depthwise": Op(depthwise, 6, (32, 48, 64, 128)),
+    "disentangled": Op(disentangled, 12, (64,)),
+    "favor": Op(favor, 12, (64,)),
+    "favor_causal": Op(partial(favor, is_causal=True), 12, (64,)),
+}
+"""By name, with the shapes timed on a GPU."""
+CPU_HEADS, CPU_HEAD_WIDTHS = 2, (32,)
 
 
 def main() -> None:
     options = _options()
-    about = f"{options.tokens} tokens in sequences of {options.length}, {options.dtype}, {options.heads} heads"
-    print(f"torch {torch.__version__}, {_device_name(options)}, {about}, {options.taps} taps, medians in ms")
-    if not options.tiles:
-        print("\n| op | head width | form | forward | GB/s | ratio | forward + backward | GB/s | ratio |")
-        print("|---|---|---|---|---|---|---|---|---|")
+    device = torch.cuda.get_device_name() if options.device == "cuda" else options.device
+    about = f"{options.tokens} tokens, {options.dtype}, {options.taps} taps, {options.features} features"
+    print(f"torch {torch.__version__}, {device}, {about}, medians in ms")
+    show = _print_tiles if options.tiles else _print_profile if options.profile else _print_forms
+    if show is _print_forms:
+        columns = ["op", "length", "heads", "form", "forward", "GB/s", "ratio"]
+        columns += ["forward + backward", "GB/s", "ratio", "host ms"]
+        print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    is_gpu = options.device == "cuda"
     for name in options.ops:
-        for head_width in options.head_widths:
-            torch.manual_seed(0)
-            case = OPS[name](options, head_width)
-            if options.tiles:
-                _print_tiles(name, head_width, case, options)
-            else:
-                _print_forms(name, head_width, case, options)
+        op = OPS[name]
+        heads = options.heads or (op.heads if is_gpu else CPU_HEADS)
+        for length in options.lengths:
+            for head_width in options.head_widths or (op.head_widths if is_gpu else CPU_HEAD_WIDTHS):
+                torch.manual_seed(0)
+                case = op.case(options, length, heads, head_width)
+                show((name, str(length), f"{heads} × {head_width}"), case, options)
 
 
-def _print_forms(name: str, head_width: int, case: Case, options: argparse.Namespace) -> None:
+def _print_forms(title: Sequence[str], case: Case, options: argparse.Namespace) -> None:
+    reason = case.forms["triton"].unsupported(case.inputs)
+    if reason is not None:
+        _print_row(*title, f"triton: none, {reason}", *[""] * 7)
     first: list[float] = []
     for label, op in _ways(case, options):
-        times = [_milliseconds(call, options) for call in (_inference(op, case), _training(op, case))]
+        try:
+            calls = inference(op, case.tensors), training(op, case.tensors)
+            times = [milliseconds(call, options) for call in calls]
+            host = f"{host_milliseconds(calls[1], options):.3f}" if label == "triton" else ""
+        except Exception as error:  # a form may ask for more memory than the device has
+            _print_row(*title, f"{label}: {_line(error)}", *[""] * 7)
+            continue
         first = first or times
         cells = []
         for ours, spent, moved in zip(first, times, (case.forward_bytes, case.training_bytes), strict=True):
             cells += [f"{spent:.3f}", f"{moved / spent / 1e6:.0f}", f"{spent / ours:.2f}"]
-        print(f"| {name} | {head_width} | {label} | " + " | ".join(cells) + " |", flush=True)
-    moved = f"{case.forward_bytes / 1e6:.1f} | | | {case.training_bytes / 1e6:.1f} | | |"
-    print(f"| {name} | {head_width} | must move, MB | {moved}", flush=True)
+        _print_row(*title, label, *cells, host)
+    moved = [f"{size / 1e6:.1f}" for size in (case.forward_bytes, case.training_bytes)]
+    _print_row(*title, "must move, MB", moved[0], "", "", moved[1], "", "", "")
+
+
+def _print_row(*cells: str) -> None:
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def _ways(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Callable[..., Tensor]]]:
@@ -91,185 +104,75 @@ def _ways(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Callab
         yield "triton", partial(case.op, backend="triton")
     for form in case.compared:
         way = partial(case.op, backend=form)
-        if options.device == "cuda":
+        if options.device == "cuda" and case.is_compiled:
             torch._dynamo.reset()
             yield f"{form} compiled", torch.compile(way, dynamic=False)
         yield form, way
+    yield from case.lines.items()
 
 
-def _inference(op: Callable[..., Tensor], case: Case) -> Call:
-    def infer() -> None:
-        with torch.no_grad():
-            op(*case.tensors)
-
-    return infer
-
-
-def _training(op: Callable[..., Tensor], case: Case) -> Call:
-    leaves = [tensor.detach().requires_grad_() for tensor in case.tensors]
-    upstream = torch.randn_like(op(*leaves).detach())
-    return lambda: torch.autograd.grad(op(*leaves), leaves, upstream)
+def _print_profile(title: Sequence[str], case: Case, options: argparse.Namespace) -> None:
+    reason = case.forms["triton"].unsupported(case.inputs)
+    if reason is not None:
+        print(f"\n{' '.join(title)}: none, {reason}")
+        return
+    rows = by_kernel(training(partial(case.op, backend="triton"), case.tensors))
+    print(f"\n{' '.join(title)}, forward + backward: {sum(spent for *_, spent in rows):.3f} ms on the device")
+    for kernel, launches, spent in rows:
+        print(f"{spent:9.4f} ms {launches:5.1f} × {kernel[:100]}", flush=True)
 
 
-def _print_tiles(name: str, head_width: int, case: Case, options: argparse.Namespace) -> None:
-    for kernel, tuned in case.kernels.items():
+def _print_tiles(title: Sequence[str], case: Case, options: argparse.Namespace) -> None:
+    reason = case.forms["triton"].unsupported(case.inputs)
+    if reason is not None:
+        print(f"{' '.join(title)}: none, {reason}")
+        return
+    for kernel, tuned in case.kernels().items():
+        about = f"{' '.join(title)} {kernel}"
         found = []
         for arguments in tuned.tries:
             try:
-                found.append((_milliseconds(partial(tuned.launch, **arguments), options), arguments))
+                remark = _remark(tuned, arguments)
+                found.append((milliseconds(partial(tuned.launch, **arguments), options), arguments, remark))
             except Exception as error:  # a tile may ask for more than the device has
-                print(f"{name} {head_width} {kernel}: {_words(arguments)}: {type(error).__name__}")
-        found.sort(key=lambda pair: pair[0])
-        for place, (spent, arguments) in enumerate(found):
-            print(f"{name} {head_width} {kernel}: {spent:.4f} {_words(arguments)}{'' if place else '  <- best'}")
+                print(f"{about}: {_words(arguments)}: {_line(error)}")
+        found.sort(key=lambda row: row[0])
+        for place, (spent, arguments, remark) in enumerate(found):
+            print(f"{about}: {spent:.4f} {_words(arguments)}{remark}{'' if place else '  <- best'}", flush=True)
+
+
+def _remark(tuned: Tuned, arguments: dict[str, Any]) -> str:
+    """Whether this is the tile in use, or one with other gradients."""
+    if tuned.now is None:
+        return ""
+    if arguments == tuned.now:
+        return "  <- in use"
+    pairs = zip(tuned.launch(**arguments), tuned.launch(**tuned.now), strict=True)
+    apart = [((found.double() - now.double()).norm() / now.double().norm()).item() for found, now in pairs]
+    # asked this way round, NaN is a difference too
+    if all(distance <= DIFFERENCE for distance in apart):
+        return ""
+    return f"  WRONG: gradients are {', '.join(f'{distance:.2g}' for distance in apart)} apart"
 
 
 def _words(arguments: dict[str, Any]) -> str:
     cut = arguments["cut"]
-    words = f"{cut.rows} rows, {cut.columns} columns, {cut.warps} warps"
+    words = f"{cut.rows} rows, {cut.columns} columns, {cut.warps} warps, {cut.stages} stages"
     return words + "".join(f", {name} {value}" for name, value in arguments.items() if name != "cut")
 
 
-def _light_conv(options: argparse.Namespace, head_width: int) -> Case:
-    layout, shape = _lying(options)
-    # a part of one projection, as a mixer has it
-    value = _numbers(options, *shape, 4, options.heads, head_width).unbind(-3)[3]
-    scores = _numbers(options, *shape, options.heads, options.taps)
-    size = value.element_size()
-    values, kernels = value.numel() * size, scores.numel() * size
-    return Case(
-        op=partial(conv.light_conv, layout=layout),
-        tensors=[value, scores],
-        forms=conv.FORMS,
-        inputs=LightConvInputs(value, scores, layout),
-        compared=["taps"],
-        forward_bytes=2 * values + kernels,
-        training_bytes=5 * values + 3 * kernels,
-        kernels=_light_conv_kernels(value, scores, layout) if options.tiles else {},
-    )
-
-
-def _light_conv_kernels(value: Tensor, scores: Tensor, layout: SequenceLayout) -> dict[str, Tuned]:
-    from bertsmith.ops.conv.kernels import light
-
-    spans, columns = Spans.of(layout, value.device), _columns(value.shape[-1])
-    value, scores = by_row(value, layout), by_row(scores, layout)
-    settings = (spans.first, spans.length, None, spans.longest, 0, scores.shape[-1] // 2, 0.0, False)
-    mixed, normaliser = light.forward(value, scores, *settings)
-    tries = [
-        {"cut": Tile(numbers // columns, columns, warps)}
-        for numbers, warps in ((512, 1), (1024, 1), (1024, 2), (1024, 4), (2048, 2), (2048, 4), (2048, 8), (4096, 8))
-    ]
-    return {
-        "forward": Tuned(partial(light.forward, value, scores, *settings), tries),
-        "backward": Tuned(partial(light.backward, mixed, value, scores, normaliser, *settings), tries),
-    }
-
-
-def _depthwise(options: argparse.Namespace, head_width: int) -> Case:
-    layout, shape = _lying(options)
-    width = 2 * options.heads * head_width  # as ConvBERT has it: half the heads convolve
-    hidden, kernel = _numbers(options, *shape, width), _numbers(options, width, options.taps)
-    moved = hidden.numel() * hidden.element_size()
-    return Case(
-        op=partial(conv.depthwise, layout=layout),
-        tensors=[hidden, kernel],
-        forms=conv.DEPTHWISE_FORMS,
-        inputs=DepthwiseInputs(hidden, kernel, layout),
-        compared=["taps"],
-        forward_bytes=2 * moved,
-        training_bytes=5 * moved,
-        kernels=_depthwise_kernels(hidden, kernel, layout) if options.tiles else {},
-    )
-
-
-def _depthwise_kernels(hidden: Tensor, kernel: Tensor, layout: SequenceLayout) -> dict[str, Tuned]:
-    from bertsmith.ops.conv.kernels import depthwise
-
-    spans, hidden = Spans.of(layout, hidden.device), by_row(hidden, layout)
-    places, taps = (spans.first, spans.length, spans.longest), kernel.shape[1]
-    tries = [
-        {"cut": Tile(rows, columns, warps)}
-        for rows, columns, warps in (
-            (16, 64, 2),
-            (16, 64, 4),
-            (32, 64, 4),
-            (64, 64, 8),
-            (16, 128, 4),
-            (32, 128, 8),
-            (8, 256, 4),
-            (16, 256, 8),
-        )
-    ]
-    sums = [
-        {"cut": Tile(rows, columns, warps), "most_shares": shares}
-        for rows, columns, warps in ((1, 256, 4), (2, 256, 4), (2, 256, 8), (4, 128, 4))
-        for shares in (61, 127, 251)
-    ]
-    return {
-        "forward": Tuned(partial(depthwise.convolve, hidden, kernel, *places, 0, taps // 2, hidden.dtype), tries),
-        "kernel's gradient": Tuned(partial(depthwise.kernel_gradient, hidden, hidden, taps, *places, taps // 2), sums),
-    }
-
-
-OPS: dict[str, Callable[[argparse.Namespace, int], Case]] = {"light_conv": _light_conv, "depthwise": _depthwise}
-"""The cases by the op's name, made from the options and a head width."""
-
-
-def _lying(options: argparse.Namespace) -> tuple[SequenceLayout, tuple[int, ...]]:
-    """Sequences of equal length, and the shape of what lies so."""
-    batch = options.tokens // options.length
-    if not options.packed:
-        return SequenceLayout.full(batch, options.length), (batch, options.length)
-    starts = torch.arange(batch + 1, dtype=torch.int32, device=options.device) * options.length
-    return SequenceLayout.packed(starts, options.length), (batch * options.length,)
-
-
-def _numbers(options: argparse.Namespace, *shape: int) -> Tensor:
-    return torch.randn(*shape, device=options.device, dtype=getattr(torch, options.dtype))
-
-
-def _columns(width: int) -> int:
-    """The next power of two."""
-    return 1 << (width - 1).bit_length()
-
-
-def _milliseconds(call: Call, options: argparse.Namespace) -> float:
-    if options.device != "cuda":
-        call()
-        return statistics.median(_clocked(call) for _ in range(options.repeats))
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    cache = torch.empty(2**28, dtype=torch.int8, device="cuda")
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(options.repeats)]
-    for begin, end in marks:
-        cache.zero_()
-        begin.record()
-        graph.replay()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in marks)
-
-
-def _clocked(call: Call) -> float:
-    start = time.perf_counter()
-    call()
-    return (time.perf_counter() - start) * 1e3
-
-
-def _device_name(options: argparse.Namespace) -> str:
-    return torch.cuda.get_device_name() if options.device == "cuda" else options.device
+def _line(error: Exception) -> str:
+    """The error in one line that a table can hold."""
+    text = (str(error).splitlines() or [""])[0].replace("|", "/")
+    return f"{type(error).__name__}: {text[:100]}"
 
 
 def _names(text: str) -> list[str]:
     return text.split(",")
+
+
+def _whole_numbers(text: str) -> list[int]:
+    return [int(part) for part in _names(text)]
 
 
 def _options() -> argparse.Namespace:
@@ -278,19 +181,23 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if has_gpu else "cpu")
     parser.add_argument("--ops", default=list(OPS), type=_names, help=f"some of {','.join(OPS)}")
     parser.add_argument("--tokens", default=32768 if has_gpu else 1024, type=int)
-    parser.add_argument("--length", default=512, type=int, help="of a sequence")
+    parser.add_argument("--lengths", default=[512], type=_whole_numbers, help="of the sequences, one table row each")
     parser.add_argument("--packed", action="store_true", help="sequences one after the other instead of rows")
-    parser.add_argument("--heads", default=6, type=int)
-    widths = [32, 48, 64, 128] if has_gpu else [32]
-    parser.add_argument("--head-widths", default=widths, type=lambda text: [int(n) for n in _names(text)])
-    parser.add_argument("--taps", default=9, type=int)
+    parser.add_argument("--heads", type=int, help=f"each op's own; on a CPU {CPU_HEADS}")
+    parser.add_argument("--head-widths", type=_whole_numbers, help="each op's own; on a CPU 32")
+    parser.add_argument("--taps", default=9, type=int, help="of the convolutions")
+    parser.add_argument("--features", default=256, type=int, help="of FAVOR+")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="bfloat16 on a GPU, else float32")
     parser.add_argument("--repeats", default=100 if has_gpu else 5, type=int)
-    parser.add_argument("--tiles", action="store_true", help="time each kernel with several tiles instead")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--tiles", action="store_true", help="time the kernels with several tiles instead")
+    instead.add_argument("--profile", action="store_true", help="list the device's time by kernel instead")
     options = parser.parse_args()
     if unknown := set(options.ops) - set(OPS):
         parser.error(f"--ops: {', '.join(sorted(unknown))}; allowed: {', '.join(OPS)}")
-    options.length = min(options.length, options.tokens)
+    if options.profile and options.device != "cuda":
+        parser.error(f"--profile: the device is {options.device}; allowed: cuda")
+    options.lengths = list(dict.fromkeys(min(length, options.tokens) for length in options.lengths))
     options.dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
     return options
 

@@ -1,0 +1,149 @@
+"""The convolutions that benchmarks/ops.py times, and what a case is."""
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.ops import conv
+from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs
+from bertsmith.ops.dispatch import Forms
+from bertsmith.ops.kernels.spans import Spans, by_row
+from bertsmith.ops.kernels.tiles import Tile
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Something to time with several tiles: all but the tile is given, and what to try are arguments by name."""
+
+    launch: Callable[..., Any]
+    tries: Sequence[dict[str, Any]]
+    now: dict[str, Any] | None = None
+    """What is in use where the launch gives gradients: those of other tiles are compared with its own."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op at one shape."""
+
+    op: Callable[..., Tensor]
+    """Called with the tensors and `backend`."""
+    tensors: list[Tensor]
+    forms: Forms[Any]
+    inputs: Any
+    """What the forms are asked whether they can compute."""
+    compared: list[str]
+    """The other forms."""
+    forward_bytes: int
+    training_bytes: int
+    kernels: Callable[[], dict[str, Tuned]] = dict
+    """What there is to try tiles on, by name."""
+    is_compiled: bool = True
+    """Whether the other forms are timed through the compiler too."""
+    lines: dict[str, Callable[..., Tensor]] = field(default_factory=dict)
+    """Other ops on the same tensors, by name, to be seen beside."""
+
+
+def light_conv(options: Namespace, length: int, heads: int, head_width: int) -> Case:
+    layout, shape = lying(options, length)
+    # a part of one projection, as a mixer has it
+    value = numbers(options, *shape, 4, heads, head_width).unbind(-3)[3]
+    scores = numbers(options, *shape, heads, options.taps)
+    size = value.element_size()
+    values, kernels = value.numel() * size, scores.numel() * size
+    return Case(
+        op=partial(conv.light_conv, layout=layout),
+        tensors=[value, scores],
+        forms=conv.FORMS,
+        inputs=LightConvInputs(value, scores, layout),
+        compared=["taps"],
+        forward_bytes=2 * values + kernels,
+        training_bytes=5 * values + 3 * kernels,
+        kernels=partial(_light_conv_kernels, value, scores, layout),
+    )
+
+
+def _light_conv_kernels(value: Tensor, scores: Tensor, layout: SequenceLayout) -> dict[str, Tuned]:
+    from bertsmith.ops.conv.kernels import light
+
+    spans, columns = Spans.of(layout, value.device), _columns(value.shape[-1])
+    value, scores = by_row(value, layout), by_row(scores, layout)
+    settings = (spans.first, spans.length, None, spans.longest, 0, scores.shape[-1] // 2, 0.0, False)
+    mixed, normaliser = light.forward(value, scores, *settings)
+    tries = [
+        {"cut": Tile(size // columns, columns, warps)}
+        for size, warps in ((512, 1), (1024, 1), (1024, 2), (1024, 4), (2048, 2), (2048, 4), (2048, 8), (4096, 8))
+    ]
+    return {
+        "forward": Tuned(partial(light.forward, value, scores, *settings), tries),
+        "backward": Tuned(partial(light.backward, mixed, value, scores, normaliser, *settings), tries),
+    }
+
+
+def depthwise(options: Namespace, length: int, heads: int, head_width: int) -> Case:
+    layout, shape = lying(options, length)
+    width = 2 * heads * head_width  # as ConvBERT has it: half the heads convolve
+    hidden, kernel = numbers(options, *shape, width), numbers(options, width, options.taps)
+    moved = hidden.numel() * hidden.element_size()
+    return Case(
+        op=partial(conv.depthwise, layout=layout),
+        tensors=[hidden, kernel],
+        forms=conv.DEPTHWISE_FORMS,
+        inputs=DepthwiseInputs(hidden, kernel, layout),
+        compared=["taps"],
+        forward_bytes=2 * moved,
+        training_bytes=5 * moved,
+        kernels=partial(_depthwise_kernels, hidden, kernel, layout),
+    )
+
+
+def _depthwise_kernels(hidden: Tensor, kernel: Tensor, layout: SequenceLayout) -> dict[str, Tuned]:
+    from bertsmith.ops.conv.kernels import depthwise as kernels
+
+    spans, hidden = Spans.of(layout, hidden.device), by_row(hidden, layout)
+    places, taps = (spans.first, spans.length, spans.longest), kernel.shape[1]
+    tries = [
+        {"cut": Tile(rows, columns, warps)}
+        for rows, columns, warps in (
+            (16, 64, 2),
+            (16, 64, 4),
+            (32, 64, 4),
+            (64, 64, 8),
+            (16, 128, 4),
+            (32, 128, 8),
+            (8, 256, 4),
+            (16, 256, 8),
+        )
+    ]
+    sums = [
+        {"cut": Tile(rows, columns, warps), "most_shares": shares}
+        for rows, columns, warps in ((1, 256, 4), (2, 256, 4), (2, 256, 8), (4, 128, 4))
+        for shares in (61, 127, 251)
+    ]
+    return {
+        "forward": Tuned(partial(kernels.convolve, hidden, kernel, *places, 0, taps // 2, hidden.dtype), tries),
+        "kernel's gradient": Tuned(partial(kernels.kernel_gradient, hidden, hidden, taps, *places, taps // 2), sums),
+    }
+
+
+def lying(options: Namespace, length: int) -> tuple[SequenceLayout, tuple[int, ...]]:
+    """Sequences of equal length, and the shape of what lies so."""
+    batch = options.tokens // length
+    if not options.packed:
+        return SequenceLayout.full(batch, length), (batch, length)
+    starts = torch.arange(batch + 1, dtype=torch.int32, device=options.device) * length
+    return SequenceLayout.packed(starts, length), (batch * length,)
+
+
+def numbers(options: Namespace, *shape: int) -> Tensor:
+    return torch.randn(*shape, device=options.device, dtype=getattr(torch, options.dtype))
+
+
+def _columns(width: int) -> int:
+    """The next power of two."""
+    return 1 << (width - 1).bit_length()

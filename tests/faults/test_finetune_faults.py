@@ -94,6 +94,7 @@ def test_killed_again_and_again(recipe: Path, data: Path, straight: Path, tmp_pa
     assert_same(out, straight)
 
 
+@pytest.mark.slow  # pre-training is asked to stop in every run of the tests
 def test_asked_to_stop(recipe: Path, data: Path, straight: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(tuning(recipe, data, out), env=slowed(), stderr=subprocess.PIPE, text=True)

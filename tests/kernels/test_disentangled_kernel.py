@@ -12,6 +12,7 @@ from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops.disentangled import FORMS, RelativePositions, bucket_slots, disentangled, fused, linear_slots
 from bertsmith.ops.disentangled.inputs import DisentangledInputs
+from bertsmith.ops.disentangled.kernels.plan import Buffer
 from bertsmith.ops.dispatch import choose
 
 pytestmark = needs_triton
@@ -94,7 +95,8 @@ def test_padded_rows() -> None:
 
 
 def test_longer_than_a_band() -> None:
-    compare([330, 2], SMALL["linear"], heads=1)
+    assert Buffer.of(210, reach=1, is_dense=False).half > 0
+    compare([210, 2], (linear_slots(1), 2), heads=1)
 
 
 def test_half_precision() -> None:
@@ -158,8 +160,8 @@ def test_dropout_is_drawn_again_in_the_backward_pass() -> None:
 def test_dropout_keeps_the_mean() -> None:
     value = numbers(37, 2, 16).float()
     plain = _dropped(value, seed=0, rate=0.0)
-    mean = torch.stack([_dropped(value, seed) for seed in range(12 if DEVICE == "cpu" else 400)]).mean(0)
-    assert (mean - plain).norm() / plain.norm() < (0.5 if DEVICE == "cpu" else 0.1)
+    mean = torch.stack([_dropped(value, seed) for seed in range(6 if DEVICE == "cpu" else 400)]).mean(0)
+    assert (mean - plain).norm() / plain.norm() < (0.6 if DEVICE == "cpu" else 0.1)
 
 
 def test_repeated_backward_passes_are_equal_to_the_bit() -> None:

@@ -89,6 +89,7 @@ def test_a_pace_counts_evaluations_and_checkpoints() -> None:
     assert pace.seconds(given.method, 1) == pytest.approx(micro + 4 * 10 + 6 * 100)
 
 
+@pytest.mark.slow
 def test_a_measured_run_is_the_run_without_the_measurement(
     corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_left_to_right_bert(corpus_folder: Path, tmp_path: Path) -> None:
     assert is_causal(bertsmith.load(tmp_path / "turned"))
 
 
+@pytest.mark.slow
 def test_a_joint_deberta_learns_both_and_resumes(corpus_folder: Path, tmp_path: Path) -> None:
     straight, out = tmp_path / "straight", tmp_path / "resumed"
     figures = run(corpus_folder, straight, "run.steps=20", JOINT, *DEBERTA)

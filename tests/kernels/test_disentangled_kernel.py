@@ -161,7 +161,8 @@ def test_dropout_keeps_the_mean() -> None:
     value = numbers(37, 2, 16).float()
     plain = _dropped(value, seed=0, rate=0.0)
     mean = torch.stack([_dropped(value, seed) for seed in range(6 if DEVICE == "cpu" else 400)]).mean(0)
-    assert (mean - plain).norm() / plain.norm() < (0.6 if DEVICE == "cpu" else 0.1)
+    # along the output without dropout few draws are enough: shares that are not scaled up would give 0.7
+    assert ((mean * plain).sum() / (plain * plain).sum()).item() == pytest.approx(1, abs=0.15)
 
 
 def test_repeated_backward_passes_are_equal_to_the_bit() -> None:

@@ -38,3 +38,8 @@ def drawn(shape: torch.Size, rate: float) -> tuple[Tensor, float]:
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     levels = words.view(torch.int16)[:count].view(shape)
     return levels < threshold - _LEVELS // 2, _LEVELS / (_LEVELS - threshold)
+
+
+def fresh_seed(device: torch.device) -> Tensor:
+    """What a kernel's draws follow from: a seed of PyTorch's generator on the device, without a wait: (1,), int32."""
+    return torch.randint(0, 2**31 - 1, (1,), dtype=torch.int32, device=device)

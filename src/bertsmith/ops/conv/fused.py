@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, reach
+from bertsmith.ops.dropout import fresh_seed
 from bertsmith.ops.kernels import support
 from bertsmith.ops.kernels.spans import Spans, as_laid, by_row
 
@@ -55,8 +56,6 @@ def light_conv(inputs: LightConvInputs) -> Tensor:
     before, _ = reach(scores.shape[-1], inputs.is_causal)
     seed = None
     if inputs.dropout > 0:
-        from bertsmith.ops.kernels.chance import fresh_seed
-
         seed = fresh_seed(value.device)
     mixed, _ = _light_conv(
         value,

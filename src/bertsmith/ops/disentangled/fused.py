@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.ops.disentangled.inputs import DisentangledInputs
+from bertsmith.ops.dropout import fresh_seed
 from bertsmith.ops.kernels import support
 from bertsmith.ops.kernels.spans import Spans, as_laid, by_row
 
@@ -58,7 +59,7 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
         key_spans.first,
         key_spans.length,
         None if places is None else places.flatten(),
-        torch.randint(0, 2**31 - 1, (1,), dtype=torch.int32, device=query.device) if inputs.dropout else None,
+        fresh_seed(query.device) if inputs.dropout else None,
         spans.longest,
         key_spans.longest,
         inputs.scale,
@@ -100,28 +101,11 @@ def _forward(
     from bertsmith.ops.disentangled.kernels.call import Call
     from bertsmith.ops.disentangled.kernels.forward import forward
 
-    return forward(
-        Call(
-            query,
-            key,
-            value,
-            position_key,
-            position_query,
-            slots,
-            first,
-            length,
-            key_first,
-            key_length,
-            places,
-            seed,
-            longest,
-            key_longest,
-            scale,
-            dropout,
-            is_causal,
-            has_pads,
-        )
-    )
+    call = Call(
+        query, key, value, position_key, position_query, slots, first, length, key_first, key_length, places, seed,
+        longest, key_longest, scale, dropout, is_causal, has_pads,
+    )  # fmt: skip
+    return forward(call)
 
 
 @_forward.register_fake
@@ -184,25 +168,9 @@ def _backward(
     from bertsmith.ops.disentangled.kernels.call import Call
 
     call = Call(
-        query,
-        key,
-        value,
-        position_key,
-        position_query,
-        slots,
-        first,
-        length,
-        key_first,
-        key_length,
-        places,
-        seed,
-        longest,
-        key_longest,
-        scale,
-        dropout,
-        is_causal,
-        has_pads,
-    )
+        query, key, value, position_key, position_query, slots, first, length, key_first, key_length, places, seed,
+        longest, key_longest, scale, dropout, is_causal, has_pads,
+    )  # fmt: skip
     return backward(call, upstream, mixed, log_mass, by_query, by_key)
 
 

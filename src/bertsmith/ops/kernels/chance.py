@@ -1,9 +1,7 @@
 """Dropout inside kernels: what is kept follows from a seed and a place alone, so a backward pass draws it again."""
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 
 @triton.jit
@@ -28,8 +26,3 @@ def is_kept(seed, stream, row, column, rate):
     columns = mixed_bits(column.to(tl.uint32) + 0x85EBCA6B)
     bits = mixed_bits(rows + columns * 0xC2B2AE35)
     return (bits >> 8).to(tl.int32) >= (tl.cast(rate, tl.float32) * 16777216.0).to(tl.int32)
-
-
-def fresh_seed(device: torch.device) -> Tensor:
-    """A seed drawn from PyTorch's generator on the device, without a wait: (1,), int32."""
-    return torch.randint(0, 2**31 - 1, (1,), dtype=torch.int32, device=device)

@@ -62,7 +62,7 @@ class Buffer:
 
 KEPT_COLUMNS = 512
 """Buffers of at most so many numbers per token and head are kept for the backward pass: 2 × 8 states of 64 numbers,
-about what the rest of a layer keeps, for an eighth of the time of the op."""
+about what the rest of a layer keeps."""
 
 
 def buffers(longest: int, key_longest: int, reach: int, *, has_places: bool) -> tuple[Buffer, Buffer]:

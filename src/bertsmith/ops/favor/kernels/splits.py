@@ -9,7 +9,7 @@ from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
 
 # tile.columns is the block of features a program holds sums for: a program that holds all of them can finish alone.
 # One stage: with loads under way Triton (3.6) keeps one buffer too few of a tile that a product and a sum both read,
-# and may fill it again before the product has read it. On an H200 three stages took 0.32 ms where two took 0.37.
+# and may fill it again before the product has read it.
 _TUNED: Tiles = {
     (2, 16): Tile(64, 256, warps=8, stages=1),
     (2, 32): Tile(64, 256, warps=8, stages=1),

@@ -15,7 +15,7 @@ from bertsmith.settings import Record
 
 SOURCE = Path(bertsmith.__file__).parent
 ORDER = ["errors", "settings", "toml", "text", "batches", "ops", "layers", "models", "checkpoint", "engines"]
-ORDER += ["objectives", "tasks", "training", "shrinking", "report", "commands", "cli", "__main__"]
+ORDER += ["objectives", "tasks", "training", "shrinking", "report", "serve", "commands", "cli", "__main__"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -1,0 +1,1 @@
+"""A model as a service: requests collected into batches, endpoints that people's clients speak, and a page."""

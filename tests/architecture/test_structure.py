@@ -14,8 +14,8 @@ from bertsmith.models.published import PRESETS
 from bertsmith.settings import Record
 
 SOURCE = Path(bertsmith.__file__).parent
-ORDER = ["errors", "settings", "toml", "text", "batches", "ops", "layers", "models", "checkpoint", "engines"]
-ORDER += ["objectives", "tasks", "training", "shrinking", "report", "serve", "commands", "cli", "__main__"]
+ORDER = ["errors", "runtime", "settings", "toml", "text", "batches", "ops", "layers", "models", "checkpoint", "engines"]
+ORDER += ["objectives", "tasks", "training", "shrinking", "report", "hf", "serve", "commands", "cli", "__main__"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

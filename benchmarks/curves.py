@@ -4,10 +4,10 @@
     python benchmarks/curves.py --device cpu --steps 5 --size tiny
 
 Every family learns masked tokens, packed sequences of mixed lengths, under bfloat16 autocast: with the backend "auto"
-(the kernels, on a GPU), with "reference" on the same weights and batches, and with "reference" again for the noise:
-without dropout from other weights, with dropout from the same weights by other draws. The difference is the mean
-distance of the smoothed curves of the first two, the noise that of the curves of the reference. Draws that differ by
-nothing but chance can lie a little further apart than others, so up to twice the noise is taken for agreement.
+(the kernels, on a GPU) and with "reference" on the same batches, for several seeds: without dropout they are those of
+the weights, with dropout those of the draws alone. The difference is the mean distance of smoothed curves of kernels
+and references (without dropout from the same weights), the noise that of references with different seeds. Pairs that
+differ by nothing but chance lie unequally far apart, so up to twice the noise is taken for agreement.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import json
 import time
 import warnings
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -89,29 +89,28 @@ def _compare(
     config = _config(family, dropout, vocabulary, options)
     curves: Curves = {}
     begin = time.perf_counter()
-    for name, backend, seed in _runs(dropout):
+    for backend, seed in product((KERNELS, REFERENCE), range(options.seeds)):
+        name = f"{backend} {seed}"
         # with dropout the weights stay, so that the noise is that of the draws alone
         model = build(config, seed=0 if dropout else seed)
         curves[name] = _train(model, steps, backend, seed, options)
         shown = "".join(f"{_smooth(curves[name])[step - 1]:>10.4f}" for step in _shown(options.steps))
         print(f"{family:<12}{dropout:>8}  {name:<14}{shown}", flush=True)
-    references = [curve for name, curve in curves.items() if name != KERNELS]
+    kernels, references = (
+        [curve for name, curve in curves.items() if name.startswith(backend)] for backend in (KERNELS, REFERENCE)
+    )
+    # with dropout no kernel draws what a reference draws: each is as near to any of them
+    pairs = product(kernels, references) if dropout else zip(kernels, references, strict=True)
     return {
         "family": family,
         "dropout": dropout,
-        "first": abs(curves[KERNELS][0] - curves[REFERENCE][0]),
-        "difference": _distance(curves[KERNELS], curves[REFERENCE]),
+        "first": abs(kernels[0][0] - references[0][0]),
+        "difference": float(np.mean([_distance(*pair) for pair in pairs])),
         "noise": float(np.mean([_distance(*pair) for pair in combinations(references, 2)])),
-        "learned": curves[REFERENCE][0] - _smooth(curves[REFERENCE])[-1],
+        "learned": references[0][0] - _smooth(references[0])[-1],
         "seconds": round(time.perf_counter() - begin, 1),
         "curves": curves,
     }
-
-
-def _runs(dropout: float) -> list[tuple[str, str, int]]:
-    """Name, backend and seed; draws differ by chance, so with dropout the noise is taken from one more run."""
-    others = (1, 2) if dropout else (1,)
-    return [(KERNELS, KERNELS, 0), (REFERENCE, REFERENCE, 0), *((f"other seed {n}", REFERENCE, n) for n in others)]
 
 
 def _config(family: str, dropout: float, vocabulary: int, options: argparse.Namespace) -> ModelConfig:
@@ -229,10 +228,10 @@ def _draw(results: list[dict[str, Any]], path: Path) -> None:
         for row in (row for row in results if row["family"] == family):
             style = "--" if row["dropout"] else "-"
             for name, curve in row["curves"].items():
-                colour = {KERNELS: "tab:blue", REFERENCE: "tab:orange"}.get(name, "0.75")
-                order = 1 if colour == "0.75" else 2
-                label = f"{name}, dropout {row['dropout']}" if order == 2 else None
-                panel.plot(_smooth(curve), style, color=colour, linewidth=1, zorder=order, label=label)
+                backend, seed = name.split()
+                colour = {KERNELS: "tab:blue", REFERENCE: "tab:orange"}[backend]
+                label = f"{backend}, dropout {row['dropout']}" if seed == "0" else None
+                panel.plot(_smooth(curve), style, color=colour, linewidth=1, label=label)
         panel.set_title(family)
         panel.set_xlabel("step")
     panels[0].set_ylabel("loss at masked tokens (mean of 20 steps)")
@@ -252,6 +251,7 @@ def _options() -> argparse.Namespace:
     add("--tokens", default=4096, type=int, help="of a step")
     add("--length", default=128, type=int, help="the longest sequence; others are down to an eighth of it")
     add("--dropouts", default=[0.0, 0.1], type=lambda text: [float(part) for part in text.split(",")])
+    add("--seeds", default=2, type=int, help="at least 2")
     add("--learning-rate", default=1e-3, type=float)
     add("--data", type=Path, help="a corpus folder, in place of a text the script makes")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -26,9 +26,8 @@ PAIRS = [Tile(64, 64, 4, 1), Tile(64, 64, 4, 2), Tile(64, 64, 4, 3), Tile(64, 64
 PAIRS += [Tile(64, 64, 8, 3), Tile(64, 32, 4, 2), Tile(64, 32, 4, 3), Tile(32, 64, 4, 2), Tile(32, 64, 4, 3)]
 READS = [Tile(64, 32, 4, 2), Tile(64, 32, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 3), Tile(64, 64, 8, 2)]
 READS += [Tile(128, 32, 4, 3), Tile(128, 32, 8, 3), Tile(128, 64, 8, 2), Tile(128, 64, 8, 3), Tile(64, 128, 8, 2)]
-# one stage alone: where sums are cut, loads under way would be overwritten
-SUMS = [Tile(64, 256, 8, 1), Tile(32, 256, 8, 1), Tile(64, 128, 8, 1), Tile(64, 128, 4, 1), Tile(32, 128, 4, 1)]
-SUMS += [Tile(128, 128, 8, 1), Tile(64, 64, 4, 1)]
+SUMS = [Tile(64, 256, 8, 1), Tile(64, 256, 8, 2), Tile(64, 256, 8, 3), Tile(64, 256, 8, 4), Tile(64, 128, 4, 1)]
+SUMS += [Tile(64, 128, 4, 2), Tile(64, 128, 4, 3), Tile(32, 256, 8, 3), Tile(32, 128, 4, 3), Tile(128, 128, 8, 2)]
 
 Table = dict[tuple[int, int], Tile]
 

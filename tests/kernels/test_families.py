@@ -23,8 +23,10 @@ def test_the_device_does_not_matter(name: str, compiled: bool) -> None:
     truth = states_and_gradients(name, "cpu", torch.float64)
     found = states_and_gradients(name, "cuda", torch.float64, compiled=compiled)
     assert len(truth) == len(found)
+    # the angles of rotary positions are float32 everywhere, and a GPU rounds its powers, sines and cosines otherwise
+    room = 1e-4 if name.startswith("modern") else 1e-7
     for there, here in zip(found, truth, strict=True):
-        torch.testing.assert_close(there.cpu(), here, rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(there.cpu(), here, rtol=room, atol=room)
 
 
 def test_half_precision_is_finite_and_near(name: str) -> None:

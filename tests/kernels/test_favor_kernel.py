@@ -1,6 +1,5 @@
 """The fused kernels of FAVOR+ against the reference in float64: outputs, every gradient, what must not matter."""
 
-import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,17 +24,6 @@ pytestmark = pytest.mark.skipif(
 )
 HEADS = 2
 LENGTHS = [1, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1000]
-
-
-@pytest.fixture(autouse=True)
-def _causal_kernels_are_tried_on_request(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU they are left out, as a bad address would end all later tests; FAVOR_CAUSAL_ON_GPU=1 runs them."""
-    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    is_causal = parameters.get("is_causal", request.node.originalname == "test_the_future_changes_nothing")
-    if is_causal and not support.is_interpreting():
-        if os.environ.get("FAVOR_CAUSAL_ON_GPU") != "1":
-            pytest.skip("the causal kernels are not proven on a GPU")
-        monkeypatch.setattr(fused, "IS_CAUSAL_PROVEN", True)
 
 
 @dataclass(frozen=True)
@@ -93,7 +81,18 @@ def results(case: Case) -> dict[str, list[Tensor]]:
         if name == "triton":
             assert torch.equal(mixed, kept)
         made[name] = [tensor.double() for tensor in (kept, *gradients)]
+        for place in (1, 2) if case.feature_map == "relu" else ():
+            rounded = exact[place - 1].to(case.dtype).double()
+            made[name][place] = made[name][place] * has_slope(rounded, matrix)
     return made
+
+
+def has_slope(states: Tensor, matrix: Tensor) -> Tensor:
+    """Where relu has a derivative: next to 0 the rounding of sums decides between two slopes, and both are right.
+
+    Shape: (…, heads, 1).
+    """
+    return ((states @ matrix.T).abs() > 1e-5 * matrix.norm(dim=1)).all(-1, keepdim=True)
 
 
 def check(case: Case) -> None:
@@ -103,9 +102,9 @@ def check(case: Case) -> None:
         room = 3e-2  # the interpreter cuts off what the GPU rounds
     for fast, rounded, truth in zip(made["triton"], made["reference"], made["truth"], strict=True):
         assert fast.isfinite().all()
-        # in sequences of one token queries and keys have no gradient: what is left is rounding of terms that cancel
+        # of one token, or with one feature, queries have no gradient: what is left is rounding of terms that cancel
         is_nothing = truth.norm() <= 1e-9 * truth.numel() ** 0.5
-        scale = truth.norm() + (0.25 if is_nothing else 0.01) * truth.numel() ** 0.5
+        scale = truth.norm() + (1.0 if is_nothing else 0.01) * truth.numel() ** 0.5
         assert (fast - truth).norm() / scale <= 1.5 * (rounded - truth).norm() / scale + room
 
 
@@ -240,18 +239,6 @@ def test_what_the_kernel_cannot_is_said() -> None:
     features = RandomFeatures(torch.zeros(4, 16, device=DEVICE))
     with pytest.raises(InputError, match=r"backend 'triton' cannot compute this: the tensors are torch\.float64"):
         favor(*doubles, features, SequenceLayout.full(1, 2), backend="triton")
-
-
-def test_causal_attention_is_left_to_other_forms_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout, tensors = SequenceLayout.full(1, 2), [torch.zeros(1, 2, 1, 16, device=DEVICE) for _ in range(3)]
-    features = RandomFeatures(torch.zeros(20, 16, device=DEVICE))
-    inputs = FavorInputs(*tensors, layout, layout, True, features=features)
-    monkeypatch.setattr(support, "is_interpreting", lambda: True)
-    assert fused.unsupported(inputs) is None
-    monkeypatch.setattr(support, "is_interpreting", lambda: False)
-    assert "causal attention on a GPU: the kernel's gradients were found wrong" in str(fused.unsupported(inputs))
-    monkeypatch.setattr(fused, "IS_CAUSAL_PROVEN", True)
-    assert "causal" not in str(fused.unsupported(inputs))
 
 
 @pytest.mark.gpu

@@ -1,7 +1,6 @@
 """Rotary positions: queries and keys are turned by angles that grow with their place (Su et al. 2021)."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -24,8 +23,7 @@ class Rotary(NamedTuple):
         return Turns(angle.cos(), angle.sin())
 
 
-@dataclass(frozen=True)
-class Turns:
+class Turns(NamedTuple):
     """How far the channels of each token are turned.
 
     Shape: cosine, sine (length, 1, head_width / 2) for padded rows, which broadcasts, or (tokens, 1, head_width / 2).

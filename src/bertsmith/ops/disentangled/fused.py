@@ -198,9 +198,13 @@ def _(
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     tensors, ctx.numbers = inputs[:12], inputs[12:]
     ctx.save_for_backward(*output, *tensors)
+    # nothing comes back for what the backward pass alone reads: as zeros that would be as large as all pairs
+    ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, upstream: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    if upstream is None:
+        return (None,) * (12 + len(ctx.numbers))
     mixed, log_mass, by_query, by_key, *tensors = ctx.saved_tensors
     found = _backward(upstream.contiguous(), mixed, log_mass, by_query, by_key, *tensors, *ctx.numbers)
     given = [None if tensor is None else gradient for tensor, gradient in zip(tensors[:5], found, strict=True)]

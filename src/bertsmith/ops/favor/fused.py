@@ -20,8 +20,6 @@ _MOST_FEATURES = 512
 _CHUNK = 32
 """Positions of one causal chunk. Wider ones save states, but from 64 rows on Triton multiplies with the instructions of
 a warp group, which read shared memory on their own: the gradients found wrong on a GPU came from such kernels."""
-IS_CAUSAL_PROVEN = False
-"""Whether the causal kernels may run on a GPU: there gradients came out wrong that the interpreter has right."""
 
 
 def unsupported(inputs: FavorInputs) -> str | None:
@@ -36,8 +34,6 @@ def unsupported(inputs: FavorInputs) -> str | None:
         return f"the head width of value, {value_width}, differs from that of key, {width}"
     if not 1 <= features.width <= _MOST_FEATURES:
         return f"there are {features.width} features and the kernel takes 1 to {_MOST_FEATURES}"
-    if inputs.is_causal and not (IS_CAUSAL_PROVEN or support.is_interpreting()):
-        return "causal attention on a GPU: the kernel's gradients were found wrong there"
     return support.unsupported(inputs.query)
 
 

@@ -82,7 +82,7 @@ def are_kept(by_query: Buffer, by_key: Buffer) -> bool:
 
 FORWARD: Tiles = {(2, 64): Tile(64, 32, warps=4, stages=3)}
 FORWARD_DEFAULT = Tile(64, 64, warps=4, stages=2)
-KEYS: Tiles = {}
+KEYS: Tiles = {(2, 64): Tile(64, 64, warps=4, stages=3)}
 KEYS_DEFAULT = Tile(64, 64, warps=4, stages=2)
 QUERIES: Tiles = {(2, 64): Tile(64, 64, warps=4, stages=3)}
 QUERIES_DEFAULT = Tile(64, 64, warps=4, stages=2)

@@ -53,6 +53,18 @@ def rows_of(states, row, head, row_stride, head_stride, is_row, WIDTH: tl.conste
 
 
 @triton.jit
+def rows_again(states, row, head, row_stride, head_stride, is_row, WIDTH: tl.constexpr):
+    """The same rows by a load of their own.
+
+    With loads under way Triton (3.6) keeps one buffer too few of a tile that a product and a sum both read, and may
+    fill it again before the product has read it. The policy keeps the two loads from being made one.
+    """
+    column = tl.arange(0, WIDTH)
+    places = row.to(tl.int64)[:, None] * row_stride + head * head_stride + column[None, :]
+    return tl.load(states + places, mask=is_row[:, None], other=0.0, eviction_policy="evict_last")
+
+
+@triton.jit
 def matrix_of(matrix, feature, features, WIDTH: tl.constexpr):
     """Rows of the random matrix, 0 for features beyond the last: (features, WIDTH)."""
     column = tl.arange(0, WIDTH)

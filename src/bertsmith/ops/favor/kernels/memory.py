@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.ops.favor.kernels.features import LOG2_E, NONE, Curve, matrix_of, product, rows_of, squares
+from bertsmith.ops.favor.kernels.features import LOG2_E, NONE, Curve, matrix_of, product, rows_again, rows_of, squares
 from bertsmith.ops.favor.kernels.splits import Splits
 from bertsmith.ops.kernels.tiles import Tile
 
@@ -86,7 +86,8 @@ def _gather(
         v = rows_of(value, begin + row, head, value_row, value_head, is_row, WIDTH)
         u = product(weights, tl.trans(k))
         if IS_EXPONENTIAL:
-            exponent = u * LOG2_E + tl.where(is_row, norm * squares(k), NONE)[None, :]
+            again = rows_again(key, begin + row, head, key_row, key_head, is_row, WIDTH)
+            exponent = u * LOG2_E + tl.where(is_row, norm * squares(again), NONE)[None, :]
             larger = tl.maximum(level, tl.max(exponent, 1))
             made = tl.exp2(exponent - larger[:, None])
             smaller = tl.exp2(level - larger)
@@ -97,7 +98,8 @@ def _gather(
             made = tl.maximum(u, 0.0)
             total += tl.sum(made, 1)
         sums += product(made.to(v.dtype), v)
-        values += tl.sum(v.to(tl.float32), 0)
+        again = rows_again(value, begin + row, head, value_row, value_head, is_row, WIDTH)
+        values += tl.sum(again.to(tl.float32), 0)
     if IS_WHOLE:
         means, biases, shifts, reached, ones = _finished(
             level, total, sums, values, count, feature, features, epsilon, log_epsilon, IS_EXPONENTIAL

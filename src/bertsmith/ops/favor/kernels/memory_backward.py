@@ -17,6 +17,7 @@ from bertsmith.ops.favor.kernels.features import (
     fitting,
     matrix_of,
     product,
+    rows_again,
     rows_of,
     slope,
     squares,
@@ -89,7 +90,8 @@ def _gather(
         made = weight(u, biases[:, None], normaliser[None, :], IS_EXPONENTIAL)
         sums += product(made.to(given.dtype), given)
         along += tl.sum(made * delta[None, :], 1)
-        added += tl.sum(share[:, None] * given.to(tl.float32), 0)
+        again = rows_again(upstream, row, head, upstream_row, upstream_head, is_row, WIDTH)
+        added += tl.sum(share[:, None] * again.to(tl.float32), 0)
         added_along += tl.sum(share * delta, 0)
     if IS_WHOLE:
         shifts = tl.load(shift + place * PADDED + feature)

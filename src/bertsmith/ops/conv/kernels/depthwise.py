@@ -13,7 +13,7 @@ from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
 
 TILES: Tiles = {}
 KERNEL_TILES: Tiles = {}
-SHARES = 127
+SHARES = 257
 """At most so many programs share the tokens of a kernel's gradient; a prime, so that ragged batches spread evenly."""
 CHUNK = 32
 """Tokens of a sequence that a program of the kernel's gradient takes at a time."""
@@ -149,7 +149,7 @@ def convolve(
     mixed = hidden.new_empty(hidden.shape, dtype=dtype)
     width, taps = kernel.shape
     if hidden.numel() and longest:
-        cut = cut or tile(TILES, Tile(rows=8, columns=_columns(hidden)), hidden.dtype, width)
+        cut = cut or tile(TILES, Tile(rows=16, columns=max(16, _columns(hidden) // 2)), hidden.dtype, width)
         _convolve[(triton.cdiv(width, cut.columns), triton.cdiv(longest, cut.rows), len(first))](
             hidden,
             kernel.T.contiguous(),  # a few kilobytes; the weights of neighbouring channels are read together
@@ -218,7 +218,7 @@ def kernel_gradient(
 
 def _default_sum(hidden: Tensor, taps: int) -> Tile:
     """Sixteen bytes of channels for each thread, which has a sum for each of them and each tap; half for many taps."""
-    return Tile(rows=1, columns=_columns(hidden) if taps <= 16 else max(16, _columns(hidden) // 2))
+    return Tile(rows=1, columns=_columns(hidden) if taps <= 16 else max(16, _columns(hidden) // 2), warps=2)
 
 
 def _columns(hidden: Tensor) -> int:

@@ -8,13 +8,11 @@ from bertsmith.ops.favor.kernels.features import fitting
 from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
 
 # tile.columns is the block of features a program holds sums for: a program that holds all of them can finish alone.
-# One stage: with loads under way Triton (3.6) keeps one buffer too few of a tile that a product and a sum both read,
-# and may fill it again before the product has read it.
 _TUNED: Tiles = {
-    (2, 16): Tile(64, 256, warps=8, stages=1),
-    (2, 32): Tile(64, 256, warps=8, stages=1),
-    (2, 64): Tile(64, 256, warps=8, stages=1),
-    (2, 128): Tile(64, 128, warps=8, stages=1),
+    (2, 16): Tile(64, 256, warps=8, stages=3),
+    (2, 32): Tile(64, 256, warps=8, stages=3),
+    (2, 64): Tile(64, 256, warps=8, stages=3),
+    (2, 128): Tile(64, 128, warps=8, stages=3),
     (4, 128): Tile(32, 32, warps=8, stages=1),
 }
 _DEFAULT = Tile(32, 64, warps=8, stages=1)

@@ -28,8 +28,9 @@ def architecture_of(config: ModelConfig, task_kind: str | None = None) -> str:
         what = _CLASSES.get(head.kind, "MultipleChoice" if is_choice(head, task_kind) else "SequenceClassification")
         return f"{prefix}Model" if what is None else f"{prefix}For{what}"
     kinds = {head.kind for head in config.heads}
-    if "masked_tokens" in kinds:
-        return f"{prefix}ForCausalLM" if config.encoder.layers[0].mixer.is_causal else f"{prefix}ForMaskedLM"
+    if "masked_tokens" in kinds or "next_token" in kinds:
+        is_causal = "next_token" in kinds or config.encoder.layers[0].mixer.is_causal
+        return f"{prefix}ForCausalLM" if is_causal else f"{prefix}ForMaskedLM"
     return f"{prefix}ForPreTraining" if "replaced_tokens" in kinds else f"{prefix}Model"
 
 

@@ -114,13 +114,18 @@ class BertsmithPreTrainedModel(PreTrainedModel):
         raise InputError("a Bertsmith vocabulary is not resized here; bertsmith shrink --vocabulary cuts one")
 
     def save_pretrained(
-        self, save_directory: Any, *, state_dict: dict[str, Tensor] | None = None, **others: Any
-    ) -> None:
+        self,
+        save_directory: Any,
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        *rest: Any,
+        **others: Any,
+    ) -> Any:
         """Writes a folder that this class and `bertsmith.load` read, every tensor once however many layers share it."""
         names = tensors_of(self)
         whole = self.state_dict() if state_dict is None else state_dict
         kept = {name: tensor for name, tensor in whole.items() if name in names}
-        super().save_pretrained(save_directory, state_dict=kept, **others)
+        return super().save_pretrained(save_directory, is_main_process, kept, *rest, **others)
 
     def _fresh_values(self, model: Model) -> dict[int, dict[str, Tensor]]:
         """By module what their loader may ask for again: what follows from the config, and a task's head as it begins.

@@ -23,6 +23,7 @@ class BertsmithConfig(PreTrainedConfig):
     max_position_embeddings: int | None = None
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
+    eos_token_id: int | None = None
     tie_word_embeddings: bool = False
     """Of their loader: what is shared here is one module, and heads over the vocabulary read the table itself."""
 

@@ -7,6 +7,7 @@ import pytest
 from helpers_finetune import ROWS, tune, write_task
 
 import bertsmith
+from bertsmith.checkpoint.hf import plan_hf
 from bertsmith.commands.exchange import export_model
 from bertsmith.errors import InputError
 
@@ -61,6 +62,13 @@ def test_a_class_of_theirs_can_be_insisted_on(run: Path, tmp_path: Path) -> None
     assert not (tmp_path / "hf").exists()
     with pytest.raises(InputError, match=r"^native is 'yes'; allowed: always, auto, never$"):
         bertsmith.export(bertsmith.load(run), tmp_path / "hf", native="yes")
+
+
+def test_numbers_on_another_scale_are_explained(run: Path) -> None:
+    task = {"task": {"kind": "regression", "scale": True, "lowest": 1.0, "highest": 5.0}}
+    plan = plan_hf(bertsmith.load(run), task=task)
+    assert plan.remark.endswith("; its numbers are 1 + 4 · the output, as it was trained from 0 to 1")
+    assert "its numbers" not in plan_hf(bertsmith.load(run), task={"task": {**task["task"], "scale": False}}).remark
 
 
 def test_the_task_goes_along_from_python(run: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`bertsmith.hf`: our models as classes of `transformers`, with losses, states and files as that library's own have."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    Trainer,
+    TrainingArguments,
 )
 
 import bertsmith
@@ -27,10 +30,15 @@ from bertsmith.checkpoint.hf import plan_hf
 from bertsmith.errors import InputError
 from bertsmith.hf import CLASSES, BertsmithConfig, BertsmithForSequenceClassification, BertsmithModel
 from bertsmith.layers.call import Memory
+from bertsmith.layers.quantised import QuantisationConfig
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import build, extract
-from bertsmith.models.heads import ExitsConfig
+from bertsmith.models.factorise import factorise
+from bertsmith.models.heads import ExitsConfig, HeadConfig
+from bertsmith.models.heads.features import FeaturesConfig, RecurrentConfig
+from bertsmith.models.heads.task import ClassifierConfig, TaggerConfig
 from bertsmith.models.model import Model
+from bertsmith.training.starting import with_task_head
 
 TARGETS = {
     "classification": {"labels": torch.tensor([2, 0, 1])},
@@ -101,6 +109,46 @@ def test_it_learns(tmp_path: Path) -> None:
     torch.optim.SGD(there.parameters(), lr=0.1).step()
     assert not torch.equal(there.inner.heads["tagger"].score.weight, before)
     assert there(**inputs("tagging"), **TARGETS["tagging"]).loss < loss
+
+
+def test_their_trainer_trains_it(tmp_path: Path) -> None:
+    folder = written(task_model("universal-base", "classification"), tmp_path / "hf")
+    there = AutoModelForSequenceClassification.from_pretrained(folder, device_map="cpu", dtype=torch.float32)
+    rows = [{"input_ids": torch.arange(1, 8) + i, "labels": torch.tensor(i % 3)} for i in range(8)]
+    arguments = TrainingArguments(str(tmp_path / "run"), max_steps=2, save_steps=2, use_cpu=True, report_to=[])
+    Trainer(there, arguments, train_dataset=rows).train()
+    saved, before = (bertsmith.load(path) for path in (tmp_path / "run" / "checkpoint-2", folder))
+    state = saved.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in there.inner.state_dict().items())
+    scores = [model.heads["classifier"].score.weight.double() for model in (saved, before)]
+    assert not torch.allclose(*scores, rtol=0, atol=1e-6)
+
+
+ODD: dict[str, tuple[str, Callable[[], Model]]] = {
+    "several layers": ("classification", lambda: _headed(ClassifierConfig(labels=LABELS, features=_WEIGHTED))),
+    "a BiLSTM": ("tagging", lambda: _headed(TaggerConfig(labels=LABELS, recurrent=RecurrentConfig(layers=1, width=8)))),
+    "a table of low rank": ("spans", lambda: factorise(task_model("bert-tiny", "spans"), 4).double()),
+    "rounded weights": ("classification", lambda: _rounded(task_model("bert-tiny", "classification"))),
+}
+_WEIGHTED = FeaturesConfig(layers=2, combine="weighted")
+
+
+def _headed(head: HeadConfig) -> Model:
+    return with_task_head(tiny_model("bert-tiny", layers=2), head, seed=0).double()
+
+
+def _rounded(model: Model) -> Model:
+    return build(model.config.changed(quantisation=QuantisationConfig()), seed=0).double()
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_no_class_of_theirs_has(name: str, tmp_path: Path) -> None:
+    task, made = ODD[name]
+    model, given = made().eval(), inputs(task)
+    plan = plan_hf(model)
+    assert plan.form == "bertsmith"
+    there = opened(plan, written(model, tmp_path / "hf", "auto"))
+    torch.testing.assert_close(theirs(there, task, given), ours(model, given), rtol=0, atol=1e-5)
 
 
 def test_other_precisions(tmp_path: Path) -> None:

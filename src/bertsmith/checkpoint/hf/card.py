@@ -38,7 +38,7 @@ def card_text(model: Model, settings: dict[str, Any], remark: str) -> str:
         "",
         "```python",
         *(["import bertsmith.hf  # registers the class"] if is_ours else []),
-        f"from transformers import {auto}, AutoTokenizer",
+        f"from transformers import {auto}{', AutoTokenizer' if model.tokenizer is not None else ''}",
         "",
         f'model = {auto}.from_pretrained("this folder")',
         *(['tokenizer = AutoTokenizer.from_pretrained("this folder")'] if model.tokenizer is not None else []),

@@ -78,14 +78,15 @@ def plan_hf(model: Model, *, native: NativeChoice = "auto", task: Task | None = 
         else:
             lacking = found.twin.lacks(model.config) if native == "auto" else None
             if lacking is None:
-                return HfExport(model, found, found.settings | tokens, _native_remark(model, found), task)
+                remark = _native_remark(model, found) + _scale_remark(task)
+                return HfExport(model, found, found.settings | tokens, remark, task)
             reason = f"{lacking}; native = 'always' writes a {found.settings['architectures'][0]} all the same"
     check_wrappable(model)
     architecture = architecture_of(model.config, kind)
     settings = wrapped_settings(model.config, architecture) | tokens
     settings |= {"opened_by": OPENING, "why_not_native": reason}
     remark = f"written as {architecture}, which transformers opens after `import bertsmith.hf`, because {reason}"
-    return HfExport(model, None, settings, remark, task)
+    return HfExport(model, None, settings, remark + _scale_remark(task), task)
 
 
 def save_hf(model: Model, folder: Path, *, native: NativeChoice = "auto", task: Task | None = None) -> str:
@@ -99,6 +100,15 @@ def _native_remark(model: Model, native: Native) -> str:
     remark = native.twin.remark(model.config)
     said = f"written as {native.settings['architectures'][0]}, which transformers opens without Bertsmith"
     return said if remark is None else f"{said}; {remark}"
+
+
+def _scale_remark(task: Task | None) -> str:
+    """How a regression's outputs become its numbers, where it learned them on another scale."""
+    settings = {} if task is None else dict(task).get("task", {})
+    if not settings.get("scale") or settings.get("lowest") is None or settings.get("highest") is None:
+        return ""
+    lowest, highest = float(settings["lowest"]), float(settings["highest"])
+    return f"; its numbers are {lowest:g} + {highest - lowest:g} · the output, as it was trained from 0 to 1"
 
 
 def _write_native(model: Model, native: Native, folder: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 import transformers
 from cases import FAMILIES, tiny_model
 from torch import Tensor
+from torch.nn.functional import normalize
 
 import bertsmith.hf  # noqa: F401 (our folders open from here on)
 from bertsmith.batches.layout import SequenceLayout
@@ -41,8 +42,9 @@ _BY_FAMILY = {
     "choice": {"bert", "albert", "electra", "convbert", "deberta-v2"},
     "tagging": {"bert", "albert", "electra", "convbert", "deberta", "deberta-v2"},
 }
-# theirs read ELECTRA and ConvBERT through a layer of the head's own, ModernBERT through a norm, and embed nothing
-NATIVE = {**_BY_FAMILY, "regression": _BY_FAMILY["classification"], "spans": _BY_FAMILY["tagging"], "embedding": set()}
+# theirs read ELECTRA and ConvBERT through a layer of the head's own, ModernBERT through a norm
+NATIVE = {**_BY_FAMILY, "regression": _BY_FAMILY["classification"], "spans": _BY_FAMILY["tagging"]}
+NATIVE["embedding"] = _BY_FAMILY["tagging"] | {"modern"}
 
 
 def task_model(name: str, task: str, layers: int = 2) -> Model:
@@ -91,8 +93,11 @@ def theirs(model: transformers.PreTrainedModel, task: str, given: dict[str, Tens
         said = model(**{name: tensor[None] for name, tensor in given.items()})
         return said.logits[0, :, None]  # (1, choices) -> (sequences, 1)
     said = model(**given)
-    if task == "embedding":
+    if task == "embedding" and model.config.model_type == "bertsmith":
         return said.pooler_output
+    if task == "embedding":  # what sentence-transformers does with their states
+        is_token = given["attention_mask"][..., None]
+        return normalize((said.last_hidden_state * is_token).sum(1) / is_token.sum(1), dim=-1)
     made = torch.stack([said.start_logits, said.end_logits], dim=-1) if task == "spans" else said.logits
     return _without_pads(made, given)
 

@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from transformers import DebertaModel, DebertaV2Model  # noqa: F401
 
 LABELS = {0: "no", 1: "yes", 2: "perhaps"}
-CLASSES = sorted({form.architecture for twin in TWINS.values() for form in twin.forms})
+CLASSES = sorted({form.architecture for twin in TWINS.values() for form in twin.forms if form.rows})
 SETTINGS = {
     "Electra": {"embedding_size": 12, "summary_last_dropout": 0.0, "summary_activation": "relu"},
     "Albert": {"embedding_size": 12, "classifier_dropout_prob": 0.0},

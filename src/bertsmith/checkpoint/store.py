@@ -16,6 +16,7 @@ from bertsmith.checkpoint.files import (
     write_tensors,
 )
 from bertsmith.checkpoint.hf import load_hf
+from bertsmith.checkpoint.hf.sentences import FILES as SENTENCE_FILES
 from bertsmith.checkpoint.hf.wrapped import FORMAT
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
@@ -26,7 +27,7 @@ from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
 _MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "task.json", "README.md"}
-_MODEL_FILES |= {"artefact.json", "model.onnx", "onnx.json"}
+_MODEL_FILES |= {"artefact.json", "model.onnx", "onnx.json", *SENTENCE_FILES}
 
 
 def load(

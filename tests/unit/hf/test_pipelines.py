@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from hf_cases import LABELS, TASK_HEADS
-from transformers import AutoTokenizer, pipeline
+from transformers import AutoModel, AutoTokenizer, pipeline
 
 import bertsmith
 from bertsmith.batches.layout import SequenceLayout
+from bertsmith.models.heads.task import EmbedderConfig
 from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.starting import with_task_head
@@ -39,7 +40,7 @@ def exported(model: Model, task: str | None, folder: Path) -> tuple[Model, Path]
     said = bertsmith.export(model, folder)
     assert said is not None
     is_native = "opens without Bertsmith" in said
-    assert is_native == (model.config.family == "bert" and task != "embedding")
+    assert is_native == (model.config.family == "bert")
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert ("import bertsmith.hf" in card) == (not is_native)
     assert said[1:] in card
@@ -83,11 +84,33 @@ def test_fill_mask_and_features(base: Model, tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_says_what_the_model_reads(base: Model, tmp_path: Path) -> None:
-    model, folder = exported(base, "embedding", tmp_path / "hf")
-    read = AutoTokenizer.from_pretrained(folder)
-    made = read(TEXTS, padding=True, return_tensors="pt")
+    model, folder = exported(base, "tagging", tmp_path / "hf")
+    made = AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt")
     assert set(made) == {"input_ids", "token_type_ids", "attention_mask"}
-    from transformers import AutoModel
+    expected = model.require_tokenizer().encode(TEXTS)
+    assert all(made[name].tolist() == array.tolist() for name, array in expected.items())
 
-    vectors = AutoModel.from_pretrained(folder).eval()(**made).pooler_output
+
+@pytest.mark.parametrize("head", [EmbedderConfig(), EmbedderConfig(pooling="first", is_normalised=False)])
+def test_vectors(base: Model, head: EmbedderConfig, tmp_path: Path) -> None:
+    model = with_task_head(base, head, seed=0).eval()
+    said = bertsmith.export(model, tmp_path / "hf")
+    assert ("sentence-transformers makes the vectors" in said) == (model.config.family == "bert")
+    sentences = pytest.importorskip("sentence_transformers").SentenceTransformer(str(tmp_path / "hf"), device="cpu")
+    vectors = torch.from_numpy(sentences.encode(TEXTS))
+    torch.testing.assert_close(vectors, model.encode(TEXTS), rtol=0, atol=1e-5)
+    assert sentences.max_seq_length == 40
+    bertsmith.export(bertsmith.load(tmp_path / "hf"), tmp_path / "hf", force=True)
+    assert bertsmith.load(tmp_path / "hf").config == model.config
+
+
+def test_vectors_that_sentence_transformers_cannot_make(base: Model, tmp_path: Path) -> None:
+    model = with_task_head(base, EmbedderConfig(pooling="pooler"), seed=0).eval()
+    said = bertsmith.export(model, tmp_path / "hf")
+    assert "written as BertsmithModel" in said
+    if model.config.family == "bert":
+        assert "sentence-transformers has no pooling by a model's pooler" in said
+    assert not (tmp_path / "hf" / "modules.json").exists()
+    made = AutoTokenizer.from_pretrained(tmp_path / "hf")(TEXTS, padding=True, return_tensors="pt")
+    vectors = AutoModel.from_pretrained(tmp_path / "hf").eval()(**made).pooler_output
     torch.testing.assert_close(vectors, model.encode(TEXTS), rtol=0, atol=1e-5)

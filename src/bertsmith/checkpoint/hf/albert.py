@@ -3,6 +3,7 @@
 from typing import Any
 
 from bertsmith.checkpoint.hf.bert import read_attending, write_attending
+from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_heads, with_defaults
 from bertsmith.checkpoint.hf.task_forms import own_dropout, pooled_form, spans_form, tagger_form
 from bertsmith.checkpoint.hf.twin import Twin, cannot, refuse
@@ -93,5 +94,6 @@ ALBERT = Twin(
         pooled_form("AlbertForMultipleChoice", _DROPOUT, is_choice=True),
         tagger_form("AlbertForTokenClassification", _DROPOUT),
         spans_form("AlbertForQuestionAnswering"),
+        sentence_form("AlbertModel"),
     ),
 )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
 from bertsmith.checkpoint.hf.task_forms import own_dropout, pooled_form, spans_form, tagger_form
 from bertsmith.checkpoint.hf.twin import REPLACED_ROWS, Twin, first_mixer, headless, refuse, required
@@ -101,5 +102,6 @@ BERT = Twin(
         pooled_form("BertForMultipleChoice", _DROPOUT, is_choice=True),
         tagger_form("BertForTokenClassification", _DROPOUT),
         spans_form("BertForQuestionAnswering"),
+        sentence_form("BertModel"),
     ),
 )

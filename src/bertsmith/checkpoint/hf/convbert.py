@@ -7,6 +7,7 @@ pads in; ours do not, imported weights or not.
 
 from typing import Any
 
+from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
 from bertsmith.checkpoint.hf.task_forms import hidden_form, own_dropout, spans_form, summary_forms, tagger_form
 from bertsmith.checkpoint.hf.twin import REPLACED_ROWS, Twin, first_mixer, headless, refuse, required
@@ -111,5 +112,6 @@ CONVBERT = Twin(
         *summary_forms("ConvBertForMultipleChoice", **_NO_SUMMARY),
         tagger_form("ConvBertForTokenClassification", _DROPOUT),
         spans_form("ConvBertForQuestionAnswering"),
+        sentence_form("ConvBertModel"),
     ),
 )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertsmith.checkpoint.hf.deberta_names import HEAD_ROWS, OFFICIAL_HEAD, V1, V2, encoder_rows
+from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
 from bertsmith.checkpoint.hf.task_forms import (
     hidden_form,
@@ -183,7 +184,7 @@ def _forms(name: str, *, has_choices: bool) -> tuple[TaskForm, ...]:
         )
         forms += [hidden, pooled_form(f"{name}For{what}", own_dropout("cls_dropout"), is_choice=is_choice)]
     tagging = tagger_form(f"{name}ForTokenClassification", (layers_dropout, lambda dropout: {}))
-    return (*forms, tagging, spans_form(f"{name}ForQuestionAnswering"))
+    return (*forms, tagging, spans_form(f"{name}ForQuestionAnswering"), sentence_form(f"{name}Model"))
 
 
 def _twin(family: str) -> Twin:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from bertsmith.checkpoint.hf.bert import encoder_rows, read_attending, write_attending
+from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_heads, with_defaults
 from bertsmith.checkpoint.hf.task_forms import hidden_form, own_dropout, spans_form, summary_forms, tagger_form
 from bertsmith.checkpoint.hf.twin import REPLACED_ROWS, Twin
@@ -59,5 +60,6 @@ ELECTRA = Twin(
         *summary_forms("ElectraForMultipleChoice"),
         tagger_form("ElectraForTokenClassification", _DROPOUT),
         spans_form("ElectraForQuestionAnswering"),
+        sentence_form("ElectraModel"),
     ),
 )

@@ -66,6 +66,9 @@ def _checked(model: Model, twin: Twin, form: TaskForm | None) -> Native:
     config, ours = model.config, tensors_of(model)
     parts = twin.parts(ours)
     if form is not None:
+        refusal = form.takes(_head(config, form))
+        if refusal is not None:
+            raise cannot(twin.model_type, refusal)
         allowed = {form.kind, *(("pooler",) if form.reads_pooler else ())}
         beside = [head.kind for head in config.heads if head.kind not in allowed]
         if beside:
@@ -90,5 +93,9 @@ def _settings(twin: Twin, config: ModelConfig, form: TaskForm | None) -> dict[st
     settings = twin.write_config(config)
     if form is None:
         return settings
-    head = next(head for head in config.heads if head.kind == form.kind)
+    head = _head(config, form)
     return {**settings, **form.write(head), **label_settings(head), "architectures": [form.architecture]}
+
+
+def _head(config: ModelConfig, form: TaskForm) -> HeadConfig:
+    return next(head for head in config.heads if head.kind == form.kind)

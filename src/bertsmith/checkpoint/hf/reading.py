@@ -69,7 +69,7 @@ def _form(twin: Twin, data: dict[str, Any], tensors: Mapping[str, Tensor]) -> Ta
             for form in twin.forms
             if form.architecture in named
             and form.fits(data)
-            and any(name in tensors for line in form.rows if line.ours.endswith("score.weight") for name in line.theirs)
+            and (not form.rows or any(name in tensors for name in form.rows[-1].theirs))
         ),
         None,
     )

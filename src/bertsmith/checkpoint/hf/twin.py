@@ -54,6 +54,8 @@ class TaskForm:
     """Settings that are the head's alone, as the reader of the encoder is to find them."""
     fits: Callable[[dict[str, Any]], bool] = lambda data: True
     """Whether a folder of this class has its head in this form, where there are several."""
+    takes: Callable[[HeadConfig], str | None] = lambda head: None
+    """(our head) → what keeps it from having this form although settings could say it, or None."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from bertsmith.checkpoint.files import tensors_of, write_json, write_tensors
 from bertsmith.checkpoint.hf.card import card_text
 from bertsmith.checkpoint.hf.native import Native, check_exportable
 from bertsmith.checkpoint.hf.reading import renamed
+from bertsmith.checkpoint.hf.sentences import write_sentences
 from bertsmith.checkpoint.hf.task_forms import PROBLEMS
 from bertsmith.checkpoint.hf.tokens import token_ids, tokenizer_config
 from bertsmith.checkpoint.hf.wrapped import OPENING, architecture_of, check_wrappable, wrapped_settings, write_wrapped
@@ -56,6 +57,8 @@ class HfExport:
         if self.model.tokenizer is not None:
             self.model.tokenizer.save(folder)
             write_json(folder / "tokenizer_config.json", tokenizer_config(self.model))
+        length = None if self.task is None else dict(self.task).get("sequences", {}).get("length")
+        write_sentences(self.model.config, folder, length)
         if self.task is not None:
             write_json(folder / "task.json", dict(self.task))
         (folder / "README.md").write_text(card_text(self.model, self.settings, self.remark), encoding="utf-8")
@@ -99,6 +102,8 @@ def save_hf(model: Model, folder: Path, *, native: NativeChoice = "auto", task: 
 def _native_remark(model: Model, native: Native) -> str:
     remark = native.twin.remark(model.config)
     said = f"written as {native.settings['architectures'][0]}, which transformers opens without Bertsmith"
+    if native.form is not None and native.form.kind == "embedder":
+        said += " for its states; sentence-transformers makes the vectors of them"
     return said if remark is None else f"{said}; {remark}"
 
 

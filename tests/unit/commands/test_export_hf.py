@@ -64,6 +64,11 @@ def test_a_class_of_theirs_can_be_insisted_on(run: Path, tmp_path: Path) -> None
         bertsmith.export(bertsmith.load(run), tmp_path / "hf", native="yes")
 
 
+def test_electra_learns_with_the_head_that_they_have(run: Path, tmp_path: Path) -> None:
+    tune(run.parent / "reviews", tmp_path / "run", "head.hidden=gelu", model="electra-small")
+    assert export_model(tmp_path / "run", out=tmp_path / "hf")["architecture"] == "ElectraForSequenceClassification"
+
+
 def test_numbers_on_another_scale_are_explained(run: Path) -> None:
     task = {"task": {"kind": "regression", "scale": True, "lowest": 1.0, "highest": 5.0}}
     plan = plan_hf(bertsmith.load(run), task=task)

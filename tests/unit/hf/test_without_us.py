@@ -56,3 +56,10 @@ def test_nothing_else_imports_transformers() -> None:
             names += [name.name for name in node.names] if isinstance(node, ast.Import) else []
             found = [name for name in names if name.split(".")[0] == "transformers" or name.startswith("bertsmith.hf")]
             assert not found, path
+
+
+def test_without_transformers_it_says_what_is_missing() -> None:
+    code = "import sys; sys.modules['transformers'] = None; import bertsmith.hf"
+    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = failed.stderr.strip().splitlines()[-1]
+    assert last == "ImportError: bertsmith.hf needs transformers, which is not installed: pip install 'bertsmith[hf]'"

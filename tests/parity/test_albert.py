@@ -66,11 +66,13 @@ def test_what_has_no_place_there_is_refused(tmp_path: Path) -> None:
     model = ours(make(AlbertModel, 4, TINY), tmp_path / "theirs")
     uneven = bertsmith.extract(model, Subnet(heads=(4, 4, 2)))
     with pytest.raises(InputError, match=r"encoder\.layers\.2\.mixer\.heads is 2 and would be read back as 4"):
-        bertsmith.export(uneven, tmp_path / "uneven")
+        bertsmith.export(uneven, tmp_path / "uneven", native="always")
     shared = bertsmith.preset("bert-tiny", vocabulary=67)
     encoder = shared.encoder.model_copy(update={"sharing": "mixer"})
     with pytest.raises(InputError, match=r"encoder\.sharing is 'mixer' and would be read back as 'none'"):
-        bertsmith.export(bertsmith.build(shared.model_copy(update={"encoder": encoder})), tmp_path / "shared")
+        bertsmith.export(
+            bertsmith.build(shared.model_copy(update={"encoder": encoder})), tmp_path / "shared", native="always"
+        )
     fewer = bertsmith.extract(model, Subnet(depth=0.67))
     bertsmith.export(fewer, tmp_path / "fewer")
     assert AlbertModel.from_pretrained(tmp_path / "fewer").config.num_hidden_layers == 2

@@ -111,7 +111,7 @@ def test_a_discriminator_survives_export_and_import(tmp_path: Path) -> None:
 def test_what_they_cannot_be_is_refused(name: str, changes: dict, reason: str, tmp_path: Path) -> None:
     model = bertsmith.build(bertsmith.preset(name, layers=1, vocabulary=67, **changes))
     with pytest.raises(InputError, match=reason):
-        bertsmith.export(model, tmp_path / "hf")
+        bertsmith.export(model, tmp_path / "hf", native="always")
 
 
 def test_even_kernels_are_refused(tmp_path: Path) -> None:

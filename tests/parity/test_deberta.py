@@ -156,9 +156,9 @@ def test_every_head_survives_the_exchange(name: str, kind: type, tmp_path: Path)
         ReplacedTokensConfig(adds_first=True),
     )
     model = bertsmith.build(config.model_copy(update={"heads": heads}), seed=1).double().eval()
-    bertsmith.export(model, tmp_path / "once")
+    bertsmith.export(model, tmp_path / "once", native="always")
     again = bertsmith.load(tmp_path / "once")
-    bertsmith.export(again, tmp_path / "twice")
+    bertsmith.export(again, tmp_path / "twice", native="always")
     assert again.config == model.config
     for folder in ("once", "twice"):
         state = bertsmith.load(tmp_path / folder).state_dict()

@@ -77,7 +77,7 @@ def test_greedy_writes_what_theirs_writes(seed: int, tmp_path: Path) -> None:
 def test_what_marian_cannot_be_is_refused(tmp_path: Path) -> None:
     model = bertsmith.build(bertsmith.preset("transformer-tiny", vocabulary=30))
     with pytest.raises(bertsmith.InputError, match=r"encoder\.embedding\.positions is 'sinusoid'"):
-        bertsmith.export(model, tmp_path / "hf")
+        bertsmith.export(model, tmp_path / "hf", native="always")
     halves = bertsmith.build(bertsmith.preset("transformer-tiny", vocabulary=30, positions="sinusoid_halves"))
     bertsmith.export(halves, tmp_path / "hf")
     assert MarianMTModel.from_pretrained(tmp_path / "hf").config.d_model == 128

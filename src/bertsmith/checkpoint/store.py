@@ -16,6 +16,8 @@ from bertsmith.checkpoint.files import (
     write_tensors,
 )
 from bertsmith.checkpoint.hf import load_hf
+from bertsmith.checkpoint.hf.sentences import FILES as SENTENCE_FILES
+from bertsmith.checkpoint.hf.wrapped import FORMAT
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import assemble, extract
@@ -24,9 +26,8 @@ from bertsmith.models.generator import fold
 from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
-FORMAT = 1
-_MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "task.json"}
-_MODEL_FILES |= {"artefact.json", "model.onnx", "onnx.json"}
+_MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "task.json", "README.md"}
+_MODEL_FILES |= {"artefact.json", "model.onnx", "onnx.json", *SENTENCE_FILES}
 
 
 def load(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
+    from bertsmith.checkpoint.hf import NativeChoice
     from bertsmith.engines.base import Inputs, Precision
     from bertsmith.models.model import Model
 
@@ -53,11 +54,13 @@ def export_model(
     depth: float = 1.0,
     data: str | None = None,
     part: Literal["encoder", "generator"] = "encoder",
+    native: Literal["auto", "always", "never"] = "auto",
     force: bool = False,
 ) -> dict[str, Any]:
     """Write a model for another program.
 
-    "hf" is a folder that transformers loads without Bertsmith; "onnx" one that ONNX Runtime runs, and that evaluate and
+    "hf" is a folder that transformers loads, without Bertsmith where it has a class that computes the same and after
+    `import bertsmith.hf` elsewhere; "onnx" one that ONNX Runtime runs, and that evaluate and
     predict run as well if the model was fine-tuned.
 
     Parameters
@@ -78,6 +81,8 @@ def export_model(
         For int8_static: data of the model's task, as fine-tuning reads it; some of its training rows are run.
     part
         Of a model that was trained against a generator: the encoder with its heads, or the generator.
+    native
+        Of hf: write a class of transformers' own where one computes the same, always, or never.
     force
         Replace what --out holds.
     """
@@ -99,7 +104,7 @@ def export_model(
     if (width, depth) != (1.0, 1.0):
         loaded = extract(loaded, subnet)
     if to == "hf":
-        return _export_hf(loaded, model, out, force)
+        return _export_hf(loaded, model, out, native, force)
     return _export_onnx(loaded, model, out, precision, data)
 
 
@@ -110,16 +115,18 @@ def _depth_rule(model: Path) -> dict[str, str]:
     return {"depth_rule": read_record(model).depth_rule} if (model / ELASTIC_FILE).is_file() else {}
 
 
-def _export_hf(loaded: "Model", model: Path, out: Path, force: bool) -> dict[str, Any]:
-    from bertsmith.checkpoint.hf import check_exportable, save_hf
+def _export_hf(loaded: "Model", model: Path, out: Path, native: "NativeChoice", force: bool) -> dict[str, Any]:
+    from bertsmith.checkpoint.hf import plan_hf
     from bertsmith.commands.output import claim, write_result
+    from bertsmith.tasks.predictor import TASK_FILE, read_kept
 
+    task = read_kept(model).plain() if (model / TASK_FILE).is_file() else None
     # before claiming: a model that cannot be exported must not cost the folder that is there
-    twin, _ = check_exportable(loaded)
-    save_hf(loaded, claim(out, force, model))
-    figures = _figures(loaded)
+    plan = plan_hf(loaded, native=native, task=task)
+    plan.write(claim(out, force, model))
+    figures = {**_figures(loaded), "form": plan.form, "architecture": plan.architecture, "remark": plan.remark}
     write_result(out, figures)
-    _say(figures, out, twin.remark(loaded.config))
+    _say(figures, out, plan.remark)
     return figures
 
 

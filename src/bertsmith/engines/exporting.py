@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from bertsmith.checkpoint.files import NewFolder
-from bertsmith.checkpoint.hf import save_hf
+from bertsmith.checkpoint.files import NewFolder, read_json
+from bertsmith.checkpoint.hf import NativeChoice, save_hf
 from bertsmith.checkpoint.store import free_folder
 from bertsmith.engines.artefact import write_artefact
 from bertsmith.engines.base import Artefact, Inputs, Precision
@@ -25,21 +25,26 @@ def export(
     precision: Precision = "float32",
     samples: Sequence[Inputs] = (),
     part: Part = "encoder",
+    native: NativeChoice = "auto",
+    task: str | Path | None = None,
     force: bool = False,
-) -> None:
+) -> str | None:
     """Writes the model for another program, whole or not at all.
 
-    "hf" is a folder that `transformers` loads without our code; "onnx" one that ONNX Runtime runs, in a precision of
-    its own if asked for, with `samples` to measure the ranges of activations on. Of a model that was trained against a
-    generator, `part` says which of the two.
+    "hf" is a folder for `transformers`, and what comes back says in a sentence of which kind: it opens without our code
+    where a class there computes the same, else after `import bertsmith.hf`; `native` = "always" or "never" decides it,
+    and `task` is the folder of the fine-tuned model, whose task.json goes along. "onnx" is one that ONNX Runtime runs,
+    in a precision of its own if asked for, with `samples` to measure the ranges of activations on. Of a model that was
+    trained against a generator, `part` says which of the two.
     """
     check_form(to, precision)
     chosen = part_of(model, part)
     with NewFolder(free_folder(folder, force)) as new:
         if to == "hf":
-            save_hf(chosen, new)
-        else:
-            write_artefact(chosen, new, Artefact(engine="onnxruntime", precision=precision), samples)
+            kept = None if task is None else read_json(Path(task) / "task.json")
+            return save_hf(chosen, new, native=native, task=kept)
+        write_artefact(chosen, new, Artefact(engine="onnxruntime", precision=precision), samples)
+    return None
 
 
 def check_form(to: str, precision: str) -> None:

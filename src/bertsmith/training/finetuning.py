@@ -10,9 +10,11 @@ from pydantic import Field, model_validator
 
 from bertsmith.batches.examples import ExampleConfig, ExamplePlan, Features
 from bertsmith.errors import InputError
+from bertsmith.layers.activation import Activation
 from bertsmith.models.build import extract
 from bertsmith.models.heads import HeadConfig, SequenceHeadConfig
 from bertsmith.models.heads.features import FeaturesConfig, RecurrentConfig
+from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig
 from bertsmith.objectives.distillation.objective import Distillation, named
@@ -50,15 +52,20 @@ class HeadChoice(Record):
     """None for that of the model."""
     pooling: Literal["pooler", "first", "mean"] | None = None
     """For heads on whole texts: the vector of a text. None for the family's usual one."""
+    hidden: Activation | None = None
+    """For classes and numbers: the activation of a layer between that vector and the scores, such as the "gelu" that
+    transformers' classes for ELECTRA and ConvBERT have. None for the family's usual form."""
     features: FeaturesConfig = FeaturesConfig()
     recurrent: RecurrentConfig | None = None
 
     def applied(self, head: HeadConfig) -> HeadConfig:
         """A task's head with what was chosen."""
-        asked = {name: getattr(self, name) for name in ("dropout", "pooling", "features", "recurrent")}
+        asked = {name: getattr(self, name) for name in ("dropout", "pooling", "hidden", "features", "recurrent")}
         changes = {name: value for name, value in asked.items() if value is not None}
         if "pooling" in changes and not isinstance(head, SequenceHeadConfig):
             raise InputError(f"head.pooling is {self.pooling!r}; a head of kind {head.kind!r} has none: leave it out")
+        if "hidden" in changes and not isinstance(head, ClassifierConfig):
+            raise InputError(f"head.hidden is {self.hidden!r}; a head of kind {head.kind!r} has none: leave it out")
         if isinstance(head, SequenceHeadConfig) and head.pooling == "pooler" and self._has_other_width:
             # the pooler was trained on the states of the last layer, and is as wide
             if self.pooling == "pooler":

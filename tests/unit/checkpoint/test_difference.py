@@ -67,4 +67,4 @@ def test_a_tensor_without_a_place_stays_here(tmp_path: Path) -> None:
     model = bertsmith.build(preset("bert-tiny", **SIZE))
     model.heads["odd"] = nn.Linear(2, 2)
     with pytest.raises(InputError, match=r"a Hugging Face bert has no place for 'heads\.odd\.bias'"):
-        bertsmith.export(model, tmp_path / "hf")
+        bertsmith.export(model, tmp_path / "hf", native="always")

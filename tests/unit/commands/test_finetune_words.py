@@ -86,12 +86,6 @@ def test_true_and_false_are_labels(tmp_path: Path) -> None:
     assert made.predict(["the fine day"])[0] in ("true", "false")
 
 
-def test_a_fine_tuned_model_is_not_exported(data: Path, tmp_path: Path) -> None:
-    tune(data, tmp_path / "run")
-    with pytest.raises(InputError, match=r"fine-tuned, and its head for the task \(classifier\) cannot be exported"):
-        bertsmith.export(bertsmith.load(tmp_path / "run"), tmp_path / "hf", to="hf")
-
-
 def test_one_tag_for_all_words_is_degenerate() -> None:
     task = Tagging(labels=("O", "B-X"))
     examples = [TaggedWords(words=("a", "b"), tags=(0, 1)), TaggedWords(words=("c",), tags=(0,))]

@@ -145,6 +145,8 @@ def test_the_choice_of_a_head_reaches_it() -> None:
     )
     with pytest.raises(InputError, match=r"head\.pooling is 'mean'; a head of kind 'tagger' has none"):
         HeadChoice(pooling="mean").applied(TaggerConfig(labels=("a",)))
+    with pytest.raises(InputError, match=r"head\.hidden is 'gelu'; a head of kind 'tagger' has none"):
+        HeadChoice(hidden="gelu").applied(TaggerConfig(labels=("a",)))
 
 
 ROWS = [

@@ -3,12 +3,16 @@
 from typing import Any
 
 from bertsmith.checkpoint.hf.bert import read_attending, write_attending
+from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_heads, with_defaults
+from bertsmith.checkpoint.hf.task_forms import own_dropout, pooled_form, spans_form, tagger_form
 from bertsmith.checkpoint.hf.twin import Twin, cannot, refuse
 from bertsmith.checkpoint.names import Row, linear, row
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, PoolerConfig
+
+_DROPOUT = own_dropout("classifier_dropout_prob", 0.1)
 
 
 def _rows() -> tuple[Row, ...]:
@@ -85,4 +89,11 @@ ALBERT = Twin(
     },
     read_config=_read,
     write_config=_write,
+    forms=(
+        pooled_form("AlbertForSequenceClassification", _DROPOUT),
+        pooled_form("AlbertForMultipleChoice", _DROPOUT, is_choice=True),
+        tagger_form("AlbertForTokenClassification", _DROPOUT),
+        spans_form("AlbertForQuestionAnswering"),
+        sentence_form("AlbertModel"),
+    ),
 )

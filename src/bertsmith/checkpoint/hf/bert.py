@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
+from bertsmith.checkpoint.hf.task_forms import own_dropout, pooled_form, spans_form, tagger_form
 from bertsmith.checkpoint.hf.twin import REPLACED_ROWS, Twin, first_mixer, headless, refuse, required
 from bertsmith.checkpoint.names import Row, linear, row
 from bertsmith.layers.mixers.full import FullConfig
@@ -14,6 +16,8 @@ from bertsmith.models.heads import (
     PoolerConfig,
     ReplacedTokensConfig,
 )
+
+_DROPOUT = own_dropout("classifier_dropout")
 
 
 def encoder_rows(prefix: str) -> tuple[Row, ...]:
@@ -93,4 +97,11 @@ BERT = Twin(
     read_config=_read,
     write_config=_write,
     remark=headless,
+    forms=(
+        pooled_form("BertForSequenceClassification", _DROPOUT),
+        pooled_form("BertForMultipleChoice", _DROPOUT, is_choice=True),
+        tagger_form("BertForTokenClassification", _DROPOUT),
+        spans_form("BertForQuestionAnswering"),
+        sentence_form("BertModel"),
+    ),
 )

@@ -7,7 +7,9 @@ pads in; ours do not, imported weights or not.
 
 from typing import Any
 
+from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
+from bertsmith.checkpoint.hf.task_forms import hidden_form, own_dropout, spans_form, summary_forms, tagger_form
 from bertsmith.checkpoint.hf.twin import REPLACED_ROWS, Twin, first_mixer, headless, refuse, required
 from bertsmith.checkpoint.names import Row, linear, row, shaped
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
@@ -15,6 +17,12 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, ReplacedTokensConfig
 
 PADS = "transformers lets pads into the convolutions: states are equal for rows without pads"
+
+
+_DROPOUT = own_dropout("classifier_dropout")
+# what their class does where its config says nothing
+_NO_SUMMARY = {"summary_type": "last", "summary_use_proj": False, "summary_activation": None}
+_NO_SUMMARY |= {"summary_last_dropout": 0.0}
 
 
 def _encoder_rows() -> tuple[Row, ...]:
@@ -94,4 +102,16 @@ CONVBERT = Twin(
     tied={"generator_lm_head.weight": "convbert.embeddings.word_embeddings.weight"},
     read_config=_read,
     write_config=_write,
+    forms=(
+        hidden_form(
+            "ConvBertForSequenceClassification",
+            ("classifier.dense", "classifier.out_proj"),
+            _DROPOUT,
+            "hidden_act",
+        ),
+        *summary_forms("ConvBertForMultipleChoice", **_NO_SUMMARY),
+        tagger_form("ConvBertForTokenClassification", _DROPOUT),
+        spans_form("ConvBertForQuestionAnswering"),
+        sentence_form("ConvBertModel"),
+    ),
 )

@@ -4,8 +4,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertsmith.checkpoint.hf.deberta_names import HEAD_ROWS, OFFICIAL_HEAD, V1, V2, encoder_rows
+from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
+from bertsmith.checkpoint.hf.task_forms import (
+    hidden_form,
+    layers_dropout,
+    own_dropout,
+    pooled_form,
+    spans_form,
+    tagger_form,
+)
 from bertsmith.checkpoint.hf.twin import (
+    TaskForm,
     Twin,
     first_mixer,
     headless,
@@ -150,6 +160,33 @@ def _remark(config: ModelConfig) -> str | None:
     return "transformers has no mask decoder: states are equal there, but it fills masks differently"
 
 
+def _lacks(config: ModelConfig) -> str | None:
+    if not {"mask_decoder", "masked_tokens"} <= {head.kind for head in config.heads}:
+        return None
+    return "transformers has no mask decoder and would fill masks differently"
+
+
+def _forms(name: str, *, has_choices: bool) -> tuple[TaskForm, ...]:
+    """Their pooler is a layer of the head's own if its two dropouts are one, and else the model's."""
+    reading = own_dropout("cls_dropout")[0]
+    forms: list[TaskForm] = []
+    for what in ("SequenceClassification", *(["MultipleChoice"] if has_choices else [])):
+        is_choice = what == "MultipleChoice"
+        hidden = hidden_form(
+            f"{name}For{what}",
+            ("pooler.dense", "classifier"),
+            (reading, lambda dropout: {"cls_dropout": dropout, "pooler_dropout": dropout}),
+            "pooler_hidden_act",
+            is_choice=is_choice,
+            hides=frozenset({"heads.pooler"}),
+            settles={"pooler_dropout": 0},
+            fits=lambda data: data.get("pooler_dropout", 0) == reading(data),
+        )
+        forms += [hidden, pooled_form(f"{name}For{what}", own_dropout("cls_dropout"), is_choice=is_choice)]
+    tagging = tagger_form(f"{name}ForTokenClassification", (layers_dropout, lambda dropout: {}))
+    return (*forms, tagging, spans_form(f"{name}ForQuestionAnswering"), sentence_form(f"{name}Model"))
+
+
 def _twin(family: str) -> Twin:
     return Twin(
         family=family,
@@ -167,6 +204,8 @@ def _twin(family: str) -> Twin:
         aliases={"bert.": "deberta.", **OFFICIAL_HEAD},
         written=_written,
         remark=_remark,
+        lacks=_lacks,
+        forms=_forms("DebertaV2" if family == V2 else "Deberta", has_choices=family == V2),
     )
 
 

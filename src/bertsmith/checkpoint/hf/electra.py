@@ -3,11 +3,15 @@
 from typing import Any
 
 from bertsmith.checkpoint.hf.bert import encoder_rows, read_attending, write_attending
+from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_heads, with_defaults
+from bertsmith.checkpoint.hf.task_forms import hidden_form, own_dropout, spans_form, summary_forms, tagger_form
 from bertsmith.checkpoint.hf.twin import REPLACED_ROWS, Twin
 from bertsmith.checkpoint.names import linear, row
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, ReplacedTokensConfig
+
+_DROPOUT = own_dropout("classifier_dropout")
 
 
 def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
@@ -51,4 +55,11 @@ ELECTRA = Twin(
     tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     read_config=_read,
     write_config=_write,
+    forms=(
+        hidden_form("ElectraForSequenceClassification", ("classifier.dense", "classifier.out_proj"), _DROPOUT),
+        *summary_forms("ElectraForMultipleChoice"),
+        tagger_form("ElectraForTokenClassification", _DROPOUT),
+        spans_form("ElectraForQuestionAnswering"),
+        sentence_form("ElectraModel"),
+    ),
 )

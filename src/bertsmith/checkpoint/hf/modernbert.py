@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_heads
 from bertsmith.checkpoint.hf.twin import Twin, cannot, check_heads, read_activation, refuse, required, write_activation
 from bertsmith.checkpoint.names import Row, row
@@ -147,4 +148,5 @@ MODERNBERT = Twin(
     bare=("embeddings.", "layers.", "final_norm."),
     read_config=_read,
     write_config=_write,
+    forms=(sentence_form("ModernBertModel"),),
 )

@@ -9,6 +9,7 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.layers.activation import Activation
 from bertsmith.layers.mixers.base import MixerConfig
 from bertsmith.models.config import EncoderConfig, ModelConfig
+from bertsmith.models.heads import HeadConfig
 
 _Kind = TypeVar("_Kind", bound=MixerConfig)
 
@@ -27,6 +28,34 @@ REPLACED_ROWS = (
     *linear("heads.replaced_tokens.score", "discriminator_predictions.dense_prediction"),
 )
 """The head of ELECTRA's discriminator, under the names it has there."""
+
+
+@dataclass(frozen=True)
+class TaskForm:
+    """A class of Hugging Face's for a kind of task, and the form that a head of ours has in it."""
+
+    architecture: str
+    """Its name, by which a folder says what its tensors are: several classes give theirs the same names."""
+    kind: str
+    """Of our head: "classifier", "tagger" or "spans"."""
+    rows: tuple[Row, ...]
+    """The head's own tensors."""
+    read: Callable[[dict[str, Any]], HeadConfig]
+    """Their config.json → our head."""
+    write: Callable[[HeadConfig], dict[str, Any]]
+    """Our head → what it adds to their config.json."""
+    is_choice: bool = False
+    """Whether it scores the sequences of an item against each other."""
+    reads_pooler: bool = False
+    """Whether it stands on the model's pooler."""
+    hides: frozenset[str] = frozenset()
+    """Optional parts whose tensors are the head's own here."""
+    settles: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that are the head's alone, as the reader of the encoder is to find them."""
+    fits: Callable[[dict[str, Any]], bool] = lambda data: True
+    """Whether a folder of this class has its head in this form, where there are several."""
+    takes: Callable[[HeadConfig], str | None] = lambda head: None
+    """(our head) → what keeps it from having this form although settings could say it, or None."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +86,10 @@ class Twin:
     """(our config) → what their class computes otherwise although every weight has its place, or None."""
     derived: tuple[str, ...] = ()
     """Their names of tensors that follow from the config; left out when read, never written."""
+    forms: tuple[TaskForm, ...] = ()
+    """Their classes for tasks."""
+    lacks: Callable[[ModelConfig], str | None] = lambda config: None
+    """(our config) → what none of their classes computes although a person would ask for it there, or None."""
 
     def parts(self, names: Iterable[str]) -> frozenset[str]:
         """The optional parts of a model with tensors of these names."""

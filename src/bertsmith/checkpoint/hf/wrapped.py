@@ -1,0 +1,69 @@
+"""A folder of ours that `transformers` opens as well, once `bertsmith.hf` is imported: any model, any head."""
+
+from pathlib import Path
+from typing import Any
+
+from bertsmith.checkpoint.files import tensors_of, write_json, write_tensors
+from bertsmith.checkpoint.hf.task_forms import is_choice, label_settings
+from bertsmith.errors import InputError
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import HeadConfig, TaskHeadConfig
+from bertsmith.models.model import Model
+
+MODEL_TYPE = "bertsmith"
+FORMAT = 1
+"""Of our folders: what config.json says under "bertsmith"."""
+OPENING = "import bertsmith.hf; then AutoModel.from_pretrained and the other Auto classes of transformers open it"
+
+_CLASSES = {"tagger": "TokenClassification", "spans": "QuestionAnswering", "embedder": None}
+
+
+def architecture_of(config: ModelConfig, task_kind: str | None = None) -> str:
+    """The class of `bertsmith.hf` that answers as the model does."""
+    prefix = "Bertsmith"
+    if config.decoder is not None:
+        return f"{prefix}ForSeq2SeqLM"
+    head = task_head(config)
+    if head is not None:
+        what = _CLASSES.get(head.kind, "MultipleChoice" if is_choice(head, task_kind) else "SequenceClassification")
+        return f"{prefix}Model" if what is None else f"{prefix}For{what}"
+    kinds = {head.kind for head in config.heads}
+    if "masked_tokens" in kinds or "next_token" in kinds:
+        is_causal = "next_token" in kinds or config.encoder.layers[0].mixer.is_causal
+        return f"{prefix}ForCausalLM" if is_causal else f"{prefix}ForMaskedLM"
+    return f"{prefix}ForPreTraining" if "replaced_tokens" in kinds else f"{prefix}Model"
+
+
+def task_head(config: ModelConfig) -> HeadConfig | None:
+    """The settings of the head of a task, or None for a model without one."""
+    return next((head for head in config.heads if isinstance(head, TaskHeadConfig)), None)
+
+
+def wrapped_settings(config: ModelConfig, architecture: str) -> dict[str, Any]:
+    """What config.json says of a model: our config, and what `transformers` asks every model for."""
+    encoder, head = config.encoder, task_head(config)
+    return {
+        "architectures": [architecture],
+        "model_type": MODEL_TYPE,
+        "bertsmith": FORMAT,
+        "model": config.plain(),
+        "vocab_size": encoder.vocabulary,
+        "hidden_size": encoder.width,
+        "num_hidden_layers": len(encoder.layers),
+        "max_position_embeddings": encoder.embedding.longest,
+        "is_encoder_decoder": config.decoder is not None,
+        **({} if head is None else label_settings(head)),
+    }
+
+
+def check_wrappable(model: Model) -> None:
+    """Raises a sentence if a folder could not give the model back."""
+    odd = sorted(set(model.heads) ^ {head.kind for head in model.config.heads})
+    if odd:
+        raise InputError(f"this model's heads are not those of its config: only one of them has {odd[0]!r}")
+
+
+def write_wrapped(model: Model, folder: Path, settings: dict[str, Any]) -> None:
+    """Writes config.json and the weights under our own names, each once."""
+    write_json(folder / "config.json", settings)
+    write_tensors(folder / "model.safetensors", tensors_of(model))

@@ -1,0 +1,173 @@
+"""What all classes of `bertsmith.hf` have in common: one of our models inside, under the names it has in our files."""
+
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.checkpoint.files import tensors_of
+from bertsmith.errors import InputError
+from bertsmith.hf.config import BertsmithConfig
+from bertsmith.models.build import assemble, build, initialise
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.model import Model
+from bertsmith.models.seq2seq import Seq2Seq
+
+
+class BertsmithPreTrainedModel(PreTrainedModel):
+    """A `PreTrainedModel` that shares the modules of one of our models: both are the same weights."""
+
+    config_class = BertsmithConfig
+    config: BertsmithConfig
+    base_model_prefix = ""
+    main_input_name = "input_ids"
+    _supports_sdpa = True  # our layers choose their form themselves, whatever the loader is told
+    head_kinds: ClassVar[tuple[str, ...]] = ()
+    """The heads of which the class needs one; none for a class that needs no head."""
+
+    def __init__(self, config: BertsmithConfig) -> None:
+        super().__init__(config)
+        network = self.fitted(config)
+        config.model = network.plain()
+        self._is_loading = torch.get_default_device() == torch.device("meta")
+        # on the CPU even where their loader wants no memory yet: what follows from the config is in no file
+        with torch.device("cpu"):
+            model = assemble(network) if self._is_loading else build(network)
+        self.encoder, self.heads = model.encoder, model.heads
+        if isinstance(model, Seq2Seq):
+            self.decoder = model.decoder
+        # beside the modules, not among them: its parts stand above, under the names of our files
+        self._held = _Held(model)
+        self._fresh = self._fresh_values(model)
+        self.post_init()
+
+    def fitted(self, config: BertsmithConfig) -> ModelConfig:
+        """The network to build: the config's own, which must have a head that the class can use."""
+        network = config.network
+        kinds = [head.kind for head in network.heads]
+        if self.head_kinds and not set(kinds) & set(self.head_kinds):
+            have = ", ".join(kinds) or "none"
+            needed = " or ".join(self.head_kinds)
+            raise InputError(f"{type(self).__name__} needs a head of kind {needed}; this model's heads: {have}")
+        return network
+
+    @property
+    def inner(self) -> Model:
+        """Our model: the same weights, and everything else a model of ours can do."""
+        model = self._held.model
+        model.training = self.training
+        return model
+
+    def layout(self, input_ids: Tensor | None, attention_mask: Tensor | None, others: dict[str, Any]) -> SequenceLayout:
+        """How rows lie; what our models do not take is named in a sentence."""
+        given = [name for name in ("inputs_embeds", "position_ids", "past_key_values") if others.get(name) is not None]
+        if given:
+            raise InputError(f"{given[0]} is given, which this model does not read; allowed: input_ids")
+        if input_ids is None or input_ids.dim() != 2:
+            shape = "missing" if input_ids is None else f"of shape {tuple(input_ids.shape)}"
+            raise InputError(f"input_ids is {shape}; allowed: (batch, length)")
+        if attention_mask is None:
+            return SequenceLayout.full(*input_ids.shape)
+        if attention_mask.shape != input_ids.shape:
+            shapes = f"{tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}"
+            raise InputError(f"attention_mask has shape {shapes}; they must be equal")
+        is_token = attention_mask.bool()
+        if not torch.compiler.is_compiling() and bool((is_token[:, 1:] & ~is_token[:, :-1]).any()):
+            raise InputError("attention_mask has pads before tokens; allowed: pads at the end (padding_side='right')")
+        return SequenceLayout.padded(is_token)
+
+    def types(self, token_type_ids: Tensor | None) -> Tensor | None:
+        """The types of tokens, where the model tells any apart."""
+        return token_type_ids if self.inner.config.encoder.embedding.types else None
+
+    def extras(
+        self, input_ids: Tensor, layout: SequenceLayout, token_type_ids: Tensor | None, others: dict[str, Any]
+    ) -> dict[str, tuple[Tensor, ...]]:
+        """The states of all layers and the maps of attention where they are asked for, each computed once more.
+
+        Shape: states (batch, length, width), maps (batch, heads, length, length).
+        """
+        encoder, types = self.inner.encoder, self.types(token_type_ids)
+        found: dict[str, tuple[Tensor, ...]] = {}
+        if self._is_asked("output_hidden_states", others):
+            *below, last = encoder.layer_states(input_ids, layout, types)
+            found["hidden_states"] = (*below, encoder.final_norm(last))
+        if self._is_asked("output_attentions", others):
+            maps = encoder.attention_maps(input_ids, layout, types)
+            if not all("attention" in own for own in maps):
+                raise InputError("output_attentions is true and a layer of this model has no map of attention")
+            found["attentions"] = tuple(own["attention"] for own in maps)
+        return found
+
+    def handed(self, kind: Any, others: dict[str, Any], **values: Any) -> Any:
+        """An output of theirs with these values as it was asked for: with names, or as a tuple."""
+        output, asked = kind(**values), others.get("return_dict")
+        return output if (self.config.return_dict if asked is None else asked) else output.to_tuple()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.inner.encoder.embedding
+
+    def resize_token_embeddings(self, *_: Any, **__: Any) -> NoReturn:
+        """Nothing: says what to use instead."""
+        raise InputError("a Bertsmith vocabulary is not resized here; bertsmith shrink --vocabulary cuts one")
+
+    def save_pretrained(
+        self,
+        save_directory: Any,
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        *rest: Any,
+        **others: Any,
+    ) -> Any:
+        """Writes a folder that this class and `bertsmith.load` read, every tensor once however many layers share it."""
+        names = tensors_of(self)
+        whole = self.state_dict() if state_dict is None else state_dict
+        kept = {name: tensor for name, tensor in whole.items() if name in names}
+        return super().save_pretrained(save_directory, is_main_process, kept, *rest, **others)
+
+    def _fresh_values(self, model: Model) -> dict[int, dict[str, Tensor]]:
+        """By module what their loader may ask for again: what follows from the config, and a task's head as it begins.
+
+        The loader gives both new memory, and fills it from the files, which have the head at most.
+        """
+        if not self._is_loading:
+            return {}
+        tasks = [head for kind, head in model.heads.items() if kind in self.head_kinds]
+        for head in tasks:
+            initialise(head, model.config.encoder.deviation)
+        beginning = {id(module) for head in tasks for module in head.modules()}
+        fresh: dict[int, dict[str, Tensor]] = {}
+        for module in self.modules():
+            names = [name for name in module._non_persistent_buffers_set if module._buffers[name] is not None]
+            if id(module) in beginning:
+                names += [name for name, own in module._parameters.items() if own is not None]
+            if names:
+                fresh[id(module)] = {name: getattr(module, name).detach().clone() for name in names}
+        return fresh
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Called by their loader for every module that the files did not fill."""
+        if not self._is_loading:
+            return
+        fresh = self._fresh.get(id(module), {})
+        derived = module._non_persistent_buffers_set
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if name not in derived and getattr(tensor, "_is_hf_initialized", False):
+                continue
+            if name not in fresh:
+                raise InputError(f"the files lack the tensor {name!r} of a {type(module).__name__} of this model")
+            tensor.copy_(fresh[name])
+
+    def _is_asked(self, name: str, others: dict[str, Any]) -> bool:
+        given = others.get(name)
+        return bool(getattr(self.config, name, False) if given is None else given)
+
+
+class _Held:
+    """A model that a module keeps without its being one of its own modules."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model

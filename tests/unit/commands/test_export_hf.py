@@ -1,0 +1,86 @@
+"""`bertsmith export --to hf` of a fine-tuned model: labels and task arrive, and it is said what was written and why."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers_finetune import ROWS, tune, write_task
+
+import bertsmith
+from bertsmith.checkpoint.hf import plan_hf
+from bertsmith.commands.exchange import export_model
+from bertsmith.errors import InputError
+
+TEXTS = [text for text, _ in ROWS[:6]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tuned")
+    tune(write_task(folder / "reviews"), folder / "run")
+    return folder / "run"
+
+
+def test_a_fine_tuned_model_leaves_with_its_labels(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    figures = export_model(run, out=tmp_path / "hf")
+    said = " ".join(capsys.readouterr().out.split())
+    assert figures["form"] == "native"
+    assert "written as BertForSequenceClassification, which transformers opens without Bertsmith" in said
+    settings = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert settings["id2label"] == {"0": "bad", "1": "good"}
+    assert settings["problem_type"] == "single_label_classification"
+    answers = [bertsmith.Predictor.load(folder).details(TEXTS) for folder in (run, tmp_path / "hf")]
+    assert answers[0] == answers[1]
+    again = export_model(tmp_path / "hf", out=tmp_path / "again")
+    assert again["architecture"] == "BertForSequenceClassification"
+    assert json.loads((tmp_path / "again" / "config.json").read_text()) == settings
+
+
+@pytest.mark.parametrize(
+    ("choice", "why"),
+    [({"width": 0.5}, "its heads do not fill its width"), ({"native": "never"}, "native was given as 'never'")],
+)
+def test_what_has_no_class_there_says_so(
+    choice: dict, why: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    figures = export_model(run, out=tmp_path / "hf", **choice)
+    said = " ".join(capsys.readouterr().out.split())
+    assert figures["form"] == "bertsmith"
+    assert "which transformers opens after `import bertsmith.hf`, because" in said
+    assert why in said
+    settings = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert why in settings["why_not_native"]
+    assert "import bertsmith.hf" in settings["opened_by"]
+    assert settings["id2label"] == {"0": "bad", "1": "good"}
+    assert why in (tmp_path / "hf" / "README.md").read_text()
+    assert bertsmith.Predictor.load(tmp_path / "hf").predict(TEXTS[:1])[0] in ("bad", "good")
+
+
+def test_a_class_of_theirs_can_be_insisted_on(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^this model cannot be exported as a Hugging Face bert: its heads do not"):
+        export_model(run, out=tmp_path / "hf", width=0.5, native="always")
+    assert not (tmp_path / "hf").exists()
+    with pytest.raises(InputError, match=r"^native is 'yes'; allowed: always, auto, never$"):
+        bertsmith.export(bertsmith.load(run), tmp_path / "hf", native="yes")
+
+
+def test_electra_learns_with_the_head_that_they_have(run: Path, tmp_path: Path) -> None:
+    tune(run.parent / "reviews", tmp_path / "run", "head.hidden=gelu", model="electra-small")
+    assert export_model(tmp_path / "run", out=tmp_path / "hf")["architecture"] == "ElectraForSequenceClassification"
+
+
+def test_numbers_on_another_scale_are_explained(run: Path) -> None:
+    task = {"task": {"kind": "regression", "scale": True, "lowest": 1.0, "highest": 5.0}}
+    plan = plan_hf(bertsmith.load(run), task=task)
+    assert plan.remark.endswith("; its numbers are 1 + 4 · the output, as it was trained from 0 to 1")
+    assert "its numbers" not in plan_hf(bertsmith.load(run), task={"task": {**task["task"], "scale": False}}).remark
+
+
+def test_the_task_goes_along_from_python(run: Path, tmp_path: Path) -> None:
+    said = bertsmith.export(bertsmith.load(run), tmp_path / "hf", task=run)
+    assert said == "written as BertForSequenceClassification, which transformers opens without Bertsmith"
+    assert bertsmith.Predictor.load(tmp_path / "hf").predict(TEXTS) == bertsmith.Predictor.load(run).predict(TEXTS)
+    bertsmith.export(bertsmith.load(run), tmp_path / "hf", force=True)
+    assert not (tmp_path / "hf" / "task.json").exists()
+    with pytest.raises(InputError, match=r"'[^']*task\.json' does not exist"):
+        bertsmith.export(bertsmith.load(run), tmp_path / "other", task=tmp_path)

@@ -1,0 +1,116 @@
+"""The pipelines of `transformers` on exported folders say what our own models say, in a class of theirs and in ours."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hf_cases import LABELS, TASK_HEADS
+from transformers import AutoModel, AutoTokenizer, pipeline
+
+import bertsmith
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.models.heads.task import EmbedderConfig
+from bertsmith.models.model import Model
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.starting import with_task_head
+
+TEXTS = ["The smith forges seven lanterns.", "My neighbour weighs nothing at all before sunrise."]
+SIZE = {"width": 24, "layers": 2, "heads": 2, "longest": 40, "dropout": 0.0, "deviation": 0.3}
+FORMS = {"bert-tiny": "native", "performer-small": "bertsmith"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus_folder: Path) -> Tokenizer:
+    return Tokenizer.load(corpus_folder)
+
+
+@pytest.fixture(params=FORMS)
+def base(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Model:
+    model = bertsmith.build(bertsmith.preset(request.param, vocabulary=tokenizer.size, **SIZE), seed=0).eval()
+    model.tokenizer = tokenizer
+    return model
+
+
+def exported(model: Model, task: str | None, folder: Path) -> tuple[Model, Path]:
+    """The model with the head of a task, and its folder."""
+    if task is not None:
+        tokenizer = model.tokenizer
+        model = with_task_head(model, TASK_HEADS[task](model.config), seed=0).eval()
+        model.tokenizer = tokenizer
+    said = bertsmith.export(model, folder)
+    assert said is not None
+    is_native = "opens without Bertsmith" in said
+    assert is_native == (model.config.family == "bert")
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert ("import bertsmith.hf" in card) == (not is_native)
+    assert said[1:] in card
+    return model, folder
+
+
+def shares(model: Model, text: str) -> torch.Tensor:
+    ids = torch.from_numpy(model.require_tokenizer().encode([text])["input_ids"])
+    with torch.inference_mode():
+        return model.outputs(ids, SequenceLayout.full(*ids.shape))[0].softmax(-1)
+
+
+def test_text_classification(base: Model, tmp_path: Path) -> None:
+    model, folder = exported(base, "classification", tmp_path / "hf")
+    for text, found in zip(TEXTS, pipeline("text-classification", str(folder), top_k=None)(TEXTS), strict=True):
+        expected = shares(model, text)
+        assert {answer["label"] for answer in found} == set(LABELS)
+        for answer in found:
+            assert answer["score"] == pytest.approx(expected[LABELS.index(answer["label"])].item(), abs=1e-5)
+
+
+def test_token_classification(base: Model, tmp_path: Path) -> None:
+    model, folder = exported(base, "tagging", tmp_path / "hf")
+    found = pipeline("token-classification", str(folder), aggregation_strategy="none")(TEXTS[0])
+    best = shares(model, TEXTS[0])[1:-1]
+    assert [answer["entity"] for answer in found] == [LABELS[number] for number in best.argmax(-1).tolist()]
+    assert [answer["score"] for answer in found] == pytest.approx(best.amax(-1).tolist(), abs=1e-5)
+    assert TEXTS[0][found[1]["start"] : found[1]["end"]].lower() == found[1]["word"].removeprefix("##").lower()
+
+
+def test_fill_mask_and_features(base: Model, tmp_path: Path) -> None:
+    model, folder = exported(base, None, tmp_path / "hf")
+    text = f"The smith forges {model.require_tokenizer().pieces([model.require_tokenizer().mask])[0]} lanterns."
+    found = pipeline("fill-mask", str(folder), top_k=3)(text)
+    for answer, (piece, share) in zip(found, model.fill_mask(text, top=3)[0], strict=True):
+        assert AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens(answer["token"]) == piece
+        assert answer["score"] == pytest.approx(share, abs=1e-5)
+    features = torch.tensor(pipeline("feature-extraction", str(folder))(TEXTS[1]))
+    ids = torch.from_numpy(model.require_tokenizer().encode([TEXTS[1]])["input_ids"])
+    torch.testing.assert_close(features, model(ids).detach(), rtol=0, atol=1e-4)
+
+
+def test_the_tokenizer_says_what_the_model_reads(base: Model, tmp_path: Path) -> None:
+    model, folder = exported(base, "tagging", tmp_path / "hf")
+    made = AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt")
+    assert set(made) == {"input_ids", "token_type_ids", "attention_mask"}
+    expected = model.require_tokenizer().encode(TEXTS)
+    assert all(made[name].tolist() == array.tolist() for name, array in expected.items())
+
+
+@pytest.mark.parametrize("head", [EmbedderConfig(), EmbedderConfig(pooling="first", is_normalised=False)])
+def test_vectors(base: Model, head: EmbedderConfig, tmp_path: Path) -> None:
+    model = with_task_head(base, head, seed=0).eval()
+    said = bertsmith.export(model, tmp_path / "hf")
+    assert ("sentence-transformers makes the vectors" in said) == (model.config.family == "bert")
+    sentences = pytest.importorskip("sentence_transformers").SentenceTransformer(str(tmp_path / "hf"), device="cpu")
+    vectors = torch.from_numpy(sentences.encode(TEXTS))
+    torch.testing.assert_close(vectors, model.encode(TEXTS), rtol=0, atol=1e-5)
+    assert sentences.max_seq_length == 40
+    bertsmith.export(bertsmith.load(tmp_path / "hf"), tmp_path / "hf", force=True)
+    assert bertsmith.load(tmp_path / "hf").config == model.config
+
+
+def test_vectors_that_sentence_transformers_cannot_make(base: Model, tmp_path: Path) -> None:
+    model = with_task_head(base, EmbedderConfig(pooling="pooler"), seed=0).eval()
+    said = bertsmith.export(model, tmp_path / "hf")
+    assert "written as BertsmithModel" in said
+    if model.config.family == "bert":
+        assert "sentence-transformers has no pooling by a model's pooler" in said
+    assert not (tmp_path / "hf" / "modules.json").exists()
+    made = AutoTokenizer.from_pretrained(tmp_path / "hf")(TEXTS, padding=True, return_tensors="pt")
+    vectors = AutoModel.from_pretrained(tmp_path / "hf").eval()(**made).pooler_output
+    torch.testing.assert_close(vectors, model.encode(TEXTS), rtol=0, atol=1e-5)

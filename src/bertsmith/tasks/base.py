@@ -11,25 +11,18 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
-from bertsmith.batches.examples import Features
 from bertsmith.engines.base import Runner
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Supervised
+from bertsmith.runtime.sequences import Features, TextEncoding
 from bertsmith.settings import Record
 from bertsmith.text.tables import Table
-from bertsmith.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Encoding:
+class Encoding(TextEncoding):
     """How texts become the sequences of one model."""
-
-    tokenizer: Tokenizer
-    length: int
-    has_types: bool
-    """Whether the model tells the segments of a sequence apart by types."""
 
     @classmethod
     def of(cls, model: Runner, length: int) -> "Encoding":

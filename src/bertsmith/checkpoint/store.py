@@ -26,7 +26,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 FORMAT = 1
 _MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "task.json"}
-_MODEL_FILES |= {"artefact.json", "model.onnx", "onnx.json"}
+_MODEL_FILES |= {"artefact.json", "model.onnx", "onnx.json", "README.md"}
 
 
 def load(

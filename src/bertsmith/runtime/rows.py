@@ -84,3 +84,13 @@ def read_number(value: str | int | float) -> float | None:
 def table_of(rows: Sequence[Mapping[str, Any]], name: str) -> Table:
     """Rows that were given in Python."""
     return Table(name, rows, range(len(rows)), "row")
+
+
+def row_of(given: Any, columns: Sequence[str]) -> dict[str, Any]:
+    """What a person gives for one prediction as a row: a mapping as it is, else its values by column."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    values = [given] if len(columns) == 1 else list(given) if isinstance(given, tuple | list) else [given]
+    if len(values) != len(columns):
+        raise InputError(f"an input has {len(values)} values; this task reads {len(columns)}: {', '.join(columns)}")
+    return dict(zip(columns, values, strict=True))

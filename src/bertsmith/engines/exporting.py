@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from bertsmith.checkpoint.files import NewFolder, read_json, write_json
 from bertsmith.checkpoint.hf import save_hf
-from bertsmith.checkpoint.store import free_folder
+from bertsmith.checkpoint.store import free_folder, read_config
 from bertsmith.engines.artefact import ARTEFACT_FILE, check_artefact
 from bertsmith.engines.base import Artefact, Inputs, Precision
 from bertsmith.engines.card import write_card
@@ -48,7 +48,7 @@ def export(
     with NewFolder(final) as new:
         if to == "hf":
             save_hf(chosen, new)
-            write_card(new, chosen, final.name, result=read_result(task))
+            write_card(new, chosen, final.name, result=_own_result(task, chosen))
             return
         write_onnx(chosen, new, precision, samples, head)
         if task is not None and head == "auto":
@@ -56,7 +56,7 @@ def export(
             if not path.is_file():
                 raise InputError(f"task is {str(task)!r}, which has no {_TASK_FILE}; give a fine-tuned model's folder")
             shutil.copyfile(path, new / _TASK_FILE)
-        write_card(new, chosen, final.name, result=read_result(task))
+        write_card(new, chosen, final.name, result=_own_result(task, chosen))
 
 
 def write_onnx(
@@ -73,6 +73,11 @@ def read_result(folder: str | Path | None) -> Mapping[str, Any] | None:
     """What result.json in the folder of a model says, for its card; None where there is none."""
     path = None if folder is None else Path(folder) / "result.json"
     return None if path is None or not path.is_file() else read_json(path)
+
+
+def _own_result(task: str | Path | None, model: Model) -> Mapping[str, Any] | None:
+    """The same, where the model is the one in the folder, not a part that was cut out of it."""
+    return read_result(task) if task is not None and read_config(Path(task)) == model.config else None
 
 
 def check_form(to: str, precision: str, head: str = "auto") -> None:

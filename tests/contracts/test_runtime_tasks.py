@@ -1,7 +1,14 @@
 """The run-time without PyTorch answers every kind of task as the Predictor does, whole models and sub-networks."""
 
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from task_cases import TASK_CASES
 
@@ -19,7 +26,17 @@ from bertsmith.training.starting import with_task_head
 
 QUICK = {"classification of pairs", "tagging in windows", "choice", "spans", "embedding of scored pairs"}
 LENGTH = 16
-Both = tuple[Predictor, OnnxModel, list[dict[str, Any]]]
+NEEDED = ("numpy", "onnxruntime", "tokenizers")
+
+
+@dataclass(frozen=True)
+class Both:
+    """The predictor of half a model, the run-time of its exported folder, and rows to ask."""
+
+    predictor: Predictor
+    model: OnnxModel
+    folder: Path
+    rows: list[dict[str, Any]]
 
 
 @pytest.fixture(
@@ -27,7 +44,6 @@ Both = tuple[Predictor, OnnxModel, list[dict[str, Any]]]
     params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TASK_CASES],
 )
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
-    """The predictor of half a model, the run-time of its exported folder, and rows to ask."""
     case, folder = TASK_CASES[request.param], tmp_path_factory.mktemp("runtime")
     table = table_of(case.rows, "rows")
     plain = recognise(table, None if case.is_recognised else case.kind, [], case.task)
@@ -45,7 +61,9 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     write_kept(kept, folder / "model")
     bertsmith.export(model, folder / "onnx", to="onnx", task=folder / "model")
     rows = [{name: row[name] for name in row if name not in case.targets} for row in case.rows]
-    return Predictor(model, kept), load(folder / "onnx", threads=1, batch_tokens=40), rows
+    if case.kind == "spans":
+        rows = [{**row, "context": f"{row['context']} " * 4} for row in rows]
+    return Both(Predictor(model, kept), load(folder / "onnx", threads=1, batch_tokens=40), folder / "onnx", rows)
 
 
 def alike(mine: Any, theirs: Any) -> bool:
@@ -60,7 +78,7 @@ def alike(mine: Any, theirs: Any) -> bool:
 
 
 def test_it_answers_as_the_predictor_does(both: Both) -> None:
-    predictor, model, rows = both
+    predictor, model, rows = both.predictor, both.model, both.rows
     expected, found = predictor.details(rows), model.details(rows)
     assert alike(found, expected), (found, expected)
     assert alike(model.predict(rows), predictor.predict(rows))
@@ -68,10 +86,13 @@ def test_it_answers_as_the_predictor_does(both: Both) -> None:
     assert alike([model.details([row])[0]["answer"] for row in rows[:1]], predictor.predict(rows[:1]))
     assert alike(model.predict(rows[::-1]), predictor.predict(rows[::-1]))
     assert model.predict([]) == predictor.predict([]) == []
+    if predictor.task.kind == "spans":
+        examples = predictor.task.examples(table_of(rows, "rows"), has_targets=False)
+        assert len(predictor.task.features(examples, predictor.encoding)) > len(rows)  # passages have several windows
 
 
 def test_inputs_without_names_of_columns(both: Both) -> None:
-    predictor, model, rows = both
+    predictor, model, rows = both.predictor, both.model, both.rows
     columns = predictor.task.input_columns
     given = [row[columns[0]] if len(columns) == 1 else tuple(row[column] for column in columns) for row in rows]
     assert alike(model.details(given), predictor.details(given))
@@ -81,7 +102,7 @@ def test_inputs_without_names_of_columns(both: Both) -> None:
 
 
 def test_what_cannot_be_answered_is_said_in_the_same_words(both: Both) -> None:
-    predictor, model, rows = both
+    predictor, model, rows = both.predictor, both.model, both.rows
     bad: list[Any] = ["a text", [{}], [3.5], [{**rows[0], predictor.task.input_columns[-1]: None}]]
     for inputs in bad:
         with pytest.raises(InputError) as theirs:
@@ -89,6 +110,34 @@ def test_what_cannot_be_answered_is_said_in_the_same_words(both: Both) -> None:
         with pytest.raises(InputError) as mine:
             model.details(inputs)
         assert str(mine.value) == str(theirs.value)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages with those that are needed, and nothing else."""
+    folder, home = tmp_path_factory.mktemp("packages"), Path(np.__file__).parents[1]
+    for path in home.iterdir():
+        if path.name.removesuffix(".libs") in NEEDED:
+            (folder / path.name).symlink_to(path)
+    (folder / "bertsmith").symlink_to(Path(bertsmith.__file__).parent)
+    return folder
+
+
+def test_it_answers_where_nothing_else_is_installed(both: Both, bare: Path) -> None:
+    code = """if True:
+        import json, sys
+        from bertsmith.runtime import load
+        model = load(sys.argv[1], threads=1)
+        json.dump(model.details(json.loads(sys.argv[2])), sys.stdout)
+        here = {name.split(".")[0] for name in sys.modules} - set(sys.stdlib_module_names) - {"__main__"}
+        assert here == {"bertsmith", "numpy", "onnxruntime", "tokenizers"}, here
+        ours = {name for name in sys.modules if name.startswith("bertsmith.")}
+        assert all(name.split(".")[1] in ("errors", "runtime") for name in ours), ours
+    """
+    command = [sys.executable, "-S", "-c", code, str(both.folder), json.dumps(both.rows)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(bare)})
+    assert done.returncode == 0, done.stderr
+    assert alike(json.loads(done.stdout), both.predictor.details(both.rows))
 
 
 def test_every_kind_of_task_has_one_here() -> None:

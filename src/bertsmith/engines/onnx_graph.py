@@ -68,6 +68,11 @@ def _token_scores(model: Model, tokens: Tensor, layout: SequenceLayout, types: T
     return scores
 
 
+def has_task_head(config: ModelConfig) -> bool:
+    """Whether a model was fine-tuned for a task."""
+    return graph_head(config) is not None
+
+
 def graph_head(config: ModelConfig, asked: AskedHead = "auto") -> GraphHead | None:
     """What the graph of a model ends with: the head asked for, or its task's; None for the last states."""
     if asked not in get_args(AskedHead):

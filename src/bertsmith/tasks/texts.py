@@ -7,9 +7,21 @@ from typing import Any, ClassVar, Generic, TypeVar
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads.task import ClassifierConfig
-from bertsmith.runtime.tasks.texts import TextExample
+from bertsmith.runtime.tasks.texts import TextExample, read_texts, softmax, text_features, whole_lengths
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.glue import glue_file
+
+__all__ = [
+    "TextExample",
+    "TextTask",
+    "classifier_head",
+    "in_both_orders",
+    "read_texts",
+    "softmax",
+    "text_columns",
+    "text_features",
+    "whole_lengths",
+]
 
 _SINGLE = ("text", "sentence")
 _PAIRS = (("sentence1", "sentence2"), ("question", "passage"), ("premise", "hypothesis"), ("question", "sentence"))

@@ -116,7 +116,7 @@ def _onnx(name: str, notes: Mapping[str, Any], task: Mapping[str, Any] | None, t
     else:
         pipeline, call = _HEADS[head], "model.outputs([[1, 2, 3]])  # token ids"
     run = ["from bertsmith.runtime import load  # needs onnxruntime, tokenizers and numpy alone"]
-    return _Form("onnx", pipeline, f"as an ONNX graph that {ends}", [*run, f'model = load("{name}")', call])
+    return _Form("onnx", pipeline, f"as an ONNX graph that {ends}", [*run, f"model = load({json.dumps(name)})", call])
 
 
 def _hf(name: str, config: Mapping[str, Any], *, has_tokenizer: bool) -> _Form:
@@ -124,8 +124,8 @@ def _hf(name: str, config: Mapping[str, Any], *, has_tokenizer: bool) -> _Form:
     ending = architecture.partition("For")[2]
     auto = f"AutoModelFor{ending}" if ending in _AUTO else "AutoModel"
     run = ["import bertsmith.hf  # registers the class"] if is_ours else []
-    run += [f"from transformers import {auto}, AutoTokenizer", f'model = {auto}.from_pretrained("{name}")']
-    run += [f'tokenizer = AutoTokenizer.from_pretrained("{name}")'] if has_tokenizer else []
+    run += [f"from transformers import {auto}, AutoTokenizer", f"model = {auto}.from_pretrained({json.dumps(name)})"]
+    run += [f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)})"] if has_tokenizer else []
     opens = "after `import bertsmith.hf`" if is_ours else "without Bertsmith"
     what = f"as a Hugging Face folder, {architecture}, which transformers opens {opens}"
     return _Form("bertsmith" if is_ours else "transformers", _AUTO.get(ending, "feature-extraction"), what, run)

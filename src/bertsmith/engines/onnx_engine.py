@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,8 +21,8 @@ from bertsmith.engines.onnx_graph import (
     AskedHead,
     check_graph,
     graph_head,
+    graph_notes,
     input_names,
-    longest_input,
     write_graph,
 )
 from bertsmith.engines.onnx_precision import quantise_dynamic, quantise_static, reduces_range
@@ -29,7 +30,7 @@ from bertsmith.engines.onnx_probes import Difference, compared, probes
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
-from bertsmith.runtime.graph import GRAPH_FILE, NOTES_FILE, Graph, GraphHead, GraphNotes, open_session
+from bertsmith.runtime.graph import GRAPH_FILE, NOTES_FILE, Graph, GraphHead, open_session
 from bertsmith.text.tokenizer import Tokenizer
 
 TOLERANCE = 1e-4
@@ -100,7 +101,8 @@ class OnnxEngine(Engine):
                 f"the ONNX graph of this model differs from it by {found.absolute:.1e} where the largest output is "
                 f"{found.largest_output:.1e}; allowed: up to {TOLERANCE:.0e} of it, or {TOLERANCE:.0e} if it is below 1"
             )
-        notes = _notes(model, head) | {"opset": OPSET, "precision": precision}
+        notes = {**asdict(graph_notes(model.config, head)), "outputs": ["outputs"]}
+        notes |= {"opset": OPSET, "precision": precision}
         notes |= {"largest_difference": found.relative, "largest_absolute_difference": found.absolute}
         notes |= {"largest_output": found.largest_output, "compared_on": found.inputs}
         notes |= {"compared_sequences": found.sequences, "compared_lengths": [found.shortest, found.longest]}
@@ -114,12 +116,7 @@ class OnnxRunner:
 
     def __init__(self, session: Any, config: ModelConfig, tokenizer: Tokenizer | None, head: GraphHead | None) -> None:
         self.session, self.config, self.tokenizer, self.head = session, config, tokenizer, head
-        longest = longest_input(config, head)
-        embedding = config.encoder.embedding
-        notes = GraphNotes(
-            input_names(config), head, config.encoder.vocabulary, longest, embedding.longest, embedding.types
-        )
-        self.graph = Graph(session, notes)
+        self.graph = Graph(session, graph_notes(config, head))
         self.is_for_tokens = self.graph.is_for_tokens
 
     @property
@@ -156,20 +153,6 @@ def _plain(model: Model) -> Model:
     """The model in eval mode, in float32 and on the CPU; a copy if it is not so already."""
     is_plain = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters())
     return model if is_plain and not model.training else copy.deepcopy(model).to("cpu", torch.float32).eval()
-
-
-def _notes(model: Model, head: GraphHead | None) -> dict[str, Any]:
-    """What onnx.json says of the graph itself, all that a run-time must know of it."""
-    embedding = model.config.encoder.embedding
-    return {
-        "inputs": list(input_names(model.config)),
-        "outputs": ["outputs"],
-        "head": head,
-        "vocabulary": model.config.encoder.vocabulary,
-        "longest": longest_input(model.config, head),
-        "text_length": embedding.longest,
-        "types": embedding.types,
-    }
 
 
 def _difference(model: Model, runner: OnnxRunner, samples: Sequence[Inputs]) -> Difference:

@@ -17,7 +17,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import MaskDecoderConfig, TaskHeadConfig
 from bertsmith.models.mask_decoder import MaskDecoder
 from bertsmith.models.model import Model
-from bertsmith.runtime.graph import GraphHead
+from bertsmith.runtime.graph import GraphHead, GraphNotes
 
 OPSET = 20
 """The version of the operations: the first with Gelu, and one that all programs of the last years read."""
@@ -100,6 +100,13 @@ def longest_input(config: ModelConfig, head: GraphHead | None = None) -> int | N
     if head == "masked_tokens":
         limits += [own.longest for own in config.heads if isinstance(own, MaskDecoderConfig)]
     return min(limits, default=None)
+
+
+def graph_notes(config: ModelConfig, head: GraphHead | None) -> GraphNotes:
+    """All that a run-time must know of the graph of a model that ends with a head."""
+    embedding, longest = config.encoder.embedding, longest_input(config, head)
+    cut = embedding.longest if longest is None else min(embedding.longest, longest)
+    return GraphNotes(input_names(config), head, config.encoder.vocabulary, longest, cut, embedding.types)
 
 
 def check_graph(model: Model) -> None:

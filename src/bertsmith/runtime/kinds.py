@@ -178,8 +178,11 @@ KINDS: dict[str, type[Kind]] = {
 }
 
 
-def kind_of(task: Mapping[str, Any]) -> Kind:
-    """The kind of task that the settings in a task.json describe."""
+def kind_of(kept: Mapping[str, Any]) -> Kind:
+    """The kind of task that the content of a task.json describes."""
+    task = kept.get("task")
+    if not isinstance(task, Mapping):
+        raise InputError("task.json does not say task; export the model again with this version of Bertsmith")
     name = str(Settings(task)["kind"])
     if name not in KINDS:
         raise InputError(f"task.kind is {name!r}; {nearest(name, KINDS)}")

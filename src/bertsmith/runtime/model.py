@@ -44,9 +44,10 @@ class OnnxModel:
         self, graph: Graph, tokenizer: Tokenizer | None, kept: dict[str, Any] | None, batch_tokens: int
     ) -> None:
         self.graph, self.tokenizer, self.batch_tokens = graph, tokenizer, batch_tokens
-        self.kind: Kind | None = None if kept is None else kind_of(kept.get("task", {}))
+        self.kind: Kind | None = None if kept is None else kind_of(kept)
         """The task, None where the folder has no task.json."""
-        self._length: int | None = None if kept is None else kept.get("sequences", {}).get("length")
+        sequences = (kept or {}).get("sequences")
+        self._length = sequences.get("length") if isinstance(sequences, dict) else None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -139,7 +140,7 @@ class OnnxModel:
 
     def _encoding(self) -> TextEncoding:
         length, longest = self._length, self.graph.notes.longest
-        if length is None:
+        if not isinstance(length, int):
             raise InputError(f"{TASK_FILE} does not say sequences.length; export the model again")
         if longest is not None and length > longest:
             raise InputError(f"sequences.length is {length}; the model takes at most {longest}")

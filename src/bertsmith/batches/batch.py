@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
+from bertsmith.runtime.sequences import IGNORED
 
-IGNORED = -100  # the target of a position that is not to be predicted
+__all__ = ["IGNORED", "Batch", "TokenBatch"]
 
 
 class Batch(Protocol):

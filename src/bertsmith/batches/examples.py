@@ -5,7 +5,7 @@ in one batch (the choices of a question, a text and its like). In every epoch th
 micro-batches. Which items stand together does not depend on how they lie in memory.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,13 +15,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from bertsmith.batches.batch import IGNORED
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.batches.loader import Loaded
 from bertsmith.batches.plan import MicroBatchPlan, Stream
-from bertsmith.batches.ragged import Ragged, packed, padded
+from bertsmith.batches.ragged import packed, padded
 from bertsmith.batches.random import shuffled
 from bertsmith.errors import InputError
+from bertsmith.runtime.sequences import IGNORED, Features, Ragged
 from bertsmith.settings import Record
 
 _POOL = 50  # micro-batches that are sorted by length together
@@ -36,33 +36,6 @@ class ExampleConfig(Record):
     """Sequences one after the other without pads, or rows as long as the longest of the batch."""
     order: Literal["shuffled", "by_length"] = "shuffled"
     """Which examples stand together: any, or such as are about as long, which leaves a padded batch few pads."""
-
-
-@dataclass(frozen=True)
-class Features:
-    """The sequences of examples as token ids with their special tokens, and what is to be said of them."""
-
-    tokens: Ragged
-    types: Ragged | None
-    items: np.ndarray
-    """The sequences of item i are items[i]:items[i + 1]; (items + 1,)."""
-    example: np.ndarray
-    """Which example an item was made from, (items,)."""
-    targets: Mapping[str, "np.ndarray | Ragged"]
-    """By name: (items, …) for items; for tokens as many sequences as `tokens`, each as long, IGNORED where nothing is
-    to be said."""
-    cut: int = 0
-    """Sequences that lost tokens because they were too long."""
-    whole_lengths: np.ndarray | None = None
-    """The tokens each sequence would have if none were cut, where they were counted; (sequences,)."""
-
-    def __len__(self) -> int:
-        return len(self.example)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """The tokens of every item, all its sequences together, (items,)."""
-        return np.diff(self.tokens.starts[self.items])
 
 
 @dataclass(frozen=True)

@@ -1,42 +1,15 @@
 """Sequences of different lengths, one after the other, and how they are laid out as a batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
+from bertsmith.runtime.sequences import Ragged
 
-
-@dataclass(frozen=True)
-class Ragged:
-    """Token sequences one after the other; sequence i lies at starts[i]:starts[i + 1].
-
-    Shape: tokens (tokens,), int32; starts (sequences + 1,), int64.
-    """
-
-    tokens: np.ndarray
-    starts: np.ndarray
-
-    @classmethod
-    def of(cls, sequences: Sequence[Sequence[int] | np.ndarray]) -> "Ragged":
-        lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-        empty = np.empty(0, dtype=np.int32)
-        tokens = np.concatenate([empty, *(np.asarray(sequence, dtype=np.int32) for sequence in sequences)])
-        return cls(tokens, np.concatenate([[0], np.cumsum(lengths)]))
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return self.tokens[self.starts[index] : self.starts[index + 1]]
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """The tokens of every sequence, (sequences,)."""
-        return np.diff(self.starts)
+__all__ = ["Ragged", "packed", "padded"]
 
 
 def packed(sequences: Sequence[np.ndarray], filling: int) -> tuple[Tensor, SequenceLayout]:

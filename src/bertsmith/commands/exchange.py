@@ -1,6 +1,5 @@
 """`bertsmith import` and `bertsmith export`: models to and from other programs."""
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,6 +8,7 @@ from bertsmith.errors import InputError
 if TYPE_CHECKING:
     from bertsmith.checkpoint.hf import NativeChoice
     from bertsmith.engines.base import Inputs, Precision
+    from bertsmith.engines.onnx_graph import AskedHead
     from bertsmith.models.model import Model
 
 
@@ -52,6 +52,7 @@ def export_model(
     precision: Literal["float32", "int8", "int8_static"] = "float32",
     width: float = 1.0,
     depth: float = 1.0,
+    head: Literal["auto", "masked_tokens"] = "auto",
     data: str | None = None,
     part: Literal["encoder", "generator"] = "encoder",
     native: Literal["auto", "always", "never"] = "auto",
@@ -60,8 +61,8 @@ def export_model(
     """Write a model for another program.
 
     "hf" is a folder that transformers loads, without Bertsmith where it has a class that computes the same and after
-    `import bertsmith.hf` elsewhere; "onnx" one that ONNX Runtime runs, and that evaluate and
-    predict run as well if the model was fine-tuned.
+    `import bertsmith.hf` elsewhere; "onnx" one that ONNX Runtime runs, by bertsmith.runtime or, if the model was
+    fine-tuned, by evaluate and predict. README.md in the folder is its model card.
 
     Parameters
     ----------
@@ -77,8 +78,11 @@ def export_model(
         Share of the heads and neurons to keep in every layer.
     depth
         Share of the layers to keep.
+    head
+        Of ONNX, what the graph ends with: the task's head or else the last states; or the scores that fill masks.
     data
-        For int8_static: data of the model's task, as fine-tuning reads it; some of its training rows are run.
+        Of ONNX: data of the model's task, as fine-tuning reads it; on some of its training rows the graph is compared
+        with the model, and int8_static, which needs it, measures ranges.
     part
         Of a model that was trained against a generator: the encoder with its heads, or the generator.
     native
@@ -94,18 +98,40 @@ def export_model(
     from bertsmith.models.generator import part_of
 
     model, out = Path(model), Path(out)
-    check_form(to, precision)
-    if (precision == "int8_static") != (data is not None):
-        given = "no" if data is None else "one"
-        raise InputError(f"--precision is {precision!r} and {given} --data is given; int8_static needs it, others none")
+    check_form(to, precision, head)
+    if precision == "int8_static" and data is None:
+        raise InputError("--precision is 'int8_static' and no --data is given; it needs data to measure ranges on")
+    if to == "hf" and data is not None:
+        raise InputError(f"--data is {data!r} with --to hf, which reads none; allowed with --to onnx")
+    _check_source(model)
     subnet = Subnet.parse({"width": width, "depth": depth, **_depth_rule(model)}, source="the sub-network")
     check_out(out, force, model)
     loaded = part_of(load(model), part)
-    if (width, depth) != (1.0, 1.0):
+    cut = None if (width, depth) == (1.0, 1.0) else {"width": width, "depth": depth}
+    if cut is not None:
         loaded = extract(loaded, subnet)
     if to == "hf":
-        return _export_hf(loaded, model, out, native, force)
-    return _export_onnx(loaded, model, out, precision, data)
+        return _export_hf(loaded, model, out, cut, native, force)
+    return _export_onnx(loaded, model, out, cut, precision, head, data)
+
+
+def _check_source(model: Path) -> None:
+    """Raises a sentence if a folder holds what was made from a model, and no longer its weights."""
+    from bertsmith.engines.artefact import ARTEFACT_FILE, read_artefact
+
+    if not (model / ARTEFACT_FILE).is_file():
+        return
+    artefact = read_artefact(model)
+    if artefact.engine == "onnxruntime":
+        raise InputError(
+            f"{str(model)!r} is an ONNX folder already, in {artefact.precision}: bertsmith.runtime.load and bertsmith "
+            "predict run it as it is; to export another form, give the model it was made from"
+        )
+    if artefact.precision.startswith("int8"):
+        raise InputError(
+            f"{str(model)!r} holds {artefact.precision} codes for PyTorch instead of weights, which cannot be "
+            "exported; give the model it was made from"
+        )
 
 
 def _depth_rule(model: Path) -> dict[str, str]:
@@ -115,45 +141,55 @@ def _depth_rule(model: Path) -> dict[str, str]:
     return {"depth_rule": read_record(model).depth_rule} if (model / ELASTIC_FILE).is_file() else {}
 
 
-def _export_hf(loaded: "Model", model: Path, out: Path, native: "NativeChoice", force: bool) -> dict[str, Any]:
+def _export_hf(
+    loaded: "Model", model: Path, out: Path, cut: dict[str, float] | None, native: "NativeChoice", force: bool
+) -> dict[str, Any]:
     from bertsmith.checkpoint.hf import plan_hf
     from bertsmith.commands.output import claim, write_result
+    from bertsmith.engines.card import write_card
+    from bertsmith.engines.exporting import read_result
     from bertsmith.tasks.predictor import TASK_FILE, read_kept
 
     task = read_kept(model).plain() if (model / TASK_FILE).is_file() else None
     # before claiming: a model that cannot be exported must not cost the folder that is there
     plan = plan_hf(loaded, native=native, task=task)
+    result = read_result(model)  # before claiming, which may be this folder
     plan.write(claim(out, force, model))
+    write_card(out, loaded, out.resolve().name, result=result, subnet=cut, remark=plan.remark)
     figures = {**_figures(loaded), "form": plan.form, "architecture": plan.architecture, "remark": plan.remark}
     write_result(out, figures)
     _say(figures, out, plan.remark)
     return figures
 
 
-def _export_onnx(loaded: "Model", model: Path, out: Path, precision: "Precision", data: str | None) -> dict[str, Any]:
+def _export_onnx(
+    loaded: "Model",
+    model: Path,
+    out: Path,
+    cut: dict[str, float] | None,
+    precision: "Precision",
+    head: "AskedHead",
+    data: str | None,
+) -> dict[str, Any]:
     from bertsmith.checkpoint.files import NewFolder, read_json
     from bertsmith.commands.output import MARK, write_result
-    from bertsmith.engines.artefact import write_artefact
-    from bertsmith.engines.base import Artefact
-    from bertsmith.engines.onnx_engine import GRAPH_FILE, NOTES_FILE
-    from bertsmith.tasks.predictor import TASK_FILE
+    from bertsmith.engines.card import exactness, write_card
+    from bertsmith.engines.exporting import read_result, write_onnx
+    from bertsmith.runtime.graph import GRAPH_FILE, NOTES_FILE
+    from bertsmith.tasks.predictor import TASK_FILE, read_kept, write_kept
 
     samples = () if data is None else _samples(loaded, model, data)
     with NewFolder(out.resolve()) as new:
         (new / MARK).touch()
-        write_artefact(loaded, new, Artefact(engine="onnxruntime", precision=precision), samples)
-        if (model / TASK_FILE).is_file():
-            shutil.copyfile(model / TASK_FILE, new / TASK_FILE)
+        write_onnx(loaded, new, precision, samples, head)
+        if (model / TASK_FILE).is_file() and head == "auto":
+            write_kept(read_kept(model), new)
         notes, size = read_json(new / NOTES_FILE), (new / GRAPH_FILE).stat().st_size
-        difference = notes["largest_difference"]
-        figures = {**_figures(loaded), "precision": precision, "opset": notes["opset"]}
-        figures |= {"largest_difference": difference, "bytes": size}
+        write_card(new, loaded, out.resolve().name, result=read_result(model), subnet=cut)
+        kept = ("precision", "opset", "head", "largest_difference", "largest_absolute_difference", "compared_on")
+        figures = {**_figures(loaded), **{name: notes[name] for name in kept}, "bytes": size}
         write_result(new, figures)
-    remark = (
-        f"model.onnx: {size / 1e6:.1f} MB, {precision}, opset {notes['opset']}; its outputs differ from the model's by "
-        f"at most {difference:.1e} of the largest"
-    )
-    _say(figures, out, remark)
+    _say(figures, out, f"model.onnx: {size / 1e6:.1f} MB. {exactness(notes)}")
     return figures
 
 

@@ -21,6 +21,13 @@ ENGINES: dict[str, Engine] = {engine.name: engine for engine in (TorchEngine(), 
 
 def write_artefact(model: Model, folder: Path, artefact: Artefact, samples: Sequence[Inputs] = ()) -> None:
     """Puts a model into a folder that exists, for the engine and in the precision that are asked for."""
+    check_artefact(artefact)
+    ENGINES[artefact.engine].write(model, folder, artefact.precision, samples)
+    write_json(folder / ARTEFACT_FILE, artefact.plain())
+
+
+def check_artefact(artefact: Artefact) -> None:
+    """Raises a sentence if an engine does not have the precision, or lacks something on this machine."""
     engine = ENGINES[artefact.engine]
     if artefact.precision not in engine.precisions:
         allowed = ", ".join(engine.precisions)
@@ -28,8 +35,6 @@ def write_artefact(model: Model, folder: Path, artefact: Artefact, samples: Sequ
     missing = engine.missing()
     if missing is not None:
         raise InputError(f"engine is {engine.name!r}, which {missing}")
-    engine.write(model, folder, artefact.precision, samples)
-    write_json(folder / ARTEFACT_FILE, artefact.plain())
 
 
 def read_artefact(folder: Path) -> Artefact:

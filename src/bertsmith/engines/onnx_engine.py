@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,22 +13,29 @@ import torch
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
-from bertsmith.checkpoint.files import write_json
+from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.checkpoint.store import FORMAT, read_config
 from bertsmith.engines.base import Engine, Inputs, Precision
-from bertsmith.engines.onnx_graph import OPSET, check_graph, has_task_head, input_names, longest_input, write_graph
-from bertsmith.engines.onnx_precision import feed, quantise_dynamic, quantise_static, reduces_range
+from bertsmith.engines.onnx_graph import (
+    OPSET,
+    AskedHead,
+    check_graph,
+    graph_head,
+    graph_notes,
+    input_names,
+    write_graph,
+)
+from bertsmith.engines.onnx_precision import quantise_dynamic, quantise_static, reduces_range
+from bertsmith.engines.onnx_probes import Difference, compared, probes
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
+from bertsmith.runtime.graph import GRAPH_FILE, NOTES_FILE, Graph, GraphHead, open_session
 from bertsmith.text.tokenizer import Tokenizer
 
-GRAPH_FILE = "model.onnx"
-NOTES_FILE = "onnx.json"
 TOLERANCE = 1e-4
-"""The largest difference from the model, as a share of its largest output, that a float32 graph may have."""
-_PROBES = ((1,), (7,), (33, 12, 1), (128, 90, 127, 5))
-"""The lengths of the batches on which a graph is compared with its model."""
+"""The largest difference from the model that a float32 graph may have; where outputs are above 1, as a share of the
+largest."""
 
 
 class OnnxEngine(Engine):
@@ -39,47 +47,65 @@ class OnnxEngine(Engine):
     def missing(self) -> str | None:
         return _lacking("onnxruntime")
 
-    def write(self, model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs] = ()) -> None:
+    def write(
+        self,
+        model: Model,
+        folder: Path,
+        precision: Precision,
+        samples: Sequence[Inputs] = (),
+        *,
+        head: AskedHead = "auto",
+    ) -> None:
+        """Puts the graph and what belongs to it into a folder; `head` is what the graph ends with."""
         lacking = _lacking("onnxruntime", "onnx", "onnxscript")
         if lacking is not None:
             raise InputError(f"engine is {self.name!r}, which {lacking}")
         if precision == "int8_static" and not samples:
             raise InputError("precision is 'int8_static' and there are no samples to measure ranges on; give samples")
         check_graph(model)
+        ends_with = graph_head(model.config, head)
         with TemporaryDirectory(dir=folder, prefix=".onnx-") as place, torch.no_grad():
             new = Path(place)
-            self._write(_plain(model), new, precision, samples)
+            self._write(_plain(model), new, precision, samples, ends_with)
             for path in sorted(new.iterdir()):
                 path.replace(folder / path.name)
 
     def open(self, folder: Path, precision: Precision, *, threads: int | None = None) -> "OnnxRunner":
         config = read_config(folder)
+        notes = read_json(folder / NOTES_FILE) if (folder / NOTES_FILE).is_file() else {}
+        head = notes.get("head", graph_head(config))
         tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
-        return OnnxRunner(_session(folder / GRAPH_FILE, threads), config, tokenizer)
+        return OnnxRunner(open_session(folder / GRAPH_FILE, threads), config, tokenizer, head)
 
-    def _write(self, model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs]) -> None:
+    def _write(
+        self, model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs], head: GraphHead | None
+    ) -> None:
         write_json(folder / "config.json", {"bertsmith": FORMAT, "model": model.config.plain()})
         if model.tokenizer is not None:
             model.tokenizer.save(folder)
         path, names = folder / GRAPH_FILE, input_names(model.config)
         if precision == "float32":
-            write_graph(model, path)
+            write_graph(model, path, head)
         else:
             with TemporaryDirectory(dir=folder, prefix=".float32-") as place:
                 graph = Path(place) / GRAPH_FILE
-                write_graph(model, graph)
+                write_graph(model, graph, head)
                 if precision == "int8":
                     quantise_dynamic(graph, path)
                 else:
                     quantise_static(graph, path, names, samples)
-        difference = _difference(model, self.open(folder, precision), [*_probes(model), *samples[:4]])
-        if precision == "float32" and not difference <= TOLERANCE:
+        runner = OnnxRunner(open_session(path, None), model.config, model.tokenizer, head)
+        found = _difference(model, runner, samples)
+        if precision == "float32" and not found.absolute <= TOLERANCE * max(1.0, found.largest_output):
             raise InputError(
-                f"the ONNX graph of this model differs from it by {difference:.1e} of its largest output; "
-                f"allowed: up to {TOLERANCE:.0e}"
+                f"the ONNX graph of this model differs from it by {found.absolute:.1e} where the largest output is "
+                f"{found.largest_output:.1e}; allowed: up to {TOLERANCE:.0e} of it, or {TOLERANCE:.0e} if it is below 1"
             )
-        notes: dict[str, Any] = {"opset": OPSET, "inputs": list(names), "outputs": ["outputs"]}
-        notes |= {"precision": precision, "largest_difference": difference}
+        notes = {**asdict(graph_notes(model.config, head)), "outputs": ["outputs"]}
+        notes |= {"opset": OPSET, "precision": precision}
+        notes |= {"largest_difference": found.relative, "largest_absolute_difference": found.absolute}
+        notes |= {"largest_output": found.largest_output, "compared_on": found.inputs}
+        notes |= {"compared_sequences": found.sequences, "compared_lengths": [found.shortest, found.longest]}
         if precision != "float32":
             notes["weights_have_7_bits"] = reduces_range()
         write_json(folder / NOTES_FILE, notes)
@@ -88,12 +114,10 @@ class OnnxEngine(Engine):
 class OnnxRunner:
     """An ONNX file that answers batches as its model did."""
 
-    def __init__(self, session: Any, config: ModelConfig, tokenizer: Tokenizer | None) -> None:
-        self.session, self.config, self.tokenizer = session, config, tokenizer
-        self.is_for_tokens: bool = len(session.get_outputs()[0].shape) == 3
-        """Whether it speaks of every token: (batch, length, outputs)."""
-        self._names = input_names(config)
-        self._longest = longest_input(config)
+    def __init__(self, session: Any, config: ModelConfig, tokenizer: Tokenizer | None, head: GraphHead | None) -> None:
+        self.session, self.config, self.tokenizer, self.head = session, config, tokenizer, head
+        self.graph = Graph(session, graph_notes(config, head))
+        self.is_for_tokens = self.graph.is_for_tokens
 
     @property
     def device(self) -> torch.device:
@@ -112,10 +136,10 @@ class OnnxRunner:
 
         Shape: tokens and types (batch, length) or (tokens,).
         """
-        if self._longest is not None and layout.longest > self._longest:
-            raise InputError(f"a sequence may have {layout.longest} tokens; this model takes at most {self._longest}")
-        (array,) = self.session.run(None, feed(Inputs(tokens, layout, types), self._names))
-        found = torch.from_numpy(array)
+        rows, padded = layout.pad(tokens)
+        kinds = None if types is None else layout.pad(types)[0].long().numpy()
+        is_token = torch.ones_like(rows) if padded.is_token is None else padded.is_token
+        found = torch.from_numpy(self.graph.rows(rows.long().numpy(), is_token.numpy(), kinds))
         return layout.unpad(found, tokens) if self.is_for_tokens else found
 
 
@@ -125,55 +149,32 @@ def _lacking(*packages: str) -> str | None:
     return f"needs {' and '.join(missing)}: pip install 'bertsmith[onnx]'" if missing else None
 
 
-def _session(path: Path, threads: int | None) -> Any:
-    import onnxruntime
-
-    if not path.is_file():
-        raise InputError(f"{str(path)!r} does not exist")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or 0  # 0: as many as there are cores
-    options.log_severity_level = 3
-    try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its own classes, of no common base that is public
-        raise InputError(f"{str(path)!r} is not an ONNX file that this ONNX Runtime reads: {error}") from None
-
-
 def _plain(model: Model) -> Model:
     """The model in eval mode, in float32 and on the CPU; a copy if it is not so already."""
     is_plain = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters())
     return model if is_plain and not model.training else copy.deepcopy(model).to("cpu", torch.float32).eval()
 
 
-def _probes(model: Model) -> list[Inputs]:
-    """Batches of several shapes that look like texts: random pieces between the marks of the tokenizer."""
-    encoder, tokenizer, longest = model.config.encoder, model.tokenizer, longest_input(model.config)
-    generator, probes = torch.Generator().manual_seed(0), []
-    for asked in _PROBES:
-        lengths = torch.tensor([min(length, longest or length) for length in asked])
-        is_token = torch.arange(int(lengths.max())) < lengths[:, None]
-        tokens = torch.randint(0, encoder.vocabulary, is_token.shape, generator=generator)
-        if tokenizer is not None:
-            tokens[:, 0] = tokenizer.start
-            tokens[torch.arange(len(lengths)), lengths - 1] = tokenizer.separator
-            tokens = tokens.where(is_token, tokenizer.pad)
-        types = None
-        if encoder.embedding.types:
-            types = torch.randint(0, encoder.embedding.types, tokens.shape, generator=generator).sort().values
-        probes.append(Inputs(tokens, SequenceLayout.padded(is_token), types))
-    return probes
+def _difference(model: Model, runner: OnnxRunner, samples: Sequence[Inputs]) -> Difference:
+    """The largest difference between a graph and its model at real tokens."""
 
+    def real(outputs: Tensor, batch: Inputs) -> Tensor:
+        return outputs[batch.layout.is_token] if runner.is_for_tokens and batch.layout.is_token is not None else outputs
 
-def _difference(model: Model, runner: OnnxRunner, batches: Sequence[Inputs]) -> float:
-    """The largest difference between a graph and its model at real tokens, as a share of the model's largest output."""
-    differences = []
-    for batch in batches:
-        if has_task_head(model.config):
-            wanted = model.outputs(*batch)
-        else:
-            wanted = model.encoder(*batch, table=model.given_table)
-        found = runner.outputs(*batch)
-        if runner.is_for_tokens and batch.layout.is_token is not None:
-            wanted, found = wanted[batch.layout.is_token], found[batch.layout.is_token]
-        differences.append(float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-12)))
-    return max(differences)
+    def wants(batch: Inputs) -> Tensor:
+        if runner.head == "masked_tokens":
+            # by the way that training takes, with the places of all real tokens
+            is_token = torch.ones_like(batch.tokens) if batch.layout.is_token is None else batch.layout.is_token
+            states, _ = model.masked_states(*batch, is_token.flatten().nonzero().squeeze(-1))
+            scores: Tensor = model.heads["masked_tokens"](states, model.token_table)
+            return scores
+        if runner.head is None:
+            return real(model.encoder(*batch, table=model.given_table), batch)
+        return real(model.outputs(*batch), batch)
+
+    def finds(batch: Inputs) -> Tensor:
+        found = real(runner.outputs(*batch), batch)
+        return found.flatten(0, 1) if runner.head == "masked_tokens" and found.dim() == 3 else found
+
+    batches, said = probes(model, runner.head, samples)
+    return compared(batches, said, wants, finds)

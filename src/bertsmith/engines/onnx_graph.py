@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from bertsmith.batches.layout import SequenceLayout
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.heads import TaskHeadConfig
+from bertsmith.models.heads import MaskDecoderConfig, TaskHeadConfig
+from bertsmith.models.mask_decoder import MaskDecoder
 from bertsmith.models.model import Model
+from bertsmith.runtime.graph import GraphHead, GraphNotes
 
 OPSET = 20
 """The version of the operations: the first with Gelu, and one that all programs of the last years read."""
@@ -24,27 +27,64 @@ _TRACED = (2, 6)  # sequences and tokens of the inputs it is traced with; neithe
 _ANY = 2**20  # the most sequences, and tokens where a model has no limit: tracing wants a number
 
 
-class RowsModel(nn.Module):
-    """The model as a function of padded rows: what its task's head says, or without one the last states."""
+AskedHead = Literal["auto", "masked_tokens"]
+"""What a graph should end with: the task's head or, where there is none, the last states; or the scores of tokens."""
 
-    def __init__(self, model: Model) -> None:
+
+class RowsModel(nn.Module):
+    """The model as a function of padded rows: what a head says, or without one the last states."""
+
+    def __init__(self, model: Model, head: GraphHead | None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.head = model, head
         mixers = [block.mixer for block in model.encoder._blocks()]
         has_products = any("products" in forms for mixer in mixers for forms in mixer.forms)
         self.backend = "products" if has_products else "auto"
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Shape: (batch, length) each -> (batch, outputs), or (batch, length, outputs) where tokens are spoken of."""
-        if not has_task_head(self.model.config):
+        if self.head is None:
             return self.model(input_ids, attention_mask, token_type_ids, backend=self.backend)
         layout = SequenceLayout.rows(input_ids, attention_mask)
+        if self.head == "masked_tokens":
+            return _token_scores(self.model, input_ids, layout, token_type_ids, self.backend)
         return self.model.outputs(input_ids, layout, token_type_ids, backend=self.backend)
+
+
+def _token_scores(model: Model, tokens: Tensor, layout: SequenceLayout, types: Tensor | None, backend: str) -> Tensor:
+    """What the masked_tokens head says at every place, so that no shape depends on where masks stand.
+
+    Shape: tokens and types (batch, length) -> (batch, length, vocabulary).
+    """
+    table, encoder = model.given_table, model.encoder
+    if "mask_decoder" in model.heads:
+        decoder = model.heads["mask_decoder"]
+        assert isinstance(decoder, MaskDecoder)
+        below, block, call = encoder.before_last(tokens, layout, types, backend=backend, table=table)
+        states = encoder.final_norm(decoder.everywhere(below, block, call))
+    else:
+        states = encoder(tokens, layout, types, backend=backend, table=table)
+    scores: Tensor = model.heads["masked_tokens"](states, model.token_table)
+    return scores
 
 
 def has_task_head(config: ModelConfig) -> bool:
     """Whether a model was fine-tuned for a task."""
-    return any(isinstance(head, TaskHeadConfig) for head in config.heads)
+    return graph_head(config) is not None
+
+
+def graph_head(config: ModelConfig, asked: AskedHead = "auto") -> GraphHead | None:
+    """What the graph of a model ends with: the head asked for, or its task's; None for the last states."""
+    if asked not in get_args(AskedHead):
+        raise InputError(f"head is {asked!r}; {nearest(asked, get_args(AskedHead))}")
+    if asked == "masked_tokens":
+        kinds = [head.kind for head in config.heads]
+        if "masked_tokens" not in kinds:
+            have = ", ".join(kinds) or "none"
+            raise InputError(f"head is 'masked_tokens', which this model has not (its heads: {have}); allowed: auto")
+        return asked
+    found = next((head.kind for head in config.heads if isinstance(head, TaskHeadConfig)), None)
+    return cast(GraphHead | None, found)
 
 
 def input_names(config: ModelConfig) -> tuple[str, ...]:
@@ -53,10 +93,20 @@ def input_names(config: ModelConfig) -> tuple[str, ...]:
     return names if config.encoder.embedding.types else names[:2]
 
 
-def longest_input(config: ModelConfig) -> int | None:
+def longest_input(config: ModelConfig, head: GraphHead | None = None) -> int | None:
     """The most tokens a sequence may have; None where places are only relative and any length goes."""
     embedding, universal = config.encoder.embedding, config.encoder.universal
-    return embedding.longest if embedding.positions != "none" or universal is not None else None
+    limits = [embedding.longest] if embedding.positions != "none" or universal is not None else []
+    if head == "masked_tokens":
+        limits += [own.longest for own in config.heads if isinstance(own, MaskDecoderConfig)]
+    return min(limits, default=None)
+
+
+def graph_notes(config: ModelConfig, head: GraphHead | None) -> GraphNotes:
+    """All that a run-time must know of the graph of a model that ends with a head."""
+    embedding, longest = config.encoder.embedding, longest_input(config, head)
+    cut = embedding.longest if longest is None else min(embedding.longest, longest)
+    return GraphNotes(input_names(config), head, config.encoder.vocabulary, longest, cut, embedding.types)
 
 
 def check_graph(model: Model) -> None:
@@ -73,17 +123,17 @@ def check_graph(model: Model) -> None:
         raise InputError(f"this model has {size / 1024**3:.1f} GiB of weights; allowed in one ONNX file: up to 2 GiB")
 
 
-def write_graph(model: Model, path: Path) -> None:
-    """Writes a model that is in eval mode, in float32 and on the CPU as an ONNX file."""
+def write_graph(model: Model, path: Path, head: GraphHead | None) -> None:
+    """Writes a model that is in eval mode, in float32 and on the CPU as an ONNX file that ends with a head."""
     check_graph(model)
     with TemporaryDirectory(dir=path.parent, prefix=".graph-") as folder:
         traced = Path(folder) / "traced.onnx"
-        _trace(RowsModel(model), model.config, traced)
+        _trace(RowsModel(model, head), model.config, traced)
         _simplify(traced, path)
 
 
 def _trace(rows: RowsModel, config: ModelConfig, path: Path) -> None:
-    names, longest = input_names(config), longest_input(config)
+    names, longest = input_names(config), longest_input(config, rows.head)
     batch = torch.export.Dim("batch", max=_ANY)
     length = torch.export.Dim("length", max=longest or _ANY)
     tokens = torch.zeros(_TRACED[0], min(_TRACED[1], longest or _ANY), dtype=torch.long)

@@ -52,6 +52,14 @@ class MaskDecoder(nn.Module):
             queries = block(queries, call)
         return queries.index_select(0, order.argsort())
 
+    def everywhere(self, below: Tensor, block: Block, call: ForwardPass) -> Tensor:
+        """The states at every place of padded rows, (batch, length, width), as `forward` has them."""
+        queries = below + embedding(call.layout.positions(below[..., 0]), self.table)
+        call = replace(call, memory=Memory(below, call.layout))
+        for _ in range(self.steps):
+            queries = block(queries, call)
+        return queries
+
 
 def _query_layout(sequence: Tensor, layout: SequenceLayout) -> SequenceLayout:
     """How sorted queries lie, from the sequence each belongs to, (queries,)."""

@@ -11,25 +11,19 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
-from bertsmith.batches.examples import Features
 from bertsmith.engines.base import Runner
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Supervised
+from bertsmith.runtime.rows import row_of
+from bertsmith.runtime.sequences import Features, TextEncoding
 from bertsmith.settings import Record
 from bertsmith.text.tables import Table
-from bertsmith.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Encoding:
+class Encoding(TextEncoding):
     """How texts become the sequences of one model."""
-
-    tokenizer: Tokenizer
-    length: int
-    has_types: bool
-    """Whether the model tells the segments of a sequence apart by types."""
 
     @classmethod
     def of(cls, model: Runner, length: int) -> "Encoding":
@@ -165,13 +159,7 @@ class Task(Record, ABC, Generic[Example]):
 
     def row(self, given: Any) -> dict[str, Any]:
         """What a person gives for one prediction as a row: a mapping as it is, else its values by role."""
-        if isinstance(given, Mapping):
-            return dict(given)
-        columns = self.input_columns
-        values = [given] if len(columns) == 1 else list(given) if isinstance(given, tuple | list) else [given]
-        if len(values) != len(columns):
-            raise InputError(f"an input has {len(values)} values; this task reads {len(columns)}: {', '.join(columns)}")
-        return dict(zip(columns, values, strict=True))
+        return row_of(given, self.input_columns)
 
     def augmented(self, examples: Sequence[Example]) -> list[Example]:
         """What is trained on, given the training examples."""

@@ -8,24 +8,16 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from bertsmith.batches.examples import Features
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Classes
+from bertsmith.runtime.sequences import Features
+from bertsmith.runtime.tasks.texts import TextExample, class_answers, read_texts, text_features
 from bertsmith.tasks.base import Encoding, Judgement
 from bertsmith.tasks.labels import ClassWeights, confusion_counts, label_name, ordered_labels, weights_of
 from bertsmith.tasks.metrics.classes import class_judgement
-from bertsmith.tasks.texts import (
-    TextExample,
-    TextTask,
-    classifier_head,
-    in_both_orders,
-    read_texts,
-    softmax,
-    text_columns,
-    text_features,
-)
+from bertsmith.tasks.texts import TextTask, classifier_head, in_both_orders, text_columns
 from bertsmith.text.tables import Table
 
 _IMBALANCE = 5  # times that the commonest label may be as common as the rarest before it is said
@@ -101,13 +93,7 @@ class Classification(TextTask[LabelledText]):
     def answers(
         self, examples: Sequence[LabelledText], features: Features, outputs: Sequence[np.ndarray]
     ) -> list[dict[str, Any]]:
-        found = []
-        for scores in outputs:
-            shares = softmax(scores)
-            by_name = {name: float(share) for name, share in zip(self.labels, shares, strict=True)}
-            best = int(shares.argmax())
-            found.append({"answer": self.labels[best], "score": float(shares[best]), "scores": by_name})
-        return found
+        return class_answers(outputs, self.labels)
 
     def judged(self, examples: Sequence[LabelledText], answers: Sequence[Mapping[str, Any]]) -> Judgement:
         numbers = {name: number for number, name in enumerate(self.labels)}

@@ -2,20 +2,26 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from bertsmith.batches.examples import Features
-from bertsmith.batches.ragged import Ragged
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import EmbedderConfig
 from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity
 from bertsmith.objectives.supervised import Supervised
+from bertsmith.runtime.sequences import Features
+from bertsmith.runtime.tasks.embedding import (
+    EmbeddingExample,
+    asked_texts,
+    embedding_answers,
+    embedding_features,
+    embedding_row,
+    unit,
+)
 from bertsmith.tasks.base import Encoding, Judgement, Task
 from bertsmith.tasks.embedding_columns import (
     Columns,
@@ -27,23 +33,12 @@ from bertsmith.tasks.embedding_columns import (
 from bertsmith.tasks.metrics.similarity import (
     finding_judgement,
     likeness_judgement,
-    partner_ranks,
     similarity_judgement,
     spread_judgement,
 )
 from bertsmith.text.tables import Table
 
 Loss = Literal["in_batch", "similarity", "ranking", "contrastive", "dropout"]
-_DECIMALS = 7  # of the vectors that are written
-
-
-@dataclass(frozen=True)
-class EmbeddingExample:
-    """A text, perhaps its like and what is unlike it, and how alike the first two are."""
-
-    texts: tuple[str, ...]
-    value: float = math.nan
-    """Between 0 and 1 where the training data told the range; NaN where the data does not say it."""
 
 
 class Embedding(Task[EmbeddingExample]):
@@ -117,16 +112,18 @@ class Embedding(Task[EmbeddingExample]):
         return EmbedderConfig()
 
     def examples(self, table: Table, *, has_targets: bool = True) -> list[EmbeddingExample]:
-        columns = self._columns(table, has_targets=has_targets)
+        if not has_targets:
+            return [asked_texts(table, index, str(self.text), self.pair) for index in range(len(table))]
+        columns = self._columns(table)
         texts = [name for name in (columns["text"], columns["pair"], columns["negative"]) if name is not None]
-        label = columns["label"] if has_targets else None
-        found = []
-        for index in range(len(table)):
-            # a row to be answered may have one text where the training had pairs
-            own = texts if has_targets else [texts[0], *(name for name in texts[1:2] if name in table.rows[index])]
-            value = math.nan if label is None else self._value(table, index, label)
-            found.append(EmbeddingExample(tuple(table.text(index, name) for name in own), value))
-        return found
+        label = columns["label"]
+        return [
+            EmbeddingExample(
+                tuple(table.text(index, name) for name in texts),
+                math.nan if label is None else self._value(table, index, label),
+            )
+            for index in range(len(table))
+        ]
 
     def texts(self, examples: Sequence[EmbeddingExample]) -> Iterator[str]:
         return (text for example in examples for text in example.texts)
@@ -140,22 +137,7 @@ class Embedding(Task[EmbeddingExample]):
         return list(examples)
 
     def features(self, examples: Sequence[EmbeddingExample], encoding: Encoding) -> Features:
-        texts = list(self.texts(examples))
-        made = encoding.tokenizer.encode(texts, None, encoding.length, padding=False)
-        tokens = Ragged.of(made["input_ids"])
-        counts = np.array([len(example.texts) for example in examples], dtype=np.int64)
-        values = np.array([example.value for example in examples], dtype=np.float32)
-        targets: dict[str, np.ndarray | Ragged] = {"texts": _numbered(examples, int(counts.max(initial=1)))}
-        if not np.isnan(values).any():
-            targets["value"] = values
-        return Features(
-            tokens,
-            Ragged.of(made["token_type_ids"]) if encoding.has_types else None,
-            np.concatenate([[0], np.cumsum(counts)]),
-            np.arange(len(examples)),
-            targets,
-            int((tokens.lengths == encoding.length).sum()),
-        )
+        return embedding_features(examples, encoding)
 
     def objective(self, examples: Sequence[EmbeddingExample]) -> Supervised:
         if self.loss == "similarity":
@@ -169,24 +151,11 @@ class Embedding(Task[EmbeddingExample]):
     def answers(
         self, examples: Sequence[EmbeddingExample], features: Features, outputs: Sequence[np.ndarray]
     ) -> list[dict[str, Any]]:
-        """The vector of a text; of a pair the cosine and, where all pairs are alike, where the second is found."""
-        found: list[dict[str, Any]] = []
-        for vectors in outputs:
-            if vectors.ndim == 1:
-                found.append({"answer": [round(float(number), _DECIMALS) for number in vectors]})
-            else:
-                first, second = _unit(vectors[:2])
-                found.append({"answer": float(first @ second)})
-        if self.label is None and examples and all(len(example.texts) > 1 for example in examples):
-            first, second = (_unit(np.stack([vectors[side] for vectors in outputs])) for side in (0, 1))
-            ranks = partner_ranks(first, second, _numbered(examples, 3)[:, 1])
-            for answer, rank in zip(found, ranks.tolist(), strict=True):
-                answer["rank"] = rank
-        return found
+        return embedding_answers(examples, outputs, all_alike=self.label is None)
 
     def judged(self, examples: Sequence[EmbeddingExample], answers: Sequence[Mapping[str, Any]]) -> Judgement:
         if len(examples[0].texts) == 1:
-            return spread_judgement(_unit(np.array([answer["answer"] for answer in answers])), self.metric)
+            return spread_judgement(unit(np.array([answer["answer"] for answer in answers])), self.metric)
         values = np.array([example.value for example in examples])
         if np.isnan(values).any():
             return finding_judgement(np.array([answer["rank"] for answer in answers]), self.metric)
@@ -221,23 +190,14 @@ class Embedding(Task[EmbeddingExample]):
         return True
 
     def row(self, given: Any) -> dict[str, Any]:
-        """A text alone, or two that are to be compared."""
-        if isinstance(given, str):
-            return {str(self.text): given}
-        if isinstance(given, tuple | list) and len(given) == 2:
-            return {str(self.text): given[0], self.pair or "pair": given[1]}
-        if isinstance(given, Mapping):
-            return dict(given)
-        raise InputError(f"an input is {given!r}; allowed: a text, two of them, or a mapping")
+        return embedding_row(given, str(self.text), self.pair)
 
-    def _columns(self, table: Table, *, has_targets: bool) -> Columns:
+    def _columns(self, table: Table) -> Columns:
         """The columns of a table: those of the task, or the usual ones where it has none of that name.
 
         What is learned from texts alone is often evaluated on pairs with numbers.
         """
         own = {"text": self.text, "pair": self.pair, "negative": self.negative, "label": self.label}
-        if not has_targets:
-            return {**own, "pair": self.pair or "pair"}
         if self.loss != "dropout" or not len(table) or self.text in table.rows[0]:
             return own
         found = embedding_columns(table.rows[0])
@@ -250,19 +210,3 @@ class Embedding(Task[EmbeddingExample]):
         if self.lowest is None or self.highest is None:
             return number
         return (number - self.lowest) / (self.highest - self.lowest)
-
-
-def _numbered(examples: Sequence[EmbeddingExample], most: int) -> np.ndarray:
-    """Numbers that are equal where texts are, (examples, most); -1 where an example has no more."""
-    numbers: dict[str, int] = {}
-    table = np.full((len(examples), most), -1, dtype=np.int64)
-    for row, example in zip(table, examples, strict=True):
-        row[: len(example.texts)] = [numbers.setdefault(text, len(numbers)) for text in example.texts]
-    return table
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors of length 1 in float64, (vectors, width)."""
-    wide = vectors.astype(np.float64)
-    unit: np.ndarray = wide / np.maximum(np.linalg.norm(wide, axis=-1, keepdims=True), 1e-12)
-    return unit

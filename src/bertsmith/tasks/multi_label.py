@@ -8,22 +8,16 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from bertsmith.batches.examples import Features
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Labels
+from bertsmith.runtime.sequences import Features
+from bertsmith.runtime.tasks.texts import TextExample, label_answers, read_texts, text_features
 from bertsmith.tasks.base import Encoding, Judgement
 from bertsmith.tasks.labels import ordered_labels
 from bertsmith.tasks.metrics.labels import label_judgement
-from bertsmith.tasks.texts import (
-    TextExample,
-    TextTask,
-    classifier_head,
-    read_texts,
-    text_columns,
-    text_features,
-)
+from bertsmith.tasks.texts import TextTask, classifier_head, text_columns
 from bertsmith.text.tables import Table
 
 _COLUMNS = ("label", "labels")
@@ -96,14 +90,7 @@ class MultiLabel(TextTask[ManyLabelledText]):
     def answers(
         self, examples: Sequence[ManyLabelledText], features: Features, outputs: Sequence[np.ndarray]
     ) -> list[dict[str, Any]]:
-        found = []
-        for scores in outputs:
-            # tanh takes any score; exp of a large one overflows
-            shares = (0.5 * (1 + np.tanh(scores.astype(np.float64) / 2))).tolist()
-            by_name = dict(zip(self.labels, shares, strict=True))
-            said = [name for name, share in by_name.items() if share >= self.threshold]
-            found.append({"answer": said, "scores": by_name})
-        return found
+        return label_answers(outputs, self.labels, self.threshold)
 
     def judged(self, examples: Sequence[ManyLabelledText], answers: Sequence[Mapping[str, Any]]) -> Judgement:
         scores = np.array([[answer["scores"][name] for name in self.labels] for answer in answers])

@@ -7,22 +7,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bertsmith.batches.examples import Features
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Values
+from bertsmith.runtime.sequences import Features
+from bertsmith.runtime.tasks.texts import TextExample, read_texts, text_features, value_answers, value_scale
 from bertsmith.tasks.base import Encoding, Judgement
 from bertsmith.tasks.metrics.values import value_judgement
-from bertsmith.tasks.texts import (
-    TextExample,
-    TextTask,
-    classifier_head,
-    in_both_orders,
-    read_texts,
-    text_columns,
-    text_features,
-)
+from bertsmith.tasks.texts import TextTask, classifier_head, in_both_orders, text_columns
 from bertsmith.text.tables import Table
 
 
@@ -76,7 +69,7 @@ class Regression(TextTask[ValuedText]):
 
     def features(self, examples: Sequence[ValuedText], encoding: Encoding) -> Features:
         values = np.array([example.value for example in examples], dtype=np.float64)
-        lowest, span = self._scale
+        lowest, span = value_scale(self.lowest, self.highest, scale=self.scale)
         return text_features(examples, encoding, {"value": ((values - lowest) / span).astype(np.float32)})
 
     def augmented(self, examples: Sequence[ValuedText]) -> list[ValuedText]:
@@ -88,11 +81,7 @@ class Regression(TextTask[ValuedText]):
     def answers(
         self, examples: Sequence[ValuedText], features: Features, outputs: Sequence[np.ndarray]
     ) -> list[dict[str, Any]]:
-        lowest, span = self._scale
-        values = [float(output[0]) * span + lowest for output in outputs]
-        if self.clip and self.lowest is not None and self.highest is not None:
-            values = [min(max(value, self.lowest), self.highest) for value in values]
-        return [{"answer": value} for value in values]
+        return value_answers(outputs, self.lowest, self.highest, scale=self.scale, clip=self.clip)
 
     def judged(self, examples: Sequence[ValuedText], answers: Sequence[Mapping[str, Any]]) -> Judgement:
         said = np.array([answer["answer"] for answer in answers])
@@ -104,10 +93,3 @@ class Regression(TextTask[ValuedText]):
     def mistake(self, example: ValuedText, answer: Mapping[str, Any]) -> float:
         """How far an answer is from the right number."""
         return abs(float(answer["answer"]) - example.value)
-
-    @property
-    def _scale(self) -> tuple[float, float]:
-        """What 0 of the head stands for, and how far it is from there to what 1 stands for."""
-        if not self.scale or self.lowest is None or self.highest is None:
-            return 0.0, 1.0
-        return self.lowest, self.highest - self.lowest

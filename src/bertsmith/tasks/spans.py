@@ -7,24 +7,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from bertsmith.batches.examples import Features
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import SpansConfig
 from bertsmith.objectives.spans import Spans
+from bertsmith.runtime.sequences import Features
+from bertsmith.runtime.tasks.spans import span_answers
+from bertsmith.runtime.tasks.spans_windows import SpanExample, WindowFeatures, window_features
 from bertsmith.tasks.base import Encoding, Judgement, Task
 from bertsmith.tasks.metrics.answers import answer_judgement, f1
 from bertsmith.tasks.spans_rows import read_question
-from bertsmith.tasks.spans_text import (
-    NO_CANDIDATE,
-    Found,
-    best_spans,
-    distinct_texts,
-    no_answer_scores,
-    with_no_answer,
-)
-from bertsmith.tasks.spans_windows import SpanExample, WindowFeatures, window_features
-from bertsmith.tasks.texts import softmax
 from bertsmith.text.tables import Table
 
 _AROUND = 60  # characters of a passage on either side of an answer that are shown
@@ -99,41 +91,15 @@ class SpanAnswers(Task[SpanExample]):
         self, examples: Sequence[SpanExample], features: Features, outputs: Sequence[np.ndarray]
     ) -> list[dict[str, Any]]:
         assert isinstance(features, WindowFeatures)
-        candidates = best_spans(features, outputs, self.n_best, self.longest)
-        none = no_answer_scores(features, outputs)
-        return [
-            self._answer(
-                distinct_texts(candidates, index, features, example.context, self.n_best),
-                Found("", *none[index].tolist()),
-            )
-            for index, example in enumerate(examples)
-        ]
-
-    def _answer(self, found: list[Found], none: Found) -> dict[str, Any]:
-        """The best answer with all that were nearly as good."""
-        odds = none.score - found[0].score if found else NO_CANDIDATE
-        kept = with_no_answer(found, none, self.n_best) if self.may_be_unanswered or not found else found
-        shares = softmax(np.array([one.score for one in kept])).tolist()
-        says_none = not found or (bool(self.may_be_unanswered) and odds > self.null_threshold)
-        chosen = none if says_none else found[0]
-        return {
-            "answer": chosen.text,
-            "score": shares[kept.index(chosen)],
-            "begin": chosen.begin,
-            "end": chosen.end,
-            "null_odds": odds,
-            "n_best": [
-                {
-                    "text": one.text,
-                    "probability": share,
-                    "start_logit": one.start_score,
-                    "end_logit": one.end_score,
-                    "begin": one.begin,
-                    "end": one.end,
-                }
-                for one, share in zip(kept, shares, strict=True)
-            ],
-        }
+        return span_answers(
+            examples,
+            features,
+            outputs,
+            n_best=self.n_best,
+            longest=self.longest,
+            null_threshold=self.null_threshold,
+            may_be_unanswered=self.may_be_unanswered,
+        )
 
     def judged(self, examples: Sequence[SpanExample], answers: Sequence[Mapping[str, Any]]) -> Judgement:
         said = [answer["answer"] for answer in answers]

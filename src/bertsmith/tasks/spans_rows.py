@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from bertsmith.errors import InputError
-from bertsmith.tasks.spans_windows import SpanExample
+from bertsmith.runtime.tasks.spans import asked_question
+from bertsmith.runtime.tasks.spans_windows import SpanExample
 from bertsmith.text.tables import Table
 
 
@@ -11,11 +12,10 @@ def read_question(
     table: Table, index: int, columns: Mapping[str, str], impossible: str | None, *, has_targets: bool
 ) -> SpanExample:
     """The question of a row; `columns` are those of the id, the question, the context and the answers."""
-    name = table.rows[index].get(columns["id"], index)
-    question, context = (table.text(index, columns[role]) for role in ("question", "context"))
-    example = SpanExample(str(name), question, context)
+    example = asked_question(table, index, **{role: columns[role] for role in ("id", "question", "context")})
     if not has_targets:
         return example
+    question, context = example.question, example.context
     texts, starts = _answers(table, index, columns["answers"])
     is_impossible = _is_impossible(table, index, impossible)
     if is_impossible or (is_impossible is None and not texts):

@@ -2,47 +2,25 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.examples import Features
-from bertsmith.batches.ragged import Ragged
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.objectives.supervised import Tags
+from bertsmith.runtime.sequences import Features
+from bertsmith.runtime.tasks.tagging import TaggedWords, asked_words, document_numbers, read_words, tag_answers
+from bertsmith.runtime.tasks.tagging_schemes import Scheme, as_iob2, scheme_of, whole_labels
+from bertsmith.runtime.tasks.tagging_windows import tag_features
 from bertsmith.tasks.base import Encoding, Judgement, Task
 from bertsmith.tasks.labels import ClassWeights, confusion_counts, weights_of
 from bertsmith.tasks.metrics.entities import main_tag_metric, tag_judgement
-from bertsmith.tasks.tagging_schemes import Scheme, as_iob2, chunks, scheme_of, whole_labels
-from bertsmith.tasks.tagging_windows import tag_features
-from bertsmith.tasks.tagging_words import split_words
-from bertsmith.tasks.texts import softmax
 from bertsmith.text.tables import Table
 
 _WORDS = ("tokens", "words", "text", "sentence")
 _TAGS = ("ner", "ner_tags", "chunk", "chunk_tags", "pos", "pos_tags", "tags", "labels", "label")
-_DOCUMENT_MARK = "-DOCSTART-"
-
-
-@dataclass(frozen=True)
-class TaggedWords:
-    """The words of a sentence and the numbers of their tags."""
-
-    words: tuple[str, ...]
-    tags: tuple[int, ...] = ()
-    """Empty where they are not known."""
-    document: int = 0
-    """The number of the document it stands in."""
-    text: str | None = None
-    """The running text, where it was given as such …"""
-    places: tuple[tuple[int, int], ...] = ()
-    """… and where each word begins and ends in it."""
-    is_changed: bool = False
-    """Whether its tags were IOB1 and were changed to IOB2."""
 
 
 class Tagging(Task[TaggedWords]):
@@ -77,7 +55,7 @@ class Tagging(Task[TaggedWords]):
         if self.labels:
             main_tag_metric(self.metric, has_chunks=self.has_chunks)
             return self.changed(scheme=self.scheme or scheme_of(self.labels))
-        rows = [self._tags(train, index, len(self._words(train, index))) for index in range(len(train))]
+        rows = [self._tags(train, index, len(read_words(train, index, self.words))) for index in range(len(train))]
         seen = {tag for row in rows for tag in row}
         scheme = self.scheme or scheme_of(seen)
         if scheme == "iob":
@@ -96,17 +74,11 @@ class Tagging(Task[TaggedWords]):
     def examples(self, table: Table, *, has_targets: bool = True) -> list[TaggedWords]:
         numbers = {name: number for number, name in enumerate(self.labels)}
         found: list[TaggedWords] = []
-        for index, document in enumerate(self._documents(table)):
-            given = table.value(index, self.words)
-            if isinstance(given, str) and not has_targets:
-                places = tuple(split_words(given))
-                words = tuple(given[begin:end] for begin, end in places)
-                found.append(TaggedWords(words, (), document, given, places))
-                continue
-            words = self._words(table, index)
+        for index, document in enumerate(document_numbers(table, self.words, self.document)):
             if not has_targets:
-                found.append(TaggedWords(words, (), document))
+                found.append(asked_words(table, index, self.words, document))
                 continue
+            words = read_words(table, index, self.words)
             given_tags = self._tags(table, index, len(words))
             tags = as_iob2(given_tags) if self.scheme == "iob" else given_tags
             for place, tag in enumerate(tags):
@@ -139,17 +111,7 @@ class Tagging(Task[TaggedWords]):
     def answers(
         self, examples: Sequence[TaggedWords], features: Features, outputs: Sequence[np.ndarray]
     ) -> list[dict[str, Any]]:
-        best = [np.zeros(len(example.words), dtype=np.int64) for example in examples]
-        shares = [np.zeros(len(example.words)) for example in examples]
-        words = features.targets["word"]
-        assert isinstance(words, Ragged)
-        for item, example in enumerate(features.example.tolist()):
-            asked = words[item]
-            is_asked = asked != IGNORED
-            own = softmax(outputs[item][is_asked])  # (words of the item, labels)
-            best[example][asked[is_asked]] = own.argmax(-1)
-            shares[example][asked[is_asked]] = own.max(-1)
-        return [self._answer(*parts) for parts in zip(examples, best, shares, strict=True)]
+        return tag_answers(examples, features, outputs, self.labels, has_chunks=self.has_chunks)
 
     def judged(self, examples: Sequence[TaggedWords], answers: Sequence[Mapping[str, Any]]) -> Judgement:
         said = [answer["answer"] for answer in answers]
@@ -207,35 +169,6 @@ class Tagging(Task[TaggedWords]):
         """Whether tags mark chunks of words, not words alone."""
         return (self.scheme or scheme_of(self.labels)) != "plain"
 
-    def _answer(self, example: TaggedWords, best: np.ndarray, shares: np.ndarray) -> dict[str, Any]:
-        tags = [self.labels[number] for number in best.tolist()]
-        answer: dict[str, Any] = {"answer": tags, "score": float(shares.mean()) if tags else 1.0}
-        if self.has_chunks:
-            answer["entities"] = [_entity(example, *chunk, shares) for chunk in chunks(tags)]
-        return {**answer, "words": list(example.words), "scores": shares.tolist()}
-
-    def _documents(self, table: Table) -> list[int]:
-        """The number of each row's document: rows side by side with one name; without names all, up to a mark."""
-        numbers: list[int] = []
-        for index, row in enumerate(table):
-            is_new = index > 0 and (
-                row.get(self.document, "") != table.rows[index - 1].get(self.document, "")
-                or (self.document in row and row[self.document] is None)
-            )
-            given = row.get(self.words)
-            is_new |= bool(index and isinstance(given, list | tuple) and given and given[0] == _DOCUMENT_MARK)
-            numbers.append((numbers[-1] if numbers else 0) + is_new)
-        return numbers
-
-    def _words(self, table: Table, index: int) -> tuple[str, ...]:
-        given = table.value(index, self.words)
-        if not isinstance(given, list | tuple):
-            raise InputError(f"{table.place(index)}: {self.words!r} is {given!r:.60}; it must be a list of words")
-        for place, word in enumerate(given):
-            if not isinstance(word, str):
-                raise InputError(f"{table.place(index)}: {self.words!r} has {word!r} as word {place + 1}; not a string")
-        return tuple(given)
-
     def _tags(self, table: Table, index: int, words: int) -> list[str]:
         given = table.value(index, self.tags)
         if not isinstance(given, list | tuple):
@@ -252,16 +185,6 @@ class Tagging(Task[TaggedWords]):
                     f"{table.place(index)}: {self.tags!r} has {tag!r} for word {place + 1}; a tag is a name"
                 )
         return [str(tag) for tag in given]
-
-
-def _entity(example: TaggedWords, kind: str, begin: int, end: int, shares: np.ndarray) -> dict[str, Any]:
-    """A chunk as a person reads it: by characters where running text was given, else by words; as sure as its least
-    sure word."""
-    score = float(shares[begin:end].min())
-    if example.text is None:
-        return {"type": kind, "begin": begin, "end": end, "text": " ".join(example.words[begin:end]), "score": score}
-    first, last = example.places[begin][0], example.places[end - 1][1]
-    return {"type": kind, "begin": first, "end": last, "text": example.text[first:last], "score": score}
 
 
 def _tags_of(examples: Sequence[TaggedWords]) -> Iterator[int]:

@@ -84,12 +84,20 @@ def test_the_folder_says_what_is_in_it(precision: str, exported: dict[str, Path]
     folder = exported[precision]
     names = {path.name for path in folder.iterdir()} - {".bertsmith"}
     files = {"artefact.json", "config.json", "model.onnx", "onnx.json", "result.json", "task.json", "tokenizer.json"}
-    assert names - {"tokenizer_config.json"} == files
+    assert names - {"tokenizer_config.json"} == files | {"README.md"}
     assert json.loads((folder / "artefact.json").read_text()) == {"engine": "onnxruntime", "precision": precision}
     notes, result = (json.loads((folder / name).read_text()) for name in ("onnx.json", "result.json"))
     assert notes["opset"] == 20
     assert 0 < notes["largest_difference"] <= PRECISIONS[precision]
     assert result["largest_difference"] == notes["largest_difference"]
+    assert 0 < notes["largest_absolute_difference"] <= PRECISIONS[precision] * max(1, notes["largest_output"])
+    assert notes["compared_lengths"] == [1, 32]
+    is_sampled = precision == "int8_static"
+    assert notes["compared_on"] == "English messages of ours" + " and rows of the task's data" * is_sampled
+    card = (folder / "README.md").read_text()
+    assert f"{notes['largest_absolute_difference']:.1e}, at most {notes['largest_difference']:.1e} of" in card
+    assert f"Precision {precision}" in card
+    assert "opset 20" in card
     assert result["bytes"] == (folder / "model.onnx").stat().st_size
 
 
@@ -172,7 +180,7 @@ def test_a_graph_that_says_something_else_is_not_kept(
 ) -> None:
     monkeypatch.setattr(onnx_engine, "TOLERANCE", 0.0)
     with pytest.raises(
-        InputError, match=r"differs from it by \d\.\de-\d\d of its largest output; allowed: up to 0e\+00"
+        InputError, match=r"differs from it by \d\.\de-\d\d where the largest output is .* allowed: up to 0e\+00"
     ):
         bertsmith.export(cut, tmp_path / "onnx", to="onnx")
     assert list(tmp_path.iterdir()) == []
@@ -203,9 +211,35 @@ def test_flags_that_do_not_go_together(trained: Path, tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="--precision is 'int8_static' and no --data is given"):
         export_model(trained, out=out, to="onnx", precision="int8_static")
-    with pytest.raises(InputError, match="--precision is 'int8' and one --data is given"):
-        export_model(trained, out=out, to="onnx", precision="int8", data="x")
+    with pytest.raises(InputError, match="--data is 'x' with --to hf, which reads none"):
+        export_model(trained, out=out, data="x")
+    with pytest.raises(InputError, match="head is 'masked_tokens' with to = 'hf'"):
+        export_model(trained, out=out, head="masked_tokens")
+    with pytest.raises(InputError, match=r"head is 'masked_tokens', which this model has not \(its heads: tagger\)"):
+        export_model(trained, out=out, to="onnx", head="masked_tokens")
     assert not out.exists()
+
+
+def test_what_was_made_from_a_model_is_not_exported_again(
+    exported: dict[str, Path], trained: Path, tmp_path: Path
+) -> None:
+    from bertsmith.commands.exchange import export_model
+
+    with pytest.raises(
+        InputError, match=r"is an ONNX folder already, in int8: bertsmith\.runtime\.load and bertsmith pre"
+    ):
+        export_model(exported["int8"], out=tmp_path / "out", to="onnx")
+    codes, model = tmp_path / "codes", bertsmith.load(trained)
+    codes.mkdir()
+    write_artefact(model, codes, Artefact(engine="torch", precision="int8"))
+    with pytest.raises(InputError, match="holds int8 codes for PyTorch instead of weights"):
+        export_model(codes, out=tmp_path / "out", to="onnx")
+    assert not (tmp_path / "out").exists()
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    write_artefact(model, plain, Artefact(engine="torch", precision="float32"))
+    with pytest.raises(InputError, match="head is 'masked_tokens', which this model has not"):  # nothing else is wrong
+        export_model(plain, out=tmp_path / "out", to="onnx", head="masked_tokens")
 
 
 def test_the_public_name_is_the_function_whatever_was_imported_before() -> None:

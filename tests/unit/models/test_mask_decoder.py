@@ -200,3 +200,16 @@ def test_fill_mask_goes_through_it(corpus_folder: Path) -> None:
     for row, guess in zip(scores, guesses, strict=True):
         assert [piece for piece, _ in guess] == tokenizer.pieces(row.topk(2).indices.tolist())
         assert [share for _, share in guess] == pytest.approx(row.topk(2).values.tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_at_every_place_of_rows_at_once_it_says_the_same(name: str) -> None:
+    """What graphs for other programs take, where no shape may depend on the places."""
+    model = make(name)
+    is_token = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    layout = SequenceLayout.padded(is_token)
+    tokens = torch.randint(0, SIZE["vocabulary"], is_token.shape)
+    below, block, call = model.encoder.before_last(tokens, layout)
+    decoder = model.heads["mask_decoder"]
+    wanted = decoder(below, block, call, is_token.flatten().nonzero().squeeze(-1))
+    torch.testing.assert_close(decoder.everywhere(below, block, call)[is_token], wanted)

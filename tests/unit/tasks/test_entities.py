@@ -7,8 +7,8 @@ import pytest
 from sklearn.metrics import accuracy_score
 
 from bertsmith.errors import InputError
+from bertsmith.runtime.tasks.tagging_schemes import as_iob2, chunks, scheme_of, whole_labels
 from bertsmith.tasks.metrics.entities import tag_judgement
-from bertsmith.tasks.tagging_schemes import as_iob2, chunks, scheme_of, whole_labels
 
 # (tag before, tag) between which a chunk of one type ends, or begins; S, and B after E, which conlleval lacks, are as
 # in its ports to BIOES

@@ -14,10 +14,10 @@ from bertsmith.batches.examples import ExampleConfig, ExampleReader
 from bertsmith.batches.plan import Cursor, MicroBatchPlan
 from bertsmith.errors import InputError
 from bertsmith.objectives.spans import Spans
+from bertsmith.runtime.tasks.spans_windows import SpanExample, has_most_context, window_starts
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.recognise import recognise
 from bertsmith.tasks.spans import SpanAnswers
-from bertsmith.tasks.spans_windows import SpanExample, has_most_context, window_starts
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.squad_file import squad_table
 from bertsmith.text.tables import table_of

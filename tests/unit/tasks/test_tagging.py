@@ -11,14 +11,14 @@ import bertsmith
 from bertsmith.batches.batch import IGNORED
 from bertsmith.batches.examples import Features
 from bertsmith.errors import InputError
+from bertsmith.runtime.tasks.tagging_words import split_words
+from bertsmith.runtime.word_pieces import word_pieces
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.recognise import recognise
 from bertsmith.tasks.tagging import TaggedWords, Tagging
-from bertsmith.tasks.tagging_words import split_words
 from bertsmith.text.learn import SPECIAL_TOKENS, learn_tokenizer
 from bertsmith.text.tables import Table, table_of
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.text.word_pieces import word_pieces
 
 KINDS = {"Anna": "PER", "Bert": "PER", "Rome": "LOC", "Oslo": "LOC"}
 WORDS = ["the", "smith", "forges", "all-round", "gates", "near", ",", "unbreakable", "."]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertsmith.checkpoint.files import tensors_of, write_json, write_tensors
-from bertsmith.checkpoint.hf.card import card_text
 from bertsmith.checkpoint.hf.native import Native, check_exportable
 from bertsmith.checkpoint.hf.reading import renamed
 from bertsmith.checkpoint.hf.sentences import write_sentences
@@ -48,7 +47,7 @@ class HfExport:
         return str(self.settings["architectures"][0])
 
     def write(self, folder: Path) -> None:
-        """Puts config.json, the weights, the tokenizer, the task and the card into a folder that exists."""
+        """Puts config.json, the weights, the tokenizer and the task into a folder that exists."""
         if self.native is None:
             write_wrapped(self.model, folder, self.settings)
         else:
@@ -61,7 +60,6 @@ class HfExport:
         write_sentences(self.model.config, folder, length)
         if self.task is not None:
             write_json(folder / "task.json", dict(self.task))
-        (folder / "README.md").write_text(card_text(self.model, self.settings, self.remark), encoding="utf-8")
 
 
 def plan_hf(model: Model, *, native: NativeChoice = "auto", task: Task | None = None) -> HfExport:

@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from bertsmith.tasks.tagging_words import split_words
+from bertsmith.runtime.tasks.tagging_words import split_words
 
 Place = tuple[int, int]
 

@@ -74,24 +74,6 @@ def uniformity(vectors: np.ndarray) -> float:
     return -float(np.log((total - count) / (count * (count - 1))))
 
 
-def partner_ranks(first: np.ndarray, second: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """The place of each text's like among all different ones by cosine, from 1; those as close come before it.
-
-    Shape: first and second (pairs, width), of length 1; own (pairs,), numbers that are equal where the likes' texts are
-    -> (pairs,).
-    """
-    _, kept, column = np.unique(own, return_index=True, return_inverse=True)
-    candidates = second[kept]
-    found = []
-    for begin in range(0, len(first), _CHUNK):
-        columns = column[begin : begin + _CHUNK]
-        cosines = first[begin : begin + _CHUNK] @ candidates.T
-        rows = np.arange(len(columns))
-        # vectors that are all one find nothing, so a tie counts against the like
-        found.append((cosines >= cosines[rows, columns][:, None]).sum(1))
-    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
-
-
 def _precision(cosines: np.ndarray, is_alike: np.ndarray) -> float:
     return average_precision(_shares(cosines).numpy(), is_alike) if is_alike.any() else 0.0
 

@@ -7,10 +7,10 @@ import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from bertsmith.errors import InputError
+from bertsmith.runtime.tasks.embedding import partner_ranks
 from bertsmith.tasks.metrics.similarity import (
     finding_judgement,
     likeness_judgement,
-    partner_ranks,
     similarity_judgement,
     spread_judgement,
 )

@@ -5,11 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.examples import Features
-from bertsmith.batches.ragged import Ragged
 from bertsmith.errors import InputError
-from bertsmith.tasks.base import Encoding
+from bertsmith.runtime.sequences import IGNORED, Features, Ragged, TextEncoding
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ def has_most_context(tokens: int, starts: np.ndarray, lengths: np.ndarray) -> np
 
 
 def window_features(
-    examples: Sequence[SpanExample], encoding: Encoding, stride: int, question_length: int
+    examples: Sequence[SpanExample], encoding: TextEncoding, stride: int, question_length: int
 ) -> WindowFeatures:
     """All windows of all examples, in order; targets "start" and "end" where right answers are known.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.runtime.tokenizer import Tokenizer
 
 
 def word_pieces(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:

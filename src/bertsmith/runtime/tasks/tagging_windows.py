@@ -10,11 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.examples import Features
-from bertsmith.batches.ragged import Ragged
-from bertsmith.tasks.base import Encoding
-from bertsmith.text.word_pieces import word_pieces
+from bertsmith.runtime.sequences import IGNORED, Features, Ragged, TextEncoding
+from bertsmith.runtime.word_pieces import word_pieces
 
 _SPECIAL = 2  # the tokens at both ends of a sequence
 _PART = 0.75  # of a sequence, that a part of a split sentence fills at most, so that it has words around it
@@ -89,7 +86,7 @@ def tag_features(
     sentences: Sequence[Sequence[str]],
     documents: Sequence[int],
     tags: Sequence[Sequence[int]] | None,
-    encoding: Encoding,
+    encoding: TextEncoding,
     *,
     has_context: bool,
 ) -> Features:
@@ -122,7 +119,7 @@ def tag_features(
 
 
 def _add(
-    made: _Made, stretch: Stretch, index: int, own: tuple[int, int], within: tuple[int, int], encoding: Encoding
+    made: _Made, stretch: Stretch, index: int, own: tuple[int, int], within: tuple[int, int], encoding: TextEncoding
 ) -> None:
     """Adds the sequences of one sentence, whose words are those of `own`."""
     room = encoding.length - _SPECIAL

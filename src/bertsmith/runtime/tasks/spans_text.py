@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bertsmith.tasks.spans_windows import WindowFeatures
+from bertsmith.runtime.tasks.spans_windows import WindowFeatures
 
 NO_CANDIDATE = 1e9  # stands for infinity, which JSON cannot say
 _WINDOWS = 2048  # that are looked at together

@@ -1,0 +1,152 @@
+"""`load`: the model in an exported ONNX folder, which answers texts as the workbench's Predictor does."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertsmith.errors import InputError
+from bertsmith.runtime.graph import GRAPH_FILE, NOTES_FILE, Graph, GraphNotes, open_session, read_object
+from bertsmith.runtime.kinds import Kind, kind_of
+from bertsmith.runtime.rows import table_of
+from bertsmith.runtime.sequences import Features, TextEncoding
+from bertsmith.runtime.tasks.texts import softmax
+from bertsmith.runtime.tokenizer import Tokenizer
+
+TASK_FILE = "task.json"
+_BATCH_TOKENS = 512  # more run no faster on a CPU, and far slower where they outgrow its caches
+
+
+def load(folder: str | Path, *, threads: int | None = None, batch_tokens: int = _BATCH_TOKENS) -> "OnnxModel":
+    """The model in a folder that `bertsmith export --to onnx` wrote.
+
+    `threads` is how many ONNX Runtime computes with, None for as many as there are cores; a batch has at most
+    `batch_tokens`, pads counted in.
+    """
+    folder = Path(folder)
+    if not (folder / NOTES_FILE).is_file():
+        what = "has no " + NOTES_FILE if folder.is_dir() else "does not exist"
+        raise InputError(f"{str(folder)!r} {what}; give a folder that bertsmith export --to onnx wrote")
+    if batch_tokens < 1:
+        raise InputError(f"batch_tokens is {batch_tokens}; allowed: 1 or more")
+    graph = Graph(open_session(folder / GRAPH_FILE, threads), GraphNotes.read(folder))
+    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
+    kept = read_object(folder / TASK_FILE) if (folder / TASK_FILE).is_file() else None
+    return OnnxModel(graph, tokenizer, kept, batch_tokens)
+
+
+class OnnxModel:
+    """What `load` returns; may be shared between threads."""
+
+    def __init__(
+        self, graph: Graph, tokenizer: Tokenizer | None, kept: dict[str, Any] | None, batch_tokens: int
+    ) -> None:
+        self.graph, self.tokenizer, self.batch_tokens = graph, tokenizer, batch_tokens
+        self.kind: Kind | None = None if kept is None else kind_of(kept)
+        """The task, None where the folder has no task.json."""
+        sequences = (kept or {}).get("sequences")
+        self._length = sequences.get("length") if isinstance(sequences, dict) else None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the task's labels, in the order of the outputs; none where the task has none."""
+        return () if self.kind is None else tuple(self.kind.task.get("labels", ()))
+
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        """The answer for each input: a label, a number, tags, a text … as the task has it.
+
+        An input is a text; a tuple where the task reads several columns; or a mapping with these columns.
+        """
+        return [details["answer"] for details in self.details(inputs)]
+
+    def details(self, inputs: Sequence[Any]) -> list[dict[str, Any]]:
+        """All there is to say about each input, scores among it."""
+        if isinstance(inputs, str):
+            raise InputError("predict takes a list of inputs, and was given one string; put it in a list")
+        if self.kind is None:
+            raise InputError(f"this folder has no {TASK_FILE}, so its model answers no task; use encode or outputs")
+        encoding = self._encoding()
+        table = table_of([self.kind.row(given) for given in inputs], "inputs")
+        if not len(table):
+            return []
+        examples = self.kind.examples(table)
+        features = self.kind.features(examples, encoding)
+        return self.kind.answers(examples, features, self._items(features))
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """One vector per text: what the embedder head says, or without any head the mean of the token states.
+
+        Shape: (texts, width), float32.
+        """
+        if isinstance(texts, str):
+            raise InputError("encode takes a list of texts, and was given one string; put it in a list")
+        if self.graph.notes.head not in ("embedder", None):
+            raise InputError(
+                f"this graph ends with a {self.graph.notes.head} head, which gives no vectors of texts; export the "
+                "model before fine-tuning, or one fine-tuned for embedding"
+            )
+        found = self._texts(list(texts))
+        if self.graph.notes.head is None:
+            found = [states.mean(0) for states in found]
+        width = self.graph.session.get_outputs()[0].shape[-1]
+        return np.stack(found) if found else np.empty((0, width), dtype=np.float32)
+
+    def fill_mask(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
+        """For every mask in the text the likeliest pieces with their probabilities."""
+        if self.graph.notes.head != "masked_tokens":
+            raise InputError("this graph does not fill masks; export the model with --head masked_tokens")
+        if not isinstance(text, str):
+            raise InputError(f"fill_mask takes one text, and was given a {type(text).__name__}")
+        tokenizer = self._tokenizer()
+        tokens = tokenizer.encode([text], None, self.graph.notes.text_length)["input_ids"][0]
+        is_mask = tokens == tokenizer.mask
+        if not is_mask.any():
+            mask = tokenizer.pieces([tokenizer.mask])[0]
+            raise InputError(f"the text {text!r} has no {mask} to fill")
+        (scores,) = self.outputs([tokens])
+        shares = softmax(scores[is_mask])  # (masks, vocabulary)
+        best = np.argsort(-shares, axis=-1, kind="stable")[:, :top]
+        return [
+            list(zip(tokenizer.pieces(pieces), own[pieces].tolist(), strict=True))
+            for pieces, own in zip(best, shares, strict=True)
+        ]
+
+    def outputs(
+        self, sequences: Sequence[Sequence[int] | np.ndarray], types: Sequence[Sequence[int] | np.ndarray] | None = None
+    ) -> list[np.ndarray]:
+        """What the graph says of each sequence of token ids, marks of the tokenizer included.
+
+        Shape: (tokens,) each -> (outputs,) from heads for sequences, else (tokens, outputs), float32.
+        """
+        return self.graph.sequences(sequences, types, batch_tokens=self.batch_tokens)
+
+    def _texts(self, texts: list[str]) -> list[np.ndarray]:
+        made = self._tokenizer().encode(texts, None, self.graph.notes.text_length, padding=False)
+        return self.outputs(made["input_ids"], made["token_type_ids"] if self.graph.notes.types else None)
+
+    def _items(self, features: Features) -> list[np.ndarray]:
+        """The outputs item by item, those of several sequences stacked."""
+        tokens, types = features.tokens, features.types
+        count = len(tokens)
+        found = self.outputs(
+            [tokens[index] for index in range(count)],
+            None if types is None else [types[index] for index in range(count)],
+        )
+        bounds = features.items.tolist()
+        groups = (found[begin:end] for begin, end in pairwise(bounds))
+        return [group[0] if len(group) == 1 else np.stack(group) for group in groups]
+
+    def _encoding(self) -> TextEncoding:
+        length, longest = self._length, self.graph.notes.longest
+        if not isinstance(length, int):
+            raise InputError(f"{TASK_FILE} does not say sequences.length; export the model again")
+        if longest is not None and length > longest:
+            raise InputError(f"sequences.length is {length}; the model takes at most {longest}")
+        return TextEncoding(self._tokenizer(), length, self.graph.notes.types > 1)
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InputError("this ONNX folder has no tokenizer.json; export a model that has a tokenizer")
+        return self.tokenizer

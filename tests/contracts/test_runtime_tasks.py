@@ -1,0 +1,145 @@
+"""The run-time without PyTorch answers every kind of task as the Predictor does, whole models and sub-networks."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from task_cases import TASK_CASES
+
+import bertsmith
+from bertsmith.errors import InputError
+from bertsmith.layers.subnet import Subnet
+from bertsmith.runtime import OnnxModel, load
+from bertsmith.runtime.kinds import KINDS
+from bertsmith.tasks import TASKS
+from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
+from bertsmith.tasks.recognise import recognise
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.tables import table_of
+from bertsmith.training.starting import with_task_head
+
+QUICK = {"classification of pairs", "tagging in windows", "choice", "spans", "embedding of scored pairs"}
+LENGTH = 16
+NEEDED = ("numpy", "onnxruntime", "tokenizers")
+
+
+@dataclass(frozen=True)
+class Both:
+    """The predictor of half a model, the run-time of its exported folder, and rows to ask."""
+
+    predictor: Predictor
+    model: OnnxModel
+    folder: Path
+    rows: list[dict[str, Any]]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TASK_CASES],
+)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
+    case, folder = TASK_CASES[request.param], tmp_path_factory.mktemp("runtime")
+    table = table_of(case.rows, "rows")
+    plain = recognise(table, None if case.is_recognised else case.kind, [], case.task)
+    if case.kind == "spans":
+        plain |= {"stride": 3, "may_be_unanswered": True}
+    task = KeptTask.parse({"task": plain}).task.settled(table)
+    texts = list(task.texts(task.examples(table)))
+    tokenizer = learn_tokenizer(texts * 4, "wordpiece", 120, progress=False)
+    sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "longest": 32, "deviation": 0.3}
+    model = bertsmith.build(bertsmith.preset("bert-tiny", **sizes), seed=0)
+    model.tokenizer = tokenizer
+    model = bertsmith.extract(with_task_head(model, task.head(model.config), seed=0).eval(), Subnet(width=0.5))
+    kept = KeptTask.parse({"task": task.plain(), "sequences": {"length": LENGTH}})
+    bertsmith.save(model, folder / "model")
+    write_kept(kept, folder / "model")
+    bertsmith.export(model, folder / "onnx", to="onnx", task=folder / "model")
+    rows = [{name: row[name] for name in row if name not in case.targets} for row in case.rows]
+    if case.kind == "spans":
+        rows = [{**row, "context": f"{row['context']} " * 4} for row in rows]
+    return Both(Predictor(model, kept), load(folder / "onnx", threads=1, batch_tokens=40), folder / "onnx", rows)
+
+
+def alike(mine: Any, theirs: Any) -> bool:
+    """Whether two answers are the same, numbers to 1e-4."""
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        return list(mine) == list(theirs) and all(alike(mine[key], theirs[key]) for key in mine)
+    if isinstance(mine, list) and isinstance(theirs, list):
+        return len(mine) == len(theirs) and all(map(alike, mine, theirs))
+    if isinstance(mine, float) and isinstance(theirs, float):
+        return abs(mine - theirs) <= 1e-4 * max(1.0, abs(theirs))
+    return type(mine) is type(theirs) and mine == theirs
+
+
+def test_it_answers_as_the_predictor_does(both: Both) -> None:
+    predictor, model, rows = both.predictor, both.model, both.rows
+    expected, found = predictor.details(rows), model.details(rows)
+    assert alike(found, expected), (found, expected)
+    assert alike(model.predict(rows), predictor.predict(rows))
+    # one at a time as well, and the other way round
+    assert alike([model.details([row])[0]["answer"] for row in rows[:1]], predictor.predict(rows[:1]))
+    assert alike(model.predict(rows[::-1]), predictor.predict(rows[::-1]))
+    assert model.predict([]) == predictor.predict([]) == []
+    if predictor.task.kind == "spans":
+        examples = predictor.task.examples(table_of(rows, "rows"), has_targets=False)
+        assert len(predictor.task.features(examples, predictor.encoding)) > len(rows)  # passages have several windows
+
+
+def test_inputs_without_names_of_columns(both: Both) -> None:
+    predictor, model, rows = both.predictor, both.model, both.rows
+    columns = predictor.task.input_columns
+    given = [row[columns[0]] if len(columns) == 1 else tuple(row[column] for column in columns) for row in rows]
+    assert alike(model.details(given), predictor.details(given))
+    if predictor.task.kind in ("tagging", "embedding"):
+        texts = ["Bert Smith forges a gate, in New Rome", ""]  # running text; a text alone
+        assert alike(model.details(texts), predictor.details(texts))
+
+
+def test_what_cannot_be_answered_is_said_in_the_same_words(both: Both) -> None:
+    predictor, model, rows = both.predictor, both.model, both.rows
+    bad: list[Any] = ["a text", [{}], [3.5], [{**rows[0], predictor.task.input_columns[-1]: None}]]
+    for inputs in bad:
+        with pytest.raises(InputError) as theirs:
+            predictor.details(inputs)
+        with pytest.raises(InputError) as mine:
+            model.details(inputs)
+        assert str(mine.value) == str(theirs.value)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages with those that are needed, and nothing else."""
+    folder, home = tmp_path_factory.mktemp("packages"), Path(np.__file__).parents[1]
+    for path in home.iterdir():
+        if path.name.removesuffix(".libs") in NEEDED:
+            (folder / path.name).symlink_to(path)
+    (folder / "bertsmith").symlink_to(Path(bertsmith.__file__).parent)
+    return folder
+
+
+def test_it_answers_where_nothing_else_is_installed(both: Both, bare: Path) -> None:
+    code = """if True:
+        import json, sys
+        from bertsmith.runtime import load
+        model = load(sys.argv[1], threads=1)
+        json.dump(model.details(json.loads(sys.argv[2])), sys.stdout)
+        here = {name.split(".")[0] for name in sys.modules} - set(sys.stdlib_module_names) - {"__main__"}
+        assert here == {"bertsmith", "numpy", "onnxruntime", "tokenizers"}, here
+        ours = {name for name in sys.modules if name.startswith("bertsmith.")}
+        assert all(name.split(".")[1] in ("errors", "runtime") for name in ours), ours
+    """
+    command = [sys.executable, "-S", "-c", code, str(both.folder), json.dumps(both.rows)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(bare)})
+    assert done.returncode == 0, done.stderr
+    assert alike(json.loads(done.stdout), both.predictor.details(both.rows))
+
+
+def test_every_kind_of_task_has_one_here() -> None:
+    assert set(KINDS) == set(TASKS)
+    assert {TASK_CASES[name].kind for name in QUICK} | {"classification", "regression", "multi_label"} == set(TASKS)

@@ -1,0 +1,145 @@
+"""The run-time of exported folders without a task: vectors, masks, plain outputs, and what it says of bad input."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bertsmith
+from bertsmith.errors import InputError
+from bertsmith.models.model import Model
+from bertsmith.runtime import load
+from bertsmith.text.learn import learn_tokenizer
+
+TEXTS = ["the smith forges an iron gate", "no", "", "seven old lanterns near the harbour " * 9]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    tokenizer = learn_tokenizer(TEXTS * 4, "wordpiece", 90, progress=False)
+    sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "longest": 32, "deviation": 0.3}
+    made = bertsmith.build(bertsmith.preset("bert-tiny", **sizes), seed=0).eval()
+    made.tokenizer = tokenizer
+    return made
+
+
+@pytest.fixture(scope="module")
+def folders(model: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders by the head that their graph ends with."""
+    home = tmp_path_factory.mktemp("exported")
+    for head in ("auto", "masked_tokens"):
+        bertsmith.export(model, home / head, to="onnx", head=head)
+    return {head: home / head for head in ("auto", "masked_tokens")}
+
+
+def test_vectors_are_those_of_the_model(model: Model, folders: dict[str, Path]) -> None:
+    for tokens in (1, 50, 2048):
+        found = load(folders["auto"], threads=1, batch_tokens=tokens).encode(TEXTS)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, model.encode(TEXTS).numpy(), rtol=0, atol=1e-5)
+    assert load(folders["auto"]).encode([]).shape == (0, 32)
+
+
+def test_masks_are_filled_as_the_model_fills_them(model: Model, folders: dict[str, Path]) -> None:
+    runtime, text = load(folders["masked_tokens"], threads=1), "the [MASK] forges [MASK] gate"
+    for top in (1, 4):
+        mine, theirs = runtime.fill_mask(text, top=top), model.fill_mask(text, top=top)
+        assert [[piece for piece, _ in own] for own in mine] == [[piece for piece, _ in own] for own in theirs]
+        shares = [[share for _, share in own] for own in mine]
+        np.testing.assert_allclose(shares, [[share for _, share in own] for own in theirs], rtol=1e-4)
+    with pytest.raises(InputError, match=r"the text 'no mask' has no \[MASK\] to fill"):
+        runtime.fill_mask("no mask")
+
+
+def test_outputs_are_those_of_the_graph_in_any_batch(model: Model, folders: dict[str, Path]) -> None:
+    runtime = load(folders["auto"], threads=1, batch_tokens=12)
+    sequences = [[5, 6, 7], [8], list(range(5, 25)), [9, 9]]
+    for found, own in zip(runtime.outputs(sequences), sequences, strict=True):
+        with torch.no_grad():
+            wanted = model(torch.tensor([own]))[0]
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=0, atol=1e-5)
+
+
+def test_threads_are_those_asked_for(folders: dict[str, Path]) -> None:
+    options = load(folders["auto"], threads=2).graph.session.get_session_options()
+    assert options.intra_op_num_threads == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda model: model.predict(["a text"]), r"this folder has no task\.json, so its model answers no task"),
+        (lambda model: model.encode("a text"), "encode takes a list of texts, and was given one string"),
+        (lambda model: model.encode([3]), r"texts\[0\] is a int; it must be a string"),
+        (lambda model: model.fill_mask("a [MASK]"), "this graph does not fill masks; export the model with --head mas"),
+        (lambda model: model.outputs([[5], []]), "sequence 1 is no list of token ids with at least one of them"),
+        (lambda model: model.outputs([[0.5]]), "sequence 0 is no list of token ids"),
+        (lambda model: model.outputs([[5, 10**6]]), "sequence 0 has a token id outside the vocabulary: 0 to"),
+        (lambda model: model.outputs([[5]], [[0, 0]]), "sequence 0 has 1 tokens and 2 types"),
+        (lambda model: model.outputs([[5]], [[2]]), "sequence 0 has a type outside 0 to 1"),
+        (lambda model: model.outputs([[5], [6]], [[0]]), "there are 2 sequences and types of 1"),
+    ],
+)
+def test_bad_input_is_said_in_a_sentence(folders: dict[str, Path], call: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        call(load(folders["auto"], threads=1))
+
+
+def test_folders_that_cannot_be_opened(folders: dict[str, Path], model: Model, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist; give a folder that bertsmith export --to onnx wrote"):
+        load(tmp_path / "nowhere")
+    bertsmith.save(model, tmp_path / "model")
+    with pytest.raises(InputError, match=r"has no onnx\.json; give a folder"):
+        load(tmp_path / "model")
+    with pytest.raises(InputError, match="threads is 0; allowed: 1 or more, or None"):
+        load(folders["auto"], threads=0)
+    with pytest.raises(InputError, match="batch_tokens is 0; allowed: 1 or more"):
+        load(folders["auto"], batch_tokens=0)
+    broken = shutil.copytree(folders["auto"], tmp_path / "broken")
+    notes = json.loads((broken / "onnx.json").read_text())
+    (broken / "onnx.json").write_text(json.dumps({name: notes[name] for name in notes if name != "longest"}))
+    with pytest.raises(InputError, match=r"onnx\.json' does not say longest; export the model again"):
+        load(broken)
+    (broken / "onnx.json").write_text("{")
+    with pytest.raises(InputError, match=r"onnx\.json' cannot be read as JSON"):
+        load(broken)
+    (broken / "onnx.json").write_text(json.dumps(notes))
+    (broken / "model.onnx").write_bytes(b"nothing")
+    with pytest.raises(InputError, match="is not an ONNX file that this ONNX Runtime reads"):
+        load(broken)
+    (broken / "model.onnx").unlink()
+    with pytest.raises(InputError, match=r"model\.onnx' does not exist"):
+        load(broken)
+
+
+def test_a_folder_without_a_tokenizer_says_so(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(folders["auto"], tmp_path / "bare")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match=r"this ONNX folder has no tokenizer\.json"):
+        load(folder).encode(["a text"])
+
+
+def test_a_task_that_is_not_wholly_there_says_so(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(folders["auto"], tmp_path / "task")
+    for task, sentence in {
+        '{"task": {"kind": "classificaton"}}': "task.kind is 'classificaton'; did you mean 'classification'",
+        '{"task": 3}': r"task\.json does not say task; export",
+        '{"task": {}}': r"task\.json does not say task\.kind",
+    }.items():
+        (folder / "task.json").write_text(task)
+        with pytest.raises(InputError, match=sentence):
+            load(folder)
+    (folder / "task.json").write_text(
+        '{"task": {"kind": "classification", "text": "text", "pair": null}, "sequences": 3}'
+    )
+    with pytest.raises(InputError, match=r"task\.json does not say sequences\.length"):
+        load(folder).predict(["a text"])
+    (folder / "task.json").write_text(
+        '{"task": {"kind": "classification", "text": "text", "pair": null}, "sequences": {"length": 16}}'
+    )
+    with pytest.raises(InputError, match=r"task\.json does not say task\.labels"):
+        load(folder).predict(["a text"])

@@ -82,5 +82,5 @@ def test_the_task_goes_along_from_python(run: Path, tmp_path: Path) -> None:
     assert bertsmith.Predictor.load(tmp_path / "hf").predict(TEXTS) == bertsmith.Predictor.load(run).predict(TEXTS)
     bertsmith.export(bertsmith.load(run), tmp_path / "hf", force=True)
     assert not (tmp_path / "hf" / "task.json").exists()
-    with pytest.raises(InputError, match=r"'[^']*task\.json' does not exist"):
+    with pytest.raises(InputError, match=r"which has no task\.json"):
         bertsmith.export(bertsmith.load(run), tmp_path / "other", task=tmp_path)

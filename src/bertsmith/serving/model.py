@@ -46,6 +46,8 @@ class ServedModel:
     """What is known of the sub-networks of an elastic model."""
     rows: Rows = "packed"
     """How its batches lie."""
+    threads: int = 1
+    """Of one product; several batches may be worked on at a time."""
     networks: dict[Subnet, Model] = field(default_factory=dict)
     """The smaller sizes of the ladder as models of their own."""
 
@@ -61,15 +63,16 @@ class ServedModel:
     ) -> "ServedModel":
         """What a folder holds, tried and ready; raises InputError with a sentence if it cannot be served.
 
-        `threads` are those of one product; `floor` is the share of its whole score that an elastic model must keep.
+        `threads` are those of one product, 1 unless they are given: the cores work on batches of their own, which wait
+        for each other in nothing. `floor` is the share of its whole score that an elastic model must keep.
         """
         folder = Path(folder)
         _check_folder(folder)
-        if threads is not None and threads < 1:
+        threads = 1 if threads is None else threads
+        if threads < 1:
             raise InputError(f"threads is {threads}; allowed: 1 or more")
         runner = open_runner(folder, device=device, threads=threads)
-        if threads is not None:
-            torch.set_num_threads(threads)
+        torch.set_num_threads(threads)
         model = runner if isinstance(runner, Model) else runner.model if isinstance(runner, ModelRunner) else None
         if runner.tokenizer is None:
             raise InputError(f"{str(folder)!r} has no tokenizer.json, so no text can be given to its model")
@@ -92,6 +95,7 @@ class ServedModel:
             model=model,
             record=record,
             rows="packed" if engine == "torch" else "fixed" if engine == "compiled" else "padded",
+            threads=threads,
             networks={} if model is None else _networks(model, ladder),
         )
         served.warm_up()
@@ -133,7 +137,7 @@ class ServedModel:
 
     def answers(self, work: Work, asked: list[Asked], subnet: Subnet | None = None) -> list[np.ndarray]:
         """What is said of sequences that are worked on together, in their order (serving/work.py has the shapes)."""
-        network = None if subnet is None else self.networks.get(subnet)
+        network = None if subnet is None or work == "fill_mask" else self.networks.get(subnet)
         if network is not None:
             return answers(network, work, asked, rows=self.rows, pad=self.tokenizer.pad)
         return answers(self.runner, work, asked, rows=self.rows, pad=self.tokenizer.pad, subnet=subnet)
@@ -175,15 +179,19 @@ def _works(runner: Runner, model: Model | None, kept: KeptTask | None) -> frozen
 def _networks(model: Model, ladder: Ladder) -> dict[Subnet, Model]:
     """The smaller sizes as models of their own, which are faster than the whole one cut in every call.
 
-    What is not cut, the embedding first of all, is the whole model's.
+    They share what is not cut, the embedding first of all, and layers that are cut alike.
     """
-    made = {}
+    made: dict[Subnet, Model] = {}
+    units, whole = model.encoder.units, model.encoder
+    blocks = {(index, cut): whole.blocks[index] for index, cut in enumerate(units)}
     for rung in ladder.rungs:
         if rung.subnet is None:
             continue
         small = extract(model, rung.subnet)
-        small.encoder.embedding, small.encoder.final_norm = model.encoder.embedding, model.encoder.final_norm
-        small.encoder.relative = model.encoder.relative
+        small.encoder.embedding, small.encoder.final_norm = whole.embedding, whole.final_norm
+        small.encoder.relative = whole.relative
+        for place, cut in enumerate(rung.subnet.cuts(units)):
+            small.encoder.blocks[place] = blocks.setdefault(cut, small.encoder.blocks[place])
         for kind in small.heads:
             small.heads[kind] = model.heads[kind]
         made[rung.subnet] = small.eval()

@@ -14,6 +14,8 @@ from bertsmith.engines.onnx_graph import has_task_head, longest_input
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import MaskDecoderConfig
 from bertsmith.models.model import Model
 from bertsmith.serving.computing import Rows, answers
 from bertsmith.serving.ladder import Ladder
@@ -101,10 +103,20 @@ class ServedModel:
         served.warm_up()
         return served
 
+    def longest(self, work: Work) -> int:
+        """The most tokens a sequence may have; where a model takes any number, as many as it was made for."""
+        embedding = self.runner.config.encoder.embedding
+        limits = [longest_input(self.runner.config) or max(embedding.longest, self.encoding.length)]
+        if work == "fill_mask":
+            limits += [head.longest for head in self._filling.heads if isinstance(head, MaskDecoderConfig)]
+        return min(limits)
+
     @property
-    def longest(self) -> int | None:
-        """The most tokens a sequence may have; None if any number goes."""
-        return longest_input(self.runner.config)
+    def _filling(self) -> ModelConfig:
+        """The config of what fills masks: the model, or the generator beside it."""
+        config = self.runner.config
+        has_head = any(head.kind == "masked_tokens" for head in config.heads)
+        return config if has_head or config.generator is None else config.generator.model
 
     @property
     def has_embedder(self) -> bool:
@@ -117,22 +129,21 @@ class ServedModel:
             raise InputError(f"work is {work!r}; {self.name!r} does {', '.join(sorted(self.works))}")
         tokens, types, places = asked.tokens, asked.types, asked.places
         encoder = self.runner.config.encoder
-        longest = self.longest
-        if tokens.ndim != 1 or not len(tokens) or (longest is not None and len(tokens) > longest):
-            told = f"1 to {longest} tokens" if longest is not None else "1 token or more"
-            raise InputError(f"a sequence has the shape {tokens.shape}; {self.name!r} takes {told}")
+        longest = self.longest(work)
+        if tokens.ndim != 1 or not 1 <= len(tokens) <= longest:
+            raise InputError(f"a sequence has the shape {tokens.shape}; {self.name!r} takes 1 to {longest} tokens")
         if int(tokens.min()) < 0 or int(tokens.max()) >= encoder.vocabulary:
             raise InputError(f"a sequence holds a token outside of 0 to {encoder.vocabulary - 1}")
         kinds = max(1, encoder.embedding.types)
         if types is not None and (types.shape != tokens.shape or int(types.min()) < 0 or int(types.max()) >= kinds):
             raise InputError(f"types must be as many as tokens, each from 0 to {kinds - 1}")
-        if work == "fill_mask" and (
-            places is None or not len(places) or int(places.min()) < 0 or int(places.max()) >= len(tokens)
-        ):
+        if work == "fill_mask" and (places is None or not set(places.tolist()) <= set(range(len(tokens)))):
             raise InputError(f"places must be given for fill_mask, each from 0 to {len(tokens) - 1}")
+        if work == "fill_mask" and places is not None and not 0 < len(np.unique(places)) == len(places):
+            raise InputError("places must hold one place or more, and none twice")
         if subnet is not None:
-            if self.model is None:
-                raise InputError(f"subnet is given, and {self.name!r} has one size; allowed: None")
+            if self.model is None or (work == "fill_mask" and self._filling is not self.runner.config):
+                raise InputError(f"subnet is given, and {self.name!r} has one size for {work}; allowed: None")
             subnet.cuts(self.model.encoder.units)
 
     def answers(self, work: Work, asked: list[Asked], subnet: Subnet | None = None) -> list[np.ndarray]:

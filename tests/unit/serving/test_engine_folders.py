@@ -1,0 +1,126 @@
+"""Folders that are opened to be served: what each can do, and what is said of one that cannot be served."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_cases import LENGTH, sequences, tiny_folder
+
+import bertsmith
+from bertsmith.engines.artefact import write_artefact
+from bertsmith.engines.base import Artefact
+from bertsmith.errors import InputError
+from bertsmith.serving.computing import groups
+from bertsmith.serving.engine import BatchingEngine
+from bertsmith.serving.model import ServedModel
+
+
+@pytest.mark.parametrize(
+    ("task", "works"),
+    [
+        (None, {"vectors", "fill_mask"}),
+        ("classification", {"task", "vectors"}),
+        ("tagging", {"task", "vectors"}),
+        ("embedding", {"task", "vectors"}),
+    ],
+)
+def test_a_folder_does_what_its_heads_do(tmp_path: Path, task: str | None, works: set[str]) -> None:
+    served = ServedModel.open(tiny_folder(tmp_path / "model", task))
+    assert served.works == works
+    assert served.name == "model"
+    assert served.encoding.length == (32 if task is None else LENGTH)
+    assert (served.kept is None) == (task is None)
+    assert len(served.ladder) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "works"),
+    [(None, {"vectors"}), ("tagging", {"task"}), ("embedding", {"task", "vectors"})],
+)
+def test_onnx_says_what_pytorch_says(tmp_path: Path, task: str | None, works: set[str]) -> None:
+    plain = tiny_folder(tmp_path / "plain", task)
+    (tmp_path / "onnx").mkdir()
+    write_artefact(bertsmith.load(plain), tmp_path / "onnx", Artefact(engine="onnxruntime"))
+    if task is not None:
+        shutil.copy(plain / "task.json", tmp_path / "onnx")
+    served, model = ServedModel.open(tmp_path / "onnx", name="graph"), ServedModel.open(plain)
+    assert served.works == works
+    assert (served.name, served.model, served.rows) == ("graph", None, "padded")
+    asked = sequences(40)
+    engine = BatchingEngine(served)
+    engine.start()
+    for work in works:
+        answered = asyncio.run(engine.submit(work, asked))  # type: ignore[arg-type]
+        for output, wanted in zip(answered.outputs, model.answers(work, asked), strict=True):  # type: ignore[arg-type]
+            np.testing.assert_allclose(output, wanted, rtol=1e-3, atol=1e-4)
+    with pytest.raises(InputError, match="subnet is given, and 'graph' has one size for"):
+        asyncio.run(engine.submit("vectors" if task is None else "task", asked, subnet=bertsmith.Subnet(width=0.5)))
+    engine.close()
+    if task == "tagging":
+        (tmp_path / "onnx" / "task.json").unlink()
+        with pytest.raises(InputError, match=r"has a task's head and no task\.json"):
+            ServedModel.open(tmp_path / "onnx")
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8_weights"])
+def test_artefacts_of_pytorch_are_served(tmp_path: Path, precision: str) -> None:
+    plain = tiny_folder(tmp_path / "plain", "classification")
+    (tmp_path / "small").mkdir()
+    write_artefact(
+        bertsmith.load(plain), tmp_path / "small", Artefact.parse({"engine": "torch", "precision": precision})
+    )
+    shutil.copy(plain / "task.json", tmp_path / "small")
+    served, model = ServedModel.open(tmp_path / "small"), ServedModel.open(plain)
+    assert served.rows == "packed"
+    asked = sequences(10)
+    for output, wanted in zip(served.answers("task", asked), model.answers("task", asked), strict=True):
+        assert output.dtype == np.float32
+        np.testing.assert_allclose(output, wanted, rtol=0.1, atol=0.1)
+
+
+def test_rows_of_few_shapes_say_the_same(tmp_path: Path) -> None:
+    """Compiled code is made for every shape: batches are filled up to the next, and the filling is not answered."""
+    served = ServedModel.open(tiny_folder(tmp_path / "model", "tagging"))
+    asked = sequences(21, longest=32)
+    wanted = served.answers("task", asked)
+    for rows in ("fixed", "padded"):
+        changed = ServedModel(**{**vars(served), "rows": rows})
+        for output, own in zip(changed.answers("task", asked), wanted, strict=True):
+            np.testing.assert_allclose(output, own, rtol=1e-3, atol=1e-5)
+
+
+def test_rows_are_of_about_one_length() -> None:
+    lengths = [100, 3, 80, 16, 70, 12, 5]
+    assert groups(lengths, "packed") == [[0, 2, 4, 3, 5, 6, 1]]
+    assert groups(lengths, "padded") == [[0, 2], [4], [3, 5, 6, 1]]
+    assert groups(lengths, "fixed") == [[0, 2, 4], [3, 5, 6, 1]]
+
+
+def test_the_record_of_an_elastic_model_is_kept(tmp_path: Path) -> None:
+    served = ServedModel.open(tiny_folder(tmp_path / "model", "classification", is_elastic=True), floor=0.9)
+    assert served.record is not None
+    assert len(served.ladder) == 3
+    plain = ServedModel.open(tiny_folder(tmp_path / "plain", "classification"), floor=0.9)
+    assert plain.record is None
+    assert len(plain.ladder) == 1
+
+
+def test_what_is_wrong_with_a_folder_is_said_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"model folder '.*nowhere' does not exist"):
+        ServedModel.open(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"has no config\.json, so it is no folder of a model"):
+        ServedModel.open(tmp_path)
+    folder = tiny_folder(tmp_path / "model", "classification")
+    with pytest.raises(InputError, match="threads is 0; allowed: 1 or more"):
+        ServedModel.open(folder, threads=0)
+    with pytest.raises(InputError, match="floor is 97"):
+        ServedModel.open(tiny_folder(tmp_path / "elastic", "classification", is_elastic=True), floor=97)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match="no tokenizer"):
+        ServedModel.open(folder)
+    config = bertsmith.preset("transformer-tiny", vocabulary=50, width=16, heads=2, layers=1)
+    bertsmith.save(bertsmith.build(config, seed=0), tmp_path / "translator")
+    with pytest.raises(InputError, match="a decoder; allowed: encoders"):
+        ServedModel.open(tmp_path / "translator")

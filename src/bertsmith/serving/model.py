@@ -155,11 +155,10 @@ class ServedModel:
 
     def warm_up(self) -> None:
         """Does every work at every size once, so that the first caller waits for no preparation."""
-        tokens = [
-            np.full(min(length, self.longest or length), self.tokenizer.start, dtype=np.int64) for length in _WARM
-        ]
-        asked = [Asked(own, None, np.zeros(1, dtype=np.int64)) for own in tokens]
         for work in sorted(self.works):
+            lengths = [min(length, self.longest(work)) for length in _WARM]
+            tokens = [np.full(length, self.tokenizer.start, dtype=np.int64) for length in lengths]
+            asked = [Asked(own, None, np.zeros(1, dtype=np.int64)) for own in tokens]
             for rung in self.ladder.rungs:
                 self.answers(work, asked, rung.subnet)
 

@@ -155,11 +155,11 @@ async def _overloaded(bench: Bench, capacity: float) -> dict[str, Any]:
     options = bench.options
     mean = statistics.mean(len(own.tokens) for own in bench.asked)
     waiting = max(1000, int(capacity * mean * options.queue_seconds))
+    rate = options.overload * capacity
+    print(f"\noverload: {rate:.0f} requests/s for {options.open_seconds:g} s, room for {waiting} tokens")
     print(
-        f"\noverload: {options.overload * capacity:.0f} requests/s for {options.open_seconds:g} s, room for {waiting} tokens"
-    )
-    print(
-        f"{'':10} {'asked':>6} {'answered':>9} {'refused':>8} {'late':>5} {'other':>6} {'wrong':>6} {'p50 ms':>8} {'p99 ms':>8} {'RSS MB':>16}"
+        f"{'':10} {'asked':>6} {'answered':>9} {'refused':>8} {'late':>5} {'other':>6} {'wrong':>6} "
+        f"{'p50 ms':>8} {'p99 ms':>8} {'RSS MB':>16}"
     )
     found: dict[str, Any] = {}
     for name, floor in (("whole", None), ("elastic", FLOOR)):

@@ -1,4 +1,4 @@
-"""Ways to ask for answers, and ways to keep asking: in a closed loop of some callers, and at a rate whatever happens."""
+"""Ways to ask, and ways to keep asking: in a closed loop of some callers, and at a rate whatever happens."""
 
 import asyncio
 import json

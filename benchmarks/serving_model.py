@@ -23,7 +23,7 @@ WORDS = ("iron", "river", "gate", "lantern", "clock", "smith", "harbour", "seven
 
 
 def write_folder(folder: Path, size: str) -> None:
-    """Writes an elastic classifier. Its latencies are measured here; its scores are made up, as fresh weights have none."""
+    """Writes an elastic classifier. Its latencies are measured here, its scores made up: fresh weights have none."""
     width, layers, heads = SIZES[size]
     config = bertsmith.preset("bert-base", width=width, layers=layers, heads=heads, longest=LONGEST)
     model = bertsmith.build(config, seed=0)

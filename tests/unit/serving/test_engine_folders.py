@@ -108,6 +108,7 @@ def test_a_folder_of_hugging_face_is_served() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own compiler about itself
 def test_a_compiled_artefact_is_served(tmp_path: Path) -> None:
     """Compiled anew for every shape; lengths and numbers of sequences are rounded up to a few."""
     plain = tiny_folder(tmp_path / "plain", "tagging")

@@ -137,16 +137,22 @@ async def _run(bench: Bench) -> dict[str, Any]:
     rounds: dict[str, list[Load]] = {way: [] for way in ways}
     for _ in range(options.rounds):
         for way, (callers, threads) in ways.items():
-            async with bench.serving(threads=threads) as (asking, _):
+            async with bench.serving(threads=threads) as (asking, process):
                 await asking.closed(callers, 0.3)
+                before = _computed(process)
                 rounds[way].append(await asking.closed(callers, options.seconds))
-    print(f"\n{'':28} {'answers/s':>10} {'p50 ms':>8} {'p99 ms':>8} {'wrong':>6}")
+                rounds[way][-1].computed = _computed(process) - before
+    print(f"\n{'':28} {'answers/s':>10} {'p50 ms':>8} {'p99 ms':>8} {'CPU ms':>8} {'wrong':>6}")
     rates = {}
     for way, loads in rounds.items():
         rates[way] = statistics.median(load.per_second for load in loads)
         middle = sorted(loads, key=lambda load: load.per_second)[len(loads) // 2]
         wrong = sum(load.wrong for load in loads)
-        print(f"{way:28} {rates[way]:10.1f} {middle.percentile(50):8.1f} {middle.percentile(99):8.1f} {wrong:6}")
+        computed = 1e3 * statistics.median(load.computed / load.ends["answered"] for load in loads)
+        print(
+            f"{way:28} {rates[way]:10.1f} {middle.percentile(50):8.1f} {middle.percentile(99):8.1f} "
+            f"{computed:8.1f} {wrong:6}"
+        )
     batched = rates.pop("batched")
     for way, rate in rates.items():
         print(f"batched is {batched / rate:.2f}x {way}")
@@ -191,6 +197,12 @@ def _resident(process: int) -> float:
     """The memory a process holds, in MB."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _computed(process: int) -> float:
+    """The time a process has had on all cores, in seconds; what else the machine does counts in it little."""
+    parts = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _options() -> argparse.Namespace:

@@ -109,6 +109,8 @@ class Load:
     times: list[float] = field(default_factory=list)
     """Of answers."""
     sizes: Counter[tuple[float, float]] = field(default_factory=Counter)
+    computed: float = 0.0
+    """Seconds of processor time of the process that serves."""
     wrong: int = 0
     """Answers that are not those the model gives to the text alone."""
 

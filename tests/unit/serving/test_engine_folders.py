@@ -7,18 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from engine_cases import LENGTH, sequences, tiny_folder
 
 import bertsmith
 from bertsmith.engines.artefact import write_artefact
 from bertsmith.engines.base import Artefact
+from bertsmith.engines.exit_runner import ExitRunner
 from bertsmith.errors import InputError
+from bertsmith.models.heads.exits import ExitRule, ExitsConfig
 from bertsmith.serving.computing import groups
 from bertsmith.serving.cores import cores
 from bertsmith.serving.engine import BatchingEngine
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.work import Asked
 from bertsmith.shrinking.fit.machine import usable_cores
+from bertsmith.training.continued import fit_heads
 
 
 @pytest.mark.parametrize(
@@ -105,6 +109,33 @@ def test_a_folder_of_hugging_face_is_served() -> None:
     assert served.model is not None
     wanted = served.model.encode(texts).numpy()
     np.testing.assert_allclose(np.stack(served.answers("vectors", asked)), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_with_exits_leaves_early_in_batches_as_alone(tmp_path: Path) -> None:
+    """And what it counts on the way does not pile up."""
+    folder = tiny_folder(tmp_path / "model", "classification")
+    model = bertsmith.load(folder)
+    exits = ExitsConfig(
+        layers=(1,), outputs=3, answer="classes", rule=ExitRule(measure="probability", threshold=0.5), dropout=0.0
+    )
+    model, _ = fit_heads(model, model.config.changed(heads=(*model.config.heads, exits)), "the model", seed=3)
+    with torch.no_grad():
+        model.heads["exits"].get_parameter(_matrix(model.heads["exits"])).normal_(std=0.5)
+    bertsmith.save(model.eval(), tmp_path / "exits")
+    shutil.copy(folder / "task.json", tmp_path / "exits")
+    served = ServedModel.open(tmp_path / "exits")
+    assert isinstance(served.runner, ExitRunner)
+    asked = sequences(30)
+    together = served.answers("task", asked)
+    layers = served.runner.layers_used
+    assert set(layers.tolist()) == {1, 2}
+    for own, output in zip(asked, together, strict=True):
+        np.testing.assert_allclose(served.answers("task", [own])[0], output, rtol=1e-3, atol=1e-5)
+    assert len(served.runner.layers_used) == 1
+
+
+def _matrix(head: torch.nn.Module) -> str:
+    return next(name for name, parameter in head.named_parameters() if parameter.dim() == 2)
 
 
 @pytest.mark.slow

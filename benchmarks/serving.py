@@ -212,7 +212,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--median", type=float, default=20, help="tokens of the median text")
     parser.add_argument("--callers", type=int, default=32)
-    parser.add_argument("--batch-tokens", type=int, default=512)
+    parser.add_argument("--batch-tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each closed loop")
     parser.add_argument("--overload", type=float, default=5.0)

@@ -21,6 +21,7 @@ Rows = Literal["packed", "padded", "fixed"]
 rows of few shapes, for code that is compiled for each."""
 
 _NEAR = 0.75  # of the longest of a group of rows: what is shorter begins the next group
+_ENOUGH = 192  # tokens of a pass from which its products are about as fast as they get on a CPU
 _SHORT = 16  # tokens below which nothing is gained by another group
 
 
@@ -36,26 +37,33 @@ def answers(
 ) -> list[np.ndarray]:
     """What is said of every sequence, in the order they are given; float32."""
     found: list[np.ndarray] = [np.empty(0)] * len(asked)
-    for group in groups([len(own.tokens) for own in asked], rows):
+    for group in groups([len(own.tokens) for own in asked], rows, is_cpu=runner.device.type == "cpu"):
         chosen = [asked[index] for index in group]
         for index, own in zip(group, _said(runner, work, chosen, rows, pad, subnet), strict=True):
             found[index] = own
     return found
 
 
-def groups(lengths: Sequence[int], rows: Rows) -> list[list[int]]:
-    """The numbers of the sequences that are computed in one pass: all when packed, else those of about one length."""
+def groups(lengths: Sequence[int], rows: Rows, *, is_cpu: bool = True) -> list[list[int]]:
+    """The numbers of the sequences that are computed in one pass, those of about one length together, longest first.
+
+    Packed sequences need that only for attention on a CPU, which works on rows as long as the longest; there a pass has
+    enough tokens for its products first of all. On a GPU they are one pass.
+    """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    if rows == "packed":
+    if rows == "packed" and not is_cpu:
         return [order]
     found: list[list[int]] = []
+    tokens = 0
     for index in order:
-        longest = lengths[found[-1][0]] if found else 0
-        is_near = lengths[index] >= _NEAR * longest if rows == "padded" else _shape(lengths[index]) == _shape(longest)
-        if found and (is_near or longest <= _SHORT):
+        length, longest = lengths[index], lengths[found[-1][0]] if found else 0
+        is_near = _shape(length) == _shape(longest) if rows == "fixed" else length >= _NEAR * longest
+        if found and (is_near or longest <= _SHORT or (rows == "packed" and tokens < _ENOUGH)):
             found[-1].append(index)
+            tokens += length
         else:
             found.append([index])
+            tokens = length
     return found
 
 

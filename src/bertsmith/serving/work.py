@@ -55,6 +55,10 @@ class Late(Refused):
     """The answer was not there in the time allowed."""
 
 
+class Failed(Refused):
+    """The model broke on the batch in which the work was; others are worked on as before."""
+
+
 class Closing(Refused):
     """The service is ending and takes nothing new."""
 
@@ -78,6 +82,12 @@ class Snapshot:
     refused: int
     late: int
     """Since the start."""
+    batches: int = 0
+    """Batches run since the start …"""
+    batched_sequences: int = 0
+    """… the sequences in them …"""
+    batched_tokens: int = 0
+    """… and their tokens: what a metric of batch sizes is made of."""
 
 
 class Engine(Protocol):

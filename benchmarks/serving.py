@@ -1,0 +1,226 @@
+"""A load test of the service: batches against one request at a time, and what happens when too much is asked.
+
+    python benchmarks/serving.py                    # the engine in this process
+    python benchmarks/serving.py --http             # the whole service over loopback, in a process of its own
+    python benchmarks/serving.py --http --size base --rounds 5
+
+Texts have a long-tailed mix of 4 to 256 tokens. (1) One caller asks one request at a time, of an engine as it is served
+and of one whose products use all cores; then many callers ask at once. (2) Five times as many requests as the batched
+service can do come in, whatever becomes of them, first with the whole model alone, then with the elastic switch. Every
+answer is compared with what the model says of the same text alone, in the size that answered.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertsmith.serving.cores import cores
+from bertsmith.serving.engine import BatchingEngine, EngineLimits
+from bertsmith.serving.model import ServedModel
+from bertsmith.serving.work import Asked
+from bertsmith.shrinking.fit.machine import fingerprint
+from serving_load import Asking, EngineTarget, HttpTarget, Known, Load, Target, softmax
+from serving_model import SIZES, make_texts, write_folder
+
+FLOOR = 0.9  # of the whole model's score: all sizes of the test's model keep it
+TIMEOUT = 10.0  # seconds
+
+
+class Bench:
+    """A folder, its texts, and what its model says of each text alone in every size."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        write_folder(folder, options.size)
+        self.texts = make_texts(options.texts, options.median)
+        # opened once each, as memory that was freed is not given back at once
+        self.opened = {floor: ServedModel.open(folder, device="cpu", floor=floor) for floor in (None, FLOOR)}
+        served = self.opened[FLOOR]
+        made = served.tokenizer.encode(self.texts, None, served.encoding.length, padding=False)
+        self.asked = [Asked(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
+        self.known: Known = {}
+        for rung in served.ladder.rungs:
+            size = (1.0, 1.0) if rung.subnet is None else (rung.subnet.width, rung.subnet.depth)
+            alone = [softmax(served.answers("task", [own], rung.subnet)[0]) for own in self.asked]
+            self.known[size] = np.stack(alone)
+        self.speeds = {size: rung.speed for size, rung in zip(self.known, served.ladder.rungs, strict=True)}
+
+    @asynccontextmanager
+    async def serving(
+        self, *, floor: float | None = None, waiting: int = 10**6, threads: int = 1, workers: int | None = None
+    ) -> AsyncIterator[tuple[Asking, int]]:
+        """The model at work, and the process it works in; as many batches at a time as there are cores for."""
+        workers = workers or max(1, cores() // threads)
+        if self.options.http:
+            async with _service(self, floor, waiting, threads, workers) as (target, process):
+                yield Asking(target, len(self.texts), self.known), process
+            return
+        torch.set_num_threads(threads)
+        limits = EngineLimits(
+            batch_tokens=self.options.batch_tokens, waiting_tokens=waiting, waiting_sequences=10**5, workers=workers
+        )
+        engine = BatchingEngine(self.opened[floor], limits)
+        engine.start()
+        try:
+            yield Asking(EngineTarget(engine, self.asked, TIMEOUT), len(self.texts), self.known), os.getpid()
+        finally:
+            engine.close()
+
+
+@asynccontextmanager
+async def _service(
+    bench: Bench, floor: float | None, waiting: int, threads: int, workers: int
+) -> AsyncIterator[tuple[Target, int]]:
+    """`bertsmith serve` on a free port."""
+    given = ["--port", "0", "--threads", str(threads), "--workers", str(workers), "--device", "cpu"]
+    given += ["--queue-tokens", str(waiting), "--queue-sequences", "100000", "--max-requests", "100000"]
+    given += ["--batch-tokens", str(bench.options.batch_tokens), "--timeout", str(TIMEOUT)]
+    given += [] if floor is None else ["--floor", str(floor)]
+    command = [sys.executable, "-m", "bertsmith", "serve", str(bench.folder), *given]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            host, port = await asyncio.to_thread(_address, process)
+            target = HttpTarget(host, port, bench.texts, ("a", "b", "c"))
+            yield target, process.pid
+            await target.close()
+        finally:
+            process.terminate()
+
+
+def _address(process: "subprocess.Popen[str]") -> tuple[str, int]:
+    """Where the service says that it listens."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        found = re.search(r"http://([\d.]+):(\d+)", line)
+        if found:
+            return found[1], int(found[2])
+    raise SystemExit("the service did not start:\n" + "".join(lines))
+
+
+def main() -> None:
+    options = _options()
+    print(json.dumps({**fingerprint(), "size": options.size, "over": "http" if options.http else "engine"}))
+    with TemporaryDirectory() as folder:
+        bench = Bench(options, Path(folder) / "model")
+        lengths = [len(own.tokens) for own in bench.asked]
+        print(
+            f"{len(lengths)} texts, {min(lengths)} to {max(lengths)} tokens, median {statistics.median(lengths):g}, "
+            f"mean {statistics.mean(lengths):.1f}; load average {os.getloadavg()[0]:.1f}"
+        )
+        figures = asyncio.run(_run(bench))
+    if options.figures:
+        Path(options.figures).write_text(json.dumps(figures, indent=2), encoding="utf-8")
+
+
+async def _run(bench: Bench) -> dict[str, Any]:
+    options, all_cores = bench.options, cores()
+    ways = {
+        "one at a time": (1, 1),
+        f"one at a time, {all_cores} threads": (1, all_cores),
+        "batched": (options.callers, 1),
+    }
+    rounds: dict[str, list[Load]] = {way: [] for way in ways}
+    for _ in range(options.rounds):
+        for way, (callers, threads) in ways.items():
+            async with bench.serving(threads=threads) as (asking, process):
+                await asking.closed(callers, 0.3)
+                before = _computed(process)
+                rounds[way].append(await asking.closed(callers, options.seconds))
+                rounds[way][-1].computed = _computed(process) - before
+    print(f"\n{'':28} {'answers/s':>10} {'p50 ms':>8} {'p99 ms':>8} {'CPU ms':>8} {'wrong':>6}")
+    rates = {}
+    for way, loads in rounds.items():
+        rates[way] = statistics.median(load.per_second for load in loads)
+        middle = sorted(loads, key=lambda load: load.per_second)[len(loads) // 2]
+        wrong = sum(load.wrong for load in loads)
+        computed = 1e3 * statistics.median(load.computed / load.ends["answered"] for load in loads)
+        print(
+            f"{way:28} {rates[way]:10.1f} {middle.percentile(50):8.1f} {middle.percentile(99):8.1f} "
+            f"{computed:8.1f} {wrong:6}"
+        )
+    batched = rates.pop("batched")
+    for way, rate in rates.items():
+        print(f"batched is {batched / rate:.2f}x {way}")
+    figures: dict[str, Any] = {"closed": {**rates, "batched": batched}}
+    figures["overload"] = await _overloaded(bench, batched)
+    return figures
+
+
+async def _overloaded(bench: Bench, capacity: float) -> dict[str, Any]:
+    """Five times as much as can be done, without the switch and with it."""
+    options = bench.options
+    mean = statistics.mean(len(own.tokens) for own in bench.asked)
+    waiting = max(1000, int(capacity * mean * options.queue_seconds))
+    rate = options.overload * capacity
+    print(f"\noverload: {rate:.0f} requests/s for {options.open_seconds:g} s, room for {waiting} tokens")
+    print(
+        f"{'':10} {'asked':>6} {'answered':>9} {'refused':>8} {'late':>5} {'other':>6} {'wrong':>6} "
+        f"{'p50 ms':>8} {'p99 ms':>8} {'RSS MB':>16}"
+    )
+    found: dict[str, Any] = {}
+    for name, floor in (("whole", None), ("elastic", FLOOR)):
+        async with bench.serving(floor=floor, waiting=waiting) as (asking, process):
+            await asking.closed(options.callers, 0.5)
+            before = _resident(process)
+            load = await asking.at_rate(rate, options.open_seconds)
+            after = _resident(process)
+        ends, asked = load.ends, sum(load.ends.values())
+        other = asked - ends["answered"] - ends["refused"] - ends["late"]
+        print(
+            f"{name:10} {asked:6} {ends['answered']:9} {ends['refused']:8} {ends['late']:5} {other:6} {load.wrong:6} "
+            f"{load.percentile(50):8.0f} {load.percentile(99):8.0f} {f'{before:.0f} -> {after:.0f}':>16}"
+        )
+        found[name] = {**ends, "wrong": load.wrong, "seconds": load.seconds, "rss_mb": [before, after]}
+        for size, count in load.sizes.most_common():
+            print(f"{'':10} {count:6} by width {size[0]:g} depth {size[1]:g} ({bench.speeds[size]:.1f}x alone)")
+    ratio = found["elastic"]["answered"] / found["whole"]["answered"]
+    print(f"with the elastic switch {ratio:.2f}x as many are answered")
+    return {**found, "ratio": ratio}
+
+
+def _resident(process: int) -> float:
+    """The memory a process holds, in MB."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _computed(process: int) -> float:
+    """The time a process has had on all cores, in seconds; what else the machine does counts in it little."""
+    parts = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--http", action="store_true", help="over loopback instead of in this process")
+    parser.add_argument("--size", choices=list(SIZES), default="minilm")
+    parser.add_argument("--texts", type=int, default=200)
+    parser.add_argument("--median", type=float, default=20, help="tokens of the median text")
+    parser.add_argument("--callers", type=int, default=32)
+    parser.add_argument("--batch-tokens", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each closed loop")
+    parser.add_argument("--overload", type=float, default=5.0)
+    parser.add_argument("--open-seconds", type=float, default=6.0)
+    parser.add_argument("--queue-seconds", type=float, default=1.0, help="of work that may wait")
+    parser.add_argument("--figures", help="a JSON file for all figures")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

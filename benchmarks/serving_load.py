@@ -1,0 +1,180 @@
+"""Ways to ask, and ways to keep asking: in a closed loop of some callers, and at a rate whatever happens."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from bertsmith.serving.engine import BatchingEngine
+from bertsmith.serving.work import Asked, Busy, Late
+
+
+@dataclass(frozen=True)
+class Said:
+    """How one request ended: "answered", "refused" or "late", with the scores by label and the size that answered."""
+
+    end: str
+    scores: tuple[float, ...] = ()
+    size: tuple[float, float] = (1.0, 1.0)
+
+
+class Target(Protocol):
+    """What is asked about one of the texts, by its number."""
+
+    async def ask(self, number: int) -> Said: ...
+    async def close(self) -> None: ...
+
+
+class EngineTarget:
+    """The engine itself, in this process."""
+
+    def __init__(self, engine: BatchingEngine, asked: Sequence[Asked], timeout: float) -> None:
+        self.engine, self.asked, self.timeout = engine, asked, timeout
+
+    async def ask(self, number: int) -> Said:
+        try:
+            answered = await self.engine.submit("task", [self.asked[number]], timeout=self.timeout)
+        except Busy:
+            return Said("refused")
+        except Late:
+            return Said("late")
+        subnet = answered.subnet
+        size = (1.0, 1.0) if subnet is None else (subnet.width, subnet.depth)
+        return Said("answered", tuple(softmax(answered.outputs[0]).tolist()), size)
+
+    async def close(self) -> None:
+        await self.engine.drain()
+
+
+class HttpTarget:
+    """POST /predict over connections that stay open, in as little code as the client of a load test should be."""
+
+    def __init__(self, host: str, port: int, texts: Sequence[str], labels: Sequence[str]) -> None:
+        self.host, self.port, self.labels = host, port, labels
+        self.requests = [self._request(text) for text in texts]
+        self.free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def ask(self, number: int) -> Said:
+        is_new = not self.free
+        reader, writer = await asyncio.open_connection(self.host, self.port) if is_new else self.free.pop()
+        try:
+            writer.write(self.requests[number])
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+            if is_new:
+                raise
+            return await self.ask(number)  # a connection that had been idle for too long
+        status, *lines = head.split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        if headers.get("connection") == "close":
+            writer.close()
+        else:
+            self.free.append((reader, writer))
+        code = int(status.split()[1])
+        if code == 429:
+            return Said("refused")
+        if code in (503, 504):
+            return Said("late")
+        if code != 200:
+            return Said(f"status {code}")
+        scores = {one["label"]: one["score"] for one in json.loads(body)}
+        size = float(headers["x-bertsmith-width"]), float(headers["x-bertsmith-depth"])
+        return Said("answered", tuple(scores[label] for label in self.labels), size)
+
+    async def close(self) -> None:
+        for _, writer in self.free:
+            writer.close()
+        self.free = []
+
+    def _request(self, text: str) -> bytes:
+        body = json.dumps({"inputs": text}).encode()
+        head = f"POST /predict HTTP/1.1\r\nHost: {self.host}\r\nContent-Type: application/json\r\n"
+        return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@dataclass
+class Load:
+    """What came of a time of asking."""
+
+    seconds: float = 0.0
+    """From the first request to the last answer."""
+    ends: Counter[str] = field(default_factory=Counter)
+    times: list[float] = field(default_factory=list)
+    """Of answers."""
+    sizes: Counter[tuple[float, float]] = field(default_factory=Counter)
+    computed: float = 0.0
+    """Seconds of processor time of the process that serves."""
+    wrong: int = 0
+    """Answers that are not those the model gives to the text alone."""
+
+    @property
+    def per_second(self) -> float:
+        return self.ends["answered"] / self.seconds
+
+    def percentile(self, share: float) -> float:
+        """In milliseconds."""
+        return 1e3 * float(np.percentile(self.times, share)) if self.times else float("nan")
+
+
+Known = dict[tuple[float, float], np.ndarray]
+"""By size what the model says of every text alone: (texts, labels)."""
+
+
+class Asking:
+    """Asks a target about texts again and again, and checks every answer by its content."""
+
+    def __init__(self, target: Target, texts: int, known: Known) -> None:
+        self.target, self.texts, self.known = target, texts, known
+
+    async def closed(self, callers: int, seconds: float) -> Load:
+        """So many callers, each of whom asks again when it is answered."""
+        load, begin = Load(), time.perf_counter()
+
+        async def caller(number: int) -> None:
+            while time.perf_counter() - begin < seconds:
+                await self._once(number % self.texts, load)
+                number += callers
+
+        await asyncio.gather(*(caller(number) for number in range(callers)))
+        load.seconds = time.perf_counter() - begin
+        return load
+
+    async def at_rate(self, rate: float, seconds: float) -> Load:
+        """So many requests a second at random moments, whether earlier ones are answered or not."""
+        load, begin, random = Load(), time.perf_counter(), np.random.default_rng(0)
+        due, number, made = 0.0, 0, set()
+        while due < seconds:
+            wait = begin + due - time.perf_counter()
+            # also where it is late: others must have their turn
+            await asyncio.sleep(max(0.0, wait))
+            task = asyncio.create_task(self._once(number % self.texts, load))
+            made.add(task)
+            task.add_done_callback(made.discard)
+            number, due = number + 1, due + float(random.exponential(1 / rate))
+        if made:
+            await asyncio.wait(made)
+        load.seconds = time.perf_counter() - begin
+        assert sum(load.ends.values()) == number, "a request was lost"
+        return load
+
+    async def _once(self, number: int, load: Load) -> None:
+        begin = time.perf_counter()
+        said = await self.target.ask(number)
+        load.ends[said.end] += 1
+        if said.end == "answered":
+            load.times.append(time.perf_counter() - begin)
+            load.sizes[said.size] += 1
+            load.wrong += not np.allclose(said.scores, self.known[said.size][number], rtol=1e-3, atol=1e-4)
+
+
+def softmax(outputs: np.ndarray) -> np.ndarray:
+    shares = np.exp(outputs - outputs.max())
+    found: np.ndarray = shares / shares.sum()
+    return found

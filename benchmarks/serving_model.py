@@ -1,0 +1,81 @@
+"""The model of the load test: fresh weights in a folder as an elastic training leaves it, and texts of many lengths."""
+
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import bertsmith
+from bertsmith.batches.ragged import packed
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.model import Model
+from bertsmith.shrinking.record import ElasticRecord, MemberFigures, write_record
+from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.training.starting import with_task_head
+
+SIZES = {"mini": (256, 4, 4), "minilm": (384, 6, 12), "base": (768, 12, 12)}  # width, layers, heads
+GRID = ((1.0, 1.0), (0.75, 1.0), (0.5, 1.0), (0.5, 0.5), (0.25, 0.5))
+LONGEST = 256
+WORDS = ("iron", "river", "gate", "lantern", "clock", "smith", "harbour", "seven", "broken", "old")
+
+
+def write_folder(folder: Path, size: str) -> None:
+    """Writes an elastic classifier. Its latencies are measured here, its scores made up: fresh weights have none."""
+    width, layers, heads = SIZES[size]
+    config = bertsmith.preset("bert-base", width=width, layers=layers, heads=heads, longest=LONGEST)
+    model = bertsmith.build(config, seed=0)
+    model.tokenizer = learn_tokenizer([" ".join(WORDS)] * 8, "wordpiece", 120, progress=False)
+    task = {"kind": "classification", "text": "text", "label": "label", "labels": ["a", "b", "c"]}
+    kept = KeptTask.parse({"task": task, "sequences": {"length": LONGEST}})
+    model = with_task_head(model, kept.task.head(model.config), seed=0).eval()
+    with torch.no_grad():  # so that different texts have different answers
+        model.task_head.get_parameter(_last_matrix(model)).normal_(generator=torch.Generator().manual_seed(1))
+    bertsmith.save(model, folder)
+    write_kept(kept, folder)
+    write_record(_record(model), folder)
+
+
+def _last_matrix(model: Model) -> str:
+    return [name for name, parameter in model.task_head.named_parameters() if parameter.dim() == 2][-1]
+
+
+def _record(model: Model) -> ElasticRecord:
+    """A record of the grid with the latencies of extracted networks, 64 tokens at a time."""
+    members = []
+    for place, (width, depth) in enumerate(GRID):
+        small = bertsmith.extract(model, Subnet(width=width, depth=depth))
+        figures = {"parameters": sum(parameter.numel() for parameter in small.parameters()), "flops": 1.0}
+        members.append(
+            MemberFigures(width=width, depth=depth, score=90.0 - place, latency_ms=_latency(small), **figures)
+        )
+    return ElasticRecord(
+        metric="accuracy",
+        teacher_score=90.0,
+        depth_rule="keep_last",
+        length=64,
+        grid=tuple(members),
+        head_scores=(),
+        head_order=(),
+        neuron_order=(),
+    )
+
+
+@torch.inference_mode()
+def _latency(model: Model) -> float:
+    tokens, layout = packed([np.arange(5, 69)], 0)
+    times = []
+    for _ in range(8):
+        begin = time.perf_counter()
+        model.outputs(tokens, layout)
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times[2:])
+
+
+def make_texts(count: int, median: float, seed: int = 0) -> list[str]:
+    """Texts of words that are one token each: a long-tailed mix of 4 to 256 tokens, the marks counted in."""
+    random = np.random.default_rng(seed)
+    lengths = np.clip(np.exp(random.normal(np.log(median), 0.9, size=count)), 4, LONGEST).astype(int)
+    return [" ".join(random.choice(WORDS, size=length - 2)) for length in lengths]

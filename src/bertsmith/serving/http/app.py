@@ -1,0 +1,39 @@
+"""The web application: models and their engines behind the endpoints that people's clients speak."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+
+from bertsmith import __version__
+from bertsmith.serving.http import errors
+from bertsmith.serving.http.guard import Guard
+from bertsmith.serving.http.service import Service
+from bertsmith.serving.settings import ServeSettings
+from bertsmith.serving.work import Engine
+
+if TYPE_CHECKING:
+    from bertsmith.serving.model import ServedModel
+
+
+def make_app(models: "Mapping[str, tuple[ServedModel, Engine]]", settings: ServeSettings) -> FastAPI:
+    """The application that answers with these models; the first is asked where a request names none."""
+    service = Service(models, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.drain()
+
+    app = FastAPI(
+        title="Bertsmith",
+        version=__version__,
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere; docs.py has one that does not
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    errors.install(app)
+    app.add_middleware(Guard, settings=settings, metrics=service.metrics)
+    return app

@@ -14,6 +14,8 @@ class Limits(Record):
     """The most texts of a request."""
     tokens: int = Field(default=65_536, ge=1)
     """The most tokens of a request, all its texts together. One text has at most those that its model takes."""
+    masks: int = Field(default=64, ge=1)
+    """The most masks of a request: for each the share of every piece is computed."""
     requests: int = Field(default=512, ge=1)
     """The most requests that are read, wait or are worked on at a time; the next ones are told to come back."""
     held_bytes: int = Field(default=64_000_000, ge=1)

@@ -55,6 +55,10 @@ class Late(Refused):
     """The answer was not there in the time allowed."""
 
 
+class Failed(Refused):
+    """The model broke on the batch in which the work was; others are worked on as before."""
+
+
 class Closing(Refused):
     """The service is ending and takes nothing new."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from bertsmith import __version__
-from bertsmith.serving.http import errors
+from bertsmith.serving.http import about, docs, embed, errors, fill, hub, predict, rerank, tokens
 from bertsmith.serving.http.guard import Guard
 from bertsmith.serving.http.service import Service
 from bertsmith.serving.settings import ServeSettings
@@ -28,6 +28,7 @@ def make_app(models: "Mapping[str, tuple[ServedModel, Engine]]", settings: Serve
 
     app = FastAPI(
         title="Bertsmith",
+        description="Encoders as a service: vectors, predictions, rankings and masks.",
         version=__version__,
         docs_url=None,  # FastAPI's pages load scripts from elsewhere; docs.py has one that does not
         redoc_url=None,
@@ -35,5 +36,7 @@ def make_app(models: "Mapping[str, tuple[ServedModel, Engine]]", settings: Serve
     )
     app.state.service = service
     errors.install(app)
+    for part in (embed, predict, rerank, fill, tokens, hub, about, docs):
+        app.include_router(part.router)
     app.add_middleware(Guard, settings=settings, metrics=service.metrics)
     return app

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from bertsmith.errors import InputError
-from bertsmith.serving.work import Busy, Closing, Late
+from bertsmith.serving.work import Busy, Closing, Failed, Late, Refused
 
 ErrorType = Literal[
     "Validation", "TooLarge", "NotFound", "Unauthorized", "Overloaded", "Timeout", "Unhealthy", "Backend"
@@ -50,16 +50,14 @@ class OpenAIErrorAnswer(BaseModel):
     error: OpenAIErrorDetails
 
 
-class ApiError(Exception):
+class ApiError(HTTPException):
     """A request cannot be answered: the status, the sentence, and when to come back if that may help."""
 
     def __init__(self, status: int, message: str, error_type: ErrorType, *, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.error_type, self.retry_after = status, message, error_type, retry_after
-
-    def headers(self) -> dict[str, str]:
-        found = {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
-        return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+        headers = {} if retry_after is None else {"Retry-After": str(max(1, math.ceil(retry_after)))}
+        headers |= {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+        super().__init__(status, message, headers)
+        self.message, self.error_type = message, error_type
 
     def content(self, path: str) -> dict[str, Any]:
         """The body of the answer, as clients of this path read it."""
@@ -90,12 +88,16 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(503, str(error) or "the answer was not ready in time", "Timeout", retry_after=1)
         case Closing():
             return ApiError(503, "the service is ending and takes nothing new", "Unhealthy", retry_after=1)
+        case Failed():
+            return ApiError(500, "the model failed at this request; the log of the service says why", "Backend")
         case InputError():
             return invalid(str(error))
         case RequestValidationError():
             return invalid(_first_problems(error.errors()))
         case HTTPException():
-            return ApiError(error.status_code, str(error.detail), _OF_STATUS.get(error.status_code, "Validation"))
+            known = ApiError(error.status_code, str(error.detail), _OF_STATUS.get(error.status_code, "Validation"))
+            known.headers = error.headers  # such as Allow, of a method that is not
+            return known
     _log.error("an endpoint failed", exc_info=error)
     return ApiError(500, "the service failed at this request; its log says why", "Backend")
 
@@ -108,7 +110,8 @@ def _first_problems(problems: Sequence[Mapping[str, Any]]) -> str:
     if own[0]["type"] == "missing":
         return f"{name} is required and not given"
     if own[0]["type"] == "extra_forbidden":
-        return f"{name!a} is not a field of this request"
+        path = ".".join(str(part) for part in own[0]["loc"][1:])
+        return f"{path[:80]!a} is not a field of this request"
     said = dict.fromkeys(str(problem["msg"])[:1].lower() + str(problem["msg"])[1:] for problem in own)
     return f"{name}: {' or '.join(said)}".encode("utf-8", "backslashreplace").decode()
 
@@ -116,17 +119,14 @@ def _first_problems(problems: Sequence[Mapping[str, Any]]) -> str:
 def answer(error: Exception, path: str) -> JSONResponse:
     """The response to a request that failed."""
     known = as_api_error(error)
-    return JSONResponse(known.content(path), known.status, known.headers())
+    return JSONResponse(known.content(path), known.status_code, dict(known.headers or {}))
 
 
 def install(app: FastAPI) -> None:
     """Makes every foreseen error of the app an answer in the one shape; the rest is the guard's (guard.py)."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        found = answer(error, request.url.path)
-        if isinstance(error, HTTPException) and error.headers:
-            found.headers.update(error.headers)  # Allow, of a method that is not
-        return found
+        return answer(error, request.url.path)
 
-    for kind in (ApiError, Busy, Late, Closing, InputError, RequestValidationError, HTTPException):
+    for kind in (Refused, InputError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)

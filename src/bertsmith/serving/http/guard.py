@@ -15,10 +15,8 @@ from bertsmith.serving.http.errors import ApiError, answer, too_large
 from bertsmith.serving.http.metrics import Metrics
 from bertsmith.serving.settings import ServeSettings
 
-OPEN = frozenset({"/health", "/"})
-"""What is answered without the key: probes have none, and the page must be there to ask for one."""
-OPEN_UNDER = "/page/"
-"""The page's own files."""
+PAGE = "/page/"
+"""Where the page's own files are."""
 UNCOUNTED = frozenset({"/health", "/metrics"})
 """What is answered however many requests there are: an overloaded service must say that it is one."""
 
@@ -68,8 +66,8 @@ class Guard:
             self.held_bytes -= held
 
     def _check_key(self, scope: Scope) -> None:
-        key, path = self.settings.key, scope["path"]
-        if key is None or path in OPEN or path.startswith(OPEN_UNDER):
+        key = self.settings.key
+        if key is None or _is_open(scope["method"], scope["path"]):
             return
         scheme, _, given = Request(scope).headers.get("authorization", "").partition(" ")
         # both are compared whole, so that the time it takes tells nothing of the key
@@ -108,6 +106,11 @@ class Guard:
             if not is_whole:
                 self.held_bytes -= size
         return b"".join(pieces)
+
+
+def _is_open(method: str, path: str) -> bool:
+    """Whether the key is not needed: probes have none, and the page must be there to ask for it."""
+    return path == "/health" or (method in ("GET", "HEAD") and (path == "/" or path.startswith(PAGE)))
 
 
 class _Watched:

@@ -31,9 +31,9 @@ class Times(Record):
     """Until the head of a request is there, and from then until its body is."""
     sending: float = Field(default=30.0, gt=0)
     """Until a client has taken a piece of its answer."""
-    keep_alive: float = Field(default=5.0, gt=0)
+    keep_alive: int = Field(default=5, gt=0)
     """How long an idle connection stays open."""
-    drain: float = Field(default=30.0, gt=0)
+    drain: int = Field(default=40, gt=0)
     """From the signal to end until every accepted request must be answered."""
     drain_delay: float = Field(default=0.0, ge=0)
     """How long the service still takes requests after the signal, while /health says that it is ending."""

@@ -38,5 +38,5 @@ def make_app(models: "Mapping[str, tuple[ServedModel, Engine]]", settings: Serve
     errors.install(app)
     for part in (embed, predict, rerank, fill, tokens, hub, about, docs):
         app.include_router(part.router)
-    app.add_middleware(Guard, settings=settings, metrics=service.metrics)
+    app.add_middleware(Guard, service=service)
     return app

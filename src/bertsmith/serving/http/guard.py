@@ -7,16 +7,17 @@ at the byte that is too many, whatever its head said, and one that trickles in d
 import asyncio
 import hmac
 import time
+from contextlib import suppress
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bertsmith.serving.http.errors import ApiError, answer, too_large
-from bertsmith.serving.http.metrics import Metrics
-from bertsmith.serving.settings import ServeSettings
+from bertsmith.serving.http.service import Service
 
 PAGE = "/page/"
 """Where the page's own files are."""
+_LINGER_SECONDS, _LINGER_BYTES = 2.0, 32_000_000
 UNCOUNTED = frozenset({"/health", "/metrics"})
 """What is answered however many requests there are: an overloaded service must say that it is one."""
 
@@ -24,8 +25,8 @@ UNCOUNTED = frozenset({"/health", "/metrics"})
 class Guard:
     """The outermost layer of the app."""
 
-    def __init__(self, app: ASGIApp, settings: ServeSettings, metrics: Metrics) -> None:
-        self.app, self.settings, self.metrics = app, settings, metrics
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service, self.settings = app, service, service.settings
         self.requests = 0
         self.held_bytes = 0
 
@@ -33,7 +34,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        watched = _Watched(send, self.settings.times.sending)
+        watched = _Watched(send, self.service)
         scope["bertsmith.started"] = started = time.perf_counter()
         is_counted = scope["path"] not in UNCOUNTED
         self.requests += is_counted
@@ -41,10 +42,10 @@ class Guard:
             await self._guarded(scope, receive, watched, is_counted)
         finally:
             self.requests -= is_counted
-            self.metrics.request(_endpoint(scope), watched.status, time.perf_counter() - started)
+            self.service.metrics.request(_endpoint(scope), watched.status, time.perf_counter() - started)
 
     async def _guarded(self, scope: Scope, receive: Receive, watched: "_Watched", is_counted: bool) -> None:
-        held = 0
+        held, is_read = 0, False
         try:
             self._check_key(scope)
             if is_counted and self.requests > self.settings.limits.requests:
@@ -52,14 +53,15 @@ class Guard:
             body = await self._body(scope, receive)
             if body is None:  # the client went away
                 return
-            held = len(body)
+            held, is_read = len(body), True
             await self.app(scope, _replay(body, receive), watched)
         except Exception as error:
             if watched.status is not None:
                 raise
             response = answer(error, scope["path"])
-            # what is left of a body that was not read cannot be told from the next request
-            if held == 0:
+            if not is_read:
+                await _discard(receive)
+                # what is left of the body cannot be told from the next request
                 response.headers["Connection"] = "close"
             await response(scope, receive, watched)
         finally:
@@ -116,15 +118,30 @@ def _is_open(method: str, path: str) -> bool:
 class _Watched:
     """Sends on, remembers the status, and gives up on a client that takes nothing."""
 
-    def __init__(self, send: Send, seconds: float) -> None:
-        self.send, self.seconds = send, seconds
+    def __init__(self, send: Send, service: Service) -> None:
+        self.send, self.service = send, service
         self.status: int | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-        async with asyncio.timeout(self.seconds):
+            if self.service.is_draining:  # the client's next request goes elsewhere
+                headers = [header for header in message.get("headers", ()) if header[0].lower() != b"connection"]
+                message = {**message, "headers": [*headers, (b"connection", b"close")]}
+        async with asyncio.timeout(self.service.settings.times.sending):
             await self.send(message)
+
+
+async def _discard(receive: Receive) -> None:
+    """Reads on for a while: a connection that is closed while its client still sends loses the answer, too."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_SECONDS):
+            left = _LINGER_BYTES
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -1,0 +1,162 @@
+"""Sequences as one batch, and what a model says of each: the only place of the service that knows tensors."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.batches.layout import SequenceLayout
+from bertsmith.batches.ragged import packed, padded
+from bertsmith.engines.base import Runner
+from bertsmith.engines.exit_runner import ModelRunner
+from bertsmith.engines.onnx_graph import longest_input
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.model import Model
+from bertsmith.serving.work import Asked, Work
+
+Rows = Literal["packed", "padded", "fixed"]
+"""How a batch lies: one sequence after the other; rows filled up to the longest, for programs that know nothing else;
+rows of few shapes, for code that is compiled for each."""
+
+_NEAR = 0.75  # of the longest of a group of rows: what is shorter begins the next group
+_SHORT = 16  # tokens below which nothing is gained by another group
+
+
+@torch.inference_mode()
+def answers(
+    runner: Runner,
+    work: Work,
+    asked: Sequence[Asked],
+    *,
+    rows: Rows = "packed",
+    pad: int = 0,
+    subnet: Subnet | None = None,
+) -> list[np.ndarray]:
+    """What is said of every sequence, in the order they are given; float32."""
+    found: list[np.ndarray] = [np.empty(0)] * len(asked)
+    for group in groups([len(own.tokens) for own in asked], rows):
+        chosen = [asked[index] for index in group]
+        for index, own in zip(group, _said(runner, work, chosen, rows, pad, subnet), strict=True):
+            found[index] = own
+    return found
+
+
+def groups(lengths: Sequence[int], rows: Rows) -> list[list[int]]:
+    """The numbers of the sequences that are computed in one pass: all when packed, else those of about one length."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    if rows == "packed":
+        return [order]
+    found: list[list[int]] = []
+    for index in order:
+        longest = lengths[found[-1][0]] if found else 0
+        is_near = lengths[index] >= _NEAR * longest if rows == "padded" else _shape(lengths[index]) == _shape(longest)
+        if found and (is_near or longest <= _SHORT):
+            found[-1].append(index)
+        else:
+            found.append([index])
+    return found
+
+
+def _said(
+    runner: Runner, work: Work, asked: Sequence[Asked], rows: Rows, pad: int, subnet: Subnet | None
+) -> list[np.ndarray]:
+    """What is said of sequences that are computed in one pass, in their order."""
+    tokens, layout, types = _laid(asked, rows, pad, longest_input(runner.config))
+    tokens, layout = tokens.to(runner.device), layout.to(runner.device)
+    types = None if types is None else types.to(runner.device)
+    model = runner if isinstance(runner, Model) else runner.model if isinstance(runner, ModelRunner) else None
+    if work == "fill_mask":
+        assert model is not None
+        return _filled(model, tokens, layout, types, asked, subnet)
+    if work == "vectors" and not _is_embedder(runner):
+        if model is not None:
+            states = model.encoder(tokens, layout, types, subnet=subnet, table=model.given_table)
+        else:
+            states = runner.outputs(tokens, layout, types)
+        return list(_array(layout.means(states)))[: len(asked)]
+    if subnet is not None and model is not None:
+        outputs = model.outputs(tokens, layout, types, subnet=subnet)
+    elif isinstance(runner, Model):
+        outputs = runner.outputs(tokens, layout, types)
+    else:
+        with runner.evaluating():  # where those who leave early forget what they counted
+            outputs = runner.outputs(tokens, layout, types)
+    if not runner.is_for_tokens:
+        return list(_array(outputs))[: len(asked)]
+    return _by_sequence(_array(outputs), asked, layout)
+
+
+def _filled(
+    model: Model,
+    tokens: Tensor,
+    layout: SequenceLayout,
+    types: Tensor | None,
+    asked: Sequence[Asked],
+    subnet: Subnet | None,
+) -> list[np.ndarray]:
+    """Of every sequence the probabilities of all pieces at its places, (places, vocabulary)."""
+    if "masked_tokens" not in model.heads and model.generator is not None:
+        model, subnet = model.generator, None
+    begins = _begins(asked, layout)
+    own = [begin + _places(one) for begin, one in zip(begins, asked, strict=True)]
+    places = torch.from_numpy(np.concatenate(own)).to(tokens.device)
+    states, _ = model.masked_states(tokens, layout, types, places, subnet=subnet)
+    shares = _array(model.heads["masked_tokens"](states, model.token_table).float().softmax(-1))
+    return np.split(shares, np.cumsum([len(part) for part in own])[:-1])
+
+
+def _laid(
+    asked: Sequence[Asked], rows: Rows, pad: int, longest: int | None
+) -> tuple[Tensor, SequenceLayout, Tensor | None]:
+    """Tokens, their layout and types, which are 0 where none are given."""
+    lie = packed if rows == "packed" else padded
+    sequences = [own.tokens for own in asked]
+    has_types = any(own.types is not None for own in asked)
+    types = [np.zeros_like(own.tokens) if own.types is None else own.types for own in asked] if has_types else None
+    if rows == "fixed":  # rows of one token each fill a batch up to the next shape
+        missing = 2 ** (len(asked) - 1).bit_length() - len(asked)
+        sequences = sequences + [np.array([pad])] * missing
+        types = None if types is None else types + [np.zeros(1, dtype=np.int64)] * missing
+    tokens, layout = lie(sequences, pad)
+    kinds = None if types is None else lie(types, 0)[0]
+    if rows == "fixed" and layout.is_token is not None:
+        extra = min(_shape(layout.longest), longest or _shape(layout.longest)) - layout.longest
+        tokens = torch.nn.functional.pad(tokens, (0, extra), value=pad)
+        layout = SequenceLayout.padded(torch.nn.functional.pad(layout.is_token, (0, extra)))
+        kinds = None if kinds is None else torch.nn.functional.pad(kinds, (0, extra))
+    return tokens, layout, kinds
+
+
+def _shape(length: int) -> int:
+    """The next power of two, from 16 up: compiled code is made for each."""
+    return max(_SHORT, 2 ** (length - 1).bit_length())
+
+
+def _begins(asked: Sequence[Asked], layout: SequenceLayout) -> list[int]:
+    """Where every sequence begins among the flattened tokens."""
+    if layout.is_packed:
+        return [0, *np.cumsum([len(own.tokens) for own in asked])[:-1].tolist()]
+    return [index * layout.longest for index in range(len(asked))]
+
+
+def _by_sequence(values: np.ndarray, asked: Sequence[Asked], layout: SequenceLayout) -> list[np.ndarray]:
+    """What was said of tokens, sequence by sequence: (length, outputs) each."""
+    lengths = [len(own.tokens) for own in asked]
+    if layout.is_packed:
+        return [part.copy() for part in np.split(values, np.cumsum(lengths)[:-1])]
+    return [row[:length].copy() for row, length in zip(values, lengths, strict=False)]
+
+
+def _places(asked: Asked) -> np.ndarray:
+    return np.empty(0, dtype=np.int64) if asked.places is None else asked.places
+
+
+def _is_embedder(runner: Runner) -> bool:
+    return any(head.kind == "embedder" for head in runner.config.heads)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.float().cpu().numpy()
+    return array

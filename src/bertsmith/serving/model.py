@@ -1,0 +1,190 @@
+"""A folder as something that can be asked: the model, its task, its tokenizer and the sizes it may answer in."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bertsmith.checkpoint.files import read_json
+from bertsmith.engines.artefact import open_runner, read_artefact
+from bertsmith.engines.base import Runner
+from bertsmith.engines.exit_runner import ModelRunner
+from bertsmith.engines.onnx_graph import has_task_head, longest_input
+from bertsmith.errors import InputError
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.build import extract
+from bertsmith.models.model import Model
+from bertsmith.serving.computing import Rows, answers
+from bertsmith.serving.ladder import Ladder
+from bertsmith.serving.work import Asked, Work
+from bertsmith.shrinking.record import ELASTIC_FILE, ElasticRecord, read_record
+from bertsmith.tasks.base import Encoding
+from bertsmith.tasks.predictor import TASK_FILE, KeptTask, read_kept
+from bertsmith.text.tokenizer import Tokenizer
+
+_WARM = (8, 33)  # tokens of the sequences with which every work is tried before a model counts as ready
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model and all that is needed to ask it; make one with `open`."""
+
+    name: str
+    runner: Runner
+    tokenizer: Tokenizer
+    encoding: Encoding
+    works: frozenset[Work]
+    """What it can do."""
+    ladder: Ladder = field(default_factory=Ladder)
+    """The sizes it may answer in of its own accord; one for a model that is not elastic."""
+    kept: KeptTask | None = None
+    """The task of a fine-tuned model."""
+    model: Model | None = None
+    """The model itself where PyTorch runs it."""
+    record: ElasticRecord | None = None
+    """What is known of the sub-networks of an elastic model."""
+    rows: Rows = "packed"
+    """How its batches lie."""
+    networks: dict[Subnet, Model] = field(default_factory=dict)
+    """The smaller sizes of the ladder as models of their own."""
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        *,
+        name: str | None = None,
+        device: str = "auto",
+        threads: int | None = None,
+        floor: float | None = None,
+    ) -> "ServedModel":
+        """What a folder holds, tried and ready; raises InputError with a sentence if it cannot be served.
+
+        `threads` are those of one product; `floor` is the share of its whole score that an elastic model must keep.
+        """
+        folder = Path(folder)
+        _check_folder(folder)
+        if threads is not None and threads < 1:
+            raise InputError(f"threads is {threads}; allowed: 1 or more")
+        runner = open_runner(folder, device=device, threads=threads)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        model = runner if isinstance(runner, Model) else runner.model if isinstance(runner, ModelRunner) else None
+        if runner.tokenizer is None:
+            raise InputError(f"{str(folder)!r} has no tokenizer.json, so no text can be given to its model")
+        kept = read_kept(folder) if (folder / TASK_FILE).is_file() and has_task_head(runner.config) else None
+        works = _works(runner, model, kept)
+        if not works:
+            raise InputError(f"{str(folder)!r} has a task's head and no {TASK_FILE}, so nothing can be asked of it")
+        record = read_record(folder) if model is not None and (folder / ELASTIC_FILE).is_file() else None
+        ladder = Ladder.of(record, floor)
+        longest = runner.config.encoder.embedding.longest
+        engine = read_artefact(folder).engine
+        served = cls(
+            name=name or folder.resolve().name,
+            runner=runner,
+            tokenizer=runner.tokenizer,
+            encoding=Encoding.of(runner, kept.sequences.length if kept is not None else longest),
+            works=works,
+            ladder=ladder,
+            kept=kept,
+            model=model,
+            record=record,
+            rows="packed" if engine == "torch" else "fixed" if engine == "compiled" else "padded",
+            networks={} if model is None else _networks(model, ladder),
+        )
+        served.warm_up()
+        return served
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens a sequence may have; None if any number goes."""
+        return longest_input(self.runner.config)
+
+    @property
+    def has_embedder(self) -> bool:
+        """Whether its head was trained to make vectors; else they are means of token states."""
+        return any(head.kind == "embedder" for head in self.runner.config.heads)
+
+    def check(self, work: Work, asked: Asked, subnet: Subnet | None = None) -> None:
+        """Raises InputError if a sequence cannot be worked on, so that none spoils the batch it would stand in."""
+        if work not in self.works:
+            raise InputError(f"work is {work!r}; {self.name!r} does {', '.join(sorted(self.works))}")
+        tokens, types, places = asked.tokens, asked.types, asked.places
+        encoder = self.runner.config.encoder
+        longest = self.longest
+        if tokens.ndim != 1 or not len(tokens) or (longest is not None and len(tokens) > longest):
+            told = f"1 to {longest} tokens" if longest is not None else "1 token or more"
+            raise InputError(f"a sequence has the shape {tokens.shape}; {self.name!r} takes {told}")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= encoder.vocabulary:
+            raise InputError(f"a sequence holds a token outside of 0 to {encoder.vocabulary - 1}")
+        kinds = max(1, encoder.embedding.types)
+        if types is not None and (types.shape != tokens.shape or int(types.min()) < 0 or int(types.max()) >= kinds):
+            raise InputError(f"types must be as many as tokens, each from 0 to {kinds - 1}")
+        if work == "fill_mask" and (
+            places is None or not len(places) or int(places.min()) < 0 or int(places.max()) >= len(tokens)
+        ):
+            raise InputError(f"places must be given for fill_mask, each from 0 to {len(tokens) - 1}")
+        if subnet is not None:
+            if self.model is None:
+                raise InputError(f"subnet is given, and {self.name!r} has one size; allowed: None")
+            subnet.cuts(self.model.encoder.units)
+
+    def answers(self, work: Work, asked: list[Asked], subnet: Subnet | None = None) -> list[np.ndarray]:
+        """What is said of sequences that are worked on together, in their order (serving/work.py has the shapes)."""
+        network = None if subnet is None else self.networks.get(subnet)
+        if network is not None:
+            return answers(network, work, asked, rows=self.rows, pad=self.tokenizer.pad)
+        return answers(self.runner, work, asked, rows=self.rows, pad=self.tokenizer.pad, subnet=subnet)
+
+    def warm_up(self) -> None:
+        """Does every work at every size once, so that the first caller waits for no preparation."""
+        tokens = [
+            np.full(min(length, self.longest or length), self.tokenizer.start, dtype=np.int64) for length in _WARM
+        ]
+        asked = [Asked(own, None, np.zeros(1, dtype=np.int64)) for own in tokens]
+        for work in sorted(self.works):
+            for rung in self.ladder.rungs:
+                self.answers(work, asked, rung.subnet)
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise InputError(f"model folder {str(folder)!r} does not exist")
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{str(folder)!r} has no config.json, so it is no folder of a model")
+    data = read_json(folder / "config.json")
+    told = data.get("model")
+    if isinstance(told, dict) and told.get("decoder") is not None:
+        raise InputError(f"{str(folder)!r} holds a model with a decoder; allowed: encoders")
+
+
+def _works(runner: Runner, model: Model | None, kept: KeptTask | None) -> frozenset[Work]:
+    kinds = {head.kind for head in runner.config.heads}
+    works: set[Work] = {"task"} if kept is not None else set()
+    if model is not None or "embedder" in kinds or not has_task_head(runner.config):
+        works.add("vectors")
+    if model is not None:
+        beside = model.generator
+        if "masked_tokens" in model.heads or (beside is not None and "masked_tokens" in beside.heads):
+            works.add("fill_mask")
+    return frozenset(works)
+
+
+def _networks(model: Model, ladder: Ladder) -> dict[Subnet, Model]:
+    """The smaller sizes as models of their own, which are faster than the whole one cut in every call.
+
+    What is not cut, the embedding first of all, is the whole model's.
+    """
+    made = {}
+    for rung in ladder.rungs:
+        if rung.subnet is None:
+            continue
+        small = extract(model, rung.subnet)
+        small.encoder.embedding, small.encoder.final_norm = model.encoder.embedding, model.encoder.final_norm
+        small.encoder.relative = model.encoder.relative
+        for kind in small.heads:
+            small.heads[kind] = model.heads[kind]
+        made[rung.subnet] = small.eval()
+    return made

@@ -17,7 +17,8 @@ from bertsmith.serving.http.service import Service
 
 PAGE = "/page/"
 """Where the page's own files are."""
-_LINGER_SECONDS, _LINGER_BYTES = 2.0, 32_000_000
+_LINGER_SECONDS, _LINGER_BYTES = 1.0, 32_000_000
+_BODY_LATE = 408
 UNCOUNTED = frozenset({"/health", "/metrics"})
 """What is answered however many requests there are: an overloaded service must say that it is one."""
 
@@ -60,7 +61,8 @@ class Guard:
                 raise
             response = answer(error, scope["path"])
             if not is_read:
-                await _discard(receive)
+                if response.status_code != _BODY_LATE and "expect" not in Request(scope).headers:
+                    await _discard(receive)
                 # what is left of the body cannot be told from the next request
                 response.headers["Connection"] = "close"
             await response(scope, receive, watched)
@@ -103,7 +105,7 @@ class Guard:
                     is_whole = not message.get("more_body", False)
         except TimeoutError:
             seconds = self.settings.times.body
-            raise ApiError(408, f"the body was not there after {seconds:g} s", "Timeout") from None
+            raise ApiError(_BODY_LATE, f"the body was not there after {seconds:g} s", "Timeout") from None
         finally:
             if not is_whole:
                 self.held_bytes -= size

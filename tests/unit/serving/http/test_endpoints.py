@@ -53,7 +53,7 @@ def test_vectors_are_those_of_the_model(client: httpx.Client, folders: dict[str,
 def test_token_ids_are_texts(client: httpx.Client) -> None:
     rows = _post(client, "/tokenize", inputs=TEXTS, model="encoder", add_special_tokens=False)
     ids = [[token["id"] for token in row] for row in rows]
-    assert [TEXTS[0][token["start"] : token["stop"]] for token in rows[0]][0] == "the"
+    assert "".join(TEXTS[0][token["start"] : token["stop"]] for token in rows[0]) == TEXTS[0].replace(" ", "")
     said, given = (_post(client, "/embed", inputs=inputs, model="encoder") for inputs in (TEXTS, ids))
     assert np.abs(np.array(said) - np.array(given)).max() < 1e-6
     assert _post(client, "/decode", ids=ids[0], model="encoder") == [TEXTS[0]]

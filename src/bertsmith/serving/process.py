@@ -38,7 +38,9 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        # a bind that fails tells the address once more, a name that is none its own number
+        is_plain = isinstance(error, OSError) and error.errno is not None and error.errno > 0
+        reason = os.strerror(error.errno) if is_plain else getattr(error, "strerror", None) or error
         raise InputError(
             f"cannot listen on {host} port {port}: {reason}; choose others with --host and --port"
         ) from None

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from serving_cases import TEXTS, FakeEngine, engines, serving, until, write_encoder
 
+from bertsmith.layers.subnet import Subnet
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.settings import Limits, ServeSettings, Times
 from bertsmith.serving.work import Answered, Busy, Closing, Failed, Late
@@ -158,6 +159,17 @@ def test_what_an_engine_refuses_is_said(served: ServedModel) -> None:
         unknown = raised(RuntimeError("a path such as /secret"))
         _refused(unknown, 500, "its log says why")
         assert "secret" not in unknown.text
+
+
+def test_the_size_that_answered_is_said(served: ServedModel) -> None:
+    small = Subnet(width=0.5, depth=0.25)
+    engine = FakeEngine(lambda work, asked, _: Answered([np.ones(4)] * len(asked), small, 0.002, 0.001))
+    with serving({"encoder": (served, engine)}) as own:
+        headers = httpx.post(f"{own}/embed", json={"inputs": ["a", "b"]}).headers
+        assert (headers["X-Bertsmith-Width"], headers["X-Bertsmith-Depth"]) == ("0.5", "0.25")
+        assert (headers["X-Queue-Time"], headers["X-Inference-Time"]) == ("2.000", "1.000")
+        counted = 'bertsmith_calls_by_size_total{depth="0.25",model="encoder",width="0.5"} 1.0'
+        assert counted in httpx.get(f"{own}/metrics").text
 
 
 def test_numbers_that_are_none_are_no_answer(served: ServedModel) -> None:

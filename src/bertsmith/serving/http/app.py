@@ -39,4 +39,14 @@ def make_app(models: "Mapping[str, tuple[ServedModel, Engine]]", settings: Serve
     for part in (embed, predict, rerank, fill, tokens, hub, about, docs):
         app.include_router(part.router)
     app.add_middleware(Guard, service=service)
+    if settings.key is not None:
+        _document_key(app)
     return app
+
+
+def _document_key(app: FastAPI) -> None:
+    """Says in the OpenAPI document that a key is wanted; the guard is who asks for it."""
+    document = app.openapi()
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"key": []}]
+    document["paths"]["/health"]["get"]["security"] = []

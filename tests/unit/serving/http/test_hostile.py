@@ -196,6 +196,8 @@ def test_the_key_is_needed_for_all_but_health(served: ServedModel) -> None:
         ):
             for path in ("/embed", "/", "/v1/embeddings", "/models/encoder"):
                 _key_wanted(client.post(path, json={"inputs": "a"}, headers=given))
+        document = client.get("/openapi.json", headers={"Authorization": "Bearer right"}).json()
+        assert document["security"] == [{"key": []}]
         odd = client.post("/embed", json={}, headers={b"Authorization": "Bearer ä".encode()})
         _key_wanted(odd)
 

@@ -21,23 +21,28 @@ from bertsmith.serving.queue import Batch, Call, Queue, cost
 from bertsmith.serving.rates import Rates
 from bertsmith.serving.work import Answered, Asked, Busy, Closing, Failed, Late, Snapshot, Work
 from bertsmith.settings import Record
+from bertsmith.shrinking.fit.machine import usable_cores
 
 _LOG = logging.getLogger(__name__)
 _FILLED = 0.25  # of a batch's tokens: a batch below tells little of how fast full ones are
+_SHARED = 64  # tokens that are not divided among workers: two small batches take longer than one
+_CPU_TOKENS, _GPU_TOKENS = 512, 16_384
 _MEASURED = 512  # the most tokens of the batch by which a new engine learns how fast its model is
 
 
 class EngineLimits(Record):
     """How large batches are, how much may wait, and when an elastic model answers in a smaller size."""
 
-    batch_tokens: int = Field(default=512, ge=1)
-    """The most tokens of a batch; a sequence that has more by itself is a batch alone."""
+    batch_tokens: int | None = Field(default=None, ge=1)
+    """The most tokens of a batch; a sequence that has more by itself is a batch alone. None: 512 on a CPU, whose caches
+    hold no more, and 16384 on a GPU."""
     waiting_tokens: int = Field(default=65_536, ge=1)
     """The most tokens that may wait; what comes then is refused."""
     waiting_sequences: int = Field(default=4096, ge=1)
     """The most sequences that may wait."""
-    workers: int = Field(default=1, ge=1)
-    """Threads that each work on a batch of their own."""
+    workers: int | None = Field(default=None, ge=1)
+    """Threads that each work on a batch of their own. None: on a CPU as many as have cores for all their products,
+    one on a GPU."""
     wait_target: float = Field(default=0.25, gt=0)
     """Seconds: when what waits would take longer than this, an elastic model goes down one size."""
     quiet_seconds: float = Field(default=5.0, gt=0)
@@ -51,6 +56,9 @@ class BatchingEngine:
         self, served: ServedModel, limits: EngineLimits | None = None, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.served, self.limits, self._clock = served, limits or EngineLimits(), clock
+        is_cpu = served.runner.device.type == "cpu"
+        self.batch_tokens = self.limits.batch_tokens or (_CPU_TOKENS if is_cpu else _GPU_TOKENS)
+        self.workers = self.limits.workers or (max(1, usable_cores() // served.threads) if is_cpu else 1)
         self._changed = threading.Condition()
         self._queue = Queue()
         self._rates = Rates(clock)
@@ -65,7 +73,7 @@ class BatchingEngine:
         if self._workers:
             return
         self._switch = self._new_switch(self._measured())
-        for number in range(self.limits.workers):
+        for number in range(self.workers):
             worker = threading.Thread(target=self._work, name=f"{self.served.name}-{number}", daemon=True)
             self._workers.append(worker)
             worker.start()
@@ -211,13 +219,15 @@ class BatchingEngine:
                     self._take_out(batch, outputs, began, at_work)
 
     def _next_batch(self) -> Batch:
-        head = self._queue.first()
+        """What a worker that is free does next; where others are free as well, it leaves them their share."""
+        head, free = self._queue.first(), self.workers - len(self._running)
+        most = min(self.batch_tokens, max(_SHARED, -(-self._queue.tokens // free)))
         if head.subnet is not None:
-            return self._queue.take(self.limits.batch_tokens, None, head.subnet)
+            return self._queue.take(most, None, head.subnet)
         level = head.level
         if level is None:
             level = self._switch.choose(self._queue.tokens) if self._is_elastic(head.work) else 0
-        return self._queue.take(self.limits.batch_tokens, level, self.served.ladder.rungs[level].subnet)
+        return self._queue.take(most, level, self.served.ladder.rungs[level].subnet)
 
     def _is_elastic(self, work: Work) -> bool:
         """Whether the record's scores speak of this work: they are of the task's head."""
@@ -227,7 +237,7 @@ class BatchingEngine:
         """Hands every output to its own call."""
         now = self._clock()
         self._rates.batch(len(batch.members), batch.tokens)
-        if batch.level is not None and batch.tokens >= _FILLED * self.limits.batch_tokens:
+        if batch.level is not None and batch.tokens >= _FILLED * self.batch_tokens:
             self._switch.learn(batch.level, batch.tokens * at_work, now - began)
         done = []
         for (call, index), output in zip(batch.members, outputs, strict=True):
@@ -270,13 +280,13 @@ class BatchingEngine:
         """Tokens per second of all workers, from the second of two batches of the whole model."""
         length = max(1, min(32, self.served.encoding.length))
         one = Asked(np.full(length, self.served.tokenizer.start, dtype=np.int64))
-        asked = [one] * max(1, min(_MEASURED, self.limits.batch_tokens) // length)
+        asked = [one] * max(1, min(_MEASURED, self.batch_tokens) // length)
         work: Work = "task" if "task" in self.served.works else "vectors"
         self.served.answers(work, asked)
         began = time.perf_counter()
         self.served.answers(work, asked)
         seconds = max(1e-6, time.perf_counter() - began)
-        return self.limits.workers * length * len(asked) / seconds
+        return self.workers * length * len(asked) / seconds
 
 
 def _resolve(calls: Sequence[Call]) -> None:

@@ -14,6 +14,8 @@ from bertsmith.engines.onnx_graph import has_task_head, longest_input
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import MaskDecoderConfig
 from bertsmith.models.model import Model
 from bertsmith.serving.computing import Rows, answers
 from bertsmith.serving.ladder import Ladder
@@ -46,6 +48,8 @@ class ServedModel:
     """What is known of the sub-networks of an elastic model."""
     rows: Rows = "packed"
     """How its batches lie."""
+    threads: int = 1
+    """Of one product; several batches may be worked on at a time."""
     networks: dict[Subnet, Model] = field(default_factory=dict)
     """The smaller sizes of the ladder as models of their own."""
 
@@ -61,15 +65,16 @@ class ServedModel:
     ) -> "ServedModel":
         """What a folder holds, tried and ready; raises InputError with a sentence if it cannot be served.
 
-        `threads` are those of one product; `floor` is the share of its whole score that an elastic model must keep.
+        `threads` are those of one product, 1 unless they are given: the cores work on batches of their own, which wait
+        for each other in nothing. `floor` is the share of its whole score that an elastic model must keep.
         """
         folder = Path(folder)
         _check_folder(folder)
-        if threads is not None and threads < 1:
+        threads = 1 if threads is None else threads
+        if threads < 1:
             raise InputError(f"threads is {threads}; allowed: 1 or more")
         runner = open_runner(folder, device=device, threads=threads)
-        if threads is not None:
-            torch.set_num_threads(threads)
+        torch.set_num_threads(threads)
         model = runner if isinstance(runner, Model) else runner.model if isinstance(runner, ModelRunner) else None
         if runner.tokenizer is None:
             raise InputError(f"{str(folder)!r} has no tokenizer.json, so no text can be given to its model")
@@ -92,15 +97,26 @@ class ServedModel:
             model=model,
             record=record,
             rows="packed" if engine == "torch" else "fixed" if engine == "compiled" else "padded",
+            threads=threads,
             networks={} if model is None else _networks(model, ladder),
         )
         served.warm_up()
         return served
 
+    def longest(self, work: Work) -> int:
+        """The most tokens a sequence may have; where a model takes any number, as many as it was made for."""
+        embedding = self.runner.config.encoder.embedding
+        limits = [longest_input(self.runner.config) or max(embedding.longest, self.encoding.length)]
+        if work == "fill_mask":
+            limits += [head.longest for head in self._filling.heads if isinstance(head, MaskDecoderConfig)]
+        return min(limits)
+
     @property
-    def longest(self) -> int | None:
-        """The most tokens a sequence may have; None if any number goes."""
-        return longest_input(self.runner.config)
+    def _filling(self) -> ModelConfig:
+        """The config of what fills masks: the model, or the generator beside it."""
+        config = self.runner.config
+        has_head = any(head.kind == "masked_tokens" for head in config.heads)
+        return config if has_head or config.generator is None else config.generator.model
 
     @property
     def has_embedder(self) -> bool:
@@ -113,38 +129,36 @@ class ServedModel:
             raise InputError(f"work is {work!r}; {self.name!r} does {', '.join(sorted(self.works))}")
         tokens, types, places = asked.tokens, asked.types, asked.places
         encoder = self.runner.config.encoder
-        longest = self.longest
-        if tokens.ndim != 1 or not len(tokens) or (longest is not None and len(tokens) > longest):
-            told = f"1 to {longest} tokens" if longest is not None else "1 token or more"
-            raise InputError(f"a sequence has the shape {tokens.shape}; {self.name!r} takes {told}")
+        longest = self.longest(work)
+        if tokens.ndim != 1 or not 1 <= len(tokens) <= longest:
+            raise InputError(f"a sequence has the shape {tokens.shape}; {self.name!r} takes 1 to {longest} tokens")
         if int(tokens.min()) < 0 or int(tokens.max()) >= encoder.vocabulary:
             raise InputError(f"a sequence holds a token outside of 0 to {encoder.vocabulary - 1}")
         kinds = max(1, encoder.embedding.types)
         if types is not None and (types.shape != tokens.shape or int(types.min()) < 0 or int(types.max()) >= kinds):
             raise InputError(f"types must be as many as tokens, each from 0 to {kinds - 1}")
-        if work == "fill_mask" and (
-            places is None or not len(places) or int(places.min()) < 0 or int(places.max()) >= len(tokens)
-        ):
+        if work == "fill_mask" and (places is None or not set(places.tolist()) <= set(range(len(tokens)))):
             raise InputError(f"places must be given for fill_mask, each from 0 to {len(tokens) - 1}")
+        if work == "fill_mask" and places is not None and not 0 < len(np.unique(places)) == len(places):
+            raise InputError("places must hold one place or more, and none twice")
         if subnet is not None:
-            if self.model is None:
-                raise InputError(f"subnet is given, and {self.name!r} has one size; allowed: None")
+            if self.model is None or (work == "fill_mask" and self._filling is not self.runner.config):
+                raise InputError(f"subnet is given, and {self.name!r} has one size for {work}; allowed: None")
             subnet.cuts(self.model.encoder.units)
 
     def answers(self, work: Work, asked: list[Asked], subnet: Subnet | None = None) -> list[np.ndarray]:
         """What is said of sequences that are worked on together, in their order (serving/work.py has the shapes)."""
-        network = None if subnet is None else self.networks.get(subnet)
+        network = None if subnet is None or work == "fill_mask" else self.networks.get(subnet)
         if network is not None:
             return answers(network, work, asked, rows=self.rows, pad=self.tokenizer.pad)
         return answers(self.runner, work, asked, rows=self.rows, pad=self.tokenizer.pad, subnet=subnet)
 
     def warm_up(self) -> None:
         """Does every work at every size once, so that the first caller waits for no preparation."""
-        tokens = [
-            np.full(min(length, self.longest or length), self.tokenizer.start, dtype=np.int64) for length in _WARM
-        ]
-        asked = [Asked(own, None, np.zeros(1, dtype=np.int64)) for own in tokens]
         for work in sorted(self.works):
+            lengths = [min(length, self.longest(work)) for length in _WARM]
+            tokens = [np.full(length, self.tokenizer.start, dtype=np.int64) for length in lengths]
+            asked = [Asked(own, None, np.zeros(1, dtype=np.int64)) for own in tokens]
             for rung in self.ladder.rungs:
                 self.answers(work, asked, rung.subnet)
 
@@ -175,15 +189,19 @@ def _works(runner: Runner, model: Model | None, kept: KeptTask | None) -> frozen
 def _networks(model: Model, ladder: Ladder) -> dict[Subnet, Model]:
     """The smaller sizes as models of their own, which are faster than the whole one cut in every call.
 
-    What is not cut, the embedding first of all, is the whole model's.
+    They share what is not cut, the embedding first of all, and layers that are cut alike.
     """
-    made = {}
+    made: dict[Subnet, Model] = {}
+    units, whole = model.encoder.units, model.encoder
+    blocks = {(index, cut): whole.blocks[index] for index, cut in enumerate(units)}
     for rung in ladder.rungs:
         if rung.subnet is None:
             continue
         small = extract(model, rung.subnet)
-        small.encoder.embedding, small.encoder.final_norm = model.encoder.embedding, model.encoder.final_norm
-        small.encoder.relative = model.encoder.relative
+        small.encoder.embedding, small.encoder.final_norm = whole.embedding, whole.final_norm
+        small.encoder.relative = whole.relative
+        for place, cut in enumerate(rung.subnet.cuts(units)):
+            small.encoder.blocks[place] = blocks.setdefault(cut, small.encoder.blocks[place])
         for kind in small.heads:
             small.heads[kind] = model.heads[kind]
         made[rung.subnet] = small.eval()

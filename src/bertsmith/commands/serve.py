@@ -25,7 +25,7 @@ def serve(
     port: int = 8080,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     threads: int | None = None,
-    workers: int = 1,
+    workers: int | None = None,
     elastic: bool | None = None,
     floor: float | None = None,
     truncate: bool = False,
@@ -37,7 +37,7 @@ def serve(
     max_requests: int = 512,
     queue_tokens: int = 65_536,
     queue_sequences: int = 4096,
-    batch_tokens: int = 512,
+    batch_tokens: int | None = None,
     drain: int = 40,
     drain_delay: float = 0.0,
 ) -> None:
@@ -57,9 +57,9 @@ def serve(
     device
         Where to compute; "auto" takes a GPU if there is one.
     threads
-        Threads of one product; what the machine has if not given.
+        Threads of one product; 1 if not given, since cores do more with batches of their own.
     workers
-        Batches of a model that are worked on at a time.
+        Batches of a model that are worked on at a time; on a CPU as many as there are cores for, if not given.
     elastic
         Let elastic models answer in smaller sizes while work piles up; on if --floor is given.
     floor
@@ -83,7 +83,7 @@ def serve(
     queue_sequences
         The most sequences that wait for a model.
     batch_tokens
-        The most tokens of a batch.
+        The most tokens of a batch; 512 on a CPU and 16384 on a GPU if not given.
     drain
         Seconds after the signal to end in which all that was taken must be answered.
     drain_delay

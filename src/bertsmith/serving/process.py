@@ -38,9 +38,12 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError, UnicodeError) as error:
-        # a bind that fails tells the address once more, a name that is none its own number
-        is_plain = isinstance(error, OSError) and error.errno is not None and error.errno > 0
-        reason = os.strerror(error.errno) if is_plain else getattr(error, "strerror", None) or error
+        reason = str(error)
+        if isinstance(
+            error, OSError
+        ):  # a bind that fails tells the address once more; a name that is none has no number
+            known = error.errno is not None and error.errno > 0
+            reason = os.strerror(error.errno or 0) if known else error.strerror or reason
         raise InputError(
             f"cannot listen on {host} port {port}: {reason}; choose others with --host and --port"
         ) from None

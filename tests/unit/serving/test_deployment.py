@@ -101,6 +101,7 @@ def test_every_manifest_is_applied() -> None:
 
 def test_a_pod_speaks_to_the_service_as_it_is(container: dict[str, Any]) -> None:
     flags = _flags([*STARTED, *container["args"]])
+    assert flags["workers"] == int(container["resources"]["requests"]["cpu"])
     (port,) = container["ports"]
     assert port["containerPort"] == flags["port"] == 8080
     paths = make_app({}, ServeSettings()).openapi()["paths"]

@@ -92,7 +92,7 @@ def serve(
     _check_installed()
     from bertsmith.serving.engine import EngineLimits
     from bertsmith.serving.http.app import make_app
-    from bertsmith.serving.process import address, listen, run
+    from bertsmith.serving.process import address, bound, run
     from bertsmith.serving.settings import ServeSettings
 
     limits = {"body_bytes": max_body, "texts": max_texts, "tokens": max_tokens, "requests": max_requests}
@@ -102,7 +102,7 @@ def serve(
     waiting = {"waiting_tokens": queue_tokens, "waiting_sequences": queue_sequences}
     engine_limits = EngineLimits.parse({"batch_tokens": batch_tokens, "workers": workers, **waiting}, "serve")
     named = _named([folders] if isinstance(folders, str | Path) else folders)
-    listener = listen(settings.host, settings.port)  # before models are read, which takes longer
+    listener = bound(settings.host, settings.port)  # before models are read, which takes longer
     try:
         chosen = _floor(elastic, floor)
         models = _open(named, engine_limits, device=device, threads=threads, floor=chosen)

@@ -32,11 +32,20 @@ _BEYOND = 5.0  # seconds after all others have passed, when a process that hangs
 _IDLE = 4  # connections for each request at a time: clients keep some open
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """The socket that listens, or a sentence why there is none."""
+def bound(host: str, port: int) -> socket.socket:
+    """The socket that will listen, or a sentence why there is none. Who connects before it listens is refused."""
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        family, kind, number, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, number)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            made.bind(where)
+        except OSError:
+            made.close()
+            raise
+        return made
     except (OSError, OverflowError, UnicodeError) as error:
         reason = str(error)
         if isinstance(

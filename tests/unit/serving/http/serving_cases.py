@@ -16,7 +16,7 @@ from bertsmith.models.published import preset
 from bertsmith.serving.engine import BatchingEngine, EngineLimits
 from bertsmith.serving.http.app import make_app
 from bertsmith.serving.model import ServedModel
-from bertsmith.serving.process import Server, address, listen
+from bertsmith.serving.process import Server, address, bound
 from bertsmith.serving.settings import ServeSettings
 from bertsmith.serving.work import Answered, Asked, Engine, Snapshot, Work
 from bertsmith.settings import Record
@@ -111,7 +111,7 @@ def engines(
 def serving(models: Mapping[str, tuple[ServedModel, Engine]], settings: ServeSettings | None = None) -> Iterator[str]:
     """The address of a service in a thread of this process."""
     settings = settings or ServeSettings()
-    listener = listen("127.0.0.1", 0)
+    listener = bound("127.0.0.1", 0)
     is_ready = threading.Event()
     server = Server(make_app(models, settings), settings, is_ready.set)
     thread = threading.Thread(target=server.run, args=([listener],))

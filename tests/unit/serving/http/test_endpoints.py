@@ -7,10 +7,11 @@ import httpx
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from serving_cases import LENGTH, TEXTS
+from serving_cases import LENGTH, TEXTS, engines, serving
 from task_cases import TASK_CASES
 
 import bertsmith
+from bertsmith.commands.exchange import export_model
 
 
 @pytest.fixture(scope="module")
@@ -191,3 +192,16 @@ def test_metrics_are_read_by_prometheus(client: httpx.Client) -> None:
     assert value("bertsmith_engine_batches_total", model="encoder") >= 1
     assert value("bertsmith_width", model="encoder") == 1
     assert value("bertsmith_request_seconds_count", endpoint="/embed") >= 2
+
+
+@pytest.mark.slow
+def test_an_onnx_folder_answers_as_its_model(folders: dict[str, Path], tmp_path: Path) -> None:
+    export_model(folders["classification"], out=tmp_path / "onnx", to="onnx")
+    export_model(folders["encoder"], out=tmp_path / "vectors", to="onnx")
+    own = {"onnx": tmp_path / "onnx", "vectors": tmp_path / "vectors"}
+    with engines(own) as models, serving(models) as url, httpx.Client(base_url=url, timeout=20) as client:
+        said = _post(client, "/predict", inputs=TEXTS, model="onnx")
+        right = _details(folders["classification"], TEXTS)
+        assert [_labels(one) for one in said] == [own["scores"] for own in right]
+        vectors = np.array(_post(client, "/embed", inputs=TEXTS, normalize=False, model="vectors"))
+        assert np.abs(vectors - bertsmith.load(folders["encoder"]).encode(TEXTS).numpy()).max() < 1e-4

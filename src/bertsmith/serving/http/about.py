@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from bertsmith import __version__
 from bertsmith.serving.http.documented import ASK_ERRORS, OPENAI_ASK_ERRORS
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from bertsmith.serving.model import ServedModel
 
 router = APIRouter(tags=["the service"])
+_TEXT_FORM = "text/plain; version=0.0.4; charset=utf-8"  # as Prometheus names it
 
 
 @router.get(
@@ -39,7 +39,7 @@ async def health(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Requests, times, tokens, the queue, batches and the size that answers, in Prometheus' text form."""
     service: Service = request.app.state.service
-    return Response(service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(service.metrics.text(), media_type=_TEXT_FORM)
 
 
 @router.get("/info", summary="The models and the limits", response_model=Info, responses=ASK_ERRORS)

@@ -15,13 +15,13 @@ import numpy as np
 from pydantic import Field
 
 from bertsmith.layers.subnet import Subnet
+from bertsmith.serving.cores import cores
 from bertsmith.serving.ladder import Switch
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.queue import Batch, Call, Queue, cost
 from bertsmith.serving.rates import Rates
 from bertsmith.serving.work import Answered, Asked, Busy, Closing, Failed, Late, Snapshot, Work
 from bertsmith.settings import Record
-from bertsmith.shrinking.fit.machine import usable_cores
 
 _LOG = logging.getLogger(__name__)
 _FILLED = 0.25  # of a batch's tokens: a batch below tells little of how fast full ones are
@@ -58,7 +58,7 @@ class BatchingEngine:
         self.served, self.limits, self._clock = served, limits or EngineLimits(), clock
         is_cpu = served.runner.device.type == "cpu"
         self.batch_tokens = self.limits.batch_tokens or (_CPU_TOKENS if is_cpu else _GPU_TOKENS)
-        self.workers = self.limits.workers or (max(1, usable_cores() // served.threads) if is_cpu else 1)
+        self.workers = self.limits.workers or (max(1, cores() // served.threads) if is_cpu else 1)
         self._changed = threading.Condition()
         self._queue = Queue()
         self._rates = Rates(clock)

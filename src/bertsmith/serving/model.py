@@ -18,6 +18,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import MaskDecoderConfig
 from bertsmith.models.model import Model
 from bertsmith.serving.computing import Rows, answers
+from bertsmith.serving.cores import default_threads
 from bertsmith.serving.ladder import Ladder
 from bertsmith.serving.work import Asked, Work
 from bertsmith.shrinking.record import ELASTIC_FILE, ElasticRecord, read_record
@@ -65,12 +66,12 @@ class ServedModel:
     ) -> "ServedModel":
         """What a folder holds, tried and ready; raises InputError with a sentence if it cannot be served.
 
-        `threads` are those of one product, 1 unless they are given: the cores work on batches of their own, which wait
-        for each other in nothing. `floor` is the share of its whole score that an elastic model must keep.
+        `threads` are those of one product (None: serving/cores.py); `floor` is the share of its whole score that an
+        elastic model must keep when it answers in a smaller size, which it does only if one is given.
         """
         folder = Path(folder)
         _check_folder(folder)
-        threads = 1 if threads is None else threads
+        threads = default_threads() if threads is None else threads
         if threads < 1:
             raise InputError(f"threads is {threads}; allowed: 1 or more")
         runner = open_runner(folder, device=device, threads=threads)

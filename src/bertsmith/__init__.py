@@ -32,6 +32,7 @@ _HOMES = {
     "preset": "bertsmith.models.published",
     "pretrain": "bertsmith.commands.pretrain",
     "save": "bertsmith.checkpoint.store",
+    "serve": "bertsmith.commands.serve",
     "shrink": "bertsmith.commands.shrink",
     "tokenizer": "bertsmith.commands.tokenizer",
 }
@@ -60,6 +61,7 @@ __all__ = [
     "preset",
     "pretrain",
     "save",
+    "serve",
     "shrink",
     "tokenizer",
 ]
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from bertsmith.commands.inspect import inspect
     from bertsmith.commands.predict import predict
     from bertsmith.commands.pretrain import pretrain
+    from bertsmith.commands.serve import serve
     from bertsmith.commands.shrink import shrink
     from bertsmith.commands.tokenizer import tokenizer
     from bertsmith.engines.exporting import export

@@ -19,6 +19,7 @@ from bertsmith.commands.fit import fit
 from bertsmith.commands.inspect import inspect
 from bertsmith.commands.predict import predict
 from bertsmith.commands.pretrain import pretrain
+from bertsmith.commands.serve import serve
 from bertsmith.commands.shrink import shrink
 from bertsmith.commands.tokenizer import tokenizer
 from bertsmith.errors import InputError
@@ -46,6 +47,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "inspect": inspect,
     "import": import_model,
     "export": export_model,
+    "serve": serve,
 }
 _PYTHON_ONLY = {"train", "dev"}  # what no flag could give
 _SEVERAL = {"depths", "learning_rates", "widths"}  # flags that take all the values that follow them

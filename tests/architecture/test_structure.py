@@ -15,7 +15,7 @@ from bertsmith.settings import Record
 
 SOURCE = Path(bertsmith.__file__).parent
 ORDER = ["errors", "runtime", "settings", "toml", "text", "batches", "ops", "layers", "models", "checkpoint", "engines"]
-ORDER += ["objectives", "tasks", "training", "shrinking", "report", "hf", "serve", "commands", "cli", "__main__"]
+ORDER += ["objectives", "tasks", "training", "shrinking", "report", "hf", "serving", "commands", "cli", "__main__"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from torchmetrics.functional.classification import binary_average_precision
 
 from bertsmith.tasks.base import Judgement
 from bertsmith.tasks.metrics.table import table_judgement
@@ -38,6 +37,9 @@ def average_precision(scores: np.ndarray, right: np.ndarray) -> float:
 
     Shape: (examples,) each.
     """
+    # here, since it loads transformers, SciPy and Matplotlib wherever they are: seconds before a service listens
+    from torchmetrics.functional.classification import binary_average_precision
+
     return 100 * float(binary_average_precision(torch.from_numpy(scores), torch.from_numpy(right.astype(np.int64))))
 
 

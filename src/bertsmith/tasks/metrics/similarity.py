@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from torchmetrics.functional.classification import binary_auroc
 
 from bertsmith.tasks.base import Judgement
 from bertsmith.tasks.metrics.labels import average_precision
@@ -46,6 +45,9 @@ def spread_judgement(vectors: np.ndarray, metric: str | None) -> Judgement:
 
 def roc_area(cosines: np.ndarray, is_alike: np.ndarray) -> float:
     """How often a like pair has a greater cosine than an unlike one, in percent; 50 where there are not both."""
+    # here, since it loads transformers, SciPy and Matplotlib wherever they are: seconds before a service listens
+    from torchmetrics.functional.classification import binary_auroc
+
     if is_alike.all() or not is_alike.any():
         return 50.0
     return 100 * float(binary_auroc(_shares(cosines), torch.from_numpy(is_alike.astype(np.int64))))

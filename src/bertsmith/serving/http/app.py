@@ -1,0 +1,52 @@
+"""The web application: models and their engines behind the endpoints that people's clients speak."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+
+from bertsmith import __version__
+from bertsmith.serving.http import about, docs, embed, errors, fill, hub, predict, rerank, tokens
+from bertsmith.serving.http.guard import Guard
+from bertsmith.serving.http.service import Service
+from bertsmith.serving.settings import ServeSettings
+from bertsmith.serving.work import Engine
+
+if TYPE_CHECKING:
+    from bertsmith.serving.model import ServedModel
+
+
+def make_app(models: "Mapping[str, tuple[ServedModel, Engine]]", settings: ServeSettings) -> FastAPI:
+    """The application that answers with these models; the first is asked where a request names none."""
+    service = Service(models, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.drain()
+
+    app = FastAPI(
+        title="Bertsmith",
+        description="Encoders as a service: vectors, predictions, rankings and masks.",
+        version=__version__,
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere; docs.py has one that does not
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    errors.install(app)
+    for part in (embed, predict, rerank, fill, tokens, hub, about, docs):
+        app.include_router(part.router)
+    app.add_middleware(Guard, service=service)
+    if settings.key is not None:
+        _document_key(app)
+    return app
+
+
+def _document_key(app: FastAPI) -> None:
+    """Says in the OpenAPI document that a key is wanted; the guard is who asks for it."""
+    document = app.openapi()
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"key": []}]
+    document["paths"]["/health"]["get"]["security"] = []

@@ -1,0 +1,188 @@
+"""`bertsmith serve` from outside: what cannot be served is said in a sentence, and a signal loses nothing it took."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.models.build import build
+from bertsmith.models.published import preset
+from bertsmith.text.learn import learn_tokenizer
+
+TEXTS = [f"the smith forges {'an iron gate ' * count}" for count in range(1, 9)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served") / "encoder"
+    tokenizer = learn_tokenizer(TEXTS * 2, "wordpiece", 200, progress=False)
+    sizes = {"layers": 2, "width": 32, "heads": 2, "vocabulary": tokenizer.size, "longest": 64, "deviation": 0.3}
+    model = build(preset("bert-tiny", **sizes), seed=0)
+    model.tokenizer = tokenizer
+    bertsmith.save(model, path)
+    return path
+
+
+@contextmanager
+def _served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process of a service and its address."""
+    command = [sys.executable, "-m", "bertsmith", "serve", *arguments, "--port", "0", "--threads", "1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, bufsize=1
+    )
+    assert process.stdout is not None
+    try:
+        first = process.stdout.readline()
+        assert first.startswith("Listening on http://127.0.0.1:"), process.communicate()
+        yield process, first.split()[2]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class _Clients:
+    """Clients that ask one after the other and keep the answers, until nothing is there to ask any more."""
+
+    def __init__(self, url: str, vectors: np.ndarray) -> None:
+        self.url, self.vectors = url, vectors
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(8)]
+        for thread in self.threads:
+            thread.start()
+
+    def _ask(self, number: int) -> None:
+        order = np.random.default_rng(number)
+        client = httpx.Client(base_url=self.url, timeout=30)
+        for turn in range(100_000):
+            if number % 2 and turn % 3 == 0:  # some open a connection for every few requests
+                client.close()
+                client = httpx.Client(base_url=self.url, timeout=30)
+            chosen = order.integers(0, len(TEXTS), 16)
+            try:
+                answer = client.post("/embed", json={"inputs": [TEXTS[index] for index in chosen], "normalize": False})
+            except httpx.ConnectError:
+                break  # the service takes nothing any more
+            except httpx.HTTPError as error:
+                self.counts["lost"] += 1
+                self.wrong.append(repr(error))
+                break
+            self.counts[str(answer.status_code)] += 1
+            if answer.status_code == 200 and np.abs(np.array(answer.json()) - self.vectors[chosen]).max() > 1e-4:
+                self.wrong.append("the answer to another request")
+        client.close()
+
+    def end(self) -> None:
+        for thread in self.threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def test_a_signal_under_load_loses_no_request(folder: Path) -> None:
+    vectors = bertsmith.load(folder).encode(TEXTS).numpy()
+    with _served(str(folder)) as (process, url):
+        clients = _Clients(url, vectors)
+        end = time.monotonic() + 20
+        while clients.counts["200"] < 40 and time.monotonic() < end:
+            time.sleep(0.02)
+        before = clients.counts["200"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        clients.end()
+    assert clients.wrong == []
+    assert set(clients.counts) == {"200"}
+    assert clients.counts["200"] > before >= 40  # what was under way was answered
+
+
+@pytest.mark.slow
+def test_a_signal_under_load_loses_no_request_ten_times(folder: Path) -> None:
+    for _ in range(10):
+        test_a_signal_under_load_loses_no_request(folder)
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_at_once(folder: Path) -> None:
+    with _served(str(folder), "--drain-delay", "0.5") as (process, url):
+        address = urlsplit(url)
+        with socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=10) as line:
+            body = json.dumps({"inputs": TEXTS}).encode()
+            lines = (
+                "POST /embed HTTP/1.1",
+                "Host: a",
+                "Content-Type: application/json",
+                f"Content-Length: {len(body)}",
+            )
+            line.sendall("\r\n".join((*lines, "", "")).encode() + body[:5])
+            assert httpx.get(f"{url}/health").json() == {"status": "ready"}
+            process.send_signal(signal.SIGTERM)
+            end = time.monotonic() + 5
+            while httpx.get(f"{url}/health").status_code == 200 and time.monotonic() < end:
+                time.sleep(0.02)
+            draining = httpx.get(f"{url}/health")
+            assert (draining.status_code, draining.json()) == (503, {"status": "draining"})
+            late = httpx.post(f"{url}/embed", json={"inputs": TEXTS})  # still taken, for who has not seen it yet
+            assert (late.status_code, late.headers["Connection"]) == (200, "close")
+            time.sleep(1.2)
+            assert process.poll() is None  # it waits for the body, which does not come
+            process.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            assert process.wait(10) == 128 + signal.SIGTERM
+            assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["none"], "model folder 'none' does not exist"),
+        (["{empty}"], "has no config.json"),
+        (["{folder}", "{folder}"], "two models are called 'encoder'; give them names"),
+        (["/={folder}"], "the name of a model is '/'"),
+        (["{folder}", "--port", "{taken}"], "Address already in use; choose others with --host and --port"),
+        (["{folder}", "--port", "70000"], "port is 70000"),
+        (["{folder}", "--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
+        (["{folder}", "--timeout", "0"], "times.answer is 0"),
+        (["{folder}", "--max-texts", "0"], "limits.texts is 0"),
+        (["{folder}", "--floor", "2"], "floor is 2"),
+        (["{folder}", "--floor", "0.9", "--no-elastic"], "--no-elastic and --floor 0.9"),
+        (["{folder}", "--elastic"], "no model has a smaller size"),
+        (["{folder}", "--key-file", "none"], "--key-file 'none' cannot be read: No such file"),
+        (["{folder}", "--key-file", "{blank}"], "holds no key"),
+    ],
+)
+def test_what_cannot_be_served_is_said(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    monkeypatch.delenv("BERTSMITH_KEY", raising=False)
+    (tmp_path / "blank").write_text(" \n")
+    (tmp_path / "empty").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        names = {"folder": folder, "empty": tmp_path / "empty", "blank": tmp_path / "blank"}
+        port = taken.getsockname()[1]
+        given = [argument.format(**names, taken=port) for argument in arguments]
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", *given, *([] if "--port" in given else ["--port", "0"])])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.splitlines()) == 1

@@ -1,0 +1,155 @@
+"""Tiny models in folders, and a service on loopback that answers with them."""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from task_cases import TASK_CASES
+
+import bertsmith
+from bertsmith.batches.examples import ExampleConfig
+from bertsmith.models.build import build
+from bertsmith.models.published import preset
+from bertsmith.serving.engine import BatchingEngine, EngineLimits
+from bertsmith.serving.http.app import make_app
+from bertsmith.serving.model import ServedModel
+from bertsmith.serving.process import Server, address, bound
+from bertsmith.serving.settings import ServeSettings
+from bertsmith.serving.work import Answered, Asked, Engine, Snapshot, Work
+from bertsmith.settings import Record
+from bertsmith.shrinking.record import ElasticRecord, MemberFigures, write_record
+from bertsmith.tasks import AnyTask
+from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.tasks.recognise import recognise
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.tables import table_of
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.starting import with_task_head
+
+TEXTS = ["the smith forges an iron gate", "no", "a broken clock, by the river", "seven old lanterns near the harbour"]
+LENGTH = 48
+
+
+class _Chosen(Record):
+    task: AnyTask
+
+
+def tokenizer() -> Tokenizer:
+    texts = [*TEXTS, "Anna forges gates in New Rome , Bert Smith forgets Oslo . which? what? again"] * 2
+    return learn_tokenizer(texts, "wordpiece", 300, progress=False)
+
+
+def write_encoder(folder: Path, *, length: int = LENGTH, seed: int = 0) -> Path:
+    """A model that was pre-trained, as it were: it embeds and fills masks."""
+    bertsmith.save(_encoder(length, seed), folder)
+    return folder
+
+
+def write_task(folder: Path, case: str, *, seed: int = 0, elastic: bool = False) -> Path:
+    """A model fine-tuned, as it were, for a kind of task."""
+    found = TASK_CASES[case]
+    table = table_of(found.rows, "rows")
+    plain = recognise(table, None if found.is_recognised else found.kind, [], found.task)
+    task = _Chosen.parse({"task": plain}).task.settled(table)
+    encoder = _encoder(LENGTH, seed)
+    model = with_task_head(encoder, task.head(encoder.config), seed=seed)
+    model.tokenizer = encoder.tokenizer
+    bertsmith.save(model, folder)
+    write_kept(KeptTask(task=task, sequences=ExampleConfig(length=LENGTH)), folder)
+    if elastic:
+        sizes = ((1.0, 90.0, 8.0), (0.5, 89.0, 2.0))
+        grid = tuple(
+            MemberFigures(width=width, depth=1.0, score=score, parameters=1, flops=1.0, latency_ms=milliseconds)
+            for width, score, milliseconds in sizes
+        )
+        write_record(
+            ElasticRecord(
+                metric="accuracy",
+                teacher_score=90.0,
+                depth_rule="keep_last",
+                length=16,
+                grid=grid,
+                head_scores=((1.0, 1.0),) * 2,
+                head_order=((0, 1),) * 2,
+                neuron_order=(tuple(range(64)),) * 2,
+            ),
+            folder,
+        )
+    return folder
+
+
+def _encoder(length: int, seed: int) -> bertsmith.Model:
+    own = tokenizer()
+    config = preset(
+        "bert-tiny", layers=2, width=16, heads=2, dropout=0.0, deviation=0.3, vocabulary=own.size, longest=length
+    )
+    model = build(config, seed=seed).eval()
+    model.tokenizer = own
+    return model
+
+
+@contextmanager
+def engines(
+    folders: Mapping[str, Path], limits: EngineLimits | None = None, floor: float | None = None
+) -> Iterator[dict[str, tuple[ServedModel, Engine]]]:
+    """Models with their engines at work."""
+    opened = {name: ServedModel.open(path, name=name, device="cpu", floor=floor) for name, path in folders.items()}
+    own = {name: BatchingEngine(served, limits or EngineLimits()) for name, served in opened.items()}
+    for engine in own.values():
+        engine.start()
+    try:
+        yield {name: (served, own[name]) for name, served in opened.items()}
+    finally:
+        for engine in own.values():
+            engine.close()
+
+
+@contextmanager
+def serving(models: Mapping[str, tuple[ServedModel, Engine]], settings: ServeSettings | None = None) -> Iterator[str]:
+    """The address of a service in a thread of this process."""
+    settings = settings or ServeSettings()
+    listener = bound("127.0.0.1", 0)
+    is_ready = threading.Event()
+    server = Server(make_app(models, settings), settings, is_ready.set)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        assert is_ready.wait(20)
+        yield address(listener)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listener.close()
+        assert not thread.is_alive()
+
+
+class FakeEngine:
+    """An engine that does what a test says: it raises, or waits, or answers with what it is told."""
+
+    def __init__(self, does: Any) -> None:
+        self.does = does
+
+    async def submit(
+        self, work: Work, asked: Sequence[Asked], *, timeout: float | None = None, subnet: Any = None
+    ) -> Answered:
+        found = self.does(work, asked, timeout)
+        if isinstance(found, Exception):
+            raise found
+        return await found if hasattr(found, "__await__") else found
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(0, 0, 0, 0.0, 0.0, None, None, None, 0, 0, 0)
+
+    async def drain(self) -> None:
+        return
+
+
+def until(condition: Any, seconds: float = 10) -> None:
+    """Returns when something holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -16,7 +16,8 @@ function explore(root, data, kept = {}) {
     layer: Math.min(before.layer, layers - 1), query: Math.min(before.query, last), key: Math.min(before.key, last) });
   const layerChoice = find(".choose-layer"), headChoice = find(".choose-head"), grid = find(".attention-grid");
   const stage = find(".attention-stage"), readout = find(".attention-readout");
-  const rows = [...root.querySelectorAll("tbody tr")], views = [...root.querySelectorAll(".attention-views button")];
+  const rows = [...root.querySelectorAll(".attention-table tbody tr")];
+  const views = [...root.querySelectorAll(".attention-views button")];
   const mapChoices = [...root.querySelectorAll(".attention-maps button")];
   const make = (tag, attributes, ...children) => {
     const element = document.createElement(tag);

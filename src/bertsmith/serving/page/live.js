@@ -4,7 +4,7 @@ import { Chart } from "./chart.js";
 import { make, milliseconds, short, whole } from "./dom.js";
 import { live } from "./service.js";
 
-const EVERY = 1000, SPAN = 180_000;  // milliseconds between two questions, and that are shown
+const EVERY = 1000, SPAN = 180_000, LEAST = 60_000;  // milliseconds between two questions, and that are shown
 const share = value => `${Math.round(100 * value)} %`;
 
 export class Live {
@@ -30,8 +30,9 @@ export class Live {
       make("caption", { class: "unseen", textContent: "All models" }),
       make("thead", {}, make("tr", {}, ...["Model", "Queue", "Tokens/s", "Median", "p99", "Size", "Refused"].map((name, index) => make("th", { scope: "col", class: index ? "number" : "", textContent: name })))),
       make("tbody", {}, ...this.rows.map(one => one.element)))) : null;
+    this.span = make("span", { class: "quiet" });
     this.totals = make("p", { class: "note" });
-    this.place.replaceChildren(...[make("div", { class: "heading" }, make("h2", { textContent: model.name }), make("span", { class: "quiet", textContent: "the last three minutes" })),
+    this.place.replaceChildren(...[make("div", { class: "heading" }, make("h2", { textContent: model.name }), this.span),
       make("div", { class: "charts" }, ...Object.values(this.charts).map(chart => chart.element)), this.totals, table].filter(Boolean));
     this.show();
   }
@@ -79,7 +80,9 @@ export class Live {
   }
 
   show() {
-    const points = this.points.get(this.model.name) || [], last = points.at(-1), to = last?.time ?? Date.now(), from = to - SPAN;
+    const points = this.points.get(this.model.name) || [], last = points.at(-1), to = last?.time ?? Date.now();
+    const span = Math.min(SPAN, Math.max(LEAST, to - (points[0]?.time ?? to))), from = to - span;
+    this.span.textContent = span > LEAST ? `the last ${Math.floor(span / 60_000)}:${String(Math.floor(span / 1000) % 60).padStart(2, "0")} minutes` : "the last minute";
     const beside = last ? {
       waiting: `tokens in ${whole(last.waiting_sequences)} ${last.waiting_sequences === 1 ? "sequence" : "sequences"}`,
       latency: last.slowest_seconds === null ? "nothing asked lately" : `p99 ${milliseconds(last.slowest_seconds)}`,

@@ -2,6 +2,8 @@
 
 import { make, median, milliseconds, short, signed } from "./dom.js";
 
+export const RUNS = 5;  // of a size, before its time is compared
+
 const share = value => `${+(100 * value).toFixed(1)} %`;
 
 export class Sizes {
@@ -71,7 +73,7 @@ export class Sizes {
         return make("td", {}, button);
       })));
     return make("div", { class: "grid-scores" }, make("table", {},
-      make("caption", { textContent: `${metric} on dev, by depth and width` }),
+      make("caption", { textContent: `${metric} on dev: depth down, width across` }),
       make("tbody", {}, ...rows, make("tr", {}, make("th", {}), ...widths.map(width => make("th", { scope: "col", textContent: share(width) }))))));
   }
 
@@ -80,27 +82,32 @@ export class Sizes {
     this.sliders.depth.show(this.depth);
     for (const { button, width, depth } of this.cells || [])
       button.setAttribute("aria-pressed", width === this.width && depth === this.depth);
+    this.known = null;
     this.tell(null);
   }
 
   // Times are of one text: another one starts anew.
   forget() { this.seconds = {}; this.known = null; }
   measured(width, depth, seconds) { (this.seconds[`${width} ${depth}`] ||= []).push(seconds); }
-  timed(key) { return this.seconds[key]?.length ? median(this.seconds[key].slice(-9)) : null; }
+  runs(width, depth) { return this.seconds[`${width} ${depth}`]?.length ?? 0; }
+  timed(key) { return this.seconds[key]?.length ? median(this.seconds[key]) : null; }
 
-  // What this size costs and how far it is from the whole; `same` is whether both answer alike, or null.
+  // What this size costs and how far it is from the whole; `known` is what an answer of it said, null for none yet.
   tell(known) {
     if (this.place.hidden) return;
+    this.known = known ??= this.known;
     const { parameters } = this.model, own = known?.parameters ?? this.member()?.parameters ?? (this.isWhole ? parameters : null);
     const time = this.timed(this.key), whole = this.timed("1 1"), score = this.member()?.score, best = this.member(1, 1)?.score;
+    const isTimed = Math.min(this.runs(this.width, this.depth), this.runs(1, 1)) >= RUNS;
     const change = (value, from) => (this.isWhole || value === null || from === null ? "" : `${signed(100 * (value / from - 1), 0)} %`);
     const figure = (name, value, difference, title = "") => make("div", { title }, make("dt", { textContent: name }),
       make("dd", {}, make("b", { textContent: value }), make("span", { textContent: difference })));
     this.figures.replaceChildren(
-      figure("Latency, this text alone", time === null ? "–" : milliseconds(time), change(time, whole), "The median of its runs here; the difference is to the whole model"),
+      figure("Latency, this text alone", time === null ? "–" : milliseconds(time), isTimed ? change(time, whole) : this.isWhole ? "" : "measuring …",
+        `The median of ${this.runs(this.width, this.depth)} runs; the difference is to the whole model`),
       figure("Parameters", own === null ? "–" : short(own), change(own, parameters)),
       ...(score === undefined ? [] : [figure(`${this.sizes.metric} on dev`, score.toFixed(1), this.isWhole || best === undefined ? "" : signed(score - best, 1))]),
-      figure("Answer", this.isWhole ? "whole model" : known?.same === undefined || known.same === null ? "–" : known.same ? "the same" : "differs",
-        this.isWhole || !known || known.same === null || known.same === undefined ? "" : known.same ? "as the whole model" : known.wholeSays || ""));
+      ...(this.isWhole ? [] : [figure("Answer", known?.same === undefined ? "–" : known.same ? "the same" : "differs",
+        known?.same === undefined ? "" : known.same ? "as the whole model" : known.wholeSays)]));
   }
 }

@@ -5,11 +5,12 @@ import { counted, find, make, percent } from "./dom.js";
 import { layFields, workName } from "./fields.js";
 import { Maps } from "./maps.js";
 import { explore } from "./service.js";
-import { Sizes } from "./sizes.js";
+import { RUNS, Sizes } from "./sizes.js";
 import { RENDERERS as INSIDE } from "./texts.js";
 import { vectors } from "./vectors.js";
 
-const TYPING = 180, DRAGGING = 40;  // milliseconds of quiet before the service is asked
+const TYPING = 180, DRAGGING = 40, BETWEEN = 60;  // milliseconds of quiet before the service is asked
+const BUSY = 0.02;  // seconds in the queue from which it is not asked for the time's sake
 const RENDERERS = { ...WHOLE, ...INSIDE, vectors };
 
 export class Try {
@@ -70,7 +71,7 @@ export class Try {
       const found = await explore({ ...question, width, depth, maps: this.maps.isOpen, sequence: this.maps.sequence }, signal);
       sizes.measured(width, depth, found.seconds);
       if (sizes.isWhole) this.whole = { text, answer: found.answer };
-      else if (!this.whole || (sizes.seconds["1 1"]?.length ?? 0) < 3) {
+      else if (!this.whole) {
         const whole = await explore({ ...question, width: 1, depth: 1 }, signal);
         this.whole = { text, answer: whole.answer };
         sizes.measured(1, 1, whole.seconds);
@@ -79,6 +80,8 @@ export class Try {
       this.report(null);
       this.last = { found, inputs };
       this.show();
+      this.answer.removeAttribute("aria-busy");
+      await this.measure(question, found, signal);
     } catch (error) {
       if (error.name === "AbortError" || signal.aborted) return;
       this.report(error);
@@ -89,12 +92,31 @@ export class Try {
     }
   }
 
+  // One run says little of a time: while nothing else happens, both sizes take turns until there are enough of them.
+  async measure(question, found, signal) {
+    const { sizes } = this, pairs = sizes.isWhole ? [[1, 1]] : [[sizes.width, sizes.depth], [1, 1]];
+    if (this.model.sizes.kind === "one") return;
+    let queued = found.queued_seconds;
+    while (queued < BUSY && pairs.some(pair => sizes.runs(...pair) < RUNS))
+      for (const [width, depth] of pairs) {
+        if (sizes.runs(width, depth) >= RUNS) continue;
+        await new Promise(done => { setTimeout(done, BETWEEN); });
+        if (signal.aborted) return;
+        const again = await explore({ ...question, width, depth }, signal);
+        sizes.measured(width, depth, again.seconds);
+        queued = again.queued_seconds;
+        sizes.tell(null);
+      }
+  }
+
   show() {
     const { model, work, fields, sizes } = this, { found, inputs } = this.last, { answer } = found;
     const full = sizes.isWhole ? null : this.whole.answer;
     const kind = work === "task" ? model.task.kind : work;
     const { parts, said } = RENDERERS[kind]({ model, answer, full, fields, inputs, again: () => this.show() });
-    this.answer.replaceChildren(...parts.filter(Boolean));
+    const legend = full && parts.some(part => part && (find("b.full, mark.full", part) || part.matches("b.full")))
+      ? make("p", { class: "quiet whole-key", textContent: "the whole model" }) : null;
+    this.answer.replaceChildren(...[...parts, legend].filter(Boolean));
     find(".answering [role=status]").textContent = said;
     const sequences = found.sequences > 1 ? ` in ${counted(found.sequences, "sequence")}` : "";
     const cut = found.cut ? `; the longest the model reads is ${counted(model.length, "token")}, so the rest was left out` : "";

@@ -15,6 +15,7 @@ function report(error) {
   if (error && error.status === undefined) console.error(error);  // a mistake of the page's own
   find("#key").hidden = !wantsKey;
   find("#forget").hidden = !key.value || wantsKey;
+  find(".links").hidden = Boolean(key.value) || wantsKey;  // a browser sends no key with a link
 }
 
 const first = new Try(report), second = new Live(find("#live"), report, name => useModel(name));
@@ -74,7 +75,7 @@ async function begin() {
   find("#model").replaceChildren(...known.models.map(({ name }) => make("option", { value: name, textContent: name })));
   find(".choose-model").hidden = false;
   find("#model").disabled = known.models.length < 2;
-  find(".about").textContent = `Bertsmith ${known.version} ·`;
+  find(".about").textContent = `Bertsmith ${known.version}`;
   useModel(sessionStorage.getItem(CHOSEN) || known.models[0].name);
   showTab();
 }

@@ -66,7 +66,7 @@ export class Sizes {
         const member = this.member(width, depth);
         if (!member) return make("td", {});
         const shade = (member.score - least) / (most - least || 1);
-        const button = make("button", { type: "button", textContent: member.score.toFixed(1), class: shade > 0.55 ? "dark" : "", set: { "--share": shade },
+        const button = make("button", { type: "button", textContent: member.score.toFixed(1), set: { "--share": shade },
           "aria-label": `Width ${share(width)}, depth ${share(depth)}: ${metric} ${member.score.toFixed(1)}`,
           onclick: () => this.choose({ width, depth }) });
         this.cells.push({ button, width, depth });
@@ -100,10 +100,10 @@ export class Sizes {
     const time = this.timed(this.key), whole = this.timed("1 1"), score = this.member()?.score, best = this.member(1, 1)?.score;
     const isTimed = Math.min(this.runs(this.width, this.depth), this.runs(1, 1)) >= RUNS;
     const change = (value, from) => (this.isWhole || value === null || from === null ? "" : `${signed(100 * (value / from - 1), 0)} %`);
-    const figure = (name, value, difference, title = "") => make("div", { title }, make("dt", { textContent: name }),
+    const figure = (name, value, difference, title = "") => make("div", { title, class: name === "Answer" ? "compared" : "" }, make("dt", { textContent: name }),
       make("dd", {}, make("b", { textContent: value }), make("span", { textContent: difference })));
     this.figures.replaceChildren(
-      figure("Latency, this text alone", time === null ? "–" : milliseconds(time), isTimed ? change(time, whole) : this.isWhole ? "" : "measuring …",
+      figure("Latency of this text", time === null ? "–" : milliseconds(time), isTimed ? change(time, whole) : this.isWhole ? "" : "measuring …",
         `The median of ${this.runs(this.width, this.depth)} runs; the difference is to the whole model`),
       figure("Parameters", own === null ? "–" : short(own), change(own, parameters)),
       ...(score === undefined ? [] : [figure(`${this.sizes.metric} on dev`, score.toFixed(1), this.isWhole || best === undefined ? "" : signed(score - best, 1))]),

@@ -34,7 +34,7 @@ function tags({ model, answer, full, fields }) {
     ? `The whole model tags ${counted(differing, "word")} of ${answer.words.length} otherwise.` : "The whole model tags every word the same." }) : null;
   const least = Math.min(1, ...answer.scores);
   return { parts: [marked(text, spans), answer.entities && !counts ? make("p", { class: "quiet", textContent: "Nothing is tagged." }) : null,
-    make("p", { class: "quiet", textContent: `Surest of ${percent(Math.max(0, ...answer.scores))}, least sure of ${percent(least)}.` }), note], said };
+    make("p", { class: "quiet", textContent: `Between ${percent(least)} and ${percent(Math.max(0, ...answer.scores))} sure of the tag of a word.` }), note], said };
 }
 
 function span({ answer, full, fields }) {

@@ -23,8 +23,7 @@ export function vectors({ answer, full, inputs, again }) {
   const rows = table.map((row, index) => make("tr", { class: index === chosen ? "chosen" : "" },
     make("th", { scope: "row", title: inputs[index] }, make("button", { type: "button", class: "plain", "aria-pressed": index === chosen, textContent: index + 1,
       "aria-label": `Show what is nearest to text ${index + 1}`, onclick: () => choose(index) })),
-    ...row.map((cosine, other) => make("td", { title: `${inputs[index]} · ${inputs[other]}`, textContent: told(cosine),
-      class: shade(cosine) > 0.55 ? "dark" : "", set: { "--share": shade(cosine) } }))));
+    ...row.map((cosine, other) => make("td", { title: `${inputs[index]} · ${inputs[other]}`, textContent: told(cosine), set: { "--share": shade(cosine) } }))));
   const matrix = make("div", { class: "matrix", tabIndex: 0, role: "region", "aria-label": "Cosine of every pair" },
     make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
   return {

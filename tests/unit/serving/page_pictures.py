@@ -84,7 +84,9 @@ def main() -> None:
         for scheme in ("light", "dark"):
             for window, (width, height) in WINDOWS.items():
                 context = browser.new_context(
-                    viewport={"width": width, "height": height}, color_scheme=scheme, device_scale_factor=1  # type: ignore[arg-type]
+                    viewport={"width": width, "height": height},
+                    color_scheme=scheme,
+                    device_scale_factor=1,  # type: ignore[arg-type]
                 )
                 page = context.new_page()
                 page.on("console", lambda message: print(message.type, message.text))

@@ -67,7 +67,7 @@ class Explored(BaseModel):
 
 
 class Drawing:
-    """Draws maps one at a time, in a thread of its own, so that however many are asked for, one core is busy with it."""
+    """Draws maps one at a time in a thread of its own, so that no more than one core is ever busy with them."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "bertsmith-maps")
@@ -138,9 +138,8 @@ def _asked(served: "ServedModel", body: ExploreRequest, limits: Limits) -> tuple
 
 
 def _task_asked(served: "ServedModel", inputs: Any, limits: Limits) -> tuple[list[Asked], bool, Read]:
-    texts = [text for value in inputs.values() for text in ([value] if isinstance(value, str) else value)] if (
-        isinstance(inputs, dict)
-    ) else [inputs] if isinstance(inputs, str) else inputs
+    values = inputs.values() if isinstance(inputs, dict) else [inputs]
+    texts = [text for value in values for text in ([value] if isinstance(value, str) else value)]
     check_count(texts, limits)
     if not all(text.strip() for text in texts):
         raise InputError("one of the inputs is empty; each needs some words")

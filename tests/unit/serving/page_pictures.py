@@ -1,6 +1,7 @@
 """Pictures of the page, light and dark, on a desk and on a phone: `python page_pictures.py OUT [FOLDER …]`.
 
-Tiny models with random weights stand in where no folders of trained ones are given.
+Tiny models with random weights stand in where no folders of trained ones are given. docs/images/serve.png is its
+serve.png with the folder `elastic` of `bertsmith demo`.
 """
 
 import sys
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "contracts"))
 
@@ -42,11 +43,18 @@ def settle(page: Page) -> None:
     page.wait_for_timeout(250)
 
 
+def choose(page: Page, model: ServedModel) -> None:
+    page.wait_for_selector("#model option", state="attached")
+    if page.locator("#model").is_enabled():
+        page.select_option("#model", model.name)
+    if page.locator("#try").is_visible():
+        settle(page)
+
+
 def pictures(page: Page, address: str, name: str, model: ServedModel, out: Path) -> None:
     """The first tab of one model: whole, at a smaller size, with its maps."""
     page.goto(address)
-    page.select_option("#model", model.name)
-    settle(page)
+    choose(page, model)
     page.screenshot(path=out / f"{model.name}-{name}.png", full_page=True)
     if page.locator("#size-width").count():
         page.focus("#size-width")
@@ -54,7 +62,7 @@ def pictures(page: Page, address: str, name: str, model: ServedModel, out: Path)
         page.focus("#size-depth")
         page.keyboard.press("ArrowLeft")
         settle(page)
-        expect(page.locator(".figures")).not_to_contain_text("measuring")
+        expect(page.locator(".figures")).not_to_contain_text("measuring", timeout=30_000)
         page.screenshot(path=out / f"{model.name}-{name}-small.png", full_page=True)
     if page.locator(".show-maps").is_visible():
         page.click(".show-maps")
@@ -62,6 +70,27 @@ def pictures(page: Page, address: str, name: str, model: ServedModel, out: Path)
         settle(page)
         page.screenshot(path=out / f"{model.name}-{name}-maps.png", full_page=True)
         page.click(".show-maps")
+
+
+def overview(browser: Browser, address: str, path: Path) -> None:
+    """One picture that shows most of the first tab: an answer, a smaller size, the maps."""
+    page = browser.new_page(viewport={"width": 1280, "height": 1120}, color_scheme="light")
+    page.goto(address)
+    settle(page)
+    page.focus("#size-width")
+    page.keyboard.press("ArrowLeft")
+    settle(page)
+    expect(page.locator(".figures")).not_to_contain_text("measuring", timeout=30_000)
+    page.click(".show-maps")
+    page.wait_for_selector("#maps canvas")
+    page.mouse.move(0, 0)
+    page.locator("h1").click()  # nothing has the focus
+    settle(page)
+    panes = page.locator("#maps .attention-panes").bounding_box()
+    assert panes is not None
+    height = panes["y"] + panes["height"] + 24
+    page.screenshot(path=path, full_page=True, clip={"x": 0, "y": 0, "width": 1280, "height": height})
+    page.close()
 
 
 def load(address: str, model: ServedModel, is_over: threading.Event) -> None:
@@ -80,6 +109,7 @@ def main() -> None:
     models = [ServedModel.open(folder, floor=0.9) for folder in folders] or tiny_models()
     with running(models) as address, sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        overview(browser, address, out / "serve.png")
         is_over = threading.Event()
         for scheme in ("light", "dark"):
             for window, (width, height) in WINDOWS.items():
@@ -98,7 +128,7 @@ def main() -> None:
                     asking = [workers.submit(load, address, models[0], is_over) for _ in range(3)]
                     page.goto(f"{address}/#live")
                     page.reload()
-                    page.select_option("#model", models[0].name)
+                    choose(page, models[0])
                     page.wait_for_timeout(LOOKED)
                     page.screenshot(path=out / f"live-{window}-{scheme}.png", full_page=True)
                     is_over.set()

@@ -164,8 +164,14 @@ def test_texts_are_compared(watched: Watched) -> None:
     page.fill("textarea", "\n".join(["a"] * 25))
     expect(page.locator("#problem")).to_contain_text("inputs holds 25 texts; at most 24 are taken here")
     watched.complaints.clear()  # a browser tells of every answer that is an error
-    page.fill("textarea", "one\ntwo")
+    page.fill("textarea", "one\ntwo\nthree")
     expect(page.locator("#problem")).to_be_hidden()
+    page.click(".show-maps")
+    page.select_option(".which-sequence select", "2")
+    expect(page.locator("#maps .attention-map")).to_be_visible()
+    page.fill("textarea", "one\ntwo")  # the sequence that was looked at is gone
+    expect(page.locator(".which-sequence option")).to_have_text(["one", "two"])
+    expect(page.locator(".which-sequence select")).to_have_value("1")
 
 
 def test_the_second_tab_moves_and_rests_when_it_is_left(watched: Watched) -> None:

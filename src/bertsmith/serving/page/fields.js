@@ -34,7 +34,10 @@ export function layFields(place, model, work, changed) {
     const usual = SHOWN[role] || (role === "masked" ? `Text with ${model.mask}` : titled(column));
     const area = make("textarea", { id: `field-${column}`, rows: role === "question" || role === "start" ? 1 : 3,
       spellcheck: false, value: remembered[role] ?? first });
-    const grow = () => { area.style.height = "auto"; area.style.height = `${area.scrollHeight + 2}px`; };
+    const grow = () => {  // as high as its text, measured while it does not also fill the panel
+      Object.assign(area.style, { flex: "none", height: "auto" });
+      Object.assign(area.style, { flex: "", height: `${area.scrollHeight + 2}px` });
+    };
     area.addEventListener("input", () => { remembered[role] = area.value; grow(); changed(); });
     const children = [make("label", { for: area.id, textContent: usual }), area];
     if (role === "masked") children.push(make("button", { type: "button", class: "plain", textContent: `Put ${model.mask} here`,

@@ -29,7 +29,8 @@ export class Maps {
     this.clear();
   }
 
-  get sequence() { return this.isOpen ? +(find("select", this.choice).value || 0) : 0; }
+  // Which of so many sequences; one that is gone gives way to the last.
+  sequence(count) { return this.isOpen ? Math.min(count - 1, +(find("select", this.choice).value || 0)) : 0; }
 
   clear() {
     this.end?.();
@@ -38,12 +39,12 @@ export class Maps {
     this.place.hidden = this.note.hidden = this.choice.hidden = true;
   }
 
-  show({ maps, maps_refused: refused, sequences }, names) {
+  show({ maps, maps_refused: refused, sequences }, names, sequence) {
     if (!this.isOpen) return;
-    const select = find("select", this.choice), before = Math.min(+(select.value || 0), sequences - 1);
+    const select = find("select", this.choice);
     this.choice.hidden = sequences < 2;
     select.replaceChildren(...Array.from({ length: sequences }, (_, index) => make("option", { value: index, textContent: names?.[index] ?? `sequence ${index + 1}` })));
-    select.value = before;
+    select.value = sequence;
     this.note.hidden = !refused;
     this.note.textContent = refused || "";
     this.end?.();

@@ -61,7 +61,7 @@ export class Sizes {
     const { widths, depths, grid, metric } = this.sizes;
     const scores = grid.map(one => one.score), least = Math.min(...scores), most = Math.max(...scores);
     this.cells = [];
-    const rows = [...depths].reverse().map(depth => make("tr", {}, make("th", { scope: "row", textContent: share(depth) }),
+    const rows = [...depths].reverse().map(depth => make("tr", {}, make("th", { scope: "row", textContent: `depth ${share(depth)}` }),
       ...widths.map(width => {
         const member = this.member(width, depth);
         if (!member) return make("td", {});
@@ -73,8 +73,8 @@ export class Sizes {
         return make("td", {}, button);
       })));
     return make("div", { class: "grid-scores" }, make("table", {},
-      make("caption", { textContent: `${metric} on dev: depth down, width across` }),
-      make("tbody", {}, ...rows, make("tr", {}, make("th", {}), ...widths.map(width => make("th", { scope: "col", textContent: share(width) }))))));
+      make("caption", { textContent: `${metric} on dev` }),
+      make("tbody", {}, ...rows, make("tr", {}, make("th", { textContent: "width" }), ...widths.map(width => make("th", { scope: "col", textContent: share(width) }))))));
   }
 
   show() {

@@ -1,7 +1,7 @@
 // The first tab: an input, what the chosen model and size say of it, the cost of that, the maps.
 
 import { RENDERERS as WHOLE, shownLabel } from "./answers.js";
-import { counted, find, make, percent } from "./dom.js";
+import { counted, find, make, milliseconds, percent } from "./dom.js";
 import { layFields, workName } from "./fields.js";
 import { Maps } from "./maps.js";
 import { explore } from "./service.js";
@@ -10,7 +10,7 @@ import { RENDERERS as INSIDE } from "./texts.js";
 import { vectors } from "./vectors.js";
 
 const TYPING = 180, DRAGGING = 40, BETWEEN = 60;  // milliseconds of quiet before the service is asked
-const BUSY = 0.02;  // seconds in the queue from which it is not asked for the time's sake
+const BUSY = 0.02, RESTING = 1000;  // seconds in the queue from which it is left in peace for so many milliseconds
 const RENDERERS = { ...WHOLE, ...INSIDE, vectors };
 
 export class Try {
@@ -63,12 +63,15 @@ export class Try {
   async askNow() {
     const { signal } = this.asking = new AbortController(), { model, work, sizes } = this, inputs = this.fields.inputs;
     const text = JSON.stringify([work, inputs]);
-    if (this.whole?.text !== text) { this.whole = null; sizes.forget(); }
+    const isNew = this.whole?.text !== text, names = sequenceNames(model, work, inputs);
+    if (isNew) { this.whole = null; sizes.forget(); }
+    // into how many windows another text is cut is known only after it was
+    const sequence = this.maps.sequence(names?.length ?? (isNew ? 1 : Infinity));
     const question = { model: model.name, work, inputs };
     this.answer.setAttribute("aria-busy", "true");
     try {
       const { width, depth } = sizes;
-      const found = await explore({ ...question, width, depth, maps: this.maps.isOpen, sequence: this.maps.sequence }, signal);
+      const found = await explore({ ...question, width, depth, maps: this.maps.isOpen, sequence }, signal);
       sizes.measured(width, depth, found.seconds);
       if (sizes.isWhole) this.whole = { text, answer: found.answer };
       else if (!this.whole) {
@@ -78,7 +81,7 @@ export class Try {
       }
       if (signal.aborted) return;
       this.report(null);
-      this.last = { found, inputs };
+      this.last = { found, inputs, sequence };
       this.show();
       this.answer.removeAttribute("aria-busy");
       await this.measure(question, found, signal);
@@ -97,10 +100,10 @@ export class Try {
     const { sizes } = this, pairs = sizes.isWhole ? [[1, 1]] : [[sizes.width, sizes.depth], [1, 1]];
     if (this.model.sizes.kind === "one") return;
     let queued = found.queued_seconds;
-    while (queued < BUSY && pairs.some(pair => sizes.runs(...pair) < RUNS))
+    while (pairs.some(pair => sizes.runs(...pair) < RUNS))
       for (const [width, depth] of pairs) {
         if (sizes.runs(width, depth) >= RUNS) continue;
-        await new Promise(done => { setTimeout(done, BETWEEN); });
+        await new Promise(done => { setTimeout(done, queued < BUSY ? BETWEEN : RESTING); });
         if (signal.aborted) return;
         const again = await explore({ ...question, width, depth }, signal);
         sizes.measured(width, depth, again.seconds);
@@ -120,10 +123,18 @@ export class Try {
     find(".answering [role=status]").textContent = said;
     const sequences = found.sequences > 1 ? ` in ${counted(found.sequences, "sequence")}` : "";
     const cut = found.cut ? `; the longest the model reads is ${counted(model.length, "token")}, so the rest was left out` : "";
-    find(".counted").textContent = `${counted(found.tokens, "token")}${sequences}${cut}`;
+    const time = model.sizes.kind === "one" ? ` · ${milliseconds(found.seconds)}` : "";  // others have a place for it
+    find(".counted").textContent = `${counted(found.tokens, "token")}${sequences}${time}${cut}`;
     sizes.tell({ parameters: found.parameters, ...(full ? compared(kind, answer, full) : {}) });
-    this.maps.show(found, work === "vectors" ? inputs : kind === "choice" ? inputs[model.task.columns.find(one => one.role === "choices").column] : null);
+    this.maps.show(found, sequenceNames(model, work, inputs), this.last.sequence);
   }
+}
+
+// What the sequences of an input are called where each is a text of its own; null where they are windows of one.
+function sequenceNames(model, work, inputs) {
+  if (work === "vectors") return inputs;
+  const choices = work === "task" && model.task.columns.find(one => one.role === "choices");
+  return choices ? inputs[choices.column] : null;
 }
 
 // Whether a smaller size answers as the whole model, and what that says where it differs.

@@ -77,8 +77,9 @@ def overview(browser: Browser, address: str, path: Path) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 1120}, color_scheme="light")
     page.goto(address)
     settle(page)
-    page.focus("#size-width")
-    page.keyboard.press("ArrowLeft")
+    for name in ("width", "depth"):
+        page.focus(f"#size-{name}")
+        page.keyboard.press("ArrowLeft")
     settle(page)
     expect(page.locator(".figures")).not_to_contain_text("measuring", timeout=30_000)
     page.click(".show-maps")
@@ -88,7 +89,7 @@ def overview(browser: Browser, address: str, path: Path) -> None:
     settle(page)
     panes = page.locator("#maps .attention-panes").bounding_box()
     assert panes is not None
-    height = panes["y"] + panes["height"] + 24
+    height = panes["y"] + panes["height"] + 16
     page.screenshot(path=path, full_page=True, clip={"x": 0, "y": 0, "width": 1280, "height": height})
     page.close()
 

@@ -34,12 +34,15 @@ class ExploreRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
-    work: Annotated[Work, Field(description="What the task's head says, how alike texts are, or what masks hide.")]
+    work: Annotated[
+        Work,
+        Field(description="What the task's head says, how alike texts are, or what masks hide.", examples=["vectors"]),
+    ]
     inputs: Annotated[
         str | list[str] | dict[str, str | list[str]],
         Field(
             description="A text, texts to compare, or the columns of the task by their names.",
-            examples=[{"text": "The gate was forged well."}],
+            examples=[["a text", "another"]],
         ),
     ]
     width: Annotated[float, Field(gt=0, le=1, description="Share of heads and neurons.")] = 1.0

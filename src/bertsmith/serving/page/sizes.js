@@ -2,7 +2,7 @@
 
 import { make, median, milliseconds, short, signed } from "./dom.js";
 
-export const RUNS = 5;  // of a size, before its time is compared
+export const RUNS = 9;  // of a size, before its time is compared
 
 const share = value => `${+(100 * value).toFixed(1)} %`;
 

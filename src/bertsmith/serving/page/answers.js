@@ -21,17 +21,20 @@ export function bars(rows, threshold = null) {
 
 function labels({ model, answer, full }) {
   const isMany = Array.isArray(answer.answer), threshold = isMany ? model.task.threshold : null;
-  const rows = Object.entries(answer.scores).map(([name, score]) => ({ name: shownLabel(name), score, full: full?.scores[name],
+  const rows = Object.entries(answer.scores).map(([name, score]) => ({ name: shownLabel(name), score,
+    full: full?.scores[name],
     isChosen: isMany ? answer.answer.includes(name) : name === answer.answer })).sort((a, b) => b.score - a.score);
   const said = isMany ? answer.answer.map(shownLabel).join(", ") || "No label" : shownLabel(answer.answer);
   const isShort = rows.length > SHOWN + 1 && !opened.has(model.name);
-  const more = isShort ? make("button", { type: "button", class: "plain more", textContent: `${rows.length - SHOWN} more labels`,
+  const more = isShort ? make("button", { type: "button", class: "plain more",
+    textContent: `${rows.length - SHOWN} more labels`,
     onclick: () => {
       opened.add(model.name);
       more.previousElementSibling.replaceWith(bars(rows, threshold));
       more.remove();
     } }) : null;
-  return { parts: [headline(said, isMany ? null : answer.score), bars(isShort ? rows.slice(0, SHOWN) : rows, threshold), more],
+  return { parts: [headline(said, isMany ? null : answer.score), bars(isShort ? rows.slice(0, SHOWN) : rows,
+    threshold), more],
     said: isMany ? said : `${said}, ${percent(answer.score)}` };
 }
 
@@ -46,9 +49,11 @@ function number({ model, answer, full }) {
   const { lowest, highest } = model.task, value = answer.answer, told = value.toFixed(2).replace("-", "−");
   if (lowest === null || highest === null) return { parts: [headline(told)], said: told };
   const share = one => Math.max(0, Math.min(1, (one - lowest) / (highest - lowest)));
-  const ends = make("div", { class: "ends" }, make("span", { textContent: lowest }), make("span", { textContent: highest }));
+  const ends = make("div", { class: "ends" }, make("span", { textContent: lowest }),
+    make("span", { textContent: highest }));
   const scale = make("div", { class: "scale", "aria-hidden": "true" },
-    full ? make("b", { class: "full", title: `the whole model: ${full.answer.toFixed(2)}`, set: { "--share": share(full.answer) } }) : null,
+    full ? make("b", { class: "full", title: `the whole model: ${full.answer.toFixed(2)}`,
+      set: { "--share": share(full.answer) } }) : null,
     make("b", { class: "here", set: { "--share": share(value) } }));
   return { parts: [headline(told), scale, ends], said: `${told} on a scale from ${lowest} to ${highest}` };
 }

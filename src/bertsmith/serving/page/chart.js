@@ -20,10 +20,13 @@ export class Chart {
     this.top = make("span", { class: "top" });
     this.area = draw("path", { class: "area", d: "" });
     this.paths = lines.map((_, index) => draw("path", { class: `line line-${index + 1}`, d: "" }));
-    this.picture = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title },
+    this.picture = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img",
+      "aria-label": title },
       draw("line", { class: "base", x1: 0, x2: WIDTH, y1: HEIGHT - 0.5, y2: HEIGHT - 0.5 }), this.area, ...this.paths);
-    const legend = lines.length > 1 ? make("span", { class: "legend" }, ...lines.map((line, index) => make("span", { class: `key-${index + 1}`, textContent: line.name }))) : null;
-    this.element = make("figure", { class: "chart" }, make("figcaption", {}, make("span", { class: "title", textContent: title, title: note }), legend),
+    const legend = lines.length > 1 ? make("span", { class: "legend" },
+      ...lines.map((line, index) => make("span", { class: `key-${index + 1}`, textContent: line.name }))) : null;
+    this.element = make("figure", { class: "chart" }, make("figcaption", {},
+      make("span", { class: "title", textContent: title, title: note }), legend),
       make("p", { class: "value" }, this.now, this.beside), make("div", { class: "plot" }, this.top, this.picture));
   }
 
@@ -50,11 +53,11 @@ export class Chart {
       this.paths[index].setAttribute("d", path);
       if (index === 0) this.area.setAttribute("d", area && before ? `${area}L${x(before.time)} ${HEIGHT}Z` : "");
     });
-    const last = points.at(-1), now = last ? this.lines.map(line => line.value(last)) : [null];
+    const last = points.at(-1), now = this.lines.map(line => (last ? line.value(last) : null));
     this.now.textContent = now[0] === null ? "–" : this.told(now[0]);
     this.beside.textContent = beside;
     this.top.textContent = this.told(highest);
-    const told = now.map((value, index) => `${this.lines[index]?.name ?? ""} ${value === null ? "none" : this.told(value)}`.trim());
+    const told = this.lines.map(({ name }, index) => `${name} ${now[index] === null ? "none" : this.told(now[index])}`);
     this.picture.setAttribute("aria-label", `${this.title} in the last minutes; now ${told.join(", ")}`);
   }
 }

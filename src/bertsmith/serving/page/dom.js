@@ -5,7 +5,8 @@ const ATTRIBUTES = /^(aria-|data-|role$|for$|viewBox$|d$|x\d?$|y\d?$|cx$|cy$|r$|
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name === "class") element.setAttribute("class", value);
-    else if (name === "set") for (const [property, own] of Object.entries(value)) element.style.setProperty(property, own);
+    else if (name === "set") for (const [property, own] of Object.entries(value)) element.style.setProperty(property,
+      own);
     else if (ATTRIBUTES.test(name)) element.setAttribute(name, value);
     else element[name] = value;
   }
@@ -18,11 +19,14 @@ export const make = (tag, attributes = {}, ...children) => fill(document.createE
 export const draw = (tag, attributes = {}, ...children) =>
   fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
+export const quiet = text => make("p", { class: "quiet", textContent: text });
+
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
 export const percent = share => {
   const value = 100 * share;
-  return value > 0 && value < 0.1 ? "<0.1 %" : `${value >= 99.95 || value === 0 ? value.toFixed(0) : value.toFixed(1)} %`;
+  return value > 0 && value < 0.1 ? "<0.1 %"
+    : `${value >= 99.95 || value === 0 ? value.toFixed(0) : value.toFixed(1)} %`;
 };
 export const whole = number => grouped.format(number);
 export const counted = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
@@ -32,7 +36,8 @@ export const short = number =>
       : number.toPrecision(2);
 export const milliseconds = seconds => {
   const value = 1000 * seconds;
-  return value >= 9999.5 ? `${seconds.toFixed(1)} s` : `${value >= 100 ? value.toFixed(0) : value.toPrecision(value < 1 ? 2 : 3)} ms`;
+  return value >= 9999.5 ? `${seconds.toFixed(1)} s`
+    : `${value >= 100 ? value.toFixed(0) : value.toPrecision(value < 1 ? 2 : 3)} ms`;
 };
 export const signed = (number, digits) => `${number < 0 ? "−" : "+"}${Math.abs(number).toFixed(digits)}`;
 export const titled = name => {

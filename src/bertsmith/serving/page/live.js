@@ -5,6 +5,7 @@ import { make, milliseconds, short, whole } from "./dom.js";
 import { live } from "./service.js";
 
 const EVERY = 1000, SPAN = 180_000, LEAST = 60_000;  // milliseconds between two questions, and that are shown
+const COLUMNS = ["Model", "Queue", "Tokens/s", "Median", "p99", "Size", "Refused"];
 const share = value => `${Math.round(100 * value)} %`;
 
 export class Live {
@@ -16,31 +17,41 @@ export class Live {
   use(models, model) {
     const rate = value => short(+value.toFixed(value < 10 ? 1 : 0));
     this.model = model;
-    const isElastic = model.sizes.kind === "recorded";
     this.charts = {
-      waiting: new Chart("Queue", [{ name: "tokens", value: one => one.waiting_tokens }], value => short(Math.round(value)), { least: 10, note: "Tokens that wait to be worked on" }),
-      tokens: new Chart("Tokens per second", [{ name: "tokens", value: one => one.tokens_per_second }], rate, { least: 10 }),
-      requests: new Chart("Requests per second", [{ name: "requests", value: one => one.requests }], rate, { least: 1, note: "Calls that were answered" }),
-      latency: new Chart("Latency", [{ name: "median", value: one => one.median_seconds }, { name: "p99", value: one => one.slowest_seconds }], milliseconds, { least: 0.001, note: "From being asked to being answered" }),
-      size: new Chart("Size in use", [{ name: "parameters", value: one => this.sizeOf(one) }], value => share(value), { highest: 1, isStep: true, note: isElastic ? "Share of the whole model's parameters" : "This model has one size" }),
-      refused: new Chart("Refused or late, per second", [{ name: "refused or late", value: one => one.failures }], rate, { least: 1 }),
+      waiting: new Chart("Queue", [{ name: "tokens", value: one => one.waiting_tokens }],
+        value => short(Math.round(value)), { least: 10, note: "Tokens that wait to be worked on" }),
+      tokens: new Chart("Tokens per second", [{ name: "tokens", value: one => one.tokens_per_second }], rate,
+        { least: 10 }),
+      requests: new Chart("Requests per second", [{ name: "requests", value: one => one.requests }], rate,
+        { least: 1, note: "Calls that were answered" }),
+      latency: new Chart("Latency", [{ name: "median", value: one => one.median_seconds },
+        { name: "p99", value: one => one.slowest_seconds }], milliseconds,
+        { least: 0.001, note: "From being asked to being answered" }),
+      size: new Chart("Size in use", [{ name: "parameters", value: one => this.sizeOf(one) }], value => share(value),
+        { highest: 1, isStep: true, note: "Share of the whole model's parameters" }),
+      refused: new Chart("Refused or late, per second", [{ name: "refused or late", value: one => one.failures }],
+        rate, { least: 1 }),
     };
     this.rows = models.length > 1 ? models.map(one => this.row(one)) : [];
     const table = models.length > 1 ? make("div", { class: "panel all" }, make("table", {},
       make("caption", { class: "unseen", textContent: "All models" }),
-      make("thead", {}, make("tr", {}, ...["Model", "Queue", "Tokens/s", "Median", "p99", "Size", "Refused"].map((name, index) => make("th", { scope: "col", class: index ? "number" : "", textContent: name })))),
+      make("thead", {}, make("tr", {}, ...COLUMNS.map((name, index) =>
+        make("th", { scope: "col", class: index ? "number" : "", textContent: name })))),
       make("tbody", {}, ...this.rows.map(one => one.element)))) : null;
     this.span = make("span", { class: "quiet" });
     this.totals = make("p", { class: "note" });
-    this.place.replaceChildren(...[make("div", { class: "heading" }, make("h2", { textContent: model.name }), this.span),
-      make("div", { class: "charts" }, ...Object.values(this.charts).map(chart => chart.element)), this.totals, table].filter(Boolean));
+    const heading = make("div", { class: "heading" }, make("h2", { textContent: model.name }), this.span);
+    const charts = make("div", { class: "charts" }, ...Object.values(this.charts).map(chart => chart.element));
+    this.place.replaceChildren(...[heading, charts, this.totals, table].filter(Boolean));
     this.show();
   }
 
   row(model) {
     const cells = Array.from({ length: 6 }, () => make("td", { class: "number" }));
-    const button = make("button", { type: "button", class: "plain", textContent: model.name, onclick: () => this.choose(model.name) });
-    return { model, cells, element: make("tr", { class: model === this.model ? "chosen" : "" }, make("th", { scope: "row" }, button), ...cells) };
+    const button = make("button", { type: "button", class: "plain", textContent: model.name,
+      onclick: () => this.choose(model.name) });
+    return { model, cells, element: make("tr", { class: model === this.model ? "chosen" : "" },
+      make("th", { scope: "row" }, button), ...cells) };
   }
 
   sizeOf(point) {
@@ -66,7 +77,8 @@ export class Live {
       if (error.name === "AbortError") return;
       this.report(error);
     }
-    if (this.isOn && !document.hidden) this.timer = setTimeout(() => this.ask(), Math.max(100, EVERY - (performance.now() - begin)));
+    if (this.isOn && !document.hidden) this.timer = setTimeout(() => this.ask(),
+      Math.max(100, EVERY - (performance.now() - begin)));
   }
 
   // Counts since the start become rates between two questions.
@@ -82,7 +94,9 @@ export class Live {
   show() {
     const points = this.points.get(this.model.name) || [], last = points.at(-1), to = last?.time ?? Date.now();
     const span = Math.min(SPAN, Math.max(LEAST, to - (points[0]?.time ?? to))), from = to - span;
-    this.span.textContent = span > LEAST ? `the last ${Math.floor(span / 60_000)}:${String(Math.floor(span / 1000) % 60).padStart(2, "0")} minutes` : "the last minute";
+    this.span.textContent = span > LEAST
+      ? `the last ${Math.floor(span / 60_000)}:${String(Math.floor(span / 1000) % 60).padStart(2, "0")} minutes`
+      : "the last minute";
     const beside = last ? {
       waiting: `tokens in ${whole(last.waiting_sequences)} ${last.waiting_sequences === 1 ? "sequence" : "sequences"}`,
       latency: last.slowest_seconds === null ? "nothing asked lately" : `p99 ${milliseconds(last.slowest_seconds)}`,
@@ -95,10 +109,14 @@ export class Live {
     for (const { model, cells } of this.rows) {
       const own = this.points.get(model.name)?.at(-1);
       if (!own) continue;
-      const told = [whole(own.waiting_tokens), short(Math.round(own.tokens_per_second)), own.median_seconds === null ? "–" : milliseconds(own.median_seconds),
-        own.slowest_seconds === null ? "–" : milliseconds(own.slowest_seconds), `${share(own.width)} × ${share(own.depth)}`, whole(own.refused + own.late)];
+      const told = [whole(own.waiting_tokens), short(Math.round(own.tokens_per_second)),
+        own.median_seconds === null ? "–" : milliseconds(own.median_seconds),
+        own.slowest_seconds === null ? "–" : milliseconds(own.slowest_seconds),
+          `${share(own.width)} × ${share(own.depth)}`, whole(own.refused + own.late)];
       cells.forEach((cell, index) => { cell.textContent = told[index]; });
     }
-    this.totals.textContent = last?.batches ? `${whole(last.batches)} batches since the start, ${(last.batched_sequences / last.batches).toFixed(1)} sequences and ${short(Math.round(last.batched_tokens / last.batches))} tokens in the mean.` : "";
+    const mean = field => (last[field] / last.batches).toFixed(1);
+    this.totals.textContent = last?.batches ? `${whole(last.batches)} batches since the start, in the mean of `
+      + `${mean("batched_sequences")} sequences and ${mean("batched_tokens")} tokens.` : "";
   }
 }

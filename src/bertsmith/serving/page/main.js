@@ -44,7 +44,8 @@ function showTab() {
 
 for (const name of TABS) {
   const tab = find(`#tab-${name}`);
-  tab.addEventListener("click", () => { history.replaceState(null, "", name === "try" ? location.pathname : "#live"); showTab(); });
+  tab.addEventListener("click", () => { history.replaceState(null, "",
+    name === "try" ? location.pathname : "#live"); showTab(); });
   tab.addEventListener("keydown", event => {
     if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
     const other = find(`#tab-${TABS[1 - TABS.indexOf(name)]}`);

@@ -43,7 +43,8 @@ export class Maps {
     if (!this.isOpen) return;
     const select = find("select", this.choice);
     this.choice.hidden = sequences < 2;
-    select.replaceChildren(...Array.from({ length: sequences }, (_, index) => make("option", { value: index, textContent: names?.[index] ?? `sequence ${index + 1}` })));
+    select.replaceChildren(...Array.from({ length: sequences }, (_, index) => make("option",
+      { value: index, textContent: names?.[index] ?? `sequence ${index + 1}` })));
     select.value = sequence;
     this.note.hidden = !refused;
     this.note.textContent = refused || "";

@@ -32,7 +32,8 @@ async function call(path, options = {}) {
     throw new Refusal(0, "The service does not answer. Is it still running?");
   }
   const body = await response.json().catch(() => null);
-  if (!response.ok) throw new Refusal(response.status, sentenceOf(body, response.status), response.headers.get("Retry-After"));
+  if (!response.ok) throw new Refusal(response.status, sentenceOf(body, response.status),
+    response.headers.get("Retry-After"));
   return body;
 }
 

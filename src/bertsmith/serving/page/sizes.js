@@ -20,7 +20,8 @@ export class Sizes {
         ? "Every size was trained together with the others, in one set of weights."
         : "This model was not trained to be cut: smaller sizes show what is left of it." }));
     const table = sizes.kind === "recorded" ? this.table() : null;
-    place.replaceChildren(make("h2", { textContent: "Size" }), make("div", { class: table ? "size with-table" : "size" }, sliders, table), this.figures);
+    place.replaceChildren(make("h2", { textContent: "Size" }), make("div",
+      { class: table ? "size with-table" : "size" }, sliders, table), this.figures);
     this.show();
   }
 
@@ -32,7 +33,8 @@ export class Sizes {
 
   slider(name) {
     const values = this.sizes[`${name}s`], shown = make("output", { for: `size-${name}` });
-    const input = make("input", { type: "range", id: `size-${name}`, min: 0, max: values.length - 1, step: 1, value: values.length - 1 });
+    const input = make("input", { type: "range", id: `size-${name}`, min: 0, max: values.length - 1, step: 1,
+      value: values.length - 1 });
     input.disabled = values.length < 2;
     input.addEventListener("input", () => this.choose({ [name]: values[+input.value] }));
     const units = name === "width" ? ["head", this.model.heads] : ["layer", this.model.layers];
@@ -61,7 +63,8 @@ export class Sizes {
     const { widths, depths, grid, metric } = this.sizes;
     const scores = grid.map(one => one.score), least = Math.min(...scores), most = Math.max(...scores);
     this.cells = [];
-    const rows = [...depths].reverse().map(depth => make("tr", {}, make("th", { scope: "row", textContent: `depth ${share(depth)}` }),
+    const rows = [...depths].reverse().map(depth => make("tr", {}, make("th",
+      { scope: "row", textContent: `depth ${share(depth)}` }),
       ...widths.map(width => {
         const member = this.member(width, depth);
         if (!member) return make("td", {});
@@ -74,7 +77,8 @@ export class Sizes {
       })));
     return make("div", { class: "grid-scores" }, make("table", {},
       make("caption", { textContent: `${metric} on dev` }),
-      make("tbody", {}, ...rows, make("tr", {}, make("th", { textContent: "width" }), ...widths.map(width => make("th", { scope: "col", textContent: share(width) }))))));
+      make("tbody", {}, ...rows, make("tr", {}, make("th", { textContent: "width" }),
+        ...widths.map(width => make("th", { scope: "col", textContent: share(width) }))))));
   }
 
   show() {
@@ -96,17 +100,22 @@ export class Sizes {
   tell(known) {
     if (this.place.hidden) return;
     this.known = known ??= this.known;
-    const { parameters } = this.model, own = known?.parameters ?? this.member()?.parameters ?? (this.isWhole ? parameters : null);
-    const time = this.timed(this.key), whole = this.timed("1 1"), score = this.member()?.score, best = this.member(1, 1)?.score;
+    const { parameters } = this.model, time = this.timed(this.key), whole = this.timed("1 1");
+    const own = known?.parameters ?? this.member()?.parameters ?? (this.isWhole ? parameters : null);
+    const score = this.member()?.score, best = this.member(1, 1)?.score;
     const isTimed = Math.min(this.runs(this.width, this.depth), this.runs(1, 1)) >= RUNS;
-    const change = (value, from) => (this.isWhole || value === null || from === null ? "" : `${signed(100 * (value / from - 1), 0)} %`);
-    const figure = (name, value, difference, title = "") => make("div", { title, class: name === "Answer" ? "compared" : "" }, make("dt", { textContent: name }),
+    const change = (value, from) => (this.isWhole || value === null || from === null ? ""
+      : `${signed(100 * (value / from - 1), 0)} %`);
+    const figure = (name, value, difference, title = "") => make("div",
+      { title, class: name === "Answer" ? "compared" : "" }, make("dt", { textContent: name }),
       make("dd", {}, make("b", { textContent: value }), make("span", { textContent: difference })));
     this.figures.replaceChildren(
-      figure("Latency of this text", time === null ? "–" : milliseconds(time), isTimed ? change(time, whole) : this.isWhole ? "" : "measuring …",
+      figure("Latency of this text", time === null ? "–" : milliseconds(time),
+        isTimed ? change(time, whole) : this.isWhole ? "" : "measuring …",
         `The median of ${this.runs(this.width, this.depth)} runs; the difference is to the whole model`),
       figure("Parameters", own === null ? "–" : short(own), change(own, parameters)),
-      ...(score === undefined ? [] : [figure(`${this.sizes.metric} on dev`, score.toFixed(1), this.isWhole || best === undefined ? "" : signed(score - best, 1))]),
+      ...(score === undefined ? [] : [figure(`${this.sizes.metric} on dev`, score.toFixed(1),
+        this.isWhole || best === undefined ? "" : signed(score - best, 1))]),
       ...(this.isWhole ? [] : [figure("Answer", known?.same === undefined ? "–" : known.same ? "the same" : "differs",
         known?.same === undefined ? "" : known.same ? "as the whole model" : known.wholeSays)]));
   }

@@ -1,7 +1,7 @@
 // The first tab: an input, what the chosen model and size say of it, the cost of that, the maps.
 
 import { RENDERERS as WHOLE, shownLabel } from "./answers.js";
-import { counted, find, make, milliseconds, percent } from "./dom.js";
+import { counted, find, make, milliseconds, percent, quiet } from "./dom.js";
 import { layFields, workName } from "./fields.js";
 import { Maps } from "./maps.js";
 import { explore } from "./service.js";
@@ -26,7 +26,8 @@ export class Try {
     this.work = model.works.includes(this.work) && this.work !== "vectors" ? this.work : model.works[0];
     const works = find(".works");
     works.hidden = model.works.length < 2;
-    works.replaceChildren(...model.works.map(work => make("button", { type: "button", "data-work": work, textContent: workName(model, work),
+    works.replaceChildren(...model.works.map(work => make("button", { type: "button", "data-work": work,
+      textContent: workName(model, work),
       onclick: () => { this.work = work; this.lay(); } })));
     this.sizes = new Sizes(find(".sizing"), model, () => this.ask(DRAGGING));
     this.maps.reset(model);
@@ -34,7 +35,8 @@ export class Try {
   }
 
   lay() {
-    for (const button of find(".works").children) button.setAttribute("aria-pressed", button.dataset.work === this.work);
+    for (const button of find(".works").children) button.setAttribute("aria-pressed",
+      button.dataset.work === this.work);
     this.fields = layFields(find(".fields"), this.model, this.work, () => this.ask(TYPING));
     this.answer.replaceChildren();
     this.whole = null;
@@ -54,7 +56,7 @@ export class Try {
   }
 
   empty() {
-    this.answer.replaceChildren(make("p", { class: "quiet", textContent: "Type something to see what the model says of it." }));
+    this.answer.replaceChildren(quiet("Type something to see what the model says of it."));
     find(".counted").textContent = "";
     find(".answering [role=status]").textContent = "";
     this.maps.clear();
@@ -122,7 +124,7 @@ export class Try {
     this.answer.replaceChildren(...[...parts, legend].filter(Boolean));
     find(".answering [role=status]").textContent = said;
     const sequences = found.sequences > 1 ? ` in ${counted(found.sequences, "sequence")}` : "";
-    const cut = found.cut ? `; the longest the model reads is ${counted(model.length, "token")}, so the rest was left out` : "";
+    const cut = found.cut ? `; the model reads up to ${counted(model.length, "token")}, the rest was left out` : "";
     const time = model.sizes.kind === "one" ? ` · ${milliseconds(found.seconds)}` : "";  // others have a place for it
     find(".counted").textContent = `${counted(found.tokens, "token")}${sequences}${time}${cut}`;
     sizes.tell({ parameters: found.parameters, ...(full ? compared(kind, answer, full) : {}) });
@@ -144,8 +146,9 @@ function compared(kind, answer, full) {
     return { same: apart < 0.005, wholeSays: `the whole model: ${full.answer.toFixed(2)}` };
   }
   if (kind === "vectors") {
-    const nearest = table => table.map((row, index) => row.reduce((best, value, other) => (other !== index && (best < 0 || value > row[best]) ? other : best), -1));
-    return { same: `${nearest(answer.similarities)}` === `${nearest(full.similarities)}`, wholeSays: "other nearest texts" };
+    const own = (row, index) => row.map((cosine, other) => (other === index ? -2 : cosine));
+    const nearest = table => table.map(own).map(row => row.indexOf(Math.max(...row))).join();
+    return { same: nearest(answer.similarities) === nearest(full.similarities), wholeSays: "other nearest texts" };
   }
   if (kind === "fill_mask") {
     const first = own => own.masks.map(candidates => candidates[0].piece).join(" ");
@@ -154,6 +157,7 @@ function compared(kind, answer, full) {
   const same = JSON.stringify(answer.answer) === JSON.stringify(full.answer);
   if (kind === "tagging") return { same, wholeSays: "in some words" };
   if (kind === "choice") return { same, wholeSays: `the whole model: ${full.text}` };
-  const said = Array.isArray(full.answer) ? full.answer.map(shownLabel).join(", ") || "no label" : shownLabel(full.answer) || "no answer";
+  const said = Array.isArray(full.answer) ? full.answer.map(shownLabel).join(", ") || "no label"
+    : shownLabel(full.answer) || "no answer";
   return { same, wholeSays: `the whole model: ${said}${full.score === undefined ? "" : `, ${percent(full.score)}`}` };
 }

@@ -34,10 +34,12 @@ def convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model has convolutions in its first layer, and beside other numbers of attention heads in the others."""
     attention_maps = Encoder.attention_maps
 
-    def faked(self: Encoder, tokens: Tensor, layout: object, types: Tensor | None = None) -> list[dict[str, Tensor]]:
+    def faked(
+        self: Encoder, tokens: Tensor, layout: object, types: Tensor | None = None, **settings: object
+    ) -> list[dict[str, Tensor]]:
         batch, length = tokens.shape
         band = (torch.ones(length, length).tril(1).triu(-1) / 3).expand(batch, 3, length, length)
-        _, *others = attention_maps(self, tokens, layout, types)  # type: ignore[arg-type]
+        _, *others = attention_maps(self, tokens, layout, types, **settings)  # type: ignore[arg-type]
         scores = {"position_to_content": torch.randn(batch, 2, length, length)}
         return [{"convolution": band}, *({**other, "convolution": band[:, :1], **scores} for other in others)]
 

@@ -157,15 +157,17 @@ class Encoder(nn.Module):
         *,
         memory: Memory | None = None,
         table: Tensor | None = None,
+        subnet: Subnet | None = None,
     ) -> list[dict[str, Tensor]]:
-        """The maps of every block by name, each (batch, heads, longest, longest): computed here only.
+        """The maps of every block that is kept by name, each (batch, heads, longest, longest): computed here only.
 
         A decoder's cross mixers add maps whose names begin with "cross_" and whose last axis is the memory's length.
         """
         call = self.call(tokens, layout, memory=memory)
+        kept = self.kept(call, subnet)
         states: list[Tensor] = []
-        self._through(self.kept(call), self.embedding(tokens, layout, types, table), states)
-        return [block.maps(hidden, call) for block, hidden in zip(self._blocks(), states, strict=False)]
+        self._through(kept, self.embedding(tokens, layout, types, table), states)
+        return [block.maps(hidden, own) for (block, own), hidden in zip(kept, states, strict=False)]
 
     def call(
         self,

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -37,9 +38,26 @@ def attention_fragment(tokens: Sequence[str], maps: Maps) -> tuple[str, str, str
         maps: by name, for every layer (heads, length, length); no heads where a layer lacks the map
     """
     shown = text_maps(tokens, maps)
-    data = {"tokens": list(tokens), "layers": len(shown[0].layers), "maps": [_packed(one) for one in shown]}
     # Inside a script element only "<" can end it, so that is the one sign to be written otherwise.
-    packed = json.dumps(data).replace("<", "\\u003c")
+    packed = json.dumps(explorer_data(tokens, shown)).replace("<", "\\u003c")
+    body = f"""<div class="attention">
+<script type="application/json" class="attention-data">{packed}</script>
+<noscript><p class="note">The maps are drawn by JavaScript, which is switched off here.</p></noscript>
+{explorer_markup(tokens, shown)}
+</div>"""
+    return body, STYLE, SCRIPT
+
+
+def explorer_data(tokens: Sequence[str], shown: Sequence[TextMap]) -> dict[str, Any]:
+    """What the script draws, as JSON-ready data."""
+    return {"tokens": list(tokens), "layers": len(shown[0].layers), "maps": [_packed(one) for one in shown]}
+
+
+def explorer_markup(tokens: Sequence[str], shown: Sequence[TextMap]) -> str:
+    """What the script fills and switches, as HTML: for the inside of an element of the class "attention".
+
+    It holds nothing of the text, neither scripts nor styles, so that a page of any policy can take it in later.
+    """
     # A page with one map needs no choice.
     buttons = "".join(f'<button type="button" data-map="{i}">{one.label}</button>' for i, one in enumerate(shown))
     chooser = f'<div class="attention-maps" role="group" aria-label="Map">{buttons}</div>' if len(shown) > 1 else ""
@@ -50,10 +68,7 @@ def attention_fragment(tokens: Sequence[str], maps: Maps) -> tuple[str, str, str
         for one in shown
         if one.is_convolution
     )
-    body = f"""<div class="attention">
-<script type="application/json" class="attention-data">{packed}</script>
-<noscript><p class="note">The maps are drawn by JavaScript, which is switched off here.</p></noscript>
-{chooser}<div class="attention-panes">
+    return f"""{chooser}<div class="attention-panes">
 <div class="panel">
 <div class="attention-grid" role="group" aria-label="All heads; the arrow keys move between them"></div>
 {scales}</div>
@@ -64,9 +79,7 @@ def attention_fragment(tokens: Sequence[str], maps: Maps) -> tuple[str, str, str
 <button type="button" data-view="lines">Lines</button></div></div>
 <div class="attention-stage"></div><p class="attention-readout" role="status"></p></div>
 </div>
-{tables}{panels}
-</div>"""
-    return body, STYLE, SCRIPT
+{tables}{panels}"""
 
 
 def attention_page(tokens: Sequence[str], maps: Maps, *, title: str, facts: Mapping[str, str]) -> str:
@@ -158,7 +171,7 @@ def _weight_rows(tokens: Sequence[str], one: TextMap) -> tuple[list[str], Rows]:
             shares = [figures.near, figures.first] + ([figures.separator] if has_separator else [])
             for share in shares:
                 percent = f"{100 * share:.2f}"
-                cells += f'<td class="share" data-value="{percent}" style="--share:{percent}">{100 * share:.0f} %</td>'
+                cells += f'<td class="share" data-value="{percent}">{100 * share:.0f} %</td>'
             rows.append((layer, head, cells))
     return names, rows
 

@@ -1,20 +1,23 @@
 """The behaviour of the explorer: script of the pages that hold one."""
 
-SCRIPT = """
-for (const root of document.querySelectorAll(".attention")) {
-  const find = selector => root.querySelector(selector);
-  const data = JSON.parse(find(".attention-data").textContent);
+BEHAVIOUR = """
+// Fills an element of the class "attention", whose markup is there, with what its data say, and returns what ends it.
+// Where one text follows another, `kept` of the last one lets the reader go on with the head that was looked at.
+function explore(root, data, kept = {}) {
+  const find = selector => root.querySelector(selector), ended = new AbortController();
   const { tokens, layers } = data, length = tokens.length, AVERAGE = -1;
   const total = numbers => numbers.reduce((sum, number) => sum + number, 0);
   // Of each map: how many heads every layer has, and where the first one of every layer lies among all heads.
   const maps = data.maps.map(one => ({ ...one, most: Math.max(...one.heads),
     starts: one.heads.map((_, layer) => total(one.heads.slice(0, layer))),
     bytes: Uint8Array.from(atob(one.levels), letter => letter.charCodeAt(0)) }));
-  const chosen = { map: 0, layer: maps[0].heads.findIndex(Boolean), head: 0, view: "map",
-    query: Math.min(1, length - 1), key: Math.min(1, length - 1) };
+  const before = { map: 0, layer: 0, head: 0, view: "map", query: 1, key: 1, ...kept }, last = length - 1;
+  const chosen = Object.assign(kept, before, { map: maps[before.map] ? before.map : 0,
+    layer: Math.min(before.layer, layers - 1), query: Math.min(before.query, last), key: Math.min(before.key, last) });
   const layerChoice = find(".choose-layer"), headChoice = find(".choose-head"), grid = find(".attention-grid");
   const stage = find(".attention-stage"), readout = find(".attention-readout");
-  const rows = [...root.querySelectorAll("tbody tr")], views = [...root.querySelectorAll(".attention-views button")];
+  const rows = [...root.querySelectorAll(".attention-table tbody tr")];
+  const views = [...root.querySelectorAll(".attention-views button")];
   const mapChoices = [...root.querySelectorAll(".attention-maps button")];
   const make = (tag, attributes, ...children) => {
     const element = document.createElement(tag);
@@ -256,9 +259,22 @@ for (const root of document.querySelectorAll(".attention")) {
       body.append(...[...body.rows].sort((a, b) => (order === "ascending" ? 1 : -1) * (value(a) - value(b))));
     });
   }
+  for (const cell of root.querySelectorAll("td.share")) cell.style.setProperty("--share", cell.dataset.value);
   let seen = 0;
-  new ResizeObserver(() => { if (stage.clientWidth !== seen) { seen = stage.clientWidth; draw(); } }).observe(stage);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+  const watching = new ResizeObserver(() => {
+    if (stage.clientWidth !== seen) { seen = stage.clientWidth; draw(); }
+  });
+  watching.observe(stage);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint, { signal: ended.signal });
   repaint();
+  return () => { watching.disconnect(); ended.abort(); };
 }
 """
+
+SCRIPT = (
+    BEHAVIOUR
+    + """
+for (const root of document.querySelectorAll(".attention"))
+  explore(root, JSON.parse(root.querySelector(".attention-data").textContent));
+"""
+)

@@ -4,11 +4,12 @@ from bertsmith.report.maps import Kernels
 
 STYLE = """
 .kernels { overflow-x: auto; }
-.kernels > div { display: grid; align-items: center; gap: 5px 8px; width: fit-content; min-width: 100%;
-  justify-content: start; }
-.kernels span { color: var(--muted); font-size: 11.5px; line-height: 1; text-align: center;
-  font-variant-numeric: tabular-nums; }
-.kernels span.taps { display: flex; justify-content: space-between; }
+.kernels table { border-collapse: separate; border-spacing: 8px 5px; margin: -5px -8px; }
+.kernels th, .kernels td { padding: 0; color: var(--muted); font-size: 11.5px; line-height: 1; font-weight: 400;
+  text-align: center; font-variant-numeric: tabular-nums; }
+.kernels th { min-width: 1.5em; }
+.kernels td { min-width: 44px; width: 92px; }
+.kernels .taps { display: flex; justify-content: space-between; }
 .kernels svg { display: block; width: 100%; height: 38px; background: var(--heat-low); border-radius: 3px; }
 .kernels rect { fill: var(--series-1); }
 .kernels rect.below { fill: var(--diverging-low); }
@@ -30,21 +31,21 @@ def kernel_panel(kernels: Kernels) -> str:
     lowest = min(min(float(layer.min()) for _, layer in layers), 0.0)
     lowest = lowest if lowest < -1e-9 else 0.0
     most = max(len(layer) for _, layer in layers)
-    cells = ["<span></span>", *(f"<span>{head + 1}</span>" for head in range(most))]
+    heads = "".join(f'<th scope="col">{head + 1}</th>' for head in range(most))
+    rows = [f"<tr><th></th>{heads}</tr>"]
     for index, layer in layers:
-        cells.append(f"<span>{index + 1}</span>")
-        cells += [
+        charts = [
             _bars(kernels.distances, [float(tap) for tap in kernel], lowest, highest, f"layer {index + 1}, head {head}")
             for head, kernel in enumerate(layer, 1)
         ]
-        cells += ["<span></span>"] * (most - len(layer))
+        rows.append(f'<tr><th scope="row">{index + 1}</th>{"".join(f"<td>{chart}</td>" for chart in charts)}</tr>')
     ends = f"<span>{_signed(kernels.distances[0])}</span><span>{_signed(kernels.distances[-1])}</span>"
-    cells += ["<span></span>", *(f'<span class="taps">{ends}</span>' for _ in range(most))]
+    taps = f'<td><div class="taps">{ends}</div></td>' * most
+    rows.append(f'<tr aria-hidden="true"><th></th>{taps}</tr>')
     scale = f"Bars go from {lowest:.2g} to {highest:.2g} in every chart."
-    columns = f"1.9em repeat({most}, minmax(44px, 92px))"
     return (
         f'<div class="panel"><div class="kernels" tabindex="0" role="region" aria-label="Average kernel of every head">'
-        f'<div style="grid-template-columns:{columns}">{"".join(cells)}</div></div>'
+        f"<table>{''.join(rows)}</table></div>"
         f'<p class="kernels-note">{NOTE} {scale}</p></div>'
     )
 

@@ -10,6 +10,7 @@ import torch
 from bertsmith.batches.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.mixers.base import MAP_KINDS
+from bertsmith.layers.subnet import Subnet
 from bertsmith.models.model import Model
 
 LONGEST = 128  # tokens; a page with more would be too heavy to look at
@@ -97,12 +98,22 @@ def maps_of(model: Model, text: str, pair: str | None = None) -> tuple[list[str]
     if ids.shape[1] > longest:
         raise InputError(f"--text has {ids.shape[1]} tokens; allowed: up to {longest}")
     types = torch.from_numpy(arrays["token_type_ids"]) if embedding.types else None
-    with torch.inference_mode():
-        by_layer = model.eval().encoder.attention_maps(ids, SequenceLayout.full(*ids.shape), types)
+    return tokenizer.pieces(ids[0].tolist()), sequence_maps(model, ids, types)
+
+
+def sequence_maps(
+    model: Model, ids: torch.Tensor, types: torch.Tensor | None = None, *, subnet: Subnet | None = None
+) -> dict[str, list[np.ndarray]]:
+    """The maps a model, or a sub-network of it, makes of one sequence, as in `Maps`.
+
+    Shape: ids and types (1, length).
+    """
+    layout = SequenceLayout.full(*ids.shape).to(ids.device)
+    with torch.inference_mode(), model.evaluating():
+        by_layer = model.encoder.attention_maps(ids, layout, types, table=model.given_table, subnet=subnet)
     names = dict.fromkeys(name for layer in by_layer for name in layer)
     missing = torch.zeros(1, 0, *ids.shape[1:], ids.shape[1])  # a layer that lacks a map has no heads of it
-    maps = {name: [layer.get(name, missing)[0].float().numpy() for layer in by_layer] for name in names}
-    return tokenizer.pieces(ids[0].tolist()), maps
+    return {name: [layer.get(name, missing)[0].float().cpu().numpy() for layer in by_layer] for name in names}
 
 
 def text_maps(tokens: Sequence[str], maps: Maps) -> list[TextMap]:

@@ -1,0 +1,139 @@
+"""Tiny models of every kind as a running service, for the tests of its page and for its pictures."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+import uvicorn
+from task_cases import TASK_CASES
+
+from bertsmith.batches.examples import ExampleConfig
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.build import build, extract
+from bertsmith.models.cost import parameters
+from bertsmith.models.model import Model
+from bertsmith.models.published import overridable, preset
+from bertsmith.serving.engine import BatchingEngine, EngineLimits
+from bertsmith.serving.http.app import make_app
+from bertsmith.serving.ladder import Ladder
+from bertsmith.serving.model import ServedModel
+from bertsmith.serving.settings import ServeSettings
+from bertsmith.serving.work import Work
+from bertsmith.shrinking.record import ElasticRecord, MemberFigures
+from bertsmith.tasks import TASKS
+from bertsmith.tasks.base import Encoding
+from bertsmith.tasks.predictor import KeptTask
+from bertsmith.tasks.recognise import recognise
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.tables import table_of
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.starting import with_task_head
+
+WIDTHS, DEPTHS = (0.25, 0.5, 1.0), (0.5, 1.0)
+SIZES = {"width": 32, "layers": 4, "heads": 4, "longest": 160, "embedding_width": 16, "deviation": 0.3, "dropout": 0.0}
+WORDS = (
+    "the smith forges an iron gate in the cold workshop by the river and anna carries seven old lanterns to the "
+    "harbour of new rome my parcel was due on monday and there is still no sign of it where is order delivery has not "
+    "arrived how do i reset password cannot log in to account app crashes when open nowhere at all then does"
+)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """One that knows the words of the page's own examples."""
+    return learn_tokenizer([WORDS] * 20, "wordpiece", 400, progress=False)
+
+
+def network(family: str, seed: int = 0) -> Model:
+    """A tiny encoder of a family with random weights, large enough for answers to differ."""
+    sizes = {**SIZES, "vocabulary": tokenizer().size}
+    model = build(preset(family, **{key: own for key, own in sizes.items() if key in overridable(family)}), seed=seed)
+    model.tokenizer = tokenizer()
+    return model.eval()
+
+
+def served(
+    case: str | None, family: str = "bert-tiny", *, name: str, is_elastic: bool = False, floor: float | None = None
+) -> ServedModel:
+    """A model with the task of one of the cases, or for masks and vectors alone."""
+    model, kept, works = network(family), None, {"vectors"}
+    if case is not None:
+        sample = TASK_CASES[case]
+        table = table_of(sample.rows, "rows")
+        settings = {**recognise(table, sample.kind, [], {}), **sample.task}
+        task = TASKS[sample.kind].parse(settings).settled(table)
+        model = with_task_head(model, task.head(model.config), seed=1).eval()
+        with torch.no_grad():
+            for weight in model.task_head.parameters():
+                weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)) * 0.4)
+        kept = KeptTask(task=task, sequences=ExampleConfig(length=128))
+        works.add("task")
+    if "masked_tokens" in model.heads or (model.generator is not None and "masked_tokens" in model.generator.heads):
+        works.add("fill_mask")
+    record = elastic_record(model) if is_elastic else None
+    names: set[Work] = works  # type: ignore[assignment]
+    encoding = Encoding.of(model, 128)
+    return ServedModel(
+        name=name,
+        runner=model,
+        tokenizer=tokenizer(),
+        encoding=encoding,
+        works=frozenset(names),
+        ladder=Ladder.of(record, floor),
+        kept=kept,
+        model=model,
+        record=record,
+    )
+
+
+def elastic_record(model: Model) -> ElasticRecord:
+    """What a training could have written of the sub-networks of a model."""
+    sizes = [(width, depth) for depth in DEPTHS for width in WIDTHS]
+    grid = tuple(
+        MemberFigures(
+            width=width,
+            depth=depth,
+            score=80 + 12 * width + 4 * depth,
+            parameters=parameters(extract(model, Subnet(width=width, depth=depth)).config),
+            flops=1e6 * width * depth,
+            latency_ms=4 * width * depth,
+        )
+        for width, depth in sizes
+    )
+    return ElasticRecord(
+        metric="accuracy",
+        teacher_score=96.5,
+        depth_rule="keep_last",
+        length=32,
+        grid=grid,
+        head_scores=(),
+        head_order=(),
+        neuron_order=(),
+    )
+
+
+@contextmanager
+def running(models: Sequence[ServedModel], settings: ServeSettings | None = None) -> Iterator[str]:
+    """The address of a service of these models on this machine."""
+    engines = {model.name: (model, BatchingEngine(model, EngineLimits())) for model in models}
+    for _, engine in engines.values():
+        engine.start()
+    config = uvicorn.Config(
+        make_app(engines, settings or ServeSettings()), port=0, log_level="warning", ws="none", timeout_keep_alive=1
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the service ended before it began"
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=20)
+        for _, engine in engines.values():
+            engine.close()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from bertsmith import __version__
-from bertsmith.serving.http import about, docs, embed, errors, fill, hub, predict, rerank, tokens
+from bertsmith.serving.http import about, docs, embed, errors, fill, hub, page, predict, rerank, tokens
 from bertsmith.serving.http.guard import Guard
 from bertsmith.serving.http.service import Service
 from bertsmith.serving.settings import ServeSettings
@@ -38,6 +38,7 @@ def make_app(models: "Mapping[str, tuple[ServedModel, Engine]]", settings: Serve
     errors.install(app)
     for part in (embed, predict, rerank, fill, tokens, hub, about, docs):
         app.include_router(part.router)
+    app.include_router(page.router(models, settings))
     app.add_middleware(Guard, service=service)
     if settings.key is not None:
         _document_key(app)

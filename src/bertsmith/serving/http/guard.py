@@ -19,7 +19,7 @@ PAGE = "/page/"
 """Where the page's own files are."""
 _LINGER_SECONDS, _LINGER_BYTES = 1.0, 32_000_000
 _BODY_LATE = 408
-UNCOUNTED = frozenset({"/health", "/metrics"})
+UNCOUNTED = frozenset({"/health", "/metrics", "/live"})
 """What is answered however many requests there are: an overloaded service must say that it is one."""
 
 

@@ -21,6 +21,7 @@ Rows = Literal["packed", "padded", "fixed"]
 rows of few shapes, for code that is compiled for each."""
 
 _NEAR = 0.75  # of the longest of a group of rows: what is shorter begins the next group
+_ENOUGH = 192  # tokens of a pass from which its products are about as fast as they get on a CPU
 _SHORT = 16  # tokens below which nothing is gained by another group
 
 
@@ -36,26 +37,33 @@ def answers(
 ) -> list[np.ndarray]:
     """What is said of every sequence, in the order they are given; float32."""
     found: list[np.ndarray] = [np.empty(0)] * len(asked)
-    for group in groups([len(own.tokens) for own in asked], rows):
+    for group in groups([len(own.tokens) for own in asked], rows, is_cpu=runner.device.type == "cpu"):
         chosen = [asked[index] for index in group]
         for index, own in zip(group, _said(runner, work, chosen, rows, pad, subnet), strict=True):
             found[index] = own
     return found
 
 
-def groups(lengths: Sequence[int], rows: Rows) -> list[list[int]]:
-    """The numbers of the sequences that are computed in one pass: all when packed, else those of about one length."""
+def groups(lengths: Sequence[int], rows: Rows, *, is_cpu: bool = True) -> list[list[int]]:
+    """The numbers of the sequences that are computed in one pass, those of about one length together, longest first.
+
+    Packed sequences need that only for attention on a CPU, which works on rows as long as the longest; there a pass has
+    enough tokens for its products first of all. On a GPU they are one pass.
+    """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    if rows == "packed":
+    if rows == "packed" and not is_cpu:
         return [order]
     found: list[list[int]] = []
+    tokens = 0
     for index in order:
-        longest = lengths[found[-1][0]] if found else 0
-        is_near = lengths[index] >= _NEAR * longest if rows == "padded" else _shape(lengths[index]) == _shape(longest)
-        if found and (is_near or longest <= _SHORT):
+        length, longest = lengths[index], lengths[found[-1][0]] if found else 0
+        is_near = _shape(length) == _shape(longest) if rows == "fixed" else length >= _NEAR * longest
+        if found and (is_near or longest <= _SHORT or (rows == "packed" and tokens < _ENOUGH)):
             found[-1].append(index)
+            tokens += length
         else:
             found.append([index])
+            tokens = length
     return found
 
 
@@ -63,7 +71,9 @@ def _said(
     runner: Runner, work: Work, asked: Sequence[Asked], rows: Rows, pad: int, subnet: Subnet | None
 ) -> list[np.ndarray]:
     """What is said of sequences that are computed in one pass, in their order."""
-    tokens, layout, types = _laid(asked, rows, pad, longest_input(runner.config))
+    is_rounded = rows == "packed" and runner.device.type == "cpu" and isinstance(runner, Model)
+    filled = [*asked, *_filling(sum(len(own.tokens) for own in asked), pad)] if is_rounded else asked
+    tokens, layout, types = _laid(filled, rows, pad, longest_input(runner.config))
     tokens, layout = tokens.to(runner.device), layout.to(runner.device)
     types = None if types is None else types.to(runner.device)
     model = runner if isinstance(runner, Model) else runner.model if isinstance(runner, ModelRunner) else None
@@ -129,6 +139,16 @@ def _laid(
     return tokens, layout, kinds
 
 
+def _filling(tokens: int, pad: int) -> list[Asked]:
+    """A sequence of pads, or none, that rounds the tokens of a pass up to one of few numbers.
+
+    PyTorch's products on a CPU keep some megabytes for each number of rows they have met, a thousand of them.
+    """
+    step = min(64, max(8, 2 ** (tokens.bit_length() - 4)))
+    missing = -tokens % step
+    return [Asked(np.full(missing, pad, dtype=np.int64))] if missing else []
+
+
 def _shape(length: int) -> int:
     """The next power of two, from 16 up: compiled code is made for each."""
     return max(_SHORT, 2 ** (length - 1).bit_length())
@@ -145,7 +165,7 @@ def _by_sequence(values: np.ndarray, asked: Sequence[Asked], layout: SequenceLay
     """What was said of tokens, sequence by sequence: (length, outputs) each."""
     lengths = [len(own.tokens) for own in asked]
     if layout.is_packed:
-        return [part.copy() for part in np.split(values, np.cumsum(lengths)[:-1])]
+        return [part.copy() for part in np.split(values, np.cumsum(lengths))[: len(asked)]]
     return [row[:length].copy() for row, length in zip(values, lengths, strict=False)]
 
 

@@ -26,7 +26,7 @@ from bertsmith.settings import Record
 _LOG = logging.getLogger(__name__)
 _FILLED = 0.25  # of a batch's tokens: a batch below tells little of how fast full ones are
 _SHARED = 64  # tokens that are not divided among workers: two small batches take longer than one
-_CPU_TOKENS, _GPU_TOKENS = 512, 16_384
+_CPU_TOKENS, _GPU_TOKENS = 1024, 16_384
 _MEASURED = 512  # the most tokens of the batch by which a new engine learns how fast its model is
 
 
@@ -34,8 +34,8 @@ class EngineLimits(Record):
     """How large batches are, how much may wait, and when an elastic model answers in a smaller size."""
 
     batch_tokens: int | None = Field(default=None, ge=1)
-    """The most tokens of a batch; a sequence that has more by itself is a batch alone. None: 512 on a CPU, whose caches
-    hold no more, and 16384 on a GPU."""
+    """The most tokens of a batch; a sequence that has more by itself is a batch alone. None: 1024 on a CPU, which
+    gains nothing by more, and 16384 on a GPU."""
     waiting_tokens: int = Field(default=65_536, ge=1)
     """The most tokens that may wait; what comes then is refused."""
     waiting_sequences: int = Field(default=4096, ge=1)
@@ -166,6 +166,7 @@ class BatchingEngine:
             is_full = is_full or queue.sequences + sequences > limits.waiting_sequences
             if is_full and len(queue):  # what is larger than the whole queue may wait alone
                 self._rates.refused += 1
+                self._switch.refuse()
                 raise Busy(self._switch.expected_wait(queue.tokens + sum(self._running.values())))
             queue.put(call)
             self._unanswered += 1

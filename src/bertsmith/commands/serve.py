@@ -57,7 +57,7 @@ def serve(
     device
         Where to compute; "auto" takes a GPU if there is one.
     threads
-        Threads of one product; 1 if not given, since cores do more with batches of their own.
+        Threads of one product; if not given 1, or more where there are cores for more than eight batches at a time.
     workers
         Batches of a model that are worked on at a time; on a CPU as many as there are cores for, if not given.
     elastic

@@ -6,14 +6,16 @@ process at once.
 """
 
 import asyncio
+import ctypes
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -27,7 +29,10 @@ from bertsmith.serving.settings import ServeSettings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
-_GRACE = 0.25  # seconds in which a request that was on its way when the signal came is still read
+_ATTACH_FILTER = 26  # SO_ATTACH_FILTER, which Python does not name
+_TURNS = 4
+_GRACE = 1.0  # seconds in which a request that was on its way when the signal came is still read …
+_LOOK = 0.05  # … unless all connections are closed before
 _BEYOND = 5.0  # seconds after all others have passed, when a process that hangs is ended
 _IDLE = 4  # connections for each request at a time: clients keep some open
 
@@ -132,14 +137,33 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.service.is_draining = True
-        await asyncio.sleep(0)  # takes in the connections that wait
+        for listener in sockets or ():
+            _refuse(listener)
+        for _ in range(_TURNS):  # of the loop, which takes in the connections that wait
+            await asyncio.sleep(0)
         for server in self.servers:
             server.close()
-        # an idle connection may have a request on its way; uvicorn would close it now
-        await asyncio.sleep(_GRACE)
+        # uvicorn would close idle connections now, though a request may be on its way
+        end = time.monotonic() + _GRACE
+        while self.server_state.connections and time.monotonic() < end:
+            await asyncio.sleep(_LOOK)
         await super().shutdown(sockets)
         if self.ends_at is not None:
             self._watch.cancel()
+
+
+def _refuse(listener: socket.socket) -> None:
+    """Lets nobody connect any more, while those who have are still taken in.
+
+    A socket that is closed resets the connections that wait in it, and between the last one taken in and the close
+    there may always be another. So a filter drops what asks to connect, until the close refuses it: Linux has that.
+    """
+    if sys.platform != "linux":
+        return
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0, keep no byte
+    program = struct.pack("HL", 1, ctypes.addressof(drop_all))
+    with suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
 
 
 def protocol(seconds: float) -> type[asyncio.Protocol]:

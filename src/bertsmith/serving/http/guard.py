@@ -166,4 +166,7 @@ def _too_long(limit: int) -> ApiError:
 
 def _endpoint(scope: Scope) -> str:
     """The endpoint by its pattern, never by what a client made up."""
-    return getattr(scope.get("route"), "path", None) or "other"
+    route = getattr(scope.get("route"), "path", None)
+    if route is None and scope["path"] in scope["app"].openapi()["paths"]:  # refused before it was looked for
+        return str(scope["path"])
+    return route or "other"

@@ -281,7 +281,7 @@ def test_no_more_requests_than_allowed_at_a_time(url: str, client: httpx.Client)
         _refused(answers[-1], 429, "too many requests")
         assert answers[-1].headers["Retry-After"] == "1"
         assert client.get("/health").status_code == 200
-        assert client.get("/metrics").status_code == 200
+        assert 'requests_total{endpoint="/embed",status="429"}' in client.get("/metrics").text
     finally:
         for line in lines:
             line.close()

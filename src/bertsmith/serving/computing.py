@@ -71,7 +71,9 @@ def _said(
     runner: Runner, work: Work, asked: Sequence[Asked], rows: Rows, pad: int, subnet: Subnet | None
 ) -> list[np.ndarray]:
     """What is said of sequences that are computed in one pass, in their order."""
-    tokens, layout, types = _laid(asked, rows, pad, longest_input(runner.config))
+    is_rounded = rows == "packed" and runner.device.type == "cpu" and isinstance(runner, Model)
+    filled = [*asked, *_filling(sum(len(own.tokens) for own in asked), pad)] if is_rounded else asked
+    tokens, layout, types = _laid(filled, rows, pad, longest_input(runner.config))
     tokens, layout = tokens.to(runner.device), layout.to(runner.device)
     types = None if types is None else types.to(runner.device)
     model = runner if isinstance(runner, Model) else runner.model if isinstance(runner, ModelRunner) else None
@@ -137,6 +139,16 @@ def _laid(
     return tokens, layout, kinds
 
 
+def _filling(tokens: int, pad: int) -> list[Asked]:
+    """A sequence of pads, or none, that rounds the tokens of a pass up to one of few numbers.
+
+    PyTorch's products on a CPU keep some megabytes for each number of rows they have met, a thousand of them.
+    """
+    step = min(64, max(8, 2 ** (tokens.bit_length() - 4)))
+    missing = -tokens % step
+    return [Asked(np.full(missing, pad, dtype=np.int64))] if missing else []
+
+
 def _shape(length: int) -> int:
     """The next power of two, from 16 up: compiled code is made for each."""
     return max(_SHORT, 2 ** (length - 1).bit_length())
@@ -153,7 +165,7 @@ def _by_sequence(values: np.ndarray, asked: Sequence[Asked], layout: SequenceLay
     """What was said of tokens, sequence by sequence: (length, outputs) each."""
     lengths = [len(own.tokens) for own in asked]
     if layout.is_packed:
-        return [part.copy() for part in np.split(values, np.cumsum(lengths)[:-1])]
+        return [part.copy() for part in np.split(values, np.cumsum(lengths))[: len(asked)]]
     return [row[:length].copy() for row, length in zip(values, lengths, strict=False)]
 
 

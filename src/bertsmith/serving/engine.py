@@ -166,6 +166,7 @@ class BatchingEngine:
             is_full = is_full or queue.sequences + sequences > limits.waiting_sequences
             if is_full and len(queue):  # what is larger than the whole queue may wait alone
                 self._rates.refused += 1
+                self._switch.refuse()
                 raise Busy(self._switch.expected_wait(queue.tokens + sum(self._running.values())))
             queue.put(call)
             self._unanswered += 1

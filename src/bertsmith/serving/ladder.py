@@ -1,6 +1,7 @@
 """The sizes an elastic model may answer in, and the switch that goes down them when work piles up and up again after.
 
-Down is quick: when what waits would take longer than a target at the size of now, the next batch is one size smaller.
+Down is quick: when what waits would take longer than a target at the size of now, or the queue was full, the next batch
+is one size smaller.
 Up is slow: only after a while in which nothing piled up and the next larger size could have done all that was asked.
 """
 
@@ -79,6 +80,7 @@ class Switch:
         self._rates = [tokens_per_second * rung.speed for rung in ladder.rungs]
         self._asked: deque[tuple[float, int]] = deque()
         self._quiet_since: float | None = None
+        self._has_refused = False
 
     @property
     def rung(self) -> Rung:
@@ -105,6 +107,10 @@ class Switch:
         while self._asked and self._asked[0][0] <= now - self.quiet:
             self._asked.popleft()
 
+    def refuse(self) -> None:
+        """Takes in that the queue was full: however short what waits is, a smaller size would have taken more."""
+        self._has_refused = True
+
     def learn(self, level: int, tokens: float, seconds: float) -> None:
         """Takes in how long a well filled batch took; `tokens` are those all workers did in that time."""
         if seconds > 0 and tokens > 0:
@@ -112,8 +118,8 @@ class Switch:
 
     def choose(self, waiting: int) -> int:
         """The level for the next batch, with so many tokens waiting."""
-        if self.expected_wait(waiting) > self.target:
-            self._quiet_since = None
+        if self._has_refused or self.expected_wait(waiting) > self.target:
+            self._quiet_since, self._has_refused = None, False
             self.level = min(self.level + 1, len(self.ladder) - 1)
             return self.level
         return self.relax(waiting)

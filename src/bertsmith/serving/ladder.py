@@ -133,7 +133,7 @@ class Switch:
             self._quiet_since = None
             return self.level
         # from when nothing was asked any more, though no batch was there to see it
-        last = self._asked[-1][0] if self._asked else now - self.quiet * len(self.ladder)
+        last = self._asked[-1][0] if self._asked else now
         self._quiet_since = min(now, last) if self._quiet_since is None else self._quiet_since
         while self.level and now - self._quiet_since >= self.quiet:
             self.level -= 1

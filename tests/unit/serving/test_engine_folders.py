@@ -45,7 +45,11 @@ def test_a_folder_does_what_its_heads_do(tmp_path: Path, task: str | None, works
 
 @pytest.mark.parametrize(
     ("task", "works"),
-    [(None, {"vectors"}), ("tagging", {"task"}), ("embedding", {"task", "vectors"})],
+    [
+        (None, {"vectors"}),
+        ("tagging", {"task"}),
+        pytest.param("embedding", {"task", "vectors"}, marks=pytest.mark.slow),
+    ],
 )
 def test_onnx_says_what_pytorch_says(tmp_path: Path, task: str | None, works: set[str]) -> None:
     plain = tiny_folder(tmp_path / "plain", task)

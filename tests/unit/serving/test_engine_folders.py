@@ -16,7 +16,7 @@ from bertsmith.engines.base import Artefact
 from bertsmith.engines.exit_runner import ExitRunner
 from bertsmith.errors import InputError
 from bertsmith.models.heads.exits import ExitRule, ExitsConfig
-from bertsmith.serving.computing import groups
+from bertsmith.serving.computing import _filling, groups
 from bertsmith.serving.cores import cores
 from bertsmith.serving.engine import BatchingEngine
 from bertsmith.serving.model import ServedModel
@@ -45,7 +45,11 @@ def test_a_folder_does_what_its_heads_do(tmp_path: Path, task: str | None, works
 
 @pytest.mark.parametrize(
     ("task", "works"),
-    [(None, {"vectors"}), ("tagging", {"task"}), ("embedding", {"task", "vectors"})],
+    [
+        (None, {"vectors"}),
+        ("tagging", {"task"}),
+        pytest.param("embedding", {"task", "vectors"}, marks=pytest.mark.slow),
+    ],
 )
 def test_onnx_says_what_pytorch_says(tmp_path: Path, task: str | None, works: set[str]) -> None:
     plain = tiny_folder(tmp_path / "plain", task)
@@ -159,6 +163,13 @@ def test_a_container_has_the_cores_it_is_allowed(tmp_path: Path, text: str, most
     (tmp_path / "cpu.max").write_text(text)
     assert cores(tmp_path / "cpu.max") == min(most or 10**6, usable_cores())
     assert cores(tmp_path / "nothing") == usable_cores()
+
+
+def test_passes_have_few_numbers_of_tokens() -> None:
+    """What a product keeps for each number it has met would be gigabytes."""
+    rounded = {tokens + sum(len(own.tokens) for own in _filling(tokens, 0)) for tokens in range(1, 2049)}
+    assert len(rounded) <= 64
+    assert all(sum(len(own.tokens) for own in _filling(tokens, 0)) <= max(7, tokens / 8) for tokens in range(1, 2049))
 
 
 def test_rows_are_of_about_one_length() -> None:

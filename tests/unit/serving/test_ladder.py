@@ -83,6 +83,14 @@ def test_it_goes_down_step_by_step_while_too_much_waits(switch: Switch) -> None:
     assert switch.choose(10**6) == 2
 
 
+def test_it_goes_down_when_the_queue_was_full(switch: Switch) -> None:
+    """A short queue never holds enough to wait for long, and refuses all the same."""
+    switch.refuse()
+    assert [switch.choose(10), switch.choose(10)] == [1, 1]
+    switch.refuse()
+    assert switch.choose(10) == 2
+
+
 def run(switch: Switch, clock: Clock, seconds: float, asked: int, waiting: int) -> list[int]:
     """The levels chosen in a time in which so many tokens are asked every second and so many wait."""
     levels = []

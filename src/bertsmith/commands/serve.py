@@ -83,7 +83,7 @@ def serve(
     queue_sequences
         The most sequences that wait for a model.
     batch_tokens
-        The most tokens of a batch; 512 on a CPU and 16384 on a GPU if not given.
+        The most tokens of a batch; 1024 on a CPU and 16384 on a GPU if not given.
     drain
         Seconds after the signal to end in which all that was taken must be answered.
     drain_delay

@@ -14,6 +14,7 @@ from bertsmith.engines.exit_runner import ModelRunner
 from bertsmith.engines.onnx_graph import longest_input
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.model import Model
+from bertsmith.runtime.tasks.texts import softmax
 from bertsmith.serving.work import Asked, Work
 
 Rows = Literal["packed", "padded", "fixed"]
@@ -78,8 +79,10 @@ def _said(
     types = None if types is None else types.to(runner.device)
     model = runner if isinstance(runner, Model) else runner.model if isinstance(runner, ModelRunner) else None
     if work == "fill_mask":
-        assert model is not None
-        return _filled(model, tokens, layout, types, asked, subnet)
+        if model is not None:
+            return _filled(model, tokens, layout, types, asked, subnet)
+        scores = _by_sequence(_array(runner.outputs(tokens, layout, types)), asked, layout)
+        return [softmax(own[_places(one)]).astype(np.float32) for own, one in zip(scores, asked, strict=True)]
     if work == "vectors" and not _is_embedder(runner):
         if model is not None:
             states = model.encoder(tokens, layout, types, subnet=subnet, table=model.given_table)

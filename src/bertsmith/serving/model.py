@@ -10,6 +10,7 @@ from bertsmith.checkpoint.files import read_json
 from bertsmith.engines.artefact import open_runner, read_artefact
 from bertsmith.engines.base import Runner
 from bertsmith.engines.exit_runner import ModelRunner
+from bertsmith.engines.onnx_engine import OnnxRunner
 from bertsmith.engines.onnx_graph import has_task_head, longest_input
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
@@ -176,11 +177,14 @@ def _check_folder(folder: Path) -> None:
 
 
 def _works(runner: Runner, model: Model | None, kept: KeptTask | None) -> frozenset[Work]:
-    kinds = {head.kind for head in runner.config.heads}
     works: set[Work] = {"task"} if kept is not None else set()
-    if model is not None or "embedder" in kinds or not has_task_head(runner.config):
-        works.add("vectors")
+    if isinstance(runner, OnnxRunner):  # a graph has one end
+        if runner.head in (None, "embedder"):
+            works.add("vectors")
+        if runner.head == "masked_tokens":
+            works.add("fill_mask")
     if model is not None:
+        works.add("vectors")
         beside = model.generator
         if "masked_tokens" in model.heads or (beside is not None and "masked_tokens" in beside.heads):
             works.add("fill_mask")

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from dataclasses import replace
 from importlib.metadata import files
 from pathlib import Path
 
@@ -74,6 +75,18 @@ def test_onnx_says_what_pytorch_says(tmp_path: Path, task: str | None, works: se
         (tmp_path / "onnx" / "task.json").unlink()
         with pytest.raises(InputError, match=r"has a task's head and no task\.json"):
             ServedModel.open(tmp_path / "onnx")
+
+
+@pytest.mark.slow
+def test_a_graph_that_fills_masks_is_served(tmp_path: Path) -> None:
+    plain = tiny_folder(tmp_path / "plain", None)
+    bertsmith.export(bertsmith.load(plain), tmp_path / "onnx", to="onnx", head="masked_tokens")
+    served, model = ServedModel.open(tmp_path / "onnx"), ServedModel.open(plain)
+    assert served.works == {"fill_mask"}
+    asked = [replace(own, places=np.arange(len(own.tokens))[::2]) for own in sequences(10)]
+    for output, wanted in zip(served.answers("fill_mask", asked), model.answers("fill_mask", asked), strict=True):
+        assert (output.dtype, output.shape) == (np.float32, wanted.shape)
+        np.testing.assert_allclose(output, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8_weights"])

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from choosing import slow_unless
 from task_cases import TASK_CASES, TaskCase
 
 import bertsmith
@@ -42,7 +43,10 @@ def write_folders(case: TaskCase, folder: Path) -> tuple[Path, Path]:
     return folder / "model", folder / "data"
 
 
-@pytest.mark.parametrize("name", TASK_CASES)
+QUICK = ("classification", "tagging in windows", "spans", "choice")
+
+
+@pytest.mark.parametrize("name", slow_unless(QUICK, TASK_CASES))
 def test_every_task_can_be_made_elastic(name: str, tmp_path: Path) -> None:
     """All stages end; what is recorded of a sub-network is what it scores when it is cut out and loaded."""
     model, data = write_folders(TASK_CASES[name], tmp_path)

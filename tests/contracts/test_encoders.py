@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import FAMILIES, LENGTH_CASES, orders_of, packed_layout, padded_layout, rows_of, tiny_model
+from choosing import slow_unless
 
 import bertsmith
 from bertsmith import Subnet
@@ -93,12 +94,10 @@ def test_backends_agree_with_gradients(name: str) -> None:
 
 
 QUICK = {"albert-base", "bert-tiny", "convbert-small", "deberta-v3-xsmall", "performer-small"}
-"""Those whose compilation is part of every run of the tests."""
+"""Those whose compilation and export are part of every run of the tests."""
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
-)
+@pytest.mark.parametrize("name", slow_unless(QUICK, FAMILIES))
 def test_compiles_as_one_graph(name: str) -> None:
     torch.compiler.reset()  # or the families before this one count as recompilations
     model = tiny_model(name, layers=2)  # of every kind: more of them take more time only
@@ -116,7 +115,7 @@ def test_compiles_as_one_graph(name: str) -> None:
             torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", slow_unless(QUICK, FAMILIES))
 def test_exports_with_free_shapes(name: str) -> None:
     model = tiny_model(name, layers=2)
     example = (torch.randint(0, 50, (2, 5)), torch.ones(2, 5, dtype=torch.long), torch.zeros(2, 5, dtype=torch.long))

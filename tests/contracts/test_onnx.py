@@ -7,6 +7,7 @@ import onnx
 import pytest
 import torch
 from cases import MIXER_CASES, TINY, padded_layout, tiny_model
+from choosing import slow_unless
 from elastic_cases import ENCODERS
 from torch import Tensor
 
@@ -130,12 +131,10 @@ def _apart(model: Model, runner: OnnxRunner, lengths: list[int]) -> float:
 
 
 # the mixers of the three families that are exported most have a quick one
-SLOW = {"causal", "pre-norm, factorised", "albert-base", "modern-small", "universal-base", "dynamic_conv", "favor"}
+QUICK = ("attention", "disentangled")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES]
-)
+@pytest.mark.parametrize("name", slow_unless(QUICK, CASES))
 def test_a_cut_model_says_the_same_as_onnx(name: str, tmp_path: Path) -> None:
     torch.manual_seed(7)
     make, head = CASES[name]

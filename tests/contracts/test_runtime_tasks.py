@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from choosing import slow_unless
 from task_cases import TASK_CASES
 
 import bertsmith
@@ -24,7 +25,7 @@ from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tables import table_of
 from bertsmith.training.starting import with_task_head
 
-QUICK = {"classification of pairs", "tagging in windows", "choice", "spans", "embedding of scored pairs"}
+QUICK = ("classification of pairs", "tagging in windows", "spans")
 LENGTH = 16
 NEEDED = ("numpy", "onnxruntime", "tokenizers")
 
@@ -41,7 +42,7 @@ class Both:
 
 @pytest.fixture(
     scope="module",
-    params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TASK_CASES],
+    params=slow_unless(QUICK, TASK_CASES),
 )
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
     case, folder = TASK_CASES[request.param], tmp_path_factory.mktemp("runtime")
@@ -142,4 +143,4 @@ def test_it_answers_where_nothing_else_is_installed(both: Both, bare: Path) -> N
 
 def test_every_kind_of_task_has_one_here() -> None:
     assert set(KINDS) == set(TASKS)
-    assert {TASK_CASES[name].kind for name in QUICK} | {"classification", "regression", "multi_label"} == set(TASKS)
+    assert {case.kind for case in TASK_CASES.values()} == set(TASKS)

@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 from accelerate import PartialState
+from choosing import slow_unless
 from helpers_finetuning import RECIPE, STEPS, figures, tuning, write_task
 from helpers_training import losses, run
 from killing import Killed, killed
@@ -119,7 +120,10 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+QUICK = ("while a checkpoint is written", "before the best weights are taken", "before the result")
+
+
+@pytest.mark.parametrize("moment", slow_unless(QUICK, MOMENTS))
 def test_killed_at_any_moment(moment: str, recipe: Path, data: Path, straight: Path, tmp_path: Path) -> None:
     """The best checkpoint so far is whole whenever the run ends, and the end is the same."""
     owner, name, after, before_it = MOMENTS[moment]

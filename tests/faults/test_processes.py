@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from choosing import slow_unless
 from helpers_training import command, run
 from launched import carry_out
 
@@ -46,18 +47,35 @@ CASES = {
     "layer-drop": network("bert-tiny", ",layer_drop=0.5"),
 }
 COPIES = ["bert", "layer-drop", "gradient-disentangled", "two-optimizers", "random-features"]  # with DDP, too
+QUICK = ["bert", "gradient-disentangled"]
 
 
 @pytest.fixture(scope="module")
-def runs(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every case run by one process, by two with copies, and by two with shares."""
-    folder = tmp_path_factory.mktemp("runs")
-    for name, changes in CASES.items():
+def quick_runs(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return all_ways(QUICK, recipe, corpus_folder, tmp_path_factory.mktemp("quick"))
+
+
+@pytest.fixture(scope="module")
+def other_runs(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return all_ways(sorted(CASES.keys() - QUICK), recipe, corpus_folder, tmp_path_factory.mktemp("others"))
+
+
+@pytest.fixture
+def runs(name: str, request: pytest.FixtureRequest) -> Path:
+    """The folder with the runs of a case."""
+    folder: Path = request.getfixturevalue("quick_runs" if name in QUICK else "other_runs")
+    return folder
+
+
+def all_ways(names: list[str], recipe: Path, corpus_folder: Path, folder: Path) -> Path:
+    """The folder with cases run by one process, by two with copies, and by two with shares."""
+    chosen = {name: CASES[name] for name in names}
+    for name, changes in chosen.items():
         carry_out({"out": folder / f"{name}-one", "changes": [*SHORT, *changes]}, recipe, corpus_folder)
     launched = [
         {"out": str(folder / f"{name}-{kind}"), "changes": [*SHORT, *changes], "is_sharded": kind == "sharded"}
         for kind in ("copies", "sharded")
-        for name, changes in CASES.items()
+        for name, changes in chosen.items()
         if kind == "sharded" or name in COPIES
     ]
     cases = folder / "cases.json"
@@ -85,13 +103,13 @@ def assert_like(out: Path, expected: Path) -> None:
         assert (weight - others[name]).abs().max() < 1e-6, name
 
 
-@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize("name", slow_unless(QUICK, COPIES))
 def test_two_copies_equal_one(name: str, runs: Path) -> None:
     assert json.loads((runs / f"{name}-copies" / "share.json").read_text())["share"] == 1
     assert_like(runs / f"{name}-copies", runs / f"{name}-one")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_unless(QUICK, CASES))
 def test_two_shares_equal_one(name: str, runs: Path) -> None:
     out = runs / f"{name}-sharded"
     assert json.loads((out / "result.json").read_text())["processes"] == 2

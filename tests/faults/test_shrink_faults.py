@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from choosing import slow_unless
 from helpers_shrinking import STEPS, assert_same, figures, shrinking, shrunk, write_folders
 from helpers_training import losses, run
 from killing import Killed, killed
@@ -54,7 +55,10 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+QUICK = ("in the width stage", "between the stages", "before the result")
+
+
+@pytest.mark.parametrize("moment", slow_unless(QUICK, MOMENTS))
 def test_killed_at_any_moment(moment: str, folders: Folders, straight: Path, tmp_path: Path) -> None:
     owner, name, after, before_it = MOMENTS[moment]
     out = tmp_path / "run"

@@ -121,6 +121,11 @@ class BatchingEngine:
         size = subnet if call.level is None else rungs[call.level].subnet
         return Answered(outputs, size, call.began - call.came, call.ended - call.began)
 
+    def check_room(self) -> None:
+        """Raises Busy or Closing where `submit` would for a call of the usual size: before anything is done for it."""
+        with self._changed:
+            self._check_room(self._rates.usual_tokens, 1)
+
     def snapshot(self) -> Snapshot:
         """How the engine fares right now."""
         with self._changed:
@@ -157,19 +162,24 @@ class BatchingEngine:
     def _take_in(self, call: Call) -> None:
         """Puts a call into the queue, or raises why not."""
         with self._changed:
-            if self._is_closing:
-                raise Closing("the service is ending and takes nothing new")
-            tokens, sequences = sum(call.costs), len(call.asked)
+            tokens = sum(call.costs)
+            self._check_room(tokens, len(call.asked))
             self._switch.ask(tokens)
-            queue, limits = self._queue, self.limits
-            is_full = queue.tokens + tokens > limits.waiting_tokens
-            is_full = is_full or queue.sequences + sequences > limits.waiting_sequences
-            if is_full and len(queue):  # what is larger than the whole queue may wait alone
-                self._rates.refused += 1
-                self._switch.refuse()
-                raise Busy(self._switch.expected_wait(queue.tokens + sum(self._running.values())))
-            queue.put(call)
+            self._queue.put(call)
             self._unanswered += 1
+
+    def _check_room(self, tokens: int, sequences: int) -> None:
+        """Raises why so much cannot wait."""
+        if self._is_closing:
+            raise Closing("the service is ending and takes nothing new")
+        queue, limits = self._queue, self.limits
+        is_full = queue.tokens + tokens > limits.waiting_tokens
+        is_full = is_full or queue.sequences + sequences > limits.waiting_sequences
+        if is_full and len(queue):  # what is larger than the whole queue may wait alone
+            self._rates.refused += 1
+            self._switch.ask(tokens)
+            self._switch.refuse()
+            raise Busy(self._switch.expected_wait(queue.tokens + sum(self._running.values())))
 
     def _wake(self) -> None:
         with self._changed:

@@ -21,7 +21,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bertsmith.errors import InputError
 from bertsmith.serving.http.service import Service
@@ -81,6 +81,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                loop="asyncio",  # whatever else is installed: how the end takes connections in is tested with it
                 http=protocol(settings.times.body),
                 ws="none",
                 lifespan="on",
@@ -167,12 +168,12 @@ def _refuse(listener: socket.socket) -> None:
 
 
 def protocol(seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP over h11, closing a connection whose next request has no whole head after so many seconds.
+    """uvicorn's HTTP over httptools, closing a connection whose next request has no whole head after so many seconds.
 
     uvicorn itself knows no such clock: clients that send a byte now and then would hold all connections there may be.
     """
 
-    class Clocked(H11Protocol):
+    class Clocked(HttpToolsProtocol):
         _late: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:

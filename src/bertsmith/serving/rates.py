@@ -21,6 +21,11 @@ class Rates:
         self._slots: deque[tuple[float, int, int]] = deque(maxlen=_SLOTS + 1)
         self._latencies: deque[tuple[float, float]] = deque(maxlen=_LATENCIES)
 
+    @property
+    def usual_tokens(self) -> int:
+        """The mean of all sequences, at least 1."""
+        return max(1, self.batched_tokens // max(1, self.batched_sequences))
+
     def batch(self, sequences: int, tokens: int) -> None:
         """Counts a batch that was answered."""
         self.batches += 1

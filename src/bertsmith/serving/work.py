@@ -101,6 +101,9 @@ class Engine(Protocol):
         `subnet` asks for one sub-network; None leaves the choice to the engine.
         """
 
+    def check_room(self) -> None:
+        """Raises Busy or Closing where `submit` would for a call of the usual size."""
+
     def snapshot(self) -> Snapshot: ...
 
     async def drain(self) -> None:

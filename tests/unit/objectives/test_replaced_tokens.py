@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from choosing import slow_unless
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -304,7 +305,7 @@ def test_a_rate_of_the_generator_needs_two_optimizers() -> None:
         ReplacedTokensConfig(generator_rate=0.5)
 
 
-@pytest.mark.parametrize("sharing", ["none", "gradient_disentangled"])
+@pytest.mark.parametrize("sharing", slow_unless(("gradient_disentangled",), ["none", "gradient_disentangled"]))
 def test_two_optimizers_clip_apart(sharing: str, tmp_path: Path) -> None:
     """A huge gradient of the generator leaves the encoder's step alone; with one optimiser it does not."""
     moved = {}

@@ -48,15 +48,18 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(held: Held, engine: Bat
         engine._switch.learn(0, 1.0, 1.0)
         waiting = [asyncio.create_task(engine.submit("task", [of_length(10)])) for _ in range(4)]
         await asyncio.sleep(0.01)
+        with pytest.raises(Busy):
+            engine.check_room()
         with pytest.raises(Busy) as refused:
             await engine.submit("task", [of_length(1)])
         assert refused.value.retry_after == pytest.approx(41 / engine._switch.tokens_per_second)
         held.free()
         await asyncio.gather(first, *waiting)
+        engine.check_room()
         await engine.submit("task", [of_length(1)])  # and then there is room again
 
     asyncio.run(play())
-    assert engine.snapshot().refused == 1
+    assert engine.snapshot().refused == 2
     assert engine.snapshot().answered == 6
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from choosing import slow_unless
 from helpers_training import losses
 from safetensors.torch import load_file
 
@@ -80,7 +81,7 @@ def run(recipe: Path, corpus: Path, out: Path, *changes: str) -> dict:
     return bertsmith.pretrain(recipe, data=corpus, out=out, set=list(changes), device="cpu")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_unless(("disentangled, two",), CASES))
 def test_interrupted_and_resumed_is_bitwise_the_same(
     name: str, recipe: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bertsmith.serving.model import ServedModel
 
 Value = TypeVar("Value")
+_SMALL = 2048  # bytes of a request whose texts are tokenised sooner than a thread is told to
 _THREADS = 2  # a tokenizer serves one thread at a time; the second is for another model, or for writing answers
 
 
@@ -57,13 +58,14 @@ class Service:
 class Call:
     """One request on its way: its model, what was asked of the engine, and the times that its answer tells."""
 
-    def __init__(self, service: Service, started: float) -> None:
-        self.service, self.settings, self.started = service, service.settings, started
+    def __init__(self, service: Service, started: float, *, is_small: bool = False) -> None:
+        self.service, self.settings, self.started, self.is_small = service, service.settings, started, is_small
         self.headers: dict[str, str] = {}
 
     def model(self, name: str | None, work: Work) -> "ServedModel":
         """The model that is asked, if it does this kind of work."""
         self.served, self.engine = self.service.find(name)
+        self.engine.check_room()  # whoever is refused hears it before anything is tokenised
         if work not in self.served.works:
             can = ", ".join(_SAID[kind] for kind in sorted(self.served.works))
             raise invalid(f"the model {self.served.name!r} cannot {_SAID[work]}; it can {can}")
@@ -76,7 +78,7 @@ class Call:
     async def read(self, function: Callable[..., Value], *arguments: Any) -> Value:
         """What a function that tokenises returns; the time it takes is told."""
         begin = time.perf_counter()
-        found = await self.service.aside(function, *arguments)
+        found = function(*arguments) if self.is_small else await self.service.aside(function, *arguments)
         self.headers["X-Tokenization-Time"] = _milliseconds(time.perf_counter() - begin)
         return found
 
@@ -105,8 +107,11 @@ class Call:
         return answered.outputs
 
     async def answer(self, make: Callable[..., Any], *arguments: Any) -> Response:
-        """The response whose JSON a function makes; both are done beside the event loop."""
-        body = await self.service.aside(lambda: to_json(make(*arguments)))
+        """The response whose JSON a function makes; both are done beside the event loop where they may be long."""
+        if self.is_small:
+            body = to_json(make(*arguments))
+        else:
+            body = await self.service.aside(lambda: to_json(make(*arguments)))
         self.headers["X-Total-Time"] = _milliseconds(time.perf_counter() - self.started)
         return Response(body, media_type="application/json", headers=self.headers)
 
@@ -122,8 +127,11 @@ def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.3f}"
 
 
-def call_of(request: Request) -> Call:
-    return Call(request.app.state.service, request.scope.get("bertsmith.started", time.perf_counter()))
+async def call_of(request: Request) -> Call:  # not async, it would be sent to a thread and waited for
+    started = request.scope.get("bertsmith.started", time.perf_counter())
+    size = request.headers.get("content-length", "")
+    is_small = size.isdecimal() and len(size) < 10 and int(size) <= _SMALL
+    return Call(request.app.state.service, started, is_small=is_small)
 
 
 CallHere = Annotated[Call, Depends(call_of)]

@@ -140,6 +140,9 @@ class FakeEngine:
             raise found
         return await found if hasattr(found, "__await__") else found
 
+    def check_room(self) -> None:
+        return None
+
     def snapshot(self) -> Snapshot:
         return Snapshot(0, 0, 0, 0.0, 0.0, None, None, None, 0, 0, 0)
 

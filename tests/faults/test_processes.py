@@ -47,7 +47,7 @@ CASES = {
     "layer-drop": network("bert-tiny", ",layer_drop=0.5"),
 }
 COPIES = ["bert", "layer-drop", "gradient-disentangled", "two-optimizers", "random-features"]  # with DDP, too
-QUICK = ["bert", "gradient-disentangled"]
+QUICK = ["bert"]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_two_shares_equal_one(name: str, runs: Path) -> None:
     assert bertsmith.load(out).encode(["the smith weighs nothing at all"]).isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["bert", "gradient-disentangled"])
+@pytest.mark.parametrize("name", slow_unless(QUICK, ["bert", "gradient-disentangled"]))
 def test_a_run_of_two_goes_on_with_one(name: str, runs: Path, tmp_path: Path) -> None:
     """From the checkpoint in the middle of a sharded run, whose files are those of one process."""
     files = [

@@ -80,6 +80,7 @@ def test_pads_and_kernels_for_all_positions(legacy_padding: bool, is_fixed: bool
         compare([9, 2, 33], "padded", heads=3, head_width=16, taps=5, **options)
 
 
+@pytest.mark.slow
 def test_more_channels_than_a_tile_and_more_tokens_than_programs() -> None:
     layout, hidden = packed_layout([45, 3], empty=1).to(DEVICE), numbers(48, 300)
     for taps in (3, 17):
@@ -165,7 +166,7 @@ def test_dropout_keeps_the_mean() -> None:
     assert noisy.std(0).min() > 0
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
 def test_the_compiler_sees_one_op(dropout: float) -> None:
     layout = packed_layout([7, 4], empty=1).to(DEVICE)
     tensors = [numbers(11, 2, 16), numbers(11, 2, 3), numbers(32, 3)]

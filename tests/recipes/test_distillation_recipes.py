@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from choosing import slow_unless
 from helpers_finetuning import write_task
 
 import bertsmith
@@ -51,7 +52,7 @@ def general(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return out
 
 
-@pytest.mark.parametrize("name", GENERAL)
+@pytest.mark.parametrize("name", slow_unless(("tinybert-general",), GENERAL))
 def test_a_general_stage_takes_two_steps(name: str, general: Path, corpus_folder: Path, tmp_path: Path) -> None:
     PretrainSettings.parse(read_toml(RECIPES[name]))
     changes = [*SMALL, f"distillation.teacher={general}"]
@@ -82,7 +83,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return data, home / "teacher"
 
 
-@pytest.mark.parametrize("name", TASK)
+@pytest.mark.parametrize("name", slow_unless(("tinybert-prediction",), TASK))
 def test_a_task_stage_takes_two_steps(name: str, reviews: tuple[Path, Path], tmp_path: Path) -> None:
     data, teacher = reviews
     changes = ["sequences.length=16", "run.epochs=1"]

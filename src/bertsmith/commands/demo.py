@@ -196,6 +196,7 @@ def _told(folder: Path, fitted: dict[str, Any]) -> dict[str, Any]:
     model = folder / ("fitted" if fitted["fits"] else "elastic")
     answers = list(zip(QUESTIONS, Predictor.load(model).predict(QUESTIONS), strict=True))
     commands = (
+        f"bertsmith serve {folder}/elastic --floor 0.95",
         f'bertsmith predict {model} --text "when do you open on sundays" --out answers',
         f"bertsmith fit {folder}/elastic --data {folder}/data --out smaller --size-mb 1",
         f"bertsmith shrink {folder}/classifier --data {folder}/data --out pruned --method prune --keep 0.5",

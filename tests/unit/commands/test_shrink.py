@@ -102,7 +102,9 @@ def test_the_width_stage_alone(folders: tuple[Path, Path], tmp_path: Path) -> No
     assert not (tmp_path / "out" / "depth").exists()
 
 
-@pytest.mark.parametrize("changes", [["grid.sample=1"], ["grid.sample=1", "grid.per_layer=true"]])
+@pytest.mark.parametrize(
+    "changes", [pytest.param(["grid.sample=1"], marks=pytest.mark.slow), ["grid.sample=1", "grid.per_layer=true"]]
+)
 def test_a_sample_of_the_grid(changes: list[str], folders: tuple[Path, Path], tmp_path: Path) -> None:
     """All of the grid is judged, whatever was drawn; and what is drawn is no chance."""
     changes = [*changes, "grid.widths=[1.0, 0.5]", "grid.depths=[1.0, 0.5]"]

@@ -101,7 +101,7 @@ class Killed(BaseException):
 
 
 # after the first cut, among gates, and after them
-@pytest.mark.parametrize(("way", "at"), [("between", 7), pytest.param("l0", 5, marks=pytest.mark.slow), ("l0", 14)])
+@pytest.mark.parametrize(("way", "at"), [("between", 7), ("l0", 5), pytest.param("l0", 14, marks=pytest.mark.slow)])
 def test_an_interrupted_run_ends_as_an_undisturbed_one(
     way: str, at: int, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

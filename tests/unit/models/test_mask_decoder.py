@@ -164,6 +164,7 @@ def test_the_causal_form_is_the_masked_formula(name: str) -> None:
     assert not torch.allclose(model.masked_states(tokens, packed(), None, places)[0], expected[places], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_it_compiles_as_one_graph() -> None:
     torch.compiler.reset()
     model, tokens = make("v2", layers=2), torch.cat(items())

@@ -129,7 +129,7 @@ def part(batch: TaskBatch, begin: int, end: int) -> TaskBatch:
 
 
 @pytest.mark.parametrize("weights", [(), (0.5, 3.0, 1.0), (0.01, 0.02, 0.05), (2.0, 0.0, 1.0)])
-@pytest.mark.parametrize("cuts", [(0, 3), (0, 1, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("cuts", [(0, 3), pytest.param((0, 1, 3), marks=pytest.mark.slow), (0, 1, 2, 3)])
 @pytest.mark.parametrize("kind", ["classes", "tags"])
 def test_weights_of_classes_are_those_of_torch(
     kind: str, cuts: tuple[int, ...], weights: tuple[float, ...], tmp_path: Path

@@ -279,6 +279,7 @@ def test_loss_is_that_of_each_window_alone_in_every_layout(tokenizer) -> None:
     assert half.loss.dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_ten_questions_are_learned_and_answered(tmp_path: Path) -> None:
     settings = ["run.epochs=10", "optimizer.learning_rate=1e-3", "sequences.length=128"]
     settings += ["model.overrides.dropout=0.0", "batch.examples=10", "tokenizer.vocabulary=300"]

@@ -55,6 +55,7 @@ def test_no_message_stands_twice() -> None:
     assert [text for text, count in plain.items() if count > 1] == []
 
 
+@pytest.mark.slow
 def test_nothing_held_out_is_almost_seen_in_training() -> None:
     seen = [_words(text) for text in messages()]
     held_out = [row["text"] for row in support_desk("dev")]

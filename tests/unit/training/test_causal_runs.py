@@ -37,6 +37,7 @@ def is_causal(model: Model) -> bool:
     return torch.allclose(model(changed)[:, :6], before[:, :6], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_left_to_right_bert(corpus_folder: Path, tmp_path: Path) -> None:
     figures = run(corpus_folder, tmp_path / "run", "run.steps=60", CAUSAL, *BERT)
     assert figures["token_term"] == "next_token"

@@ -23,6 +23,7 @@ def test_an_interrupted_pre_training_drops_the_same_layers(
     assert losses != pytest.approx(others, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_fine_tuning_of_a_folder_that_leaves_layers_out(tmp_path: Path) -> None:
     changes = ["model.overrides.layer_drop=0.5", "model.overrides.layers=3", "model.overrides.dropout=0.0"]
     packed, weights = tune("bert-tiny", "packed", tmp_path / "packed", *changes)

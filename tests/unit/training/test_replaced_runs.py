@@ -141,6 +141,7 @@ def test_a_corpus_without_a_held_out_part_gives_a_page(recipe: Path, texts: Path
     assert "The generator's loss" in (tmp_path / "run" / "report.html").read_text().replace("&#x27;", "'")
 
 
+@pytest.mark.slow
 def test_the_encoder_learns_to_find_guesses(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
     changes = ["run.steps=100", "run.evaluate_every=100", "optimizer.learning_rate=6e-3", "generator.width=1.0"]
     size = "width=32,layers=2,heads=2,embedding_width=32,longest=32,dropout=0.0,deviation=0.1"

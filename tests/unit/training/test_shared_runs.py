@@ -42,6 +42,7 @@ def test_interrupted_and_resumed_is_bitwise_the_same(
     assert blocks[0].mixer is blocks[2].mixer
 
 
+@pytest.mark.slow
 def test_the_ponder_cost_is_logged_and_falls(corpus_folder: Path, tmp_path: Path) -> None:
     figures = run(corpus_folder, tmp_path / "run", "universal-base", "run.steps=40", "optimizer.learning_rate=4e-3")
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]

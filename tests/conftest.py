@@ -1,5 +1,6 @@
 """What every test shares: fixed seeds, and fresh memory full of NaN, so that reading what was never written shows."""
 
+import gc
 import json
 import os
 from collections.abc import Iterator
@@ -69,3 +70,13 @@ def pairs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 chosen = [words[(index * 7 + place * (3 + index // 10)) % 10] for place in range(2 + index % 6)]
                 file.write(json.dumps({"forth": " ".join(chosen), "back": " ".join(chosen[::-1])}) + "\n")
     return folder
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What imports left stays: each run of a trainer ends with a collection, which else walks all of it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()

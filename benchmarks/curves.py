@@ -1,6 +1,6 @@
 """Whether training with the kernels and with the references gives the same loss curves, within the noise of seeds.
 
-    python benchmarks/curves.py --out curves.json --picture curves.png           # on a GPU, about two minutes
+    python benchmarks/curves.py --out curves.json --picture curves.png   # on a GPU, two to three minutes a family
     python benchmarks/curves.py --device cpu --steps 5 --size tiny
 
 Every family learns masked tokens, packed sequences of mixed lengths, under bfloat16 autocast: with the backend "auto"

@@ -32,8 +32,8 @@ class RunConfig(Record):
     evaluate_batches: int = Field(default=16, gt=0)
     """Micro-batches of the held-out part that an evaluation reads."""
     checkpoint_every: int = Field(default=500, gt=0)
-    keep: int = Field(default=2, ge=1)
-    """Checkpoints that are kept besides the best one, newest first."""
+    keep: int = Field(default=2, ge=0)
+    """Checkpoints that are kept besides the best one, newest first; 0 for none at all, so that a run cannot go on."""
     choose: Literal["last", "best"] = "last"
     """Which weights the model has at the end: those of the last step, or of the best evaluation."""
     patience: int | None = Field(default=None, ge=1)
@@ -53,6 +53,8 @@ class RunConfig(Record):
     def _check_end(self) -> "RunConfig":
         if self.choose == "best" and self.average_last > 1:
             raise ValueError(f"choose is 'best' and average_last {self.average_last}; allowed: one of the two")
+        if self.keep == 0 and (self.choose == "best" or self.average_last > 1):
+            raise ValueError("keep is 0, and choose 'best' and average_last read checkpoints; allowed: 1 or more")
         return self
 
 

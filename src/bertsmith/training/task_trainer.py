@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bertsmith.batches.examples import ExampleConfig, ExamplePlan, ExampleReader, Features
 from bertsmith.batches.ragged import Ragged
@@ -35,8 +35,8 @@ class FinetuneRunConfig(Record):
 
     epochs: float = Field(default=3.0, gt=0)
     seed: int = Field(default=0, ge=0, lt=2**62)
-    evaluations: int = Field(default=1, gt=0)
-    """On dev, in every epoch."""
+    evaluations: int = Field(default=1, ge=0)
+    """On dev, in every epoch; 0 for one alone, at the end."""
     choose: Literal["last", "best"] = "best"
     """Which weights the model has at the end: those of the last step, or of the best evaluation."""
     patience: int | None = Field(default=None, ge=1)
@@ -47,8 +47,17 @@ class FinetuneRunConfig(Record):
     workers: int = Field(default=0, ge=0)
     """Processes that make batches."""
     log_every: int = Field(default=10, gt=0)
+    keep: int = Field(default=1, ge=0)
+    """Checkpoints that are kept besides the best one while the run goes on; 0 for none at all: nothing is written then,
+    which takes choose = "last", and a run that was stopped cannot go on."""
     track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Trackers that get the log, too."""
+
+    @model_validator(mode="after")
+    def _check_keep(self) -> "FinetuneRunConfig":
+        if self.keep == 0 and self.choose == "best":
+            raise ValueError("keep is 0 and choose 'best', which reads a checkpoint; allowed: choose 'last'")
+        return self
 
     def steps(self, batches: int) -> int:
         """Steps in all, where an epoch has so many."""
@@ -56,9 +65,10 @@ class FinetuneRunConfig(Record):
 
     def run(self, batches: int) -> RunConfig:
         """The same in steps."""
-        every = max(1, -(-batches // self.evaluations))
+        steps = self.steps(batches)
+        every = max(1, -(-batches // self.evaluations)) if self.evaluations else steps
         return RunConfig(
-            steps=self.steps(batches),
+            steps=steps,
             seed=self.seed,
             precision=self.precision,
             compile=self.compile,
@@ -66,7 +76,7 @@ class FinetuneRunConfig(Record):
             log_every=self.log_every,
             evaluate_every=every,
             checkpoint_every=min(every, 500),
-            keep=1,
+            keep=self.keep,
             choose=self.choose,
             patience=self.patience,
             track=self.track,

@@ -151,7 +151,8 @@ class Trainer:
             if self.is_finished and not is_last:
                 display.say(f"no better evaluation since step {self.progress.best_step}: ended after step {step}")
             elif is_asked and not is_last:
-                display.say(f"asked to stop: saved after step {step}; go on with --resume")
+                end = "saved; go on with --resume" if run.keep else "nothing is saved, since run.keep is 0"
+                display.say(f"asked to stop after step {step}: {end}")
                 return
 
     def rehearse(self, step: int, feed: Feed, meter: Meter) -> None:
@@ -236,7 +237,8 @@ class Trainer:
         self.progress.meter = meter.record(self.engine.reduce([meter.sums]))
         if self.progress.meter:
             self._check_finite(self._figures(meter))
-        self.save()
+        if self.method.run.keep:
+            self.save()
 
     def _average(self, display: Display) -> None:
         """Leaves the model with the mean of the last checkpoints' weights, and measures it."""

@@ -1,0 +1,137 @@
+"""The tasks of scores.py: where their rows lie, their main figures and their settings, and one run on one of them."""
+
+import functools
+import gc
+import json
+import random
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bertsmith.text.tables import Table, read_part
+from side_by_side import Run
+
+COMMON: dict[str, Any] = {
+    "batch.examples": 32,
+    "encoder.layer_decay": 0.8,
+    "optimizer.betas": [0.9, 0.999],
+    "optimizer.clip": 1.0,
+    "optimizer.epsilon": 1e-6,
+    "optimizer.learning_rate": 3e-4,
+    "optimizer.weight_decay": 0.01,
+    "run.choose": "last",
+    "run.epochs": 3.0,
+    "schedule.kind": "linear",
+    "schedule.warmup": 0.1,
+    "sequences.length": 128,
+}
+"""ELECTRA-small's fine-tuning (Clark et al. 2020, table 7 and their code), for all tasks that do not say otherwise."""
+
+FRESH: dict[str, Any] = {"encoder.layer_decay": 1.0, "optimizer.learning_rate": 5e-4}
+"""Over these for random weights, of which the lowest layers have as much to learn as the highest."""
+
+
+@dataclass(frozen=True)
+class ScoredTask:
+    """One column of the table."""
+
+    folder: str
+    """Under --data."""
+    figures: tuple[str, ...]
+    """What is shown; the first one counts where a rate is chosen, and in the mean over tasks."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Over the common ones."""
+
+
+TASKS = {
+    "CoLA": ScoredTask("glue/CoLA", ("matthews",)),
+    "SST-2": ScoredTask("glue/SST-2", ("accuracy",)),
+    "MRPC": ScoredTask("glue/MRPC", ("f1", "accuracy"), {"task.both_orders": True}),
+    "STS-B": ScoredTask("glue/STS-B", ("pearson", "spearman"), {"run.epochs": 10.0, "task.both_orders": True}),
+    "RTE": ScoredTask("glue/RTE", ("accuracy",), {"run.epochs": 10.0}),
+    "WNLI": ScoredTask("glue/WNLI", ("accuracy",)),
+    "SNLI": ScoredTask("pairs/snli", ("accuracy",)),
+    "SICK": ScoredTask("pairs/sick", ("accuracy",)),
+    "quora": ScoredTask("pairs/quora", ("accuracy", "f1")),
+    "BoolQ": ScoredTask("boolq", ("accuracy",), {"sequences.length": 256}),
+    "SQuAD": ScoredTask(
+        "squad/v1.1", ("f1", "exact"), {"run.epochs": 2.0, "sequences.length": 384, "task.stride": 128}
+    ),
+}
+
+# nothing that only a person who reads or resumes a single run would need
+LEAN = ["run.evaluations=0", "run.keep=0", "run.log_every=100"]
+
+
+@functools.cache
+def rows_of(folder: str, part: str, rows: int | None) -> Table:
+    """A part of a task: all of it, or so many rows, which are the same in every run. Read once in a process."""
+    table = read_part(folder, part)
+    if rows is None or rows >= len(table):
+        return table
+    order = list(range(len(table)))
+    random.Random(0).shuffle(order)
+    return table.take(order[:rows])
+
+
+def cost_of(folder: str, rows: int | None, epochs: float) -> float:
+    """About how long a run takes: the characters it reads."""
+    return epochs * sum(len(str(row)) for row in rows_of(folder, "train", rows))
+
+
+def finetuned(run: Run) -> dict[str, Any]:
+    """The figures on dev of a model fine-tuned as a run says: once, with the weights of the last step."""
+    import torch
+
+    from bertsmith.commands.finetune import IN_MEMORY
+    from bertsmith.commands.finetune_task import resolved, task_settings
+    from bertsmith.tasks.soundness import answers_alike
+    from bertsmith.toml import override
+    from bertsmith.training.finetuning import make_finetuning, read_data
+
+    record, places = run.record, run.places
+    start = fresh_model(places["model"], record["seed"]) if record["weights"] == "random" else None
+    plain: dict[str, Any] = {
+        "data": places["data"],
+        "model": {"name": places["model"] if start is None else IN_MEMORY},
+    }
+    given = [f"{path}={json.dumps(value)}" for path, value in record["settings"].items()]
+    plain = override(plain, [*LEAN, *given, f"run.seed={record['seed']}"])
+    parts = [rows_of(places["data"], part, record[f"{part}_rows"]) for part in ("train", "dev")]
+    settings, tables = task_settings(plain, None, [], *parts, source="settings")  # type: ignore[arg-type]
+    data = read_data(resolved(settings, plain, tables, start).settings, *tables)
+    device = places["device"]
+    with tempfile.TemporaryDirectory(prefix="scores-") as folder:
+        out = Path(folder) / "run"
+        out.mkdir()
+        made = make_finetuning(data, out, start=start, device=device, show=False)
+        made.trainer.judge = None  # the judgement below is the one of result.json, in float32
+        progress = made.trainer.run()
+        judgement = made.judgement
+    is_degenerate = answers_alike(data.settings.task, made.judge.examples, made.judge.answers)
+    figures = {
+        "figures": {name: round(value, 4) for name, value in judgement.figures.items()},
+        "is_degenerate": is_degenerate,
+        "steps": progress.step,
+        "tokens": progress.tokens,
+        "training_seconds": round(progress.seconds, 2),
+        "device": made.trainer.engine.device.type,
+    }
+    made.trainer.close(is_last=False)
+    del made
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # other processes have use for it
+    shown = " ".join(f"{name} {figures['figures'][name]:.2f}" for name in TASKS[record["task"]].figures)
+    return {**figures, "said": shown + (", one answer to all" if is_degenerate else "")}
+
+
+def fresh_model(folder: str, seed: int) -> Any:
+    """The network of a folder with random weights, and its tokenizer."""
+    import bertsmith
+
+    model = bertsmith.load(folder)
+    fresh = bertsmith.build(model.config, seed=seed)
+    fresh.tokenizer = model.require_tokenizer()
+    return fresh

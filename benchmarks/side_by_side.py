@@ -37,7 +37,7 @@ class Run:
 
 
 Work = Callable[[Run], dict[str, Any]]
-"""The figures of a run, and under "said" what is shown of them; a function of a module, so that other processes can call
+"""The figures of a run, and under "said" what is shown of them; a function of a module, so that other processes find
 it."""
 
 

@@ -70,8 +70,8 @@ def main() -> int:
 
 def planned(options: argparse.Namespace) -> list[Run]:
     """All runs that the options ask for."""
-    contestants = [*map(_contestant, options.models), *(_contestant(text, is_fresh=True) for text in options.fresh)]
-    names = [contestant.name for contestant in contestants]
+    contestants = [*map(contestant, options.models), *(contestant(text, is_fresh=True) for text in options.fresh)]
+    names = [entrant.name for entrant in contestants]
     if not names:
         raise InputError("no MODEL is given; give the folder of a model, or --fresh")
     for name in names:
@@ -80,17 +80,17 @@ def planned(options: argparse.Namespace) -> list[Run]:
     for task in options.tasks:
         if task not in TASKS:
             raise InputError(f"--tasks has {task!r}; {nearest(task, TASKS)}")
-    changes = [_change(text, names) for text in options.set]
+    changes = [change(text, names) for text in options.set]
     runs = []
-    for contestant in contestants:
-        weights = contestant.weights
+    for entrant in contestants:
+        weights = entrant.weights
         for task in options.tasks:
             data = str(options.data / TASKS[task].folder)
-            for settings in _settings(contestant, task, changes, options):
+            for settings in _settings(entrant, task, changes, options):
                 cost = cost_of(data, options.rows, settings["run.epochs"])
                 for seed in options.seeds:
                     record = {
-                        "model": contestant.name,
+                        "model": entrant.name,
                         "weights": weights,
                         "task": task,
                         "seed": seed,
@@ -99,26 +99,27 @@ def planned(options: argparse.Namespace) -> list[Run]:
                         "epochs": options.epochs,
                         "settings": settings,
                     }
-                    places = {"model": contestant.source, "data": data, "device": options.device}
+                    places = {"model": entrant.source, "data": data, "device": options.device}
                     runs.append(Run(record, places, cost))
     return runs
 
 
 def _settings(
-    contestant: Contestant, task: str, changes: Sequence[tuple[str | None, str, Any]], options: argparse.Namespace
+    entrant: Contestant, task: str, changes: Sequence[tuple[str | None, str, Any]], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """The settings of a model on a task, for every learning rate that is to be tried."""
-    settings = {**COMMON, **TASKS[task].settings, **(FRESH if contestant.is_fresh else {})}
+    settings = {**COMMON, **TASKS[task].settings, **(FRESH if entrant.is_fresh else {})}
     if options.epochs is not None:
         settings["run.epochs"] = options.epochs
     for name, path, value in changes:
-        if name in (None, task, contestant.name):
+        if name in (None, task, entrant.name):
             settings[path] = value
-    rates = [contestant.rate] if contestant.rate is not None else options.learning_rates or [settings[RATE]]
+    rates = [entrant.rate] if entrant.rate is not None else options.learning_rates or [settings[RATE]]
     return [{**settings, RATE: rate} for rate in rates]
 
 
-def _contestant(text: str, *, is_fresh: bool = False) -> Contestant:
+def contestant(text: str, *, is_fresh: bool = False) -> Contestant:
+    """What [NAME=]FOLDER[@RATE] stands for."""
     name, _, source = text.rpartition("=")
     before, _, after = source.rpartition("@")
     rate = None
@@ -130,7 +131,7 @@ def _contestant(text: str, *, is_fresh: bool = False) -> Contestant:
     return Contestant(name or ("random weights" if is_fresh else Path(source).name), source, rate, is_fresh)
 
 
-def _change(text: str, names: Sequence[str]) -> tuple[str | None, str, Any]:
+def change(text: str, names: Sequence[str]) -> tuple[str | None, str, Any]:
     """Whom a --set is about, the setting and its value."""
     head, equals, value = text.partition("=")
     whom, colon, path = head.rpartition(":")

@@ -5,6 +5,7 @@ import gc
 import json
 import random
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,11 @@ def cost_of(folder: str, rows: int | None, epochs: float) -> float:
     return epochs * sum(len(str(row)) for row in rows_of(folder, "train", rows))
 
 
+def flags(settings: Mapping[str, Any]) -> list[str]:
+    """Settings by path in the form of --set."""
+    return [f"{path}={json.dumps(value)}" for path, value in settings.items()]
+
+
 def finetuned(run: Run) -> dict[str, Any]:
     """The figures on dev of a model fine-tuned as a run says: once, with the weights of the last step."""
     import torch
@@ -96,8 +102,7 @@ def finetuned(run: Run) -> dict[str, Any]:
         "data": places["data"],
         "model": {"name": places["model"] if start is None else IN_MEMORY},
     }
-    given = [f"{path}={json.dumps(value)}" for path, value in record["settings"].items()]
-    plain = override(plain, [*LEAN, *given, f"run.seed={record['seed']}"])
+    plain = override(plain, [*LEAN, *flags(record["settings"]), f"run.seed={record['seed']}"])
     parts = [rows_of(places["data"], part, record[f"{part}_rows"]) for part in ("train", "dev")]
     settings, tables = task_settings(plain, None, [], *parts, source="settings")  # type: ignore[arg-type]
     data = read_data(resolved(settings, plain, tables, start).settings, *tables)

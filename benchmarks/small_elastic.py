@@ -1,0 +1,189 @@
+"""A small model fine-tuned on tasks and made elastic: what its sub-networks keep of its score, over several seeds.
+
+    python benchmarks/small_elastic.py MODEL --data DATA --tasks MRPC,STS-B --seeds 0,1,2 --processes 6 --device cuda \\
+        --out elastic.jsonl
+    python benchmarks/small_elastic.py --out elastic.jsonl --table-only
+
+MODEL is written as for scores.py, and so are tasks, their settings and --finetune; --set is for the elastic training,
+whose other settings are its defaults. benchmarks/elastic.py asks other questions of one model (what the order of units
+and distillation are worth); this one has the grid alone, every run in a process of its own, and goes on where it was
+stopped. Fine-tuned model and sub-networks have the weights of the last step, so that nothing is chosen on dev.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import InputError, nearest
+from scores import Contestant, change, contestant
+from scores_tasks import COMMON, LEAN, TASKS, cost_of, flags, rows_of
+from side_by_side import Run, lines_of, read_lines, run_all
+
+Line = Mapping[str, Any]
+
+
+def main() -> int:
+    options = _options()
+    try:
+        runs = [] if options.table_only else planned(options)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    failed = run_all(elastic, runs, options.out, processes=options.processes, threads=options.threads) if runs else 0
+    lines = read_lines(options.out)
+    done = [line for line in lines if "error" not in line] if options.table_only else lines_of(runs, lines)
+    print(tables(done))
+    return 1 if failed else 0
+
+
+def planned(options: argparse.Namespace) -> list[Run]:
+    """A run for every model, task and seed."""
+    models: list[Contestant] = [contestant(text) for text in options.models]
+    if not models:
+        raise InputError("no MODEL is given; give the folder of a model")
+    for task in options.tasks:
+        if task not in TASKS:
+            raise InputError(f"--tasks has {task!r}; {nearest(task, TASKS)}")
+    names = [model.name for model in models]
+    tuning, shrinking = ([change(text, names) for text in given] for given in (options.finetune, options.set))
+    runs = []
+    for model in models:
+        weights = model.weights
+        for task in options.tasks:
+            whom = (None, task, model.name)
+            settings = {**COMMON, **TASKS[task].settings}
+            settings |= {} if model.rate is None else {"optimizer.learning_rate": model.rate}
+            settings |= {path: value for name, path, value in tuning if name in whom}
+            stages: dict[str, Any] = {"grid.widths": options.widths, "grid.depths": options.depths}
+            stages |= {"run.choose": "last", "run.epochs": options.epochs}
+            stages |= {path: value for name, path, value in shrinking if name in whom}
+            data = str(options.data / TASKS[task].folder)
+            for seed in options.seeds:
+                record = {
+                    "model": model.name,
+                    "weights": weights,
+                    "task": task,
+                    "seed": seed,
+                    "train_rows": options.rows,
+                    "dev_rows": options.dev_rows,
+                    "settings": settings,
+                    "elastic_settings": stages,
+                }
+                places = {"model": model.source, "data": data, "device": options.device}
+                runs.append(Run(record, places, cost_of(data, options.rows, 1.0)))
+    return runs
+
+
+def elastic(run: Run) -> dict[str, Any]:
+    """The scores on dev of a fine-tuned model and of all its sub-networks."""
+    import bertsmith
+
+    record, told = run.record, io.StringIO()
+    with (
+        tempfile.TemporaryDirectory(prefix="elastic-") as name,
+        contextlib.redirect_stdout(told),
+        contextlib.redirect_stderr(told),
+    ):
+        folder = Path(name)
+        common: dict[str, Any] = {"data": _data(run, folder), "seed": record["seed"], "device": run.places["device"]}
+        tuned = bertsmith.finetune(
+            run.places["model"], out=folder / "tuned", set=[*LEAN, *flags(record["settings"])], **common
+        )
+        # what only a person who resumes needs is left out, but only where it can be: the best weights are read again
+        lean = LEAN if record["elastic_settings"]["run.choose"] == "last" else []
+        shrunk = bertsmith.shrink(
+            folder / "tuned", out=folder / "elastic", set=[*lean, *flags(record["elastic_settings"])], **common
+        )
+    grid = [
+        {name: member[name] for name in ("width", "depth", "score", "parameters", "flops")} for member in shrunk["grid"]
+    ]
+    return {
+        "metric": tuned["metric"],
+        "finetuned": tuned["score"],
+        "is_degenerate": tuned["is_degenerate"],
+        "grid": grid,
+        "said": f"{tuned['metric']} {tuned['score']:.2f} fine-tuned, {shrunk['score']:.2f} over the grid",
+    }
+
+
+def _data(run: Run, folder: Path) -> str:
+    """The folder of the rows: the task's own or, where they are cut, another of the same name, which tells the task."""
+    data, record = run.places["data"], run.record
+    if record["train_rows"] is None and record["dev_rows"] is None:
+        return data
+    cut = folder / "data" / Path(data).name
+    cut.mkdir(parents=True)
+    for part in ("train", "dev"):
+        rows = rows_of(data, part, record[f"{part}_rows"])
+        (cut / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(cut)
+
+
+def tables(lines: Sequence[Line]) -> str:
+    """The grid of every model, task and way of training."""
+    groups: dict[str, dict[int, Line]] = {}
+    for line in lines:
+        ways = {name: line[name] for name in ("model", "task", "train_rows", "settings", "elastic_settings")}
+        groups.setdefault(json.dumps(ways, sort_keys=True), {})[line["seed"]] = line
+    return "\n\n".join(_table(list(group.values())) for group in groups.values()) or "no run is done yet"
+
+
+def _table(runs: Sequence[Line]) -> str:
+    first, full = runs[0], [run["finetuned"] for run in runs]
+    cut = "" if first["train_rows"] is None else f", at most {first['train_rows']:,} training rows"
+    seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
+    lines = [f"{first['model']} on {first['task']}, {first['metric']}, {seeds}{cut}; fine-tuned {_mean(full)}:", ""]
+    widths, depths = (sorted({member[name] for member in first["grid"]}, reverse=True) for name in ("width", "depth"))
+    lines.append("| width | " + " | ".join(f"depth {depth:g}" for depth in depths) + " |")
+    lines.append("|---|" + "---|" * len(depths))
+    for width in widths:
+        cells = []
+        for depth in depths:
+            members = [member for run in runs for member in run["grid"]]
+            own = [member for member in members if (member["width"], member["depth"]) == (width, depth)]
+            scores = [member["score"] for member in own]
+            share = f" ({statistics.fmean(scores) / statistics.fmean(full):.1%})" if statistics.fmean(full) > 0 else ""
+            cells.append(f"{_mean(scores)}{share}, {own[0]['parameters'] / 1e6:.1f} M")
+        lines.append(f"| {width:g} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _mean(scores: Sequence[float]) -> str:
+    return f"{statistics.fmean(scores):.2f}" + (f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else "")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="[NAME=]FOLDER[@RATE]")
+    parser.add_argument("--data", type=Path, help="the folder with glue, pairs …")
+    parser.add_argument("--tasks", default="MRPC,STS-B", type=lambda text: text.split(","))
+    parser.add_argument("--seeds", default=[0], type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument("--rows", type=int, help="at most so many training rows, the same for all")
+    parser.add_argument("--dev-rows", type=int, help="likewise of dev: to try things out")
+    parser.add_argument("--widths", nargs="+", type=float, default=[1.0, 0.75, 0.5, 0.25])
+    parser.add_argument("--depths", nargs="+", type=float, default=[1.0, 0.75, 0.5])
+    parser.add_argument("--epochs", type=float, default=3.0, help="of each of the two stages")
+    parser.add_argument(
+        "--set", action="append", default=[], help="[TASK:|MODEL:]setting=value of the elastic training"
+    )
+    parser.add_argument("--finetune", action="append", default=[], help="likewise of the fine-tuning")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--out", type=Path, required=True, help="the file of lines, which is added to")
+    parser.add_argument("--table-only", action="store_true", help="print the tables of what the file has")
+    options = parser.parse_args()
+    if options.data is None and not options.table_only:
+        parser.error("--data is not given: it names the folder with glue, pairs …")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

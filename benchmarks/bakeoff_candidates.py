@@ -1,0 +1,99 @@
+"""The candidates of the bake-off: networks and objectives of about one size, each a few lines over the same base."""
+
+from typing import Any
+
+from bertsmith.layers.mixers.disentangled import DisentangledConfig
+from bertsmith.layers.mixers.full import FullConfig
+from bertsmith.layers.mixers.span_conv import SpanConvConfig
+from bertsmith.layers.relative import RelativeConfig
+from bertsmith.models.config import LayerConfig, ModelConfig
+from bertsmith.models.published import preset
+
+LAYERS, HEADS, HEAD_WIDTH = 12, 4, 64  # of width 256
+
+# what ConvBERT's bottleneck leaves of four heads, and as many convolutions beside them
+SPAN_CONV = SpanConvConfig(heads=HEADS // 2, head_width=HEAD_WIDTH, dropout=0.0)
+FULL = FullConfig(heads=HEADS, dropout=0.0)
+ROTARY = FULL.changed(rotary=10_000.0)
+DISENTANGLED = DisentangledConfig(heads=HEADS, dropout=0.0, position_dropout=0.0)
+
+MIXERS = {
+    "span_conv": (SPAN_CONV,),
+    "full": (FULL,),
+    "rotary": (ROTARY,),
+    "disentangled": (DISENTANGLED,),
+    "span_conv, rotary": (SPAN_CONV, ROTARY),
+    "span_conv, disentangled": (SPAN_CONV, DISENTANGLED),
+}
+"""The mixers of the layers in turn, from the first layer to the last."""
+FAMILIES = {"span_conv": "convbert", "full": "electra", "disentangled": "deberta-v2"}
+"""The family whose habits in fine-tuning a network has, by the mixer of its first layer."""
+PLACED = ("span_conv", "full")
+"""Mixers that need learned positions at the input; the others know how far apart tokens are."""
+
+
+def network(mixers: str, vocabulary: int, placement: str = "pre") -> ModelConfig:
+    """An encoder of the size of ELECTRA-small and ConvBERT-small around some mixers."""
+    config = preset("electra-small", vocabulary=vocabulary, dropout=0.0, placement=placement, deviation=0.04)
+    encoder, turns = config.encoder, MIXERS[mixers]
+    layers: list[LayerConfig] = [
+        layer.changed(mixer=turns[index % len(turns)]) for index, layer in enumerate(encoder.layers)
+    ]
+    positions = "learned" if mixers in PLACED else "none"
+    reads_distances = any(mixer.reads_positions for mixer in turns)
+    encoder = encoder.changed(
+        layers=tuple(layers),
+        embedding=encoder.embedding.changed(positions=positions),
+        relative=RelativeConfig(span=64, farthest=512, has_norm=True) if reads_distances else None,
+    )
+    return config.changed(encoder=encoder, family=FAMILIES[turns[0].kind])
+
+
+BASE: dict[str, Any] = {
+    "mixers": "span_conv",
+    "placement": "pre",
+    "stages": ("replaced_tokens",),
+    "micro_batches": 1,
+    "rate": 1.5e-3,
+}
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "convbert": {},
+    "convbert, norms after": {"placement": "post"},
+    "electra": {"mixers": "full"},
+    "rotary": {"mixers": "rotary"},
+    "deberta": {"mixers": "disentangled"},
+    "convbert + rotary": {"mixers": "span_conv, rotary"},
+    "convbert, masked tokens": {"stages": ("masked_lm",)},
+    "convbert, masked then replaced": {"stages": ("masked_lm", "replaced_tokens")},
+    "convbert, rate 3e-3": {"rate": 3e-3},
+    "convbert, rate 7e-4": {"rate": 7e-4},
+    "convbert, batch twice as large": {"micro_batches": 2, "rate": 2e-3},
+}
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "masked_lm": {"kind": "masked_lm", "masking": {"rate": 0.2}},
+    "replaced_tokens": {"kind": "replaced_tokens", "masking": {"rate": 0.15}, "optimizers": "two"},
+}
+
+
+def recipe(name: str, stage: str, *, data: str, vocabulary: int, micro: int, workers: int, compiled: str) -> dict:
+    """The plain settings of one stage of a candidate; its steps are set by the time it has."""
+    chosen = BASE | CANDIDATES[name]
+    has_generator = stage == "replaced_tokens"
+    return {
+        "data": data,
+        "model": {"network": network(chosen["mixers"], vocabulary, chosen["placement"]).plain()},
+        **({"generator": {"width": 0.5, "depth": 0.75, "sharing": "full"}} if has_generator else {}),
+        "sequences": {"length": 128, "cut": "segments", "micro_tokens": micro},
+        "objective": OBJECTIVES[stage],
+        "batch": {"tokens": micro * chosen["micro_batches"]},
+        "optimizer": {"learning_rate": chosen["rate"]},
+        "schedule": {"kind": "wsd", "warmup": 0.06, "decay": 0.3},
+        "run": {
+            "workers": workers,
+            "compile": compiled,
+            "log_every": 20,
+            "evaluate_every": 10**9,
+            "evaluate_batches": 4,
+            "checkpoint_every": 10**9,
+        },
+    }

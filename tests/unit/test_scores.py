@@ -13,6 +13,7 @@ from bertsmith.tasks.metrics.values import VALUE_METRICS
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.toml import override
 from bertsmith.training.finetuning import FinetuneSettings
+from bertsmith.training.trainer import Trainer
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -164,3 +165,14 @@ def test_curves_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     log.write_text(json.dumps({"kind": "training", "step": 1, "loss": 1.0}) + "\n")
     assert carried_out(monkeypatch, small_curves, log, "--out", out) == 2
     assert "has no column 'replaced_loss'" in capsys.readouterr().err
+
+
+def test_a_run_that_was_stopped_has_no_figures(
+    monkeypatch: pytest.MonkeyPatch, data: Path, model: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Trainer, "_is_asked_to_stop", lambda *_: True)
+    out = tmp_path / "scores.jsonl"
+    assert carried_out(monkeypatch, scores, model, "--data", data, "--tasks", "STS-B", "--out", out, *SMALL) == 1
+    line = json.loads(out.read_text())
+    assert line["error"] == "asked to stop after step 1: no figures"
+    assert "figures" not in line

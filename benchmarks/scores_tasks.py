@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bertsmith.errors import InputError
 from bertsmith.text.tables import Table, read_part
 from side_by_side import Run
 
@@ -113,6 +114,8 @@ def finetuned(run: Run) -> dict[str, Any]:
         made = make_finetuning(data, out, start=start, device=device, show=False)
         made.trainer.judge = None  # the judgement below is the one of result.json, in float32
         progress = made.trainer.run()
+        if not made.trainer.is_finished:
+            raise InputError(f"asked to stop after step {progress.step}: no figures")
         judgement = made.judgement
     is_degenerate = answers_alike(data.settings.task, made.judge.examples, made.judge.answers)
     figures = {

@@ -96,11 +96,15 @@ def elastic(run: Run) -> dict[str, Any]:
         tuned = bertsmith.finetune(
             run.places["model"], out=folder / "tuned", set=[*LEAN, *flags(record["settings"])], **common
         )
+        if not tuned["is_finished"]:
+            raise InputError("asked to stop: no figures")
         # what only a person who resumes needs is left out, but only where it can be: the best weights are read again
         lean = LEAN if record["elastic_settings"]["run.choose"] == "last" else []
         shrunk = bertsmith.shrink(
             folder / "tuned", out=folder / "elastic", set=[*lean, *flags(record["elastic_settings"])], **common
         )
+    if "grid" not in shrunk:
+        raise InputError("asked to stop: no figures")
     grid = [
         {name: member[name] for name in ("width", "depth", "score", "parameters", "flops")} for member in shrunk["grid"]
     ]

@@ -18,6 +18,7 @@ from bertsmith.text.tables import table_of
 from bertsmith.toml import read_toml
 from bertsmith.training.display import Display
 from bertsmith.training.judging import DevJudge
+from bertsmith.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +200,13 @@ def test_states_that_the_pooler_cannot_read(data: Path, tmp_path: Path) -> None:
     assert chosen.model.config.heads[-1].pooling == "first"
     with pytest.raises(InputError, match=r"head.pooling is 'pooler' with states of several layers"):
         tune(data, tmp_path / "pooler", *changes, "head.pooling=pooler")
+
+
+def test_a_run_that_keeps_nothing_writes_no_checkpoint(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "save", lambda self: pytest.fail("a checkpoint"))
+    result = tune(data, tmp_path / "run", "run.keep=0", "run.choose=last", "run.evaluations=0")
+    assert [row["step"] for row in log(tmp_path / "run", "held_out")] == [result["steps"]] == [8]
+    with pytest.raises(InputError, match=r"keep is 0 and choose 'best'"):
+        tune(data, tmp_path / "other", "run.keep=0")

@@ -102,6 +102,7 @@ def _trained(name: str, trainers: list[Trainer], options: argparse.Namespace) ->
         begin, seconds = time.perf_counter(), options.seconds / len(trainers)
         _, step = max(measure_pace(trainer, seconds).steps[0].items())  # evaluations and checkpoints are not counted
         trainer.set_steps(max(1, int(seconds / step)))
+        trainer.out.mkdir(parents=True, exist_ok=True)  # measuring left nothing behind
         trainer.run()
         rows += trainer.log.of_kind("training")
         print(f"{name}: stage {number} took {time.perf_counter() - begin:.1f} s", flush=True)

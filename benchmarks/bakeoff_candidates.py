@@ -95,5 +95,6 @@ def recipe(name: str, stage: str, *, data: str, vocabulary: int, micro: int, wor
             "evaluate_every": 10**9,
             "evaluate_batches": 4,
             "checkpoint_every": 10**9,
+            "keep": 0,
         },
     }

@@ -14,8 +14,9 @@ from bertsmith.models.published import PRESETS
 from bertsmith.settings import Record
 
 SOURCE = Path(bertsmith.__file__).parent
-ORDER = ["errors", "runtime", "settings", "toml", "text", "batches", "ops", "layers", "models", "checkpoint", "engines"]
-ORDER += ["objectives", "tasks", "training", "shrinking", "report", "hf", "serving", "commands", "cli", "__main__"]
+ORDER = ["errors", "bundled", "runtime", "settings", "toml", "text", "batches", "ops", "layers", "models", "checkpoint"]
+ORDER += ["engines", "objectives", "tasks", "training", "shrinking", "report", "hf", "serving", "commands", "cli"]
+ORDER += ["__main__"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -14,8 +14,9 @@ from bertsmith.models.published import PRESETS
 from bertsmith.settings import Record
 
 SOURCE = Path(bertsmith.__file__).parent
-ORDER = ["errors", "runtime", "settings", "toml", "text", "batches", "ops", "layers", "models", "checkpoint", "engines"]
-ORDER += ["objectives", "tasks", "training", "shrinking", "report", "hf", "serving", "commands", "cli", "__main__"]
+ORDER = ["errors", "bundled", "runtime", "settings", "toml", "text", "batches", "ops", "layers", "models", "checkpoint"]
+ORDER += ["engines", "objectives", "tasks", "training", "shrinking", "report", "hf", "serving", "commands", "cli"]
+ORDER += ["__main__"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -66,6 +67,13 @@ def test_architectures_stay_readable() -> None:
 
 def test_import_is_light() -> None:
     code = "import sys, bertsmith; print(*[m for m in ('torch', 'transformers', 'accelerate') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_loading_waits_for_nothing_it_does_not_use() -> None:
+    """The first load of a process took three times as long with these: they bring sympy and torch.compile along."""
+    heavy = ("torch.distributed.tensor", "torch.nn.attention.varlen")
+    code = f"import sys, bertsmith; bertsmith.load; print(*[name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 

@@ -1,4 +1,4 @@
-"""Recipes that go on from a folder take two steps from a tiny one that transformers wrote."""
+"""Recipes that go on from a folder take two steps from a tiny one, transformers' or, with a generator, our own."""
 
 import warnings
 from pathlib import Path
@@ -11,6 +11,7 @@ with warnings.catch_warnings():
 
 import bertsmith
 from bertsmith.cli import main
+from bertsmith.models.generator import attach, generator_of
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.toml import read_toml
 
@@ -31,7 +32,11 @@ def folders(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     DebertaV2ForMaskedLM(DebertaV2Config(**size, **DEBERTA)).save_pretrained(home / "deberta")
     for name in ("bert", "deberta"):
         tokenizer.save(home / name)
-    return {"continue-bert": home / "bert", "continue-deberta-v3": home / "deberta"}
+    config = bertsmith.preset("convbert-small", vocabulary=tokenizer.size, width=32, layers=2, heads=4, longest=64)
+    small = attach(bertsmith.build(config, seed=0), bertsmith.build(generator_of(config, width=0.5), seed=1), "full")
+    small.tokenizer = tokenizer
+    bertsmith.save(small, home / "small")
+    return {f"continue-{name}": home / name.removesuffix("-v3") for name in ("bert", "deberta-v3", "small")}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -4,15 +4,18 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn import Parameter
 
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, nearest
+
+Precision = Literal["float32", "float16", "bfloat16"]
+"""What the weights of a file are written in; reading widens half precision."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -94,9 +97,33 @@ def copy_tensors(tensors: dict[str, Tensor], model: torch.nn.Module, source: str
 
 def _share(whole: Tensor, own: Tensor) -> Tensor:
     """What a process takes of a whole tensor that all have: its share, where its own is spread over several."""
+    if type(own) in (Tensor, Parameter):  # all that there is in one process, where the import would cost a second
+        return whole
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     if not isinstance(own, DTensor):
         return whole
     return distribute_tensor(whole.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def in_precision(tensors: dict[str, Tensor], precision: Precision | None) -> dict[str, Tensor]:
+    """The tensors with their floats in a precision, None for as they are; a value that would become infinite stops."""
+    if precision is None:
+        return tensors
+    if precision not in get_args(Precision):
+        raise InputError(f"precision is {precision!r}; {nearest(str(precision), get_args(Precision))}")
+    dtype: torch.dtype = getattr(torch, precision)
+    kept = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        if (kept[name].isinf() & tensor.isfinite()).any():
+            largest, limit = float(tensor[tensor.isfinite()].abs().max()), torch.finfo(dtype).max
+            others = "bfloat16, float32" if precision == "float16" else "None, which keeps the weights as they are"
+            raise InputError(
+                f"precision is {precision!r} and {name!r} has values up to {largest:.6g}, beyond its largest number "
+                f"{limit:.6g}; allowed here: {others}"
+            )
+    return kept
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

@@ -5,10 +5,13 @@ from typing import Literal
 
 import torch
 
+from bertsmith.bundled import bundled_hint, model_folder
 from bertsmith.checkpoint.files import (
     NewFolder,
+    Precision,
     copy_tensors,
     find_weights,
+    in_precision,
     read_json,
     read_tensors,
     tensors_of,
@@ -39,11 +42,13 @@ def load(
 ) -> Model:
     """The model in a folder of ours or of Hugging Face, in eval mode, whole or cut down to a sub-network.
 
+    A bundled model is called by its name: `load("small")`; a folder of that name is `load("./small")`.
+
     A model that was trained against a generator has it as `model.generator`.
     """
-    folder = Path(folder)
+    given, folder = folder, model_folder(folder)
     if not folder.is_dir():
-        raise InputError(f"model folder {str(folder)!r} does not exist")
+        raise InputError(f"model folder {str(given)!r} does not exist{bundled_hint(given)}")
     data = read_json(folder / "config.json")
     if "weights" in data:
         raise InputError(
@@ -63,10 +68,13 @@ def load(
     return model.to(device)
 
 
-def save(model: Model, folder: str | Path, *, force: bool = False) -> None:
-    """Writes the model as a folder of ours, whole or not at all; `force` replaces a model folder that is there."""
+def save(model: Model, folder: str | Path, *, precision: Precision | None = None, force: bool = False) -> None:
+    """Writes the model as a folder of ours, whole or not at all; `force` replaces a model folder that is there.
+
+    Weights are written as they are, or in a `precision`: half of it takes half the space, and `load` widens it again.
+    """
     with NewFolder(free_folder(folder, force)) as new:
-        write_model(model, new)
+        write_model(model, new, precision=precision)
 
 
 def free_folder(folder: str | Path, force: bool) -> Path:
@@ -85,11 +93,17 @@ def free_folder(folder: str | Path, force: bool) -> Path:
     return path
 
 
-def write_model(model: Model, folder: Path, *, weights: Literal["float", "int8"] = "float") -> None:
+def write_model(
+    model: Model,
+    folder: Path,
+    *,
+    weights: Literal["float", "int8"] = "float",
+    precision: Precision | None = None,
+) -> None:
     """Writes the model's files into a folder that exists; `weights` says what it has in the place of its matrices."""
     kind = {} if weights == "float" else {"weights": weights}
     write_json(folder / "config.json", {"bertsmith": FORMAT, **kind, "model": model.config.plain()})
-    write_tensors(folder / "model.safetensors", tensors_of(model))
+    write_tensors(folder / "model.safetensors", in_precision(tensors_of(model), precision))
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
 

@@ -28,6 +28,7 @@ class Augmentation:
     @classmethod
     def of(cls, task: "Task[Any]", config: "AugmentationConfig") -> "Augmentation | None":
         """That of some settings, a sentence if it cannot be; None where no model is given."""
+        from bertsmith.bundled import bundled_hint, model_folder
         from bertsmith.checkpoint.store import load
         from bertsmith.errors import InputError
         from bertsmith.shrinking.augmentation.masked_words import MaskedWords
@@ -35,8 +36,9 @@ class Augmentation:
 
         if config.model is None:
             return None
-        if not Path(config.model).is_dir():
-            raise InputError(f"augmentation.model is {config.model!r}, which is no folder; give that of a model")
+        if not model_folder(config.model).is_dir():
+            hint = bundled_hint(config.model)
+            raise InputError(f"augmentation.model is {config.model!r}, which is no folder; give that of a model{hint}")
         changed_columns(task)
         model = load(config.model)
         MaskedWords(model, config)

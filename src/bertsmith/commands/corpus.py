@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 def corpus(
     data: list[Path],
     *,
-    tokenizer: Path,
+    tokenizer: str | Path,
     out: Path,
     field: str = "text",
     held_out: float = 0.005,
@@ -25,7 +25,7 @@ def corpus(
     data
         Text files or folders of them: .txt, .jsonl (also .gz, .xz, .zst) or .parquet.
     tokenizer
-        Folder or file of the tokenizer: tokenizer.json or vocab.txt.
+        A bundled model (small), or the folder or file of a tokenizer: tokenizer.json or vocab.txt.
     out
         Folder for the shards, manifest.json and result.json.
     field
@@ -48,12 +48,13 @@ def corpus(
 
     from bertsmith.batches.build_corpus import Progress, build_corpus, check_held_out
     from bertsmith.batches.shards import JOURNAL, MANIFEST
+    from bertsmith.bundled import model_folder
     from bertsmith.commands.output import RESULT, claim, write_result
     from bertsmith.errors import InputError
     from bertsmith.text.readers import find_files
     from bertsmith.text.tokenizer import Tokenizer
 
-    out, tokenizer = Path(out), Path(tokenizer)
+    out, tokenizer = Path(out), model_folder(tokenizer)
     files = find_files([data] if isinstance(data, str | Path) else data)
     loaded = Tokenizer.load(tokenizer)
     check_held_out(held_out)

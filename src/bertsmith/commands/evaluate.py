@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any, Literal
 
+from bertsmith.bundled import model_folder
 from bertsmith.errors import InputError
 
 
 def evaluate(
-    model: Path,
+    model: str | Path,
     *,
     data: str,
     out: Path,
@@ -56,7 +57,7 @@ def evaluate(
     from bertsmith.commands.answering import evaluate_task, is_fine_tuned
     from bertsmith.commands.evaluate_translation import evaluate_translation
 
-    model, out = Path(model), Path(out)
+    model, out = model_folder(model), Path(out)
     if is_fine_tuned(model):
         return evaluate_task(model, str(data), out, part, column or [], device=device, force=force)
     if column:

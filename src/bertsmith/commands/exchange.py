@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from bertsmith.bundled import model_folder
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def import_model(
-    model: Path,
+    model: str | Path,
     *,
     out: Path,
     ignore: list[str] | None = None,
@@ -24,7 +25,7 @@ def import_model(
     Parameters
     ----------
     model
-        The folder with config.json, model.safetensors and, if there is one, the tokenizer.
+        The folder with config.json, model.safetensors and, if there is one, the tokenizer; or a bundled model (small).
     out
         The folder to write.
     ignore
@@ -35,7 +36,7 @@ def import_model(
     from bertsmith.checkpoint.store import load, write_model
     from bertsmith.commands.output import claim, write_result
 
-    model, out = Path(model), Path(out)
+    model, out = model_folder(model), Path(out)
     loaded = load(model, ignore=tuple(ignore or ()))
     write_model(loaded, claim(out, force, model))
     figures = _figures(loaded)
@@ -45,7 +46,7 @@ def import_model(
 
 
 def export_model(
-    model: Path,
+    model: str | Path,
     *,
     out: Path,
     to: Literal["hf", "onnx"] = "hf",
@@ -67,7 +68,7 @@ def export_model(
     Parameters
     ----------
     model
-        A model folder.
+        A bundled model (small) or a model folder.
     out
         The folder to write.
     to
@@ -97,7 +98,7 @@ def export_model(
     from bertsmith.models.build import extract
     from bertsmith.models.generator import part_of
 
-    model, out = Path(model), Path(out)
+    model, out = model_folder(model), Path(out)
     check_form(to, precision, head)
     if precision == "int8_static" and data is None:
         raise InputError("--precision is 'int8_static' and no --data is given; it needs data to measure ranges on")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from bertsmith.bundled import model_text
 from bertsmith.commands.run import recipe_of
 from bertsmith.errors import InputError
 
@@ -24,7 +25,7 @@ def finetune(
     learning_rate: float | None = None,
     batch: int | None = None,
     adversarial: Literal["none", "sift", "vat"] | None = None,
-    teacher: Path | None = None,
+    teacher: str | Path | None = None,
     set: list[str] | None = None,
     seed: int | None = None,
     seeds: int | None = None,
@@ -41,8 +42,8 @@ def finetune(
     Parameters
     ----------
     model
-        The folder of a model, ours or Hugging Face's, or a preset, whose weights are fresh and whose tokenizer is
-        learned from the training texts; in Python also a model itself, which stays as it is.
+        A bundled model (small), a folder, ours or Hugging Face's, or a preset, whose weights are fresh and whose
+        tokenizer is learned from the training texts; in Python also a model itself, which stays as it is.
     data
         A folder with train.jsonl and dev.jsonl (or .csv, .tsv, .parquet), one such file, GLUE's or SQuAD's own files,
         or a name on the hub such as glue/mrpc.
@@ -105,15 +106,15 @@ def finetune(
         raise InputError("--resume needs --out with the folder of the run")
     plain = dict(recipe_of(recipe, out if resume else None) or {})
     start = None if model is None or isinstance(model, str | Path) else model
-    name = None if model is None else str(model) if start is None else IN_MEMORY
+    name = None if model is None else model_text(model) if start is None else IN_MEMORY
     if name is not None and plain.get("model", {}).get("name") != name:
         plain["model"] = {**_part(plain), "name": name}
     if teacher is not None:
-        plain["distillation"] = {**plain.get("distillation", {}), "teacher": str(teacher)}
+        plain["distillation"] = {**plain.get("distillation", {}), "teacher": model_text(teacher)}
         if "name" not in plain.get("model", {}):
-            plain["model"] = {**plain.get("model", {}), "name": str(teacher)}
+            plain["model"] = {**plain.get("model", {}), "name": model_text(teacher)}
     if "name" not in plain.get("model", {}):
-        raise InputError("MODEL is not given and no recipe names one; give the folder of a model or a preset")
+        raise InputError("MODEL is not given and no recipe names one; give a bundled model, a folder or a preset")
     given = {"data": None if data is None else str(data), "source": source, "target": target}
     plain |= {name: value for name, value in given.items() if value is not None}
     flags = {

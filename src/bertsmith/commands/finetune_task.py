@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bertsmith.bundled import model_folder
 from bertsmith.commands.run import carry_out, print_explanation, run_figures
 from bertsmith.errors import InputError
 
@@ -68,7 +69,7 @@ def is_translation(plain: Mapping[str, Any], task: str | None) -> bool:
     if name in PRESETS:
         return preset(name).decoder is not None
     check_name(str(name))  # before its data is looked at, of which more can be wrong
-    config = Path(str(name)) / "config.json"
+    config = model_folder(str(name)) / "config.json"
     if config.is_file():
         try:
             described = json.loads(config.read_text(encoding="utf-8"))
@@ -205,8 +206,10 @@ def _run(
 def input_paths(settings: "FinetuneSettings", start: "Model | None") -> list[Path]:
     """What a run reads and must not be written to: its data and its model, where they are on disk."""
     teacher = None if settings.distillation is None else settings.distillation.teacher
-    names = [settings.data, None if start is not None else settings.model.name, teacher]
-    return [Path(name) for name in names if name is not None and Path(name).exists()]
+    models = [None if start is not None else settings.model.name, teacher]
+    paths = [model_folder(name) for name in models if name is not None]
+    paths += [] if settings.data is None else [Path(settings.data)]
+    return [path for path in paths if path.exists()]
 
 
 def _divided(settings: "FinetuneSettings", device: str) -> "FinetuneSettings":

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertsmith.bundled import model_folder
 from bertsmith.commands.run import carry_out, print_explanation, run_figures
 from bertsmith.errors import InputError
 
@@ -33,7 +34,7 @@ def finetune_translation(
         return trainer
 
     inputs = [Path(str(settings.data))]
-    inputs += [] if settings.model.is_preset else [Path(settings.model.name)]
+    inputs += [] if settings.model.is_preset else [model_folder(settings.model.name)]
     return carry_out(
         settings,
         out,

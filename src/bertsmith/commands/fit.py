@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any, Literal
 
+from bertsmith.bundled import model_text
 from bertsmith.errors import InputError
 
 
 def fit(
-    model: Path | None = None,
+    model: str | Path | None = None,
     *,
     data: str | None = None,
     out: Path,
@@ -105,7 +106,7 @@ def fit(
         },
         "search": {"engines": engine, "precisions": precision, "subnets": subnets, "vocabulary": vocabulary},
     }
-    top = {"model": model and str(model), "data": data and str(data), "part": part, "prefer": prefer}
+    top = {"model": model and model_text(model), "data": data and str(data), "part": part, "prefer": prefer}
     plain |= {name: value for name, value in top.items() if value is not None}
     for group, values in given.items():
         said = {name: value for name, value in values.items() if value is not None}

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertsmith.bundled import model_folder
 from bertsmith.commands.output import MARK, check_out, claim, clear, write_answers, write_result
 from bertsmith.commands.run import RECIPE, print_explanation
 from bertsmith.report.fit_card import megabytes
@@ -38,7 +39,7 @@ def run_fit(
     begin = time.perf_counter()
     given = [] if measurements is None else [earlier_file(Path(measurements))]
     earlier = given if fresh else [cache_file(), *given]
-    inputs = [Path(settings.model), *([Path(settings.data)] if Path(settings.data).exists() else []), *given]
+    inputs = [model_folder(settings.model), *([Path(settings.data)] if Path(settings.data).exists() else []), *given]
     if not resume:
         check_out(out, force, *inputs)
     prepared = prepare(settings)  # what is wrong with the input must cost no folder

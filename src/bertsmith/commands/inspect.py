@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+from bertsmith.bundled import model_folder
 from bertsmith.errors import InputError
 
 SENTENCES, LENGTH = 1000, 64
 
 
 def inspect(
-    model: list[Path],
+    model: list[str | Path],
     *,
     out: Path,
     text: str | None = None,
@@ -26,7 +27,7 @@ def inspect(
     Parameters
     ----------
     model
-        A model folder, ours or a Hugging Face one; with --texts several, which are compared.
+        A bundled model (small) or a model folder, ours or a Hugging Face one; with --texts several, which are compared.
     out
         The folder to write: attention.html and a picture of each map, or study.html, study.png and maps.npz; and
         result.json. Pictures need matplotlib.
@@ -50,7 +51,7 @@ def inspect(
     from bertsmith.commands.study import study_models
     from bertsmith.text.readers import first_texts
 
-    models = [Path(one) for one in ([model] if isinstance(model, str | Path) else model)]
+    models = [model] if isinstance(model, str | Path) else list(model)
     if (text is None) == (texts is None):
         given = "neither --text nor --texts is" if text is None else "--text and --texts are both"
         raise InputError(f"{given} given; give one of them")
@@ -72,7 +73,7 @@ def inspect(
     if Path(texts).is_dir():
         raise InputError(f"--texts {str(texts)!r} is a folder; give a file")
     return study_models(
-        models,
+        [model_folder(one) for one in models],
         Path(texts),
         first_texts(Path(texts), sentences, field or "text"),
         Path(out),
@@ -82,7 +83,7 @@ def inspect(
     )
 
 
-def _inspect_text(model: Path, text: str, pair: str | None, out: Path, force: bool) -> dict[str, Any]:
+def _inspect_text(model: str | Path, text: str, pair: str | None, out: Path, force: bool) -> dict[str, Any]:
     """The figures of every head on one text; page and pictures are written."""
     from rich.console import Console
 
@@ -94,7 +95,7 @@ def _inspect_text(model: Path, text: str, pair: str | None, out: Path, force: bo
 
     loaded = load(model)
     tokens, maps = maps_of(loaded, text, pair)
-    folder = claim(out, force, model)
+    folder = claim(out, force, model_folder(model))
     shown = text_maps(tokens, maps)
     encoder = loaded.config.encoder
     facts = {

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any, Literal
 
+from bertsmith.bundled import model_folder
 from bertsmith.errors import InputError
 
 
 def predict(
-    model: Path,
+    model: str | Path,
     *,
     out: Path,
     data: str | None = None,
@@ -56,7 +57,7 @@ def predict(
     from bertsmith.commands.answering import Asked, is_fine_tuned, predict_task
     from bertsmith.commands.predict_translation import predict_translation
 
-    model, out = Path(model), Path(out)
+    model, out = model_folder(model), Path(out)
     text, pair = ([given] if isinstance(given, str) else given for given in (text, pair))
     if is_fine_tuned(model):
         asked = Asked(None if data is None else str(data), part, text or (), pair or ())

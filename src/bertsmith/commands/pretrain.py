@@ -178,7 +178,7 @@ def run_pretraining(
     return carry_out(
         settings,
         out,
-        inputs=[Path(path) for path in settings.inputs],
+        inputs=list(settings.inputs),
         make=lambda: make_trainer(settings, out, device=device, resume=resume),
         settle=settle,
         finish=lambda trainer: _finish(settings, trainer, out, tells=tells),

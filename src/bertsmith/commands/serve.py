@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from bertsmith.bundled import model_folder, model_text
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ def serve(
     Parameters
     ----------
     folders
-        Folders of models or of artefacts made from them, each by itself or as name=folder; requests choose by the
-        name, which is the folder's unless given, and get the first where they name none.
+        Bundled models (small), folders of models or of artefacts made from them, each by itself or as name=folder;
+        requests choose by the name, which is the folder's unless given, and get the first where they name none.
     host
         The address to listen on; this machine alone unless another is given.
     port
@@ -132,10 +133,11 @@ def _check_installed() -> None:
 def _named(folders: list[str]) -> dict[str, Path]:
     """The folders by the names of their models."""
     named: dict[str, Path] = {}
-    for given in map(str, folders):
+    for given in map(model_text, folders):
         before, equals, after = given.partition("=")
         is_named = bool(equals) and not Path(given).exists()
-        name, folder = (before, Path(after)) if is_named else (Path(given).resolve().name, Path(given))
+        folder = model_folder(after if is_named else given)
+        name = before if is_named else folder.resolve().name
         if not name or not name.isprintable() or "/" in name:
             raise InputError(f"the name of a model is {name!r}; allowed: printable signs without /, as in name=folder")
         if name in named:

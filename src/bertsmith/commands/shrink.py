@@ -5,13 +5,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from bertsmith.bundled import model_text
 from bertsmith.errors import InputError, nearest
 
 METHODS = ("elastic", "prune", "exits", "vocabulary")
 
 
 def shrink(
-    model: Path | None = None,
+    model: str | Path | None = None,
     *,
     data: str | None = None,
     out: Path,
@@ -26,7 +27,7 @@ def shrink(
     epochs: float | None = None,
     learning_rate: float | None = None,
     batch: int | None = None,
-    augment: Path | None = None,
+    augment: str | Path | None = None,
     column: list[str] | None = None,
     set: list[str] | None = None,
     seed: int | None = None,
@@ -46,7 +47,7 @@ def shrink(
     Parameters
     ----------
     model
-        The folder of a fine-tuned model.
+        The folder of a fine-tuned model; bertsmith finetune makes one of a bundled model.
     data
         Its data: a folder with train.jsonl and dev.jsonl (or .csv, .tsv, .parquet), one such file, or a name on the
         hub.
@@ -76,8 +77,8 @@ def shrink(
     batch
         Examples of a step (batch.examples).
     augment
-        The folder of a masked language model: the sub-networks also learn from copies of the training rows with words
-        that it puts in the place of theirs (augmentation.model).
+        A bundled model (small) or the folder of one that fills masks: the sub-networks also learn from copies of the
+        training rows with words that it puts in the place of theirs (augmentation.model).
     column
         Which column plays a part in the task, such as label=stars; may be given several times.
     set
@@ -107,7 +108,7 @@ def shrink(
 
     out = Path(out)
     plain = dict(recipe_of(None if recipe is None else Path(recipe), out if resume else None) or {})
-    given = {"model": model, "data": data, "method": method}
+    given = {"model": None if model is None else model_text(model), "data": data, "method": method}
     plain |= {name: str(value) for name, value in given.items() if value is not None}
     if "model" not in plain:
         raise InputError("MODEL is not given and no recipe names one; give the folder of a fine-tuned model")
@@ -137,7 +138,7 @@ def shrink(
         "optimizer.learning_rate": learning_rate,
         "batch.examples": batch,
         "run.seed": seed,
-        "augmentation.model": None if augment is None else json.dumps(str(augment)),
+        "augmentation.model": None if augment is None else json.dumps(model_text(augment)),
     }
     short = [f"{path}={value}" for path, value in flags.items() if value is not None]
     plain = override(plain, [*(set or []), *short])

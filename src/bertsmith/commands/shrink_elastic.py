@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertsmith.bundled import model_folder
 from bertsmith.commands.finetune_task import Tables
 from bertsmith.commands.run import print_explanation
 from bertsmith.commands.shrink_work import Work, begun, end_together, fine_tuned, learned
@@ -40,7 +41,7 @@ def shrink_elastic(
     if explain:
         taught = len(tables.train) if augmentation is None else augmentation.most(len(tables.train))
         return print_explanation(settings, _costs(settings, fine_tuned(settings), len(tables.train), taught))
-    others = [] if settings.augmentation.model is None else [Path(settings.augmentation.model)]
+    others = [] if settings.augmentation.model is None else [model_folder(settings.augmentation.model)]
     work = begun(settings, tables, out, device=device, resume=resume, force=force, others=others)
     if augmentation is not None:
         rows = settings.task.examples(augmentation.table(tables.train, out, device_type(device)))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from bertsmith.bundled import model_folder
 from bertsmith.commands.finetune_task import Tables
 from bertsmith.commands.run import RECIPE, check_same
 from bertsmith.errors import InputError
@@ -73,10 +74,10 @@ def shrink_settings(
     from bertsmith.tasks.predictor import read_kept
     from bertsmith.tasks.recognise import named_columns
 
-    folder = Path(plain["model"])
+    folder = model_folder(plain["model"])
     if not folder.is_dir():
-        raise InputError(f"MODEL is {str(folder)!r}, which is no folder; give that of a fine-tuned model")
-    kept = read_kept(folder)
+        raise InputError(f"MODEL is {plain['model']!r}, which is no folder; give that of a fine-tuned model")
+    kept = read_kept(plain["model"])
     if plain.get("data") is None:
         raise InputError("data is not given: pass --data with the folder the model was fine-tuned on")
     parts = task_parts(plain["data"])
@@ -121,7 +122,7 @@ def fine_tuned(settings: "ShrinkSettings") -> "Model":
 
 def inputs_of(settings: "ShrinkSettings") -> list[Path]:
     """What a run reads from this machine, which its folder must not be."""
-    named = (Path(name) for name in (settings.model, settings.data) if name is not None)
+    named = [model_folder(settings.model), *([] if settings.data is None else [Path(settings.data)])]
     return [path for path in named if path.exists()]
 
 

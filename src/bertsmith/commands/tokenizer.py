@@ -17,7 +17,7 @@ def tokenizer(
     kind: Literal["wordpiece", "bytes", "unigram"] | None = None,
     vocabulary: int | None = None,
     lowercase: bool | None = None,
-    extend: Path | None = None,
+    extend: str | Path | None = None,
     pieces: int | None = None,
     field: str = "text",
     force: bool = False,
@@ -37,7 +37,8 @@ def tokenizer(
     lowercase
         Treat upper and lower case as the same, which is the default.
     extend
-        A model or tokenizer folder whose tokenizer keeps all its pieces and gets new ones for this text.
+        A bundled model (small), or a model or tokenizer folder, whose tokenizer keeps all its pieces and gets new
+        ones for this text.
     pieces
         With --extend: how many; 1000 by default.
     field
@@ -49,6 +50,7 @@ def tokenizer(
 
     from rich.console import Console
 
+    from bertsmith.bundled import model_folder
     from bertsmith.commands.output import check_out, claim, write_result
     from bertsmith.errors import InputError
     from bertsmith.text.extend import extend_tokenizer
@@ -63,8 +65,9 @@ def tokenizer(
     for name, value in (("kind", kind), ("vocabulary", vocabulary), ("lowercase", lowercase)):
         if extend is not None and value is not None:
             raise InputError(f"--{name} is {value!r} with --extend, which keeps that of {str(extend)!r}; leave it out")
-    base = None if extend is None else Tokenizer.load(extend)
-    inputs = [*files, *([] if extend is None else [Path(extend)])]
+    extended = None if extend is None else model_folder(extend)
+    base = None if extended is None else Tokenizer.load(extended)
+    inputs = [*files, *([] if extended is None else [extended])]
     check_out(out, force, *inputs)
     console, started, read = Console(), time.perf_counter(), {"documents": 0, "bytes": 0}
     documents = _counted(files, field, read)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bertsmith.bundled import bundled_hint, model_folder
 from bertsmith.checkpoint.files import read_json
 from bertsmith.engines.artefact import open_runner, read_artefact
 from bertsmith.engines.base import Runner
@@ -58,7 +59,7 @@ class ServedModel:
     @classmethod
     def open(
         cls,
-        folder: Path,
+        folder: str | Path,
         *,
         name: str | None = None,
         device: str = "auto",
@@ -70,7 +71,7 @@ class ServedModel:
         `threads` are those of one product (None: serving/cores.py); `floor` is the share of its whole score that an
         elastic model must keep when it answers in a smaller size, which it does only if one is given.
         """
-        folder = Path(folder)
+        folder = model_folder(folder)
         _check_folder(folder)
         threads = default_threads() if threads is None else threads
         if threads < 1:
@@ -167,7 +168,7 @@ class ServedModel:
 
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise InputError(f"model folder {str(folder)!r} does not exist")
+        raise InputError(f"model folder {str(folder)!r} does not exist{bundled_hint(folder)}")
     if not (folder / "config.json").is_file():
         raise InputError(f"{str(folder)!r} has no config.json, so it is no folder of a model")
     data = read_json(folder / "config.json")

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from bertsmith.bundled import model_folder
 from bertsmith.checkpoint.files import NewFolder, tensors_of
 from bertsmith.checkpoint.store import load, write_model
 from bertsmith.engines.artefact import read_artefact
@@ -73,7 +74,7 @@ def cut_vocabulary(model: Model, texts: Iterable[str], config: VocabularyConfig)
 
 def cut_vocabulary_folder(folder: str | Path, texts: Iterable[str], config: VocabularyConfig, out: Path) -> Figures:
     """The figures of a cut; the model in a folder, with the task beside it if it has one, is written to `out`."""
-    folder = Path(folder)
+    folder = model_folder(folder)
     artefact = read_artefact(folder)
     if artefact.precision != "float32" or artefact.engine == "onnxruntime":
         raise InputError(

@@ -7,6 +7,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from bertsmith.batches.examples import ExampleConfig, TaskBatch
+from bertsmith.bundled import model_folder, namesake_hint
 from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.engines.artefact import open_runner
 from bertsmith.engines.base import Runner
@@ -42,8 +43,8 @@ class Predictor:
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "cpu") -> Self:
         """The predictor in the folder of a fine-tuned model, or of an artefact made from one."""
-        kept = read_kept(Path(folder))
-        return cls(open_runner(Path(folder), device=device), kept)
+        kept = read_kept(folder)
+        return cls(open_runner(model_folder(folder), device=device), kept)
 
     @property
     def mean_layers(self) -> float | None:
@@ -93,9 +94,12 @@ def write_kept(kept: KeptTask, folder: Path) -> None:
     write_json(folder / TASK_FILE, kept.plain())
 
 
-def read_kept(folder: Path) -> KeptTask:
+def read_kept(folder: str | Path) -> KeptTask:
     """The task of the model in a folder."""
-    path = folder / TASK_FILE
+    path = model_folder(folder) / TASK_FILE
     if not path.is_file():
-        raise InputError(f"{str(folder)!r} has no {TASK_FILE}, so its model was not fine-tuned; use bertsmith finetune")
+        raise InputError(
+            f"{str(folder)!r} has no {TASK_FILE}, so its model was not fine-tuned; use bertsmith finetune"
+            f"{namesake_hint(folder)}"
+        )
     return KeptTask.parse(read_json(path), source=str(path))

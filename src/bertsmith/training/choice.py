@@ -30,7 +30,7 @@ class NetworkChoice(Record):
     network: ModelConfig | None = None
     """A config written out, instead of a preset."""
     folder: str | None = None
-    """A model folder, ours or Hugging Face's, to go on from, instead of fresh weights."""
+    """A bundled model or the folder of one, ours or Hugging Face's, to go on from, instead of fresh weights."""
     subnet: Subnet | None = None
     """The part of the folder's model to go on from, such as every second layer: subnet.depth = 0.5; None for all."""
 

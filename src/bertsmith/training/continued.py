@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ OF_A_FOLDER = ("dropout", "layer_drop")
 
 def read_folder(folder: str, overrides: Mapping[str, Any]) -> Model:
     """The encoder in a folder, in the precision that is trained in, dropping more or less if that is asked for."""
-    model = load(Path(folder)).float()
+    model = load(folder).float()
     check_encoder(model.config, folder)
     plain = model.config.plain()
     if "dropout" in overrides:

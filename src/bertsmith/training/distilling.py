@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from bertsmith.bundled import model_folder
 from bertsmith.checkpoint.store import load
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
@@ -50,7 +51,7 @@ def read_teacher(folder: str) -> Model:
 
 def check_task(config: DistillationConfig, task: Task[Any], student: Model, teacher: Model) -> None:
     """Raises a sentence if the teacher was not fine-tuned for the student's task with its labels."""
-    folder, head = Path(config.teacher), _task_head(student)
+    folder, head = model_folder(config.teacher), _task_head(student)
     own = _task_head(teacher)
     if own is None or head is None:
         raise InputError(

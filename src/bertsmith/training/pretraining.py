@@ -13,6 +13,7 @@ from bertsmith.batches.plan import Plan, SequenceConfig
 from bertsmith.batches.random import key
 from bertsmith.batches.shards import MANIFEST, TokenCorpus, read_manifest
 from bertsmith.batches.statistics import unigram_level
+from bertsmith.bundled import model_folder
 from bertsmith.errors import InputError
 from bertsmith.models.build import assemble, rebuild
 from bertsmith.models.config import ModelConfig
@@ -164,11 +165,12 @@ class PretrainSettings(Record):
         return self.model.folder is not None or self.generator.folder is not None
 
     @property
-    def inputs(self) -> tuple[str, ...]:
+    def inputs(self) -> tuple[Path, ...]:
         """The folders the run reads."""
         teacher = None if self.distillation is None else self.distillation.teacher
-        given = (self.data, self.branch, self.model.folder, self.generator.folder, teacher)
-        return tuple(path for path in given if path is not None)
+        models = (self.model.folder, self.generator.folder, teacher)
+        read = [Path(path) for path in (self.data, self.branch) if path is not None]
+        return (*read, *(model_folder(name) for name in models if name is not None))
 
     def _check_network(self, config: ModelConfig, vocabulary: int) -> None:
         """Raises a sentence if a network cannot read the sequences."""

@@ -1,11 +1,11 @@
 """The model a fine-tuning starts from: a folder's, or fresh weights with a tokenizer learned from the task's texts."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from bertsmith.bundled import NAMES, model_folder
 from bertsmith.checkpoint.files import read_json
 from bertsmith.checkpoint.hf import TWINS
 from bertsmith.checkpoint.store import read_config
@@ -26,7 +26,7 @@ class ModelSource(Record):
     """The network to start from."""
 
     name: str
-    """The folder of a model, ours or Hugging Face's, or a preset with fresh weights, such as "bert-mini"."""
+    """A bundled model, a folder, ours or Hugging Face's, or a preset with fresh weights, such as "bert-mini"."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Settings of the preset to change, such as layers or dropout; of a folder only dropout and layer_drop."""
     subnet: Subnet | None = None
@@ -69,7 +69,7 @@ def starting_config(source: ModelSource, vocabulary: int) -> ModelConfig:
 
 def described_config(source: ModelSource) -> ModelConfig:
     """The config by what is written of the network, without its weights and so without heads that only these show."""
-    path = Path(source.name) / "config.json"
+    path = model_folder(source.name) / "config.json"
     if source.is_preset or source.subnet is not None or not path.is_file():
         return starting_config(source, TokenizerChoice().vocabulary)
     data = read_json(path)
@@ -119,12 +119,16 @@ def with_task_head(model: Model, head: HeadConfig, *, seed: int) -> Model:
 
 
 def check_name(name: str) -> None:
-    """Raises a sentence if there is neither a preset nor a folder of this name."""
-    if name not in PRESETS and not Path(name).is_dir():
+    """Raises a sentence if there is neither a bundled model nor a preset nor a folder of this name."""
+    if name in PRESETS:
+        return
+    folder = model_folder(name)
+    if not folder.is_dir():
         raise InputError(
-            f"MODEL is {name!r}, which is neither the folder of a model nor a preset; {nearest(name, PRESETS)}"
+            f"MODEL is {name!r}, which is neither a bundled model nor the folder of a model nor a preset; "
+            f"{nearest(name, [*NAMES, *PRESETS])}"
         )
-    if name not in PRESETS and not (Path(name) / "config.json").is_file():
+    if not (folder / "config.json").is_file():
         raise InputError(f"MODEL {name!r} is not the folder of a model: it has no config.json")
 
 

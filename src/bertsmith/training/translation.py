@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from bertsmith.batches.loader import SpecialTokens
 from bertsmith.batches.pairs import PairConfig, PairPlan, PairReader, Pairs
+from bertsmith.bundled import model_folder
 from bertsmith.checkpoint.store import load
 from bertsmith.errors import InputError
 from bertsmith.models.build import build
@@ -157,7 +158,7 @@ def _fresh(choice: ModelSource, vocabulary: int) -> ModelConfig:
 
 
 def _loaded(folder: str) -> Seq2Seq:
-    if not Path(folder).is_dir():
+    if not model_folder(folder).is_dir():
         writers = [name for name in PRESETS if preset(name).decoder is not None]
         raise InputError(f"MODEL is {folder!r}; allowed: the folder of a model, {', '.join(writers)}")
     model = load(folder)

@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from bertsmith.ops.attention.inputs import AttentionInputs
 
@@ -27,6 +26,8 @@ def attention(inputs: AttentionInputs) -> Tensor:
     side = -1 if inputs.window is None else inputs.window
     if inputs.dropout > 0:
         return _with_dropout(inputs, starts, key_starts, (side, 0 if inputs.is_causal else side))
+    from torch.nn.attention.varlen import varlen_attn  # brings torch.compile's machinery along: a second
+
     # the longest stay Python numbers: as tensors they would recompile the kernel at every step
     mixed = varlen_attn(
         inputs.query,

@@ -16,7 +16,7 @@ class AugmentationConfig(Record):
     """New rows for distillation, words of the training rows being replaced; none unless a model is given."""
 
     model: str | None = None
-    """The folder of a masked language model that says what may stand in a word's place; None for no new rows."""
+    """A bundled model or the folder of one that says what may stand in a word's place; None for no new rows."""
     copies: int | None = Field(default=None, gt=0)
     """New rows of every text of a training row, fewer where some come out alike; None for 30, 20 or 10, the fewer the
     more rows there are (up to 20,000, up to 200,000, beyond)."""

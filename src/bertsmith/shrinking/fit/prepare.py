@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from bertsmith.bundled import model_folder
 from bertsmith.checkpoint.store import load
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
@@ -52,10 +53,10 @@ class Prepared:
 def prepare(settings: FitSettings) -> Prepared:
     """The model, the data and what is to be tried; a sentence if any of it cannot be used."""
     settings.budget.require_any()
-    folder = Path(settings.model)
+    folder = model_folder(settings.model)
     if not folder.is_dir():
         raise InputError(f"MODEL {settings.model!r} is no folder; give that of a fine-tuned model")
-    kept = read_kept(folder)
+    kept = read_kept(settings.model)
     table, train, notices = _tables(settings, kept)
     model = load(folder)
     if isinstance(model, Seq2Seq):
@@ -106,6 +107,6 @@ def _tables(settings: FitSettings, kept: KeptTask) -> tuple[Table, Table | None,
 
 def _learned_from(settings: FitSettings) -> bool:
     """Whether the model's recipe names the same data."""
-    recipe = Path(settings.model) / RECIPE
+    recipe = model_folder(settings.model) / RECIPE
     data = read_toml(recipe).get("data") if recipe.is_file() else None
     return isinstance(data, str) and Path(data).resolve() == Path(settings.data).resolve()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bertsmith.bundled import model_folder
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
@@ -63,7 +64,7 @@ class Search:
     ) -> None:
         self.prepared, self.settings, self.budget = prepared, prepared.settings, prepared.settings.budget
         self.store = store
-        source, measure = Path(self.settings.model), self.settings.measure
+        source, measure = model_folder(self.settings.model), self.settings.measure
         self.bench = Bench(source, prepared.quality, prepared.conditions, measure, store, measurer, work)
         self.estimates = Estimates(prepared.model, self.budget.percentile)
         self.watch: Watch = watch or (lambda what, done, total: None)

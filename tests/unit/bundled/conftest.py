@@ -1,0 +1,34 @@
+"""A tiny model in the place of the bundled one, in a working directory that has a folder of the same name."""
+
+from pathlib import Path
+
+import pytest
+
+import bertsmith
+from bertsmith import bundled
+from bertsmith.models.generator import attach, generator_of
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.support_desk import messages
+
+
+@pytest.fixture(scope="session")
+def tiny_box(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a pre-norm ConvBERT with a generator of half its width, in half precision."""
+    tokenizer = learn_tokenizer(messages(), "wordpiece", 300, lowercase=True, progress=False)
+    sizes = {"width": 32, "embedding_width": 16, "layers": 2, "heads": 4, "longest": 64}
+    config = bertsmith.preset("convbert-small", vocabulary=tokenizer.size, placement="pre", **sizes)
+    generator = bertsmith.build(generator_of(config, width=0.5, depth=0.5), seed=1)
+    model = attach(bertsmith.build(config, seed=0), generator, "full").eval()
+    model.tokenizer = tokenizer
+    folder = tmp_path_factory.mktemp("bundled") / "small"
+    bertsmith.save(model, folder, precision="float16")
+    return folder
+
+
+@pytest.fixture
+def boxed(tiny_box: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the tiny model, which "small" means; the working directory has another "small"."""
+    monkeypatch.setitem(bundled.FOLDERS, "small", tiny_box)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small").mkdir()
+    return tiny_box

@@ -1,0 +1,42 @@
+"""A wheel of this repository has the model in it: the README's lines run from the wheel alone."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+HOME = Path(__file__).parents[3]
+LINES = """
+import sys
+sys.path.insert(0, {place!r})
+import bertsmith
+model = bertsmith.load("small")
+filled = model.fill_mask("The capital of France is [MASK].")
+vectors = model.encode(["a text", "another one"])
+assert bertsmith.__file__.startswith({place!r}), bertsmith.__file__
+assert len(filled) == 1 and len(filled[0]) == 5 and tuple(vectors.shape)[0] == 2
+"""
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_readme_run_from_a_wheel(tmp_path: Path) -> None:
+    source, place = tmp_path / "source", tmp_path / "installed"
+    # a copy: building leaves folders behind, and takes in what earlier builds left
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(HOME / "src", source / "src", ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(HOME / name, source)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    build = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(tmp_path), str(source)]
+    done = subprocess.run(build, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("bertsmith-*.whl")
+    with ZipFile(wheel) as file:
+        file.extractall(place)
+    code = LINES.format(place=str(place))
+    # isolated: no PYTHONPATH, no working directory, only what is installed beside this interpreter
+    run = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr

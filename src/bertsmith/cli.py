@@ -51,7 +51,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "export": export_model,
     "serve": serve,
 }
-_PYTHON_ONLY = {"train", "dev"}  # what no flag could give
+_PYTHON_ONLY = {"train"}  # what no flag could give
 _SEVERAL = {"depths", "kinds", "learning_rates", "widths"}  # flags that take all the values that follow them
 
 

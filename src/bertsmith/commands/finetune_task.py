@@ -106,7 +106,12 @@ def task_settings(
         )
     else:
         parts = task_parts(plain["data"])
-        rows, answered = parts.read("train"), parts.find("dev")
+        rows = parts.read("train")
+        answered = None if plain.get("dev") is not None else parts.find("dev")
+    if plain.get("dev") is not None:
+        if answered is not None:
+            raise InputError(f"dev is {plain['dev']!r} and rows of dev are given as well; allowed: one of them")
+        answered = task_parts(plain["dev"], file_is="dev").read("dev")
     if "kind" not in plain.get("task", {}) or task is not None or columns:
         found = recognise(rows, task, columns, plain.get("task", {}), plain.get("data"), notices=notices)
         plain = {**plain, "task": found}
@@ -205,7 +210,7 @@ def _run(
 def input_paths(settings: "FinetuneSettings", start: "Model | None") -> list[Path]:
     """What a run reads and must not be written to: its data and its model, where they are on disk."""
     teacher = None if settings.distillation is None else settings.distillation.teacher
-    names = [settings.data, None if start is not None else settings.model.name, teacher]
+    names = [settings.data, settings.dev, None if start is not None else settings.model.name, teacher]
     return [Path(name) for name in names if name is not None and Path(name).exists()]
 
 

@@ -151,7 +151,7 @@ def test_weights_of_classes_are_those_of_torch(
 
 def test_a_frozen_encoder_rests_while_its_head_learns(tmp_path: Path) -> None:
     model, batch = make(), make_batch()
-    objective = Classes(is_frozen=True, layer_decay=0.8)
+    objective = Classes(frozen="all", layer_decay=0.8)
     states: list[bool] = []
     handles = [
         module.register_forward_pre_hook(lambda own, _: states.append(own.training))

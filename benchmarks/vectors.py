@@ -5,11 +5,11 @@
     python benchmarks/vectors.py MODEL --pairs runs/pairs --dev shared/data/glue/STS-B --rows 100000 \\
         --variant "kinds=same,altered" --variant "kinds=neighbours,spans task.scale=40 optimizer.learning_rate=1e-4"
 
-MODEL is a folder or a bundled name. Settings are those of recipes/finetune/vectors-small.toml; --set changes them for all
-runs. Every --variant is a run of its own: settings with spaces between them, and two words of this file, rows=… (so many
-pairs, drawn at random) and kinds=… (of pairs, with commas). One line of JSON is printed for the model as it is (the mean
-of its states) and one for each run. --out gets the model with the encoder of the best run, all of its own heads, its
-generator, and the embedder.
+MODEL is a folder or a bundled name. Settings are those of recipes/finetune/vectors-small.toml; --set changes them for
+all runs. Every --variant is a run of its own: settings with spaces between them, and two words of this file, rows=… (so
+many pairs, drawn at random) and kinds=… (of pairs, with commas). One line of JSON is printed for the model as it is, by
+the mean of its states, and one for each run. --out gets the model with the encoder of the best run, all of its own
+heads, its generator, and the embedder.
 """
 
 import argparse
@@ -29,9 +29,10 @@ from bertsmith.tasks.parts import task_parts
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "finetune" / "vectors-small.toml"
 OWN = ("rows", "kinds")
+Rows = list[dict[str, Any]]
 
 
-def spearman(model: Model, dev: list[dict[str, Any]], device: str) -> float:
+def spearman(model: Model, dev: Rows, device: str) -> float:
     """The rank correlation of the cosines with the numbers of dev, in percent."""
     model = model.to(device)
     first, second = (
@@ -42,17 +43,22 @@ def spearman(model: Model, dev: list[dict[str, Any]], device: str) -> float:
     return similarity_judgement(cosines, np.array([float(row["label"]) for row in dev]), None).score
 
 
-def chosen(pairs: list[dict[str, Any]], kinds: str | None, rows: int | None) -> list[dict[str, Any]]:
+def chosen(pairs: Rows, kinds: str | None, rows: int | None) -> Rows:
     """The pairs of some kinds, so many of them, in no order."""
     kept = [row for row in pairs if kinds is None or row["kind"] in kinds.split(",")]
     if not kept:
-        raise SystemExit(f"no pair is of the kinds {kinds}; there are {', '.join(sorted({row['kind'] for row in pairs}))}")
+        there = ", ".join(sorted({row["kind"] for row in pairs}))
+        raise SystemExit(f"no pair is of the kinds {kinds}; there are {there}")
     random.Random(0).shuffle(kept)
     return kept[:rows]
 
 
 def learned(
-    model: Model, pairs: list[dict[str, Any]], dev: list[dict[str, Any]], words: list[str], arguments: argparse.Namespace
+    model: Model,
+    pairs: Rows,
+    dev: Rows,
+    words: list[str],
+    arguments: argparse.Namespace,
 ) -> tuple[dict[str, Any], Model]:
     """The figures of one run, and the model with what its encoder learned."""
     own = {name: value for name, _, value in (word.partition("=") for word in words) if name in OWN}

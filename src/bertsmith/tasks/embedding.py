@@ -209,9 +209,9 @@ class Embedding(Task[EmbeddingExample]):
         """The task for a table whose column of numbers the training data did not have: they tell the range."""
         if label is None or label == self.label or self.alike:
             return self
-        values = [table.number(index, label) for index in range(len(table))]
-        has_range = min(values, default=0) < max(values, default=0)
-        return self.changed(lowest=min(values), highest=max(values)) if has_range else self
+        values = {table.number(index, label) for index in range(len(table))}
+        # two numbers are no degrees: 0 and 1 would be labels
+        return self.changed(lowest=min(values), highest=max(values)) if len(values) > 2 else self
 
     def _value(self, table: Table, index: int, column: str) -> float:
         if self.alike:

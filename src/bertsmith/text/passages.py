@@ -143,9 +143,7 @@ def _altered(passages: Passages, draw: Random) -> Pair | None:
     if sentence is None:
         return None
     chances = [(word, draw.random()) for word in sentence.split()]
-    changed = (
-        word if chance > 2 * _ALTERED else f"{word} {word}" for word, chance in chances if chance > _ALTERED
-    )
+    changed = (word if chance > 2 * _ALTERED else f"{word} {word}" for word, chance in chances if chance > _ALTERED)
     return sentence, " ".join(changed)
 
 

@@ -77,9 +77,10 @@ def read_titled(
         if ending.startswith(".txt"):
             yield from ((None, document) for document in read_documents([file], field, watch))
             continue
-        place, rows = ("row", parquet_rows(file, None, watch)) if ending == ".parquet" else ("line", read_rows(file, watch))
-        for number, row in rows:
-            document, name = text_of(row, field, file, number, place), row.get(title)
+        is_parquet = ending == ".parquet"
+        for number, row in parquet_rows(file, None, watch) if is_parquet else read_rows(file, watch):
+            document = text_of(row, field, file, number, "row" if is_parquet else "line")
+            name = row.get(title)
             if is_visible(document):
                 yield (name.strip() or None) if isinstance(name, str) else None, document
 

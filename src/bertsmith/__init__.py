@@ -28,6 +28,7 @@ _HOMES = {
     "fit": "bertsmith.commands.fit",
     "inspect": "bertsmith.commands.inspect",
     "load": "bertsmith.checkpoint.store",
+    "pairs": "bertsmith.commands.pairs",
     "predict": "bertsmith.commands.predict",
     "preset": "bertsmith.models.published",
     "pretrain": "bertsmith.commands.pretrain",
@@ -57,6 +58,7 @@ __all__ = [
     "fit",
     "inspect",
     "load",
+    "pairs",
     "predict",
     "preset",
     "pretrain",
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from bertsmith.commands.finetune import finetune
     from bertsmith.commands.fit import fit
     from bertsmith.commands.inspect import inspect
+    from bertsmith.commands.pairs import pairs
     from bertsmith.commands.predict import predict
     from bertsmith.commands.pretrain import pretrain
     from bertsmith.commands.serve import serve

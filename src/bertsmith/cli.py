@@ -17,6 +17,7 @@ from bertsmith.commands.exchange import export_model, import_model
 from bertsmith.commands.finetune import finetune
 from bertsmith.commands.fit import fit
 from bertsmith.commands.inspect import inspect
+from bertsmith.commands.pairs import pairs
 from bertsmith.commands.predict import predict
 from bertsmith.commands.pretrain import pretrain
 from bertsmith.commands.serve import serve
@@ -37,6 +38,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": demo,
     "tokenizer": tokenizer,
     "corpus": corpus,
+    "pairs": pairs,
     "pretrain": pretrain,
     "compare": compare,
     "finetune": finetune,
@@ -49,8 +51,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "export": export_model,
     "serve": serve,
 }
-_PYTHON_ONLY = {"train", "dev"}  # what no flag could give
-_SEVERAL = {"depths", "learning_rates", "widths"}  # flags that take all the values that follow them
+_PYTHON_ONLY = {"train"}  # what no flag could give
+_SEVERAL = {"depths", "kinds", "learning_rates", "widths"}  # flags that take all the values that follow them
 
 
 def _for_the_command_line(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,9 +27,10 @@ def test_a_recipe_takes_two_steps(path: Path, tmp_path: Path) -> None:
     figures = bertsmith.finetune("bert-tiny", recipe=path, data=data, out=out, set=changes, device="cpu")
     assert figures["steps"] == 2
     recorded, shipped = read_toml(out / "recipe.toml"), read_toml(path)
+    here = {change.partition("=")[0] for change in changes}
     for group, settings in shipped.items():
         for name, value in settings.items():
-            if (group, name) != ("run", "epochs"):
+            if f"{group}.{name}" not in here:
                 own = recorded[group][name]
                 assert own == value or own.items() >= value.items(), (group, name)
     # the resolved recipe beside the result reruns the run

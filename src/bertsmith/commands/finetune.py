@@ -15,6 +15,7 @@ def finetune(
     model: Any = None,
     *,
     data: str | None = None,
+    dev: Any = None,
     out: Path | None = None,
     task: str | None = None,
     column: list[str] | None = None,
@@ -35,7 +36,6 @@ def finetune(
     resume: bool = False,
     force: bool = False,
     train: Sequence[Any] | None = None,
-    dev: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
     """Train a model for a task, evaluate it on dev, and leave it in a folder.
 
@@ -47,6 +47,9 @@ def finetune(
     data
         A folder with train.jsonl and dev.jsonl (or .csv, .tsv, .parquet), one such file, GLUE's or SQuAD's own files,
         or a name on the hub such as glue/mrpc.
+    dev
+        Where to take the rows that are evaluated on, if not from data: a folder with a dev part, a file, or a name on
+        the hub; in Python also the rows themselves, with train.
     out
         The folder to write: the model, report.html, result.json, predictions of dev, log.jsonl and recipe.toml. In
         Python it may be left out where train is given: nothing is kept then but what comes back.
@@ -93,8 +96,6 @@ def finetune(
         Replace an earlier run in --out.
     train
         In Python, instead of data: rows as mappings, or tuples of a text (or two) and its label.
-    dev
-        Likewise what is evaluated on.
     """
     from bertsmith.commands.finetune_search import finetune_search, search_of
     from bertsmith.commands.finetune_task import finetune_task, is_translation, resolved, task_settings
@@ -115,7 +116,9 @@ def finetune(
             plain["model"] = {**plain.get("model", {}), "name": model_text(teacher)}
     if "name" not in plain.get("model", {}):
         raise InputError("MODEL is not given and no recipe names one; give a bundled model, a folder or a preset")
-    given = {"data": None if data is None else str(data), "source": source, "target": target}
+    elsewhere, dev = (str(dev), None) if isinstance(dev, str | Path) else (None, dev)
+    named = {"data": None if data is None else str(data), "dev": elsewhere}
+    given = {**named, "source": source, "target": target}
     plain |= {name: value for name, value in given.items() if value is not None}
     flags = {
         "run.epochs": epochs,

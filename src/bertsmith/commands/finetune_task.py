@@ -107,7 +107,12 @@ def task_settings(
         )
     else:
         parts = task_parts(plain["data"])
-        rows, answered = parts.read("train"), parts.find("dev")
+        rows = parts.read("train")
+        answered = None if plain.get("dev") is not None else parts.find("dev")
+    if plain.get("dev") is not None:
+        if answered is not None:
+            raise InputError(f"dev is {plain['dev']!r} and rows of dev are given as well; allowed: one of them")
+        answered = task_parts(plain["dev"], file_is="dev").read("dev")
     if "kind" not in plain.get("task", {}) or task is not None or columns:
         found = recognise(rows, task, columns, plain.get("task", {}), plain.get("data"), notices=notices)
         plain = {**plain, "task": found}
@@ -208,7 +213,7 @@ def input_paths(settings: "FinetuneSettings", start: "Model | None") -> list[Pat
     teacher = None if settings.distillation is None else settings.distillation.teacher
     models = [None if start is not None else settings.model.name, teacher]
     paths = [model_folder(name) for name in models if name is not None]
-    paths += [] if settings.data is None else [Path(settings.data)]
+    paths += [Path(name) for name in (settings.data, settings.dev) if name is not None]
     return [path for path in paths if path.exists()]
 
 

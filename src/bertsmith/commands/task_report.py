@@ -121,6 +121,6 @@ def _facts(settings: "FinetuneSettings", figures: Mapping[str, Any]) -> dict[str
     }
     if encoder.layer_decay != 1:
         facts["Rate of each layer below"] = f"× {encoder.layer_decay:g}"
-    if encoder.is_frozen:
-        facts["Encoder"] = "frozen"
+    if encoder.frozen != "none":
+        facts["Frozen"] = {"embedding": "the embedding", "all": "the encoder"}[encoder.frozen]
     return facts

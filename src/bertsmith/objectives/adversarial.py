@@ -59,7 +59,7 @@ class Adversarial(Objective[TaskBatch, TaskBatch]):
     config: AdversarialConfig
 
     def __post_init__(self) -> None:
-        if self.task.is_frozen:
+        if self.task.frozen == "all":
             kind = self.config.kind
             raise InputError(f"adversarial.kind is {kind!r} and the encoder is frozen, so that it cannot learn from it")
 

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Te
 from bertsmith.objectives.beliefs import taught
 from bertsmith.objectives.class_sums import class_sums, wide
 
+Frozen = Literal["none", "embedding", "all"]
+"""What of an encoder keeps its weights: nothing, the tables it begins with, or all of it, so that only heads learn."""
+
 
 @dataclass(frozen=True)
 class Supervised(Objective[TaskBatch, TaskBatch]):
@@ -29,8 +32,8 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
 
     layer_decay: float = 1.0
     """What the learning rate is multiplied by from each depth to the one below, as ELECTRA does it."""
-    is_frozen: bool = False
-    """Whether the encoder keeps its weights and only the head learns."""
+    frozen: Frozen = "none"
+    """What of the encoder keeps its weights; one that keeps all rests: without dropout."""
 
     @property
     def terms(self) -> dict[str, Term]:  # type: ignore[override]
@@ -56,7 +59,7 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
 
     def outputs(self, model: Model, batch: TaskBatch, disturb: Disturbance | None = None) -> Tensor:
         """What the head says; `disturb` changes the vectors that enter the encoder."""
-        if not self.is_frozen:
+        if self.frozen != "all":
             return model.outputs(batch.tokens, batch.layout, batch.types, disturb=disturb)
         with resting(model.encoder):
             return model.outputs(batch.tokens, batch.layout, batch.types, disturb=disturb)
@@ -93,8 +96,9 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
         At depth d it is decay^(layers + 2 - d) of the head's: the embedding is at depth 0, the first layer at 1 and the
         heads at layers + 2, so that the top layer has decay², not decay (ELECTRA's code; ConvBERT's as well).
         """
-        if self.is_frozen:
-            model.encoder.requires_grad_(False)
+        kept = {"none": (), "embedding": (model.encoder.embedding,), "all": (model.encoder,)}
+        for part in kept[self.frozen]:
+            part.requires_grad_(False)
         depths = parameter_depths(model)
         top = len(model.config.encoder.layers) + 2
         groups: dict[int, list[nn.Parameter]] = {}

@@ -27,6 +27,13 @@ class Ragged:
         tokens = np.concatenate([empty, *(np.asarray(sequence, dtype=np.int32) for sequence in sequences)])
         return cls(tokens, np.concatenate([[0], np.cumsum(lengths)]))
 
+    @classmethod
+    def joined(cls, parts: Sequence["Ragged"]) -> "Ragged":
+        """The sequences of all parts, one after the other."""
+        tokens = np.concatenate([np.empty(0, dtype=np.int32), *(part.tokens for part in parts)])
+        lengths = np.concatenate([np.empty(0, dtype=np.int64), *(part.lengths for part in parts)])
+        return cls(tokens, np.concatenate([[0], np.cumsum(lengths)]))
+
     def __len__(self) -> int:
         return len(self.starts) - 1
 

@@ -117,10 +117,11 @@ class Embedding(Task[EmbeddingExample]):
         columns = self._columns(table)
         texts = [name for name in (columns["text"], columns["pair"], columns["negative"]) if name is not None]
         label = columns["label"]
+        task = self._of_range(table, label)
         return [
             EmbeddingExample(
                 tuple(table.text(index, name) for name in texts),
-                math.nan if label is None else self._value(table, index, label),
+                math.nan if label is None else task._value(table, index, label),
             )
             for index in range(len(table))
         ]
@@ -151,7 +152,8 @@ class Embedding(Task[EmbeddingExample]):
     def answers(
         self, examples: Sequence[EmbeddingExample], features: Features, outputs: Sequence[np.ndarray]
     ) -> list[dict[str, Any]]:
-        return embedding_answers(examples, outputs, all_alike=self.label is None)
+        is_told = any(not math.isnan(example.value) for example in examples)
+        return embedding_answers(examples, outputs, all_alike=self.label is None and not is_told)
 
     def judged(self, examples: Sequence[EmbeddingExample], answers: Sequence[Mapping[str, Any]]) -> Judgement:
         if len(examples[0].texts) == 1:
@@ -195,13 +197,21 @@ class Embedding(Task[EmbeddingExample]):
     def _columns(self, table: Table) -> Columns:
         """The columns of a table: those of the task, or the usual ones where it has none of that name.
 
-        What is learned from texts alone is often evaluated on pairs with numbers.
+        What is learned from texts alone, or from pairs made of them, is often evaluated on pairs with numbers.
         """
         own = {"text": self.text, "pair": self.pair, "negative": self.negative, "label": self.label}
-        if self.loss != "dropout" or not len(table) or self.text in table.rows[0]:
+        if self.loss not in ("dropout", "in_batch") or not len(table) or self.text in table.rows[0]:
             return own
         found = embedding_columns(table.rows[0])
         return own if found["text"] is None else found
+
+    def _of_range(self, table: Table, label: str | None) -> "Embedding":
+        """The task for a table whose column of numbers the training data did not have: they tell the range."""
+        if label is None or label == self.label or self.alike:
+            return self
+        values = {table.number(index, label) for index in range(len(table))}
+        # two numbers are no degrees: 0 and 1 would be labels
+        return self.changed(lowest=min(values), highest=max(values)) if len(values) > 2 else self
 
     def _value(self, table: Table, index: int, column: str) -> float:
         if self.alike:

@@ -56,9 +56,7 @@ def read_documents(files: Iterable[str | Path], field: str = "text", watch: Watc
     .parquet files every row of the column `field` is one.
     """
     for file in map(Path, files):
-        ending = _ending(file)
-        if not ending:
-            raise InputError(f"file {str(file)!r} has no known ending; allowed: {', '.join(ENDINGS)}")
+        ending = _known_ending(file)
         if ending == ".parquet":
             documents = _parquet_documents(file, field, watch)
         elif ending.startswith(".jsonl"):
@@ -68,6 +66,23 @@ def read_documents(files: Iterable[str | Path], field: str = "text", watch: Watc
         for document in documents:
             if is_visible(document):
                 yield document
+
+
+def read_titled(
+    files: Iterable[str | Path], field: str = "text", title: str = "title", watch: Watch | None = None
+) -> Iterator[tuple[str | None, str]]:
+    """The documents as `read_documents` gives them, each after its title; None where a row has no text in `title`."""
+    for file in map(Path, files):
+        ending = _known_ending(file)
+        if ending.startswith(".txt"):
+            yield from ((None, document) for document in read_documents([file], field, watch))
+            continue
+        is_parquet = ending == ".parquet"
+        for number, row in parquet_rows(file, None, watch) if is_parquet else read_rows(file, watch):
+            document = text_of(row, field, file, number, "row" if is_parquet else "line")
+            name = row.get(title)
+            if is_visible(document):
+                yield (name.strip() or None) if isinstance(name, str) else None, document
 
 
 def first_texts(file: Path, most: int, field: str = "text") -> list[str]:
@@ -87,6 +102,14 @@ def _ending(file: Path) -> str:
     """The known ending of a file name, or nothing."""
     name = file.name.lower()
     return next((ending for ending in ENDINGS if name.endswith(ending)), "")
+
+
+def _known_ending(file: Path) -> str:
+    """The ending of a file name, or a sentence if it is not known."""
+    ending = _ending(file)
+    if not ending:
+        raise InputError(f"file {str(file)!r} has no known ending; allowed: {', '.join(ENDINGS)}")
+    return ending
 
 
 def _text_documents(file: Path, watch: Watch | None) -> Iterator[str]:
@@ -150,11 +173,11 @@ def read_rows(file: Path, watch: Watch | None = None) -> Iterator[tuple[int, dic
         yield number, row
 
 
-def text_of(row: dict[str, Any], field: str, file: Path, number: int) -> str:
+def text_of(row: dict[str, Any], field: str, file: Path, number: int, place: str = "line") -> str:
     """The text in a field of a row; `file` and `number` say where the row stands, for the sentence if there is none."""
     if field not in row:
-        raise InputError(f"file {str(file)!r} line {number} has no field {field!r}; {nearest(field, row)}")
-    return _checked(row[field], field, file, f"line {number}")
+        raise InputError(f"file {str(file)!r} {place} {number} has no field {field!r}; {nearest(field, row)}")
+    return _checked(row[field], field, file, f"{place} {number}")
 
 
 def is_visible(text: str) -> bool:

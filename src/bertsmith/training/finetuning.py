@@ -18,7 +18,7 @@ from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig
 from bertsmith.objectives.distillation.objective import Distillation, named
-from bertsmith.objectives.supervised import Supervised
+from bertsmith.objectives.supervised import Frozen, Supervised
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Judgement
@@ -89,8 +89,17 @@ class EncoderLearning(Record):
     layer_decay: float = Field(default=1.0, gt=0, le=1)
     """What the learning rate is multiplied by from each depth to the one below it; the top layer of an encoder has the
     square of it, as in ELECTRA's code (0.8 there)."""
-    is_frozen: bool = False
-    """Whether it keeps its weights, so that only the head learns."""
+    frozen: Frozen = "none"
+    """What of it keeps its weights: "none"; its "embedding", which a generator may share; or "all", so that only the
+    head learns."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_old_name(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "is_frozen" in data:
+            said, now = ("true", "all") if data["is_frozen"] else ("false", "none")
+            raise ValueError(f"is_frozen is {said}, which is called frozen now; allowed in its place: frozen = {now!r}")
+        return data
 
 
 class FinetuneSettings(Record):
@@ -98,6 +107,8 @@ class FinetuneSettings(Record):
 
     data: str | None = None
     """A folder with the parts of a task, a file, or a name on the hub."""
+    dev: str | None = None
+    """Another one, whose dev part is evaluated on; None for that of data."""
     model: ModelSource
     tokenizer: TokenizerChoice = TokenizerChoice()
     task: AnyTask
@@ -131,8 +142,10 @@ class FinetuneSettings(Record):
     @model_validator(mode="after")
     def _check_adversarial(self) -> "FinetuneSettings":
         kind = self.adversarial.kind
-        if kind != "none" and self.encoder.is_frozen:
-            raise ValueError(f"adversarial.kind is {kind!r} and encoder.is_frozen is true; allowed: false")
+        if kind != "none" and self.encoder.frozen == "all":
+            raise ValueError(
+                f"adversarial.kind is {kind!r} and encoder.frozen is 'all'; allowed with it: 'none', 'embedding'"
+            )
         if kind != "none" and self.run.compile != "off":
             raise ValueError(f"adversarial.kind is {kind!r} and run.compile is {self.run.compile!r}; allowed: 'off'")
         return self
@@ -143,7 +156,7 @@ class FinetuneSettings(Record):
             return self
         others = {
             "adversarial.kind": (self.adversarial.kind, "none"),
-            "encoder.is_frozen": (self.encoder.is_frozen, False),
+            "encoder.frozen": (self.encoder.frozen, "none"),
             "run.compile": (self.run.compile, "off"),
         }
         for name, (value, allowed) in others.items():
@@ -280,6 +293,9 @@ def starting_model(
         model = starting_encoder(settings.model, settings.tokenizer, texts, seed=seed, given=tokenizer)
     else:
         model = copy.deepcopy(start).cpu().float()
+        for parameter in model.parameters():
+            # an earlier fine-tuning in this process may have frozen it
+            parameter.requires_grad_(parameter.is_floating_point())
         model = model if settings.model.subnet is None else extract(model, settings.model.subnet)
     settings.head.features.check_depth(len(model.config.encoder.layers))
     return with_rounding(
@@ -292,7 +308,7 @@ def learning(
 ) -> Supervised | Adversarial | Distillation:
     """A task's objective with the ways of learning that the settings ask for."""
     encoder = settings.encoder
-    task = replace(objective, layer_decay=encoder.layer_decay, is_frozen=encoder.is_frozen)
+    task = replace(objective, layer_decay=encoder.layer_decay, frozen=encoder.frozen)
     if settings.distillation is None:
         return settings.adversarial.applied(task)
     terms, layers = named(settings.distillation.terms), settings.distillation.layers

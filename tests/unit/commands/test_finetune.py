@@ -147,7 +147,7 @@ def test_several_evaluations_an_epoch(data: Path, tmp_path: Path) -> None:
 
 def test_a_frozen_encoder_learns_at_the_rate_of_heads(run: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    bertsmith.finetune(run, data=data, out=out, epochs=1, set=["encoder.is_frozen=true"], device="cpu")
+    bertsmith.finetune(run, data=data, out=out, epochs=1, set=["encoder.frozen=all"], device="cpu")
     assert read_toml(out / "recipe.toml")["optimizer"]["learning_rate"] == 1e-3
     before, after = (read_tensors(folder / "model.safetensors") for folder in (run, out))
     assert {name.split(".")[0] for name in before if not before[name].equal(after[name])} == {"heads"}

@@ -177,7 +177,7 @@ def test_a_teacher_with_labels_in_another_order_is_found_out(data: Path, teacher
 def test_what_cannot_go_together(data: Path, teacher: Path, tmp_path: Path) -> None:
     for change, words in (
         ("adversarial.kind=sift", "adversarial.kind is 'sift'; allowed with it: 'none'"),
-        ("encoder.is_frozen=true", "encoder.is_frozen is True"),
+        ("encoder.frozen=all", "encoder.frozen is 'all'"),
         ("run.compile=whole", "run.compile is 'whole'"),
         ("model.subnet.depth=0.5", "subnet cuts the model of a folder"),
         ('distillation.terms=[{kind="logits"}]', "logits"),

@@ -157,7 +157,7 @@ SETTINGS = [
     "model.overrides={layers=3, width=16, heads=2, dropout=0.1}",
     "tokenizer.vocabulary=270",
     "batch.examples=4",
-    "encoder.is_frozen=true",
+    "encoder.frozen=all",
     'run.choose="last"',
     "optimizer.learning_rate=1e-2",
 ]
@@ -197,7 +197,7 @@ def test_a_frozen_encoder_drops_nothing_and_repeats_by_its_seed() -> None:
     tokens, layout = _packed(_tokens())
     item = torch.arange(len(LENGTHS))
     batch = TaskBatch(tokens, layout, None, item, {"tags": torch.zeros_like(tokens)}, len(tokens))
-    objective = Tags(is_frozen=True)
+    objective = Tags(frozen="all")
     objective.portions(model)
     model.train()
     first, second = objective.outputs(model, batch), objective.outputs(model, batch)
@@ -206,7 +206,7 @@ def test_a_frozen_encoder_drops_nothing_and_repeats_by_its_seed() -> None:
     objective.sums(first, batch).loss.backward()
     assert all(weight.grad is None for weight in model.encoder.parameters())
     assert all(weight.grad is not None for weight in model.task_head.parameters())
-    loose = Tags(is_frozen=False)
+    loose = Tags(frozen="none")
     assert not torch.equal(loose.outputs(model, batch), loose.outputs(model, batch))
 
 

@@ -237,7 +237,7 @@ def test_a_task_that_does_not_say_what_its_outputs_mean_is_refused() -> None:
 
 def test_a_frozen_encoder_is_refused() -> None:
     with pytest.raises(InputError, match="encoder is frozen"):
-        Adversarial(Classes(is_frozen=True), AdversarialConfig(kind="vat"))
+        Adversarial(Classes(frozen="all"), AdversarialConfig(kind="vat"))
 
 
 SETTINGS = {"model": {"name": "bert-tiny"}, "task": {"kind": "classification"}}
@@ -258,7 +258,7 @@ def test_settings_choose_it() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
-    [({"encoder": {"is_frozen": True}}, "encoder.is_frozen is true"), ({"run": {"compile": "whole"}}, "run.compile")],
+    [({"encoder": {"frozen": "all"}}, "encoder.frozen is 'all'"), ({"run": {"compile": "whole"}}, "run.compile")],
 )
 def test_settings_that_do_not_go_with_it(changes: dict, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):

@@ -149,9 +149,20 @@ def test_weights_of_classes_are_those_of_torch(
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-7 if weights else 1e-10)
 
 
+def test_a_frozen_embedding_still_drops(tmp_path: Path) -> None:
+    model, batch = make(), make_batch()
+    states: list[bool] = []
+    handle = model.encoder.embedding.register_forward_pre_hook(lambda own, _: states.append(own.training))
+    found = step_gradients(model, Classes(frozen="embedding", layer_decay=0.8), [batch], tmp_path)
+    handle.remove()
+    kept = {name for name, _ in model.named_parameters() if not name.startswith("encoder.embedding.")}
+    assert found.keys() == kept
+    assert states == [True]
+
+
 def test_a_frozen_encoder_rests_while_its_head_learns(tmp_path: Path) -> None:
     model, batch = make(), make_batch()
-    objective = Classes(is_frozen=True, layer_decay=0.8)
+    objective = Classes(frozen="all", layer_decay=0.8)
     states: list[bool] = []
     handles = [
         module.register_forward_pre_hook(lambda own, _: states.append(own.training))

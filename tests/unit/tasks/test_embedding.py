@@ -1,5 +1,6 @@
 """Vectors of texts: what columns say, targets, answers, and a run for every loss."""
 
+import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -106,6 +107,19 @@ def test_texts_may_be_evaluated_on_pairs() -> None:
     judgement = task.judged(examples, [{"answer": example.value} for example in examples])
     assert judgement.metric == "spearman"
     assert judgement.score == pytest.approx(100)
+
+
+def test_pairs_may_be_evaluated_on_numbers_elsewhere(tmp_path: Path) -> None:
+    rows = [{**row, "label": 0.5 * index} for index, row in enumerate(GRADED)]
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = finetuned(POSITIVES, dev=tmp_path / "dev.jsonl", out=tmp_path / "run")
+    assert result["metric"] == "spearman"
+    answers = [json.loads(line) for line in (tmp_path / "run" / "dev.predictions.jsonl").read_text().splitlines()]
+    assert not any("rank" in answer for answer in answers)
+    task = Predictor.load(tmp_path / "run").task
+    assert [example.value for example in task.examples(table_of(rows, "dev"))] == pytest.approx(np.linspace(0, 1, 11))
+    with pytest.raises(InputError, match="rows of dev are given as well"):
+        finetuned(POSITIVES, dev=POSITIVES, settings=["dev=elsewhere"])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from bertsmith.runtime.rows import Table
 from bertsmith.runtime.sequences import Features, Ragged, TextEncoding
 
 _CHUNK = 1024  # texts that are compared with all others at once
+_ENCODED = 1 << 14  # texts that are made tokens of at once
 _DECIMALS = 7  # of the vectors that are written
 
 
@@ -44,10 +45,7 @@ def asked_texts(table: Table, index: int, text: str, pair: str | None) -> Embedd
 
 def embedding_features(examples: Sequence[EmbeddingExample], encoding: TextEncoding) -> Features:
     """A sequence for every text, those of an example in one item; targets "texts", equal where texts are."""
-    made = encoding.tokenizer.encode(
-        [text for example in examples for text in example.texts], None, encoding.length, padding=False
-    )
-    tokens = Ragged.of(made["input_ids"])
+    tokens, types = _sequences([text for example in examples for text in example.texts], encoding)
     counts = np.array([len(example.texts) for example in examples], dtype=np.int64)
     values = np.array([example.value for example in examples], dtype=np.float32)
     targets: dict[str, np.ndarray | Ragged] = {"texts": text_numbers(examples, int(counts.max(initial=1)))}
@@ -55,12 +53,23 @@ def embedding_features(examples: Sequence[EmbeddingExample], encoding: TextEncod
         targets["value"] = values
     return Features(
         tokens,
-        Ragged.of(made["token_type_ids"]) if encoding.has_types else None,
+        types if encoding.has_types else None,
         np.concatenate([[0], np.cumsum(counts)]),
         np.arange(len(examples)),
         targets,
         int((tokens.lengths == encoding.length).sum()),
     )
+
+
+def _sequences(texts: Sequence[str], encoding: TextEncoding) -> tuple[Ragged, Ragged]:
+    """The tokens of texts and their types; half a million pairs would take gigabytes to encode at once."""
+    tokens: list[Ragged] = []
+    types: list[Ragged] = []
+    for begin in range(0, len(texts), _ENCODED):
+        made = encoding.tokenizer.encode(texts[begin : begin + _ENCODED], None, encoding.length, padding=False)
+        tokens.append(Ragged.of(made["input_ids"]))
+        types.append(Ragged.of(made["token_type_ids"]))
+    return Ragged.joined(tokens), Ragged.joined(types)
 
 
 def embedding_answers(

@@ -98,7 +98,7 @@ def completed(given: FinetuneSettings, plain: Mapping[str, Any], config: ModelCo
         name,
         examples=examples,
         is_fresh=given.model.is_preset,
-        is_frozen=given.encoder.is_frozen,
+        is_frozen=given.encoder.frozen == "all",
     )
     defaults = recipe.plain()
     said: dict[str, Any] = {"data": given.data, "model": given.model.plain(), "task": given.task.plain()}

@@ -1,0 +1,126 @@
+"""How good the vectors of a model are on STS-B, before and after they are learned from text alone.
+
+    python -c 'import bertsmith; bertsmith.pairs(["shared/data/corpus/wikipedia-en"], out="runs/pairs")'
+    python benchmarks/vectors.py MODEL --pairs runs/pairs --dev shared/data/glue/STS-B --out runs/small
+    python benchmarks/vectors.py MODEL --pairs runs/pairs --dev shared/data/glue/STS-B --rows 100000 \\
+        --variant "kinds=same,altered" --variant "kinds=neighbours,spans task.scale=40 optimizer.learning_rate=1e-4"
+
+MODEL is a folder or a bundled name. Settings are those of recipes/finetune/vectors-small.toml; --set changes them for
+all runs. Every --variant is a run of its own: settings with spaces between them, and two words of this file, rows=… (so
+many pairs, drawn at random) and kinds=… (of pairs, with commas). One line of JSON is printed for the model as it is, by
+the mean of its states, and one for each run. --out gets the model with the encoder of the best run, all of its own
+heads, its generator, and the embedder.
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import bertsmith
+from bertsmith.models.joining import with_encoder
+from bertsmith.models.model import Model
+from bertsmith.tasks.metrics.similarity import similarity_judgement
+from bertsmith.tasks.parts import task_parts
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "finetune" / "vectors-small.toml"
+OWN = ("rows", "kinds")
+Rows = list[dict[str, Any]]
+
+
+def spearman(model: Model, dev: Rows, device: str) -> float:
+    """The rank correlation of the cosines with the numbers of dev, in percent."""
+    model = model.to(device)
+    first, second = (
+        torch.nn.functional.normalize(model.encode([row[name] for row in dev], batch_size=128).double(), dim=-1)
+        for name in ("sentence1", "sentence2")
+    )
+    cosines = (first * second).sum(-1).cpu().numpy()
+    return similarity_judgement(cosines, np.array([float(row["label"]) for row in dev]), None).score
+
+
+def chosen(pairs: Rows, kinds: str | None, rows: int | None) -> Rows:
+    """The pairs of some kinds, so many of them, in no order."""
+    kept = [row for row in pairs if kinds is None or row["kind"] in kinds.split(",")]
+    if not kept:
+        there = ", ".join(sorted({row["kind"] for row in pairs}))
+        raise SystemExit(f"no pair is of the kinds {kinds}; there are {there}")
+    random.Random(0).shuffle(kept)
+    return kept[:rows]
+
+
+def learned(
+    model: Model,
+    pairs: Rows,
+    dev: Rows,
+    words: list[str],
+    arguments: argparse.Namespace,
+) -> tuple[dict[str, Any], Model]:
+    """The figures of one run, and the model with what its encoder learned."""
+    own = {name: value for name, _, value in (word.partition("=") for word in words) if name in OWN}
+    settings = [word for word in words if word.partition("=")[0] not in OWN]
+    rows = chosen(pairs, own.get("kinds"), int(own["rows"]) if "rows" in own else arguments.rows)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    result = bertsmith.finetune(
+        model,
+        train=rows,
+        dev=dev,
+        recipe=RECIPE,
+        set=[*arguments.set, *settings],
+        seed=arguments.seed,
+        device=arguments.device,
+    )
+    joined = with_encoder(model.cpu(), result.model.cpu().float())
+    figures = {
+        "variant": " ".join(words),
+        "pairs": len(rows),
+        "steps": result["steps"],
+        "loss": round(result["training_loss"], 4),
+        "spearman": round(result["score"], 2),
+        "spearman_of_the_whole": round(spearman(joined, dev, arguments.place), 2),
+        "seconds": result["seconds"],
+        "tokens_per_second": result["tokens_per_second"],
+        "peak_memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if torch.cuda.is_available() else None,
+    }
+    return figures, joined.cpu()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--pairs", type=Path, required=True, help="what bertsmith pairs wrote: its folder, or the file")
+    parser.add_argument("--dev", type=Path, required=True, help="a folder with a dev part: sentence1, sentence2, label")
+    parser.add_argument("--dev-rows", type=int, default=None, help="only so many rows of dev")
+    parser.add_argument("--rows", type=int, default=None, help="only so many pairs, drawn at random")
+    parser.add_argument("--set", action="append", default=[], help="one setting of all runs, such as run.epochs=2")
+    parser.add_argument("--variant", action="append", default=[], help="the settings of one run, with spaces between")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--out", type=Path, default=None, help="folder for the whole model of the best run")
+    arguments = parser.parse_args()
+    arguments.place = "cuda" if torch.cuda.is_available() and arguments.device != "cpu" else "cpu"
+    if arguments.out is not None and arguments.out.exists():
+        raise SystemExit(f"--out {str(arguments.out)!r} is there already; give another folder")
+    model = bertsmith.load(arguments.model).float()
+    pairs = list(task_parts(arguments.pairs).read("train"))
+    dev = list(task_parts(arguments.dev, file_is="dev").read("dev"))[: arguments.dev_rows]
+    before = spearman(model, dev, arguments.place)
+    print(json.dumps({"model": arguments.model, "dev": len(dev), "spearman_before": round(before, 2)}), flush=True)
+    best, score = None, -float("inf")
+    for variant in arguments.variant or [""]:
+        figures, joined = learned(model.cpu(), pairs, dev, variant.split(), arguments)
+        print(json.dumps({"spearman_before": round(before, 2), **figures}), flush=True)
+        if figures["spearman"] > score:
+            best, score = joined, figures["spearman"]
+    if arguments.out is not None and best is not None:
+        bertsmith.save(best, arguments.out)
+        print(json.dumps({"written": str(arguments.out), "spearman": score}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""`bertsmith pairs`: pairs of texts that belong together, made of documents alone."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertsmith.text.passages import Lengths
+
+ROWS = "train.jsonl.gz"
+
+
+def pairs(
+    data: list[Path],
+    *,
+    out: Path,
+    kinds: list[str] | None = None,
+    shortest: int = 5,
+    longest: int = 40,
+    documents: int | None = None,
+    field: str = "text",
+    title: str = "title",
+    seed: int = 0,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Make pairs of texts that belong together from documents, to learn vectors of texts without labels.
+
+    Parameters
+    ----------
+    data
+        Text files or folders of them: .txt, .jsonl (also .gz, .xz, .zst) or .parquet.
+    out
+        Folder for train.jsonl.gz, with the columns anchor, positive and kind, and result.json: finetune takes it as
+        --data.
+    kinds
+        The kinds of pairs and how many of a document, such as neighbours=5 same=4: title (and a sentence of the first
+        paragraph), neighbours (sentences), together (in a paragraph, not next to each other), spans (runs of words that
+        overlap or adjoin), crop (a sentence and a run of its words), altered (words left out or said twice), same (a
+        sentence twice, for dropout to tell apart). By default some of all, 20 of a document.
+    shortest
+        The fewest words of a sentence or a span; headings are left out as well.
+    longest
+        The most words.
+    documents
+        Only so many documents, the first ones.
+    field
+        The field or column that holds the text in .jsonl and .parquet files.
+    title
+        The one that holds the title, where there is one.
+    seed
+        The number that pairs are drawn by; those of a document depend on it and on the document's place alone.
+    force
+        Replace the content of an output folder that an earlier command left.
+    """
+    import gzip
+    import json
+    import time
+    from collections import Counter
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from bertsmith.commands.output import claim, write_result
+    from bertsmith.errors import InputError
+    from bertsmith.text.passages import DEFAULT_KINDS, Lengths, kinds_of
+    from bertsmith.text.readers import find_files
+
+    out = Path(out)
+    files = find_files([data] if isinstance(data, str | Path) else data)
+    wanted, lengths = DEFAULT_KINDS if kinds is None else kinds_of(kinds), Lengths(shortest, longest)
+    if documents is not None and documents < 1:
+        raise InputError(f"--documents is {documents}; allowed: 1 or more")
+    claim(out, force, *files)
+    console, started = Console(), time.perf_counter()
+    counts: Counter[str] = Counter()
+    read = 0
+    columns = TextColumn("making pairs"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[made]:,}")
+    with (
+        Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress,
+        # without the time in it, the same pairs are the same file
+        gzip.GzipFile(out / ROWS, "wb", compresslevel=6, mtime=0) as file,
+    ):
+        total = sum(file.stat().st_size for file in files) if documents is None else None
+        bar = progress.add_task("", total=total, made=0)
+        for rows in _pairs(files, field, title, lengths, wanted, seed, lambda count: progress.advance(bar, count)):
+            read += 1
+            for row in rows:
+                counts[row["kind"]] += 1
+                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            progress.update(bar, made=counts.total())
+            if read == documents:
+                break
+    if not counts:
+        raise InputError(
+            f"{read:,} documents have no sentence of {shortest} to {longest} words to make a pair of; lower --shortest "
+            "or raise --longest"
+        )
+    figures = {
+        "documents": read,
+        "pairs": counts.total(),
+        "kinds": dict(counts),
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+    write_result(out, figures)
+    told = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
+    console.print(
+        f"[bold]{counts.total():,} pairs[/bold] of {read:,} documents in {figures['seconds']} s\n{told}\n{out / ROWS}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return figures
+
+
+def _pairs(
+    files: list[Path],
+    field: str,
+    title: str,
+    lengths: "Lengths",
+    kinds: dict[str, int],
+    seed: int,
+    watch: Callable[[int], None],
+) -> Iterator[list[dict[str, str]]]:
+    """The rows of each document."""
+    from random import Random
+
+    from bertsmith.text.passages import Passages, pairs_of
+    from bertsmith.text.readers import read_titled
+
+    for index, (name, document) in enumerate(read_titled(files, field, title, watch)):
+        passages, draw = Passages.of(document, lengths, name), Random(f"{seed} {index}")
+        yield [
+            {"anchor": anchor, "positive": positive, "kind": kind}
+            for kind, (anchor, positive) in pairs_of(passages, kinds, draw)
+        ]

@@ -1,0 +1,198 @@
+"""Pairs of passages of one document that speak of the same: what vectors of texts are learned from without labels."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from random import Random
+
+from bertsmith.errors import InputError, nearest
+from bertsmith.text.sentences import split_sentences
+
+Pair = tuple[str, str]
+
+DEFAULT_KINDS = {"title": 1, "neighbours": 5, "together": 2, "spans": 3, "crop": 2, "altered": 3, "same": 4}
+"""How many pairs of each kind are drawn of a document: 20 in all."""
+_TRIES = 3  # draws for each pair that is wanted, before a document counts as too short for it
+_HEADING = 10  # a line of one sentence with fewer words is a heading or an entry of a list
+_LETTERS = 0.7  # the least share of letters among the signs of a sentence that are no spaces
+_CROPPED = (0.5, 0.9)  # the least and the greatest share of a sentence's words in a crop of it
+_ALTERED = 0.1  # the chance of a word to be left out, and that to be said twice
+_STOP = re.compile(r"""[.!?…。！？｡।][\"'”’»)\]}」』】》〉]*$""")
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The words of a sentence or a span."""
+
+    shortest: int = 5
+    longest: int = 40
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.shortest <= self.longest:
+            raise InputError(
+                f"shortest is {self.shortest} and longest is {self.longest}; allowed: 2 or more, and not above longest"
+            )
+
+    def allow(self, text: str) -> bool:
+        """Whether a text has as many words as it may."""
+        return self.shortest <= text.count(" ") + 1 <= self.longest
+
+
+@dataclass(frozen=True)
+class Passages:
+    """The paragraphs of a document as those of their sentences that can be learned from; headings are left out."""
+
+    paragraphs: tuple[tuple[str, ...], ...]
+    lengths: Lengths
+    title: str | None = None
+
+    @classmethod
+    def of(cls, document: str, lengths: Lengths, title: str | None = None) -> "Passages":
+        """A line is a paragraph; where every line is one sentence, the document is."""
+        lines = [sentences for line in document.splitlines() if (sentences := split_sentences(line))]
+        if all(len(sentences) == 1 for sentences in lines):
+            # lines of a few words are sentences here if they end as such
+            lines = [[line[0] for line in lines if not _is_short(line[0]) or _STOP.search(line[0])]]
+        else:
+            lines = [sentences for sentences in lines if len(sentences) > 1 or not _is_short(sentences[0])]
+        kept = (tuple(text for text in sentences if _is_prose(text, lengths)) for sentences in lines)
+        return cls(tuple(sentences for sentences in kept if sentences), lengths, title)
+
+    @cached_property
+    def sentences(self) -> list[str]:
+        return [sentence for paragraph in self.paragraphs for sentence in paragraph]
+
+    @cached_property
+    def next_to(self) -> list[Pair]:
+        """All sentences with the one that follows in their paragraph."""
+        return [pair for paragraph in self.paragraphs for pair in pairwise(paragraph)]
+
+    @cached_property
+    def long_paragraphs(self) -> list[tuple[str, ...]]:
+        """Those with sentences that are not next to each other."""
+        return [paragraph for paragraph in self.paragraphs if len(paragraph) > 2]
+
+    @cached_property
+    def words(self) -> list[list[str]]:
+        """The words of the paragraphs that have some to spare around a span."""
+        found = (" ".join(paragraph).split() for paragraph in self.paragraphs)
+        return [words for words in found if len(words) >= 3 * self.lengths.shortest]
+
+
+def _is_short(line: str) -> bool:
+    return line.count(" ") + 1 < _HEADING
+
+
+def _is_prose(sentence: str, lengths: Lengths) -> bool:
+    """Whether this is as long as it may be, and no formula or row of a table."""
+    if not lengths.allow(sentence):
+        return False
+    signs = len(sentence) - sentence.count(" ")
+    return sum(map(str.isalpha, sentence)) >= _LETTERS * signs
+
+
+def _title(passages: Passages, draw: Random) -> Pair | None:
+    """The title and a sentence of the first paragraph."""
+    if not passages.title or not passages.paragraphs:
+        return None
+    return passages.title, draw.choice(passages.paragraphs[0])
+
+
+def _neighbours(passages: Passages, draw: Random) -> Pair | None:
+    """A sentence and the next one."""
+    return draw.choice(passages.next_to) if passages.next_to else None
+
+
+def _together(passages: Passages, draw: Random) -> Pair | None:
+    """Two sentences of one paragraph that are not next to each other."""
+    if not passages.long_paragraphs:
+        return None
+    paragraph = draw.choice(passages.long_paragraphs)
+    first = draw.randrange(len(paragraph) - 2)
+    return paragraph[first], paragraph[draw.randrange(first + 2, len(paragraph))]
+
+
+def _spans(passages: Passages, draw: Random) -> Pair | None:
+    """Two runs of words of one paragraph that overlap, adjoin or hold each other (DeCLUTR; Giorgi et al. 2021)."""
+    if not passages.words:
+        return None
+    words, lengths = draw.choice(passages.words), passages.lengths
+    most = min(lengths.longest, len(words) - lengths.shortest)
+    anchor, positive = (draw.randint(lengths.shortest, most) for _ in range(2))
+    begin = draw.randint(0, len(words) - anchor)
+    other = draw.randint(max(0, begin - positive), min(len(words) - positive, begin + anchor))
+    return " ".join(words[begin : begin + anchor]), " ".join(words[other : other + positive])
+
+
+def _crop(passages: Passages, draw: Random) -> Pair | None:
+    """A sentence and a run of its words (Contriever; Izacard et al. 2022, section 3.1)."""
+    sentence = _sentence(passages, draw)
+    words = sentence.split() if sentence else []
+    kept = max(passages.lengths.shortest, round(draw.uniform(*_CROPPED) * len(words)))
+    if sentence is None or kept >= len(words):
+        return None
+    begin = draw.randint(0, len(words) - kept)
+    return sentence, " ".join(words[begin : begin + kept])
+
+
+def _altered(passages: Passages, draw: Random) -> Pair | None:
+    """A sentence and itself, some words left out and some said twice (ConSERT, ESimCSE)."""
+    sentence = _sentence(passages, draw)
+    if sentence is None:
+        return None
+    chances = [(word, draw.random()) for word in sentence.split()]
+    changed = (word if chance > 2 * _ALTERED else f"{word} {word}" for word, chance in chances if chance > _ALTERED)
+    return sentence, " ".join(changed)
+
+
+def _same(passages: Passages, draw: Random) -> Pair | None:
+    """A sentence twice: only dropout tells the two apart (SimCSE; Gao et al. 2021)."""
+    sentence = _sentence(passages, draw)
+    return None if sentence is None else (sentence, sentence)
+
+
+def _sentence(passages: Passages, draw: Random) -> str | None:
+    return draw.choice(passages.sentences) if passages.sentences else None
+
+
+KINDS: dict[str, Callable[[Passages, Random], Pair | None]] = {
+    "title": _title,
+    "neighbours": _neighbours,
+    "together": _together,
+    "spans": _spans,
+    "crop": _crop,
+    "altered": _altered,
+    "same": _same,
+}
+
+
+def kinds_of(asked: list[str]) -> dict[str, int]:
+    """How many pairs of each kind are asked for, in words such as "neighbours=4"; a bare name asks for the usual.
+
+    >>> kinds_of(["title", "neighbours=4"])
+    {'title': 1, 'neighbours': 4}
+    """
+    found: dict[str, int] = {}
+    for word in asked:
+        name, sign, number = word.partition("=")
+        if name not in KINDS:
+            raise InputError(f"--kinds names {name!r}; {nearest(name, KINDS)}")
+        if sign and not (number.isdecimal() and int(number) > 0):
+            raise InputError(f"--kinds is {word!r}; allowed after =: how many of a document, 1 or more")
+        found[name] = int(number) if sign else DEFAULT_KINDS[name]
+    return found
+
+
+def pairs_of(passages: Passages, kinds: Mapping[str, int], draw: Random) -> Iterator[tuple[str, Pair]]:
+    """Different pairs of a document with their kinds: as many as asked for, or as its length gives."""
+    for kind, wanted in kinds.items():
+        seen: set[Pair] = set()
+        for _ in range(wanted * _TRIES):
+            pair = KINDS[kind](passages, draw)
+            if pair is None or len(seen) == wanted:
+                break
+            if pair not in seen and (kind == "same" or pair[0] != pair[1]):
+                seen.add(pair)
+                yield kind, pair

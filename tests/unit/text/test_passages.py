@@ -1,0 +1,121 @@
+"""Pairs made of documents: what stands in them, what is left out, and that the seed alone decides."""
+
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.commands.pairs import ROWS
+from bertsmith.errors import InputError
+from bertsmith.text.passages import KINDS, Lengths, Passages, kinds_of, pairs_of
+from bertsmith.text.readers import read_rows, read_titled
+
+FIRST = [f"The river number {n} flows down to the sea." for n in ("one", "two", "three", "four", "five")]
+SECOND = [f"Old houses of the {n} street are made of stone." for n in ("first", "second", "third")]
+DOCUMENT = "\n".join(
+    [" ".join(FIRST), "Sights and houses.", "Too short. " + " ".join(SECOND), "1 2 3 4 5 6 = 7. 8 9 10 11 12 13 x."]
+)
+
+
+def passages(document: str = DOCUMENT, title: str | None = "Rivers") -> Passages:
+    return Passages.of(document, Lengths(), title)
+
+
+def drawn(kind: str, wanted: int = 50) -> list[tuple[str, str]]:
+    return [pair for _, pair in pairs_of(passages(), {kind: wanted}, Random(0))]
+
+
+def test_headings_short_pieces_and_formulas_are_left_out() -> None:
+    assert passages().paragraphs == (tuple(FIRST), tuple(SECOND))
+
+
+def test_where_lines_are_sentences_the_document_is_a_paragraph() -> None:
+    found = passages("\n".join([*FIRST, "A heading of five words", *SECOND]))
+    assert found.paragraphs == ((*FIRST, *SECOND),)
+
+
+def test_what_each_kind_takes() -> None:
+    neighbours = [*pairwise(FIRST), *pairwise(SECOND)]
+    apart = [(a, b) for part in (FIRST, SECOND) for i, a in enumerate(part) for b in part[i + 2 :]]
+    assert sorted(drawn("neighbours")) == sorted(neighbours)
+    assert sorted(drawn("together")) == sorted(apart)
+    assert set(drawn("title")) <= {("Rivers", sentence) for sentence in FIRST}
+    assert sorted(drawn("same")) == sorted((text, text) for text in (*FIRST, *SECOND))
+    for sentence, run in drawn("crop"):
+        assert run in sentence
+        assert 5 <= len(run.split()) < len(sentence.split())
+    for sentence, changed in drawn("altered"):
+        assert changed != sentence
+        assert set(changed.split()) <= set(sentence.split())
+
+
+def test_spans_overlap_or_adjoin() -> None:
+    words = [f"word{chr(97 + index // 26)}{chr(97 + index % 26)}" for index in range(60)]
+    found = passages(" ".join(words[:30]) + ". " + " ".join(words[30:]).capitalize() + ".")
+    places = {word: index for index, word in enumerate(" ".join(found.sentences).split())}
+    pairs = [pair for _, pair in pairs_of(found, {"spans": 200}, Random(0))]
+    assert len(pairs) > 150
+    for pair in pairs:
+        (begin, end), (other, last) = sorted((places[span.split()[0]], places[span.split()[-1]] + 1) for span in pair)
+        assert other <= end
+        assert 5 <= end - begin <= 40
+        assert 5 <= last - other <= 40
+
+
+def test_a_document_gives_what_it_has() -> None:
+    nothing = Passages.of("A heading.", Lengths(), None)
+    assert list(pairs_of(nothing, dict.fromkeys(KINDS, 3), Random(0))) == []
+
+
+def write(folder: Path) -> Path:
+    file = folder / "texts.jsonl"
+    row = '{"title": " Rivers ", "text": ' + repr(DOCUMENT).replace("'", '"') + "}\n"
+    file.write_text(row + row.replace(" Rivers ", " "), encoding="utf-8")
+    return file
+
+
+def test_titles_are_read_beside_documents(tmp_path: Path) -> None:
+    text = tmp_path / "plain.txt"
+    text.write_text("One.\n\nTwo.\n")
+    assert list(read_titled([write(tmp_path), text])) == [
+        ("Rivers", DOCUMENT),
+        (None, DOCUMENT),
+        (None, "One."),
+        (None, "Two."),
+    ]
+
+
+def test_the_command_writes_what_fine_tuning_reads(tmp_path: Path) -> None:
+    file, contents = write(tmp_path), []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        figures = bertsmith.pairs([file], out=tmp_path / name, kinds=["same=2", "title", "spans=1"], seed=seed)
+        assert figures["kinds"] == {"same": 4, "title": 1, "spans": 2}
+        contents.append((tmp_path / name / ROWS).read_bytes())
+    assert contents[0] == contents[1] != contents[2]
+    rows = [row for _, row in read_rows(tmp_path / "a" / ROWS)]
+    assert [row["kind"] for row in rows] == ["same", "same", "title", "spans", "same", "same", "spans"]
+    assert all(row.keys() == {"anchor", "positive", "kind"} for row in rows)
+    main(["pairs", str(file), "--out", str(tmp_path / "d"), "--kinds", "same=2", "title", "--documents", "1"])
+    assert len(list(read_rows(tmp_path / "d" / ROWS))) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"kinds": ["sam"]}, "--kinds names 'sam'; did you mean"),
+        ({"kinds": ["same=0"]}, "--kinds is 'same=0'; allowed after =: how many of a document"),
+        ({"shortest": 9, "longest": 8}, "shortest is 9 and longest is 8"),
+        ({"documents": 0}, "--documents is 0; allowed: 1 or more"),
+        ({"shortest": 30, "kinds": ["same"]}, "2 documents have no sentence of 30 to 40 words"),
+    ],
+)
+def test_what_cannot_be_is_named(settings: dict[str, object], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=sentence):
+        bertsmith.pairs([write(tmp_path)], out=tmp_path / "out", **settings)
+
+
+def test_a_bare_kind_is_as_many_as_usual() -> None:
+    assert kinds_of(["neighbours", "same=9"]) == {"neighbours": 5, "same": 9}

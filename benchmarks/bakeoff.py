@@ -140,7 +140,12 @@ def _print_table(options: argparse.Namespace) -> None:
         term = "generator" if "generator_loss" in held else "masked_tokens"
         recall = f"{held['replaced_recall']:.1%}" if "replaced_recall" in held else "–"
         cells = [row["name"], f"{row['parameters'] / 1e6:.1f} M", f"{row['tokens_per_second']:,}"]
-        cells += [f"{row['tokens'] / 1e6:.0f} M", f"{held[f'{term}_loss']:.2f}", f"{held[f'{term}_accuracy']:.1%}", recall]
+        cells += [
+            f"{row['tokens'] / 1e6:.0f} M",
+            f"{held[f'{term}_loss']:.2f}",
+            f"{held[f'{term}_accuracy']:.1%}",
+            recall,
+        ]
         own = scores.get(_slug(row["name"]), {})
         cells += [f"{own[task]:.1f}" if task in own else "–" for task in tasks]
         print("| " + " | ".join([*cells, f"{mean(row['name']):.1f}"]) + " |")

@@ -26,7 +26,7 @@ MIXERS = {
     "span_conv, disentangled": (SPAN_CONV, DISENTANGLED),
 }
 """The mixers of the layers in turn, from the first layer to the last."""
-FAMILIES = {"span_conv": "convbert", "full": "electra", "disentangled": "deberta-v2"}
+FAMILIES = {"span_conv": "convbert", "full": "electra", "disentangled": "disentangled"}
 """The family whose habits in fine-tuning a network has, by the mixer of its first layer."""
 PLACED = ("span_conv", "full")
 """Mixers that need learned positions at the input; the others know how far apart tokens are."""

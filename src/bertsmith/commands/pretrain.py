@@ -42,7 +42,7 @@ def pretrain(
         deberta-v3-xsmall, deberta-v3-small, deberta-v3-base, deberta-v3-large, mdeberta-v3-base, albert-base,
         albert-large, albert-xlarge, albert-xxlarge, performer-small, performer-base, performer-relu-small,
         performer-relu-base, lightconv-base, dynamicconv-base, universal-base, modern-small, modern-base,
-        modern-large.
+        modern-large, disentangled-small.
     data
         The folder that `bertsmith corpus` wrote.
     out

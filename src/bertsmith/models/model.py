@@ -174,7 +174,7 @@ class Model(nn.Module):
         check_texts("encode", texts, batch_size)
         with self.evaluating():
             vectors = [self._vectors(texts[i : i + batch_size], subnet) for i in range(0, len(texts), batch_size)]
-        width = self.task_head.features.width if "embedder" in self.heads else self.config.encoder.width
+        width = self.task_head.width if "embedder" in self.heads else self.config.encoder.width
         return torch.cat(vectors) if vectors else torch.empty(0, width, device=self.device)
 
     @torch.inference_mode()

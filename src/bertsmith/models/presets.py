@@ -23,6 +23,7 @@ from bertsmith.models.sizes import (
     BucketSize,
     ConvBertSize,
     DebertaSize,
+    DisentangledSize,
     DynamicConvSize,
     FactorisedSize,
     ModernSize,
@@ -92,6 +93,15 @@ def deberta_v2(size: BucketSize) -> ModelConfig:
 def deberta_v3(size: BucketSize) -> ModelConfig:
     """He et al. 2023, the discriminator: v2's encoder, a score for every token that looks at the first one as well."""
     return deberta_v2(size).changed(heads=(ReplacedTokensConfig(adds_first=True),))
+
+
+def disentangled(size: DisentangledSize) -> ModelConfig:
+    """The model in the box: ELECTRA's shape and objective with DeBERTa's attention, norms first."""
+    mixer = DisentangledConfig(heads=size.heads, dropout=size.dropout, position_dropout=size.dropout)
+    embedding = size.embedding(width=size.embedding_width, positions="none")
+    relative = RelativeConfig(span=size.span, farthest=size.farthest, has_norm=True)
+    encoder = size.encoder(embedding, *[size.layer(mixer)] * size.layers, relative=relative)
+    return ModelConfig(family="disentangled", encoder=encoder, heads=(ReplacedTokensConfig(),))
 
 
 def convbert(size: ConvBertSize) -> ModelConfig:

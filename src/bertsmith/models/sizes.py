@@ -83,6 +83,16 @@ class BucketSize(Size):
     taps: int = Field(default=0, ge=0)
 
 
+class DisentangledSize(FactorisedSize):
+    """A size of ours with relative positions in buckets, norms first."""
+
+    placement: Literal["post", "pre"] = "pre"
+    deviation: float = Field(default=0.04, gt=0)
+    """0.02 was chosen for a width of 768."""
+    span: Count = 64
+    farthest: Count = 512
+
+
 class ConvBertSize(FactorisedSize):
     """A ConvBERT; `heads` are counted as in its paper, before the bottleneck divides them by `ratio`."""
 

@@ -62,13 +62,13 @@ def text_columns(row: Mapping[str, Any]) -> dict[str, str] | None:
 def classifier_head(model: ModelConfig, labels: tuple[str, ...]) -> ClassifierConfig:
     """The head on a whole sequence as the family's papers have it.
 
-    BERT's pooler where the model has one; ELECTRA and ConvBERT read the first token at once; DeBERTa puts a layer with
-    GELU between; ModernBERT takes the mean.
+    BERT's pooler where the model has one; ELECTRA and ConvBERT read the first token at once; DeBERTa, and what has its
+    attention, puts a layer with GELU between; ModernBERT takes the mean.
     """
     dropout = model.encoder.embedding.dropout
     if any(head.kind == "pooler" for head in model.heads):
         return ClassifierConfig(labels=labels, pooling="pooler", dropout=dropout)
-    if model.family.startswith("deberta"):
+    if model.family.startswith(("deberta", "disentangled")):
         return ClassifierConfig(labels=labels, hidden="gelu", dropout=dropout)
     if model.family.startswith("modern"):
         return ClassifierConfig(labels=labels, pooling="mean", hidden="gelu", dropout=dropout)

@@ -38,6 +38,8 @@ def why_not_sentences(head: HeadConfig) -> str | None:
         return "sentence-transformers has no pooling by a model's pooler"
     if head.features != FeaturesConfig() or head.recurrent is not None:
         return "sentence-transformers reads the last states alone, and the embedder others"
+    if head.projection is not None:
+        return "the embedder has a projection, for which the files of sentence-transformers are not written here"
     return None
 
 

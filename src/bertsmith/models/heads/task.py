@@ -73,16 +73,18 @@ class SpansConfig(TaskHeadConfig):
 
 
 class EmbedderConfig(SequenceHeadConfig):
-    """One vector for a sequence, to be compared with others; it has no weights of its own."""
+    """One vector for a sequence, to be compared with others; without a projection it has no weights of its own."""
 
     kind: Literal["embedder"] = "embedder"
     dropout: float = Field(default=0.0, ge=0, lt=1)
     pooling: Literal["pooler", "first", "mean"] = "mean"
+    projection: int | None = Field(default=None, gt=0)
+    """A learned map of that vector to so many numbers, for an encoder that must stay as it is; None for none."""
     is_normalised: bool = True
     """Whether vectors have length 1."""
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "Embedder":
-        return Embedder(self.reader(width), self.pooling, is_normalised=self.is_normalised)
+        return Embedder(self.reader(width), self.pooling, self.projection, is_normalised=self.is_normalised)
 
 
 TASK_HEADS: dict[str, type[HeadConfig]] = {
@@ -153,12 +155,16 @@ class Tagger(TaskHead):
 class Embedder(TaskHead):
     """A sequence's vector."""
 
-    def __init__(self, features: Features, pooling: str, *, is_normalised: bool) -> None:
+    def __init__(self, features: Features, pooling: str, projection: int | None, *, is_normalised: bool) -> None:
         super().__init__(features)
         self.pooling, self.is_normalised = pooling, is_normalised
+        self.width = projection or features.width
+        self.projection = None if projection is None else ElasticLinear(features.width, projection)
 
     def forward(self, states: Sequence[Tensor], layout: SequenceLayout, pooler: nn.Module | None = None) -> Tensor:
         vectors = pooled(self.features(states, layout), layout, self.pooling, pooler)
+        if self.projection is not None:
+            vectors = self.projection(vectors)
         return normalize(vectors, dim=-1) if self.is_normalised else vectors
 
 

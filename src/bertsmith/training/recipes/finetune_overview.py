@@ -15,7 +15,7 @@ _SIZES = {
         "bert-base",
         "bert-large",
     ),
-    "ELECTRA, ConvBERT": ("electra-small", "convbert-medium-small", "electra-base", "electra-large"),
+    "ELECTRA, ConvBERT, disentangled": ("electra-small", "convbert-medium-small", "electra-base", "electra-large"),
     "DeBERTa": ("deberta-base", "deberta-large", "deberta-v2-xxlarge"),
     "DeBERTa v3": ("deberta-v3-small", "deberta-v3-base", "deberta-v3-large"),
     "modern": ("modern-small", "modern-base", "modern-large"),

@@ -231,6 +231,7 @@ FAMILIES: dict[str, Family] = {
     "convbert": Family("Jiang et al. 2020, their code, which is ELECTRA's", _ELECTRA),
     "deberta": Family("He et al. 2021, their scripts", _DEBERTA),
     "deberta-v2": Family("He et al. 2021 and 2023, their scripts", _DEBERTA),
+    "disentangled": Family("Clark et al. 2020, their code: the objective and the size are ELECTRA's", _ELECTRA),
     "modern": Family("Portes et al. 2023 (MosaicBERT) by task; else Geiping and Goldstein 2023 (Cramming)", _MODERN),
 }
 OTHERS = Family("none published for this family; BERT's", _BERT)

@@ -41,7 +41,7 @@ HEADS: dict[str, tuple[HeadConfig, ...]] = {
     ),
     "tagger": (TaggerConfig(labels=("O", "B", "I")),),
     "spans": (SpansConfig(),),
-    "embedder": (EmbedderConfig(),),
+    "embedder": (EmbedderConfig(projection=6),),
     "none": (),
     "masked tokens": (MaskedTokensConfig(),),
     "mask decoder": (MaskDecoderConfig(longest=LONGEST), MaskedTokensConfig()),

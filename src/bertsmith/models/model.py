@@ -16,6 +16,7 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import Encoded, Encoder
 from bertsmith.models.heads import TaskHead
+from bertsmith.models.heads.task import Embedder
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -174,8 +175,11 @@ class Model(nn.Module):
         check_texts("encode", texts, batch_size)
         with self.evaluating():
             vectors = [self._vectors(texts[i : i + batch_size], subnet) for i in range(0, len(texts), batch_size)]
-        width = self.task_head.width if "embedder" in self.heads else self.config.encoder.width
-        return torch.cat(vectors) if vectors else torch.empty(0, width, device=self.device)
+        if vectors:
+            return torch.cat(vectors)
+        embedders = [head for head in self.heads.values() if isinstance(head, Embedder)]
+        width = embedders[0].width if embedders else self.config.encoder.width
+        return torch.empty(0, width, device=self.device)
 
     @torch.inference_mode()
     def fill_mask(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:

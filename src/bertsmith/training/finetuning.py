@@ -14,7 +14,7 @@ from bertsmith.layers.activation import Activation
 from bertsmith.models.build import extract
 from bertsmith.models.heads import HeadConfig, SequenceHeadConfig
 from bertsmith.models.heads.features import FeaturesConfig, RecurrentConfig
-from bertsmith.models.heads.task import ClassifierConfig
+from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig
 from bertsmith.objectives.distillation.objective import Distillation, named
@@ -44,6 +44,8 @@ from bertsmith.training.starting import ModelSource, TokenizerChoice, starting_e
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import Trainer
 
+_OF_SOME_HEADS = {"pooling": SequenceHeadConfig, "hidden": ClassifierConfig, "projection": EmbedderConfig}
+
 
 class HeadChoice(Record):
     """The head of the task, where it is to be another than the family's usual one."""
@@ -55,17 +57,20 @@ class HeadChoice(Record):
     hidden: Activation | None = None
     """For classes and numbers: the activation of a layer between that vector and the scores, such as the "gelu" that
     transformers' classes for ELECTRA and ConvBERT have. None for the family's usual form."""
+    projection: int | None = Field(default=None, gt=0)
+    """For vectors: a learned map of that vector to so many numbers. None for the vector as it is."""
     features: FeaturesConfig = FeaturesConfig()
     recurrent: RecurrentConfig | None = None
 
     def applied(self, head: HeadConfig) -> HeadConfig:
         """A task's head with what was chosen."""
-        asked = {name: getattr(self, name) for name in ("dropout", "pooling", "hidden", "features", "recurrent")}
+        asked = {name: getattr(self, name) for name in HeadChoice.model_fields}
         changes = {name: value for name, value in asked.items() if value is not None}
-        if "pooling" in changes and not isinstance(head, SequenceHeadConfig):
-            raise InputError(f"head.pooling is {self.pooling!r}; a head of kind {head.kind!r} has none: leave it out")
-        if "hidden" in changes and not isinstance(head, ClassifierConfig):
-            raise InputError(f"head.hidden is {self.hidden!r}; a head of kind {head.kind!r} has none: leave it out")
+        for name, owner in _OF_SOME_HEADS.items():
+            if name in changes and not isinstance(head, owner):
+                raise InputError(
+                    f"head.{name} is {changes[name]!r}; a head of kind {head.kind!r} has none: leave it out"
+                )
         if isinstance(head, SequenceHeadConfig) and head.pooling == "pooler" and self._has_other_width:
             # the pooler was trained on the states of the last layer, and is as wide
             if self.pooling == "pooler":

@@ -104,12 +104,21 @@ def test_vectors(base: Model, head: EmbedderConfig, tmp_path: Path) -> None:
     assert bertsmith.load(tmp_path / "hf").config == model.config
 
 
-def test_vectors_that_sentence_transformers_cannot_make(base: Model, tmp_path: Path) -> None:
-    model = with_task_head(base, EmbedderConfig(pooling="pooler"), seed=0).eval()
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        (EmbedderConfig(pooling="pooler"), "sentence-transformers has no pooling by a model's pooler"),
+        (EmbedderConfig(projection=6), "the embedder has a projection"),
+    ],
+)
+def test_vectors_that_sentence_transformers_cannot_make(
+    base: Model, head: EmbedderConfig, why: str, tmp_path: Path
+) -> None:
+    model = with_task_head(base, head, seed=0).eval()
     said = bertsmith.export(model, tmp_path / "hf")
     assert "written as BertsmithModel" in said
     if model.config.family == "bert":
-        assert "sentence-transformers has no pooling by a model's pooler" in said
+        assert why in said
     assert not (tmp_path / "hf" / "modules.json").exists()
     made = AutoTokenizer.from_pretrained(tmp_path / "hf")(TEXTS, padding=True, return_tensors="pt")
     vectors = AutoModel.from_pretrained(tmp_path / "hf").eval()(**made).pooler_output

@@ -43,7 +43,9 @@ def test_every_encoder_has_a_generator(name: str) -> None:
     assert generator.encoder.vocabulary == config.encoder.vocabulary
     kinds = {head.kind for head in generator.heads}
     assert "masked_tokens" in kinds
-    assert ("mask_decoder" in kinds) == (config.family in ("deberta", "deberta-v2") and "-ap-" not in name)
+    assert ("mask_decoder" in kinds) == (
+        config.family in ("deberta", "deberta-v2", "disentangled") and "-ap-" not in name
+    )
     for mine, other in zip(config.encoder.layers, generator.encoder.layers, strict=False):
         head_width = mine.mixer.resolved_head_width(config.encoder.width)
         assert other.mixer.resolved_head_width(generator.encoder.width) == head_width

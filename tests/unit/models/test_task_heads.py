@@ -73,12 +73,27 @@ def test_packed_padded_and_alone_are_one(choice: str, recurrent: str) -> None:
         assert torch.allclose(model.outputs(tokens, layout)[layout.is_token], packed, atol=1e-5)
         alone = [model.outputs(row[None], SequenceLayout.full(1, len(row)))[0] for row in rows]
         assert torch.allclose(torch.cat(alone), packed, atol=1e-5)
-    for pooled in (ClassifierConfig(labels=("a", "b"), pooling="mean", **heads), EmbedderConfig(**heads)):
+    for pooled in (
+        ClassifierConfig(labels=("a", "b"), pooling="mean", **heads),
+        EmbedderConfig(**heads),
+        EmbedderConfig(projection=5, **heads),
+    ):
         model = _model(pooled)
         packed = model.outputs(*_packed(rows))
         assert torch.allclose(model.outputs(*_padded(rows)), packed, atol=1e-5)
         alone = [model.outputs(row[None], SequenceLayout.full(1, len(row))) for row in rows]
         assert torch.allclose(torch.cat(alone), packed, atol=1e-5)
+
+
+def test_a_projection_maps_the_pooled_vector() -> None:
+    tokens, layout = _padded(_tokens())
+    model = _model(EmbedderConfig(projection=5, features=FeaturesConfig(layers=0)))
+    means = layout.means(model.encoder.final_norm(model.encoder.embedding(tokens, layout)))
+    head = model.heads["embedder"]
+    mapped = means @ head.projection.weight.T + head.projection.bias
+    torch.testing.assert_close(model.outputs(tokens, layout), torch.nn.functional.normalize(mapped, dim=-1))
+    assert model.encode([]).shape == (0, 5)
+    assert _model(EmbedderConfig()).encode([]).shape == (0, model.config.encoder.width)
 
 
 def test_a_bilstm_takes_empty_sequences_at_the_end() -> None:

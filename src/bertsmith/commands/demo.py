@@ -119,7 +119,7 @@ def _report(journey: "Journey", figures: Mapping[str, Any], made: list["Step"]) 
 
     folder = journey.folder
     model = fitted_folder(journey, figures)
-    commands = _commands(journey, model)
+    commands = _commands(journey, model, figures["export"]["latency_ms"])
     page = demo_page(
         DemoReport(
             folder=folder,
@@ -139,7 +139,7 @@ def _report(journey: "Journey", figures: Mapping[str, Any], made: list["Step"]) 
     return report, commands
 
 
-def _commands(journey: "Journey", model: Path) -> tuple[str, ...]:
+def _commands(journey: "Journey", model: Path, latency_ms: float) -> tuple[str, ...]:
     """What to go on with: the model as a service, a text of one's own, another budget or method, the other way."""
     folder, own = shlex.quote(str(journey.folder)), shlex.quote(str(model))
     return (
@@ -147,5 +147,5 @@ def _commands(journey: "Journey", model: Path) -> tuple[str, ...]:
         f'bertsmith predict {own} --text "when do you open on sundays" --out answers',
         f"bertsmith fit {folder}/elastic --data {folder}/data --out smaller --size-mb {journey.way.small_mb:g}",
         f"bertsmith shrink {folder}/classifier --data {folder}/data --out pruned --method prune --keep 0.5",
-        *(command.format(folder=folder) for command in journey.way.others),
+        *(command.format(folder=folder, latency=f"{latency_ms:.2g}") for command in journey.way.others),
     )

@@ -41,7 +41,7 @@ PARTS = {  # of the way: what is done, and the folder it leaves
     "finetune": ("It learns from labelled messages what they are about", "classifier"),
     "shrink": ("Its heads and neurons are sorted, and every size of it learns from the whole", "elastic"),
     "fit": ("Sizes, engines and precisions are measured here; the best within the budget is taken", "fitted"),
-    "export": ("The chosen size as a graph for ONNX Runtime, compared with the model", "onnx"),
+    "export": ("The chosen size as a graph for ONNX Runtime, compared with the model and timed", "onnx"),
 }
 HALF = 0.5
 
@@ -114,12 +114,12 @@ def _start(report: DemoReport) -> str:
     cells = "".join(f"<div><dt>{escape(what)}</dt><dd>{score:.1f}</dd></div>" for what, score in shown.items())
     facts = {
         "Model": model["name"],
-        "Network": f"{model['family']}, {model['layers']} layers of width {model['width']}",
-        "Parameters": f"{model['parameters'] / 1e6:.1f} million",
+        "Network": f"{model['family']}, {model['layers']} × {model['width']}",
+        "Parameters": f"{model['parameters'] / 1e6:.1f} M",
         "Vocabulary": f"{model['vocabulary']:,} pieces",
     }
     if "generator_parameters" in model:
-        facts["Generator, which fills masks"] = f"{model['generator_parameters'] / 1e6:.1f} million more"
+        facts["Generator, fills masks"] = f"{model['generator_parameters'] / 1e6:.1f} M more"
     return f'<div class="panel start"><dl class="figures">{cells}</dl>{facts_table(facts)}</div>'
 
 
@@ -138,6 +138,7 @@ def _artefact(report: DemoReport) -> dict[str, str]:
         "Folder": f"{report.folder.name}/onnx",
         "Size": f"width {cut['width']:g}, depth {cut['depth']:g}",
         "model.onnx": f"{exported['bytes'] / 1e6:.1f} MB, {exported['precision']}",
+        "Latency p50": f"{exported['latency_ms']:.2f} ms in ONNX Runtime",
         "Farthest from the model": f"{exported['largest_difference']:.0e} of its largest output",
         "Needs": "onnxruntime and tokenizers, no PyTorch",
     }

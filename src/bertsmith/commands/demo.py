@@ -32,8 +32,8 @@ def demo(
     """Go the whole way on a machine with nothing but Python: under five minutes on two cores, no data, no GPU.
 
     The model in the box fills masks and finds messages of a support desk that mean the same; it learns to tell what
-    they are about, becomes elastic, is fitted to half the latency it has, and is exported to ONNX; report.html shows
-    what came of it. From scratch, its place is taken by a small BERT that is pre-trained on those messages first.
+    they are about, becomes elastic, is fitted to a part of the latency it has, and is exported to ONNX; report.html
+    shows what came of it. From scratch, its place is taken by a small BERT that is pre-trained on those messages first.
 
     Parameters
     ----------

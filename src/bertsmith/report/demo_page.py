@@ -110,7 +110,7 @@ def _start(report: DemoReport) -> str:
     if half is not None:
         shown["Elastic, half the width and depth"] = half.score
     if report.fitted["fits"]:
-        shown["Fitted to half the latency"] = report.fitted["score"]
+        shown["Fitted to the budget"] = report.fitted["score"]
     cells = "".join(f"<div><dt>{escape(what)}</dt><dd>{score:.1f}</dd></div>" for what, score in shown.items())
     facts = {
         "Model": model["name"],

@@ -47,7 +47,7 @@ def demo(
         From scratch: optimiser steps of the pre-training; 400 if not given.
     epochs
         How often fine-tuning sees every message, 2 times if not given, from scratch 6; elastic training sees them less
-        often in each stage: a quarter of that, from scratch half.
+        often in each stage: a fifth of that, from scratch half.
     force
         Replace what --out holds.
     """

@@ -231,7 +231,7 @@ FROM_BOX = Way(
         "the song was released in [MASK] 1998.",
     ),
     epochs=2.0,
-    elastic_share=0.25,
+    elastic_share=0.2,
     least_elastic=0.1,
     # rate, decay over the layers and batch are those of the model's family
     finetune=('head.pooling="mean"', "sequences.length=64", "batch.examples=32"),

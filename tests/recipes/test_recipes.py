@@ -3,16 +3,12 @@
 import json
 import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import bertsmith
 from bertsmith.cli import app, main
-from bertsmith.commands import demo
-from bertsmith.shrinking.fit import measure
-from bertsmith.text import support_desk
 from bertsmith.toml import override, read_toml
 from bertsmith.training.pretraining import PretrainSettings
 from bertsmith.training.recipes import read_recipe
@@ -107,29 +103,6 @@ def test_whole_way_through_the_commands(texts: Path, tmp_path: Path) -> None:
     first, second = (bertsmith.load(tmp_path / name).encode(["the old clerk"]) for name in ("run", "back"))
     assert first.equal(second)
     assert "unigram" in (tmp_path / "run" / "report.html").read_text()
-
-
-def test_demo_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a few messages, one engine and made-up latencies; all that is left out is time."""
-
-    def timed(folders: Sequence[Path], conditions: measure.Conditions, runs: int, seconds: float) -> measure.Timing:
-        found = {"p50": 0.01, "p95": 0.01, "mean": 0.01, "runs": runs}
-        return measure.Timing([{load.name: found for load in conditions.workloads} for _ in folders], 100.0, 10.0)
-
-    few = {part: support_desk.support_desk(part)[:96] for part in ("train", "dev")}
-    monkeypatch.setattr(support_desk, "support_desk", lambda part: few[part])
-    monkeypatch.setattr(measure, "in_fresh_process", timed)
-    monkeypatch.setattr(demo, "ENGINES", ("torch",))
-    out = tmp_path / "demo"
-    main(["demo", "--out", str(out), "--steps", "3", "--epochs", "1"])
-    result = json.loads((out / "result.json").read_text())
-    assert result["pretrain"]["steps"] == 3
-    assert result["fit"]["fits"]
-    assert len(result["shrink"]["grid"]) == 6
-    page = (out / "report.html").read_text()
-    assert all(f"<b>{name}</b>" in page for name in ("pretrain", "finetune", "shrink", "fit", "export"))
-    assert page.count("report.html") == 4
-    assert bertsmith.Predictor.load(out / "fitted").predict(["where is my parcel"])
 
 
 def documented_commands() -> list[str]:

@@ -1,204 +1,151 @@
-"""`bertsmith demo`: the whole way from raw text to a model that fits a budget, with nothing but Python."""
+"""`bertsmith demo`: from the model in the box, or from raw text, to one that fits a budget, with nothing but Python."""
 
-import json
+import shlex
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertsmith.errors import InputError
+
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bertsmith.commands.demo_steps import Journey, Work
     from bertsmith.report.demo_page import Step
 
-SENTENCES = ("i want my [MASK] back.", "the [MASK] arrived broken.", "how do i reset my [MASK]?")
-QUESTIONS = (
-    "where is my parcel, it should have been here on monday",
-    "you took the money twice for the same order",
-    "the lamp has a crack right down the middle",
-    "i cannot log in any more, it says my password is wrong",
-)
-
-PRETRAIN: dict[str, Any] = {
-    "model": {
-        "preset": "bert-tiny",
-        "overrides": {"layers": 4, "heads": 4, "longest": 64, "dropout": 0.0, "deviation": 0.05},
-    },
-    "sequences": {"length": 64, "micro_tokens": 1024},
-    "objective": {"kind": "masked_lm", "masking": {"rate": 0.2}},
-    "batch": {"tokens": 1024},
-    "optimizer": {"learning_rate": 1e-3},
-    "schedule": {"kind": "wsd", "warmup": 0.05, "decay": 0.3},
-    "run": {"evaluate_every": 200, "checkpoint_every": 1000},
-}
-FINETUNE = (
-    'head.pooling="mean"',
-    "model.overrides.dropout=0.1",
-    "encoder.layer_decay=1.0",
-    "sequences.length=64",
-    "optimizer.learning_rate=7e-4",
-)
-SHRINK = ("grid.widths=[1, 0.5, 0.25]", "grid.depths=[1, 0.5]", "optimizer.learning_rate=4e-4")
-ENGINES = ("torch", "onnxruntime")
-FIT = ("measure.repeats=3", "measure.runs=60", "measure.table_runs=20", "measure.finalists=2")
+MODEL = "small"
+"""What the demo starts from: the name of a bundled model."""
+STEPS = 400
+"""Of the pre-training from raw text."""
 
 
-def demo(*, out: Path = Path("demo"), steps: int = 400, epochs: float = 6, force: bool = False) -> dict[str, Any]:
-    """Go the whole way on a machine with nothing but Python: about four minutes on two cores, no data, no GPU.
+def demo(
+    *,
+    out: Path = Path("demo"),
+    model: str | None = None,
+    from_scratch: bool = False,
+    steps: int | None = None,
+    epochs: float | None = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Go the whole way on a machine with nothing but Python: under five minutes on two cores, no data, no GPU.
 
-    A vocabulary is learned and a small BERT pre-trained on the messages of a support desk; it learns to tell what they
-    are about, becomes elastic, and is fitted to half the latency it has; report.html shows what came of it.
+    The model in the box fills masks and finds messages of a support desk that mean the same; it learns to tell what
+    they are about, becomes elastic, is fitted to a part of the latency it has, and is exported to ONNX; report.html
+    shows what came of it. From scratch, its place is taken by a small BERT that is pre-trained on those messages first.
 
     Parameters
     ----------
     out
         The folder to write: report.html, the model that fits, and everything on the way to it.
+    model
+        What to start from: the bundled model "small" if not given, or the folder of another model.
+    from_scratch
+        Begin with raw text instead: learn a vocabulary from it and pre-train a small BERT on it.
     steps
-        Optimiser steps of the pre-training.
+        From scratch: optimiser steps of the pre-training; 400 if not given.
     epochs
-        How often fine-tuning sees every message; elastic training sees them about half as often in each stage.
+        How often fine-tuning sees every message, 2 times if not given, from scratch 6; elastic training sees them less
+        often in each stage: a fifth of that, from scratch half.
     force
         Replace what --out holds.
     """
     from rich.console import Console
 
+    from bertsmith.checkpoint.store import load
+    from bertsmith.commands.demo_steps import FROM_BOX, FROM_SCRATCH, Journey
     from bertsmith.commands.output import claim, write_result
-    from bertsmith.report.demo_page import demo_page
 
-    console, begin = Console(), time.perf_counter()
-    folder = claim(Path(out), force)
-    made: list[Step] = []
-    figures: dict[str, Any] = {}
-    for name, work in (("pretrain", _pretrain), ("finetune", _finetune), ("shrink", _shrink), ("fit", _fit)):
-        with _timed(name, console) as clock:
-            figures[name] = work(folder, steps, epochs)
-        if not figures[name].get("is_finished", True):
-            console.print("the demo was interrupted; start it anew with --force")
-            return figures
-        made.append(_step(name, figures[name], clock()))
-    with _timed("export", console) as clock:
-        figures["export"] = _export(folder, figures["fit"])
-    made.append(_step("export", figures["export"], clock()))
-    told = _told(folder, figures["fit"])
-    report = folder / "report.html"
-    report.write_text(demo_page(folder, made, figures["fit"], **told), encoding="utf-8")
+    if from_scratch and model is not None:
+        raise InputError(f"--model is {model!r} with --from-scratch, which makes its own; allowed: one of the two")
+    if steps is not None and not from_scratch:
+        raise InputError(f"--steps is {steps} and nothing is pre-trained; allowed: with --from-scratch")
+    way = FROM_SCRATCH if from_scratch else FROM_BOX
+    folder, start = Path(out), str(MODEL if model is None else model)
+    if not from_scratch:
+        load(start).require_tokenizer()  # what is wrong with it must cost no folder
+    claim(folder, force, None if model is None else Path(model))
+    journey = Journey(
+        folder,
+        way,
+        start=str(folder / "encoder") if from_scratch else start,
+        steps=STEPS if steps is None else steps,
+        epochs=way.epochs if epochs is None else epochs,
+    )
+    console = Console()
+    begin = time.perf_counter()
+    figures, made = _carried_out(way.steps, journey, console)
+    if len(made) < len(way.steps):
+        console.print("the demo was interrupted; start it anew with --force")
+        return figures
+    report, commands = _report(journey, figures, made)
     seconds = round(time.perf_counter() - begin, 1)
     candidates = len(figures["fit"].pop("candidates"))
-    result = {**figures, "candidates": candidates, "seconds": seconds, "report": str(report)}
+    result = {**figures, "model": start, "candidates": candidates, "seconds": seconds, "report": str(report)}
     write_result(folder, result)
     console.rule()
-    console.print(f"[bold]report: {report}[/] ({seconds:.0f} s)", highlight=False)
-    for command in told["commands"]:
+    console.print(f"[bold]report: {report}[/] ({seconds:.0f} s)\nwhat to try next:", highlight=False)
+    for command in commands:
         console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
     return result
 
 
-@contextmanager
-def _timed(name: str, console: Any) -> Iterator[Any]:
-    """Shows which part begins; gives a function that tells its seconds."""
-    console.rule(name)
-    begin = time.perf_counter()
-    yield lambda: time.perf_counter() - begin
-
-
-def _pretrain(folder: Path, steps: int, epochs: float) -> dict[str, Any]:
-    """Text → vocabulary → corpus → a small encoder."""
-    from bertsmith.commands.corpus import corpus
-    from bertsmith.commands.pretrain import pretrain
-    from bertsmith.commands.tokenizer import tokenizer
-    from bertsmith.text.support_desk import messages
-    from bertsmith.toml import override, to_toml
-
-    text, recipe = folder / "messages.jsonl", folder / "recipe.toml"
-    text.write_text("".join(json.dumps({"text": message}) + "\n" for message in messages()), encoding="utf-8")
-    tokenizer([text], out=folder / "tokenizer", vocabulary=1500, lowercase=True)
-    corpus([text], tokenizer=folder / "tokenizer", out=folder / "corpus", held_out=0.03)
-    recipe.write_text(to_toml(override(PRETRAIN, [f"run.steps={steps}"])), encoding="utf-8")
-    return pretrain(recipe, data=folder / "corpus", out=folder / "encoder")
-
-
-def _finetune(folder: Path, steps: int, epochs: float) -> dict[str, Any]:
-    """The encoder learns what messages are about."""
-    from bertsmith.commands.finetune import finetune
-    from bertsmith.text.support_desk import support_desk
-
-    data = folder / "data"
-    data.mkdir()
-    for part in ("train", "dev"):
-        rows = "".join(json.dumps(row) + "\n" for row in support_desk(part))
-        (data / f"{part}.jsonl").write_text(rows, encoding="utf-8")
-    return finetune(folder / "encoder", data=str(data), out=folder / "classifier", epochs=epochs, set=list(FINETUNE))
-
-
-def _shrink(folder: Path, steps: int, epochs: float) -> dict[str, Any]:
-    """One set of weights for every width and depth."""
-    from bertsmith.commands.shrink import shrink
-
-    data, half = str(folder / "data"), max(1.0, round(epochs / 2))
-    return shrink(folder / "classifier", data=data, out=folder / "elastic", epochs=half, set=list(SHRINK))
-
-
-def _fit(folder: Path, steps: int, epochs: float) -> dict[str, Any]:
-    """The best that takes at most half the time of the whole network, in PyTorch or ONNX Runtime."""
-    from bertsmith.commands.fit import fit
-    from bertsmith.report.elastic import largest
-    from bertsmith.shrinking.record import read_record
-
-    whole = largest(read_record(folder / "elastic")).latency_ms
-    return fit(
-        folder / "elastic",
-        data=str(folder / "data"),
-        out=folder / "fitted",
-        latency_ms=max(0.1, round(whole / 2, 2)),
-        percentile=50,
-        engine=list(ENGINES),
-        precision=["float32", "int8"],
-        subnets="even",
-        set=list(FIT),
-    )
-
-
-def _export(folder: Path, fitted: dict[str, Any]) -> dict[str, Any]:
-    """The sub-network that was chosen, or came nearest, as a graph that needs no PyTorch."""
-    from bertsmith.commands.exchange import export_model
-
-    chosen = fitted["chosen"] or fitted["nearest"]
-    cut = {name: chosen["subnet"][name] for name in ("width", "depth")}
-    return export_model(folder / "elastic", out=folder / "onnx", to="onnx", **cut)
-
-
-def _step(name: str, figures: dict[str, Any], seconds: float) -> "Step":
-    """A part of the way, as the page tells it."""
+def _carried_out(
+    steps: Mapping[str, "Work"], journey: "Journey", console: "Console"
+) -> tuple[dict[str, Any], list["Step"]]:
+    """The figures of every step by its name, and the steps as the page tells them, up to one that was interrupted."""
+    from bertsmith.commands.demo_steps import gained
     from bertsmith.report.demo_page import Step
 
-    if name == "pretrain":
-        loss, level = figures["held_out"]["loss"], figures["unigram_level"]
-        gained = f"held-out loss {loss:.2f}, word frequencies alone {level:.2f}"
-    elif name == "finetune":
-        gained = f"{figures['metric']} {figures['score']:.1f} on dev"
-    elif name == "shrink":
-        sizes = f"{len(figures['grid'])} sizes in one set of weights"
-        gained = f"{sizes}, {figures['metric']} {figures['score']:.1f} in the mean"
-    elif name == "fit":
-        chosen = figures["chosen"] or figures["nearest"]
-        gained = f"{chosen['words']}: {chosen['latency_ms']:.2f} ms"
-    else:
-        gained = f"off by {figures['largest_difference']:.0e} of its largest output at most"
-    return Step(name, gained, seconds)
+    figures: dict[str, Any] = {}
+    made: list[Step] = []
+    for name, work in steps.items():
+        console.rule(name)
+        begin = time.perf_counter()
+        figures[name] = work(journey, figures)
+        if not figures[name].get("is_finished", True):
+            break
+        made.append(Step(name, gained(name, figures[name]), time.perf_counter() - begin))
+    return figures, made
 
 
-def _told(folder: Path, fitted: dict[str, Any]) -> dict[str, Any]:
-    """What else the page tells: filled masks, answers, and commands to go on with."""
-    from bertsmith.checkpoint.store import load
+def _report(journey: "Journey", figures: Mapping[str, Any], made: list["Step"]) -> tuple[Path, tuple[str, ...]]:
+    """Writes the page; returns where, and the commands it ends with."""
+    from bertsmith.commands.demo_steps import QUESTIONS, fitted_folder
+    from bertsmith.report.demo_page import DemoReport, demo_page
+    from bertsmith.shrinking.record import read_record
     from bertsmith.tasks.predictor import Predictor
 
-    encoder = load(folder / "encoder")
-    filled = [(text, [piece for piece, _ in encoder.fill_mask(text)[0][:3]]) for text in SENTENCES]
-    model = folder / ("fitted" if fitted["fits"] else "elastic")
-    answers = list(zip(QUESTIONS, Predictor.load(model).predict(QUESTIONS), strict=True))
-    commands = (
-        f"bertsmith serve {folder}/elastic --floor 0.95",
-        f'bertsmith predict {model} --text "when do you open on sundays" --out answers',
-        f"bertsmith fit {folder}/elastic --data {folder}/data --out smaller --size-mb 1",
-        f"bertsmith shrink {folder}/classifier --data {folder}/data --out pruned --method prune --keep 0.5",
+    folder = journey.folder
+    model = fitted_folder(journey, figures)
+    commands = _commands(journey, model, figures["export"]["latency_ms"])
+    page = demo_page(
+        DemoReport(
+            folder=folder,
+            title=journey.way.title,
+            steps=made,
+            look=figures["look"],
+            finetuned=figures["finetune"],
+            elastic=read_record(folder / "elastic"),
+            fitted=figures["fit"],
+            exported=figures["export"],
+            answers=list(zip(QUESTIONS, Predictor.load(model).predict(QUESTIONS), strict=True)),
+            commands=commands,
+        )
     )
-    return {"filled": filled, "answers": answers, "commands": commands}
+    report = folder / "report.html"
+    report.write_text(page, encoding="utf-8")
+    return report, commands
+
+
+def _commands(journey: "Journey", model: Path, latency_ms: float) -> tuple[str, ...]:
+    """What to go on with: the model as a service, a text of one's own, another budget or method, the other way."""
+    folder, own = shlex.quote(str(journey.folder)), shlex.quote(str(model))
+    return (
+        f"bertsmith serve {folder}/elastic --floor 0.95",
+        f'bertsmith predict {own} --text "when do you open on sundays" --out answers',
+        f"bertsmith fit {folder}/elastic --data {folder}/data --out smaller --size-mb {journey.way.small_mb:g}",
+        f"bertsmith shrink {folder}/classifier --data {folder}/data --out pruned --method prune --keep 0.5",
+        *(command.format(folder=folder, latency=f"{latency_ms:.2g}") for command in journey.way.others),
+    )

@@ -71,11 +71,7 @@ def elastic_page(report: ElasticReport) -> str:
     """The whole report as one self-contained HTML document."""
     record = report.record
     body = masthead("Elastic training", report.title, headline(report), lead=_lead(report)) + _figures(record)
-    grid_note = (
-        f"{metric_name(record.metric)} on dev, and its share of the fine-tuned model's {record.teacher_score:.2f}; "
-        f"below it parameters, operations and latency for one sequence of {record.length} tokens."
-    )
-    body += section("Every size", f'<div class="panel sizes" tabindex="0">{_grid(record)}</div>', note=grid_note)
+    body += section("Every size", size_grid(record), note=grid_note(record))
     if len(record.grid) > 1:
         trade_note = "Sub-networks of one depth are joined; the larger the dot, the wider. Latencies are of PyTorch on "
         body += section("Score and cost", _trades(record), note=f"{trade_note}the machine of the training.")
@@ -136,7 +132,15 @@ def _figures(record: ElasticRecord) -> str:
     return f'<dl class="figures">{cells}</dl>'
 
 
-def _grid(record: ElasticRecord) -> str:
+def grid_note(record: ElasticRecord) -> str:
+    """What the cells of the grid hold."""
+    return (
+        f"{metric_name(record.metric)} on dev, and its share of the fine-tuned model's {record.teacher_score:.2f}; "
+        f"below it parameters, operations and latency for one sequence of {record.length} tokens."
+    )
+
+
+def size_grid(record: ElasticRecord) -> str:
     """Widths downwards, depths across; the better, the darker."""
     scores = [member.score for member in record.grid if math.isfinite(member.score)] or [0.0]
     best = max(scores)
@@ -154,8 +158,8 @@ def _grid(record: ElasticRecord) -> str:
             cells += _size(record, member, share)
         rows.append(f'<tr><th scope="row">{width:g}</th>{cells}</tr>')
     return (
-        f'<table><thead><tr><th class="axis">depth →<br>width ↓</th>{heads}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>{_good_enough(record)}"
+        f'<div class="panel sizes" tabindex="0"><table><thead><tr><th class="axis">depth →<br>width ↓</th>{heads}</tr>'
+        f"</thead><tbody>{''.join(rows)}</tbody></table>{_good_enough(record)}</div>"
     )
 
 

@@ -113,7 +113,7 @@ def pretraining_page(report: PretrainingReport) -> str:
     if report.filled:
         body += section(
             "What it fills in",
-            f'<div class="filled">{"".join(map(_filled_card, report.filled))}</div>',
+            f'<div class="filled">{"".join(map(filled_card, report.filled))}</div>',
             note="Sentences with one token hidden, and the model's likeliest tokens for it.",
         )
     style, script = chart.STYLE + STYLE, SCRIPT
@@ -231,7 +231,7 @@ def _loss_note(report: PretrainingReport) -> str:
     return note
 
 
-def _filled_card(filled: FilledMask) -> str:
+def filled_card(filled: FilledMask) -> str:
     """The sentence with the likeliest token in the place of its mask, and a bar per candidate."""
     parts = MASK.split(filled.text)
     # With two masks the candidates are for one of them, and nobody can tell which: the masks stay visible.

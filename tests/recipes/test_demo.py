@@ -1,0 +1,127 @@
+"""Both ways of the demo, with a few messages, one engine and made-up latencies: all that is left out is time."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import bertsmith
+from bertsmith.cli import main
+from bertsmith.commands import demo_steps
+from bertsmith.errors import InputError
+from bertsmith.models.generator import attach, generator_of
+from bertsmith.shrinking.fit import measure
+from bertsmith.text import support_desk
+from bertsmith.text.learn import learn_tokenizer
+
+SHARED = ("look", "finetune", "shrink", "fit", "export")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(folders: Sequence[Path], conditions: measure.Conditions, runs: int, seconds: float) -> measure.Timing:
+        found = {"p50": 0.01, "p95": 0.01, "mean": 0.01, "runs": runs}
+        return measure.Timing([{load.name: found for load in conditions.workloads} for _ in folders], 100.0, 10.0)
+
+    few = {part: support_desk.support_desk(part)[:96] for part in ("train", "dev")}
+    monkeypatch.setattr(support_desk, "support_desk", lambda part: few[part])
+    monkeypatch.setattr(measure, "in_fresh_process", timed)
+    scratch = replace(demo_steps.FROM_SCRATCH, engines=("torch",))
+    monkeypatch.setattr(demo_steps, "FROM_SCRATCH", scratch)
+
+
+@pytest.fixture
+def boxed(tmp_path: Path) -> Path:
+    """A tiny model like the one in the box: it tells replaced tokens, and its generator fills masks."""
+    texts = [row["text"] for row in support_desk.support_desk("train")[:200]]
+    tokenizer = learn_tokenizer(texts, "wordpiece", 600, lowercase=True, progress=False)
+    sizes = {"layers": 2, "width": 32, "heads": 4, "embedding_width": 16, "longest": 64, "vocabulary": tokenizer.size}
+    config = bertsmith.preset("electra-small", **sizes)
+    generator = bertsmith.build(generator_of(config, width=0.5, depth=0.5), seed=1)
+    model = attach(bertsmith.build(config, seed=0), generator, "full").eval()
+    model.tokenizer = tokenizer
+    bertsmith.save(model, tmp_path / "boxed")
+    return tmp_path / "boxed"
+
+
+def test_from_the_box(boxed: Path, tmp_path: Path, quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "demo"
+    main(["demo", "--out", str(out), "--model", str(boxed), "--epochs", "1"])
+    result = json.loads((out / "result.json").read_text())
+    assert result["model"] == str(boxed)
+    assert "pretrain" not in result
+    assert result["fit"]["fits"]
+    assert len(result["shrink"]["grid"]) == 6
+    looked = result["look"]
+    assert [one["text"] for one in looked["filled"]] == list(demo_steps.FROM_BOX.masks)
+    assert looked["model"]["layers"] == 2
+    assert looked["model"]["generator_parameters"] > 0
+    page = (out / "report.html").read_text()
+    assert all(f"<b>{name}</b>" in page for name in SHARED)
+    assert page.count("report.html") == 3
+    assert f"<dd>{result['finetune']['score']:.1f}</dd>" in page
+    assert looked["near"][0]["near"][0]["label"] in page
+    assert 'class="panel sizes"' in page
+    assert 'class="chart front' in page
+    assert result["export"]["latency_ms"] == 0.01
+    assert (out / "onnx" / "model.onnx").stat().st_size == result["export"]["bytes"]
+    assert bertsmith.Predictor.load(out / "onnx").predict(["where is my parcel"])
+    told = capsys.readouterr().out
+    assert f"bertsmith serve {out}/elastic" in told
+    assert "bertsmith demo --from-scratch" in told
+
+
+def test_from_scratch(tmp_path: Path, quick: None) -> None:
+    out = tmp_path / "demo"
+    main(["demo", "--from-scratch", "--out", str(out), "--steps", "3", "--epochs", "1"])
+    result = json.loads((out / "result.json").read_text())
+    assert result["pretrain"]["steps"] == 3
+    assert result["fit"]["fits"]
+    assert len(result["shrink"]["grid"]) == 6
+    page = (out / "report.html").read_text()
+    assert all(f"<b>{name}</b>" in page for name in ("pretrain", *SHARED))
+    assert page.count("report.html") == 4
+    assert bertsmith.Predictor.load(out / "fitted").predict(["where is my parcel"])
+
+
+def test_neighbours_are_the_nearest_by_encode(boxed: Path) -> None:
+    """A message that is known is its own neighbour, and then the label is right."""
+    from bertsmith.commands.demo_look import neighbours
+
+    model = bertsmith.load(boxed)
+    known = support_desk.support_desk("train")[:20]
+    found = neighbours(model, [known[3]["text"]], known, known)
+    assert found["alike"] == 100
+    assert found["near"][0]["near"][0] == {**known[3], "similarity": pytest.approx(1, abs=1e-3)}
+    assert found["near"][0]["near"][1]["similarity"] < 1
+    wrong = [{**row, "label": "none of these"} for row in known]
+    assert neighbours(model, ["where is it"], known, wrong)["alike"] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"model": "nonsense"}, "'nonsense'"),
+        ({"model": "small", "from_scratch": True}, "--model is 'small' with --from-scratch"),
+        ({"steps": 3}, "--steps is 3 and nothing is pre-trained"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(given: dict[str, object], told: str, tmp_path: Path) -> None:
+    from bertsmith.commands.demo import demo
+
+    with pytest.raises(InputError, match=told):
+        demo(out=tmp_path / "demo", **given)  # type: ignore[arg-type]
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("way", [["--from-scratch"], ["--model", "boxed"]])
+def test_what_is_there_stays(way: list[str], boxed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    words = [str(boxed) if word == "boxed" else word for word in way]
+    with pytest.raises(SystemExit):
+        main(["demo", "--out", str(tmp_path / "mine"), *words])
+    assert "is not empty" in capsys.readouterr().err
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"

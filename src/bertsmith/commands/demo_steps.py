@@ -225,16 +225,15 @@ FROM_BOX = Way(
     title="From the model in the box to one that fits",
     steps={"look": looked, **GO_ON},
     masks=(
-        "the capital of france is [MASK].",
         "he studied law at the [MASK] of vienna.",
-        "the river flows into the north [MASK].",
+        "the river flows into the [MASK] sea.",
+        "the [MASK] is the largest planet in the solar system.",
         "the song was released in [MASK] 1998.",
     ),
-    epochs=2.0,
-    elastic_share=0.2,
+    epochs=3.0,
+    elastic_share=0.13,
     least_elastic=0.1,
-    # rate, decay over the layers and batch are those of the model's family
-    finetune=('head.pooling="mean"', "sequences.length=64", "batch.examples=32"),
+    finetune=("sequences.length=64", "batch.examples=32"),  # all else is the family's
     shrink=("grid.depths=[1, 0.5]", "grid.sample=1", "batch.examples=16", "importance.examples=256"),
     engines=("torch",),  # to write a dozen ONNX graphs of twelve layers takes minutes; "what to try next" does it
     share=0.6,  # half the layers take about half the time, and must keep the budget with room to spare

@@ -136,8 +136,8 @@ _ELECTRA: Rows = {
     "choice": amount(3.0, 16),
     "embedding": amount(1.0, 64),
 }
-# of the model in the box, whose pre-training took minutes: all its layers have much to learn. In a hundred steps it told
-# 71 % of the demo's messages right like this, 22 % with ELECTRA's rate and decay
+# of the model in the box, whose pre-training took minutes: all its layers have much to learn. In a hundred steps it
+# told 71 % of the demo's messages right like this, 22 % with ELECTRA's rate and decay
 _DISENTANGLED: Rows = {**_ELECTRA, "": _COMMON, "small": rate(1e-3)}
 _DEBERTA: Rows = {
     "": {**_COMMON, "head.dropout": 0.1},

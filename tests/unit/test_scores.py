@@ -82,7 +82,7 @@ def test_runs_are_kept_resumed_and_shown(
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     failed = [line for line in lines if "error" in line]
     assert {line["model"] for line in failed} == {"gone"}
-    assert all("neither the folder of a model" in line["error"] for line in failed)
+    assert all("neither a bundled model nor the folder" in line["error"] for line in failed)
     assert len(lines) - len(failed) == 4
     # both orders of STS-B's pairs are learned from
     assert {(line["task"], line["steps"]) for line in lines if line not in failed} == {("CoLA", 1), ("STS-B", 2)}

@@ -73,6 +73,7 @@ def test_tasks_name_figures_and_settings_that_exist() -> None:
         assert settings.optimizer.learning_rate == FRESH["optimizer.learning_rate"]
 
 
+@pytest.mark.slow  # processes of its own
 def test_runs_are_kept_resumed_and_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], data: Path, model: Path, tmp_path: Path
 ) -> None:

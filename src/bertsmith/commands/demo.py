@@ -46,8 +46,8 @@ def demo(
     steps
         From scratch: optimiser steps of the pre-training; 400 if not given.
     epochs
-        How often fine-tuning sees every message, 3 times if not given, from scratch 6; elastic training sees them less
-        often in each stage: an eighth of that, from scratch half.
+        How often fine-tuning sees every message, 2 times if not given, from scratch 6; elastic training sees them less
+        often in each stage: a fifth of that, from scratch half.
     force
         Replace what --out holds.
     """

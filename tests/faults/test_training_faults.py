@@ -128,6 +128,7 @@ def test_a_torn_checkpoint_is_passed_over(
         assert_same(out, straight)
 
 
+@pytest.mark.slow  # processes of its own; test_plan.py compares their batches
 def test_reading_processes_do_not_change_the_run(
     recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def test_from_the_box(boxed: Path, tmp_path: Path, quick: None, capsys: pytest.C
     assert "bertsmith demo --from-scratch" in told
 
 
+@pytest.mark.slow  # all steps of the other way, and pre-training
 def test_from_scratch(tmp_path: Path, quick: None) -> None:
     out = tmp_path / "demo"
     main(["demo", "--from-scratch", "--out", str(out), "--steps", "3", "--epochs", "1"])

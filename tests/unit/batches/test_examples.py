@@ -173,6 +173,7 @@ def test_a_batch_moves_and_is_pinned_as_a_whole(layout: str, monkeypatch: pytest
     assert moved.real_tokens == batch.real_tokens
 
 
+@pytest.mark.slow  # processes of its own; test_plan.py compares those of a corpus
 def test_worker_processes_give_the_same_batches() -> None:
     features = some_features(20)
     plan = plan_of(features)

@@ -90,6 +90,7 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert [ranks[place % 3][place // 3] for place in range(60)] == whole
 
 
+@pytest.mark.slow  # processes of its own; test_plan.py compares those of a corpus
 def test_workers_change_nothing() -> None:
     pairs, config = some_pairs(60), PairConfig(length=32, micro_tokens=200)
     plans = list(PairPlan(pairs, config, 0).one_epoch())

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from hf_cases import inputs, ours, task_model
 from safetensors.torch import load_file, save_file
@@ -28,6 +29,7 @@ save_file(said, sys.argv[1] + "/said.safetensors")
 """
 
 
+@pytest.mark.slow  # a process for each folder
 def test_native_folders_open_without_us(tmp_path: Path) -> None:
     cases = {
         "bert-tiny": ("classification", "AutoModelForSequenceClassification"),

@@ -4,7 +4,7 @@
     python benchmarks/scores.py runs/bakeoff/*/ --data DATA --tasks CoLA,SST-2,MRPC,STS-B,SNLI --rows 10000 …
     python benchmarks/bakeoff.py --out runs/bakeoff --scores scores.jsonl             # the table
 
-CORPUS is a folder that `bertsmith corpus` wrote. Every candidate (bakeoff_candidates.py) is a process of its own. All
+CORPUS is a folder that `bertsmith corpus` wrote. Every candidate (bakeoff_candidates.py) is a process of its own. Some
 compile side by side; then one after the other has the device for itself, measures its pace and trains as many steps as
 fit, its rate falling to zero within them. Candidates of two stages share the seconds evenly; the encoder goes on.
 Written to OUT/NAME: the model, log.jsonl, and figures.json.
@@ -38,15 +38,16 @@ READY = "ready"
 def main() -> None:
     options = _options()
     if options.data:
-        _race(options)
+        for first in range(0, len(options.candidates), options.together):
+            _race(options.candidates[first : first + options.together], options)
     _print_table(options)
 
 
-def _race(options: argparse.Namespace) -> None:
+def _race(names: list[str], options: argparse.Namespace) -> None:
     """Lets the candidates compile together and train in turn."""
     context = multiprocessing.get_context("spawn")
     talks: dict[str, Connection] = {}
-    for name in options.candidates:
+    for name in names:
         ours, theirs = context.Pipe()
         context.Process(target=_candidate, args=(name, options, theirs)).start()
         talks[name] = ours
@@ -177,6 +178,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", help="a corpus folder; without it only the table is printed")
     parser.add_argument("--out", required=True)
     parser.add_argument("--candidates", default=list(CANDIDATES), type=lambda text: text.split(";"))
+    parser.add_argument(
+        "--together", default=6, type=int, help="candidates that compile and wait side by side: 12 GB each"
+    )
     parser.add_argument("--seconds", default=28.0, type=float, help="of training for each candidate")
     parser.add_argument("--micro", default=65536, type=int, help="tokens of a micro-batch")
     parser.add_argument("--workers", default=4, type=int)

@@ -1,4 +1,4 @@
-"""Disentangled attention by blocks, for inference on a CPU: the reference's numbers, and when it may be taken."""
+"""Disentangled attention on a CPU by blocks and by groups of one length: the reference's numbers, and when each is taken."""
 
 import pytest
 import torch
@@ -56,6 +56,27 @@ def test_blocks_say_what_the_reference_says(
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("terms", [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize("lengths", [[7, 3, 1], [40, 33, 64, 20, 0, 21, 9], [30, 30]], ids=str)
+def test_groups_say_and_learn_what_the_reference_does(
+    lengths: list[int], terms: tuple[bool, bool], is_causal: bool
+) -> None:
+    (query, key, value), layout = call(lengths, "packed")
+    rows = tables(SLOTS["buckets"], terms)
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value, *rows) if tensor is not None]
+    told, learned = [], []
+    for form in ("grouped", "reference"):
+        told.append(
+            disentangled(
+                query, key, value, *rows, layout, relative(SLOTS["buckets"]), is_causal=is_causal, backend=form
+            )
+        )
+        learned.append(torch.autograd.grad(told[-1].sin().sum(), leaves))
+    torch.testing.assert_close(*told, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(*learned, rtol=1e-8, atol=1e-9)
+
+
 def test_pads_are_never_read() -> None:
     (query, key, value), layout = call([70, 5], "padded")
     assert layout.is_token is not None
@@ -76,7 +97,7 @@ def test_half_precision_sums_in_float32() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
 
 
-def test_it_is_taken_for_inference_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_is_taken_where_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
 
     def noting(forms: dict, backend: str, inputs: object) -> object:
@@ -86,10 +107,11 @@ def test_it_is_taken_for_inference_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("bertsmith.ops.disentangled.choose", noting)
     rows = tables(SLOTS["buckets"], (True, True))
-    for lengths, learns in (([70, 70], False), ([70, 70], True), ([6, 5], False), ([6], False)):
+    calls = [([70, 70], False), ([70, 70], True), ([70, 20], True), ([6, 5], False), ([30, 9], False), ([6], False)]
+    for lengths, learns in calls:
         (query, key, value), layout = call(lengths, "packed")
         disentangled(query.requires_grad_(learns), key, value, *rows, layout, relative(SLOTS["buckets"]))
-    assert taken == ["blocks", "sdpa", "sdpa", "blocks"]
+    assert taken == ["blocks", "sdpa", "grouped", "sdpa", "grouped", "blocks"]
 
 
 def test_what_it_cannot_do_is_said() -> None:
@@ -105,7 +127,12 @@ def test_what_it_cannot_do_is_said() -> None:
     other = SequenceLayout.packed(torch.tensor([0, 5, 9]).int(), 5)
     with pytest.raises(InputError, match="places or keys of their own"):
         disentangled(query, key, value, *rows, layout, relative(slots), key_layout=other, backend="blocks")
+    with pytest.raises(InputError, match="dropout, whose draws would not be those of a padded batch"):
+        disentangled(query, key, value, *rows, layout, relative(slots), dropout=0.1, backend="grouped")
+    (query, key, value), layout = call([5, 4], "padded")
+    with pytest.raises(InputError, match="the sequences are not packed"):
+        disentangled(query, key, value, *rows, layout, relative(slots), backend="grouped")
 
 
 def test_the_forms_stand_in_the_table() -> None:
-    assert {"blocks", "products"} <= set(FORMS)
+    assert {"blocks", "grouped", "products"} <= set(FORMS)

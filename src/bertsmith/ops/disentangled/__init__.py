@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from bertsmith.batches.layout import SequenceLayout
-from bertsmith.ops.disentangled import blocks, fused, products, reference, sdpa
+from bertsmith.ops.disentangled import blocks, fused, grouped, products, reference, sdpa
 from bertsmith.ops.disentangled.inputs import DisentangledInputs
 from bertsmith.ops.disentangled.positions import RelativePositions, bucket_slots, linear_slots
 from bertsmith.ops.dispatch import Form, Forms, choose
@@ -21,6 +21,7 @@ __all__ = [
 FORMS: Forms[DisentangledInputs] = {
     "triton": Form(fused.disentangled, fused.unsupported, fused.wanted),
     "blocks": Form(blocks.disentangled, blocks.unsupported, blocks.wanted),
+    "grouped": Form(grouped.disentangled, grouped.unsupported, grouped.wanted),
     "sdpa": Form(sdpa.disentangled, sdpa.unsupported),
     "products": Form(products.disentangled, products.unsupported),
     "reference": Form(reference.disentangled, reference.unsupported),

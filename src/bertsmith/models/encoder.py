@@ -1,7 +1,7 @@
 """The one stack all families share: embedding → blocks → states. With cross mixers in its blocks it is a decoder."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,14 @@ class Encoded:
     """What entered every kept block and what left the last one, before the final norm, where it was asked for."""
     passed: tuple[tuple[Block, ForwardPass], ...] = ()
     """The blocks on that way, each with the call that was meant for it."""
+    norm: Callable[[Tensor], Tensor] | None = None
+    """The final norm, which what is on the way has not passed."""
+
+    def read(self, number: int) -> Tensor:
+        """A state on the way as a head would read it: with norms first, raw states grow from layer to layer, and only
+        the final norm makes them comparable."""
+        assert self.norm is not None, "a trail was asked for"
+        return self.norm(self.trail[number])
 
     def projected(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of a block on the way, each (…, heads, head width), as the states lie."""
@@ -123,7 +131,7 @@ class Encoder(nn.Module):
         below = tuple(self.final_norm(state) for state in states[-layers:-1])
         if not with_trail:
             return Encoded(last, pondering, below)
-        return Encoded(last, pondering, below, tuple(states), tuple(kept))
+        return Encoded(last, pondering, below, tuple(states), tuple(kept), self.final_norm)
 
     def before_last(
         self,

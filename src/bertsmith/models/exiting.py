@@ -115,8 +115,7 @@ def exit_outputs(
     """
     exits = _exits(model)
     said = model.observed(tokens, layout, types)
-    trail, norm = said.encoded.trail, model.encoder.final_norm
-    return (*(exits(layer, norm(trail[layer]), layout) for layer in exits.layers), said.outputs)
+    return (*(exits(layer, said.encoded.read(layer), layout) for layer in exits.layers), said.outputs)
 
 
 def answer_early(

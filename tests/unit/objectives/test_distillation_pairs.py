@@ -54,6 +54,15 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(kind: str) -> None:
     torch.testing.assert_close(mean_of(TERMS[kind](), student, student, "packed").item(), 0.0, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["states", "cosine", "patience"])
+def test_where_norms_stand_first_the_growth_of_the_stream_teaches_nothing(kind: str) -> None:
+    student, teacher = model_of("disentangled-small", seed=0), model_of("disentangled-small", seed=0)
+    with torch.no_grad():  # twice all that is added to the stream: the same network, since every reader has a norm
+        for name, parameter in student.named_parameters():
+            parameter.mul_(2.0 if any(part in name for part in ("widen.", "mixer.output.", "contract.")) else 1.0)
+    torch.testing.assert_close(mean_of(TERMS[kind](), student, teacher, "packed").item(), 0.0, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("kind", sorted(set(TERMS) - {"labels"}))
 def test_the_teacher_gets_no_gradient(kind: str) -> None:
     student, teacher = model_of(seed=0), model_of(seed=1)

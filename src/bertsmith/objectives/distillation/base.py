@@ -46,9 +46,14 @@ class Pair:
         return self.layers[index] if self.layers else self.counterparts[index + 1] - 1
 
     def states(self, number: int) -> tuple[Tensor, Tensor]:
-        """State `number` of the student, as wide as the teacher's, and the one it is to be like, as they lie."""
-        mine, theirs = self.student.encoded.trail, self.shown.encoded.trail
-        own, like = mine[self._known(number, len(mine) - 1)], theirs[self.counterparts[number]].detach()
+        """State `number` of the student, as wide as the teacher's, and the one it is to be like, as they lie.
+
+        Both past the final norm of their network, where it has one (norms first): raw ones would be compared by how
+        far each layer's stream has grown, and the last layers would drown all other terms.
+        """
+        mine, theirs = self.student.encoded, self.shown.encoded
+        own = mine.read(self._known(number, len(mine.trail) - 1))
+        like = theirs.read(self.counterparts[number]).detach()
         if own.shape[-1] == like.shape[-1]:
             return wide(own), wide(like)
         if self.widen is None:

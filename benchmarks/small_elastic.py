@@ -21,63 +21,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertsmith.errors import InputError, nearest
-from scores import Contestant, change, contestant
+from bertsmith.errors import InputError
+from scores_plan import carry_out, change, changed, contestant, data_of, judged, options_of, runs_of
 from scores_tasks import COMMON, LEAN, TASKS, cost_of, flags, rows_of
-from side_by_side import Run, lines_of, read_lines, run_all
+from side_by_side import Run
 
 Line = Mapping[str, Any]
 
 
 def main() -> int:
-    options = _options()
-    try:
-        runs = [] if options.table_only else planned(options)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
-    failed = run_all(elastic, runs, options.out, processes=options.processes, threads=options.threads) if runs else 0
-    lines = read_lines(options.out)
-    done = [line for line in lines if "error" not in line] if options.table_only else lines_of(runs, lines)
-    print(tables(done))
-    return 1 if failed else 0
+    return carry_out(elastic, planned, tables, options_of(__doc__ or "", "MRPC,STS-B", _add_options))
 
 
 def planned(options: argparse.Namespace) -> list[Run]:
     """A run for every model, task and seed."""
-    models: list[Contestant] = [contestant(text) for text in options.models]
-    if not models:
-        raise InputError("no MODEL is given; give the folder of a model")
-    for task in options.tasks:
-        if task not in TASKS:
-            raise InputError(f"--tasks has {task!r}; {nearest(task, TASKS)}")
+    models = [contestant(text) for text in options.models]
     names = [model.name for model in models]
     tuning, shrinking = ([change(text, names) for text in given] for given in (options.finetune, options.set))
     runs = []
-    for model in models:
-        weights = model.weights
-        for task in options.tasks:
-            whom = (None, task, model.name)
-            settings = {**COMMON, **TASKS[task].settings}
-            settings |= {} if model.rate is None else {"optimizer.learning_rate": model.rate}
-            settings |= {path: value for name, path, value in tuning if name in whom}
-            stages: dict[str, Any] = {"grid.widths": options.widths, "grid.depths": options.depths}
-            stages |= {"run.choose": "last", "run.epochs": options.epochs}
-            stages |= {path: value for name, path, value in shrinking if name in whom}
-            data = str(options.data / TASKS[task].folder)
-            for seed in options.seeds:
-                record = {
-                    "model": model.name,
-                    "weights": weights,
-                    "task": task,
-                    "seed": seed,
-                    "train_rows": options.rows,
-                    "dev_rows": options.dev_rows,
-                    "settings": settings,
-                    "elastic_settings": stages,
-                }
-                places = {"model": model.source, "data": data, "device": options.device}
-                runs.append(Run(record, places, cost_of(data, options.rows, 1.0)))
+    for model, task in judged(models, options):
+        settings = {**COMMON, **TASKS[task].settings}
+        settings |= {} if model.rate is None else {"optimizer.learning_rate": model.rate}
+        settings = changed(settings, tuning, task, model.name)
+        stages: dict[str, Any] = {"grid.widths": options.widths, "grid.depths": options.depths}
+        stages |= {"run.choose": "last", "run.epochs": options.epochs}
+        stages = changed(stages, shrinking, task, model.name)
+        cost = cost_of(data_of(task, options), options.rows, 1.0)
+        runs += runs_of(model, task, options, cost, settings=settings, elastic_settings=stages)
     return runs
 
 
@@ -163,14 +133,7 @@ def _mean(scores: Sequence[float]) -> str:
     return f"{statistics.fmean(scores):.2f}" + (f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else "")
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="[NAME=]FOLDER[@RATE]")
-    parser.add_argument("--data", type=Path, help="the folder with glue, pairs …")
-    parser.add_argument("--tasks", default="MRPC,STS-B", type=lambda text: text.split(","))
-    parser.add_argument("--seeds", default=[0], type=lambda text: [int(part) for part in text.split(",")])
-    parser.add_argument("--rows", type=int, help="at most so many training rows, the same for all")
-    parser.add_argument("--dev-rows", type=int, help="likewise of dev: to try things out")
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--widths", nargs="+", type=float, default=[1.0, 0.75, 0.5, 0.25])
     parser.add_argument("--depths", nargs="+", type=float, default=[1.0, 0.75, 0.5])
     parser.add_argument("--epochs", type=float, default=3.0, help="of each of the two stages")
@@ -178,15 +141,6 @@ def _options() -> argparse.Namespace:
         "--set", action="append", default=[], help="[TASK:|MODEL:]setting=value of the elastic training"
     )
     parser.add_argument("--finetune", action="append", default=[], help="likewise of the fine-tuning")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1, help="of each process")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--out", type=Path, required=True, help="the file of lines, which is added to")
-    parser.add_argument("--table-only", action="store_true", help="print the tables of what the file has")
-    options = parser.parse_args()
-    if options.data is None and not options.table_only:
-        parser.error("--data is not given: it names the folder with glue, pairs …")
-    return options
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Disentangled attention on a CPU by blocks and by groups of one length: the reference's numbers, and when each is taken."""
+"""Disentangled attention on a CPU by blocks, and by groups of one length: the numbers, and when each is taken."""
 
 import pytest
 import torch

@@ -77,12 +77,17 @@ def _cut(train_rows: int | None, dev_rows: int | None, epochs: float | None) -> 
 
 
 def _rates(model: str, own: Mapping[str, Sequence[Line]], best: Mapping[str, Sequence[Line]]) -> str:
-    """The learning rates of a model, and which of them were chosen."""
+    """The learning rates of a model, with their decay over layers, and which of them were chosen."""
     said = []
     for task, group in best.items():
-        tried = sorted({line["settings"][RATE] for line in own[task]})
-        others = f" (of {', '.join(f'{rate:g}' for rate in tried)})" if len(tried) > 1 else ""
-        said.append(f"{task} {group[0]['settings'][RATE]:g}{others}")
+        tried = sorted({_way(line["settings"]) for line in own[task]})
+        others = f" (of {', '.join(tried)})" if len(tried) > 1 else ""
+        said.append(f"{task} {_way(group[0]['settings'])}{others}")
     is_chosen = any("(of" in part for part in said)
     how = ", chosen task by task by the mean over seeds on dev" if is_chosen else ""
     return f"- {model}: learning rates{how}: {', '.join(said)}"
+
+
+def _way(settings: Mapping[str, Any]) -> str:
+    decay = settings.get("encoder.layer_decay", 1.0)
+    return f"{settings[RATE]:g}" + ("" if decay == 1.0 else f" × {decay:g} a layer")

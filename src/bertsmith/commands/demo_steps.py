@@ -230,8 +230,8 @@ FROM_BOX = Way(
         "the [MASK] is the largest planet in the solar system.",
         "the song was released in [MASK] 1998.",
     ),
-    epochs=2.0,  # with three, accuracy 77 instead of 71, the whole took 5 min 12 s
-    elastic_share=0.2,
+    epochs=2.5,  # with three, and a fifth of them for each elastic stage, the whole took 5 min 34 s
+    elastic_share=0.16,
     least_elastic=0.1,
     finetune=("sequences.length=64", "batch.examples=32"),  # all else is the family's
     shrink=("grid.depths=[1, 0.5]", "grid.sample=1", "batch.examples=16", "importance.examples=256"),

@@ -34,7 +34,7 @@ def choose(forms: Forms[Inputs], backend: str, inputs: Inputs) -> Form[Inputs]:
     check_backend([forms], backend)
     if backend == "auto":
         for form in forms.values():
-            if form.wanted(inputs) and form.unsupported(inputs) is None:
+            if form.unsupported(inputs) is None and form.wanted(inputs):
                 return form
         reasons = "; ".join(f"{name}: {form.unsupported(inputs)}" for name, form in forms.items())
         raise InputError(f"no backend can compute this: {reasons}")

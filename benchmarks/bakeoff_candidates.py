@@ -67,7 +67,6 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "convbert, masked then replaced": {"stages": ("masked_lm", "replaced_tokens")},
     # and, for the one that won, all that was still open
     "deberta, norms after": {"mixers": "disentangled", "placement": "post"},
-    "deberta, masked tokens": {"mixers": "disentangled", "stages": ("masked_lm",)},
     "deberta, masked then replaced": {"mixers": "disentangled", "stages": ("masked_lm", "replaced_tokens")},
     "deberta, rate 3e-3": {"mixers": "disentangled", "rate": 3e-3},
     "deberta, rate 7e-4": {"mixers": "disentangled", "rate": 7e-4},

@@ -5,7 +5,7 @@
     python benchmarks/same_curve.py runs/once/log.jsonl runs/again/log.jsonl
 
 Order, masks and guesses are functions of the seed: on a CPU the two are equal bit for bit. A GPU adds in an order of
-its own, so that they part by roundings, which training makes larger; beside that, the table has what the figure itself
+its own, so that they part; beside that, the table has what the figure itself
 does from one row of the log to the next.
 """
 
@@ -28,6 +28,9 @@ def main() -> int:
     parser.add_argument("logs", nargs=2, type=Path, metavar="LOG", help="log.jsonl of a run")
     options = parser.parse_args()
     try:
+        for log in options.logs:
+            if not log.is_file():
+                raise InputError(f"LOG is {str(log)!r}, which is no file; allowed: log.jsonl of a run")
         print(table(*(read_log(log) for log in options.logs)))
     except InputError as error:
         print(error, file=sys.stderr)

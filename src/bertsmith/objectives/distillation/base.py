@@ -49,7 +49,7 @@ class Pair:
         """State `number` of the student, as wide as the teacher's, and the one it is to be like, as they lie.
 
         Both past the final norm of their network, where it has one (norms first): raw ones would be compared by how
-        far each layer's stream has grown, and the last layers would drown all other terms.
+        far each layer's stream has grown, and the last layers would outweigh all other terms.
         """
         mine, theirs = self.student.encoded, self.shown.encoded
         own = mine.read(self._known(number, len(mine.trail) - 1))

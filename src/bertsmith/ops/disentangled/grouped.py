@@ -1,5 +1,5 @@
 """Disentangled attention on a CPU for packed sequences of many lengths: those of about one length together, so that few
-pads are paid for. Short texts in batches are mostly pads otherwise: of SST-2's, four fifths.
+pads are paid for. Padded to the longest of a batch, short texts are mostly pads.
 """
 
 from dataclasses import replace

@@ -27,7 +27,7 @@ from bakeoff_candidates import BASE, CANDIDATES, recipe
 from bertsmith.checkpoint.store import write_model
 from bertsmith.models.generator import fold
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.calibration import measure_pace
+from bertsmith.training.budget import measure_pace
 from bertsmith.training.pretraining import PretrainSettings, make_trainer
 from bertsmith.training.trainer import Trainer
 from scores_tasks import TASKS

@@ -5,7 +5,7 @@ from typing import Any
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
-from bertsmith.layers.relative import RelativeConfig
+from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import LayerConfig, ModelConfig
 from bertsmith.models.published import preset
 

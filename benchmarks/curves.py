@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.batches.shards import TokenCorpus, read_manifest
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.data.shards import TokenCorpus, read_manifest
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import MaskedTokensConfig

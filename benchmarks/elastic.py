@@ -26,8 +26,8 @@ import torch
 
 import bertsmith
 from bertsmith.checkpoint.store import load
-from bertsmith.shrinking.record import read_record
-from bertsmith.shrinking.rewire import Orders, rewire
+from bertsmith.shrinking.elastic_metadata import read_record
+from bertsmith.shrinking.importance import Orders, rewire
 from bertsmith.training.log import read_log
 
 ORDERS = ("importance", "random", "reversed")

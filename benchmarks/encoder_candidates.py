@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import bertsmith.layers.mixers.favor as favor_mixer
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.published import overridable, preset

@@ -22,8 +22,8 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
-from bertsmith.batches.layout import SequenceLayout
 from bertsmith.checkpoint.hf import TWINS
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.artefact import open_runner, write_artefact
 from bertsmith.engines.base import Artefact
 from bertsmith.engines.onnx_graph import OPSET, quiet

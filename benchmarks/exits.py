@@ -21,15 +21,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertsmith.batches.examples import ExampleReader, Features
-from bertsmith.batches.plan import Cursor, MicroBatchPlan
+from bertsmith.answers.sequences import Features
 from bertsmith.checkpoint.store import load
+from bertsmith.data.examples import ExampleReader
+from bertsmith.data.plan import Cursor, MicroBatchPlan
 from bertsmith.engines.exit_runner import ExitRunner
 from bertsmith.models.exiting import exits_config
 from bertsmith.models.heads.exits import ExitRule
 from bertsmith.models.model import Model
 from bertsmith.tasks.base import Encoding
-from bertsmith.tasks.parts import task_parts
+from bertsmith.tasks.data_source import task_parts
 from bertsmith.tasks.predictor import read_kept
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.attention import attention
 from bertsmith.ops.favor import FEATURE_MAPS, RandomFeatures, draw, favor
 

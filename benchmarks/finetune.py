@@ -26,7 +26,7 @@ import torch
 from transformers import TrainerCallback
 
 import bertsmith
-from bertsmith.batches.examples import Features
+from bertsmith.answers.sequences import Features
 from bertsmith.commands.finetune_task import Tables, task_settings
 from bertsmith.tasks.base import Encoding
 from bertsmith.training.finetuning import FinetuneSettings, Finetuning, make_finetuning, read_data

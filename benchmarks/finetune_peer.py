@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from bertsmith.batches.examples import Features
+from bertsmith.answers.sequences import Features
 from bertsmith.training.finetuning import FinetuneSettings
 
 

@@ -23,14 +23,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from bertsmith import Model, Predictor, load
-from bertsmith.batches.examples import ExamplePlan, ExampleReader, TaskBatch
-from bertsmith.engines.artefact import write_artefact
+from bertsmith.data.examples import ExamplePlan, ExampleReader, TaskBatch
+from bertsmith.engines.artefact import TorchEngine, write_artefact
 from bertsmith.engines.base import Artefact, Inputs
-from bertsmith.engines.int8 import int8_model
-from bertsmith.engines.int8_layers import Int8Linear
-from bertsmith.engines.torch_engine import TorchEngine
+from bertsmith.engines.int8 import Int8Linear, int8_model
 from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.tasks.parts import task_parts
+from bertsmith.tasks.data_source import task_parts
 from bertsmith.tasks.predictor import read_kept, write_kept
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from bertsmith.batches.build_corpus import build_corpus
-from bertsmith.batches.corruption import MaskingConfig, corrupt
-from bertsmith.batches.loader import BatchReader, SpecialTokens, load_batches
-from bertsmith.batches.plan import Cursor, Plan, SequenceConfig
-from bertsmith.batches.shards import TokenCorpus
+from bertsmith.data.build_corpus import build_corpus
+from bertsmith.data.corruption import MaskingConfig, corrupt
+from bertsmith.data.loader import BatchReader, SpecialTokens, load_batches
+from bertsmith.data.plan import Cursor, Plan, SequenceConfig
+from bertsmith.data.shards import TokenCorpus
 from bertsmith.objectives.masked_lm import MaskedLMConfig, vocabulary_of
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.small_world import small_world

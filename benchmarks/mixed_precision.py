@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 import bertsmith
-from bertsmith.batches.examples import ExamplePlan, ExampleReader, TaskBatch
+from bertsmith.data.examples import ExamplePlan, ExampleReader, TaskBatch
 from bertsmith.layers.quantised import QuantisationConfig
 from bertsmith.models.model import Model
 from bertsmith.models.quantise import dequantised, measuring, quantised
 from bertsmith.shrinking.hessian import Sharpness, allotted_bits, layer_sharpness, matrices
-from bertsmith.tasks.parts import task_parts
+from bertsmith.tasks.data_source import task_parts
 from bertsmith.tasks.predictor import Predictor
-from bertsmith.text.tables import Table
+from bertsmith.text.rows import Table
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.artefact import open_runner, write_artefact
 from bertsmith.engines.base import Artefact, Inputs
+from bertsmith.engines.onnx_engine import feed
 from bertsmith.engines.onnx_graph import OPSET, quiet
-from bertsmith.engines.onnx_precision import feed
 from bertsmith.models.build import build
 from bertsmith.models.model import Model
 from bertsmith.models.published import preset

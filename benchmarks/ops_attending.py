@@ -16,7 +16,7 @@ from bertsmith.ops.favor import FORMS as FAVOR_FORMS
 from bertsmith.ops.favor import RandomFeatures, draw
 from bertsmith.ops.favor import favor as favor_attention
 from bertsmith.ops.favor.inputs import FavorInputs
-from bertsmith.ops.kernels.tiles import Tile
+from bertsmith.ops.kernels.support import Tile
 from ops_cases import Case, Tuned, lying, numbers
 from ops_timing import training
 

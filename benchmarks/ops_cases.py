@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops import conv
 from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs
 from bertsmith.ops.dispatch import Forms
-from bertsmith.ops.kernels.spans import Spans, by_row
-from bertsmith.ops.kernels.tiles import Tile
+from bertsmith.ops.kernels.support import Spans, Tile, by_row
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError
-from bertsmith.text.tables import Table, read_part
+from bertsmith.text.rows import Table
+from bertsmith.text.tables import read_part
 from side_by_side import Run
 
 COMMON: dict[str, Any] = {
@@ -93,7 +94,7 @@ def finetuned(run: Run) -> dict[str, Any]:
 
     from bertsmith.commands.finetune import IN_MEMORY
     from bertsmith.commands.finetune_task import resolved, task_settings
-    from bertsmith.tasks.soundness import answers_alike
+    from bertsmith.tasks.degenerate import answers_alike
     from bertsmith.toml import override
     from bertsmith.training.finetuning import make_finetuning, read_data
 

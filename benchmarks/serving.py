@@ -31,7 +31,7 @@ from bertsmith.serving.cores import cores
 from bertsmith.serving.engine import BatchingEngine, EngineLimits
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.work import Asked
-from bertsmith.shrinking.fit.machine import fingerprint
+from bertsmith.shrinking.fit.measure import fingerprint
 from serving_load import Asking, EngineTarget, HttpTarget, Known, Load, Target, softmax
 from serving_model import SIZES, make_texts, write_folder
 

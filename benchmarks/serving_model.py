@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 import bertsmith
-from bertsmith.batches.ragged import packed
+from bertsmith.data.batch import packed
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.model import Model
-from bertsmith.shrinking.record import ElasticRecord, MemberFigures, write_record
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
 from bertsmith.tasks.predictor import KeptTask, write_kept
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.training.starting import with_task_head

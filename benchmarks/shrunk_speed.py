@@ -15,13 +15,12 @@ from typing import Any
 import torch
 
 import bertsmith
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.artefact import ENGINES, write_artefact
 from bertsmith.engines.base import Artefact, Inputs
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.model import Model
-from bertsmith.shrinking.fit.machine import fingerprint, usable_cores
-from bertsmith.shrinking.fit.measure import Conditions, Workload, in_fresh_process
+from bertsmith.shrinking.fit.measure import Conditions, Workload, fingerprint, in_fresh_process, usable_cores
 from bertsmith.tasks.classification import Classification
 from bertsmith.training.starting import with_task_head
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import bertsmith
 from bertsmith.checkpoint.files import write_json
-from bertsmith.checkpoint.hf.tokens import tokenizer_config
-from bertsmith.models.joining import with_encoder
+from bertsmith.checkpoint.hf.writing import tokenizer_config
+from bertsmith.models.convert import with_encoder
 from bertsmith.toml import read_toml, to_toml
 
 ROOT = Path(__file__).parents[1]

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 
 import bertsmith
-from bertsmith.models.joining import with_encoder
+from bertsmith.models.convert import with_encoder
 from bertsmith.models.model import Model
+from bertsmith.tasks.data_source import task_parts
 from bertsmith.tasks.metrics.similarity import similarity_judgement
-from bertsmith.tasks.parts import task_parts
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "finetune" / "vectors-small.toml"
 OWN = ("rows", "kinds")

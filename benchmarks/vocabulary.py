@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary_folder
-from bertsmith.tasks.parts import task_parts
+from bertsmith.tasks.data_source import task_parts
 from bertsmith.tasks.predictor import Predictor, read_kept
 from bertsmith.text.cut import Cut, changed_tokens
 from bertsmith.text.readers import find_files, read_documents
-from bertsmith.text.tables import Table
+from bertsmith.text.rows import Table
 from bertsmith.text.tokenizer import Tokenizer
 
 CUTS: dict[str, dict[str, int]] = {

@@ -48,7 +48,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def corpus_folder(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small corpus, tokenised."""
-    from bertsmith.batches.build_corpus import build_corpus
+    from bertsmith.data.build_corpus import build_corpus
     from bertsmith.text.learn import learn_tokenizer
     from bertsmith.text.readers import find_files, read_documents
 

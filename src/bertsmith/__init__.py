@@ -13,7 +13,7 @@ _HOMES = {
     "InputError": "bertsmith.errors",
     "Model": "bertsmith.models.model",
     "Predictor": "bertsmith.tasks.predictor",
-    "SequenceLayout": "bertsmith.batches.layout",
+    "SequenceLayout": "bertsmith.data.layout",
     "Subnet": "bertsmith.layers.subnet",
     "Tokenizer": "bertsmith.text.tokenizer",
     "build": "bertsmith.models.build",
@@ -21,9 +21,9 @@ _HOMES = {
     "convert": "bertsmith.models.convert",
     "corpus": "bertsmith.commands.corpus",
     "evaluate": "bertsmith.commands.evaluate",
-    "export": "bertsmith.engines.exporting",
+    "export": "bertsmith.exporting.export",
     "extract": "bertsmith.models.build",
-    "factorise": "bertsmith.models.factorise",
+    "factorise": "bertsmith.models.convert",
     "finetune": "bertsmith.commands.finetune",
     "fit": "bertsmith.commands.fit",
     "inspect": "bertsmith.commands.inspect",
@@ -69,7 +69,6 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from bertsmith.batches.layout import SequenceLayout
     from bertsmith.checkpoint.store import load, save
     from bertsmith.commands.compare import compare
     from bertsmith.commands.corpus import corpus
@@ -83,13 +82,13 @@ if TYPE_CHECKING:
     from bertsmith.commands.serve import serve
     from bertsmith.commands.shrink import shrink
     from bertsmith.commands.tokenizer import tokenizer
-    from bertsmith.engines.exporting import export
+    from bertsmith.data.layout import SequenceLayout
     from bertsmith.errors import InputError
+    from bertsmith.exporting.export import export
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import build, extract
-    from bertsmith.models.convert import convert
+    from bertsmith.models.convert import convert, factorise
     from bertsmith.models.decoding import GenerationConfig
-    from bertsmith.models.factorise import factorise
     from bertsmith.models.model import Model
     from bertsmith.models.published import preset
     from bertsmith.tasks.predictor import Predictor

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.layers.call import ForwardPass, Memory
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.layers.context import ForwardPass, Memory
 from bertsmith.layers.mixers import MixerConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
@@ -17,8 +17,7 @@ from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.norm import NormConfig
-from bertsmith.layers.relative import RelativeConfig
-from bertsmith.layers.rotary import turns_by_place
+from bertsmith.layers.positions import RelativeConfig, turns_by_place
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig

@@ -8,21 +8,20 @@ import torch
 from cases import FAMILIES, packed_layout, padded_layout, rows_of, tiny_model
 from torch import Tensor
 
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.examples import TaskBatch
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.examples import TaskBatch
 from bertsmith.layers.subnet import LayerCut, Subnet
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import ClassifierConfig, SpansConfig, TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
-from bertsmith.objectives.spans import Spans
-from bertsmith.objectives.supervised import Classes, Supervised, Tags, Values
-from bertsmith.training.engine import Engine
+from bertsmith.objectives.supervised import Classes, Spans, Supervised, Tags, Values
 from bertsmith.training.meter import Meter
-from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import ExamplePhase
+from bertsmith.training.run_config import Method, RunConfig
 from bertsmith.training.starting import with_task_head
+from bertsmith.training.step import Engine
 
 # not the one with a decoder, which has no task's head, nor generators, which differ from their families in sizes
 ENCODERS = [name for name in FAMILIES if name != "transformer-tiny" and not name.endswith("-generator")]

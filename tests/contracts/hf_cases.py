@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import bertsmith.hf  # noqa: F401 (our folders open from here on)
-from bertsmith.batches.layout import SequenceLayout
 from bertsmith.checkpoint.hf import HfExport
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import EmbedderConfig, SpansConfig, TaggerConfig

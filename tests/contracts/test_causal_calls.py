@@ -9,7 +9,7 @@ from torch import Tensor
 
 import bertsmith
 from bertsmith.errors import InputError
-from bertsmith.layers.call import Memory
+from bertsmith.layers.context import Memory
 from bertsmith.layers.mixers import Mixer, MixerConfig
 from bertsmith.layers.subnet import LayerCut, Subnet
 from bertsmith.models.build import build, rebuild

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.batches.batch import TokenBatch
-from bertsmith.batches.loader import BatchReader, SpecialTokens
-from bertsmith.batches.plan import Cursor, Plan, SequenceConfig
-from bertsmith.batches.shards import TokenCorpus
+from bertsmith.data.batch import TokenBatch
+from bertsmith.data.loader import BatchReader, SpecialTokens
+from bertsmith.data.plan import Cursor, Plan, SequenceConfig
+from bertsmith.data.shards import TokenCorpus
 from bertsmith.errors import InputError
 from bertsmith.models.heads import HEADS
 from bertsmith.models.model import Model

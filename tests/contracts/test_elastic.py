@@ -13,19 +13,18 @@ from torch import Tensor
 
 import bertsmith
 from bertsmith import Subnet
+from bertsmith.layers.elementwise import LayerGates
 from bertsmith.layers.feedforward import FeedForwardConfig
-from bertsmith.layers.gates import LayerGates
 from bertsmith.layers.mixers.kernels import PredictedKernel
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.build import initialise
-from bertsmith.models.heads.features import FeaturesConfig
+from bertsmith.models.heads.base import FeaturesConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
 from bertsmith.objectives.distillation.grid import Grid
 from bertsmith.objectives.distillation.objective import Distillation, named
-from bertsmith.objectives.distillation.outputs import LabelTerm, OutputTerm
-from bertsmith.objectives.distillation.states import StateTerm
-from bertsmith.shrinking.rewire import Orders, rewire
+from bertsmith.objectives.distillation.terms import LabelTerm, OutputTerm, StateTerm
+from bertsmith.shrinking.importance import Orders, rewire
 from bertsmith.training.starting import with_task_head
 
 FEEDFORWARDS = {

@@ -11,8 +11,8 @@ from torch.nn.functional import log_softmax, mse_loss, softmax
 
 import bertsmith
 from bertsmith import Subnet
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.examples import TaskBatch
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.examples import TaskBatch
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation.grid import Grid
 from bertsmith.objectives.distillation.objective import Distillation, named

@@ -11,11 +11,11 @@ from task_cases import TASK_CASES, TaskCase
 
 import bertsmith
 from bertsmith import Subnet
-from bertsmith.shrinking.record import read_record
+from bertsmith.shrinking.elastic_metadata import read_record
 from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
 from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.text.tables import table_of
+from bertsmith.text.rows import table_of
 from bertsmith.toml import override
 from bertsmith.training.finetuning import FinetuneSettings
 from bertsmith.training.starting import with_task_head

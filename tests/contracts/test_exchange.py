@@ -12,7 +12,7 @@ from torch import Tensor
 import bertsmith
 from bertsmith.checkpoint.hf import TWINS
 from bertsmith.errors import InputError
-from bertsmith.layers.call import Memory
+from bertsmith.layers.context import Memory
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, overridable, preset

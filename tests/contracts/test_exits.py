@@ -5,10 +5,10 @@ import torch
 from cases import FAMILIES, tiny_model
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.exiting import EarlyAnswers, answer_early, exit_outputs
+from bertsmith.models.heads.base import FeaturesConfig
 from bertsmith.models.heads.exits import ExitRule, ExitsConfig
-from bertsmith.models.heads.features import FeaturesConfig
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.training.continued import fit_heads

@@ -10,7 +10,7 @@ from hf_cases import ENCODERS, LABELS, TASK_HEADS, inputs, is_native, opened, ou
 
 import bertsmith
 from bertsmith.checkpoint.hf import HfExport, plan_hf
-from bertsmith.checkpoint.hf.difference import first_difference
+from bertsmith.checkpoint.hf.native import first_difference
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.model import Model

@@ -18,7 +18,7 @@ from cases import (
 )
 
 from bertsmith.errors import InputError
-from bertsmith.layers.call import Memory
+from bertsmith.layers.context import Memory
 from bertsmith.layers.mixers import MIXERS, Mixer
 from bertsmith.layers.mixers.base import MAP_KINDS
 from bertsmith.layers.subnet import LayerCut

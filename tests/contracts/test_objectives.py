@@ -9,10 +9,10 @@ import pytest
 import torch
 from test_causal_objectives import KINDS as CAUSAL
 
-from bertsmith.batches.batch import TokenBatch
-from bertsmith.batches.loader import BatchReader, SpecialTokens
-from bertsmith.batches.plan import Plan, SequenceConfig
-from bertsmith.batches.shards import TokenCorpus
+from bertsmith.data.batch import TokenBatch
+from bertsmith.data.loader import BatchReader, SpecialTokens
+from bertsmith.data.plan import Plan, SequenceConfig
+from bertsmith.data.shards import TokenCorpus
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.models.published import overridable

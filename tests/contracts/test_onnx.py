@@ -11,22 +11,22 @@ from choosing import slow_unless
 from elastic_cases import ENCODERS
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
 from bertsmith.checkpoint.files import read_json
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.artefact import open_runner, write_artefact
 from bertsmith.engines.base import Artefact
-from bertsmith.engines.exporting import write_onnx
 from bertsmith.engines.onnx_engine import OnnxRunner
 from bertsmith.engines.onnx_graph import OPSET
-from bertsmith.layers.branch import BranchConfig
+from bertsmith.exporting.export import write_onnx
+from bertsmith.layers.block import BranchConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
-from bertsmith.layers.relative import RelativeConfig
+from bertsmith.layers.positions import RelativeConfig
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import build, extract
 from bertsmith.models.config import LayerConfig
-from bertsmith.models.factorise import factorise
+from bertsmith.models.convert import factorise
 from bertsmith.models.heads import HeadConfig
-from bertsmith.models.heads.features import FeaturesConfig
+from bertsmith.models.heads.base import FeaturesConfig
 from bertsmith.models.heads.pretraining import MaskDecoderConfig, MaskedTokensConfig, PoolerConfig
 from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig, SpansConfig, TaggerConfig
 from bertsmith.models.model import Model

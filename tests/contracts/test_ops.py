@@ -10,7 +10,7 @@ import torch
 from cases import LENGTH_CASES, OP_CASES, packed_layout, padded_layout, tiny_model
 
 from bertsmith import ops
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops.attention import FORMS, attention, attention_map
 from bertsmith.ops.disentangled import disentangled

@@ -8,9 +8,9 @@ import torch
 from cases import FAMILIES, packed_layout, tiny_model
 from torch import Tensor, nn
 
-from bertsmith.batches.examples import TaskBatch
+from bertsmith.data.examples import TaskBatch
 from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.layers.gates import LayerGates
+from bertsmith.layers.elementwise import LayerGates
 from bertsmith.layers.grouped import GroupedLinear
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model

@@ -14,15 +14,15 @@ from choosing import slow_unless
 from task_cases import TASK_CASES
 
 import bertsmith
+from bertsmith.answers.kinds import KINDS
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.runtime import OnnxModel, load
-from bertsmith.runtime.kinds import KINDS
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
 from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.text.tables import table_of
+from bertsmith.text.rows import table_of
 from bertsmith.training.starting import with_task_head
 
 QUICK = ("classification of pairs", "tagging in windows", "spans")

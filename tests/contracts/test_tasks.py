@@ -14,14 +14,14 @@ from task_cases import TASK_CASES, TaskCase
 from torch import Tensor
 
 import bertsmith
-from bertsmith.batches.examples import ExampleConfig, Features
+from bertsmith.answers.sequences import Features
+from bertsmith.data.examples import ExampleConfig
 from bertsmith.models.model import Model
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.base import Task
-from bertsmith.tasks.outputs import item_outputs
-from bertsmith.tasks.predictor import KeptTask, Predictor
+from bertsmith.tasks.predictor import KeptTask, Predictor, item_outputs
 from bertsmith.tasks.recognise import recognise
-from bertsmith.text.tables import Table, table_of
+from bertsmith.text.rows import Table, table_of
 from bertsmith.toml import override, to_toml
 from bertsmith.training.finetuning import FinetuneSettings, Finetuning, make_finetuning, read_data
 from bertsmith.training.trainer import Trainer

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from helpers_training import RECIPE
 
-from bertsmith.batches.build_corpus import build_corpus
-from bertsmith.batches.shards import JOURNAL, MANIFEST, TokenCorpus
 from bertsmith.cli import main
 from bertsmith.commands.corpus import corpus as corpus_command
 from bertsmith.commands.output import claim
 from bertsmith.commands.tokenizer import tokenizer as tokenizer_command
+from bertsmith.data.build_corpus import build_corpus
+from bertsmith.data.shards import JOURNAL, MANIFEST, TokenCorpus
 from bertsmith.errors import InputError
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ SETTINGS = {"shard_megabytes": 0.02, "held_out": 0.05}
 BUILD = """
 import sys
 from pathlib import Path
-from bertsmith.batches.build_corpus import build_corpus
+from bertsmith.data.build_corpus import build_corpus
 from bertsmith.text.tokenizer import Tokenizer
 folder = Path(sys.argv[1])
 build_corpus([folder / "data.jsonl"], Tokenizer.load(folder), Path(sys.argv[2]), workers=2, **{settings!r})
@@ -195,13 +195,13 @@ def test_broken_row_is_named_and_leaves_no_process(data, tmp_path, monkeypatch):
 
 
 def test_dead_worker_is_reported(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertsmith.batches.corpus_pool._START", "import os; os._exit(9)")
+    monkeypatch.setattr("bertsmith.data.build_corpus._START", "import os; os._exit(9)")
     with pytest.raises(RuntimeError, match="ended with status 9"):
         build_corpus([data / "data.jsonl"], Tokenizer.load(data), tmp_path / "out", workers=2, **SETTINGS)
 
 
 def test_workers_never_import_torch():
-    code = "import sys, bertsmith.batches.build_corpus, bertsmith.text.learn; sys.exit('torch' in sys.modules)"
+    code = "import sys, bertsmith.data.build_corpus, bertsmith.text.learn; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
 

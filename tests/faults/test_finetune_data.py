@@ -135,7 +135,7 @@ class TestNotices:
         from bertsmith.tasks.base import Encoding
         from bertsmith.tasks.notices import length_notices
         from bertsmith.text.learn import learn_tokenizer
-        from bertsmith.text.tables import table_of
+        from bertsmith.text.rows import table_of
 
         tokenizer = learn_tokenizer(["a b c d e f"] * 3, "wordpiece", 40, progress=False)
         task = Classification(labels=("0", "1"))

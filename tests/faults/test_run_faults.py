@@ -11,9 +11,9 @@ from helpers_training import RECIPE, command
 from safetensors import SafetensorError
 
 import bertsmith
-from bertsmith.batches import shards
-from bertsmith.batches.shards import TokenCorpus
 from bertsmith.cli import main
+from bertsmith.data import shards
+from bertsmith.data.shards import TokenCorpus
 from bertsmith.errors import InputError
 from bertsmith.training import checkpoint
 from bertsmith.training.checkpoint import find_checkpoint

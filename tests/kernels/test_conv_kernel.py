@@ -9,7 +9,7 @@ from cases import packed_layout, padded_layout, tiny_model
 from helpers_kernels import DEVICE, assert_close_to_truth, needs_triton, results
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops.conv import FORMS, depthwise, fused, light_conv
 from bertsmith.ops.conv.inputs import LightConvInputs
@@ -86,7 +86,7 @@ def test_more_channels_than_a_tile_and_more_tokens_than_programs() -> None:
     for taps in (3, 17):
         assert_close_to_truth(partial(depthwise, layout=layout), [hidden, numbers(300, taps)], torch.float32)
     from bertsmith.ops.conv.kernels.depthwise import kernel_gradient
-    from bertsmith.ops.kernels.spans import Spans
+    from bertsmith.ops.kernels.support import Spans
 
     spans, gradient = Spans.of(layout, hidden.device), numbers(48, 300)
     places = (spans.first, spans.length, spans.longest, 2)

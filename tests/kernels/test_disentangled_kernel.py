@@ -8,7 +8,7 @@ from cases import packed_layout, padded_layout
 from helpers_kernels import DEVICE, assert_close_to_truth, needs_triton, results
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops.disentangled import FORMS, RelativePositions, bucket_slots, disentangled, fused, linear_slots
 from bertsmith.ops.disentangled.inputs import DisentangledInputs

@@ -9,7 +9,7 @@ import torch
 from cases import packed_layout, padded_layout
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops.dispatch import choose
 from bertsmith.ops.favor import FEATURE_MAPS, FORMS, RandomFeatures, draw, favor, fused

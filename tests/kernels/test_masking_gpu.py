@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.batches.batch import TokenBatch
-from bertsmith.batches.corruption import MaskingConfig, Vocabulary, corrupt
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.batch import TokenBatch
+from bertsmith.data.corruption import MaskingConfig, Vocabulary, corrupt
+from bertsmith.data.layout import SequenceLayout
 
 pytestmark = pytest.mark.gpu
 

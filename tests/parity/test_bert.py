@@ -29,7 +29,8 @@ from transformers import (
 
 import bertsmith
 from bertsmith import SequenceLayout
-from bertsmith.batches.batch import IGNORED, TokenBatch
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.batch import TokenBatch
 from bertsmith.objectives.causal_lm import CausalLM
 
 SHAPES = [([5, 5], 5), ([9, 1, 4], 9), ([3, 7, 7, 2], 8)]

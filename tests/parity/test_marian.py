@@ -9,7 +9,7 @@ from transformers import MarianMTModel
 
 import bertsmith
 from bertsmith import SequenceLayout
-from bertsmith.layers.call import Memory
+from bertsmith.layers.context import Memory
 from bertsmith.models.decoding import GenerationConfig
 
 PAD, END = VOCABULARY - 1, 0

@@ -21,7 +21,7 @@ with warnings.catch_warnings():
 
 import bertsmith
 from bertsmith.checkpoint.hf import TWINS, check_exportable
-from bertsmith.checkpoint.hf.difference import first_difference
+from bertsmith.checkpoint.hf.native import first_difference
 from bertsmith.errors import InputError
 from bertsmith.models.build import build
 from bertsmith.models.generator import Part, part_of

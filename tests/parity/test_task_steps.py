@@ -10,10 +10,10 @@ from torch.nn.functional import cross_entropy, mse_loss
 from transformers import BertForSequenceClassification, BertForTokenClassification, PreTrainedModel
 
 from bertsmith import SequenceLayout
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.examples import TaskBatch
+from bertsmith.answers.sequences import IGNORED
 from bertsmith.checkpoint.hf import twin_of
 from bertsmith.checkpoint.names import to_theirs
+from bertsmith.data.examples import TaskBatch
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import ClassifierConfig, TaggerConfig
 from bertsmith.models.model import Model

@@ -9,10 +9,11 @@ from transformers import PreTrainedModel
 
 import bertsmith
 from bertsmith import SequenceLayout
-from bertsmith.batches.corruption import IGNORED, Corrupted, Vocabulary
+from bertsmith.answers.sequences import IGNORED
 from bertsmith.checkpoint.hf import twin_of
-from bertsmith.checkpoint.hf.twin import Twin
+from bertsmith.checkpoint.hf.adapter import Twin
 from bertsmith.checkpoint.names import to_theirs
+from bertsmith.data.corruption import Corrupted, Vocabulary
 from bertsmith.models.model import Model
 from bertsmith.objectives.masked_lm import MaskedBatch, MaskedLM, MaskedLMConfig
 

@@ -9,9 +9,9 @@ import pytest
 
 import bertsmith
 from bertsmith.cli import app, main
+from bertsmith.recipes import read_recipe
 from bertsmith.toml import override, read_toml
 from bertsmith.training.pretraining import PretrainSettings
-from bertsmith.training.recipes import read_recipe
 from bertsmith.training.translation import TranslationSettings
 
 ROOT = Path(__file__).parents[2]

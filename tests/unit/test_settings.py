@@ -99,7 +99,7 @@ def test_broken_toml(tmp_path) -> None:
 
 
 def test_help_texts_become_comments(tmp_path) -> None:
-    from bertsmith.batches.corruption import MaskingConfig
+    from bertsmith.data.corruption import MaskingConfig
 
     config = MaskingConfig()
     text = to_toml({"masking": config.plain()}, {f"masking.{name}": note for name, note in config.help().items()})

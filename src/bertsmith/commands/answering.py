@@ -15,7 +15,7 @@ from bertsmith.errors import InputError
 if TYPE_CHECKING:
     from bertsmith.tasks.base import Task
     from bertsmith.tasks.predictor import Predictor
-    from bertsmith.text.tables import Table
+    from bertsmith.text.rows import Table
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Asked:
 
     def table(self, task: "Task[Any]") -> "Table":
         """The rows to answer."""
-        from bertsmith.tasks.parts import task_parts
-        from bertsmith.text.tables import table_of
+        from bertsmith.tasks.data_source import task_parts
+        from bertsmith.text.rows import table_of
 
         if self.data is None:
             return table_of([task.row(given) for given in self._given(task)], "--text")
@@ -55,7 +55,7 @@ class Asked:
     def _lines(self, task: "Task[Any]") -> "Table | None":
         """The lines of a .txt file as rows; None if the data is none."""
         from bertsmith.text.readers import PACKINGS, read_lines
-        from bertsmith.text.tables import Table
+        from bertsmith.text.rows import Table
 
         name = str(self.data)
         if not name.lower().endswith(tuple(f".txt{packing}" for packing in PACKINGS)):
@@ -85,8 +85,8 @@ def evaluate_task(
     """Answers one part of a task and compares with what is right."""
     from rich.console import Console
 
+    from bertsmith.tasks.data_source import task_parts
     from bertsmith.tasks.glue import name_in_part
-    from bertsmith.tasks.parts import task_parts
 
     check_out(out, force, model, _file_of(data))
     task = _task_of(model, columns)
@@ -163,7 +163,7 @@ def predict_task(
 
 def named_answers(table: "Table", answers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Answers with the name that their row has, if it has one (id, idx …), in front."""
-    from bertsmith.text.task_folder import ROW_NAMES
+    from bertsmith.text.tables import ROW_NAMES
 
     return [
         {**{name: row[name] for name in ROW_NAMES if name in row}, **answer}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bertsmith.models.model import Model
-    from bertsmith.shrinking.augmentation.config import AugmentationConfig
+    from bertsmith.shrinking.augmentation.words import AugmentationConfig
     from bertsmith.tasks.base import Task
-    from bertsmith.text.tables import Table
+    from bertsmith.text.rows import Table
 
 AUGMENTED = "augmented"
 _ROWS = "rows.jsonl"

@@ -84,8 +84,8 @@ def compare(
 
 def _settings(recipes: list[str], data: Path | None, assignments: list[str]) -> dict[str, "PretrainSettings"]:
     """The settings of every recipe by a name that tells them apart, each checked as far as can be without training."""
-    from bertsmith.batches.shards import read_manifest
     from bertsmith.commands.pretrain import plain_settings
+    from bertsmith.data.shards import read_manifest
     from bertsmith.training.pretraining import PretrainSettings
 
     if len(recipes) < 2:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bertsmith.batches.build_corpus import Progress
+    from bertsmith.data.build_corpus import Progress
 
 
 def corpus(
@@ -46,10 +46,10 @@ def corpus(
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    from bertsmith.batches.build_corpus import Progress, build_corpus, check_held_out
-    from bertsmith.batches.shards import JOURNAL, MANIFEST
     from bertsmith.bundled import model_folder
     from bertsmith.commands.output import RESULT, claim, write_result
+    from bertsmith.data.build_corpus import Progress, build_corpus, check_held_out
+    from bertsmith.data.shards import JOURNAL, MANIFEST
     from bertsmith.errors import InputError
     from bertsmith.text.readers import find_files
     from bertsmith.text.tokenizer import Tokenizer

@@ -114,7 +114,7 @@ def _report(journey: "Journey", figures: Mapping[str, Any], made: list["Step"]) 
     """Writes the page; returns where, and the commands it ends with."""
     from bertsmith.commands.demo_steps import QUESTIONS, fitted_folder
     from bertsmith.report.demo_page import DemoReport, demo_page
-    from bertsmith.shrinking.record import read_record
+    from bertsmith.shrinking.elastic_metadata import read_record
     from bertsmith.tasks.predictor import Predictor
 
     folder = journey.folder

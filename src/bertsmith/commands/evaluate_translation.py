@@ -19,7 +19,6 @@ def evaluate_translation(
     force: bool,
 ) -> dict[str, Any]:
     """Translates one part of a task and compares: BLEU by sacrebleu, exact match, perplexity."""
-    from bertsmith.batches.pairs import PairConfig
     from bertsmith.commands.output import check_out, claim, write_result
     from bertsmith.commands.translating import (
         evaluated,
@@ -29,7 +28,8 @@ def evaluate_translation(
         search_with,
         write_translations,
     )
-    from bertsmith.text.task_folder import pair_columns, read_pairs
+    from bertsmith.data.pairs import PairConfig
+    from bertsmith.text.tables import pair_columns, read_pairs
 
     check_out(out, force, model, data)
     translator = load_translator(model, device)

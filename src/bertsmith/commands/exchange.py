@@ -93,7 +93,7 @@ def export_model(
     """
     from bertsmith.checkpoint.store import load
     from bertsmith.commands.output import check_out
-    from bertsmith.engines.exporting import check_form
+    from bertsmith.exporting.export import check_form
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import extract
     from bertsmith.models.generator import part_of
@@ -137,7 +137,7 @@ def _check_source(model: Path) -> None:
 
 def _depth_rule(model: Path) -> dict[str, str]:
     """Which layers a depth keeps in an elastic model: those it was trained with."""
-    from bertsmith.shrinking.record import ELASTIC_FILE, read_record
+    from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_record
 
     return {"depth_rule": read_record(model).depth_rule} if (model / ELASTIC_FILE).is_file() else {}
 
@@ -147,8 +147,8 @@ def _export_hf(
 ) -> dict[str, Any]:
     from bertsmith.checkpoint.hf import plan_hf
     from bertsmith.commands.output import claim, write_result
-    from bertsmith.engines.card import write_card
-    from bertsmith.engines.exporting import read_result
+    from bertsmith.exporting.card import write_card
+    from bertsmith.exporting.export import read_result
     from bertsmith.tasks.predictor import TASK_FILE, read_kept
 
     task = read_kept(model).plain() if (model / TASK_FILE).is_file() else None
@@ -174,9 +174,9 @@ def _export_onnx(
 ) -> dict[str, Any]:
     from bertsmith.checkpoint.files import NewFolder, read_json
     from bertsmith.commands.output import MARK, write_result
-    from bertsmith.engines.card import exactness, write_card
-    from bertsmith.engines.exporting import read_result, write_onnx
-    from bertsmith.runtime.graph import GRAPH_FILE, NOTES_FILE
+    from bertsmith.engines.onnx_session import GRAPH_FILE, NOTES_FILE
+    from bertsmith.exporting.card import exactness, write_card
+    from bertsmith.exporting.export import read_result, write_onnx
     from bertsmith.tasks.predictor import TASK_FILE, read_kept, write_kept
 
     samples = () if data is None else _samples(loaded, model, data)
@@ -195,9 +195,8 @@ def _export_onnx(
 
 
 def _samples(loaded: "Model", model: Path, data: str) -> "list[Inputs]":
-    from bertsmith.tasks.parts import task_parts
-    from bertsmith.tasks.predictor import read_kept
-    from bertsmith.tasks.samples import sample_inputs
+    from bertsmith.tasks.data_source import task_parts
+    from bertsmith.tasks.predictor import read_kept, sample_inputs
 
     return sample_inputs(loaded, read_kept(model), task_parts(data).read("train"))
 

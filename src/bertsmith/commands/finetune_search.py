@@ -19,8 +19,8 @@ from bertsmith.settings import Record
 
 if TYPE_CHECKING:
     from bertsmith.models.model import Model
+    from bertsmith.recipes.finetune import Completed
     from bertsmith.training.finetuning import FinetuneSettings
-    from bertsmith.training.recipes.finetune import Completed
 
 SEARCH = "search.json"
 _MODEL = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "task.json")

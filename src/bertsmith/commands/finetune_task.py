@@ -12,10 +12,10 @@ from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
     from bertsmith.models.model import Model
+    from bertsmith.recipes.finetune import Completed
     from bertsmith.tasks.predictor import Predictor
-    from bertsmith.text.tables import Table
+    from bertsmith.text.rows import Table
     from bertsmith.training.finetuning import FinetuneSettings, Finetuning
-    from bertsmith.training.recipes.finetune import Completed
     from bertsmith.training.trainer import Trainer
 
 
@@ -89,8 +89,7 @@ def task_settings(
     source: str,
 ) -> tuple["FinetuneSettings", Tables]:
     """The settings with the task that the data shows, and the data."""
-    from bertsmith.tasks.held_out import held_out
-    from bertsmith.tasks.parts import task_parts
+    from bertsmith.tasks.data_source import held_out, task_parts
     from bertsmith.tasks.recognise import given_rows, recognise
     from bertsmith.training.finetuning import FinetuneSettings
 
@@ -129,7 +128,7 @@ def resolved(
     settings: "FinetuneSettings", plain: Mapping[str, Any], tables: Tables, start: "Model | None" = None
 ) -> "Completed":
     """The settings with the papers' ones wherever `plain`, which they were read from, is silent."""
-    from bertsmith.training.recipes.finetune import completed
+    from bertsmith.recipes.finetune import completed
     from bertsmith.training.starting import described_config
 
     if start is not None and settings.model.overrides:
@@ -238,8 +237,8 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path, told: "
     from bertsmith.checkpoint.store import write_model
     from bertsmith.commands.output import write_answers, write_files, write_result
     from bertsmith.commands.task_report import interval_of, write_finetuning_report
+    from bertsmith.tasks.degenerate import answers_alike
     from bertsmith.tasks.predictor import write_kept
-    from bertsmith.tasks.soundness import answers_alike
 
     trainer = made.trainer
     write_model(trainer.model, out)

@@ -69,8 +69,7 @@ def run_fit(
 
 def explain_fit(settings: "FitSettings") -> dict[str, Any]:
     """Prints the settings and what would be measured; returns the latter."""
-    from bertsmith.shrinking.fit.candidates import subnet_words
-    from bertsmith.shrinking.fit.estimates import Estimates
+    from bertsmith.shrinking.fit.candidates import Estimates, subnet_words
     from bertsmith.shrinking.fit.prepare import prepare
     from bertsmith.shrinking.fit.table import table_stacks
 

@@ -111,8 +111,8 @@ def plain_settings(
     recipe: str | Path | None, data: Path | None, run: Path | None, assignments: list[str], seed: int | None
 ) -> dict[str, Any]:
     """The settings as plain data: the recipe (or that of the run to go on with), then the flags."""
+    from bertsmith.recipes import laid_over
     from bertsmith.toml import override
-    from bertsmith.training.recipes import laid_over
 
     plain = laid_over(_given(recipe, run), override({}, assignments))
     if data is not None:
@@ -124,7 +124,7 @@ def plain_settings(
 
 def _given(recipe: str | Path | None, run: Path | None) -> dict[str, Any]:
     """The recipe by its name or file, or else that of the run to go on with."""
-    from bertsmith.training.recipes import read_recipe
+    from bertsmith.recipes import read_recipe
 
     recorded = recipe_of(None, run)
     if recipe is not None:
@@ -192,7 +192,7 @@ def _settled(settings: "PretrainSettings", trainer: "Trainer", budget: "Budget",
     """The settings with the steps of the budget, after measuring where it is a time; says what came out."""
     from rich.console import Console
 
-    from bertsmith.training.calibration import measure_pace, steps_at
+    from bertsmith.training.budget import measure_pace, steps_at
 
     told = f"budget {budget.text}:"
     if budget.kind == "seconds":

@@ -45,7 +45,7 @@ def carry_out(
     from bertsmith.checkpoint.files import read_json
     from bertsmith.commands.output import RESULT, check_out, claim
     from bertsmith.toml import read_toml, to_toml
-    from bertsmith.training.faults import explained
+    from bertsmith.training.interrupts import explained
 
     state = PartialState(cpu=device == "cpu" or None)
     recorded = out / RECIPE

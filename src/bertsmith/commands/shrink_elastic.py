@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bertsmith.models.model import Model
     from bertsmith.shrinking.elastic import ElasticSettings, Stage
     from bertsmith.shrinking.grid_judge import Member
-    from bertsmith.shrinking.rewire import Orders
+    from bertsmith.shrinking.importance import Orders
     from bertsmith.training.trainer import Trainer
 
 REWIRED = "rewired"
@@ -98,7 +98,7 @@ def _rewired(work: "Work[ElasticSettings]") -> "Model":
     from bertsmith.checkpoint.files import NewFolder, write_json
     from bertsmith.checkpoint.store import load, write_model
     from bertsmith.shrinking.elastic import steady
-    from bertsmith.shrinking.rewire import orders, rewire
+    from bertsmith.shrinking.importance import orders, rewire
 
     folder, settings, state = work.out / REWIRED, work.settings, PartialState()
     if not folder.is_dir() and work.is_main:
@@ -169,8 +169,8 @@ def _finish(work: "Work[ElasticSettings]", model: "Model", seconds: float) -> di
     from bertsmith.checkpoint.store import write_model
     from bertsmith.commands.output import write_result
     from bertsmith.commands.shrink_report import print_grid, write_elastic_report
-    from bertsmith.shrinking.members import member_costs
-    from bertsmith.shrinking.record import ElasticRecord, MemberFigures, write_record
+    from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
+    from bertsmith.shrinking.subnet_costs import member_costs
     from bertsmith.tasks.predictor import write_kept
 
     settings, out = work.settings, work.out

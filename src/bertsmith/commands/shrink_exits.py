@@ -73,8 +73,7 @@ def _finish(settings: "ExitSettings", trainer: "Trainer", out: Path) -> dict[str
     from bertsmith.engines.exit_runner import ExitRunner
     from bertsmith.models.exiting import exits_config, with_rule
     from bertsmith.shrinking.exit_judge import ExitJudge, best_row, rules_of
-    from bertsmith.tasks.outputs import item_outputs
-    from bertsmith.tasks.predictor import write_kept
+    from bertsmith.tasks.predictor import item_outputs, write_kept
 
     judge, model = trainer.judge, trainer.model
     assert isinstance(judge, ExitJudge)

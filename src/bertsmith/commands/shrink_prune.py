@@ -170,7 +170,7 @@ def _kept(work: "Work[PruneSettings]", folder: Path) -> "Kept":
 def _worth(work: "Work[PruneSettings]", model: "Model") -> "Importance":
     """What the units of a model are worth, by what the settings say."""
     from bertsmith.shrinking.prune.learning import locations
-    from bertsmith.shrinking.prune.magnitude import magnitude
+    from bertsmith.shrinking.prune.select import magnitude
 
     by = work.settings.prune.by
     if by == "l0":
@@ -187,7 +187,7 @@ def _finish(work: "Work[PruneSettings]", model: "Model", cuts: int, seconds: flo
     from bertsmith.checkpoint.files import read_json
     from bertsmith.checkpoint.store import load, write_model
     from bertsmith.commands.output import write_result
-    from bertsmith.shrinking.prune.record import PrunedRecord, write_pruned
+    from bertsmith.shrinking.prune.kept import PrunedRecord, write_pruned
     from bertsmith.tasks.predictor import write_kept
 
     settings, out, units = work.settings, work.out, work.teacher.encoder.units

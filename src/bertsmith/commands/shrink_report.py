@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bertsmith.report.elastic import HeadComparison
     from bertsmith.shrinking.elastic import ElasticSettings
-    from bertsmith.shrinking.record import ElasticRecord, MemberFigures
+    from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
 
 ROOMY = 4  # up to so many depths a score and its share stand side by side in 80 columns
 

@@ -11,7 +11,7 @@ from bertsmith.commands.run import RECIPE, check_same
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
-    from bertsmith.batches.examples import Features
+    from bertsmith.answers.sequences import Features
     from bertsmith.models.model import Model
     from bertsmith.shrinking.elastic import ElasticSettings
     from bertsmith.shrinking.importance import Importance
@@ -69,8 +69,7 @@ def shrink_settings(
 
     Where learning goes on, the learning rate and the batch are those of the fine-tuning unless others are given.
     """
-    from bertsmith.tasks.held_out import held_out
-    from bertsmith.tasks.parts import task_parts
+    from bertsmith.tasks.data_source import held_out, task_parts
     from bertsmith.tasks.predictor import read_kept
     from bertsmith.tasks.recognise import named_columns
 
@@ -174,7 +173,7 @@ def learned(work: Work[Any], folder: Path, make: Callable[[Path], "Trainer"]) ->
 
     from bertsmith.checkpoint.files import NewFolder, read_json, write_json
     from bertsmith.checkpoint.store import load, write_model
-    from bertsmith.training.faults import explained
+    from bertsmith.training.interrupts import explained
 
     done = folder / "model"
     if done.is_dir():

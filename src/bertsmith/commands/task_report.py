@@ -15,7 +15,7 @@ REPORT = "report.html"
 
 def interval_of(judgement: "Judgement", examples: int) -> dict[str, list[float]]:
     """The 95 % interval of the main figure, as result.json has it; nothing where there is none."""
-    from bertsmith.tasks.metrics.interval import confidence_interval
+    from bertsmith.tasks.metrics.base import confidence_interval
 
     found = confidence_interval(judgement, examples)
     return {} if found is None else {"interval": list(found)}

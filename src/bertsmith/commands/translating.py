@@ -10,11 +10,11 @@ from bertsmith.commands.run import RECIPE
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
-    from bertsmith.batches.pairs import PairConfig
+    from bertsmith.data.pairs import PairConfig
     from bertsmith.models.decoding import GenerationConfig
     from bertsmith.models.model import Model
     from bertsmith.models.seq2seq import Seq2Seq
-    from bertsmith.text.task_folder import TextPairs
+    from bertsmith.text.tables import TextPairs
     from bertsmith.training.translation import TranslationSettings
 
 SAMPLES = 4  # translations that are printed

@@ -1,18 +1,59 @@
 """The table of engines, and the folder that says which of them runs it: an artefact."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
 from bertsmith.checkpoint.files import read_json, write_json
-from bertsmith.checkpoint.store import load
-from bertsmith.engines.base import Artefact, Engine, Inputs, Runner
+from bertsmith.checkpoint.store import load, write_model
+from bertsmith.engines.base import Artefact, Engine, Inputs, Precision, Runner
 from bertsmith.engines.exit_runner import leaving_early
+from bertsmith.engines.int8 import ACTIVATIONS, open_int8, write_int8
 from bertsmith.engines.onnx_engine import OnnxEngine
-from bertsmith.engines.torch_engine import CompiledEngine, TorchEngine
 from bertsmith.errors import InputError
+from bertsmith.layers.block import Block
 from bertsmith.models.model import Model
+
+_SHAPES = 64  # of inputs that one process may compile for, before it says so and runs on uncompiled
+
+
+class TorchEngine(Engine):
+    """Runs the model's own folder, or one with 8-bit codes in the place of its matrices (engines/int8.py)."""
+
+    name = "torch"
+    precisions: ClassVar[tuple[Precision, ...]] = ("float32", "bfloat16", *ACTIVATIONS)
+
+    def write(self, model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs] = ()) -> None:
+        if precision in ACTIVATIONS:
+            write_int8(model, folder, precision, samples)
+            return
+        write_model(copy.deepcopy(model).bfloat16() if precision == "bfloat16" else model, folder)
+
+    def open(self, folder: Path, precision: Precision, *, threads: int | None = None) -> Model:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        if precision in ACTIVATIONS:
+            return open_int8(folder, precision)
+        model = load(folder)
+        return model.bfloat16() if precision == "bfloat16" else model
+
+
+class CompiledEngine(TorchEngine):
+    """Runs it with every layer compiled, once for each shape of input."""
+
+    name = "compiled"
+
+    def open(self, folder: Path, precision: Precision, *, threads: int | None = None) -> Model:
+        model = super().open(folder, precision, threads=threads)
+        torch._dynamo.config.recompile_limit = max(_SHAPES, torch._dynamo.config.recompile_limit)
+        for module in model.modules():
+            if isinstance(module, Block):
+                module.forward = torch.compile(module.forward, dynamic=False)  # type: ignore[method-assign]
+        return model
+
 
 ARTEFACT_FILE = "artefact.json"
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import Record

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.base import Runner
 from bertsmith.models.exiting import EarlyAnswers, answer_early, exit_outputs, exits_config
 from bertsmith.models.heads.exits import ExitRule

@@ -11,13 +11,13 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.engines.onnx_session import GraphHead, GraphNotes
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import MaskDecoderConfig, TaskHeadConfig
 from bertsmith.models.mask_decoder import MaskDecoder
 from bertsmith.models.model import Model
-from bertsmith.runtime.graph import GraphHead, GraphNotes
 
 OPSET = 20
 """The version of the operations: the first with Gelu, and one that all programs of the last years read."""

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.base import Inputs
 from bertsmith.engines.onnx_graph import longest_input
+from bertsmith.engines.onnx_session import GraphHead
 from bertsmith.models.model import Model
-from bertsmith.runtime.graph import GraphHead
 from bertsmith.text.support_desk import messages
 from bertsmith.text.tokenizer import Tokenizer
 

@@ -26,7 +26,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from bertsmith.hf.config import BertsmithConfig
+from bertsmith.hf.base import BertsmithConfig
 from bertsmith.hf.encoders import (
     BertsmithForCausalLM,
     BertsmithForMaskedLM,

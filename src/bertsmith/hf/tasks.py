@@ -11,10 +11,9 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 
-from bertsmith.checkpoint.hf.task_forms import CHOICE
+from bertsmith.checkpoint.hf.task_heads import CHOICE
 from bertsmith.errors import InputError
-from bertsmith.hf.base import BertsmithPreTrainedModel
-from bertsmith.hf.config import BertsmithConfig
+from bertsmith.hf.base import BertsmithConfig, BertsmithPreTrainedModel
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, SequenceHeadConfig
 from bertsmith.models.heads.task import ClassifierConfig, SpansConfig, TaggerConfig

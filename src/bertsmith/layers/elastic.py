@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from bertsmith.layers.activation import ACTIVATIONS, Activation
-from bertsmith.layers.gates import first_units
-from bertsmith.layers.prepared import Prepared
+from bertsmith.layers.elementwise import ACTIVATIONS, Activation, first_units
+from bertsmith.layers.weight_cache import Prepared
 
 
 class ElasticLinear(nn.Module):

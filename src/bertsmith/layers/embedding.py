@@ -8,10 +8,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.dropout import TokenDropout
 from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.elementwise import TokenDropout
 from bertsmith.layers.norm import Norm, NormKind
 from bertsmith.layers.positions import POSITIONS
 from bertsmith.settings import Record

@@ -3,10 +3,9 @@
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertsmith.layers.activation import ACTIVATIONS, Activation
-from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.context import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.layers.gates import LayerGates, first_units
+from bertsmith.layers.elementwise import ACTIVATIONS, Activation, LayerGates, first_units
 from bertsmith.layers.grouped import GroupedLinear
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.settings import Record

@@ -1,13 +1,19 @@
 """Absolute positions that are added to the token embedding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.layers.norm import Norm
+from bertsmith.layers.weight_cache import Remembered, autocast_dtype
+from bertsmith.ops.disentangled import RelativePositions, bucket_slots, linear_slots
+from bertsmith.settings import Record
 
 
 class LearnedPositions(nn.Module):
@@ -64,3 +70,103 @@ def _rows(table: Tensor, tokens: Tensor, layout: SequenceLayout) -> Tensor:
     if layout.is_packed:
         return embedding(layout.positions(tokens), table)
     return table[: layout.longest]
+
+
+class RelativeConfig(Record):
+    """One vector for every (bucket of a) distance between two tokens."""
+
+    span: int = Field(default=512, gt=0)
+    """Half the rows of the table: distances, or buckets of them, to either side."""
+    farthest: int | None = Field(default=None, gt=1)
+    """Distances below this one are told apart, beyond span / 2 by buckets that grow with the logarithm (v2, v3); None
+    for one row per distance (v1)."""
+    clamp: Literal["official", "hf"] = "official"
+    """What stands for distances of `farthest` or more: the farthest one's row, or Hugging Face's rows at the very ends
+    of the table, of which one was never trained."""
+    has_norm: bool = False
+    """Normalise the table before it is used (v2, v3)."""
+    epsilon: float = Field(default=1e-7, gt=0)
+
+    @model_validator(mode="after")
+    def _check_buckets(self) -> "RelativeConfig":
+        if self.farthest is not None and (self.span < 2 or self.farthest - 1 <= self.span // 2):
+            least = self.span // 2 + 2
+            raise ValueError(f"span is {self.span} and farthest {self.farthest}; allowed: from 2, and from {least}")
+        return self
+
+    def build(self, width: int) -> "RelativeTable":
+        return RelativeTable(width, 2 * self.span, self.slots(), self.epsilon if self.has_norm else None)
+
+    def slots(self) -> Tensor:
+        """The row for every offset from the farthest behind to the farthest ahead; further ones take the end's."""
+        if self.farthest is None:
+            return linear_slots(self.span)
+        return bucket_slots(self.span, self.farthest, clamps_distance=self.clamp == "official")
+
+
+class RelativeTable(nn.Module):
+    """The vectors, and which of them stands for which offset."""
+
+    slots: Tensor
+
+    def __init__(self, width: int, rows: int, slots: Tensor, epsilon: float | None) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(rows, width))
+        self.norm = None if epsilon is None else Norm(width, epsilon)
+        self.register_buffer("slots", slots, persistent=False)  # it follows from the config
+        self.remembered: Remembered[Tensor] = Remembered()
+
+    def forward(self) -> RelativePositions:
+        norm = self.norm
+        if norm is None:
+            return RelativePositions(self.table, self.slots)
+        # one tensor for many calls, by which the mixers know that their projections of it still hold
+        sources = [self.table, *norm.parameters()]
+        vectors = self.remembered(sources, autocast_dtype(self.table), lambda: norm(self.table))
+        return RelativePositions(vectors, self.slots)
+
+
+class Rotary(NamedTuple):
+    """Which angles a mixer turns by: pair i of a head's channels by place / theta^(2i / head_width)."""
+
+    theta: float
+    head_width: int
+
+    def turns(self, places: Tensor) -> "Turns":
+        """The turns of some places, in float32 whatever the states are in: half precision cannot count to 1,000."""
+        channel = torch.arange(0, self.head_width, 2, device=places.device, dtype=torch.float32)
+        speed = 1 / self.theta ** (channel / self.head_width)
+        angle = places[..., None, None] * speed  # (…) -> (…, 1, head_width / 2)
+        return Turns(angle.cos(), angle.sin())
+
+
+class Turns(NamedTuple):
+    """How far the channels of each token are turned.
+
+    Shape: cosine, sine (length, 1, head_width / 2) for padded rows, which broadcasts, or (tokens, 1, head_width / 2).
+    """
+
+    cosine: Tensor
+    sine: Tensor
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Queries or keys, turned: channel i and channel i + head_width / 2 are the two coordinates of pair i.
+
+        The product of a turned query and a turned key depends on the distance of their places only.
+        Shape: states (…, heads, head_width).
+        """
+        first, second = states.chunk(2, dim=-1)
+        turned = (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine)
+        return torch.cat(turned, dim=-1).to(states.dtype)
+
+
+def turns_by_place(kinds: Iterable[Rotary | None], tokens: Tensor, layout: SequenceLayout) -> dict[Rotary, Turns]:
+    """The turns of every token for each of the kinds that the mixers of a stack ask for, made once for all of them.
+
+    `tokens` is any tensor that lies in the layout.
+    """
+    asked = dict.fromkeys(kind for kind in kinds if kind is not None)
+    if not asked:
+        return {}
+    places = layout.positions(tokens) if layout.is_packed else torch.arange(layout.longest, device=tokens.device)
+    return {kind: kind.turns(places) for kind in asked}

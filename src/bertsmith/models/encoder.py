@@ -7,17 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
-from bertsmith.layers.call import ForwardPass, Memory
+from bertsmith.layers.context import ForwardPass, Memory
+from bertsmith.layers.elementwise import LayerGates
 from bertsmith.layers.embedding import Disturbance, Embedding
 from bertsmith.layers.feedforward import FeedForward
-from bertsmith.layers.gates import LayerGates
 from bertsmith.layers.halting import Pondering
 from bertsmith.layers.mixers import Mixer
-from bertsmith.layers.relative import RelativeTable
-from bertsmith.layers.rotary import turns_by_place
+from bertsmith.layers.positions import RelativeTable, turns_by_place
 from bertsmith.layers.subnet import LayerCut, Subnet, is_even
 from bertsmith.ops.dispatch import check_backend
 

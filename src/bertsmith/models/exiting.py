@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.heads.exits import ExitRule, Exits, ExitsConfig
 from bertsmith.models.model import Model

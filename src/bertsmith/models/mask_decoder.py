@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
-from bertsmith.layers.call import ForwardPass, Memory
+from bertsmith.layers.context import ForwardPass, Memory
 
 
 class MaskDecoder(nn.Module):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.batches.random import key
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.data.random import key
 from bertsmith.errors import InputError
+from bertsmith.layers.elementwise import LayerGates
 from bertsmith.layers.embedding import Disturbance
-from bertsmith.layers.gates import LayerGates
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import Encoded, Encoder

@@ -1,6 +1,6 @@
 """Every architecture whole, in a few lines; what `size.layer` and `size.embedding` leave out is BERT's."""
 
-from bertsmith.layers.branch import BranchConfig
+from bertsmith.layers.block import BranchConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.halting import HaltingConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
@@ -9,7 +9,7 @@ from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.layers.norm import NormConfig
-from bertsmith.layers.relative import RelativeConfig
+from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import (
     MaskDecoderConfig,

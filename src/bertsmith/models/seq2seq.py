@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.batches.random import key
-from bertsmith.layers.call import Memory
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.data.random import key
+from bertsmith.layers.context import Memory
 from bertsmith.layers.subnet import Subnet
-from bertsmith.models import beam
+from bertsmith.models import decoding as beam
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.decoding import GenerationConfig, Steps, write
 from bertsmith.models.encoder import Encoder

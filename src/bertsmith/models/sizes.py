@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.layers.activation import Activation
+from bertsmith.layers.elementwise import Activation
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import MixerConfig

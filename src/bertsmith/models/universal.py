@@ -14,14 +14,13 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
-from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.context import ForwardPass
 from bertsmith.layers.embedding import Embedding
 from bertsmith.layers.halting import Halting, HaltingConfig, Pondering
-from bertsmith.layers.positions import SinusoidPositions, sinusoids
-from bertsmith.layers.relative import RelativeTable
+from bertsmith.layers.positions import RelativeTable, SinusoidPositions, sinusoids
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.encoder import Encoder
 from bertsmith.settings import Record

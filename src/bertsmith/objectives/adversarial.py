@@ -14,12 +14,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from bertsmith.batches.examples import TaskBatch
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.examples import TaskBatch
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Portion, Sums, Term
-from bertsmith.objectives.beliefs import squared_error, taught
+from bertsmith.objectives.losses import squared_error, taught
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 
@@ -119,7 +119,7 @@ class Adversarial(Objective[TaskBatch, TaskBatch]):
 def draw_noise(vectors: Tensor, layout: SequenceLayout, deviation: float) -> Tensor:
     """Normal noise in at least float32, cut off at two deviations.
 
-    On a CPU nothing is drawn for pads, so that packed and padded runs stay the same run, as in layers/dropout.py.
+    On a CPU nothing is drawn for pads, so that packed and padded runs stay the same run, as in layers/elementwise.py.
     Shape: vectors (batch, length, width) or (tokens, width); the result alike.
     """
     dtype, is_token = torch.promote_types(vectors.dtype, torch.float32), layout.is_token

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bertsmith.batches.batch import Batch
+from bertsmith.data.batch import Batch
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import Record

@@ -10,12 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bertsmith.batches.batch import IGNORED, TokenBatch
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.batch import TokenBatch
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, ObjectiveConfig, Sums, Term
-from bertsmith.objectives.class_sums import class_sums
+from bertsmith.objectives.losses import class_sums
 from bertsmith.objectives.masked_lm import ponder_sums
 from bertsmith.text.tokenizer import Tokenizer
 

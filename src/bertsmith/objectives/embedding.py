@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from bertsmith.batches.examples import TaskBatch
+from bertsmith.data.examples import TaskBatch
 from bertsmith.objectives.base import Share, Sums
-from bertsmith.objectives.class_sums import wide
+from bertsmith.objectives.losses import wide
 from bertsmith.objectives.supervised import Supervised
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bertsmith.batches.examples import TaskBatch
+from bertsmith.data.examples import TaskBatch
 from bertsmith.models.exiting import exit_outputs
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Sums, Term

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bertsmith.batches.examples import TaskBatch
+from bertsmith.data.examples import TaskBatch
 from bertsmith.models.heads.gates import UnitGates
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Term

@@ -14,8 +14,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from bertsmith.batches.batch import TokenBatch
-from bertsmith.batches.corruption import MaskingConfig
+from bertsmith.data.batch import TokenBatch
+from bertsmith.data.corruption import MaskingConfig
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model

@@ -6,14 +6,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bertsmith.batches.batch import IGNORED, TokenBatch
-from bertsmith.batches.corruption import Corrupted, MaskingConfig, Vocabulary, corrupt
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.batch import TokenBatch
+from bertsmith.data.corruption import Corrupted, MaskingConfig, Vocabulary, corrupt
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.encoder import Encoded
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, ObjectiveConfig, Share, Sums, Term
-from bertsmith.objectives.class_sums import class_sums
+from bertsmith.objectives.losses import class_sums
 from bertsmith.text.tokenizer import Tokenizer
 
 

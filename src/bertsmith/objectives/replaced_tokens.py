@@ -16,14 +16,15 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, pad
 
-from bertsmith.batches.batch import IGNORED, TokenBatch
-from bertsmith.batches.corruption import Corrupted, MaskingConfig, Vocabulary, corrupt
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.batches.random import bits, key, uniform
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.batch import TokenBatch
+from bertsmith.data.corruption import Corrupted, MaskingConfig, Vocabulary, corrupt
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.data.random import bits, key, uniform
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, ObjectiveConfig, Portion, Share, Sums, Term
-from bertsmith.objectives.class_sums import class_sums, wide
+from bertsmith.objectives.losses import class_sums, wide
 from bertsmith.objectives.masked_lm import vocabulary_of
 from bertsmith.text.tokenizer import Tokenizer
 

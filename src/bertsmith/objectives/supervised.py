@@ -8,16 +8,15 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.examples import TaskBatch
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.examples import TaskBatch
 from bertsmith.errors import InputError
 from bertsmith.layers.embedding import Disturbance
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Term
-from bertsmith.objectives.beliefs import taught
-from bertsmith.objectives.class_sums import class_sums, wide
+from bertsmith.objectives.losses import class_sums, taught, wide
 
 Frozen = Literal["none", "embedding", "all"]
 """What of an encoder keeps its weights: nothing, the tables it begins with, or all of it, so that only heads learn."""
@@ -227,3 +226,62 @@ class Tags(Supervised):
 
     def belief_count(self, batch: TaskBatch) -> Tensor:
         return (batch.targets["tags"] != IGNORED).sum()
+
+
+@dataclass(frozen=True)
+class Choices(Supervised):
+    """One right sequence among those of an item, by a softmax over their scores (Devlin et al. 2019, section 4.4).
+
+    Targets: "label", (items,), the place of the right one; "is_choice", (items, most), True at as many places as the
+    item has sequences, the first ones.
+    """
+
+    def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
+        return class_sums(choice_table(outputs, batch.targets["is_choice"]), batch.targets["label"])
+
+    def count(self, batch: TaskBatch) -> Tensor:
+        return (batch.targets["label"] != IGNORED).sum()
+
+    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+        return choice_table(outputs, batch.targets["is_choice"])
+
+
+def choice_table(outputs: Tensor, is_choice: Tensor) -> Tensor:
+    """The scores of sequences as a row for every item, minus infinity where it has no more, in at least float32.
+
+    Shape: outputs (sequences, 1), is_choice (items, most) -> (items, most).
+    """
+    scores = wide(outputs.squeeze(-1))
+    # sequences stand in the order of their items, which is the one a masked scatter fills in
+    return scores.new_full(is_choice.shape, -torch.inf).masked_scatter(is_choice, scores)
+
+
+@dataclass(frozen=True)
+class Spans(Supervised):
+    """The mean of two cross-entropies over the tokens of a window: targets "start" and "end", (items,).
+
+    Both are taken over real tokens only, so that the loss of a window is the same however it lies in memory; BERT's
+    code lets the pads of a row take part.
+    """
+
+    def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
+        """Shape: outputs (batch, length, 2) or (tokens, 2)."""
+        scores = self.beliefs(wide(outputs), batch)
+        targets = torch.stack([batch.targets["start"], batch.targets["end"]], dim=-1)
+        # two targets for each item: (items, 2, tokens) -> (2 items, tokens)
+        loss = cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum") / 2
+        hits = (scores.detach().argmax(-1) == targets).all(-1).sum()
+        return Sums(loss, {"accuracy": Share(hits, self.count(batch))})
+
+    def count(self, batch: TaskBatch) -> Tensor:
+        return (batch.targets["start"] != IGNORED).sum()
+
+    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+        """The scores of the tokens of each window as a start and as an end, -inf at pads.
+
+        Shape: (items, 2, tokens of the longest)
+        """
+        rows, layout = batch.layout.pad(outputs)
+        if layout.is_token is not None:
+            rows = torch.where(layout.is_token[..., None], rows, -torch.inf)
+        return rows.transpose(1, 2)

@@ -7,10 +7,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.pairs import PairBatch
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.pairs import PairBatch
 from bertsmith.errors import InputError
-from bertsmith.layers.call import Memory
+from bertsmith.layers.context import Memory
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.objectives.base import Objective, Share, Sums, Term

@@ -7,7 +7,7 @@ from typing import Self, TypeVar
 
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from bertsmith.errors import InputError, nearest
@@ -56,3 +57,11 @@ def check_backend(ops: Iterable[Forms[Any]], backend: str) -> None:
 def own_backend(forms: Forms[Any], backend: str) -> str:
     """The name a whole model was asked for, if this op of it has such a form; else "auto"."""
     return backend if backend in forms else "auto"
+
+
+def is_exporting() -> bool:
+    """Whether a graph is exported for another program.
+
+    PyTorch's own answer is True in code that it compiles as well (2.11), where it would keep kernels away.
+    """
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()

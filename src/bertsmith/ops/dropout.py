@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 
 _LEVELS = 1 << 16  # 64 drawn bits serve four numbers
 

@@ -9,7 +9,7 @@ from typing import Any
 from bertsmith.report import chart, elastic_page, fit_page, pretraining
 from bertsmith.report.elastic import largest, member_at
 from bertsmith.report.page import facts_table, masthead, page, section
-from bertsmith.shrinking.record import ElasticRecord
+from bertsmith.shrinking.elastic_metadata import ElasticRecord
 
 STYLE = """
 .way { list-style: none; display: grid; }

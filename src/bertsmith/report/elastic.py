@@ -13,7 +13,7 @@ from bertsmith.layers.subnet import LayerCut, Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.model import Model
 from bertsmith.report.maps import SEPARATORS, HeadFigures, head_figures, maps_of, text_maps
-from bertsmith.shrinking.record import ElasticRecord, MemberFigures
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
 
 TOKENS_DRAWN = 16  # of the text that attention is shown on
 HEADS_DRAWN = 4  # of each layer, the most important ones

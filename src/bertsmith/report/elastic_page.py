@@ -35,8 +35,8 @@ from bertsmith.report.finetuning import metric_name
 from bertsmith.report.head_heat import importance_map, looks, looks_note, survival_map
 from bertsmith.report.page import facts_table, masthead, page, section
 from bertsmith.report.pretraining import command_list
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
 from bertsmith.shrinking.grid_judge import name_of
-from bertsmith.shrinking.record import ElasticRecord, MemberFigures
 
 HEIGHT = 300
 PALEST = 0.9  # of the best score, at most, is where the shade of the grid begins: small differences look small

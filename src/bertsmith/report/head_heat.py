@@ -11,7 +11,7 @@ import numpy as np
 
 from bertsmith.report.elastic import HeadComparison, HeadPair, narrowest_widths, shallowest_depths, widths
 from bertsmith.report.maps import HeadFigures
-from bertsmith.shrinking.record import ElasticRecord
+from bertsmith.shrinking.elastic_metadata import ElasticRecord
 
 LEVELS = 8  # shades of a small map; more cannot be told apart at its size
 

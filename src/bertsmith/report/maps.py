@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.mixers.base import MAP_KINDS
 from bertsmith.layers.subnet import Subnet

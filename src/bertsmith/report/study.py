@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.mixers.base import MAP_KINDS
 from bertsmith.models.model import Model

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from bertsmith.answers.kinds import Kind, kind_of
+from bertsmith.answers.sequences import Features, TextEncoding
+from bertsmith.answers.texts import softmax
+from bertsmith.engines.onnx_session import GRAPH_FILE, NOTES_FILE, Graph, GraphNotes, open_session, read_object
 from bertsmith.errors import InputError
-from bertsmith.runtime.graph import GRAPH_FILE, NOTES_FILE, Graph, GraphNotes, open_session, read_object
-from bertsmith.runtime.kinds import Kind, kind_of
-from bertsmith.runtime.rows import table_of
-from bertsmith.runtime.sequences import Features, TextEncoding
-from bertsmith.runtime.tasks.texts import softmax
-from bertsmith.runtime.tokenizer import Tokenizer
+from bertsmith.text.rows import table_of
+from bertsmith.text.tokenizer import Tokenizer
 
 TASK_FILE = "task.json"
 _BATCH_TOKENS = 512  # more run no faster on a CPU, and far slower where they outgrow its caches

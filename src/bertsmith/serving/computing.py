@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.batches.ragged import packed, padded
+from bertsmith.answers.texts import softmax
+from bertsmith.data.batch import packed, padded
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.base import Runner
 from bertsmith.engines.exit_runner import ModelRunner
 from bertsmith.engines.onnx_graph import longest_input
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.model import Model
-from bertsmith.runtime.tasks.texts import softmax
 from bertsmith.serving.work import Asked, Work
 
 Rows = Literal["packed", "padded", "fixed"]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bertsmith.shrinking.fit.machine import usable_cores
+from bertsmith.shrinking.fit.measure import usable_cores
 
 MOST_WORKERS = 8
 """Batches at a time: more than that wait for each other in Python, so products get further cores."""

@@ -23,7 +23,7 @@ from bertsmith.serving.computing import Rows, answers
 from bertsmith.serving.cores import default_threads
 from bertsmith.serving.ladder import Ladder
 from bertsmith.serving.work import Asked, Work
-from bertsmith.shrinking.record import ELASTIC_FILE, ElasticRecord, read_record
+from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, ElasticRecord, read_record
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.predictor import TASK_FILE, KeptTask, read_kept
 from bertsmith.text.tokenizer import Tokenizer

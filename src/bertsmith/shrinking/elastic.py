@@ -7,20 +7,19 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.batches.examples import ExampleConfig, ExamplePlan, ExampleReader, Features, TaskBatch
+from bertsmith.answers.sequences import Features
+from bertsmith.data.examples import ExampleConfig, ExamplePlan, ExampleReader, TaskBatch
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.models.build import rebuild
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation import AnyTerm
 from bertsmith.objectives.distillation.grid import Grid
 from bertsmith.objectives.distillation.objective import Distillation, named
-from bertsmith.objectives.distillation.outputs import LabelTerm, OutputTerm
-from bertsmith.objectives.distillation.states import StateTerm
+from bertsmith.objectives.distillation.terms import LabelTerm, OutputTerm, StateTerm
 from bertsmith.settings import Record
-from bertsmith.shrinking.augmentation.config import AugmentationConfig
+from bertsmith.shrinking.augmentation.words import AugmentationConfig
 from bertsmith.shrinking.grid_judge import GridJudge
-from bertsmith.shrinking.importance import ImportanceConfig
-from bertsmith.shrinking.rewire import Order
+from bertsmith.shrinking.importance import ImportanceConfig, Order
 from bertsmith.shrinking.settings import ShrinkSettings
 from bertsmith.tasks.base import Encoding
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.batches.examples import ExampleConfig, Features, TaskBatch
+from bertsmith.answers.sequences import Features
+from bertsmith.data.examples import ExampleConfig, TaskBatch
 from bertsmith.engines.exit_runner import AllExits
 from bertsmith.models.exiting import Certainty, exits_config
 from bertsmith.models.heads.exits import ExitRule, ExitsConfig
@@ -17,8 +18,8 @@ from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 from bertsmith.tasks.base import Judgement, Task
-from bertsmith.tasks.outputs import item_outputs
-from bertsmith.training.engine import Engine
+from bertsmith.tasks.predictor import item_outputs
+from bertsmith.training.step import Engine
 
 THRESHOLDS: dict[str, tuple[float, ...]] = {
     "probability": (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999),

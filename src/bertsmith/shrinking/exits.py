@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.batches.examples import Features
+from bertsmith.answers.sequences import Features
 from bertsmith.errors import InputError
-from bertsmith.layers.activation import Activation
+from bertsmith.layers.elementwise import Activation
 from bertsmith.models.exiting import exits_config
 from bertsmith.models.heads import SequenceHeadConfig, TaskHeadConfig
 from bertsmith.models.heads.exits import Answer, ExitsConfig

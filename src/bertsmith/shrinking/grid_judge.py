@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertsmith.batches.examples import ExampleConfig, Features, TaskBatch
+from bertsmith.answers.sequences import Features
+from bertsmith.data.examples import ExampleConfig, TaskBatch
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.tasks.base import Judgement, Task
-from bertsmith.training.engine import Engine
 from bertsmith.training.judging import DevJudge
+from bertsmith.training.step import Engine
 
 
 @dataclass(frozen=True)

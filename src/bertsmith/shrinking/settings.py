@@ -1,6 +1,6 @@
 """What the settings of all methods of shrinking have in common: a fine-tuned model, its task and its data."""
 
-from bertsmith.batches.examples import ExampleConfig
+from bertsmith.data.examples import ExampleConfig
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.predictor import KeptTask

@@ -11,7 +11,7 @@ from bertsmith.checkpoint.files import NewFolder, tensors_of
 from bertsmith.checkpoint.store import load, write_model
 from bertsmith.engines.artefact import read_artefact
 from bertsmith.errors import InputError
-from bertsmith.models.factorise import factorise
+from bertsmith.models.convert import factorise
 from bertsmith.models.model import Model
 from bertsmith.models.vocabulary import keep_tokens
 from bertsmith.settings import Record

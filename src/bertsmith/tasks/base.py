@@ -11,15 +11,14 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
+from bertsmith.answers.sequences import Features, TextEncoding
 from bertsmith.engines.base import Runner
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Supervised
-from bertsmith.runtime.rows import row_of
-from bertsmith.runtime.sequences import Features, TextEncoding
 from bertsmith.settings import Record
-from bertsmith.text.tables import Table
+from bertsmith.text.rows import Table, row_of
 
 
 class Encoding(TextEncoding):

@@ -7,22 +7,22 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from bertsmith.errors import InputError
-from bertsmith.models.config import ModelConfig
-from bertsmith.models.heads import HeadConfig
-from bertsmith.objectives.choice import Choices
-from bertsmith.runtime.sequences import Features
-from bertsmith.runtime.tasks.choice import (
+from bertsmith.answers.choice import (
     ChoiceExample,
     choice_answers,
     choice_features,
     numbered_columns,
     read_choice,
 )
+from bertsmith.answers.sequences import Features
+from bertsmith.errors import InputError
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import HeadConfig
+from bertsmith.objectives.supervised import Choices
 from bertsmith.tasks.base import Encoding, Judgement, Task
-from bertsmith.tasks.metrics.table import table_judgement
+from bertsmith.tasks.metrics.base import table_judgement
 from bertsmith.tasks.texts import classifier_head
-from bertsmith.text.tables import Table
+from bertsmith.text.rows import Table
 
 _USUAL = {
     "context": ("context", "ctx", "article", "passage", "premise", "sent1"),

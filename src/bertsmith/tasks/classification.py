@@ -8,17 +8,26 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from bertsmith.answers.sequences import Features
+from bertsmith.answers.texts import TextExample, class_answers, read_texts, text_features
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Classes
-from bertsmith.runtime.sequences import Features
-from bertsmith.runtime.tasks.texts import TextExample, class_answers, read_texts, text_features
 from bertsmith.tasks.base import Encoding, Judgement
-from bertsmith.tasks.labels import ClassWeights, confusion_counts, label_name, ordered_labels, weights_of
 from bertsmith.tasks.metrics.classes import class_judgement
-from bertsmith.tasks.texts import TextTask, classifier_head, in_both_orders, text_columns
-from bertsmith.text.tables import Table
+from bertsmith.tasks.texts import (
+    ClassWeights,
+    TextTask,
+    classifier_head,
+    confusion_counts,
+    in_both_orders,
+    label_name,
+    ordered_labels,
+    text_columns,
+    weights_of,
+)
+from bertsmith.text.rows import Table
 
 _IMBALANCE = 5  # times that the commonest label may be as common as the rarest before it is said
 

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from bertsmith.errors import InputError
-from bertsmith.text.tables import Table
+from bertsmith.text.rows import Table
 
 _ENTAILMENT = ("entailment", "not_entailment")
 

@@ -8,17 +8,16 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from bertsmith.answers.sequences import Features
+from bertsmith.answers.texts import TextExample, label_answers, read_texts, text_features
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Labels
-from bertsmith.runtime.sequences import Features
-from bertsmith.runtime.tasks.texts import TextExample, label_answers, read_texts, text_features
 from bertsmith.tasks.base import Encoding, Judgement
-from bertsmith.tasks.labels import ordered_labels
 from bertsmith.tasks.metrics.labels import label_judgement
-from bertsmith.tasks.texts import TextTask, classifier_head, text_columns
-from bertsmith.text.tables import Table
+from bertsmith.tasks.texts import TextTask, classifier_head, ordered_labels, text_columns
+from bertsmith.text.rows import Table
 
 _COLUMNS = ("label", "labels")
 

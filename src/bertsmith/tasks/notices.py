@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.batches.examples import Features
+from bertsmith.answers.sequences import Features
 from bertsmith.errors import InputError
 from bertsmith.tasks.base import Task
 from bertsmith.text.readers import is_visible
-from bertsmith.text.tables import Table
+from bertsmith.text.rows import Table
 
 MOST_LABELS = 12  # of which all are counted in the sentence about the rows
 SHOWN_LABELS = 4  # where there are more

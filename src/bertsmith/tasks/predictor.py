@@ -4,20 +4,74 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from bertsmith.batches.examples import ExampleConfig, TaskBatch
+from bertsmith.answers.sequences import Features
 from bertsmith.bundled import model_folder, namesake_hint
 from bertsmith.checkpoint.files import read_json, write_json
+from bertsmith.data.examples import EvaluationPlan, ExampleConfig, ExampleReader, TaskBatch
 from bertsmith.engines.artefact import open_runner
-from bertsmith.engines.base import Runner
+from bertsmith.engines.base import Inputs, Runner
 from bertsmith.engines.exit_runner import ExitRunner
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Judgement
-from bertsmith.tasks.outputs import item_outputs
-from bertsmith.text.tables import Table, table_of
+from bertsmith.text.rows import Table, table_of
+
+MICRO_TOKENS = 8192  # of one batch where nothing is learned
+
+
+@torch.no_grad()
+def item_outputs(
+    model: Runner, features: Features, config: ExampleConfig, watch: Callable[[TaskBatch, Tensor], None] | None = None
+) -> list[np.ndarray]:
+    """The outputs of every item, as a task's `answers` reads them; `watch` sees each batch and what was said of it."""
+    found: list[np.ndarray] = [np.empty(0)] * len(features)
+    reader = ExampleReader(features, config, model.require_tokenizer().pad)
+    with model.evaluating():
+        for plan in EvaluationPlan(features, MICRO_TOKENS).one_epoch():
+            batch = reader[plan].batch
+            assert isinstance(batch, TaskBatch)
+            batch = batch.to(model.device)
+            outputs = _said(model, features, batch)
+            if watch is not None:
+                watch(batch, outputs)
+            for item, own in zip(plan.sequences.tolist(), _split(model, features, batch, outputs), strict=True):
+                found[item] = own
+    return found
+
+
+def _said(model: Runner, features: Features, batch: TaskBatch) -> Tensor:
+    """What is said of a batch; one who may stop early must know which sequences are answered together."""
+    if not isinstance(model, ExitRunner):
+        return model.outputs(batch.tokens, batch.layout, batch.types)
+    sizes = torch.from_numpy(_sequences(features, batch.item.cpu().numpy())).to(model.device)
+    return model.outputs(batch.tokens, batch.layout, batch.types, sizes=sizes)
+
+
+def _sequences(features: Features, items: np.ndarray) -> np.ndarray:
+    """How many sequences each of some items has."""
+    counts: np.ndarray = features.items[items + 1] - features.items[items]
+    return counts
+
+
+def _split(model: Runner, features: Features, batch: TaskBatch, outputs: Tensor) -> Sequence[np.ndarray]:
+    """The outputs of a batch item by item.
+
+    Shape: (outputs,) each, (sequences, outputs) where an item has several, (tokens, outputs) from a head for tokens.
+    """
+    values, items = outputs.float().cpu().numpy(), batch.item.cpu().numpy()
+    if model.is_for_tokens:
+        lengths = batch.layout.lengths().tolist()
+        if batch.layout.is_packed:
+            return np.split(values, np.cumsum(lengths)[:-1])
+        return [row[:length] for row, length in zip(values, lengths, strict=True)]
+    parts = np.split(values, np.cumsum(_sequences(features, items))[:-1])
+    return [part[0] if len(part) == 1 else part for part in parts]
+
 
 TASK_FILE = "task.json"
 
@@ -103,3 +157,23 @@ def read_kept(folder: str | Path) -> KeptTask:
             f"{namesake_hint(folder)}"
         )
     return KeptTask.parse(read_json(path), source=str(path))
+
+
+_MICRO_TOKENS = 2048  # of one batch: ranges of activations are kept for each
+
+
+def sample_inputs(model: Runner, kept: KeptTask, table: Table, *, rows: int = 128) -> list[Inputs]:
+    """Some rows of a table, evenly spread over it, as batches of padded rows; they need no targets."""
+    count = min(rows, len(table))
+    chosen = table.take([index * len(table) // count for index in range(count)])
+    examples = kept.task.examples(chosen, has_targets=False)
+    features = kept.task.features(examples, Encoding.of(model, kept.sequences.length))
+    reader = ExampleReader(features, kept.sequences, model.require_tokenizer().pad)
+    samples = []
+    for plan in EvaluationPlan(features, _MICRO_TOKENS).one_epoch():
+        batch = reader[plan].batch
+        assert isinstance(batch, TaskBatch)
+        tokens, layout = batch.layout.pad(batch.tokens)
+        types = None if batch.types is None else batch.layout.pad(batch.types)[0]
+        samples.append(Inputs(tokens, layout, types))
+    return samples

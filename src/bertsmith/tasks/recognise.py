@@ -9,8 +9,8 @@ from bertsmith.tasks.base import Task
 from bertsmith.tasks.glue import glue_settings
 from bertsmith.tasks.texts import text_columns
 from bertsmith.text.hub import named_rows
-from bertsmith.text.tables import Table, read_number, table_of
-from bertsmith.text.task_folder import ROW_NAMES
+from bertsmith.text.rows import Table, read_number, table_of
+from bertsmith.text.tables import ROW_NAMES
 
 _LOOKED_AT = 1000  # rows that a kind of task is found out from
 

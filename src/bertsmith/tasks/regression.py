@@ -7,16 +7,16 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bertsmith.answers.sequences import Features
+from bertsmith.answers.texts import TextExample, read_texts, text_features, value_answers, value_scale
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Values
-from bertsmith.runtime.sequences import Features
-from bertsmith.runtime.tasks.texts import TextExample, read_texts, text_features, value_answers, value_scale
 from bertsmith.tasks.base import Encoding, Judgement
 from bertsmith.tasks.metrics.values import value_judgement
 from bertsmith.tasks.texts import TextTask, classifier_head, in_both_orders, text_columns
-from bertsmith.text.tables import Table
+from bertsmith.text.rows import Table
 
 
 @dataclass(frozen=True)

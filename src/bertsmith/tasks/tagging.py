@@ -6,18 +6,27 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from bertsmith.answers.sequences import Features
+from bertsmith.answers.tagging import (
+    Scheme,
+    TaggedWords,
+    as_iob2,
+    asked_words,
+    document_numbers,
+    read_words,
+    scheme_of,
+    tag_answers,
+    tag_features,
+    whole_labels,
+)
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.objectives.supervised import Tags
-from bertsmith.runtime.sequences import Features
-from bertsmith.runtime.tasks.tagging import TaggedWords, asked_words, document_numbers, read_words, tag_answers
-from bertsmith.runtime.tasks.tagging_schemes import Scheme, as_iob2, scheme_of, whole_labels
-from bertsmith.runtime.tasks.tagging_windows import tag_features
 from bertsmith.tasks.base import Encoding, Judgement, Task
-from bertsmith.tasks.labels import ClassWeights, confusion_counts, weights_of
 from bertsmith.tasks.metrics.entities import main_tag_metric, tag_judgement
-from bertsmith.text.tables import Table
+from bertsmith.tasks.texts import ClassWeights, confusion_counts, weights_of
+from bertsmith.text.rows import Table
 
 _WORDS = ("tokens", "words", "text", "sentence")
 _TAGS = ("ner", "ner_tags", "chunk", "chunk_tags", "pos", "pos_tags", "tags", "labels", "label")

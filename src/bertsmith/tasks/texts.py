@@ -1,27 +1,19 @@
 """What tasks on a text or a pair of texts share: reading them, their sequences, the head that stands on them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import numpy as np
+
+from bertsmith.answers.texts import TextExample
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads.task import ClassifierConfig
-from bertsmith.runtime.tasks.texts import TextExample, read_texts, softmax, text_features, whole_lengths
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.glue import glue_file
-
-__all__ = [
-    "TextExample",
-    "TextTask",
-    "classifier_head",
-    "in_both_orders",
-    "read_texts",
-    "softmax",
-    "text_columns",
-    "text_features",
-    "whole_lengths",
-]
+from bertsmith.text.rows import Table
 
 _SINGLE = ("text", "sentence")
 _PAIRS = (("sentence1", "sentence2"), ("question", "passage"), ("premise", "hypothesis"), ("question", "sentence"))
@@ -80,3 +72,51 @@ def in_both_orders(examples: Sequence[TextKind], *, has_pairs: bool) -> list[Tex
     if not has_pairs:
         raise InputError("task.both_orders is true and the task has no pairs; allowed: false")
     return [*examples, *(replace(example, text=str(example.pair), pair=example.text) for example in examples)]
+
+
+ClassWeights = Literal["none", "balanced"] | tuple[float, ...]
+"""How much each label counts in the loss: all the same, the rarer the more, or the numbers given."""
+
+
+def label_name(table: Table, index: int, column: str) -> str:
+    """The label of a row as a name."""
+    value = table.value(index, column)
+    if not isinstance(value, str | int) or not str(value).strip():
+        said = "null" if value is None else repr(value)
+        raise InputError(f"{table.place(index)}: {column!r} is {said}; a label is a word or a whole number")
+    return str(value).lower() if isinstance(value, bool) else str(value)  # as JSON has it: true and false
+
+
+def ordered_labels(names: Iterable[str]) -> tuple[str, ...]:
+    """Labels in the order of their numbers: whole numbers by size, then words by the alphabet."""
+
+    def place(name: str) -> tuple[bool, int, str]:
+        is_whole = name.removeprefix("-").isdecimal()
+        return not is_whole, int(name) if is_whole else 0, name
+
+    return tuple(sorted(names, key=place))
+
+
+def weights_of(asked: ClassWeights, labels: Sequence[str], right: Iterable[int]) -> tuple[float, ...]:
+    """The weight of each label where these, by their numbers, are right; nothing where all count the same."""
+    if asked == "none":
+        return ()
+    if asked != "balanced":
+        if len(asked) != len(labels):
+            raise InputError(f"task.class_weights has {len(asked)} numbers; the task has {len(labels)} labels")
+        return asked
+    counts = Counter(right)
+    mean = counts.total() / max(1, len(counts))
+    return tuple(mean / counts[number] if counts[number] else 0.0 for number in range(len(labels)))
+
+
+def confusion_counts(labels: Sequence[str], right: Iterable[int], said: Iterable[str]) -> np.ndarray:
+    """How often each label, by row, was answered with each, by column; `right` are numbers, `said` names.
+
+    Shape: (labels, labels).
+    """
+    numbers = {name: number for number, name in enumerate(labels)}
+    counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
+    for row, name in zip(right, said, strict=True):
+        counts[row, numbers[name]] += 1
+    return counts

@@ -15,8 +15,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from bertsmith.errors import InputError, nearest
-from bertsmith.runtime.tokenizer_files import SPECIAL_TOKENS, bert_template
-from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer, bert_template
 
 Kind = Literal["wordpiece", "bytes", "unigram"]
 

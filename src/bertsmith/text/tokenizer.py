@@ -1,5 +1,422 @@
-"""The tokenizer under the name the workbench knows it by; it lives with the run-time, which may import nothing else."""
+"""One tokenizer for every family: texts to ids and back, loaded from a tokenizer.json or a BERT vocab.txt."""
 
-from bertsmith.runtime.tokenizer import ROLES, PairFrame, Tokenizer
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal, NamedTuple, Self, overload
 
-__all__ = ["ROLES", "PairFrame", "Tokenizer"]
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from bertsmith.errors import InputError
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def read_backend(path: Path) -> tokenizers.Tokenizer:
+    """The tokenizer that a folder or one of the two kinds of file describes."""
+    if not path.exists():
+        raise InputError(f"tokenizer {str(path)!r} does not exist")
+    if path.is_dir():
+        for name in ("tokenizer.json", "vocab.txt"):
+            if (path / name).is_file():
+                return read_backend(path / name)
+        raise InputError(f"tokenizer folder {str(path)!r} holds neither tokenizer.json nor vocab.txt")
+    if path.suffix == ".json":
+        return _read_json(path)
+    if path.suffix == ".txt":
+        return _read_vocabulary(path)
+    raise InputError(f"tokenizer file {str(path)!r} has an unknown ending; allowed: tokenizer.json, vocab.txt")
+
+
+def bert_template(start: int, separator: int) -> processors.TemplateProcessing:
+    """The layout [CLS] a [SEP] b [SEP] with type 0 up to the first [SEP] and 1 after it."""
+    return processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", start), ("[SEP]", separator)],
+    )
+
+
+def _read_json(path: Path) -> tokenizers.Tokenizer:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if not isinstance(json.loads(text), dict):
+            raise ValueError("it holds no JSON object")
+        return tokenizers.Tokenizer.from_str(text)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library raises bare exceptions, and panics that are not even those
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"tokenizer file {str(path)!r} is not a usable tokenizer.json: {reason}") from None
+
+
+def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
+    """BERT's WordPiece tokenizer over a vocabulary with one piece per line."""
+    try:
+        lines = path.read_bytes().decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"tokenizer file {str(path)!r} is not UTF-8 (byte {error.start})") from None
+    if lines[-1] == "":
+        lines.pop()
+    vocabulary = {line.removesuffix("\r"): index for index, line in enumerate(lines)}
+    missing = [token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocabulary]
+    if missing:
+        raise InputError(f"tokenizer file {str(path)!r} lacks {', '.join(missing)}; it must hold one piece per line")
+    settings = _bert_settings(path.parent / "tokenizer_config.json")
+    backend = tokenizers.Tokenizer(
+        models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100, continuing_subword_prefix="##")
+    )
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings["tokenize_chinese_chars"],
+        strip_accents=settings["strip_accents"],
+        lowercase=settings["do_lower_case"],
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    backend.post_processor = bert_template(vocabulary["[CLS]"], vocabulary["[SEP]"])
+    backend.add_special_tokens([token for token in SPECIAL_TOKENS if token in vocabulary])
+    return backend
+
+
+def _bert_settings(path: Path) -> dict[str, Any]:
+    """The three settings of BERT's normalizer, from a tokenizer_config.json where there is one."""
+    settings: dict[str, Any] = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+    if not path.is_file():
+        return settings
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"file {str(path)!r} is not valid JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise InputError(f"file {str(path)!r} must hold one JSON object")
+    for name in settings:
+        if name in given:
+            value = given[name]
+            if not (isinstance(value, bool) or (name == "strip_accents" and value is None)):
+                raise InputError(f"file {str(path)!r}: {name} is {value!r}; it must be true or false")
+            settings[name] = value
+    return settings
+
+
+ROLES = {
+    "pad": ("[PAD]", "<pad>"),
+    "unknown": ("[UNK]", "<unk>"),
+    "start": ("[CLS]", "<s>"),
+    "separator": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+
+
+class PairFrame(NamedTuple):
+    """The special tokens a tokenizer puts around the two texts of a pair."""
+
+    before: list[int]
+    between: list[int]
+    after: list[int]
+    types: tuple[int, int, int, int, int]
+    """Of what is before, the first text, what is between, the second text, what is after."""
+
+
+class Tokenizer:
+    """Texts to ids with the special tokens found by their role; padding is always on the right.
+
+    Safe to share between threads and cheap enough to send to another process.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        # a file may carry settings of whoever saved it last; here they belong to the call
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        self._lock = Lock()
+        self._truncation: int | None = None
+        self._text = backend.to_str(pretty=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The tokenizer in a folder (tokenizer.json, or vocab.txt with an optional tokenizer_config.json) or a file."""
+        return cls(read_backend(Path(path)))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The tokenizer that the content of a tokenizer.json describes."""
+        return cls(tokenizers.Tokenizer.from_str(text))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_json, (self._text,)
+
+    @property
+    def pad(self) -> int:
+        """The id that fills a sequence up."""
+        return self._role("pad")
+
+    @property
+    def unknown(self) -> int:
+        """The id of a word no piece covers."""
+        return self._role("unknown")
+
+    @property
+    def start(self) -> int:
+        """The id at the start of every sequence."""
+        return self._role("start")
+
+    @property
+    def separator(self) -> int:
+        """The id after every segment."""
+        return self._role("separator")
+
+    @property
+    def mask(self) -> int:
+        """The id that hides a token."""
+        return self._role("mask")
+
+    def _role(self, role: str) -> int:
+        token = self._roles.get(role)
+        if token is None:
+            names = " or ".join(ROLES[role])
+            raise InputError(f"the tokenizer has no {role} token; its vocabulary must hold {names}")
+        return token
+
+    @cached_property
+    def _roles(self) -> dict[str, int]:
+        found = {}
+        for role, names in ROLES.items():
+            ids = (self.vocabulary[name] for name in names if name in self.vocabulary)
+            if (token := next(ids, None)) is not None:
+                found[role] = token
+        return found
+
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every piece, added tokens among them."""
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocabulary
+
+    @property
+    def normalizer(self) -> Any:
+        """The part of the backend that prepares text, or nothing; it has `normalize_str`."""
+        return self._backend.normalizer
+
+    @cached_property
+    def special_ids(self) -> tuple[int, ...]:
+        """The ids that stand for no text, in order: the roles found and every added token marked as special."""
+        added = self._backend.get_added_tokens_decoder()
+        return tuple(sorted({*self._roles.values(), *(token for token, content in added.items() if content.special)}))
+
+    @cached_property
+    def size(self) -> int:
+        """The rows an embedding needs: the highest id plus one."""
+        return max(self.vocabulary.values()) + 1
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """The content of tokenizer.json, without padding and truncation."""
+        content: dict[str, Any] = json.loads(self._text)
+        return content
+
+    @cached_property
+    def hash(self) -> str:
+        """The sha256 of the content, the same however the file was laid out."""
+        canonical = json.dumps(self.content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    @cached_property
+    def starts_word(self) -> np.ndarray:
+        """Which pieces begin a word; special tokens count as words.
+
+        Shape: (size,), bool
+        """
+        starts = np.ones(self.size, dtype=bool)
+        continuing, leading = self._word_marks()
+        special = set(self.special_ids)
+        for piece, token in self.vocabulary.items():
+            if token in special:
+                continue
+            if continuing:
+                starts[token] = not piece.startswith(continuing)
+            elif leading:
+                starts[token] = piece.startswith(leading)
+        return starts
+
+    def _word_marks(self) -> tuple[str, str]:
+        """The mark of pieces that continue a word and the mark of those that begin one; at most one is not empty."""
+        model = self.content["model"]
+        if model.get("continuing_subword_prefix"):
+            return model["continuing_subword_prefix"], ""
+        if model["type"] == "WordLevel":
+            return "", ""
+        # a normalizer may set the mark as well as a pre-tokenizer, so all the text of both counts
+        before = json.dumps([self.content["normalizer"], self.content["pre_tokenizer"]], ensure_ascii=False)
+        if '"ByteLevel"' in before:
+            return "", "Ġ"
+        return ("", "▁") if model["type"] == "Unigram" or "▁" in before else ("", "")
+
+    @overload
+    def encode(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = ...,
+        max_length: int | None = ...,
+        *,
+        padding: Literal[True] = ...,
+    ) -> dict[str, np.ndarray]: ...
+    @overload
+    def encode(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = ...,
+        max_length: int | None = ...,
+        *,
+        padding: Literal[False],
+    ) -> dict[str, list[np.ndarray]]: ...
+    def encode(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        max_length: int | None = None,
+        *,
+        padding: bool = True,
+    ) -> dict[str, Any]:
+        """The input_ids, attention_mask and token_type_ids of texts, or of pairs of texts, with special tokens.
+
+        Longer inputs are cut to `max_length`, the longer text of a pair first. With `padding` every value is one array
+        of shape (texts, longest), else a list of arrays.
+        """
+        _check_texts("texts", texts)
+        inputs: list[Any] = list(texts)
+        if pairs is not None:
+            _check_texts("pairs", pairs)
+            if len(pairs) != len(texts):
+                raise InputError(f"pairs holds {len(pairs)} texts and texts holds {len(texts)}; they must be as many")
+            inputs = list(zip(texts, pairs, strict=True))
+        if max_length is not None:
+            needed = self._backend.num_special_tokens_to_add(pairs is not None) + 1
+            if max_length < needed:
+                raise InputError(f"max_length is {max_length}; at least {needed} is needed to hold the special tokens")
+        encodings = self._encoded(inputs, max_length, add_special_tokens=True)
+        rows = [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
+        types = [np.asarray(encoding.type_ids, dtype=np.int64) for encoding in encodings]
+        if not padding:
+            masks = [np.ones(len(row), dtype=np.int64) for row in rows]
+            return {"input_ids": rows, "attention_mask": masks, "token_type_ids": types}
+        lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        longest = int(lengths.max(initial=0))
+        is_token = np.arange(longest) < lengths[:, None]
+        input_ids = np.full(is_token.shape, 0 if is_token.all() else self.pad, dtype=np.int64)
+        token_type_ids = np.zeros(is_token.shape, dtype=np.int64)
+        if rows:
+            input_ids[is_token] = np.concatenate(rows)
+            token_type_ids[is_token] = np.concatenate(types)
+        return {
+            "input_ids": input_ids,
+            "attention_mask": is_token.astype(np.int64),
+            "token_type_ids": token_type_ids,
+        }
+
+    def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text without special tokens, however long."""
+        _check_texts("texts", texts)
+        return [encoding.ids for encoding in self._encoded(list(texts), None, add_special_tokens=False)]
+
+    def encode_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The ids of each text without special tokens, and where in its characters each begins and ends.
+
+        Shape: (tokens,) and (tokens, 2), int32.
+        """
+        _check_texts("texts", texts)
+        rows = self._encoded(list(texts), None, has_words=True, add_special_tokens=False)
+        return [(np.array(row.ids, np.int32), np.array(row.offsets, np.int32).reshape(-1, 2)) for row in rows]
+
+    def pair_frame(self) -> PairFrame:
+        """What stands around two texts that are one sequence."""
+        (row,) = self._encoded([("a", "a")], None, has_words=True, add_special_tokens=True)
+        places, ids, types = row.sequence_ids, row.ids, row.type_ids
+        if 0 not in places or 1 not in places or places[0] is not None:
+            raise InputError("the tokenizer puts no special token before a pair of texts; one such as [CLS] is needed")
+        first, second = places.index(0), places.index(1)
+        first_end = len(places) - places[::-1].index(0)
+        second_end = len(places) - places[::-1].index(1)
+        between, after = ids[first_end:second], ids[second_end:]
+        kinds = (types[0], types[first], types[second - 1], types[second], types[-1])
+        return PairFrame(ids[:first], between, after, kinds)
+
+    def encode_words(self, words: list[str]) -> tuple[list[int], list[int]]:
+        """The ids of all words, each encoded as a text of its own, and for every id the index of its word."""
+        (encoding,) = self._encoded([words], None, has_words=True, add_special_tokens=False, is_pretokenized=True)
+        return encoding.ids, encoding.word_ids
+
+    def split_words(self, texts: Sequence[str]) -> list[list[list[str]]]:
+        """For each text the pieces of every word in it, words being what the tokenizer itself never joins."""
+        _check_texts("texts", texts)
+        rows = self._encoded(list(texts), None, has_words=True, add_special_tokens=False)
+        pairs = (zip(row.word_ids, row.tokens, strict=True) for row in rows)
+        return [[[piece for _, piece in word] for _, word in groupby(row, itemgetter(0))] for row in pairs]
+
+    def spell(self, piece: str) -> list[int]:
+        """The ids this tokenizer has for the letters of a piece of another vocabulary, marks included."""
+        model = self.content["model"]
+        if model["type"] != "WordPiece":
+            return [token.id for token in self._backend.model.tokenize(piece)]
+        prefix = model["continuing_subword_prefix"]
+        mark, letters = (prefix, piece.removeprefix(prefix)) if piece.startswith(prefix) else ("", piece)
+        ids: list[int] = []
+        while letters:
+            length = next((end for end in range(len(letters), 0, -1) if mark + letters[:end] in self.vocabulary), 0)
+            if not length:
+                return []
+            ids.append(self.vocabulary[mark + letters[:length]])
+            mark, letters = prefix, letters[length:]
+        return ids
+
+    def _encoded(
+        self, inputs: list[Any], max_length: int | None, *, has_words: bool = False, **settings: bool
+    ) -> list[Any]:
+        # the backend keeps truncation as its state and refuses to change it while another thread encodes
+        with self._lock:
+            if max_length != self._truncation:
+                if max_length is None:
+                    self._backend.no_truncation()
+                else:
+                    self._backend.enable_truncation(max_length, strategy="longest_first", direction="right")
+                self._truncation = max_length
+            # the fast form leaves out character offsets and word indices
+            fast = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)
+            encode = self._backend.encode_batch if has_words else fast
+            encodings: list[Any] = encode(inputs, **settings)
+            return encodings
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, without special tokens."""
+        text: str = self._backend.decode([int(token) for token in ids], skip_special_tokens=True)
+        return text
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The piece of each id; an id outside the vocabulary gives an empty one."""
+        return [self._backend.id_to_token(int(token)) or "" for token in ids]
+
+    def save(self, folder: str | Path) -> Path:
+        """The path of the tokenizer.json written into `folder`; a killed run never leaves half of one."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "tokenizer.json"
+        temporary = folder / f".tokenizer.json.{os.getpid()}"
+        temporary.write_text(self._text, encoding="utf-8")
+        temporary.replace(path)
+        return path
+
+
+def _check_texts(name: str, texts: Sequence[str]) -> None:
+    if isinstance(texts, str):
+        raise InputError(f"{name} is one string; it must be a list of strings")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"{name}[{index}] is a {type(text).__name__}; it must be a string")

@@ -12,7 +12,7 @@ from bertsmith.models.build import build, rebuild
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.models.vocabulary import add_tokens
-from bertsmith.text.kinship import first_difference, new_pieces
+from bertsmith.text.extend import first_difference, new_pieces
 from bertsmith.text.tokenizer import Tokenizer
 
 OF_A_FOLDER = ("dropout", "layer_drop")

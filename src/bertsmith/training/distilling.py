@@ -14,13 +14,12 @@ from bertsmith.models.cost import training_flops
 from bertsmith.models.heads import HeadConfig, TaskHeadConfig, TeacherWidthConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation import AnyTerm
-from bertsmith.objectives.distillation.base import DistillationTerm
-from bertsmith.objectives.distillation.layer_map import LayerMap, counterparts
-from bertsmith.objectives.distillation.outputs import LabelTerm, OutputTerm
+from bertsmith.objectives.distillation.base import DistillationTerm, LayerMap, counterparts
+from bertsmith.objectives.distillation.terms import LabelTerm, OutputTerm
 from bertsmith.settings import Record
 from bertsmith.tasks.base import Judgement, Task
+from bertsmith.tasks.degenerate import unfitness
 from bertsmith.tasks.predictor import TASK_FILE, read_kept
-from bertsmith.tasks.soundness import unfitness
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.continued import check_encoder, fit_heads
 from bertsmith.training.judging import DevJudge

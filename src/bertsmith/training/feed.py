@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from bertsmith.batches.loader import Loaded, load_batches
-from bertsmith.batches.plan import Cursor, Stream
+from bertsmith.data.loader import Loaded, load_batches
+from bertsmith.data.plan import Cursor, Stream
 from bertsmith.training.checkpoint import Progress
 
 

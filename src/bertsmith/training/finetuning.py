@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.batches.examples import ExampleConfig, ExamplePlan, Features
+from bertsmith.answers.sequences import Features
+from bertsmith.data.examples import ExampleConfig, ExamplePlan
 from bertsmith.errors import InputError
-from bertsmith.layers.activation import Activation
+from bertsmith.layers.elementwise import Activation
 from bertsmith.models.build import extract
 from bertsmith.models.heads import HeadConfig, SequenceHeadConfig
-from bertsmith.models.heads.features import FeaturesConfig, RecurrentConfig
+from bertsmith.models.heads.base import FeaturesConfig, RecurrentConfig
 from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig
@@ -24,7 +25,7 @@ from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Judgement
 from bertsmith.tasks.notices import data_notices, length_notices, without_empty
 from bertsmith.tasks.predictor import KeptTask
-from bertsmith.text.tables import Table
+from bertsmith.text.rows import Table
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import sharding
 from bertsmith.training.distilling import (

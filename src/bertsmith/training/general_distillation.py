@@ -10,8 +10,7 @@ from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
 from bertsmith.objectives.distillation import AnyTerm
 from bertsmith.objectives.distillation.masked import MaskedDistillation
-from bertsmith.objectives.distillation.outputs import LabelTerm, OutputTerm
-from bertsmith.objectives.distillation.states import CosineTerm
+from bertsmith.objectives.distillation.terms import CosineTerm, LabelTerm, OutputTerm
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.training import sharding
 from bertsmith.training.distilling import DistillationConfig, check_tokenizer, fitted_student, read_teacher

@@ -5,12 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-from bertsmith.batches.examples import ExampleConfig, Features, TaskBatch
+from bertsmith.answers.sequences import Features
+from bertsmith.data.examples import ExampleConfig, TaskBatch
 from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.tasks.base import Judgement, Task
-from bertsmith.tasks.outputs import item_outputs
-from bertsmith.training.engine import Engine
+from bertsmith.tasks.predictor import item_outputs
+from bertsmith.training.step import Engine
 
 
 class DevJudge:

@@ -8,12 +8,11 @@ from typing import Annotated
 
 from pydantic import model_validator
 
-from bertsmith.batches.loader import BatchReader, SpecialTokens
-from bertsmith.batches.plan import Plan, SequenceConfig
-from bertsmith.batches.random import key
-from bertsmith.batches.shards import MANIFEST, TokenCorpus, read_manifest
-from bertsmith.batches.statistics import unigram_level
 from bertsmith.bundled import model_folder
+from bertsmith.data.loader import BatchReader, SpecialTokens
+from bertsmith.data.plan import Plan, SequenceConfig
+from bertsmith.data.random import key
+from bertsmith.data.shards import MANIFEST, TokenCorpus, read_manifest, unigram_level
 from bertsmith.errors import InputError
 from bertsmith.models.build import assemble, rebuild
 from bertsmith.models.config import ModelConfig
@@ -27,17 +26,16 @@ from bertsmith.objectives.masked_lm import MaskedLMConfig
 from bertsmith.objectives.replaced_tokens import ReplacedTokensConfig
 from bertsmith.settings import ByKind, Record
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.budget import Budget, steps_within
-from bertsmith.training.calibration import calibrate
+from bertsmith.training.budget import Budget, calibrate, steps_within
 from bertsmith.training.checkpoint import newest_network
 from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config, chosen_model
 from bertsmith.training.continued import check_encoder
 from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.general_distillation import GeneralDistillationConfig, taught
 from bertsmith.training.health import Baseline
-from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import PhaseConfig, TokenPhase, all_phases
+from bertsmith.training.run_config import Method, RunConfig
 from bertsmith.training.trainer import Trainer
 
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {

@@ -5,7 +5,7 @@ from itertools import islice
 import torch
 from pydantic import Field
 
-from bertsmith.batches.examples import ExamplePlan, ExampleReader, TaskBatch
+from bertsmith.data.examples import ExamplePlan, ExampleReader, TaskBatch
 from bertsmith.layers.quantised import QuantisationConfig, Ranges
 from bertsmith.models.model import Model
 from bertsmith.models.quantise import measuring, quantised

@@ -8,16 +8,16 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from pydantic import Field, model_validator
 
-from bertsmith.batches.examples import ExampleConfig, ExamplePlan, ExampleReader, Features
-from bertsmith.batches.ragged import Ragged
+from bertsmith.answers.sequences import Features, Ragged
+from bertsmith.data.examples import ExampleConfig, ExamplePlan, ExampleReader
 from bertsmith.models.cost import training_flops
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
 from bertsmith.settings import Record
 from bertsmith.training.feed import PhaseData, TrainingData
-from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import ExamplePhase
+from bertsmith.training.run_config import Method, RunConfig
 from bertsmith.training.trainer import Judge, Trainer
 
 

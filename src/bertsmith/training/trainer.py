@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from bertsmith.batches.random import key
+from bertsmith.data.random import key
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
@@ -38,16 +38,15 @@ from bertsmith.training.checkpoint import (
     save_checkpoint,
 )
 from bertsmith.training.display import Display
-from bertsmith.training.engine import Engine
-from bertsmith.training.faults import kept
 from bertsmith.training.feed import Feed, TrainingData
 from bertsmith.training.hardware import peak_flops
 from bertsmith.training.health import Baseline, Health, not_finite
+from bertsmith.training.interrupts import StopRequest, kept
 from bertsmith.training.log import RunLog
 from bertsmith.training.meter import Meter
-from bertsmith.training.method import Method
+from bertsmith.training.run_config import Method
 from bertsmith.training.sharding import whole_model
-from bertsmith.training.signals import StopRequest
+from bertsmith.training.step import Engine
 
 Judge = Callable[[Engine], dict[str, Any]]
 """Says how good the model is, as the row of an evaluation: "loss", and "score", the higher the better, of "metric"."""

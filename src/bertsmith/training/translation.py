@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import model_validator
 
-from bertsmith.batches.loader import SpecialTokens
-from bertsmith.batches.pairs import PairConfig, PairPlan, PairReader, Pairs
 from bertsmith.bundled import model_folder
 from bertsmith.checkpoint.store import load
+from bertsmith.data.loader import SpecialTokens
+from bertsmith.data.pairs import PairConfig, PairPlan, PairReader, Pairs
 from bertsmith.errors import InputError
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
@@ -19,12 +19,12 @@ from bertsmith.models.published import PRESETS, preset
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.objectives.translation import TranslationConfig
 from bertsmith.settings import Record
-from bertsmith.text.task_folder import TextPairs, pair_columns, read_pairs
+from bertsmith.text.tables import TextPairs, pair_columns, read_pairs
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.feed import PhaseData, TrainingData
-from bertsmith.training.method import Method, RunConfig
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import all_phases
+from bertsmith.training.run_config import Method, RunConfig
 from bertsmith.training.starting import ModelSource, TokenizerChoice
 from bertsmith.training.trainer import Trainer
 

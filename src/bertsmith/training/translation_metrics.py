@@ -9,12 +9,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bertsmith.batches.loader import SpecialTokens
-from bertsmith.batches.pairs import PairConfig, PairPlan, PairReader, Pairs
+from bertsmith.data.loader import SpecialTokens
+from bertsmith.data.pairs import PairConfig, PairPlan, PairReader, Pairs
 from bertsmith.models.decoding import GenerationConfig
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.objectives.translation import TranslationConfig
-from bertsmith.text.task_folder import TextPairs
+from bertsmith.text.tables import TextPairs
 
 NO_BLEU = "no BLEU: that needs sacrebleu (pip install 'bertsmith[translate]')"
 

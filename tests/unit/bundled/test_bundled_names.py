@@ -13,7 +13,7 @@ import bertsmith
 from bertsmith.bundled import model_folder, model_text
 from bertsmith.cli import main
 from bertsmith.errors import InputError
-from bertsmith.objectives.distillation.states import CosineTerm
+from bertsmith.objectives.distillation.terms import CosineTerm
 from bertsmith.serving.model import ServedModel
 from bertsmith.toml import read_toml
 from bertsmith.training.general_distillation import GeneralDistillationConfig, taught

@@ -9,7 +9,7 @@ import torch
 import bertsmith
 from bertsmith.commands.exchange import export_model
 from bertsmith.layers.subnet import Subnet
-from bertsmith.shrinking.record import ElasticRecord, write_record
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, write_record
 
 
 @pytest.mark.parametrize("rule", ["keep_last", "drop_last"])

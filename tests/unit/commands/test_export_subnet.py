@@ -8,7 +8,7 @@ import torch
 import bertsmith
 from bertsmith.commands.exchange import export_model
 from bertsmith.errors import InputError
-from bertsmith.shrinking.record import ElasticRecord, write_record
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, write_record
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from bertsmith.checkpoint.files import read_tensors
 from bertsmith.cli import main
 from bertsmith.errors import InputError
 from bertsmith.tasks.classification import Classification
-from bertsmith.tasks.soundness import answers_alike
-from bertsmith.text.tables import table_of
+from bertsmith.tasks.degenerate import answers_alike
+from bertsmith.text.rows import table_of
 from bertsmith.toml import read_toml
 from bertsmith.training.display import Display
 from bertsmith.training.judging import DevJudge

@@ -9,11 +9,11 @@ import torch
 from helpers_finetune import log, write_task
 
 import bertsmith
-from bertsmith.batches.layout import SequenceLayout
 from bertsmith.cli import main
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.tasks.classification import Classification, LabelledText
-from bertsmith.tasks.soundness import unfitness
+from bertsmith.tasks.degenerate import unfitness
 from bertsmith.toml import read_toml
 from bertsmith.training import trainer as trainers
 

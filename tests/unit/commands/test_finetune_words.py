@@ -8,11 +8,13 @@ from helpers_finetune import ROWS, SMALL, tune, write_task
 from rich.console import Console
 
 import bertsmith
+from bertsmith.answers.choice import ChoiceExample
+from bertsmith.answers.tagging import TaggedWords
 from bertsmith.commands.answering import spoken
 from bertsmith.errors import InputError
-from bertsmith.tasks.choice import Choice, ChoiceExample
-from bertsmith.tasks.soundness import answers_alike
-from bertsmith.tasks.tagging import TaggedWords, Tagging
+from bertsmith.tasks.choice import Choice
+from bertsmith.tasks.degenerate import answers_alike
+from bertsmith.tasks.tagging import Tagging
 from bertsmith.training import display
 
 

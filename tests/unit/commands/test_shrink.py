@@ -15,8 +15,8 @@ from bertsmith import Subnet
 from bertsmith.checkpoint.files import read_tensors
 from bertsmith.commands import output, shrink_elastic
 from bertsmith.errors import InputError
-from bertsmith.models.heads.features import FeaturesConfig
-from bertsmith.shrinking.record import read_record
+from bertsmith.models.heads.base import FeaturesConfig
+from bertsmith.shrinking.elastic_metadata import read_record
 from bertsmith.tasks.predictor import KeptTask, write_kept
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.training.starting import with_task_head

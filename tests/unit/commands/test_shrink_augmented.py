@@ -10,7 +10,7 @@ from helpers_finetune import ROWS, write_task
 
 import bertsmith
 from bertsmith import InputError
-from bertsmith.batches.examples import ExampleConfig
+from bertsmith.data.examples import ExampleConfig
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.shrinking import elastic
 from bertsmith.shrinking.augmentation import shards

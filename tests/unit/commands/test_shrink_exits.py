@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.exit_runner import ExitRunner
 from bertsmith.errors import InputError
 from bertsmith.models.exiting import exits_config
@@ -17,7 +17,7 @@ from bertsmith.models.heads.exits import ExitRule
 from bertsmith.models.model import Model
 from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.text.tables import table_of
+from bertsmith.text.rows import table_of
 from bertsmith.training.starting import with_task_head
 from bertsmith.training.trainer import Trainer
 

@@ -9,11 +9,10 @@ import torch
 from helpers_finetune import tune, write_task
 
 import bertsmith
-from bertsmith.batches.layout import SequenceLayout
 from bertsmith.cli import main
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.shrinking.prune.kept import Kept, closed
-from bertsmith.shrinking.prune.record import read_pruned
+from bertsmith.shrinking.prune.kept import Kept, closed, read_pruned
 from bertsmith.toml import read_toml
 from bertsmith.training.trainer import Trainer
 

@@ -9,7 +9,7 @@ from helpers_finetune import tune, write_task
 
 import bertsmith
 from bertsmith.commands.shrink_report import fit_command, load_line, print_grid
-from bertsmith.shrinking.record import ElasticRecord
+from bertsmith.shrinking.elastic_metadata import ElasticRecord
 
 
 def record(widths: int = 4, depths: int = 3, **changes: Any) -> ElasticRecord:

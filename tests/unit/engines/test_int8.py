@@ -7,12 +7,11 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.batches.layout import SequenceLayout
 from bertsmith.checkpoint.files import read_tensors
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.artefact import open_runner, write_artefact
 from bertsmith.engines.base import Artefact, Inputs, Precision
-from bertsmith.engines.int8 import int8_model, open_int8
-from bertsmith.engines.int8_layers import Int8Linear, int_product, products_are_exact
+from bertsmith.engines.int8 import Int8Linear, int8_model, int_product, open_int8, products_are_exact
 from bertsmith.errors import InputError
 from bertsmith.layers.quantised import QuantisationConfig
 from bertsmith.models.build import build

@@ -10,18 +10,19 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.batches.layout import SequenceLayout
 from bertsmith.cli import main
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines import onnx_engine
 from bertsmith.engines.artefact import ENGINES, open_runner, write_artefact
 from bertsmith.engines.base import Artefact
 from bertsmith.errors import InputError
-from bertsmith.models.heads.features import RecurrentConfig
+from bertsmith.models.heads.base import RecurrentConfig
 from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.text.tables import Table, read_file
+from bertsmith.text.rows import Table
+from bertsmith.text.tables import read_file
 from bertsmith.training.starting import with_task_head
 
 ENGINE = ENGINES["onnxruntime"]

@@ -25,17 +25,17 @@ from transformers import (
 )
 
 import bertsmith
-from bertsmith.batches.layout import SequenceLayout
 from bertsmith.checkpoint.hf import plan_hf
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.hf import CLASSES, BertsmithConfig, BertsmithForSequenceClassification, BertsmithModel
-from bertsmith.layers.call import Memory
+from bertsmith.layers.context import Memory
 from bertsmith.layers.quantised import QuantisationConfig
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import build, extract
-from bertsmith.models.factorise import factorise
+from bertsmith.models.convert import factorise
 from bertsmith.models.heads import ExitsConfig, HeadConfig
-from bertsmith.models.heads.features import FeaturesConfig, RecurrentConfig
+from bertsmith.models.heads.base import FeaturesConfig, RecurrentConfig
 from bertsmith.models.heads.task import ClassifierConfig, TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.training.starting import with_task_head

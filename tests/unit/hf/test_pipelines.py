@@ -8,7 +8,7 @@ from hf_cases import LABELS, TASK_HEADS
 from transformers import AutoModel, AutoTokenizer, pipeline
 
 import bertsmith
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.heads.task import EmbedderConfig
 from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer

@@ -7,10 +7,10 @@ from torch.nn.functional import conv1d, gelu, layer_norm
 import bertsmith
 from bertsmith import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.branch import BranchConfig
-from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.block import BranchConfig
+from bertsmith.layers.context import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.layers.relative import RelativeConfig
+from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import EncoderConfig
 from bertsmith.models.heads import PoolerConfig, ReplacedTokensConfig
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.context import ForwardPass
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.models.cost import parameters

@@ -5,12 +5,12 @@ import torch
 
 import bertsmith
 from bertsmith import InputError, SequenceLayout
-from bertsmith.layers.call import ForwardPass, Memory
+from bertsmith.layers.context import ForwardPass, Memory
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.norm import Norm
-from bertsmith.layers.rotary import Rotary
+from bertsmith.layers.positions import Rotary
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.published import preset
 

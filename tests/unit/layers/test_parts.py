@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.context import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.grouped import GroupedLinear

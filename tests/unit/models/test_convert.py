@@ -5,9 +5,9 @@ import torch
 from cases import TINY, padded_layout
 
 import bertsmith
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.call import Memory
+from bertsmith.layers.context import Memory
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import overridable, preset

@@ -9,7 +9,7 @@ from cases import packed_layout, padded_layout, rows_of, tiny_model
 
 import bertsmith
 from bertsmith import SequenceLayout, Subnet
-from bertsmith.layers.call import Memory
+from bertsmith.layers.context import Memory
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.decoding import GenerationConfig, _drawn
 from bertsmith.models.seq2seq import Seq2Seq

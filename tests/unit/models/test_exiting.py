@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
 from bertsmith.checkpoint.store import load, save
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import build, extract
 from bertsmith.models.exiting import Certainty, answer_early, exit_outputs, exits_config, with_rule
+from bertsmith.models.heads.base import FeaturesConfig, RecurrentConfig
 from bertsmith.models.heads.exits import ExitRule, ExitsConfig
-from bertsmith.models.heads.features import FeaturesConfig, RecurrentConfig
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import preset

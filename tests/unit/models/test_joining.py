@@ -9,8 +9,8 @@ import torch
 
 import bertsmith
 from bertsmith.errors import InputError
+from bertsmith.models.convert import with_encoder
 from bertsmith.models.generator import attach, generator_of
-from bertsmith.models.joining import with_encoder
 from bertsmith.models.model import Model
 from bertsmith.text.learn import learn_tokenizer
 

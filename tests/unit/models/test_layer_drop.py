@@ -8,7 +8,7 @@ from torch import Tensor
 
 import bertsmith
 from bertsmith import Subnet
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import bertsmith
-from bertsmith.batches.examples import TaskBatch
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.examples import TaskBatch
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.build import build
 from bertsmith.models.heads import HeadConfig
-from bertsmith.models.heads.features import Features, FeaturesConfig, RecurrentConfig
+from bertsmith.models.heads.base import Features, FeaturesConfig, RecurrentConfig
 from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig, SpansConfig, TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import preset

@@ -7,7 +7,7 @@ import torch
 
 import bertsmith
 from bertsmith import InputError, SequenceLayout, factorise
-from bertsmith.layers.call import Memory
+from bertsmith.layers.context import Memory
 from bertsmith.models.config import GeneratorConfig, ModelConfig
 from bertsmith.models.cost import parameters
 from bertsmith.models.generator import fold, generator_of, unfold

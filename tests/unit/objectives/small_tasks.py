@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith import SequenceLayout
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.examples import TaskBatch
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.examples import TaskBatch
 from bertsmith.models.build import build
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import ClassifierConfig

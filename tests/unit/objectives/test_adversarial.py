@@ -7,8 +7,8 @@ import torch
 from small_tasks import CLASSES, FAMILIES, assert_same, gradients, losses, make, make_batch
 from torch import Tensor, nn
 
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.examples import TaskBatch
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.examples import TaskBatch
 from bertsmith.models.heads.task import ClassifierConfig, TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig

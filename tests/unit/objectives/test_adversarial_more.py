@@ -6,12 +6,11 @@ import pytest
 import torch
 from small_tasks import assert_same, gradients, losses, make, make_batch
 
-from bertsmith.batches.examples import TaskBatch
+from bertsmith.data.examples import TaskBatch
 from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig, SpansConfig
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig, symmetric_kl
-from bertsmith.objectives.choice import Choices
 from bertsmith.objectives.embedding import Similarity
-from bertsmith.objectives.spans import Spans
+from bertsmith.objectives.supervised import Choices, Spans
 
 
 def more_targets(layout: str) -> TaskBatch:

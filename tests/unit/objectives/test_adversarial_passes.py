@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bertsmith import SequenceLayout
-from bertsmith.batches.examples import TaskBatch
+from bertsmith.data.examples import TaskBatch
 from bertsmith.errors import InputError
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.models.heads.task import TaggerConfig
@@ -21,7 +21,7 @@ from bertsmith.models.model import Model
 from bertsmith.objectives import adversarial
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig, ascended, draw_noise
 from bertsmith.objectives.base import Sums
-from bertsmith.objectives.beliefs import squared_error, taught
+from bertsmith.objectives.losses import squared_error, taught
 from bertsmith.objectives.supervised import Classes, Supervised, Tags
 from bertsmith.training.finetuning import FinetuneSettings, learning
 

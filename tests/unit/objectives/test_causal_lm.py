@@ -6,8 +6,9 @@ from torch import Tensor
 
 import bertsmith
 from bertsmith import SequenceLayout
-from bertsmith.batches.batch import IGNORED, TokenBatch
-from bertsmith.batches.corruption import MaskingConfig, Vocabulary
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.batch import TokenBatch
+from bertsmith.data.corruption import MaskingConfig, Vocabulary
 from bertsmith.models.build import rebuild
 from bertsmith.models.model import Model
 from bertsmith.objectives.causal_lm import CausalLM, next_tokens

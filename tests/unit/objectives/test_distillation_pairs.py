@@ -8,9 +8,8 @@ from small_tasks import LENGTHS, make_batch
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.objectives.distillation import TERMS
-from bertsmith.objectives.distillation.layer_map import counterparts
-from bertsmith.objectives.distillation.looking import AttentionTerm, RelationTerm
-from bertsmith.objectives.distillation.states import CosineTerm, PatienceTerm, StateTerm
+from bertsmith.objectives.distillation.base import counterparts
+from bertsmith.objectives.distillation.terms import AttentionTerm, CosineTerm, PatienceTerm, RelationTerm, StateTerm
 
 FAMILIES = [
     "bert-tiny",

@@ -8,13 +8,11 @@ from pairs_of_models import LABELS, assert_same, mean_of, model_of, with_width
 from small_tasks import LENGTHS, make_batch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.heads.task import ClassifierConfig, TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation import TERMS
-from bertsmith.objectives.distillation.looking import AttentionTerm, RelationTerm
-from bertsmith.objectives.distillation.outputs import LabelTerm, OutputTerm
-from bertsmith.objectives.distillation.states import PatienceTerm
+from bertsmith.objectives.distillation.terms import AttentionTerm, LabelTerm, OutputTerm, PatienceTerm, RelationTerm
 from bertsmith.objectives.supervised import Tags, Values
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from bertsmith.batches.examples import TaskBatch
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.examples import TaskBatch
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.build import build
 from bertsmith.models.exiting import exit_outputs
 from bertsmith.models.heads.exits import ExitsConfig

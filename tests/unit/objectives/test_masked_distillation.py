@@ -9,18 +9,25 @@ from pairs_of_models import assert_same
 from torch import Tensor
 
 import bertsmith
-from bertsmith.batches.batch import IGNORED, TokenBatch
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.batches.loader import BatchReader, SpecialTokens
-from bertsmith.batches.plan import Plan, SequenceConfig
-from bertsmith.batches.shards import TokenCorpus
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.batch import TokenBatch
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.data.loader import BatchReader, SpecialTokens
+from bertsmith.data.plan import Plan, SequenceConfig
+from bertsmith.data.shards import TokenCorpus
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation.base import DistillationTerm
-from bertsmith.objectives.distillation.looking import AttentionTerm, RelationTerm
 from bertsmith.objectives.distillation.masked import MaskedDistillation
-from bertsmith.objectives.distillation.outputs import LabelTerm, OutputTerm
-from bertsmith.objectives.distillation.states import CosineTerm, PatienceTerm, StateTerm
+from bertsmith.objectives.distillation.terms import (
+    AttentionTerm,
+    CosineTerm,
+    LabelTerm,
+    OutputTerm,
+    PatienceTerm,
+    RelationTerm,
+    StateTerm,
+)
 from bertsmith.objectives.masked_lm import MaskedLM, MaskedLMConfig
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer

@@ -14,9 +14,9 @@ from torch.func import functional_call
 
 import bertsmith
 from bertsmith import SequenceLayout
-from bertsmith.batches.batch import TokenBatch
-from bertsmith.batches.corruption import Vocabulary
-from bertsmith.batches.random import uniform
+from bertsmith.data.batch import TokenBatch
+from bertsmith.data.corruption import Vocabulary
+from bertsmith.data.random import uniform
 from bertsmith.models.build import build
 from bertsmith.models.generator import fold, part_of, unfold
 from bertsmith.models.model import Model
@@ -30,10 +30,10 @@ from bertsmith.objectives.replaced_tokens import (
     sample,
 )
 from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config
-from bertsmith.training.engine import Engine
 from bertsmith.training.meter import Meter
-from bertsmith.training.method import RunConfig
 from bertsmith.training.optimizer import OptimizerConfig
+from bertsmith.training.run_config import RunConfig
+from bertsmith.training.step import Engine
 
 SHARINGS = ["none", "full", "gradient_disentangled"]
 PAD, START, SEPARATOR, MASK, SIZE = 0, 1, 2, 3, 8

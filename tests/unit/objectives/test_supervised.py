@@ -11,18 +11,18 @@ from small_tasks import CLASSES, make, make_batch
 from torch import Tensor, nn
 
 from bertsmith import SequenceLayout
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.examples import TaskBatch
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.examples import TaskBatch
 from bertsmith.models.build import build
 from bertsmith.models.heads.task import ClassifierConfig, TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import overridable, preset
 from bertsmith.objectives.supervised import Classes, Supervised, Tags
-from bertsmith.training.engine import Engine
 from bertsmith.training.meter import Meter
-from bertsmith.training.method import RunConfig
 from bertsmith.training.optimizer import OptimizerConfig
+from bertsmith.training.run_config import RunConfig
 from bertsmith.training.starting import with_task_head
+from bertsmith.training.step import Engine
 
 POOLED = ClassifierConfig(labels=("a", "b", "c"), pooling="pooler")
 

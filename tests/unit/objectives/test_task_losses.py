@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 import bertsmith
-from bertsmith.batches.examples import ExampleConfig, ExampleReader, Features, TaskBatch
-from bertsmith.batches.plan import Cursor, MicroBatchPlan
-from bertsmith.batches.ragged import Ragged
+from bertsmith.answers.sequences import Features, Ragged
+from bertsmith.data.examples import ExampleConfig, ExampleReader, TaskBatch
+from bertsmith.data.plan import Cursor, MicroBatchPlan
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig
 from bertsmith.models.model import Model
-from bertsmith.objectives.choice import Choices
 from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity
-from bertsmith.objectives.supervised import Labels, Supervised, Values
+from bertsmith.objectives.supervised import Choices, Labels, Supervised, Values
 
 ITEMS = 6
 SIZE = {"width": 12, "layers": 2, "heads": 2, "vocabulary": 30, "longest": 16, "deviation": 0.4, "dropout": 0.0}

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 import bertsmith
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.loader import SpecialTokens
-from bertsmith.batches.pairs import PairBatch, PairConfig, PairPlan, PairReader, Pairs
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.loader import SpecialTokens
+from bertsmith.data.pairs import PairBatch, PairConfig, PairPlan, PairReader, Pairs
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.translation import TranslationConfig, smoothed_loss, target_scores
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.text.task_folder import read_pairs
+from bertsmith.text.tables import read_pairs
 
 LAYOUTS = ("packed", "padded")
 

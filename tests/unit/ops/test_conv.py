@@ -5,7 +5,7 @@ import torch
 from cases import LENGTH_CASES, packed_layout, padded_layout, rows_of
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops.conv import (
     FORMS,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.disentangled import (
     FORMS,
     RelativePositions,

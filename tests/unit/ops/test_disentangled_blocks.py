@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops.disentangled import FORMS, RelativePositions, bucket_slots, disentangled, linear_slots
 from bertsmith.ops.dispatch import choose

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.attention import attention
 from bertsmith.ops.favor import FEATURE_MAPS, RandomFeatures, draw, favor, favor_map
 from bertsmith.ops.favor.features import bare, project

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertsmith.batches.groups import LengthGroups
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import LengthGroups, SequenceLayout
 from bertsmith.ops.attention import FORMS, attention
 from bertsmith.ops.attention.inputs import AttentionInputs
 from bertsmith.ops.dispatch import choose

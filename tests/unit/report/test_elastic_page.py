@@ -28,8 +28,8 @@ from bertsmith.report.elastic import (
 from bertsmith.report.elastic_page import elastic_page
 from bertsmith.report.head_heat import looks, looks_note, shade
 from bertsmith.report.maps import maps_of
-from bertsmith.shrinking.record import ElasticRecord
-from bertsmith.shrinking.rewire import Orders, rewire
+from bertsmith.shrinking.elastic_metadata import ElasticRecord
+from bertsmith.shrinking.importance import Orders, rewire
 from bertsmith.text.tokenizer import Tokenizer
 
 WORDS = ["the", "smith", "hammers", "all", "day", "and", "night"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers_pages import HOSTILE, Outline
 
-from bertsmith.batches.examples import Features
+from bertsmith.answers.sequences import Features
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Supervised
@@ -19,7 +19,7 @@ from bertsmith.report.points import POINTS, interval_bar, scatter, strip
 from bertsmith.tasks.base import Encoding, Judgement, Task
 from bertsmith.tasks.classification import Classification, LabelledText
 from bertsmith.tasks.metrics.classes import ClassCounts
-from bertsmith.text.tables import Table
+from bertsmith.text.rows import Table
 
 
 class Anything(Task[tuple[str, Any]]):

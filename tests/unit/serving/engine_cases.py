@@ -12,7 +12,7 @@ import bertsmith
 from bertsmith.layers.subnet import Subnet
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.work import Asked, Work
-from bertsmith.shrinking.record import ElasticRecord, MemberFigures, write_record
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
 from bertsmith.tasks.predictor import KeptTask, write_kept
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer

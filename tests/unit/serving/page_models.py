@@ -10,7 +10,7 @@ import torch
 import uvicorn
 from task_cases import TASK_CASES
 
-from bertsmith.batches.examples import ExampleConfig
+from bertsmith.data.examples import ExampleConfig
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import build, extract
 from bertsmith.models.cost import parameters
@@ -22,13 +22,13 @@ from bertsmith.serving.ladder import Ladder
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.settings import ServeSettings
 from bertsmith.serving.work import Work
-from bertsmith.shrinking.record import ElasticRecord, MemberFigures
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.predictor import KeptTask
 from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.text.tables import table_of
+from bertsmith.text.rows import table_of
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.starting import with_task_head
 

@@ -12,7 +12,7 @@ import torch
 from engine_cases import Held, of_length, sequences, tiny_folder
 
 import bertsmith
-from bertsmith.batches.ragged import packed
+from bertsmith.data.batch import packed
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.generator import attach, generator_of

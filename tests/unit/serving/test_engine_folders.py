@@ -22,7 +22,7 @@ from bertsmith.serving.cores import cores
 from bertsmith.serving.engine import BatchingEngine
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.work import Asked
-from bertsmith.shrinking.fit.machine import usable_cores
+from bertsmith.shrinking.fit.measure import usable_cores
 from bertsmith.training.continued import fit_heads
 
 

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from page_models import served
 from task_cases import TASK_CASES
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract

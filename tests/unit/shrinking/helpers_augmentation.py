@@ -6,7 +6,7 @@ import json
 import bertsmith
 from bertsmith.models.model import Model
 from bertsmith.text.learn import Kind, learn_tokenizer
-from bertsmith.text.tables import Table, table_of
+from bertsmith.text.rows import Table, table_of
 from bertsmith.text.tokenizer import Tokenizer
 
 TEXTS = [

@@ -16,16 +16,15 @@ from bertsmith.models.generator import generator_of
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.shrinking.augmentation import shards
-from bertsmith.shrinking.augmentation.config import AugmentationConfig
 from bertsmith.shrinking.augmentation.masked_words import NONE, MaskedWords
 from bertsmith.shrinking.augmentation.rows import augmented
-from bertsmith.shrinking.augmentation.words import ENGLISH, Passage
+from bertsmith.shrinking.augmentation.words import ENGLISH, AugmentationConfig, Passage
 from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.embedding import Embedding
 from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.tasks.tagging import Tagging
-from bertsmith.text.tables import table_of
+from bertsmith.text.rows import table_of
 
 TASK = Classification(labels=("no", "yes"))
 PAIRS = Classification(text="first", pair="second", labels=("no", "yes"))

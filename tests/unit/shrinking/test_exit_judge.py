@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.build import build
 from bertsmith.models.exiting import answer_early, exit_outputs, exits_config
 from bertsmith.models.heads.exits import ExitRule, ExitsConfig

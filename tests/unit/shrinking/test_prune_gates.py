@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.batches.examples import TaskBatch
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.examples import TaskBatch
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.models.heads.gates import drawn_gate, open_probability, settled_gate
 from bertsmith.models.heads.task import ClassifierConfig
@@ -17,7 +17,7 @@ from bertsmith.objectives.gating import Gating, unit_gates
 from bertsmith.objectives.supervised import Classes
 from bertsmith.shrinking.prune.kept import Kept
 from bertsmith.shrinking.prune.learning import cut_gated, settled, with_gates, without_gates
-from bertsmith.shrinking.prune.magnitude import magnitude
+from bertsmith.shrinking.prune.select import magnitude
 from bertsmith.training.starting import with_task_head
 
 LOCATIONS = torch.tensor([-3.0, -0.7, 0.0, 0.4, 2.5], dtype=torch.float64)

@@ -7,7 +7,7 @@ from helpers_choices import WORDS, encoding, finetuned
 from bertsmith.errors import InputError
 from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.recognise import recognise
-from bertsmith.text.tables import table_of
+from bertsmith.text.rows import table_of
 
 DIALOGUE = {"context": ["red iron", "gold"], "question": "rain snow", "choices": ["wind", "tree bird"], "label": 1}
 SWAG = {"sent1": "red", "sent2": "iron", "ending0": "gold", "ending1": "rain", "ending2": "snow", "label": "2"}

@@ -12,12 +12,13 @@ import torch
 from helpers_choices import WORDS, encoding, finetuned
 
 import bertsmith
+from bertsmith.answers.embedding import EmbeddingExample
 from bertsmith.errors import InputError
 from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity
-from bertsmith.tasks.embedding import Embedding, EmbeddingExample
+from bertsmith.tasks.embedding import Embedding
 from bertsmith.tasks.predictor import Predictor
 from bertsmith.tasks.recognise import recognise
-from bertsmith.text.tables import table_of
+from bertsmith.text.rows import table_of
 
 POSITIVES = [{"anchor": f"{a} {b}", "positive": f"{b} {a}"} for a, b in pairwise(WORDS)]
 TRIPLES = [{**row, "negative": f"stone {row['anchor']}"} for row in POSITIVES]

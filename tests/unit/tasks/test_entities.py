@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score
 
+from bertsmith.answers.tagging import as_iob2, chunks, scheme_of, whole_labels
 from bertsmith.errors import InputError
-from bertsmith.runtime.tasks.tagging_schemes import as_iob2, chunks, scheme_of, whole_labels
 from bertsmith.tasks.metrics.entities import tag_judgement
 
 # (tag before, tag) between which a chunk of one type ends, or begins; S, and B after E, which conlleval lacks, are as

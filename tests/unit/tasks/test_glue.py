@@ -7,6 +7,7 @@ import pytest
 
 from bertsmith.errors import InputError
 from bertsmith.tasks.classification import Classification
+from bertsmith.tasks.data_source import task_parts
 from bertsmith.tasks.glue import (
     GLUE,
     glue_average,
@@ -15,9 +16,8 @@ from bertsmith.tasks.glue import (
     name_in_part,
 )
 from bertsmith.tasks.metrics.classes import CLASS_METRICS
-from bertsmith.tasks.parts import task_parts
 from bertsmith.tasks.recognise import recognise
-from bertsmith.text.tables import table_of
+from bertsmith.text.rows import table_of
 
 WIDE = [f"c{number}" for number in range(8)]
 

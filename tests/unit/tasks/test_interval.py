@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bertsmith.tasks.base import Judgement
+from bertsmith.tasks.metrics.base import confidence_interval
 from bertsmith.tasks.metrics.classes import class_judgement
-from bertsmith.tasks.metrics.interval import confidence_interval
 
 
 def mean_of(values: np.ndarray) -> Judgement:

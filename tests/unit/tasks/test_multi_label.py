@@ -7,7 +7,7 @@ from helpers_choices import WORDS, encoding, finetuned
 from bertsmith.errors import InputError
 from bertsmith.tasks.multi_label import MultiLabel
 from bertsmith.tasks.recognise import recognise
-from bertsmith.text.tables import table_of
+from bertsmith.text.rows import table_of
 
 ROWS = [
     {"text": "red rain", "labels": ["colour", "weather"]},

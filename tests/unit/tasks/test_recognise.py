@@ -8,9 +8,9 @@ import pytest
 from bertsmith.errors import InputError
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.classification import Classification
-from bertsmith.tasks.held_out import held_out
+from bertsmith.tasks.data_source import held_out
 from bertsmith.tasks.recognise import given_rows, named_columns, recognise, roles_of, sample_row
-from bertsmith.text.tables import Table, table_of
+from bertsmith.text.rows import Table, table_of
 
 
 def table(*rows: dict[str, Any]) -> Table:

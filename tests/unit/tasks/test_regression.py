@@ -7,7 +7,7 @@ from helpers_choices import WORDS, encoding, finetuned
 from bertsmith.errors import InputError
 from bertsmith.tasks.recognise import recognise
 from bertsmith.tasks.regression import Regression
-from bertsmith.text.tables import table_of
+from bertsmith.text.rows import table_of
 
 ROWS = [{"sentence1": "red", "sentence2": "iron", "label": 5.0}, {"sentence1": "a", "sentence2": "b", "label": 1}]
 TASK = Regression(text="sentence1", pair="sentence2")

@@ -9,18 +9,18 @@ import torch
 from torch.nn.functional import log_softmax
 
 import bertsmith
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.examples import ExampleConfig, ExampleReader
-from bertsmith.batches.plan import Cursor, MicroBatchPlan
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.answers.spans import SpanExample, has_most_context, window_starts
+from bertsmith.data.examples import ExampleConfig, ExampleReader
+from bertsmith.data.plan import Cursor, MicroBatchPlan
 from bertsmith.errors import InputError
-from bertsmith.objectives.spans import Spans
-from bertsmith.runtime.tasks.spans_windows import SpanExample, has_most_context, window_starts
+from bertsmith.objectives.supervised import Spans
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.recognise import recognise
 from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.text.squad_file import squad_table
-from bertsmith.text.tables import table_of
+from bertsmith.text.rows import table_of
+from bertsmith.text.table_files import squad_table
 
 STORY = "Anna the smith forged an iron gate in spring. Berta, her sister, mended seven lanterns near the harbour."
 ASKED = [

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from bertsmith.runtime.tasks.spans_text import NO_CANDIDATE, Found, best_spans, with_no_answer
-from bertsmith.runtime.tasks.spans_windows import SpanExample
+from bertsmith.answers.spans import NO_CANDIDATE, Found, SpanExample, best_spans, with_no_answer
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.text.learn import learn_tokenizer

@@ -8,17 +8,15 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import bertsmith
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.examples import Features
+from bertsmith.answers.sequences import IGNORED, Features
+from bertsmith.answers.tagging import TaggedWords, split_words, word_pieces
 from bertsmith.errors import InputError
-from bertsmith.runtime.tasks.tagging_words import split_words
-from bertsmith.runtime.word_pieces import word_pieces
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.recognise import recognise
-from bertsmith.tasks.tagging import TaggedWords, Tagging
-from bertsmith.text.learn import SPECIAL_TOKENS, learn_tokenizer
-from bertsmith.text.tables import Table, table_of
-from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.tasks.tagging import Tagging
+from bertsmith.text.learn import learn_tokenizer
+from bertsmith.text.rows import Table, table_of
+from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 KINDS = {"Anna": "PER", "Bert": "PER", "Rome": "LOC", "Oslo": "LOC"}
 WORDS = ["the", "smith", "forges", "all-round", "gates", "near", ",", "unbreakable", "."]

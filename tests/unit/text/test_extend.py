@@ -9,10 +9,9 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 import bertsmith
-from bertsmith.batches.build_corpus import build_corpus
+from bertsmith.data.build_corpus import build_corpus
 from bertsmith.errors import InputError
-from bertsmith.text.extend import extend_tokenizer
-from bertsmith.text.kinship import first_difference, new_pieces
+from bertsmith.text.extend import extend_tokenizer, first_difference, new_pieces
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
 

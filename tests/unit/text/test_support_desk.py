@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.tasks.parts import task_parts
+from bertsmith.tasks.data_source import task_parts
 from bertsmith.tasks.recognise import recognise
 from bertsmith.text.support_desk import PARTS, messages, support_desk
 

@@ -13,7 +13,8 @@ import pytest
 import zstandard
 
 from bertsmith.errors import InputError
-from bertsmith.text.tables import Table, parts_of, read_part, table_of
+from bertsmith.text.rows import Table, table_of
+from bertsmith.text.tables import parts_of, read_part
 
 ROWS = [{"text": 'a "b", c', "label": "1"}, {"text": "über\nzwei", "label": "0"}, {"text": "", "label": "1"}]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.text.task_folder import find_part, pair_columns, read_pairs
+from bertsmith.text.tables import find_part, pair_columns, read_pairs
 
 
 def write(path: Path, *rows: object) -> Path:

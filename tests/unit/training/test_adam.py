@@ -8,9 +8,8 @@ from torch import Tensor
 
 import bertsmith
 from bertsmith.objectives.base import Portion
-from bertsmith.training.adam import Adam
 from bertsmith.training.checkpoint import Progress, load_checkpoint, save_checkpoint
-from bertsmith.training.optimizer import OptimizerConfig
+from bertsmith.training.optimizer import Adam, OptimizerConfig
 
 RATES = [1e-2 * min(1, (step + 1) / 10) * (1 - step / 60) for step in range(50)]
 

@@ -7,8 +7,7 @@ import pytest
 import bertsmith
 from bertsmith.errors import InputError
 from bertsmith.toml import read_toml
-from bertsmith.training.budget import Budget, most_steps, steps_within
-from bertsmith.training.calibration import Pace, calibrate
+from bertsmith.training.budget import Budget, Pace, calibrate, most_steps, steps_within
 from bertsmith.training.pretraining import PretrainSettings, make_trainer
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"

@@ -23,13 +23,12 @@ with warnings.catch_warnings():
     )
 
 import bertsmith
-from bertsmith.batches.batch import IGNORED
-from bertsmith.batches.build_corpus import build_corpus
-from bertsmith.layers.dropout import TokenDropout
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.build_corpus import build_corpus
+from bertsmith.layers.elementwise import TokenDropout
 from bertsmith.models.vocabulary import add_tokens
 from bertsmith.objectives.replaced_tokens import put, sample
-from bertsmith.text.extend import extend_tokenizer
-from bertsmith.text.kinship import new_pieces
+from bertsmith.text.extend import extend_tokenizer, new_pieces
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.toml import to_toml
 from bertsmith.training.pretraining import PretrainSettings, make_trainer

@@ -3,16 +3,16 @@
 import pytest
 
 from bertsmith.models.published import PRESETS, preset
-from bertsmith.tasks import TASKS
-from bertsmith.training.finetuning import FinetuneSettings
-from bertsmith.training.recipes.finetune import (
+from bertsmith.recipes.finetune import (
     Completed,
     completed,
     finetune_recipe,
     size_of,
     task_name,
 )
-from bertsmith.training.recipes.finetune_tables import FAMILIES, FRESH, FROZEN, NAMES, OTHERS
+from bertsmith.recipes.finetune_tables import FAMILIES, FRESH, FROZEN, NAMES, OTHERS
+from bertsmith.tasks import TASKS
+from bertsmith.training.finetuning import FinetuneSettings
 
 ENCODERS = [name for name in PRESETS if preset(name).decoder is None]
 KINDS = ["classification", "regression", "multi_label", "tagging", "spans", "choice", "embedding"]

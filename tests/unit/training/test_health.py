@@ -9,8 +9,8 @@ from runs import interrupted, rows, run
 
 from bertsmith.errors import InputError
 from bertsmith.training import health
-from bertsmith.training.engine import Engine
 from bertsmith.training.health import Baseline, Health, not_finite
+from bertsmith.training.step import Engine
 
 
 @pytest.fixture(autouse=True)

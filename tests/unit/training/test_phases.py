@@ -8,7 +8,7 @@ from runs import assert_same, interrupted, rows, run
 from torch._dynamo.testing import CompileCounter
 
 import bertsmith
-from bertsmith.batches.loader import BatchReader
+from bertsmith.data.loader import BatchReader
 from bertsmith.errors import InputError
 from bertsmith.training.pretraining import PretrainSettings
 

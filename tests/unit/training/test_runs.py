@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import bertsmith
-from bertsmith.batches.build_corpus import build_corpus
+from bertsmith.data.build_corpus import build_corpus
 from bertsmith.errors import InputError
 from bertsmith.text.tokenizer import Tokenizer
 

@@ -2,7 +2,7 @@
 
 from bertsmith.checkpoint.hf.native import Native, check_exportable
 from bertsmith.checkpoint.hf.reading import load_hf
-from bertsmith.checkpoint.hf.twins import TWINS, twin_of
+from bertsmith.checkpoint.hf.registry import TWINS, twin_of
 from bertsmith.checkpoint.hf.writing import NATIVE_CHOICES, HfExport, NativeChoice, plan_hf, save_hf
 
 __all__ = [

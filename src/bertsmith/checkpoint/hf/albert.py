@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from bertsmith.checkpoint.hf.adapter import Twin, cannot, refuse
 from bertsmith.checkpoint.hf.bert import read_attending, write_attending
 from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_heads, with_defaults
-from bertsmith.checkpoint.hf.task_forms import own_dropout, pooled_form, spans_form, tagger_form
-from bertsmith.checkpoint.hf.twin import Twin, cannot, refuse
+from bertsmith.checkpoint.hf.task_heads import own_dropout, pooled_form, spans_form, tagger_form
 from bertsmith.checkpoint.names import Row, linear, row
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from bertsmith.checkpoint.hf.adapter import REPLACED_ROWS, Twin, first_mixer, headless, refuse, required
 from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
-from bertsmith.checkpoint.hf.task_forms import own_dropout, pooled_form, spans_form, tagger_form
-from bertsmith.checkpoint.hf.twin import REPLACED_ROWS, Twin, first_mixer, headless, refuse, required
+from bertsmith.checkpoint.hf.task_heads import own_dropout, pooled_form, spans_form, tagger_form
 from bertsmith.checkpoint.names import Row, linear, row
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.models.config import EncoderConfig, ModelConfig

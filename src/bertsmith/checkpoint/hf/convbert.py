@@ -7,10 +7,10 @@ pads in; ours do not, imported weights or not.
 
 from typing import Any
 
+from bertsmith.checkpoint.hf.adapter import REPLACED_ROWS, Twin, first_mixer, headless, refuse, required
 from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
-from bertsmith.checkpoint.hf.task_forms import hidden_form, own_dropout, spans_form, summary_forms, tagger_form
-from bertsmith.checkpoint.hf.twin import REPLACED_ROWS, Twin, first_mixer, headless, refuse, required
+from bertsmith.checkpoint.hf.task_heads import hidden_form, own_dropout, spans_form, summary_forms, tagger_form
 from bertsmith.checkpoint.names import Row, linear, row, shaped
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.models.config import ModelConfig

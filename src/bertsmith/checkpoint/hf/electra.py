@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from bertsmith.checkpoint.hf.adapter import REPLACED_ROWS, Twin
 from bertsmith.checkpoint.hf.bert import encoder_rows, read_attending, write_attending
 from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_heads, with_defaults
-from bertsmith.checkpoint.hf.task_forms import hidden_form, own_dropout, spans_form, summary_forms, tagger_form
-from bertsmith.checkpoint.hf.twin import REPLACED_ROWS, Twin
+from bertsmith.checkpoint.hf.task_heads import hidden_form, own_dropout, spans_form, summary_forms, tagger_form
 from bertsmith.checkpoint.names import linear, row
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, ReplacedTokensConfig

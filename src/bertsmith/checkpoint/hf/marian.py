@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bertsmith.checkpoint.hf.twin import (
+from bertsmith.checkpoint.hf.adapter import (
     Twin,
     cannot,
     check_heads,

@@ -2,9 +2,17 @@
 
 from typing import Any
 
+from bertsmith.checkpoint.hf.adapter import (
+    Twin,
+    cannot,
+    check_heads,
+    read_activation,
+    refuse,
+    required,
+    write_activation,
+)
 from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_heads
-from bertsmith.checkpoint.hf.twin import Twin, cannot, check_heads, read_activation, refuse, required, write_activation
 from bertsmith.checkpoint.names import Row, row
 from bertsmith.errors import InputError
 from bertsmith.layers.embedding import EmbeddingConfig

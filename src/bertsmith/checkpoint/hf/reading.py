@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from bertsmith.checkpoint.files import copy_tensors, find_weights, read_json, read_tensors
-from bertsmith.checkpoint.hf.twin import TaskForm, Twin
-from bertsmith.checkpoint.hf.twins import TWINS
+from bertsmith.checkpoint.hf.adapter import TaskForm, Twin
+from bertsmith.checkpoint.hf.registry import TWINS
 from bertsmith.checkpoint.names import to_ours
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.build import assemble

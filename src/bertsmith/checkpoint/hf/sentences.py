@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.checkpoint.files import write_json
-from bertsmith.checkpoint.hf.twin import TaskForm
+from bertsmith.checkpoint.hf.adapter import TaskForm
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
-from bertsmith.models.heads.features import FeaturesConfig
+from bertsmith.models.heads.base import FeaturesConfig
 from bertsmith.models.heads.task import EmbedderConfig
 
 EMBEDDER = "embedder"

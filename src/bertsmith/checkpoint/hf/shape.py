@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bertsmith.checkpoint.hf.twin import check_heads, read_activation, required, write_activation
+from bertsmith.checkpoint.hf.adapter import check_heads, read_activation, required, write_activation
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.base import MixerConfig

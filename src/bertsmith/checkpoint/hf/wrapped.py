@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.checkpoint.files import tensors_of, write_json, write_tensors
-from bertsmith.checkpoint.hf.task_forms import is_choice, label_settings
+from bertsmith.checkpoint.hf.task_heads import is_choice, label_settings
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, TaskHeadConfig

@@ -9,12 +9,40 @@ from bertsmith.checkpoint.files import tensors_of, write_json, write_tensors
 from bertsmith.checkpoint.hf.native import Native, check_exportable
 from bertsmith.checkpoint.hf.reading import renamed
 from bertsmith.checkpoint.hf.sentences import write_sentences
-from bertsmith.checkpoint.hf.task_forms import PROBLEMS
-from bertsmith.checkpoint.hf.tokens import token_ids, tokenizer_config
+from bertsmith.checkpoint.hf.task_heads import PROBLEMS
 from bertsmith.checkpoint.hf.wrapped import OPENING, architecture_of, check_wrappable, wrapped_settings, write_wrapped
 from bertsmith.checkpoint.names import to_theirs
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.model import Model
+
+
+def token_ids(model: Model) -> dict[str, Any]:
+    """The numbers of the tokens that config.json names."""
+    if model.tokenizer is None:
+        return {}
+    ids = {"pad_token_id": model.tokenizer.pad}
+    if model.config.decoder is None:
+        return ids
+    start, end = model.tokenizer.start, model.tokenizer.separator
+    return {**ids, "decoder_start_token_id": start, "eos_token_id": end, "forced_eos_token_id": end}
+
+
+def tokenizer_config(model: Model) -> dict[str, Any]:
+    """What tokenizer_config.json says beside tokenizer.json."""
+    tokenizer = model.require_tokenizer()
+    roles = {
+        "pad_token": tokenizer.pad,
+        "unk_token": tokenizer.unknown,
+        "cls_token": tokenizer.start,
+        "sep_token": tokenizer.separator,
+        "mask_token": tokenizer.mask,
+    }
+    names = {role: tokenizer.pieces([index])[0] for role, index in roles.items()}
+    longest = model.config.encoder.embedding.longest
+    inputs = ["input_ids", *(["token_type_ids"] if model.config.encoder.embedding.types else []), "attention_mask"]
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, "padding_side": "right"}
+    return {**settings, "model_input_names": inputs, **names}
+
 
 NativeChoice = Literal["auto", "always", "never"]
 """Whether to write a class of theirs: where one computes the same, in any case, or not at all."""

@@ -5,8 +5,8 @@ from typing import Self
 
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.layers.call import ForwardPass
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.layers.context import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.base import Mixer, State, grown
 from bertsmith.layers.subnet import LayerCut

@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertsmith.errors import InputError
-from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.context import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.layers.rotary import Rotary
+from bertsmith.layers.positions import Rotary
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops.dispatch import Forms
 from bertsmith.settings import Record

@@ -8,13 +8,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import dropout
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.context import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import KEY, QUERY, Attending
 from bertsmith.layers.mixers.base import MixerConfig, State
-from bertsmith.layers.remember import Remembered, autocast_dtype
+from bertsmith.layers.weight_cache import Remembered, autocast_dtype
 from bertsmith.ops.disentangled import (
     FORMS,
     RelativePositions,

@@ -6,7 +6,7 @@ from pydantic import AfterValidator
 from torch import Tensor
 from torch.nn.functional import glu
 
-from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.context import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.base import Mixer, MixerConfig, State, grown
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel

@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from bertsmith.batches.random import key as seed_of
-from bertsmith.layers.call import ForwardPass
+from bertsmith.data.random import key as seed_of
+from bertsmith.layers.context import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import KEY_AND_VALUE, QUERY, Attending
 from bertsmith.layers.mixers.base import MixerConfig, State

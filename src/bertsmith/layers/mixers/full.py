@@ -7,12 +7,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.layers.call import ForwardPass
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.layers.context import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import Attending
 from bertsmith.layers.mixers.base import MixerConfig, State
-from bertsmith.layers.rotary import Rotary
+from bertsmith.layers.positions import Rotary
 from bertsmith.ops.attention import FORMS, attention, attention_map, attention_scores
 from bertsmith.ops.dispatch import own_backend
 

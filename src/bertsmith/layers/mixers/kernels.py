@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bertsmith.layers.call import ForwardPass
+from bertsmith.layers.context import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.ops.conv import (
     DEPTHWISE_FORMS,

@@ -10,8 +10,8 @@ import torch
 from pydantic import AfterValidator
 from torch import Tensor, nn
 
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.layers.call import ForwardPass
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.layers.context import ForwardPass
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import Attending
 from bertsmith.layers.mixers.base import MixerConfig, State, grown

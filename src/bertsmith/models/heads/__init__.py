@@ -3,7 +3,6 @@
 from typing import Annotated
 
 from bertsmith.models.heads.base import HeadConfig
-from bertsmith.models.heads.distillation import TeacherWidthConfig
 from bertsmith.models.heads.exits import ExitsConfig
 from bertsmith.models.heads.gates import GatesConfig
 from bertsmith.models.heads.pretraining import (
@@ -13,6 +12,7 @@ from bertsmith.models.heads.pretraining import (
     NextTokenConfig,
     PoolerConfig,
     ReplacedTokensConfig,
+    TeacherWidthConfig,
 )
 from bertsmith.models.heads.task import TASK_HEADS, SequenceHeadConfig, TaskHead, TaskHeadConfig
 from bertsmith.settings import ByKind

@@ -1,9 +1,16 @@
 """The contract of a head: its settings build what stands on an encoder."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
 
-from torch import nn
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.errors import InputError
 from bertsmith.settings import Record
 
 
@@ -14,3 +21,93 @@ class HeadConfig(Record, ABC):
 
     @abstractmethod
     def build(self, width: int, embedding_width: int, vocabulary: int) -> nn.Module: ...
+
+
+class FeaturesConfig(Record):
+    """Which states of an encoder a head reads (Devlin et al. 2019, section 5.3)."""
+
+    layers: int = Field(default=1, ge=0)
+    """The last so many layers; 0 for the embedding alone."""
+    skip: int = Field(default=0, ge=0)
+    """The topmost layers that are left out before: 1 with layers 1 is the second to last."""
+    combine: Literal["sum", "weighted", "concatenate"] = "sum"
+    """Their sum, a sum with learned weights (softmax, times a factor), or all of them side by side."""
+
+    @model_validator(mode="after")
+    def _check_skip(self) -> "FeaturesConfig":
+        if self.skip and not self.layers:
+            raise ValueError(f"skip is {self.skip} and layers is 0, the embedding alone; allowed: skip = 0")
+        return self
+
+    def check_depth(self, depth: int) -> None:
+        """Raises a sentence if an encoder of so many layers has not those that are asked for."""
+        if self.layers + self.skip > depth:
+            raise InputError(
+                f"head.features.layers is {self.layers} and head.features.skip {self.skip}; the encoder has {depth} "
+                "layers, and the two together may be no more"
+            )
+
+
+class RecurrentConfig(Record):
+    """A BiLSTM over the states of every sequence."""
+
+    layers: int = Field(default=2, gt=0)
+    width: int = Field(default=768, gt=1, multiple_of=2)
+    """Of its states, both directions together."""
+
+
+class Features(nn.Module):
+    """The states of some layers → one state per token; `width` is what it has."""
+
+    def __init__(self, width: int, config: FeaturesConfig, recurrent: RecurrentConfig | None) -> None:
+        super().__init__()
+        self.combine, self.skip = config.combine, config.skip
+        self.layers = config.layers + config.skip if config.layers else 0
+        """The last layers whose states it must be given; 0 for the embedding's."""
+        is_weighted = config.combine == "weighted" and config.layers > 1
+        self.layer_weights = nn.Parameter(torch.zeros(config.layers)) if is_weighted else None
+        self.scale = nn.Parameter(torch.ones(())) if is_weighted else None
+        self.width = width * max(1, config.layers) if config.combine == "concatenate" else width
+        self.recurrent = None
+        if recurrent is not None:
+            half = recurrent.width // 2
+            self.recurrent = nn.LSTM(
+                self.width, half, recurrent.layers, batch_first=True, bidirectional=True, dropout=0.0
+            )
+            self.width = 2 * half
+
+    def forward(self, states: Sequence[Tensor], layout: SequenceLayout) -> Tensor:
+        """One state per token, in the layout of the states.
+
+        Shape: states (batch, length, width) or (tokens, width) each, the last layer's at the end.
+        """
+        combined = self._combined(states)
+        if self.recurrent is None:
+            return combined
+        rows, padded = layout.pad(combined)
+        # a packed batch may end in empty sequences, which an LSTM does not take; what it says of them is dropped
+        lengths = padded.lengths(rows.device).clamp(min=1).cpu()
+        run = pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
+        made, _ = pad_packed_sequence(self.recurrent(run)[0], batch_first=True, total_length=layout.longest)
+        return layout.unpad(made, combined)
+
+    def _combined(self, states: Sequence[Tensor]) -> Tensor:
+        states = states[: len(states) - self.skip]
+        if len(states) == 1:
+            return states[0]
+        if self.combine == "concatenate":
+            return torch.cat(list(states), dim=-1)
+        stacked = torch.stack(list(states))  # (…, width) each -> (layers, …, width)
+        if self.layer_weights is None or self.scale is None:
+            return stacked.sum(0)
+        return self.scale * torch.tensordot(self.layer_weights.softmax(0), stacked, dims=1)
+
+    @torch.no_grad()
+    def initialise(self, deviation: float, generator: torch.Generator | None) -> None:
+        """A BiLSTM begins as PyTorch's own does, even weights with the factor 1."""
+        if self.scale is not None:
+            self.scale.fill_(1.0)
+        if self.recurrent is not None:
+            limit = self.recurrent.hidden_size**-0.5
+            for parameter in self.recurrent.parameters():
+                parameter.uniform_(-limit, limit, generator=generator)

@@ -5,10 +5,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.layers.activation import Activation
-from bertsmith.models.heads.base import HeadConfig
-from bertsmith.models.heads.features import Features, FeaturesConfig
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.layers.elementwise import Activation
+from bertsmith.models.heads.base import Features, FeaturesConfig, HeadConfig
 from bertsmith.models.heads.task import Classifier
 from bertsmith.settings import Record
 

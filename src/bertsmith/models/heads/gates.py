@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bertsmith.layers.gates import LayerGates
+from bertsmith.layers.elementwise import LayerGates
 from bertsmith.models.heads.base import HeadConfig
 
 TEMPERATURE = 2 / 3

@@ -7,10 +7,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.activation import ACTIVATIONS, Activation
 from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.elementwise import ACTIVATIONS, Activation
 from bertsmith.layers.norm import Norm
 from bertsmith.models.heads.base import HeadConfig
 from bertsmith.models.mask_decoder import MaskDecoder
@@ -164,3 +164,15 @@ class ReplacedTokens(nn.Module):
             first = layout.first_tokens(hidden).index_select(0, layout.sequence_index(hidden[..., 0]).flatten())
             hidden = self.norm(hidden + first.view_as(hidden))  # (tokens, width) -> as hidden lies
         return self.score(ACTIVATIONS[self.activation](self.transform(hidden))).squeeze(-1)
+
+
+class TeacherWidthConfig(HeadConfig):
+    """One linear layer for the states of all layers; it stays behind when the training ends."""
+
+    kind: Literal["teacher_width"] = "teacher_width"
+    teacher: int = Field(gt=0)
+    """The teacher's width."""
+
+    def build(self, width: int, embedding_width: int, vocabulary: int) -> nn.Module:
+        # none of the model's own layers, so that it is not rounded where these are
+        return nn.Linear(width, self.teacher)

@@ -8,13 +8,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.activation import ACTIVATIONS, Activation
-from bertsmith.layers.dropout import TokenDropout
 from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.models.heads.base import HeadConfig
-from bertsmith.models.heads.features import Features, FeaturesConfig, RecurrentConfig
+from bertsmith.layers.elementwise import ACTIVATIONS, Activation, TokenDropout
+from bertsmith.models.heads.base import Features, FeaturesConfig, HeadConfig, RecurrentConfig
 
 
 class TaskHeadConfig(HeadConfig):

@@ -3,9 +3,15 @@
 from typing import Annotated
 
 from bertsmith.objectives.distillation.base import DistillationTerm
-from bertsmith.objectives.distillation.looking import AttentionTerm, RelationTerm
-from bertsmith.objectives.distillation.outputs import LabelTerm, OutputTerm
-from bertsmith.objectives.distillation.states import CosineTerm, PatienceTerm, StateTerm
+from bertsmith.objectives.distillation.terms import (
+    AttentionTerm,
+    CosineTerm,
+    LabelTerm,
+    OutputTerm,
+    PatienceTerm,
+    RelationTerm,
+    StateTerm,
+)
 from bertsmith.settings import ByKind
 
 TERMS: dict[str, type[DistillationTerm]] = {

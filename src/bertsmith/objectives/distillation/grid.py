@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from bertsmith.batches.random import generator
+from bertsmith.data.random import generator
 from bertsmith.layers.subnet import LayerCut, Subnet
 from bertsmith.settings import Record
 

@@ -7,13 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bertsmith.batches.examples import TaskBatch
+from bertsmith.data.examples import TaskBatch
 from bertsmith.layers.subnet import LayerCut, Subnet
 from bertsmith.models.model import Model, Observed
 from bertsmith.objectives.base import Objective, Portion, Sums, Term
-from bertsmith.objectives.distillation.base import DistillationTerm, Pair
+from bertsmith.objectives.distillation.base import DistillationTerm, LayerMap, Pair, counterparts
 from bertsmith.objectives.distillation.grid import Grid
-from bertsmith.objectives.distillation.layer_map import LayerMap, counterparts
 from bertsmith.objectives.supervised import Supervised
 
 WHOLE = Subnet()

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.attention import grouped, products, reference, sdpa, varlen
 from bertsmith.ops.attention.inputs import AttentionInputs
 from bertsmith.ops.dispatch import Form, Forms, choose

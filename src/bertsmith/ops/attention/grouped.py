@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bertsmith.batches.moving import gathered, spread
+from bertsmith.data.scatter import gathered, spread
 from bertsmith.ops.attention.inputs import AttentionInputs
 from bertsmith.ops.dropout import drawn
 

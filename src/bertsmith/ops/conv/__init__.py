@@ -8,7 +8,7 @@ and in `transformers`; packed sequences have no pads. Causal: the last tap is th
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.conv import fused, reference, taps
 from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, odd_taps, reach, tap_weights
 from bertsmith.ops.conv.shift import shifted

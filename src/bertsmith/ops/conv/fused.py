@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, reach
 from bertsmith.ops.dropout import fresh_seed
 from bertsmith.ops.kernels import support
-from bertsmith.ops.kernels.spans import Spans, as_laid, by_row
+from bertsmith.ops.kernels.support import Spans, as_laid, by_row
 
 MOST_TAPS = 31
 """The kernels are written out tap by tap when they are compiled; with more of them registers run out."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, pad
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, dropped_weights, reach
 
 

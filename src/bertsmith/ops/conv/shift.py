@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 
 
 def shifted(hidden: Tensor, by: int, layout: SequenceLayout) -> Tensor:

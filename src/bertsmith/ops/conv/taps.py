@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, dropped_weights, reach
 
 

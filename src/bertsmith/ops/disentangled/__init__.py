@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.disentangled import blocks, fused, grouped, products, reference, sdpa
 from bertsmith.ops.disentangled.inputs import DisentangledInputs
 from bertsmith.ops.disentangled.positions import RelativePositions, bucket_slots, linear_slots

@@ -8,7 +8,7 @@ from torch import Tensor
 from bertsmith.ops.disentangled.inputs import DisentangledInputs
 from bertsmith.ops.dropout import fresh_seed
 from bertsmith.ops.kernels import support
-from bertsmith.ops.kernels.spans import Spans, as_laid, by_row
+from bertsmith.ops.kernels.support import Spans, as_laid, by_row
 
 HEAD_WIDTHS = (16, 32, 64, 128)
 BAND = 2048  # more columns than the buffer of any relative table in use has

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.batches.moving import gathered, spread
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.data.scatter import gathered, spread
 from bertsmith.ops.disentangled import sdpa
 from bertsmith.ops.disentangled.inputs import DisentangledInputs
 

@@ -7,7 +7,7 @@ and `favor_read` for decoding, `RandomFeatures` for what they all are given, `dr
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.dispatch import Form, Forms, choose
 from bertsmith.ops.favor import fused, linear, reference
 from bertsmith.ops.favor.draw import draw

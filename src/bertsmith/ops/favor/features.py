@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bertsmith.errors import InputError, nearest
+from bertsmith.ops.dispatch import is_exporting
 from bertsmith.ops.favor.feature_maps import FEATURE_MAPS, FeatureMap
-from bertsmith.ops.tracing import is_exporting
 
 
 @dataclass(frozen=True)

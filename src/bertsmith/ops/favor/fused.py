@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertsmith.ops.dispatch import is_exporting
 from bertsmith.ops.favor.fused_causal import favor_causal
 from bertsmith.ops.favor.inputs import FavorInputs
 from bertsmith.ops.kernels import support
-from bertsmith.ops.kernels.spans import Spans, as_laid, by_row
-from bertsmith.ops.tracing import is_exporting
+from bertsmith.ops.kernels.support import Spans, as_laid, by_row
 
 _HEAD_WIDTHS = (16, 32, 64, 128)
 _MOST_FEATURES = 512

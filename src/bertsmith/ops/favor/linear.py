@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bertsmith.ops.attending import through_padding
+from bertsmith.ops.dispatch import is_exporting
 from bertsmith.ops.favor.features import RandomFeatures, Side, gradient, key_side, query_side, with_ones
 from bertsmith.ops.favor.inputs import FavorInputs
-from bertsmith.ops.tracing import is_exporting
 
 
 def unsupported(inputs: FavorInputs) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from fastapi import APIRouter, Response
 
+from bertsmith.answers.texts import softmax
 from bertsmith.serving.http.documented import WORK_ERRORS
 from bertsmith.serving.http.embed import vectors_of
 from bertsmith.serving.http.errors import invalid
@@ -18,7 +19,6 @@ from bertsmith.serving.http.predict import labelled, said, task_outputs
 from bertsmith.serving.http.reading import TaskCall, check_count
 from bertsmith.serving.http.service import Call, CallHere, StrictRoute
 from bertsmith.serving.http.wire import FillMaskRequest, FillParameters, HubParameters, HubRequest
-from bertsmith.tasks.texts import softmax
 
 router = APIRouter(route_class=StrictRoute, tags=["huggingface_hub"])
 

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertsmith.batches.examples import Features
-from bertsmith.batches.ragged import Ragged
+from bertsmith.answers.sequences import Features, Ragged
+from bertsmith.answers.texts import whole_lengths
 from bertsmith.errors import InputError
 from bertsmith.serving.http.errors import invalid, too_large
 from bertsmith.serving.settings import Limits
 from bertsmith.serving.work import Asked
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.embedding import Embedding
-from bertsmith.tasks.texts import whole_lengths
-from bertsmith.text.tables import table_of
+from bertsmith.text.rows import table_of
 
 if TYPE_CHECKING:
     from bertsmith.serving.model import ServedModel

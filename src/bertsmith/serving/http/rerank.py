@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fastapi import APIRouter, Response
 
+from bertsmith.answers.texts import softmax
 from bertsmith.serving.http.documented import WORK_ERRORS
 from bertsmith.serving.http.embed import unit, vectors_of
 from bertsmith.serving.http.errors import invalid
@@ -17,7 +18,6 @@ from bertsmith.tasks.base import Task
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.embedding import Embedding
 from bertsmith.tasks.regression import Regression
-from bertsmith.tasks.texts import softmax
 
 if TYPE_CHECKING:
     from bertsmith.serving.model import ServedModel

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.batches.ragged import packed
 from bertsmith.checkpoint.files import tensors_of
+from bertsmith.data.batch import packed
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
-from bertsmith.shrinking.augmentation.config import AugmentationConfig
-from bertsmith.shrinking.augmentation.words import Passage, is_word
+from bertsmith.shrinking.augmentation.words import AugmentationConfig, Passage, is_word
 from bertsmith.text.tokenizer import Tokenizer
 
 NONE = -1  # in the place of a candidate that there is not

@@ -6,20 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.batches.random import generator
+from bertsmith.data.random import generator
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
-from bertsmith.shrinking.augmentation.config import AugmentationConfig
 from bertsmith.shrinking.augmentation.masked_words import NONE, MaskedWords
 from bertsmith.shrinking.augmentation.shards import Processes, Watch, passage_candidates
-from bertsmith.shrinking.augmentation.words import ENGLISH, Passage, written_like
+from bertsmith.shrinking.augmentation.words import ENGLISH, AugmentationConfig, Passage, written_like
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.embedding import Embedding
 from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.tasks.tagging import Tagging
 from bertsmith.tasks.texts import TextTask
-from bertsmith.text.tables import Table
+from bertsmith.text.rows import Table
 
 
 def augmented(

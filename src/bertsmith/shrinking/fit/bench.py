@@ -14,15 +14,13 @@ from bertsmith.models.model import Model
 from bertsmith.settings import Record
 from bertsmith.shrinking.fit.budget import MEGABYTE
 from bertsmith.shrinking.fit.candidates import Candidate
-from bertsmith.shrinking.fit.machine import fingerprint, versions
-from bertsmith.shrinking.fit.measure import Conditions, Measurer
+from bertsmith.shrinking.fit.measure import Conditions, Measurer, fingerprint, versions
 from bertsmith.shrinking.fit.quality import Quality
 from bertsmith.shrinking.fit.settings import MeasureConfig
 from bertsmith.shrinking.fit.store import Measurements, digest
 from bertsmith.shrinking.fit.table import Kind, WayTables, stack_config, table_stacks
 from bertsmith.shrinking.fit.ways import Way
-from bertsmith.tasks.predictor import write_kept
-from bertsmith.tasks.samples import sample_inputs
+from bertsmith.tasks.predictor import sample_inputs, write_kept
 
 SAMPLES = 64  # rows that ranges of activations are measured with
 SOURCE_FILES = ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "task.json")

@@ -1,17 +1,19 @@
 """Sub-networks and the ways to run them: what there is to choose from."""
 
 import json
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bertsmith.layers.subnet import LayerCut, Subnet
-from bertsmith.shrinking.fit.budget import Costs
+from bertsmith.models.model import Model
+from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_record
+from bertsmith.shrinking.fit.budget import MEGABYTE, Costs
 from bertsmith.shrinking.fit.store import digest
-from bertsmith.shrinking.fit.table import Kind
+from bertsmith.shrinking.fit.table import Kind, WayTables, first_alike, layer_kinds
 from bertsmith.shrinking.fit.ways import Way
-from bertsmith.shrinking.record import ELASTIC_FILE, read_record
 
 WIDTHS, DEPTHS = (1.0, 0.75, 0.5, 0.25), (1.0, 0.75, 0.5)
 
@@ -83,3 +85,44 @@ def different(subnets: Iterable[Subnet], units: Sequence[LayerCut]) -> list[Subn
 
 def _volume(subnet: Subnet, units: Sequence[LayerCut]) -> int:
     return sum(cut.neurons + cut.heads for _, cut in subnet.cuts(units))
+
+
+SLACK, SLACK_KNOWN = 0.2, 0.07  # by which an estimate may be off: from the table alone, and once a way was measured
+
+
+class Estimates:
+    """The tables of all ways."""
+
+    def __init__(self, model: Model, percentile: int) -> None:
+        self.percentile = percentile
+        self.units, self.alike = model.encoder.units, first_alike(model.config.encoder)
+        self.tables: dict[Way, WayTables] = {}
+
+    def kinds(self, subnet: Subnet) -> tuple[Kind, ...]:
+        """The kinds of layers of a sub-network."""
+        return layer_kinds(self.alike, self.units, subnet)
+
+    def of(self, subnet: Subnet, way: Way) -> Costs:
+        """The latency and the size that the tables tell."""
+        kinds, tables = self.kinds(subnet), self.tables[way]
+        return Costs(tables.latency_ms(kinds, self.percentile), tables.size.estimate(kinds) / MEGABYTE)
+
+    def correct(self, candidates: Sequence[Candidate], way: Way) -> None:
+        """Puts what was found of one way's candidates into the estimates of the others."""
+        known = [one for one in candidates if one.way == way and one.measured is not None]
+        ratios = [(one.costs.latency_ms or 0.0) / self._table(one) for one in known]
+        for candidate in candidates:
+            if candidate.way != way or candidate.measured is not None:
+                continue
+            size = candidate.estimate.size_mb or 0.0
+            near = min(known, key=lambda one: abs((one.costs.size_mb or 0.0) - size))
+            memory = (near.costs.memory_mb or 0.0) + size - (near.costs.size_mb or 0.0)
+            candidate.estimate = Costs(statistics.median(ratios) * self._table(candidate), size, memory)
+
+    def slack(self, candidates: Sequence[Candidate], way: Way) -> float:
+        """By which share the estimates of a way may be too high."""
+        is_known = any(one.way == way and one.measured is not None for one in candidates)
+        return SLACK_KNOWN if is_known else SLACK
+
+    def _table(self, candidate: Candidate) -> float:
+        return max(1e-9, self.tables[candidate.way].latency_ms(candidate.kinds, self.percentile))

@@ -7,9 +7,8 @@ from typing import Any
 from bertsmith.layers.subnet import Subnet
 from bertsmith.shrinking.fit.bench import Bench
 from bertsmith.shrinking.fit.budget import Costs
-from bertsmith.shrinking.fit.candidates import Candidate
+from bertsmith.shrinking.fit.candidates import SLACK, Candidate, Estimates
 from bertsmith.shrinking.fit.choose import is_better, miss_of, promising, verdict
-from bertsmith.shrinking.fit.estimates import SLACK, Estimates
 from bertsmith.shrinking.fit.settings import FitSettings
 
 TRIED_IN_VAIN = 3  # candidates that are measured although no estimate keeps the budget

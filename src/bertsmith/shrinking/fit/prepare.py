@@ -10,15 +10,13 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.shrinking.fit.candidates import even_grid
-from bertsmith.shrinking.fit.machine import usable_cores
-from bertsmith.shrinking.fit.measure import Conditions, Workload
+from bertsmith.shrinking.fit.measure import Conditions, Workload, usable_cores
 from bertsmith.shrinking.fit.quality import Quality
 from bertsmith.shrinking.fit.settings import FitSettings
 from bertsmith.shrinking.fit.ways import Way, ways
-from bertsmith.tasks.held_out import held_out
-from bertsmith.tasks.parts import task_parts
+from bertsmith.tasks.data_source import held_out, task_parts
 from bertsmith.tasks.predictor import KeptTask, read_kept
-from bertsmith.text.tables import Table
+from bertsmith.text.rows import Table
 from bertsmith.toml import read_toml
 
 RECIPE = "recipe.toml"

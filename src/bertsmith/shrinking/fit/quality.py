@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.exit_runner import ModelRunner
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.model import Model
 from bertsmith.tasks.base import Encoding, Judgement
-from bertsmith.tasks.metrics.interval import confidence_interval
-from bertsmith.tasks.outputs import item_outputs
-from bertsmith.tasks.predictor import KeptTask, Predictor
-from bertsmith.text.tables import Table
+from bertsmith.tasks.metrics.base import confidence_interval
+from bertsmith.tasks.predictor import KeptTask, Predictor, item_outputs
+from bertsmith.text.rows import Table
 
 
 class _Part(ModelRunner):

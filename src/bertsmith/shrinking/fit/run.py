@@ -11,17 +11,14 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.shrinking.fit.bench import Bench
 from bertsmith.shrinking.fit.budget import Costs
-from bertsmith.shrinking.fit.candidates import Candidate, different
-from bertsmith.shrinking.fit.choose import nearest_miss
-from bertsmith.shrinking.fit.estimates import SLACK, Estimates
+from bertsmith.shrinking.fit.candidates import SLACK, Candidate, Estimates, different
+from bertsmith.shrinking.fit.choose import nearest_miss, pareto_front
 from bertsmith.shrinking.fit.evolution import Space, evolve
 from bertsmith.shrinking.fit.finals import Finals, Watch, first_line
 from bertsmith.shrinking.fit.measure import Measurer, in_fresh_process
-from bertsmith.shrinking.fit.pareto import pareto_front
 from bertsmith.shrinking.fit.prepare import Prepared
 from bertsmith.shrinking.fit.store import Measurements
-from bertsmith.shrinking.fit.vocabulary import cut_model
-from bertsmith.shrinking.fit.ways import Way, slow_precisions
+from bertsmith.shrinking.fit.ways import Way, cut_model, slow_precisions
 
 EVOLVED = 10  # sub-networks of the evolution that become candidates
 BUSY = 0.9  # of the time: with less, others were given the cores meanwhile

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.batches.layout import SequenceLayout
-from bertsmith.batches.ragged import packed, padded
+from bertsmith.data.batch import packed, padded
+from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.artefact import open_runner
 from bertsmith.engines.base import Runner
 from bertsmith.shrinking.fit.budget import MEGABYTE

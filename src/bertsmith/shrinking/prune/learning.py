@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from bertsmith.batches.examples import Features, TaskBatch
+from bertsmith.answers.sequences import Features
+from bertsmith.data.examples import TaskBatch
 from bertsmith.models.heads import GatesConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation.objective import Distillation, named

@@ -5,8 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from bertsmith.objectives.distillation import AnyTerm
-from bertsmith.objectives.distillation.outputs import OutputTerm
-from bertsmith.objectives.distillation.states import StateTerm
+from bertsmith.objectives.distillation.terms import OutputTerm, StateTerm
 from bertsmith.settings import Record
 from bertsmith.shrinking.importance import ImportanceConfig
 from bertsmith.shrinking.settings import ShrinkSettings

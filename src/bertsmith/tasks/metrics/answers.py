@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bertsmith.tasks.base import Judgement
-from bertsmith.tasks.metrics.table import main_metric
+from bertsmith.tasks.metrics.base import main_metric
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

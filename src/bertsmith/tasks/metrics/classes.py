@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bertsmith.tasks.base import Judgement
-from bertsmith.tasks.metrics.table import main_metric
+from bertsmith.tasks.metrics.base import main_metric
 
 UNKNOWN = -1  # the class of an example of which nobody knows what is right: it counts nowhere
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertsmith.runtime.tasks.tagging_schemes import chunks
+from bertsmith.answers.tagging import chunks
 from bertsmith.tasks.base import Judgement
-from bertsmith.tasks.metrics.table import main_metric
+from bertsmith.tasks.metrics.base import main_metric
 
 _RATES = ("f1", "precision", "recall")
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from bertsmith.tasks.base import Judgement
-from bertsmith.tasks.metrics.table import table_judgement
+from bertsmith.tasks.metrics.base import table_judgement
 
 
 def micro_f1(said: np.ndarray, scores: np.ndarray, right: np.ndarray) -> float:

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from bertsmith.tasks.base import Judgement
+from bertsmith.tasks.metrics.base import table_judgement
 from bertsmith.tasks.metrics.labels import average_precision
-from bertsmith.tasks.metrics.table import table_judgement
 from bertsmith.tasks.metrics.values import pearson, spearman
 
 _CHUNK = 1024  # texts that are compared with all others at once

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from bertsmith.tasks.base import Judgement
-from bertsmith.tasks.metrics.table import table_judgement
+from bertsmith.tasks.metrics.base import table_judgement
 
 
 def pearson(said: np.ndarray, right: np.ndarray) -> float:

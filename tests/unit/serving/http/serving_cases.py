@@ -10,7 +10,7 @@ from typing import Any
 from task_cases import TASK_CASES
 
 import bertsmith
-from bertsmith.batches.examples import ExampleConfig
+from bertsmith.data.examples import ExampleConfig
 from bertsmith.models.build import build
 from bertsmith.models.published import preset
 from bertsmith.serving.engine import BatchingEngine, EngineLimits
@@ -20,12 +20,12 @@ from bertsmith.serving.process import Server, address, bound
 from bertsmith.serving.settings import ServeSettings
 from bertsmith.serving.work import Answered, Asked, Engine, Snapshot, Work
 from bertsmith.settings import Record
-from bertsmith.shrinking.record import ElasticRecord, MemberFigures, write_record
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.predictor import KeptTask, write_kept
 from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.text.tables import table_of
+from bertsmith.text.rows import table_of
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.starting import with_task_head
 

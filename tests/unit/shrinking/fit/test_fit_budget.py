@@ -4,7 +4,7 @@ import pytest
 
 from bertsmith.errors import InputError
 from bertsmith.shrinking.fit.budget import BudgetConfig, Costs, excess
-from bertsmith.shrinking.fit.pareto import pareto_front
+from bertsmith.shrinking.fit.choose import pareto_front
 from bertsmith.shrinking.fit.settings import FitSettings
 
 

@@ -13,8 +13,15 @@ from bertsmith.engines.artefact import write_artefact
 from bertsmith.engines.base import Artefact
 from bertsmith.errors import InputError
 from bertsmith.shrinking.fit import worker
-from bertsmith.shrinking.fit.machine import fingerprint, usable_cores, versions
-from bertsmith.shrinking.fit.measure import Conditions, Job, Workload, in_fresh_process
+from bertsmith.shrinking.fit.measure import (
+    Conditions,
+    Job,
+    Workload,
+    fingerprint,
+    in_fresh_process,
+    usable_cores,
+    versions,
+)
 
 CONDITIONS = Conditions(workloads=(Workload(name="8", lengths=(8,)), Workload(name="data", lengths=(3, 12))), batch=2)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers_fit import MadeUp, made_up_scores, searched, write_folders
 
-from bertsmith.engines.torch_engine import TorchEngine
+from bertsmith.engines.artefact import TorchEngine
 from bertsmith.models.build import build
 from bertsmith.models.model import Model
 from bertsmith.shrinking.fit import run
@@ -17,7 +17,7 @@ from bertsmith.shrinking.fit.figures import fit_figures
 from bertsmith.shrinking.fit.prepare import prepare
 from bertsmith.shrinking.fit.run import Fitted
 from bertsmith.shrinking.fit.settings import FitSettings
-from bertsmith.tasks.held_out import held_out
+from bertsmith.tasks.data_source import held_out
 from bertsmith.text.tables import read_file
 
 __all__ = ["made_up_scores"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from bertsmith.answers.embedding import partner_ranks
 from bertsmith.errors import InputError
-from bertsmith.runtime.tasks.embedding import partner_ranks
 from bertsmith.tasks.metrics.similarity import (
     finding_judgement,
     likeness_judgement,

@@ -3,8 +3,14 @@
 import triton
 import triton.language as tl
 
-from bertsmith.ops.disentangled.kernels.common import add_by_offset, add_ends, band_start, position_bias, store_ends
-from bertsmith.ops.disentangled.kernels.score_gradient import score_gradient
+from bertsmith.ops.disentangled.kernels.common import (
+    add_by_offset,
+    add_ends,
+    band_start,
+    position_bias,
+    score_gradient,
+    store_ends,
+)
 
 
 @triton.jit

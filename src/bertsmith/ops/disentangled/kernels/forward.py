@@ -8,7 +8,7 @@ from torch import Tensor
 from bertsmith.ops.disentangled.kernels.call import Call
 from bertsmith.ops.disentangled.kernels.common import band_start, position_bias
 from bertsmith.ops.disentangled.kernels.plan import forward_tile
-from bertsmith.ops.kernels.chance import is_kept
+from bertsmith.ops.kernels.dropout import is_kept
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
+from bertsmith.ops.kernels.support import Tile, Tiles, tile
 
 EDGE = 64
 """Tiles have at most so many rows and columns; bands begin at multiples of it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bertsmith.ops.favor.kernels.causal_states import chunk_tile, slot_of
 from bertsmith.ops.favor.kernels.features import LOG2_E, NONE, Curve, fitting, matrix_of, product, rows_of, squares
-from bertsmith.ops.kernels.tiles import Tile
+from bertsmith.ops.kernels.support import Tile
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from bertsmith.ops.favor.kernels.features import (
     squares,
     weight,
 )
-from bertsmith.ops.kernels.tiles import Tile
+from bertsmith.ops.kernels.support import Tile
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bertsmith.ops.favor.kernels.features import LOG2_E, NONE, Curve, fitting, matrix_of, product, rows_of, squares
-from bertsmith.ops.kernels.tiles import Tile
+from bertsmith.ops.kernels.support import Tile
 
 
 def chunk_tile(states: Tensor, chunk: int) -> Tile:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from bertsmith.ops.kernels import support
-from bertsmith.ops.kernels.tiles import Tile
+from bertsmith.ops.kernels.support import Tile
 
 NONE = tl.constexpr(-1.0e30)
 """The logarithm of 0, finite so that differences are never NaN."""

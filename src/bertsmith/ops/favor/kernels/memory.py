@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bertsmith.ops.favor.kernels.features import LOG2_E, NONE, Curve, matrix_of, product, rows_again, rows_of, squares
 from bertsmith.ops.favor.kernels.splits import Splits
-from bertsmith.ops.kernels.tiles import Tile
+from bertsmith.ops.kernels.support import Tile
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bertsmith.ops.favor.kernels.features import fitting
-from bertsmith.ops.kernels.tiles import Tile, Tiles, tile
+from bertsmith.ops.kernels.support import Tile, Tiles, tile
 
 # tile.columns is the block of features a program holds sums for: a program that holds all of them can finish alone.
 _TUNED: Tiles = {

@@ -1,0 +1,335 @@
+"""A question about a passage, and what scores of the passage's tokens mean: the best spans of it, or no answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertsmith.answers.sequences import IGNORED, Features, Ragged, TextEncoding
+from bertsmith.answers.texts import softmax
+from bertsmith.errors import InputError
+from bertsmith.text.rows import Table
+
+
+@dataclass(frozen=True)
+class SpanExample:
+    """A question about a passage, with the answers that are right where these are known."""
+
+    id: str
+    question: str
+    context: str
+    golds: tuple[str, ...] | None = None
+    """All right answers; empty where the passage answers nothing, None where they are not known."""
+    begin: int = -1
+    """Where the first of them lies in the characters of the passage …"""
+    end: int = -1
+    is_repaired: bool = False
+    """Whether that was found by searching because the data named another place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowFeatures(Features):
+    """Windows as items, with what leads from a token back to the characters of its passage."""
+
+    context: np.ndarray
+    """The passage of every example, by its number in `characters`, (examples,)."""
+    characters: tuple[np.ndarray, ...]
+    """Where the tokens of every passage begin and end, (tokens, 2) each; examples may share one."""
+    first: np.ndarray
+    """The place of the first passage token in a window, (items,) …"""
+    shown: np.ndarray
+    """… and how many passage tokens the window shows, (items,)."""
+    skipped: np.ndarray
+    """How many passage tokens lie before the window, (items,)."""
+    may_start: Ragged
+    """As the tokens: 1 at passage tokens that no other window shows with more context around them."""
+
+    def span(self, item: int, start: int, end: int) -> tuple[int, int]:
+        """Where the characters of a window's tokens start … end lie in the passage."""
+        characters = self.characters[self.context[self.example[item]]]
+        shift = self.skipped[item] - self.first[item]
+        return int(characters[start + shift, 0]), int(characters[end + shift, 1])
+
+
+def window_starts(tokens: int, room: int, stride: int) -> np.ndarray:
+    """Where the windows over so many tokens begin; the last one reaches the end. An empty passage has one window."""
+    step = min(room, stride)
+    return np.arange(0, max(0, tokens - room) + step, step)
+
+
+def has_most_context(tokens: int, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Which tokens each window shows with the most context: min(left, right) + 0.01 · length; the first of equals.
+
+    Shape: starts and lengths (windows,) -> (windows, tokens), bool.
+    """
+    place = np.arange(tokens)
+    left = place - starts[:, None]
+    right = (starts + lengths - 1)[:, None] - place
+    score = np.minimum(left, right) + 0.01 * lengths[:, None]
+    score[(left < 0) | (right < 0)] = -np.inf
+    return np.arange(len(starts))[:, None] == score.argmax(0)
+
+
+def window_features(
+    examples: Sequence[SpanExample], encoding: TextEncoding, stride: int, question_length: int
+) -> WindowFeatures:
+    """All windows of all examples, in order; targets "start" and "end" where right answers are known.
+
+    A window that does not show the whole answer, or whose passage has none, points at its first token.
+    """
+    frame = encoding.tokenizer.pair_frame()
+    specials = len(frame.before) + len(frame.between) + len(frame.after)
+    questions = encoding.tokenizer.encode_plain([example.question for example in examples])
+    numbers: dict[str, int] = {}
+    context = np.array([numbers.setdefault(example.context, len(numbers)) for example in examples], dtype=np.int64)
+    passages = encoding.tokenizer.encode_offsets(list(numbers))
+    before, between, after = (np.array(part, np.int32) for part in (frame.before, frame.between, frame.after))
+
+    tokens: list[np.ndarray] = []
+    types: list[np.ndarray] = []
+    may_start: list[np.ndarray] = []
+    rows: list[tuple[int, int, int, int]] = []
+    targets: list[tuple[int, int]] = []
+    cut = 0
+    for index, example in enumerate(examples):
+        ids, characters = passages[context[index]]
+        question = np.array(questions[index][:question_length], np.int32)
+        room = encoding.length - len(question) - specials
+        if room < 1:
+            raise InputError(
+                f"sequences.length is {encoding.length}; at least {len(question) + specials + 1} is needed for the "
+                f"question of {example.id!r} and one token of its passage"
+            )
+        starts = window_starts(len(ids), room, stride)
+        lengths = np.minimum(room, len(ids) - starts)
+        most = None if len(starts) == 1 else has_most_context(len(ids), starts, lengths)
+        wanted = _answer_tokens(example, characters)
+        begin = len(before) + len(question) + len(between)
+        sizes = [len(before), len(question), len(between), 0, len(after)]
+        cut += len(starts) if len(questions[index]) > question_length else 0
+        for window, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+            tokens.append(np.concatenate([before, question, between, ids[start : start + length], after]))
+            sizes[3] = length
+            types.append(np.repeat(np.array(frame.types, np.int32), sizes))
+            allowed = np.zeros(len(tokens[-1]), np.int32)
+            allowed[begin : begin + length] = 1 if most is None else most[window, start : start + length]
+            may_start.append(allowed)
+            rows.append((index, begin, length, start))
+            targets.append(_target(wanted, start, length, begin))
+
+    places = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    is_known = bool(examples) and examples[0].golds is not None
+    both = np.array(targets, dtype=np.int64).reshape(-1, 2)
+    laid = Ragged.of(tokens)
+    return WindowFeatures(
+        tokens=laid,
+        types=Ragged(np.concatenate(types), laid.starts) if encoding.has_types and types else None,
+        items=np.arange(len(places) + 1),
+        example=places[:, 0],
+        targets={"start": both[:, 0], "end": both[:, 1]} if is_known else {},
+        cut=cut,
+        context=context,
+        characters=tuple(characters for _, characters in passages),
+        first=places[:, 1],
+        shown=places[:, 2],
+        skipped=places[:, 3],
+        may_start=Ragged.of(may_start),
+    )
+
+
+def _answer_tokens(example: SpanExample, characters: np.ndarray) -> tuple[int, int] | None:
+    """The first and last passage token of the first right answer; None where there is none.
+
+    (IGNORED, IGNORED) for an answer of which the tokenizer keeps nothing, such as one of control characters.
+    """
+    if not example.golds:
+        return None
+    inside = np.flatnonzero((characters[:, 0] < example.end) & (characters[:, 1] > example.begin))
+    return (int(inside[0]), int(inside[-1])) if len(inside) else (IGNORED, IGNORED)
+
+
+def _target(wanted: tuple[int, int] | None, start: int, length: int, begin: int) -> tuple[int, int]:
+    """The places of the answer in a window; those of the first token where the window does not show all of it."""
+    if wanted is None:
+        return 0, 0
+    if wanted[0] == IGNORED:
+        return wanted
+    if wanted[0] < start or wanted[1] >= start + length:
+        return 0, 0
+    return wanted[0] - start + begin, wanted[1] - start + begin
+
+
+NO_CANDIDATE = 1e9  # stands for infinity, which JSON cannot say
+_WINDOWS = 2048  # that are looked at together
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Spans of all examples, those of an example side by side, the best first.
+
+    Shape: (candidates,) each but `bounds`, (examples + 1,). `start` and `end` are places in the window.
+    """
+
+    bounds: np.ndarray
+    item: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    start_score: np.ndarray
+    end_score: np.ndarray
+
+    @property
+    def score(self) -> np.ndarray:
+        return self.start_score + self.end_score
+
+
+@dataclass(frozen=True)
+class Found:
+    """One of the best answers to a question; no text means that there is no answer."""
+
+    text: str
+    start_score: float
+    end_score: float
+    begin: int | None = None
+    end: int | None = None
+
+    @property
+    def score(self) -> float:
+        return self.start_score + self.end_score
+
+
+def best_spans(features: WindowFeatures, outputs: Sequence[np.ndarray], n_best: int, longest: int) -> Candidates:
+    """Pairs of the n best starts and n best ends of every window that can be answers.
+
+    A pair can be one if it lies inside the passage, does not end before it starts, is not longer than `longest` tokens
+    and starts at a token that no other window shows with more context.
+
+    Shape: outputs (tokens, 2) each, window by window.
+    """
+    parts = [
+        _window_spans(features, outputs, begin, n_best, longest) for begin in range(0, max(1, len(outputs)), _WINDOWS)
+    ]
+    item, start, end, start_score, end_score = (np.concatenate(column) for column in zip(*parts, strict=True))
+    example = features.example[item]
+    # stable, so that equals stay in the order of windows, then of their best starts, then of their best ends
+    order = np.lexsort((-(start_score + end_score), example))
+    bounds = np.searchsorted(example[order], np.arange(len(features.context) + 1))
+    columns = (column[order] for column in (item, start, end, start_score, end_score))
+    return Candidates(bounds, *columns)
+
+
+def _window_spans(
+    features: WindowFeatures, outputs: Sequence[np.ndarray], begin: int, n_best: int, longest: int
+) -> tuple[np.ndarray, ...]:
+    """The candidates of some windows: item, start, end and the scores of both."""
+    some = outputs[begin : begin + _WINDOWS]
+    lengths = np.array([len(own) for own in some], dtype=np.int64)
+    is_token = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    scores = np.full((*is_token.shape, 2), -np.inf, dtype=np.float64)
+    may_start = np.zeros(is_token.shape, dtype=bool)
+    if len(some):
+        scores[is_token] = np.concatenate(some)
+        bounds = features.may_start.starts
+        may_start[is_token] = features.may_start.tokens[bounds[begin] : bounds[begin + len(some)]] > 0
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :n_best]
+    starts, ends = best[..., 0], best[..., 1]
+    first, shown = features.first[begin : begin + len(some)], features.shown[begin : begin + len(some)]
+    is_inside = (ends >= first[:, None]) & (ends < (first + shown)[:, None])
+    # (windows, starts, ends)
+    tokens = ends[:, None, :] - starts[:, :, None] + 1
+    is_answer = np.take_along_axis(may_start, starts, 1)[:, :, None] & is_inside[:, None, :]
+    window, start, end = np.nonzero(is_answer & (tokens >= 1) & (tokens <= longest))
+    start, end = starts[window, start], ends[window, end]
+    return window + begin, start, end, scores[window, start, 0], scores[window, end, 1]
+
+
+def no_answer_scores(features: WindowFeatures, outputs: Sequence[np.ndarray]) -> np.ndarray:
+    """The scores of the first token as start and end, in that window of each example where their sum is least.
+
+    Shape: (examples, 2)
+    """
+    firsts = np.array([own[0] for own in outputs], dtype=np.float64).reshape(-1, 2)
+    order = np.lexsort((firsts.sum(-1), features.example))
+    bounds = np.searchsorted(features.example[order], np.arange(len(features.context)))
+    least: np.ndarray = firsts[order][bounds]
+    return least
+
+
+def distinct_texts(
+    candidates: Candidates, example: int, features: WindowFeatures, context: str, n_best: int
+) -> list[Found]:
+    """The best answers to one question that differ in their text."""
+    found: list[Found] = []
+    seen: set[str] = set()
+    for index in range(candidates.bounds[example], candidates.bounds[example + 1]):
+        if len(found) == n_best:
+            break
+        begin, end = features.span(int(candidates.item[index]), candidates.start[index], candidates.end[index])
+        whole = context[begin:end]
+        text = whole.strip()
+        if not text or text in seen:
+            continue
+        seen.add(text)
+        begin += whole.index(text)
+        scores = float(candidates.start_score[index]), float(candidates.end_score[index])
+        found.append(Found(text, *scores, begin, begin + len(text)))
+    return found
+
+
+def with_no_answer(found: list[Found], none: Found, n_best: int) -> list[Found]:
+    """The best answers with "no answer" among them at the place of its score; it is never left out."""
+    place = sum(answer.score >= none.score for answer in found)
+    return [*found[:place], none, *found[place : max(place, n_best - 1)]]
+
+
+def asked_question(table: Table, index: int, *, id: str, question: str, context: str) -> SpanExample:
+    """The question of a row whose answer is not known, given the names of its columns."""
+    name = table.rows[index].get(id, index)
+    return SpanExample(str(name), table.text(index, question), table.text(index, context))
+
+
+def span_answers(
+    examples: Sequence[SpanExample],
+    features: WindowFeatures,
+    outputs: Sequence[np.ndarray],
+    *,
+    n_best: int,
+    longest: int,
+    null_threshold: float,
+    may_be_unanswered: bool | None,
+) -> list[dict[str, Any]]:
+    """The best answer to each question with all that were nearly as good; outputs (tokens, 2) window by window."""
+    candidates = best_spans(features, outputs, n_best, longest)
+    none = no_answer_scores(features, outputs)
+    found = []
+    for index, example in enumerate(examples):
+        texts = distinct_texts(candidates, index, features, example.context, n_best)
+        nothing = Found("", *none[index].tolist())
+        kept = with_no_answer(texts, nothing, n_best) if may_be_unanswered or not texts else texts
+        odds = nothing.score - texts[0].score if texts else NO_CANDIDATE
+        says_none = not texts or (bool(may_be_unanswered) and odds > null_threshold)
+        found.append(_answer(kept, nothing if says_none else texts[0], odds))
+    return found
+
+
+def _answer(kept: list[Found], chosen: Found, odds: float) -> dict[str, Any]:
+    """What is said of one question: the answer chosen among those kept."""
+    shares = softmax(np.array([one.score for one in kept])).tolist()
+    return {
+        "answer": chosen.text,
+        "score": shares[kept.index(chosen)],
+        "begin": chosen.begin,
+        "end": chosen.end,
+        "null_odds": odds,
+        "n_best": [
+            {
+                "text": one.text,
+                "probability": share,
+                "start_logit": one.start_score,
+                "end_logit": one.end_score,
+                "begin": one.begin,
+                "end": one.end,
+            }
+            for one, share in zip(kept, shares, strict=True)
+        ],
+    }

@@ -1,1 +1,0 @@
-"""Tokens to batches: token shards, sequence layouts, corruption, loaders and tasks."""

@@ -1,0 +1,1 @@
+"""Tokens → batches: token shards, sequence layouts, packing, corruption and the loader."""

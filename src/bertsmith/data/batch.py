@@ -1,0 +1,84 @@
+"""What the loader hands to an objective."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.data.layout import SequenceLayout
+
+
+class Batch(Protocol):
+    """What the trainer must know of a batch; what is in it is between loader and objective."""
+
+    @property
+    def real_tokens(self) -> int: ...
+    def to(self, device: torch.device | str) -> Self: ...
+    def pin_memory(self) -> Self: ...
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Sequences as they stand in the corpus, with their special tokens.
+
+    Shape: tokens and types (batch, length) or (tokens,); sample and is_next (batch,).
+    """
+
+    tokens: Tensor
+    layout: SequenceLayout
+    sample: Tensor
+    """A number that names each sequence for its random draws, the same however the batch is put together."""
+    real_tokens: int
+    """Tokens of the corpus and their special tokens, without filling."""
+    types: Tensor | None = None
+    is_next: Tensor | None = None
+    """For sentence pairs: 1 where the second follows the first, 0 where not, -100 for filling."""
+
+    @property
+    def is_real(self) -> Tensor:
+        """True at tokens that are neither pads nor filling, in the shape of the tokens."""
+        if self.layout.is_token is not None:
+            return self.layout.is_token
+        # filling stands at the end of a packed batch
+        return torch.arange(self.tokens.numel(), device=self.tokens.device).view_as(self.tokens) < self.real_tokens
+
+    def to(self, device: torch.device | str) -> "TokenBatch":
+        """The same batch on another device."""
+        return replace(
+            self,
+            tokens=self.tokens.to(device, non_blocking=True),
+            layout=self.layout.to(device),
+            sample=self.sample.to(device, non_blocking=True),
+            types=None if self.types is None else self.types.to(device, non_blocking=True),
+            is_next=None if self.is_next is None else self.is_next.to(device, non_blocking=True),
+        )
+
+    def pin_memory(self) -> "TokenBatch":
+        """The same batch in page-locked memory, from where a GPU copies without waiting."""
+        return replace(
+            self,
+            tokens=self.tokens.pin_memory(),
+            layout=self.layout.pin_memory(),
+            sample=self.sample.pin_memory(),
+            types=None if self.types is None else self.types.pin_memory(),
+            is_next=None if self.is_next is None else self.is_next.pin_memory(),
+        )
+
+
+def packed(sequences: Sequence[np.ndarray], filling: int) -> tuple[Tensor, SequenceLayout]:
+    """The sequences one after the other, (tokens,), and their layout."""
+    lengths = [len(sequence) for sequence in sequences]
+    starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    return torch.from_numpy(np.concatenate(sequences).astype(np.int64)), SequenceLayout.packed(starts, max(lengths))
+
+
+def padded(sequences: Sequence[np.ndarray], filling: int) -> tuple[Tensor, SequenceLayout]:
+    """The sequences as rows filled up to the longest, (batch, length), and their layout."""
+    lengths = np.array([len(sequence) for sequence in sequences])
+    is_token = np.arange(lengths.max()) < lengths[:, None]
+    rows = np.full(is_token.shape, filling, dtype=np.int64)
+    rows[is_token] = np.concatenate(sequences)
+    return torch.from_numpy(rows), SequenceLayout.padded(torch.from_numpy(is_token))

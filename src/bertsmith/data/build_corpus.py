@@ -1,0 +1,346 @@
+"""Text files to a folder of token shards: tokenised in parallel, resumable, the same result for any number of workers.
+
+    cut the stream of documents into blocks -> a worker makes each block one shard per part
+    -> a line in the journal for every finished block -> the manifest, last
+
+A killed build is continued by the same call: the stream is read again, blocks that are in the journal are skipped.
+"""
+
+import contextlib
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from hashlib import blake2b
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Self
+
+from bertsmith.data.corpus_worker import Block, Job, Worker, peak_memory_mb, receive, send
+from bertsmith.data.shards import (
+    JOURNAL,
+    MANIFEST,
+    PARTS,
+    Counts,
+    Manifest,
+    Shard,
+    Source,
+    read_manifest,
+    token_dtype,
+)
+from bertsmith.errors import InputError
+from bertsmith.text.readers import read_documents
+from bertsmith.text.tokenizer import Tokenizer
+
+_START = "import sys; sys.path[:] = {path!r}; from bertsmith.data.corpus_worker import serve; serve()"
+
+
+class Result(NamedTuple):
+    """What became of one block."""
+
+    block: int
+    text_bytes: int
+    documents: int
+    records: dict[str, Any]
+
+
+class WorkerPool:
+    """A number of workers; with one, blocks are built in this process."""
+
+    def __init__(self, job: Job, workers: int) -> None:
+        self.local = Worker(job) if workers == 1 else None
+        self.workers = 0 if self.local else workers
+        self.processes: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        self.all: list[subprocess.Popen[bytes]] = []
+        self.memory: dict[int, float] = {}
+        self.job = job
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-c", _START.format(path=[path or os.getcwd() for path in sys.path])]
+        # the workers are the parallel part; threads of the tokenizer library inside each would fight for the cores
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
+        for _ in range(self.workers):
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            self.all.append(process)
+            self.processes.put(process)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        for process in self.all:
+            if kind:
+                process.kill()
+            assert process.stdin
+            assert process.stdout
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            process.wait()
+            process.stdout.close()
+
+    @property
+    def peak_memory_mb(self) -> float:
+        """The peaks of all worker processes together; the calling process is not among them."""
+        return sum(self.memory.values())
+
+    def results(self, blocks: Iterator[Block]) -> Iterator[Result]:
+        """The result of every block, in the order they finish."""
+        if self.local:
+            for block in blocks:
+                yield Result(block.number, len(block.text), len(block.ends), self.local.build(block))
+            return
+        # a thread per worker waits for its answer; one block more than workers is read ahead
+        threads = ThreadPoolExecutor(self.workers)
+        running: set[Future[Result]] = set()
+        try:
+            for block in blocks:
+                running.add(threads.submit(self._build, block))
+                if len(running) > self.workers:
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+            for future in running:
+                yield future.result()
+        except BaseException:
+            # threads that wait for an answer are freed by the end of the processes
+            for process in self.all:
+                process.kill()
+            raise
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def _build(self, block: Block) -> Result:
+        process = self.processes.get()
+        assert process.stdin
+        assert process.stdout
+        try:
+            if process.pid not in self.memory:
+                self.memory[process.pid] = 0.0
+                send(process.stdin, self.job)
+            send(process.stdin, block)
+            records, self.memory[process.pid] = receive(process.stdout)
+        except (EOFError, BrokenPipeError):
+            raise RuntimeError(
+                f"a tokenising process ended with status {process.wait()} in the middle of its work; "
+                "run the same command again to continue, with fewer workers if memory ran out"
+            ) from None
+        finally:
+            # a dead one too: a thread that waits for a process must get one to fail with
+            self.processes.put(process)
+        if isinstance(records, str):
+            raise RuntimeError(f"block {block.number} could not be tokenised: {records}")
+        return Result(block.number, len(block.text), len(block.ends), records)
+
+
+class Progress(NamedTuple):
+    """How far a build has come."""
+
+    source_bytes_read: int
+    source_bytes: int
+    text_bytes: int
+    """UTF-8 bytes of the blocks finished in this call."""
+    documents: int
+    peak_memory_mb: float
+    """Over all processes together."""
+
+
+def build_corpus(
+    files: list[Path],
+    tokenizer: Tokenizer,
+    out: Path,
+    *,
+    field: str = "text",
+    held_out: float = 0.005,
+    seed: int = 0,
+    workers: int = 2,
+    shard_megabytes: float = 32,
+    progress: Callable[[Progress], None] | None = None,
+) -> Manifest:
+    """The manifest of the corpus built in `out`, which may hold an unfinished or finished build of the same corpus.
+
+    Whole documents are held out: a share `held_out` of them, chosen by the seed, and at least one when there are two.
+    """
+    check_held_out(held_out)
+    if workers < 1:
+        raise InputError(f"workers is {workers}; it must be at least 1")
+    if shard_megabytes <= 0:
+        raise InputError(f"shard_megabytes is {shard_megabytes}; it must be above 0")
+    if not files:
+        raise InputError("data names no file; give text files or folders that hold them")
+    settings: dict[str, Any] = {
+        "tokenizer_hash": tokenizer.hash,
+        "vocabulary": tokenizer.size,
+        "dtype": token_dtype(tokenizer.size),
+        "field": field,
+        "seed": seed,
+        "held_out": float(held_out),
+        "shard_megabytes": float(shard_megabytes),
+        "sources": [{"name": file.name, "bytes": file.stat().st_size} for file in files],
+    }
+    out = Path(out)
+    if (out / MANIFEST).is_file():
+        manifest = read_manifest(out)
+        _refuse_other(settings, manifest.plain(), out)
+        return manifest
+    out.mkdir(parents=True, exist_ok=True)
+    with _Journal(out, settings) as journal:
+        tokenizer.save(out)
+        job = Job((out / "tokenizer.json").read_text(encoding="utf-8"), out, settings["dtype"])
+        report = _Report(sum(source["bytes"] for source in settings["sources"]), progress)
+        documents = read_documents(files, field, report.read)
+        blocks = _blocks(documents, int(shard_megabytes * 1e6), held_out, seed)
+        todo = (block for block in blocks if not journal.has(block.number))
+        with WorkerPool(job, workers) as pool:
+            for number, size, count, records in pool.results(todo):
+                journal.add(number, records)
+                report.finished(size, count, pool.peak_memory_mb)
+        manifest = _manifest(settings, journal.blocks, files)
+    _write_atomically(out / MANIFEST, json.dumps(manifest.plain(), indent=1) + "\n")
+    (out / JOURNAL).unlink()
+    for leftover in out.glob(".*.shard.*"):
+        leftover.unlink(missing_ok=True)
+    return manifest
+
+
+def check_held_out(held_out: float) -> None:
+    """Raises a sentence if this is no share of documents."""
+    if not 0 <= held_out < 1:
+        raise InputError(f"held_out is {held_out}; it must be at least 0 and below 1")
+
+
+def _blocks(documents: Iterator[str], limit: int, held_out: float, seed: int) -> Iterator[Block]:
+    """The stream of documents cut into blocks of about `limit` bytes; the cuts depend on nothing but the stream."""
+    text = bytearray()
+    ends: list[int] = []
+    is_held_out: list[bool] = []
+    index = 0
+    for number, document in enumerate(documents):
+        # the first block takes at least two documents, because it decides on the first of each part
+        if len(text) >= limit and (index > 0 or len(ends) > 1):
+            yield Block(index, bytes(text), ends, is_held_out, index == 0 and held_out > 0)
+            text, ends, is_held_out = bytearray(), [], []
+            index += 1
+        text += document.encode()
+        ends.append(len(text))
+        is_held_out.append(_chance(seed, number) < held_out)
+    if ends:
+        yield Block(index, bytes(text), ends, is_held_out, index == 0 and held_out > 0)
+
+
+def _chance(seed: int, number: int) -> float:
+    """A number from 0 to 1 that depends on the seed and the place of the document alone."""
+    digest = blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
+    value: int = struct.unpack("<Q", digest)[0]
+    return value / 2**64
+
+
+class _Journal:
+    """The finished blocks of a build, one line each after a first line with the settings; kept until the manifest."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self.folder = folder
+        self.path = folder / JOURNAL
+        self.blocks: dict[int, dict[str, Any]] = {}
+        if self.path.is_file():
+            self._read(settings)
+        elif any(not name.startswith(".") for name in os.listdir(folder)):
+            raise InputError(
+                f"folder {str(folder)!r} is not empty and holds no unfinished corpus; give an empty folder"
+            )
+        # written anew without the half line of a killed run
+        lines = [settings, *({"block": index, **records} for index, records in sorted(self.blocks.items()))]
+        _write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def __enter__(self) -> "_Journal":
+        self.file = self.path.open("a", encoding="utf-8")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+    def _read(self, settings: dict[str, Any]) -> None:
+        lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
+        try:
+            started = json.loads(lines[0])
+        except ValueError:
+            raise InputError(f"journal {str(self.path)!r} is damaged; start again in an empty folder") from None
+        _refuse_other(settings, started, self.folder)
+        for line in lines[1:-1]:  # the last line is empty, or half of one
+            entry = json.loads(line)
+            index = entry.pop("block")
+            # a shard that has gone or is cut off since is made again
+            if all(record is None or self._is_whole(record) for record in entry.values()):
+                self.blocks[index] = entry
+
+    def _is_whole(self, record: dict[str, Any]) -> bool:
+        file = self.folder / record["file"]
+        return file.is_file() and file.stat().st_size == record["bytes"]
+
+    def has(self, index: int) -> bool:
+        return index in self.blocks
+
+    def add(self, index: int, records: dict[str, Any]) -> None:
+        self.blocks[index] = records
+        self.file.write(json.dumps({"block": index, **records}) + "\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+
+class _Report:
+    """Counts what was read and finished and tells the caller."""
+
+    def __init__(self, source_bytes: int, progress: Callable[[Progress], None] | None) -> None:
+        self.state = Progress(0, source_bytes, 0, 0, 0.0)
+        self.progress = progress
+
+    def read(self, count: int) -> None:
+        self._tell(source_bytes_read=min(self.state.source_bytes_read + count, self.state.source_bytes))
+
+    def finished(self, text_bytes: int, documents: int, workers_memory: float) -> None:
+        self._tell(
+            text_bytes=self.state.text_bytes + text_bytes,
+            documents=self.state.documents + documents,
+            peak_memory_mb=peak_memory_mb() + workers_memory,
+        )
+
+    def _tell(self, **changes: Any) -> None:
+        self.state = self.state._replace(**changes)
+        if self.progress:
+            self.progress(self.state)
+
+
+def _refuse_other(settings: dict[str, Any], started: dict[str, Any], folder: Path) -> None:
+    for name, value in settings.items():
+        if started.get(name) != value:
+            raise InputError(
+                f"folder {str(folder)!r} holds a corpus with another {name} ({_short(started.get(name))} there, "
+                f"{_short(value)} here); give the same settings to continue it, or another folder"
+            )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _manifest(settings: dict[str, Any], blocks: dict[int, dict[str, Any]], files: list[Path]) -> Manifest:
+    shards = {
+        part: tuple(Shard(**blocks[index][part]) for index in sorted(blocks) if blocks[index][part]) for part in PARTS
+    }
+    if not shards["train"]:
+        raise InputError(f"data holds no text: not one token came out of {', '.join(str(file) for file in files[:3])}")
+    parts = {
+        part: Counts(**{name: sum(getattr(shard, name) for shard in held) for name in Counts.model_fields})
+        for part, held in shards.items()
+    }
+    sources = tuple(Source(**source) for source in settings["sources"])
+    return Manifest(**{**settings, "sources": sources}, parts=parts, shards=shards)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

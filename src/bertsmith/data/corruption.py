@@ -1,0 +1,186 @@
+"""Masking as a pure function of (tokens, seed): which positions are to be predicted, and what stands there instead.
+
+All sequences of a batch are worked on at once, on any device, with the same result on each; what happens to one does
+not depend on the others.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from bertsmith.answers.sequences import IGNORED
+from bertsmith.data.batch import TokenBatch
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.data.random import bits, uniform
+from bertsmith.data.units import (
+    SURPLUS,
+    Row,
+    choose_units,
+    from_the_left,
+    ngram_units,
+    unit_numbers,
+    windows,
+    with_replacement,
+    word_begins,
+)
+from bertsmith.settings import Record
+
+# the streams of random numbers of one sample
+_ORDER, _KIND, _REPLACEMENT, _GRAM = range(4)
+
+
+class MaskingConfig(Record):
+    """How much is masked, in which units, and what is put there."""
+
+    rate: float = Field(default=0.15, gt=0, lt=1)
+    """Share of a sequence's tokens (special ones counted in) that is to be predicted; at least one is."""
+    unit: Literal["token", "word", "ngram"] = "token"
+    """What is taken whole: a token, a word, or a run of words."""
+    longest_ngram: int = Field(default=3, ge=1, le=16)
+    """For unit = "ngram": up to so many words, n words with a chance in proportion to 1/n."""
+    draw: Literal["exact", "with_replacement", "windows"] = "exact"
+    """BERT's "exact": units in random order, to the exact share. ELECTRA's "with_replacement": as many draws of single
+    tokens as the share says; one drawn twice counts once, so that 7 % fewer are chosen at rate 0.15. DeBERTa's
+    "windows": from left to right n units somewhere in every n · int(1 / rate), until the share is reached; the end of a
+    sequence is masked less."""
+    most: int | None = Field(default=None, ge=1)
+    """The most tokens chosen in one sequence, whatever the share says: BERT's 20 at length 128, ELECTRA's
+    int((rate + 0.005) · length), DeBERTa's 80 at length 512. At those lengths and rate 0.15 it changes nothing."""
+    mask: float = Field(default=0.8, ge=0, le=1)
+    """Share of the chosen tokens that become [MASK] …"""
+    random: float = Field(default=0.1, ge=0, le=1)
+    """… and that become a random token; the others stay as they are."""
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> "MaskingConfig":
+        if self.mask + self.random > 1 + 1e-9:
+            raise ValueError(f"mask {self.mask} and random {self.random} add up to more than 1")
+        if self.mask + self.random == 0:
+            raise ValueError("mask and random are both 0: the tokens to be predicted would all stand there")
+        return self
+
+    @model_validator(mode="after")
+    def _check_draw(self) -> "MaskingConfig":
+        if self.unit != "ngram" and self.longest_ngram != MaskingConfig.model_fields["longest_ngram"].default:
+            raise ValueError(f"longest_ngram is {self.longest_ngram} and unit {self.unit!r}; it needs unit 'ngram'")
+        if self.draw == "with_replacement" and self.unit != "token":
+            raise ValueError(f"draw is 'with_replacement' and unit {self.unit!r}; that draw takes unit 'token' only")
+        if self.draw == "windows" and self.rate > 0.5:
+            # windows of one unit: all would be marked, and the budget would end in the middle
+            raise ValueError(f"draw is 'windows' and rate {self.rate}; that draw takes rates up to 0.5")
+        return self
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What masking must know about the tokenizer, on the device of the batch."""
+
+    size: int
+    mask: int
+    is_special: Tensor
+    """(size,), True for [CLS], [SEP], [PAD] …"""
+    starts_word: Tensor
+    """(size,), False for pieces that go on with a word."""
+
+    def to(self, device: torch.device | str) -> "Vocabulary":
+        return Vocabulary(self.size, self.mask, self.is_special.to(device), self.starts_word.to(device))
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """Tokens with some replaced, and where to look.
+
+    Shape: tokens as given; places and targets (limit,), where `limit` depends on the batch's shape alone. Places index
+    the flattened tokens; unused ones have the target IGNORED.
+    """
+
+    tokens: Tensor
+    places: Tensor
+    targets: Tensor
+
+
+def corrupt(batch: TokenBatch, seed: int, masking: MaskingConfig, vocabulary: Vocabulary) -> Corrupted:
+    """The batch's tokens with the chosen ones replaced, and what stood there."""
+    tokens, layout = batch.tokens, batch.layout
+    flat = tokens.flatten().long()
+    sequence = layout.sequence_index(tokens).flatten()
+    position = layout.positions(tokens).flatten()
+    sample = batch.sample[sequence]
+    is_candidate = ~vocabulary.is_special[flat]
+    if layout.is_token is not None:
+        is_candidate &= layout.is_token.flatten()
+
+    begins = torch.ones_like(is_candidate)
+    if masking.unit != "token":
+        begins = word_begins(vocabulary.starts_word[flat], is_candidate, position)
+    counts = target_counts(layout.lengths(tokens.device), masking.rate, masking.most)
+    limit = target_limit(layout, flat.shape[0], masking)
+    order, gram = _stream(seed, batch.sample, _ORDER), _stream(seed, batch.sample, _GRAM)
+    if masking.draw == "exact":
+        is_chosen = _exactly(begins, sequence, is_candidate, counts, order, gram, masking)
+    else:
+        row = Row.of(begins, is_candidate, sequence, layout.batch)
+        if masking.draw == "with_replacement":
+            is_chosen = with_replacement(row, is_candidate, counts, order, limit)
+        else:
+            longest, spread = masking.longest_ngram if masking.unit == "ngram" else 1, int(1 / masking.rate)
+            is_marked = windows(row, is_candidate, gram, order, longest=longest, spread=spread, most=layout.longest)
+            is_chosen = from_the_left(row, is_marked, sequence, counts)
+
+    kind = uniform(_stream(seed, sample, _KIND), position)
+    anything = bits(_stream(seed, sample, _REPLACEMENT), position) % vocabulary.size
+    replaced = torch.where(kind < masking.mask + masking.random, anything, flat)
+    replaced = torch.where(kind < masking.mask, vocabulary.mask, replaced)
+    corrupted = torch.where(is_chosen, replaced, flat)
+
+    # a fixed number of places, the chosen ones first: no tensor's shape depends on the draw
+    places = torch.argsort(is_chosen.to(torch.uint8), descending=True, stable=True)[:limit]
+    targets = torch.where(is_chosen[places], flat[places], IGNORED)
+    return Corrupted(corrupted.view_as(tokens), places, targets)
+
+
+def _exactly(
+    begins: Tensor,
+    sequence: Tensor,
+    is_candidate: Tensor,
+    counts: Tensor,
+    order: Tensor,
+    gram: Tensor,
+    masking: MaskingConfig,
+) -> Tensor:
+    """True for the tokens of units taken in random order, to the exact counts."""
+    unit = unit_numbers(begins)
+    if masking.unit != "ngram":
+        rounds = 1 if masking.unit == "token" else 8
+        return choose_units(unit, sequence, is_candidate, counts, order, rounds=rounds)
+    grams = ngram_units(unit, sequence, is_candidate, gram, masking.longest_ngram)
+    is_chosen = choose_units(grams, sequence, is_candidate, counts, order, rounds=4)
+    # where no n-gram fits any more, single words fill the count
+    missing = counts - torch.zeros_like(counts).scatter_add(0, sequence, is_chosen.long())
+    return is_chosen | choose_units(unit, sequence, is_candidate & ~is_chosen, missing, order)
+
+
+def target_counts(lengths: Tensor, rate: float, most: int | None = None) -> Tensor:
+    """How many tokens of each sequence are to be predicted: round(rate · length), halves to the even number.
+
+    At least one and at most `most`, none if the sequence is empty.
+    """
+    counts = (lengths.double() * rate).round().long().clamp(min=1, max=most)
+    return torch.where(lengths > 0, counts, 0)
+
+
+def target_limit(layout: SequenceLayout, tokens: int, masking: MaskingConfig) -> int:
+    """The most targets a batch of this shape can have, as a multiple of 64 for the matrix units, at most all tokens."""
+    limit = int(tokens * masking.rate + layout.batch) + 1
+    if masking.most is not None:
+        limit = min(limit, masking.most * layout.batch)
+    if masking.draw == "windows" and masking.unit != "token":
+        limit += limit // SURPLUS
+    return min(tokens, -(-limit // 64) * 64)
+
+
+def _stream(seed: int, sample: Tensor, purpose: int) -> Tensor:
+    return bits(seed * 4 + purpose, sample)

@@ -1,0 +1,222 @@
+"""How sequences lie in memory: padded rows or one packed run of tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.data.scatter import gathered, spread
+
+_NEAR = 0.75  # of a group's longest: what is shorter begins the next group
+_SHORT = 16  # tokens below which nothing is gained
+
+
+@dataclass(frozen=True)
+class LengthGroups:
+    """Padded rows of several widths, one group after the other."""
+
+    sizes: tuple[tuple[int, int], ...]
+    """Sequences of each group, and the length of its longest."""
+    is_token: tuple[Tensor | None, ...]
+    """Of each group where real tokens stand, (sequences, length); None where all are."""
+    places: Tensor
+    """Where every real token of the batch stands among the rows of all groups, (tokens,)."""
+    rows: int
+    """Tokens of all groups, pads counted in."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> "LengthGroups":
+        """The groups of sequences of these lengths; which they are depends on nothing else."""
+        sizes = np.asarray(lengths, dtype=np.int64)
+        order = np.argsort(-sizes, kind="stable")
+        order = order[: int((sizes > 0).sum())]
+        found: list[tuple[int, int]] = []
+        is_token: list[Tensor | None] = []
+        begins = np.zeros(len(sizes), dtype=np.int64)
+        first = rows = 0
+        while first < len(order):
+            longest = int(sizes[order[first]])
+            near = sizes[order[first:]] >= (longest * _NEAR if longest > _SHORT else 1)
+            members = order[first : first + int(near.sum())]
+            begins[members] = rows + longest * np.arange(len(members))
+            real = np.arange(longest) < sizes[members, None]
+            is_token.append(None if real.all() else torch.from_numpy(real))
+            found.append((len(members), longest))
+            first, rows = first + len(members), rows + longest * len(members)
+        offsets = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        places = torch.from_numpy(np.repeat(begins, sizes) + offsets)
+        return cls(tuple(found), tuple(is_token), places, rows)
+
+
+@dataclass(frozen=True)
+class SequenceLayout:
+    """The place of every sequence in a batch; make one with `padded`, `full`, `rows` or `packed`.
+
+    Padded: tensors are (batch, length, …), real tokens first in each row; `is_token` is True at them, or None where no
+    row has pads. Packed: tensors are (tokens, …), sequence i lies at starts[i]:starts[i + 1], none is longer than
+    `longest`. Trailing empty sequences are allowed, so that `starts` can keep one size from batch to batch.
+    """
+
+    batch: int
+    longest: int
+    is_token: Tensor | None = None
+    starts: Tensor | None = None
+
+    @classmethod
+    def padded(cls, is_token: Tensor) -> "SequenceLayout":
+        """Rows of one length with pads at their ends.
+
+        Shape: is_token (batch, length), bool.
+        """
+        return cls(batch=is_token.shape[0], longest=is_token.shape[1], is_token=is_token)
+
+    @classmethod
+    def full(cls, batch: int, length: int) -> "SequenceLayout":
+        """Rows of one length without any pad."""
+        return cls(batch=batch, longest=length)
+
+    @classmethod
+    def rows(cls, tokens: Tensor, mask: Tensor | None) -> "SequenceLayout":
+        """Rows of tokens with pads at their ends where the mask is 0; without a mask there are none.
+
+        Shape: tokens and mask (batch, length).
+        """
+        return cls.full(*tokens.shape) if mask is None else cls.padded(mask.bool())
+
+    @classmethod
+    def packed(cls, starts: Tensor, longest: int) -> "SequenceLayout":
+        """Sequences one after the other without pads between them.
+
+        Shape: starts (sequences + 1,), int32, first 0, last the number of tokens.
+        """
+        return cls(batch=starts.shape[0] - 1, longest=longest, starts=starts)
+
+    @property
+    def is_packed(self) -> bool:
+        return self.starts is not None
+
+    @property
+    def are_rows(self) -> bool:
+        """Whether packed sequences are known to have one length, so that a view of their tokens is rows without pads.
+
+        It is asked on a CPU alone, where an answer costs no wait, and not in compiled code.
+        """
+        return not torch.compiler.is_compiling() and self._are_rows
+
+    @cached_property
+    def _are_rows(self) -> bool:
+        if self.starts is None or self.starts.device.type != "cpu":
+            return False
+        return self.starts.tolist() == [self.longest * index for index in range(self.batch + 1)]
+
+    def to(self, device: torch.device | str) -> "SequenceLayout":
+        """The same layout with its tensors on another device."""
+        return SequenceLayout(
+            batch=self.batch,
+            longest=self.longest,
+            is_token=None if self.is_token is None else self.is_token.to(device, non_blocking=True),
+            starts=None if self.starts is None else self.starts.to(device, non_blocking=True),
+        )
+
+    def pin_memory(self) -> "SequenceLayout":
+        """The same layout with its tensors in page-locked memory."""
+        return SequenceLayout(
+            batch=self.batch,
+            longest=self.longest,
+            is_token=None if self.is_token is None else self.is_token.pin_memory(),
+            starts=None if self.starts is None else self.starts.pin_memory(),
+        )
+
+    def lengths(self, device: torch.device | str | None = None) -> Tensor:
+        """The number of tokens of each sequence, (batch,)."""
+        if self.starts is not None:
+            return self.starts.diff().long()
+        if self.is_token is not None:
+            return self.is_token.sum(-1)
+        return torch.full((self.batch,), self.longest, device=device)
+
+    def positions(self, tokens: Tensor) -> Tensor:
+        """The place of every token in its own sequence, from 0: (batch, length) or (tokens,).
+
+        `tokens` is any tensor that lies in this layout; only its device and, when packed, its length are read.
+        """
+        if self.starts is None:
+            row = torch.arange(self.longest, device=tokens.device)
+            return row.expand(self.batch, self.longest)
+        place = torch.arange(tokens.shape[0], device=tokens.device)
+        return place - self.starts[self.sequence_index(tokens)]
+
+    def sequence_index(self, tokens: Tensor) -> Tensor:
+        """Which sequence every token belongs to: (batch, length) or (tokens,)."""
+        if self.starts is None:
+            rows = torch.arange(self.batch, device=tokens.device)
+            return rows[:, None].expand(self.batch, self.longest)
+        place = torch.arange(tokens.shape[0], device=tokens.device, dtype=self.starts.dtype)
+        # the number of starts up to a place; a slice of them would be a view, which compiled code cannot search
+        return torch.searchsorted(self.starts, place, right=True) - 1
+
+    def first_tokens(self, hidden: Tensor) -> Tensor:
+        """The states of each sequence's first token: (batch, width). Empty sequences give some other token's."""
+        if self.starts is None:
+            return hidden[:, 0]
+        return hidden[self.starts[:-1].clamp(max=hidden.shape[0] - 1).long()]
+
+    def means(self, hidden: Tensor) -> Tensor:
+        """The mean of each sequence's states: (batch, width). Empty sequences give 0."""
+        lengths = self.lengths(hidden.device).clamp(min=1)[:, None]
+        if self.starts is None:
+            kept = hidden if self.is_token is None else torch.where(self.is_token[..., None], hidden, 0)
+            return kept.sum(1) / lengths
+        sums = hidden.new_zeros(self.batch, hidden.shape[-1])
+        return sums.index_add(0, self.sequence_index(hidden), hidden) / lengths
+
+    def pad(self, hidden: Tensor) -> tuple[Tensor, "SequenceLayout"]:
+        """Packed tensors (tokens, …) as padded rows (batch, longest, …), with their layout; pads are 0."""
+        if self.starts is None:
+            return hidden, self
+        if self.are_rows:
+            return hidden.unflatten(0, (self.batch, self.longest)), SequenceLayout.full(self.batch, self.longest)
+        is_token = torch.arange(self.longest, device=hidden.device) < self.lengths()[:, None]
+        rows = spread(hidden, self._padded_places(hidden), self.batch * self.longest)
+        return rows.unflatten(0, (self.batch, self.longest)), SequenceLayout.padded(is_token)
+
+    def unpad(self, rows: Tensor, like: Tensor) -> Tensor:
+        """Padded rows (batch, longest, …) back in this packed layout, (tokens, …): the inverse of `pad`.
+
+        `like` is a tensor that lies in this layout.
+        """
+        if self.starts is None:
+            return rows
+        if self.are_rows:
+            return rows.flatten(0, 1)
+        return gathered(rows.flatten(0, 1), self._padded_places(like))
+
+    def chosen(self, sequences: Tensor) -> tuple["SequenceLayout", Tensor]:
+        """The layout of some sequences alone, and where their tokens stand among the first axis of what lies here.
+
+        Packed, that axis is the tokens'; padded, the rows', which are then cut to the longest that is left. On a GPU to
+        ask for it is to wait.
+        Shape: sequences (chosen,), int64, in the order they are to have; places (tokens,) or (chosen,).
+        """
+        if self.starts is None:
+            if self.is_token is None:
+                return SequenceLayout.full(len(sequences), self.longest), sequences
+            is_token = self.is_token[sequences]
+            return SequenceLayout.padded(is_token[:, : int(is_token.sum(-1).max())]), sequences
+        lengths = self.lengths()[sequences]
+        starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        begins = self.starts[:-1].long()[sequences] - starts[:-1]
+        places = torch.arange(int(starts[-1]), device=starts.device) + torch.repeat_interleave(begins, lengths)
+        return SequenceLayout.packed(starts.to(self.starts.dtype), int(lengths.max())), places
+
+    def _padded_places(self, like: Tensor) -> Tensor:
+        """Where the tokens of a packed layout stand in padded rows one after the other, (tokens,)."""
+        return self.sequence_index(like) * self.longest + self.positions(like)
+
+    @cached_property
+    def groups(self) -> LengthGroups:
+        """The sequences in groups of about one length; on a GPU to ask for them is to wait."""
+        return LengthGroups.of(self.lengths().tolist())

@@ -1,0 +1,166 @@
+"""Plans → batches of token ids, read from the corpus by worker processes."""
+
+import math
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from bertsmith.data.batch import Batch, TokenBatch
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.data.plan import Cursor, MicroBatchPlan, SequenceConfig
+from bertsmith.data.sequences import Sequences
+from bertsmith.data.shards import TokenCorpus
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The ids the loader puts around the text."""
+
+    pad: int
+    start: int
+    separator: int
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A batch and its place in the stream."""
+
+    batch: Batch
+    cursor: Cursor
+
+    def pin_memory(self) -> "Loaded":
+        return Loaded(self.batch.pin_memory(), self.cursor)
+
+
+class BatchReader(Dataset[Loaded]):
+    """Reads the tokens of a plan. Runs in worker processes; keeps no state."""
+
+    def __init__(self, corpus: TokenCorpus, config: SequenceConfig, special: SpecialTokens, slots: int | None) -> None:
+        self.corpus, self.config, self.special = corpus, config, special
+        self.slots = slots
+        """Sequences every packed batch is filled up to, so that all have one shape; None for as many as there are."""
+
+    def __getitem__(self, plan: MicroBatchPlan[Sequences]) -> Loaded:
+        read = self._packed if self.config.layout == "packed" else self._padded
+        return Loaded(read(plan.sequences), plan.cursor)
+
+    def _packed(self, sequences: Sequences) -> TokenBatch:
+        capacity, longest = self.config.micro_tokens, self.config.length
+        lengths = sequences.lengths
+        used, count = int(lengths.sum()), len(lengths)
+        # the rest of the batch is filled with sequences of pads, which no other sequence sees
+        filling = np.diff(np.append(np.arange(used, capacity, longest), capacity)) if used < capacity else lengths[:0]
+        starts = np.concatenate([[0], np.cumsum(np.concatenate([lengths, filling]))])
+        if self.slots is not None:
+            # filled-up batches may need a few more sequences than text needs; the rest are empty
+            slots = self.slots + -(-capacity // longest)
+            starts = np.concatenate([starts, np.full(slots + 1 - len(starts), capacity)])
+        tokens, types = self._written(sequences, starts[:count], (capacity,))
+        layout = SequenceLayout.packed(torch.from_numpy(starts.astype(np.int32)), longest)
+        return self._batch(tokens, layout, sequences, layout.batch, used, types)
+
+    def _padded(self, sequences: Sequences) -> TokenBatch:
+        rows, length = self.config.micro_tokens // self.config.length, self.config.length
+        lengths = np.zeros(rows, dtype=np.int64)
+        lengths[: len(sequences)] = sequences.lengths
+        tokens, types = self._written(sequences, np.arange(len(sequences)) * length, (rows, length))
+        is_token = torch.from_numpy(np.arange(length) < lengths[:, None])
+        used = int(lengths.sum())
+        return self._batch(tokens, SequenceLayout.padded(is_token), sequences, rows, used, types)
+
+    def _written(
+        self, sequences: Sequences, begins: np.ndarray, shape: tuple[int, ...]
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """The tokens of a batch and their types, if they have any, where sequences begin at the places given.
+
+        Each is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], of type 1 from b on; the rest are pads.
+
+        Shape: begins (sequences,), places in the flattened batch.
+        """
+        size = math.prod(shape)
+        tokens = np.full(size, self.special.pad, dtype=np.int64)
+        sizes = sequences.stop - sequences.start
+        before = np.cumsum(sizes) - sizes
+        before -= before[sequences.offsets[:-1]][sequences.owner]  # in the same sequence
+        places = begins[sequences.owner] + 1 + before + sequences.is_second
+        runs = (sequences.document, sequences.start, sequences.stop, places)
+        for document, start, stop, place in zip(*(array.tolist() for array in runs), strict=True):
+            tokens[place : place + stop - start] = self.corpus.read(document, start, stop)
+        first, second = sequences.segment_lengths.T
+        ends = begins + 1 + first
+        tokens[begins], tokens[ends] = self.special.start, self.special.separator
+        ends, second_ends = ends[second > 0], (ends + 1 + second)[second > 0]
+        tokens[second_ends] = self.special.separator
+        if not self.config.has_types:
+            return tokens.reshape(shape), None
+        steps = np.zeros(size, dtype=np.int64)
+        steps[ends + 1] = 1
+        steps[second_ends[second_ends + 1 < size] + 1] = -1
+        return tokens.reshape(shape), np.cumsum(steps).reshape(shape)
+
+    def _batch(
+        self,
+        tokens: np.ndarray,
+        layout: SequenceLayout,
+        sequences: Sequences,
+        slots: int,
+        used: int,
+        types: np.ndarray | None,
+    ) -> TokenBatch:
+        return TokenBatch(
+            tokens=torch.from_numpy(tokens),
+            layout=layout,
+            sample=torch.from_numpy(_filled(sequences.sample, slots, 0)),
+            real_tokens=used,
+            types=None if types is None else torch.from_numpy(types),
+            is_next=None if sequences.is_next is None else torch.from_numpy(_filled(sequences.is_next, slots, -100)),
+        )
+
+
+class _Order(Sampler[MicroBatchPlan[Any]]):
+    """Hands plans to the workers one after the other."""
+
+    def __init__(self, plans: Iterable[MicroBatchPlan[Any]]) -> None:
+        self.plans = plans
+
+    def __iter__(self) -> Iterator[MicroBatchPlan[Any]]:
+        return iter(self.plans)
+
+
+def load_batches(
+    reader: Dataset[Loaded], plans: Iterable[MicroBatchPlan[Any]], *, workers: int = 0, pin: bool = False
+) -> DataLoader[Loaded]:
+    """The batches of the plans, in their order, whatever the number of workers; there are no more than cores."""
+    workers = min(workers, _cores())
+    return DataLoader(
+        reader,
+        batch_size=None,
+        sampler=_Order(plans),
+        num_workers=workers,
+        prefetch_factor=4 if workers else None,
+        pin_memory=pin,
+        multiprocessing_context="forkserver" if workers else None,
+        worker_init_fn=_leave_signals_alone if workers else None,
+    )
+
+
+def _cores() -> int:
+    """The cores this process may use; PyTorch warns of more workers than that."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _leave_signals_alone(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; what to do about it is the main one's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _filled(array: np.ndarray, slots: int, value: int) -> np.ndarray:
+    return np.concatenate([array, np.full(slots - len(array), value, dtype=array.dtype)])

@@ -1,0 +1,198 @@
+"""The order of all data: which sequences stand in which micro-batch, as a pure function of the seed.
+
+Documents are shuffled once an epoch and worked on in windows. A window becomes sequences, these are shuffled and put
+into micro-batches. The stream of micro-batches is the same whoever reads it: with N processes, process p takes
+those whose number leaves p when divided by N.
+"""
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from bertsmith.data.random import shuffled
+from bertsmith.data.segments import inverted_segments, segments
+from bertsmith.data.sequences import Documents, Sequences, pieces, sentence_pairs
+from bertsmith.errors import InputError
+from bertsmith.settings import Record
+
+
+def pack(lengths: np.ndarray, capacity: int, most: int, *, open_bins: int = 16) -> list[np.ndarray]:
+    """The indices of the sequences in each bin, bins in the order they were closed.
+
+    Each sequence, in the order given, goes to the open bin with the least room that suffices; a bin holds at most
+    `most` sequences. When too many bins are open the fullest is closed.
+    """
+    if len(lengths) and int(lengths.max()) > capacity:
+        raise InputError(f"a sequence of {int(lengths.max())} tokens does not fit a micro-batch of {capacity} tokens")
+    closed: list[np.ndarray] = []
+    members: dict[int, list[int]] = {}
+    rooms: list[tuple[int, int]] = []  # (room, bin), least room first
+    fresh = 0
+    for index, length in enumerate(lengths.tolist()):
+        found = bisect_left(rooms, (length, -1))
+        if found == len(rooms):
+            room, number = capacity, fresh
+            members[number] = []
+            fresh += 1
+        else:
+            room, number = rooms.pop(found)
+        members[number].append(index)
+        room -= length
+        if room == 0 or len(members[number]) == most:
+            closed.append(np.array(members.pop(number)))
+        else:
+            insort(rooms, (room, number))
+        if len(rooms) > open_bins:
+            closed.append(np.array(members.pop(rooms.pop(0)[1])))
+    return closed + [np.array(members[number]) for _, number in rooms]
+
+
+_WINDOW_TOKENS = 1 << 20
+_CUTS = {
+    "pieces": pieces,
+    "sentence_pairs": sentence_pairs,
+    "segments": segments,
+    "convbert_segments": inverted_segments,
+}
+
+
+class SequenceConfig(Record):
+    """How a corpus becomes sequences, and how these lie in memory."""
+
+    length: int = Field(default=128, ge=16)
+    """The most tokens of a sequence, special tokens counted in."""
+    cut: Literal["pieces", "sentence_pairs", "segments", "convbert_segments"] = "pieces"
+    """Runs of a document's text; BERT's pairs of segments for next-sentence prediction; ELECTRA's examples of one or
+    two segments; the same as ConvBERT's data code makes them, with two tests inverted: nearly always one segment."""
+    layout: Literal["packed", "padded"] = "packed"
+    """Sequences one after the other without pads, or rows of one length."""
+    micro_tokens: int = Field(default=8192, ge=16)
+    """Tokens (pads counted in) of a micro-batch, what one process computes at a time."""
+
+    @model_validator(mode="after")
+    def _check_room(self) -> "SequenceConfig":
+        if self.micro_tokens < self.length:
+            raise ValueError(f"micro_tokens {self.micro_tokens} is less than length {self.length}")
+        return self
+
+    @property
+    def has_types(self) -> bool:
+        """Whether tokens have a type: 0 in the first segment, 1 in the second."""
+        return self.cut != "pieces"
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A place in the stream of micro-batches."""
+
+    epoch: int = 0
+    window: int = 0
+    index: int = 0
+
+
+Content = TypeVar("Content")
+
+
+@dataclass(frozen=True)
+class MicroBatchPlan(Generic[Content]):
+    """The sequences of one micro-batch, and its place in the stream."""
+
+    sequences: Content
+    cursor: Cursor
+
+
+class Stream(ABC, Generic[Content]):
+    """An endless stream of micro-batches, the same whoever reads it: epochs, each of some windows."""
+
+    windows: int
+
+    @abstractmethod
+    def window(self, epoch: int, window: int) -> tuple[int, Callable[[int], Content]]:
+        """How many micro-batches a window has, and a function that gives the content of one of them."""
+
+    def from_cursor(self, cursor: Cursor, *, skip: int = 0, every: int = 1) -> Iterator[MicroBatchPlan[Content]]:
+        """The micro-batches from a cursor on, without the first `skip`, and of the rest one of `every`, for ever."""
+        number = 0
+        empty = 0
+        epoch, window, index = cursor.epoch, cursor.window, cursor.index
+        while True:
+            count, content = self.window(epoch, window)
+            empty = 0 if count else empty + 1
+            if empty > self.windows:
+                raise InputError("it is too small, it gives no sequences")
+            for place in range(index, count):
+                if number >= skip and (number - skip) % every == 0:
+                    yield MicroBatchPlan(content(place), Cursor(epoch, window, place))
+                number += 1
+            window, index = window + 1, 0
+            if window == self.windows:
+                epoch, window = epoch + 1, 0
+
+    def one_epoch(self) -> Iterator[MicroBatchPlan[Content]]:
+        """The micro-batches of the first epoch."""
+        for batch in self.from_cursor(Cursor()):
+            if batch.cursor.epoch:
+                return
+            yield batch
+
+
+class Plan(Stream[Sequences]):
+    """The endless stream of micro-batches of a corpus."""
+
+    config: SequenceConfig
+
+    def __init__(
+        self, corpus: Documents, config: SequenceConfig, seed: int, *, window_tokens: int | None = None
+    ) -> None:
+        self.corpus, self.config, self.seed = corpus, config, seed
+        documents = len(corpus.lengths)
+        total = int(corpus.lengths.sum())
+        if total == 0:
+            raise InputError("the corpus part has no tokens to make sequences from")
+        # enough micro-batches for the last one of a window, which is not full, not to matter
+        wanted = window_tokens or max(_WINDOW_TOKENS, 64 * config.micro_tokens)
+        self.window_documents = max(1, round(documents * wanted / total))
+        self.windows = -(-documents // self.window_documents)
+        self.slots = self._slots()
+
+    def _slots(self) -> int:
+        """The most sequences a micro-batch may hold: a quarter above the expected number."""
+        if self.config.layout == "padded":
+            return self.config.micro_tokens // self.config.length
+        body = self.config.length - 2
+        sizes = self.corpus.lengths
+        sequences = int((-(-sizes // body)).sum())
+        mean = int(sizes.sum()) / max(1, sequences) + 2
+        return int(1.25 * self.config.micro_tokens / mean) + 8
+
+    def check(self, part: str) -> "Plan":
+        """The plan itself, after making sure that this part of a corpus gives at least one micro-batch."""
+        try:
+            next(self.from_cursor(Cursor()))
+        except InputError as error:
+            raise InputError(f"{part} part: {error} with sequences.cut = {self.config.cut!r}") from None
+        return self
+
+    def window(self, epoch: int, window: int) -> tuple[int, Callable[[int], Sequences]]:
+        order = self._order(epoch)
+        documents = order[window * self.window_documents : (window + 1) * self.window_documents]
+        sequences = _CUTS[self.config.cut](self.corpus, documents, self.config.length, self.seed, epoch)
+        sequences = sequences.take(shuffled(len(sequences), self.seed, epoch, window, 3))
+        if self.config.layout == "packed":
+            bins = pack(sequences.lengths, self.config.micro_tokens, self.slots)
+        else:
+            whole = range(0, len(sequences), self.slots)
+            bins = [np.arange(i, min(i + self.slots, len(sequences))) for i in whole]
+        return len(bins), lambda place: sequences.take(bins[place])
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """The documents in this epoch's order; the last one asked for is kept."""
+        kept = getattr(self, "_kept_order", None)
+        if kept is None or kept[0] != epoch:
+            kept = self._kept_order = (epoch, shuffled(len(self.corpus.lengths), self.seed, epoch, 4))
+        return kept[1]

@@ -1,0 +1,181 @@
+"""Documents → the sequences a model reads, as plain arrays of places in the corpus: nothing is read here but lengths.
+
+What comes out depends only on the seed, the epoch and the documents given.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+from typing import Protocol
+
+import numpy as np
+
+from bertsmith.data.random import generator, key
+
+SHORTEST = 8  # tokens of text; less teaches nothing and is left to another epoch's cut
+
+
+class Documents(Protocol):
+    """What sequences are cut from; a TokenCorpus is one."""
+
+    @property
+    def lengths(self) -> np.ndarray: ...
+
+    def sentence_starts(self, document: int) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Some sequences: a first segment and perhaps a second one, each put together from runs of documents.
+
+    A run is the token range start:stop of a document. The runs of sequence i are offsets[i]:offsets[i + 1], at least
+    one, those of the second segment last.
+
+    Shape: document, start, stop, is_second (runs,); offsets (sequences + 1,); sample, is_next (sequences,).
+    """
+
+    document: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    is_second: np.ndarray
+    offsets: np.ndarray
+    sample: np.ndarray
+    is_next: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.sample)
+
+    @cached_property
+    def owner(self) -> np.ndarray:
+        """The sequence each run belongs to, (runs,)."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    @cached_property
+    def segment_lengths(self) -> np.ndarray:
+        """The tokens of text of each segment, (sequences, 2); 0 for one that is not there."""
+        segment = self.owner * 2 + self.is_second
+        sizes = np.bincount(segment, weights=self.stop - self.start, minlength=2 * len(self))
+        return sizes.astype(np.int64).reshape(-1, 2)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The tokens of each sequence, [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; (sequences,)."""
+        return self.segment_lengths.sum(1) + 2 + (self.segment_lengths[:, 1] > 0)
+
+    def take(self, index: np.ndarray) -> "Sequences":
+        """The sequences at these places, in this order."""
+        counts = np.diff(self.offsets)[index]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        runs = np.repeat(self.offsets[index] - offsets[:-1], counts) + np.arange(offsets[-1])
+        return Sequences(
+            self.document[runs],
+            self.start[runs],
+            self.stop[runs],
+            self.is_second[runs],
+            offsets,
+            self.sample[index],
+            None if self.is_next is None else self.is_next[index],
+        )
+
+
+def pieces(corpus: Documents, documents: np.ndarray, length: int, seed: int, epoch: int) -> Sequences:
+    """Every document cut into runs of `length` tokens with [CLS] and [SEP]; each epoch begins at other places."""
+    body = length - 2
+    sizes = corpus.lengths[documents]
+    shift = generator(seed, epoch, int(documents[0]), 1).integers(0, body, size=len(documents))
+    # a document that fits stays whole; a first run too short to be kept is joined to no other, so do not make one
+    shift = np.where((sizes <= body) | (shift < SHORTEST), 0, shift)
+    counts = -(-np.maximum(sizes - shift, 0) // body) + (shift > 0)
+    owner = np.repeat(np.arange(len(documents)), counts)
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    stop = np.where(shift[owner] > 0, shift[owner] + place * body, (place + 1) * body)
+    start = np.maximum(stop - body, 0)
+    stop = np.minimum(stop, sizes[owner])
+    is_kept = (stop - start >= SHORTEST) | ((counts[owner] == 1) & (stop > start))
+    owner, place, start, stop = owner[is_kept], place[is_kept], start[is_kept], stop[is_kept]
+    document = documents[owner]
+    is_second, offsets = np.zeros(len(document), dtype=bool), np.arange(len(document) + 1)
+    return Sequences(document, start, stop, is_second, offsets, samples(corpus, document, place, epoch))
+
+
+def sentence_pairs(
+    corpus: Documents, documents: np.ndarray, length: int, seed: int, epoch: int, *, short_share: float = 0.1
+) -> Sequences:
+    """BERT's pairs for next-sentence prediction (Devlin et al. 2019 and its data code).
+
+    A run of sentences of about `length` tokens is cut in two; half of the time the second part is taken from another
+    document instead, and the sentences it displaced are used again. With the chance `short_share` a document is cut
+    into shorter runs.
+    """
+    rows: list[tuple[int, ...]] = []
+    for document in documents.tolist():
+        rows += _pairs_of(corpus, document, length - 3, Random(key(seed, epoch, document, 2)), short_share)
+    table = np.array(rows, dtype=np.int64).reshape(-1, 8)
+    place, is_next, document = table.T[:3]
+    runs = table[:, 2:].reshape(-1, 3)  # (pairs, 2 of document, start and stop) -> (2 pairs, 3)
+    is_second, offsets = np.arange(len(runs)) % 2 == 1, np.arange(0, len(runs) + 1, 2)
+    sample = samples(corpus, document, place, epoch)
+    return Sequences(runs[:, 0], runs[:, 1], runs[:, 2], is_second, offsets, sample, is_next)
+
+
+def _pairs_of(corpus: Documents, document: int, room: int, draw: Random, short_share: float) -> list[tuple[int, ...]]:
+    """Rows (place, is next, document, start, stop, and these three of the second part)."""
+    starts = corpus.sentence_starts(document).tolist()
+    sentences, total = len(starts) - 1, len(corpus.lengths)
+    target = room if draw.random() >= short_share else draw.randint(2, room)
+    rows: list[tuple[int, ...]] = []
+    sentence = 0
+    while sentence < sentences:
+        # sentences until the target is reached, at least one
+        end = bisect_left(starts, starts[sentence] + target, sentence)
+        end = min(max(end, sentence + 1), sentences)
+        cut = sentence + 1 if end - sentence < 2 else draw.randrange(sentence + 1, end)
+        first = (starts[sentence], starts[cut])
+        is_random = total > 1 and (end - sentence == 1 or draw.random() < 0.5)
+        if is_random:
+            other = draw.randrange(total - 1)
+            other += other >= document
+            second = _run(corpus, other, target - (first[1] - first[0]), draw)
+            following = cut  # the displaced sentences are put back
+        else:
+            other, second, following = document, (starts[cut], starts[end]), end
+        if first[1] > first[0] and second[1] > second[0]:
+            first, second = _truncate(first, second, room, draw)
+            rows.append((len(rows), int(not is_random), document, *first, other, *second))
+        sentence = following
+    return rows
+
+
+def _run(corpus: Documents, document: int, target: int, draw: Random) -> tuple[int, int]:
+    """Consecutive sentences of a document from a random one on, about `target` tokens."""
+    starts = corpus.sentence_starts(document)
+    begin = draw.randrange(max(1, len(starts) - 1))
+    end = int(np.searchsorted(starts, starts[begin] + max(1, target), side="left"))
+    return int(starts[begin]), int(starts[min(max(end, begin + 1), len(starts) - 1)])
+
+
+def _truncate(
+    first: tuple[int, int], second: tuple[int, int], room: int, draw: Random
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The longer of the two loses tokens, each from the front or the back with equal chance, until both fit."""
+    sizes = [first[1] - first[0], second[1] - second[0]]
+    surplus = sum(sizes) - room
+    if surplus <= 0:
+        return first, second
+    # token by token from the longer one is the same as levelling them first and then taking turns
+    difference = sizes[0] - sizes[1]
+    levelled = min(surplus, abs(difference))
+    lost = [levelled, 0] if difference > 0 else [0, levelled]
+    lost[0] += (surplus - levelled) // 2
+    lost[1] += (surplus - levelled + 1) // 2
+    result = []
+    for (start, stop), loss in zip((first, second), lost, strict=True):
+        front = draw.getrandbits(loss).bit_count() if loss else 0  # as many coins as tokens
+        result.append((start + front, stop - (loss - front)))
+    return result[0], result[1]
+
+
+def samples(corpus: Documents, document: np.ndarray, place: np.ndarray, epoch: int) -> np.ndarray:
+    """A number for each sequence that no other sequence of any epoch has."""
+    return ((epoch * len(corpus.lengths) + document) << 24) + place

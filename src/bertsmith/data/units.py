@@ -1,0 +1,210 @@
+"""The units that masking takes whole (words, n-grams of words), and the exact choice among them.
+
+The units of a sequence are put in a random order and taken one after the other until its exact count of tokens is
+reached; one that would exceed it is passed over (the rule of Google's BERT code). Everything is worked out for a whole
+batch at once, and no tensor's shape depends on a draw: there are always as many unit slots as tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bertsmith.data.random import bits, uniform
+
+
+def word_begins(starts_word: Tensor, is_candidate: Tensor, position: Tensor) -> Tensor:
+    """True at the first token of each word; a special token is a word of its own.
+
+    Shape: all (tokens,).
+    """
+    after_special = torch.cat([is_candidate.new_ones(1), ~is_candidate[:-1]])
+    return starts_word | ~is_candidate | after_special | (position == 0)
+
+
+def unit_numbers(begins: Tensor) -> Tensor:
+    """The number of the unit each token belongs to, rising from 0, where units begin at the places given."""
+    return begins.long().cumsum(0) - 1
+
+
+def ngram_units(word: Tensor, sequence: Tensor, is_candidate: Tensor, stream: Tensor, longest: int) -> Tensor:
+    """The words of each sequence tiled with n-grams of 1 to `longest` words, chance in proportion to 1/n.
+
+    Shape: word, sequence, is_candidate (tokens,); stream (sequences,): the source of each sequence's draws.
+    """
+    slots = word.shape[0]
+    first = _first_token(word)
+    of_sequence, joins = sequence[first], is_candidate[first]
+    begin = segment_begins(of_sequence)
+    place = torch.arange(slots, device=word.device) - begin
+
+    length = gram_lengths(uniform(stream[of_sequence], place), longest)  # of the place-th n-gram
+    end = begin + running_sum(length, begin)
+    reached = end.clamp(max=slots - 1)
+    is_inside = (end < slots) & (of_sequence[reached] == of_sequence)
+    opens = (place == 0).long().scatter_add(0, reached, is_inside.long()) > 0
+    # a special token never joins its neighbours
+    opens |= ~joins | torch.cat([opens.new_ones(1), ~joins[:-1]])
+    return (opens.long().cumsum(0) - 1)[word]
+
+
+def gram_lengths(draw: Tensor, longest: int) -> Tensor:
+    """How many words each n-gram has: n from 1 to `longest` with a chance in proportion to 1/n; draws from [0, 1)."""
+    weights = [1 / n for n in range(1, longest + 1)]
+    lengths = torch.ones_like(draw, dtype=torch.long)
+    for n in range(1, longest):
+        # a multiple of the draws' own step, so that every device compares the same numbers
+        lengths += draw >= round(sum(weights[:n]) / sum(weights) * 2**24) * 2.0**-24
+    return lengths
+
+
+def choose_units(
+    unit: Tensor, sequence: Tensor, is_candidate: Tensor, counts: Tensor, stream: Tensor, *, rounds: int = 8
+) -> Tensor:
+    """True for the tokens of the units that are taken.
+
+    A round leaves less than the size of the first unit that did not fit, so a few end every search; units of one token
+    need one.
+
+    Shape: unit, sequence, is_candidate (tokens,); counts, the tokens to take, and stream (sequences,).
+    """
+    size = torch.zeros_like(unit).scatter_add(0, unit, is_candidate.long())
+    first = _first_token(unit)
+    of_sequence = sequence[first]
+    # counted from the start of the sequence, so that neighbours never matter
+    draw = bits(stream[of_sequence], first - segment_begins(sequence)[first])
+    # by sequence, then by draw (42 bits of it), and slots without a candidate at the very end
+    order = torch.argsort(torch.where(size > 0, (of_sequence << 42) | (draw >> 20), (1 << 62) - 1))
+    size, of_sequence = size[order], of_sequence[order]
+    begin = segment_begins(of_sequence)
+
+    left = counts[of_sequence]
+    is_taken = torch.zeros_like(size, dtype=torch.bool)
+    for _ in range(rounds):
+        # what is larger than the rest of the count will never fit; of the others, the longest run that does
+        fitting = torch.where((size <= left) & ~is_taken, size, 0)
+        now = (fitting > 0) & (running_sum(fitting, begin) <= left)
+        is_taken |= now
+        used = torch.zeros_like(counts).scatter_add(0, of_sequence, torch.where(now, size, 0))
+        left = left - used[of_sequence]
+    return torch.zeros_like(is_taken).scatter(0, order, is_taken)[unit] & is_candidate
+
+
+def _first_token(unit: Tensor) -> Tensor:
+    """The first token of each unit; slots that are no unit give the last token."""
+    index = torch.arange(unit.shape[0], device=unit.device)
+    return torch.full_like(unit, unit.shape[0] - 1).scatter_reduce(0, unit, index, "amin")
+
+
+def segment_begins(segment: Tensor) -> Tensor:
+    """For every slot the first slot of its run of equal numbers."""
+    index = torch.arange(segment.shape[0], device=segment.device)
+    changes = torch.cat([index.new_ones(1, dtype=torch.bool), segment[1:] != segment[:-1]])
+    return torch.where(changes, index, 0).cummax(0).values
+
+
+def running_sum(values: Tensor, begin: Tensor) -> Tensor:
+    """The sum of the values from the first slot of the run to each slot, both counted in."""
+    total = values.cumsum(0)
+    return total - (total - values)[begin]
+
+
+SURPLUS = 4
+"""The word that reaches a budget may exceed it by a fourth of it (19 tokens of 77); what it has beyond is not masked.
+
+So the places of a batch are bounded, though a word is not.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The units of all sequences, one after the other.
+
+    Shape: number (tokens,), the unit of each token (a special one has that of the unit before); first and count
+    (sequences,), where the units of a sequence begin and how many there are.
+    """
+
+    number: Tensor
+    first: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, begins: Tensor, is_candidate: Tensor, sequence: Tensor, sequences: int) -> "Row":
+        """The row of the units that begin at the places given.
+
+        Shape: begins, is_candidate, sequence (tokens,).
+        """
+        opens = (begins & is_candidate).long()
+        count = opens.new_zeros(sequences).scatter_add(0, sequence, opens)
+        return cls(opens.cumsum(0) - 1, count.cumsum(0) - count, count)
+
+
+def with_replacement(row: Row, is_candidate: Tensor, counts: Tensor, stream: Tensor, slots: int) -> Tensor:
+    """True for the tokens drawn: `counts` of each sequence, every time from all of its units (Clark et al. 2020).
+
+    Shape: is_candidate (tokens,); counts and stream (sequences,). `slots` is no less than the sum of the counts.
+    """
+    tokens = is_candidate.shape[0]
+    slot = torch.arange(slots, device=counts.device)
+    owner, draw = _owner(slot, counts)
+    available = row.count[owner]
+    drawn = row.first[owner] + bits(stream[owner], draw) % available.clamp(min=1)
+    # what is no draw hits the slot behind the last unit
+    drawn = torch.where((slot < counts.sum()) & (available > 0), drawn, tokens)
+    hits = torch.zeros(tokens + 1, dtype=torch.long, device=slot.device).scatter_add(0, drawn, torch.ones_like(drawn))
+    return is_candidate & (hits[row.number.clamp(min=0)] > 0)
+
+
+def windows(
+    row: Row, is_candidate: Tensor, gram: Tensor, order: Tensor, *, longest: int, spread: int, most: int
+) -> Tensor:
+    """True for the tokens marked by a walk from left to right (the generator of He et al. 2021).
+
+    At every stop a number of units n is drawn; n units are marked somewhere in the next n · `spread`, and the walk goes
+    on behind these or behind the marked ones, whichever is farther. Draws belong to the unit a window begins with, so
+    that what follows any unit is known at once for all of them and the walk can be taken in leaps of 2, 4, 8 …
+
+    Shape: is_candidate (tokens,); gram and order, the sources of draws, (sequences,). `longest` is the longest n-gram,
+    `most` the most units of a sequence.
+    """
+    tokens = is_candidate.shape[0]
+    slot = torch.arange(tokens, device=gram.device)
+    owner, place = _owner(slot, row.count)
+    end = (row.first + row.count)[owner]
+    size = gram_lengths(uniform(gram[owner], place), longest)
+    window = torch.minimum(size * spread, end - slot).clamp(min=1)
+    begin = slot + bits(order[owner], place) % window
+    stop = torch.minimum(begin + size, end)
+
+    # a walk that has ended stays at the slot behind the last unit
+    leap = torch.maximum(slot + window, stop)
+    leap = torch.cat([torch.where(leap < end, leap, tokens), leap.new_full((1,), tokens)])
+    has_units = row.count > 0
+    reached = torch.zeros_like(leap).scatter_add(0, torch.where(has_units, row.first, tokens), has_units.long())
+    for _ in range((-(-most // spread) - 1).bit_length()):
+        reached = reached.scatter_add(0, leap, reached).clamp(max=1)
+        leap = leap[leap]
+
+    reached = reached[:tokens]
+    edges = torch.zeros(tokens + 1, dtype=torch.long, device=slot.device)
+    edges = edges.scatter_add(0, begin.clamp(max=tokens), reached).scatter_add(0, stop.clamp(max=tokens), -reached)
+    return is_candidate & (edges.cumsum(0)[row.number.clamp(min=0)] > 0)
+
+
+def from_the_left(row: Row, is_marked: Tensor, sequence: Tensor, counts: Tensor) -> Tensor:
+    """True for the marked tokens up to the end of the unit that reaches its sequence's count.
+
+    Shape: is_marked, sequence (tokens,); counts (sequences,).
+    """
+    marked = is_marked.long()
+    sofar = running_sum(marked, segment_begins(sequence))
+    before_unit = (sofar - marked)[segment_begins(row.number)]
+    budget = counts[sequence]
+    return is_marked & (before_unit < budget) & (sofar <= budget + budget // SURPLUS)
+
+
+def _owner(slot: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The sequence each slot belongs to and its place there, where sequences have so many slots one after the other."""
+    ends = counts.cumsum(0)
+    owner = torch.searchsorted(ends, slot, right=True).clamp(max=counts.shape[0] - 1)
+    return owner, slot - (ends - counts)[owner]

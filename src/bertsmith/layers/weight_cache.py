@@ -1,0 +1,119 @@
+"""The last result of a computation on weights, kept for as long as the weights stay what they were."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.layers.elementwise import Activation
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class _Entry(Generic[Result]):
+    aliases: tuple[Tensor, ...]
+    """The sources without their history; they hold the memory, so that its address stays a name for it."""
+    versions: tuple[int, ...]
+    settings: Hashable
+    result: Result
+
+    def fits(self, sources: Sequence[Tensor], settings: Hashable) -> bool:
+        return settings == self.settings and all(
+            source.data_ptr() == alias.data_ptr() and source._version == version
+            for source, alias, version in zip(sources, self.aliases, self.versions, strict=True)
+        )
+
+
+class Remembered(nn.Module, Generic[Result]):
+    """What was computed last in eval mode without gradients. It has no weights and is never saved.
+
+    PyTorch counts every write to a tensor but those through `.data`; a change of mode or of device forgets as well.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._entry: _Entry[Result] | None = None
+
+    def forward(self, sources: Sequence[Tensor], settings: Hashable, compute: Callable[[], Result]) -> Result:
+        """The result for these sources and settings: the remembered one if nothing has changed, else a new one."""
+        if torch.compiler.is_compiling():
+            return compute()
+        is_countable = not any(source.is_inference() or source.is_meta for source in sources)
+        if self.training or torch.is_grad_enabled() or not is_countable:
+            self._entry = None
+            return compute()
+        entry = self._entry
+        if entry is not None and entry.fits(sources, settings):
+            return entry.result
+        # an ordinary tensor even under inference mode, so that its writes are counted when it is a source itself
+        with torch.inference_mode(False), torch.no_grad():
+            result = compute()
+            aliases = tuple(source.detach() for source in sources)
+        self._entry = _Entry(aliases, tuple(source._version for source in sources), settings, result)
+        return result
+
+    def train(self, mode: bool = True) -> "Remembered[Result]":
+        if mode != self.training:
+            self._entry = None
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Remembered[Result]":
+        self._entry = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy has weights of its own
+        return {**self.__dict__, "_entry": None}
+
+
+def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
+    """The dtype autocast computes products in on the tensor's device; None where it is off."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+SMALLEST = 128 * 128
+"""Entries of a matrix below which a product is no faster by it."""
+
+_FUSED: dict[Activation | None, tuple[str, str]] = {
+    None: ("none", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "relu": ("relu", ""),
+    "silu": ("swish", ""),
+    "tanh": ("tanh", ""),
+}
+"""The names that oneDNN has for what follows a product."""
+
+
+class Prepared(Remembered[Tensor]):
+    """One matrix, laid out for products in eval mode without gradients."""
+
+    def serves(self, hidden: Tensor, weight: Tensor) -> bool:
+        """Whether this product is one to lay the matrix out for."""
+        return (
+            not self.training
+            and not torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()
+            and hidden.dtype == weight.dtype == torch.float32
+            and hidden.device.type == weight.device.type == "cpu"
+            and weight.numel() >= SMALLEST
+            and hidden.numel() > 0
+            and not weight.is_inference()  # its writes are not counted
+            and not torch.is_autocast_enabled("cpu")
+            and bool(torch.backends.mkldnn.enabled)
+            and torch.backends.mkldnn.is_available()
+        )
+
+    def product(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None = None
+    ) -> Tensor:
+        """hidden · weightᵀ + bias and what the activation makes of it: (…, inputs) -> (…, outputs)."""
+        mkldnn: Any = torch.ops.mkldnn
+        laid_out = self([weight], None, lambda: mkldnn._reorder_linear_weight(weight.detach(), None))
+        kind, variant = _FUSED[activation]
+        product: Tensor = mkldnn._linear_pointwise(hidden, laid_out, bias, kind, [], variant)
+        return product

@@ -1,0 +1,110 @@
+"""Recipes by name, such as "electra-small:paper": plain settings of a pre-training run, and files laid over them."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import InputError, nearest
+from bertsmith.recipes.crammed import CRAMMED
+from bertsmith.recipes.modern import MODERN
+from bertsmith.recipes.paper import PAPER
+from bertsmith.recipes.parts import Recipe
+from bertsmith.toml import read_toml
+
+TIERS: dict[str, dict[str, Recipe]] = {"paper": PAPER, "crammed": CRAMMED, "modern": MODERN}
+DEFAULT_TIER = "crammed"
+# the ways to choose a network exclude each other; overrides change a preset
+_INSTEAD_OF = {
+    "preset": ("network", "folder", "subnet", "width", "depth"),
+    "network": ("preset", "overrides", "folder", "subnet", "width", "depth"),
+    "folder": ("preset", "overrides", "network", "width", "depth"),
+    "width": ("preset", "overrides", "network", "folder"),
+    "depth": ("preset", "overrides", "network", "folder"),
+}
+
+
+def presets() -> list[str]:
+    """Every preset there is a recipe for."""
+    return list(dict.fromkeys(preset for recipes in TIERS.values() for preset in recipes))
+
+
+def names() -> list[str]:
+    """Every name that `recipe` knows, with its tier."""
+    return [f"{preset}:{tier}" for preset in presets() for tier in tiers_of(preset)]
+
+
+def tiers_of(preset: str) -> list[str]:
+    """The tiers there is a recipe of, for a preset."""
+    return [tier for tier, recipes in TIERS.items() if preset in recipes]
+
+
+def find(name: str) -> tuple[str, Recipe]:
+    """The tier and the recipe of a name; raises a sentence with the nearest one otherwise."""
+    preset, colon, tier = name.partition(":")
+    known = tiers_of(preset)
+    if not known:
+        hint = nearest(preset, presets())  # names the nearest, or else all in the order of the alphabet
+        hint = f"{hint} " if hint.startswith("did you mean") else ""
+        raise InputError(f"recipe is {name!r}; {hint}allowed: a .toml file, or one of {', '.join(presets())}")
+    if not colon:
+        tier = DEFAULT_TIER if DEFAULT_TIER in known else known[0]
+    if tier not in known:
+        there = f"; {tier} exists for {', '.join(TIERS[tier])}" if tier in TIERS else ""
+        raise InputError(f"recipe is {name!r}; allowed for {preset}: {', '.join(known)}{there}")
+    return tier, TIERS[tier][preset]
+
+
+def recipe(name: str, processes: int = 1) -> dict[str, Any]:
+    """The plain settings of NAME[:TIER]; micro-batches are what fits on a GPU, or the share of one of the processes."""
+    tier, found = find(name)
+    plain = {"tier": tier, **found.plain()}
+    sequences = plain["sequences"]
+    sequences["micro_tokens"] = min(sequences["micro_tokens"], plain["batch"]["tokens"] // processes)
+    return plain
+
+
+def read_recipe(given: str | Path, processes: int = 1) -> dict[str, Any]:
+    """The plain settings of a .toml file or of NAME[:TIER]."""
+    path = Path(given)
+    if path.suffix == ".toml" or path.is_file():
+        return resolved(read_toml(path), processes)
+    return recipe(str(given), processes)
+
+
+def resolved(data: Mapping[str, Any], processes: int = 1) -> dict[str, Any]:
+    """The settings of a file: those of the recipe it names in `recipe`, if it does, with its own laid over them."""
+    own = {name: value for name, value in data.items() if name != "recipe"}
+    if "recipe" not in data:
+        return own
+    base = data["recipe"]
+    if not isinstance(base, str):
+        raise InputError(f"recipe is {base!r}; allowed: a name such as 'bert-base:crammed'")
+    return laid_over(recipe(base, processes), own)
+
+
+def laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The base with another's settings over its own, table by table; what these take the place of is left out."""
+    plain = copy.deepcopy(dict(base))
+    kind = _group(own, "objective").get("kind")
+    if kind is not None and kind != _group(plain, "objective").get("kind"):
+        plain.pop("objective", None)
+        plain.pop("generator", None)
+    for name in ("model", "generator"):
+        for key in _group(own, name):
+            for other in _INSTEAD_OF.get(key, ()):
+                _group(plain, name).pop(other, None)
+    return _merged(plain, own)
+
+
+def _group(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = data.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, value in own.items():
+        is_table = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = _merged(merged[name], value) if is_table else value
+    return merged

@@ -1,0 +1,75 @@
+"""Being asked to stop: SIGTERM and SIGINT set a flag that the loop reads between two steps."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from safetensors import SafetensorError
+
+from bertsmith.errors import InputError
+
+
+class StopRequest:
+    """While it is entered, the first signal only asks; a second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self.is_made = False
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> "StopRequest":
+        # handlers can be set in the main thread only; elsewhere the loop simply runs to its end
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.is_made:
+            raise KeyboardInterrupt
+        self.is_made = True
+
+
+def kept(out: Path) -> str:
+    """What is left of a run that had to stop, as a clause."""
+    newest = max((out / "checkpoints").glob("step-*"), default=None)
+    if newest is None:
+        return "no checkpoint had been written"
+    return f"checkpoint {newest.name} is kept"
+
+
+@contextmanager
+def explained(out: Path, training: Path | None = None) -> Iterator[None]:
+    """Turns what the system refuses inside into an InputError that names the folder and says what is kept.
+
+    `training` is the folder with the checkpoints, where the run is one of several trainings.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError, InputError) as error:
+        reason = _reason(error)
+        if reason is None:
+            raise
+        raise InputError(
+            f"the run in {str(out)!r} had to stop: {reason}; {kept(training or out)}: put that right and go on with "
+            "--resume"
+        ) from None
+
+
+def _reason(error: Exception) -> str | None:
+    """Why, in one line; None for an error that says enough, or that only a programmer can mend."""
+    # a reading process hands on its error as a text that ends with the error's own line
+    is_from_reader = "DataLoader worker" in str(error)
+    if isinstance(error, RuntimeError | InputError) and not is_from_reader:
+        return None
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror + (f" ({error.filename})" if error.filename else "")
+    return str(error).strip().splitlines()[-1]

@@ -1,0 +1,176 @@
+"""Batches of a task's items: each item once an epoch, the same for the same seed, from any cursor, in both layouts."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.answers.sequences import IGNORED, Features, Ragged
+from bertsmith.data.examples import EvaluationPlan, ExampleConfig, ExamplePlan, ExampleReader, TaskBatch
+from bertsmith.data.loader import load_batches
+from bertsmith.data.plan import Cursor, MicroBatchPlan
+
+PAD = 99
+ORDERS = ["shuffled", "by_length"]
+
+
+def some_features(items: int, *, most: int = 1, seed: int = 0) -> Features:
+    """Items of 1 to `most` sequences of 1 to 30 tokens each; every token tells its sequence."""
+    draw = np.random.default_rng(seed)
+    counts = draw.integers(1, most + 1, items)
+    sequences = [np.full(draw.integers(1, 31), number) for number in range(counts.sum())]
+    tags = [np.arange(len(sequence)) % 3 for sequence in sequences]
+    return Features(
+        tokens=Ragged.of(sequences),
+        types=Ragged.of([np.arange(len(sequence)) % 2 for sequence in sequences]),
+        items=np.concatenate([[0], np.cumsum(counts)]),
+        example=np.arange(items),
+        targets={"label": draw.integers(0, 4, items), "tags": Ragged.of(tags)},
+    )
+
+
+def plan_of(features: Features, order: str = "shuffled", seed: int = 5, examples: int = 4) -> ExamplePlan:
+    return ExamplePlan(features, ExampleConfig(order=order), examples, seed)
+
+
+def contents(plans: list[MicroBatchPlan[np.ndarray]]) -> list[list[int]]:
+    return [plan.sequences.tolist() for plan in plans]
+
+
+def read(features: Features, layout: str, items: list[int]) -> TaskBatch:
+    reader = ExampleReader(features, ExampleConfig(layout=layout), PAD)
+    batch = reader[MicroBatchPlan(np.array(items), Cursor())].batch
+    assert isinstance(batch, TaskBatch)
+    return batch
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("items", [1, 4, 30, 431])
+def test_every_item_stands_in_an_epoch_once(order: str, items: int) -> None:
+    plan = plan_of(some_features(items), order)
+    stream = list(islice(plan.from_cursor(Cursor()), 2 * plan.batches))
+    assert plan.batches == -(-items // 4)
+    for epoch in range(2):
+        found = [item for batch in stream if batch.cursor.epoch == epoch for item in batch.sequences.tolist()]
+        assert sorted(found) == list(range(items))
+        sizes = [len(batch.sequences) for batch in stream if batch.cursor.epoch == epoch]
+        assert sizes[:-1] == [4] * (plan.batches - 1)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_order_follows_the_seed_and_the_epoch(order: str) -> None:
+    features = some_features(50)
+    one, again, other = (plan_of(features, order, seed) for seed in (5, 5, 6))
+    stream = contents(list(islice(one.from_cursor(Cursor()), 26)))
+    assert stream == contents(list(islice(again.from_cursor(Cursor()), 26)))
+    assert stream != contents(list(islice(other.from_cursor(Cursor()), 26)))
+    assert stream[:13] != stream[13:]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_goes_on_from_any_cursor(order: str) -> None:
+    plan = plan_of(some_features(30), order)
+    stream = list(islice(plan.from_cursor(Cursor()), 20))
+    for place in (0, 3, 7, 8, 15):
+        rest = list(islice(plan_of(some_features(30), order).from_cursor(stream[place].cursor), 20 - place))
+        assert contents(rest) == contents(stream[place:])
+        skipped = list(islice(plan.from_cursor(stream[place].cursor, skip=1), 19 - place))
+        assert contents(skipped) == contents(stream[place + 1 :])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_share_the_stream_of_one(order: str, processes: int) -> None:
+    plan = plan_of(some_features(30), order)
+    stream = contents(list(islice(plan.from_cursor(Cursor()), 18)))
+    for rank in range(processes):
+        own = list(islice(plan.from_cursor(Cursor(), skip=rank, every=processes), 18 // processes))
+        assert contents(own) == stream[rank::processes]
+
+
+def test_by_length_leaves_few_pads_and_no_order_of_length() -> None:
+    features = some_features(400)
+    lengths = features.tokens.lengths
+
+    def pads(order: str) -> int:
+        batches = [plan.sequences for plan in plan_of(features, order).one_epoch()]
+        return sum(int(lengths[batch].max() * len(batch) - lengths[batch].sum()) for batch in batches)
+
+    assert pads("by_length") < pads("shuffled") / 5
+    longest = [lengths[plan.sequences].max() for plan in plan_of(features, "by_length").one_epoch()]
+    steps = np.diff(longest)
+    assert (steps > 0).sum() > 20
+    assert (steps < 0).sum() > 20
+
+
+def test_evaluation_takes_every_item_once_and_keeps_to_its_tokens() -> None:
+    features = some_features(60, most=3)
+    plans = list(EvaluationPlan(features, 64).one_epoch())
+    assert sorted(item for plan in plans for item in plan.sequences.tolist()) == list(range(60))
+    for plan in plans:
+        own = features.lengths[plan.sequences]
+        assert len(own) == 1 or own.max() * len(own) <= 64
+    alone = list(EvaluationPlan(features, 1).one_epoch())  # an item that is too long stands by itself
+    assert [len(plan.sequences) for plan in alone] == [1] * 60
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_packed_and_padded_hold_the_same(most: int) -> None:
+    features, items = some_features(12, most=most), [7, 0, 11, 3]
+    packed, padded = read(features, "packed", items), read(features, "padded", items)
+    sequences = [number for item in items for number in range(features.items[item], features.items[item + 1])]
+    lengths = features.tokens.lengths[sequences].tolist()
+    is_token = padded.layout.is_token
+    assert is_token is not None
+    assert packed.layout.lengths().tolist() == padded.layout.lengths().tolist() == lengths
+    assert packed.layout.longest == padded.layout.longest == max(lengths)
+    assert packed.tokens.tolist() == np.repeat(sequences, lengths).tolist() == padded.tokens[is_token].tolist()
+    assert set(padded.tokens[~is_token].tolist()) <= {PAD}
+    assert torch.equal(packed.types, padded.types[is_token])
+    assert torch.equal(packed.targets["tags"], padded.targets["tags"][is_token])
+    assert set(padded.targets["tags"][~is_token].tolist()) <= {IGNORED}
+    assert not padded.types[~is_token].any()
+    for batch in (packed, padded):
+        assert batch.item.tolist() == items
+        assert batch.targets["label"].tolist() == features.targets["label"][items].tolist()
+        assert batch.real_tokens == sum(lengths)
+
+
+def test_lengths_of_items_are_those_of_all_their_sequences() -> None:
+    features = some_features(9, most=3)
+    for item, length in enumerate(features.lengths):
+        own = range(features.items[item], features.items[item + 1])
+        assert length == sum(len(features.tokens[number]) for number in own)
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_a_batch_moves_and_is_pinned_as_a_whole(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = read(some_features(6), layout, [1, 4])
+    pinned: list[int] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(id(tensor))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    batch.pin_memory()
+    lying = batch.layout.starts if layout == "packed" else batch.layout.is_token
+    tensors = [batch.tokens, batch.types, batch.item, lying, *batch.targets.values()]
+    assert sorted(pinned) == sorted(id(tensor) for tensor in tensors)
+    moved = batch.to("meta")
+    lying = moved.layout.starts if layout == "packed" else moved.layout.is_token
+    for tensor in (moved.tokens, moved.types, moved.item, lying, *moved.targets.values()):
+        assert tensor.device.type == "meta"
+    assert moved.real_tokens == batch.real_tokens
+
+
+@pytest.mark.slow  # processes of its own; test_plan.py compares those of a corpus
+def test_worker_processes_give_the_same_batches() -> None:
+    features = some_features(20)
+    plan = plan_of(features)
+    reader = ExampleReader(features, plan.config, PAD)
+    alone = list(load_batches(reader, plan.one_epoch()))
+    shared = list(load_batches(reader, plan.one_epoch(), workers=1))
+    assert [loaded.cursor for loaded in alone] == [loaded.cursor for loaded in shared]
+    assert all(torch.equal(one.batch.tokens, other.batch.tokens) for one, other in zip(alone, shared, strict=True))

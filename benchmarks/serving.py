@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertsmith.serving.cores import cores
-from bertsmith.serving.engine import BatchingEngine, EngineLimits
 from bertsmith.serving.model import ServedModel
-from bertsmith.serving.work import Asked
+from bertsmith.serving.requests import TokenSequence
+from bertsmith.serving.scheduler import Scheduler, SchedulerLimits
+from bertsmith.serving.settings import cores
 from bertsmith.shrinking.fit.measure import fingerprint
 from serving_load import Asking, EngineTarget, HttpTarget, Known, Load, Target, softmax
 from serving_model import SIZES, make_texts, write_folder
@@ -50,13 +50,13 @@ class Bench:
         self.opened = {floor: ServedModel.open(folder, device="cpu", floor=floor) for floor in (None, FLOOR)}
         served = self.opened[FLOOR]
         made = served.tokenizer.encode(self.texts, None, served.encoding.length, padding=False)
-        self.asked = [Asked(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
+        self.asked = [TokenSequence(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
         self.known: Known = {}
-        for rung in served.ladder.rungs:
-            size = (1.0, 1.0) if rung.subnet is None else (rung.subnet.width, rung.subnet.depth)
-            alone = [softmax(served.answers("task", [own], rung.subnet)[0]) for own in self.asked]
+        for size in served.schedule.sizes:
+            size = (1.0, 1.0) if size.subnet is None else (size.subnet.width, size.subnet.depth)
+            alone = [softmax(served.answers("task", [own], size.subnet)[0]) for own in self.asked]
             self.known[size] = np.stack(alone)
-        self.speeds = {size: rung.speed for size, rung in zip(self.known, served.ladder.rungs, strict=True)}
+        self.speeds = {size: size.speed for size, size in zip(self.known, served.schedule.sizes, strict=True)}
 
     @asynccontextmanager
     async def serving(
@@ -69,10 +69,10 @@ class Bench:
                 yield Asking(target, len(self.texts), self.known), process
             return
         torch.set_num_threads(threads)
-        limits = EngineLimits(
+        limits = SchedulerLimits(
             batch_tokens=self.options.batch_tokens, waiting_tokens=waiting, waiting_sequences=10**5, workers=workers
         )
-        engine = BatchingEngine(self.opened[floor], limits)
+        engine = Scheduler(self.opened[floor], limits)
         engine.start()
         try:
             yield Asking(EngineTarget(engine, self.asked, TIMEOUT), len(self.texts), self.known), os.getpid()

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from bertsmith.serving.engine import BatchingEngine
-from bertsmith.serving.work import Asked, Busy, Late
+from bertsmith.serving.requests import DeadlineExceeded, QueueFull, TokenSequence
+from bertsmith.serving.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Target(Protocol):
 class EngineTarget:
     """The engine itself, in this process."""
 
-    def __init__(self, engine: BatchingEngine, asked: Sequence[Asked], timeout: float) -> None:
+    def __init__(self, engine: Scheduler, asked: Sequence[TokenSequence], timeout: float) -> None:
         self.engine, self.asked, self.timeout = engine, asked, timeout
 
     async def ask(self, number: int) -> Said:
         try:
             answered = await self.engine.submit("task", [self.asked[number]], timeout=self.timeout)
-        except Busy:
+        except QueueFull:
             return Said("refused")
-        except Late:
+        except DeadlineExceeded:
             return Said("late")
         subnet = answered.subnet
         size = (1.0, 1.0) if subnet is None else (subnet.width, subnet.depth)

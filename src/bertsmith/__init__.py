@@ -33,7 +33,7 @@ _HOMES = {
     "preset": "bertsmith.models.published",
     "pretrain": "bertsmith.commands.pretrain",
     "save": "bertsmith.checkpoint.store",
-    "serve": "bertsmith.commands.serve",
+    "serve": "bertsmith.runs.serve",
     "shrink": "bertsmith.commands.shrink",
     "tokenizer": "bertsmith.commands.tokenizer",
 }
@@ -79,7 +79,6 @@ if TYPE_CHECKING:
     from bertsmith.commands.pairs import pairs
     from bertsmith.commands.predict import predict
     from bertsmith.commands.pretrain import pretrain
-    from bertsmith.commands.serve import serve
     from bertsmith.commands.shrink import shrink
     from bertsmith.commands.tokenizer import tokenizer
     from bertsmith.data.layout import SequenceLayout
@@ -91,6 +90,7 @@ if TYPE_CHECKING:
     from bertsmith.models.decoding import GenerationConfig
     from bertsmith.models.model import Model
     from bertsmith.models.published import preset
+    from bertsmith.runs.serve import serve
     from bertsmith.tasks.predictor import Predictor
     from bertsmith.text.tokenizer import Tokenizer
 

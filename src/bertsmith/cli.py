@@ -20,10 +20,10 @@ from bertsmith.commands.inspect import inspect
 from bertsmith.commands.pairs import pairs
 from bertsmith.commands.predict import predict
 from bertsmith.commands.pretrain import pretrain
-from bertsmith.commands.serve import serve
 from bertsmith.commands.shrink import shrink
 from bertsmith.commands.tokenizer import tokenizer
 from bertsmith.errors import InputError
+from bertsmith.runs.serve import serve
 
 app = App(
     name="bertsmith",

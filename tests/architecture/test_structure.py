@@ -16,7 +16,7 @@ from bertsmith.settings import Record
 SOURCE = Path(bertsmith.__file__).parent
 ORDER = ["errors", "bundled", "settings", "toml", "text", "answers", "data", "ops", "layers", "models", "checkpoint"]
 ORDER += ["engines", "runtime", "exporting", "objectives", "tasks", "training", "recipes", "shrinking", "report", "hf"]
-ORDER += ["serving", "commands", "cli", "__main__"]
+ORDER += ["serving", "runs", "commands", "cli", "__main__"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -10,14 +10,14 @@ from bertsmith.models.cost import parameters
 from bertsmith.report.attention import explorer_data, explorer_markup
 from bertsmith.report.maps import sequence_maps, text_maps
 from bertsmith.serving.model import ServedModel
+from bertsmith.serving.requests import Operation, TokenSequence
 from bertsmith.serving.sizes import cut_model, described_sizes, parameters_of
-from bertsmith.serving.work import Asked, Work
 from bertsmith.tasks.tagging import Tagging
 from bertsmith.text.tokenizer import Tokenizer
 
 LONGEST = 64  # tokens whose maps are shown: those of 144 heads take some 800 kB
 CANDIDATES = 8  # for a mask
-_ORDER: tuple[Work, ...] = ("task", "fill_mask", "vectors")
+_ORDER: tuple[Operation, ...] = ("task", "fill_mask", "vectors")
 
 
 def described(served: ServedModel) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def candidates(tokenizer: Tokenizer, shares: np.ndarray) -> list[dict[str, Any]]
     ]
 
 
-def maps_of(served: ServedModel, asked: Asked, subnet: Subnet | None) -> dict[str, Any]:
+def maps_of(served: ServedModel, asked: TokenSequence, subnet: Subnet | None) -> dict[str, Any]:
     """The maps of one sequence as the explorer takes them in: its data and its markup."""
     model = served.model
     assert model is not None
@@ -77,7 +77,7 @@ def maps_of(served: ServedModel, asked: Asked, subnet: Subnet | None) -> dict[st
     return {"data": explorer_data(tokens, shown), "markup": explorer_markup(tokens, shown)}
 
 
-def why_no_maps(served: ServedModel, asked: Asked) -> str | None:
+def why_no_maps(served: ServedModel, asked: TokenSequence) -> str | None:
     """The sentence that says why there are no maps of a sequence; None if there are."""
     if served.model is None:
         return f"{served.name!r} is not run by PyTorch, which draws the maps; serve the folder it was exported from"

@@ -19,10 +19,10 @@ from bertsmith.models.build import extract
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import MaskDecoderConfig
 from bertsmith.models.model import Model
-from bertsmith.serving.computing import Rows, answers
-from bertsmith.serving.cores import default_threads
-from bertsmith.serving.ladder import Ladder
-from bertsmith.serving.work import Asked, Work
+from bertsmith.serving.requests import Operation, TokenSequence
+from bertsmith.serving.settings import default_threads
+from bertsmith.serving.size_schedule import SizeSchedule
+from bertsmith.serving.worker import Rows, answers
 from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, ElasticRecord, read_record
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.predictor import TASK_FILE, KeptTask, read_kept
@@ -39,9 +39,9 @@ class ServedModel:
     runner: Runner
     tokenizer: Tokenizer
     encoding: Encoding
-    works: frozenset[Work]
+    works: frozenset[Operation]
     """What it can do."""
-    ladder: Ladder = field(default_factory=Ladder)
+    schedule: SizeSchedule = field(default_factory=SizeSchedule)
     """The sizes it may answer in of its own accord; one for a model that is not elastic."""
     kept: KeptTask | None = None
     """The task of a fine-tuned model."""
@@ -54,7 +54,7 @@ class ServedModel:
     threads: int = 1
     """Of one product; several batches may be worked on at a time."""
     networks: dict[Subnet, Model] = field(default_factory=dict)
-    """The smaller sizes of the ladder as models of their own."""
+    """The smaller sizes of the schedule as models of their own."""
 
     @classmethod
     def open(
@@ -68,7 +68,7 @@ class ServedModel:
     ) -> "ServedModel":
         """What a folder holds, tried and ready; raises InputError with a sentence if it cannot be served.
 
-        `threads` are those of one product (None: serving/cores.py); `floor` is the share of its whole score that an
+        `threads` are those of one product (None: serving/settings.py); `floor` is the share of its whole score that an
         elastic model must keep when it answers in a smaller size, which it does only if one is given.
         """
         folder = model_folder(folder)
@@ -86,7 +86,7 @@ class ServedModel:
         if not works:
             raise InputError(f"{str(folder)!r} has a task's head and no {TASK_FILE}, so nothing can be asked of it")
         record = read_record(folder) if model is not None and (folder / ELASTIC_FILE).is_file() else None
-        ladder = Ladder.of(record, floor)
+        schedule = SizeSchedule.of(record, floor)
         longest = runner.config.encoder.embedding.longest
         engine = read_artefact(folder).engine
         served = cls(
@@ -95,18 +95,18 @@ class ServedModel:
             tokenizer=runner.tokenizer,
             encoding=Encoding.of(runner, kept.sequences.length if kept is not None else longest),
             works=works,
-            ladder=ladder,
+            schedule=schedule,
             kept=kept,
             model=model,
             record=record,
             rows="packed" if engine == "torch" else "fixed" if engine == "compiled" else "padded",
             threads=threads,
-            networks={} if model is None else _networks(model, ladder),
+            networks={} if model is None else _networks(model, schedule),
         )
         served.warm_up()
         return served
 
-    def longest(self, work: Work) -> int:
+    def longest(self, work: Operation) -> int:
         """The most tokens a sequence may have; where a model takes any number, as many as it was made for."""
         embedding = self.runner.config.encoder.embedding
         limits = [longest_input(self.runner.config) or max(embedding.longest, self.encoding.length)]
@@ -126,7 +126,7 @@ class ServedModel:
         """Whether its head was trained to make vectors; else they are means of token states."""
         return any(head.kind == "embedder" for head in self.runner.config.heads)
 
-    def check(self, work: Work, asked: Asked, subnet: Subnet | None = None) -> None:
+    def check(self, work: Operation, asked: TokenSequence, subnet: Subnet | None = None) -> None:
         """Raises InputError if a sequence cannot be worked on, so that none spoils the batch it would stand in."""
         if work not in self.works:
             raise InputError(f"work is {work!r}; {self.name!r} does {', '.join(sorted(self.works))}")
@@ -149,8 +149,8 @@ class ServedModel:
                 raise InputError(f"subnet is given, and {self.name!r} has one size for {work}; allowed: None")
             subnet.cuts(self.model.encoder.units)
 
-    def answers(self, work: Work, asked: list[Asked], subnet: Subnet | None = None) -> list[np.ndarray]:
-        """What is said of sequences that are worked on together, in their order (serving/work.py has the shapes)."""
+    def answers(self, work: Operation, asked: list[TokenSequence], subnet: Subnet | None = None) -> list[np.ndarray]:
+        """What is said of sequences that are worked on together, in their order (serving/requests.py)."""
         network = None if subnet is None or work == "fill_mask" else self.networks.get(subnet)
         if network is not None:
             return answers(network, work, asked, rows=self.rows, pad=self.tokenizer.pad)
@@ -161,9 +161,9 @@ class ServedModel:
         for work in sorted(self.works):
             lengths = [min(length, self.longest(work)) for length in _WARM]
             tokens = [np.full(length, self.tokenizer.start, dtype=np.int64) for length in lengths]
-            asked = [Asked(own, None, np.zeros(1, dtype=np.int64)) for own in tokens]
-            for rung in self.ladder.rungs:
-                self.answers(work, asked, rung.subnet)
+            asked = [TokenSequence(own, None, np.zeros(1, dtype=np.int64)) for own in tokens]
+            for size in self.schedule.sizes:
+                self.answers(work, asked, size.subnet)
 
 
 def _check_folder(folder: Path) -> None:
@@ -177,8 +177,8 @@ def _check_folder(folder: Path) -> None:
         raise InputError(f"{str(folder)!r} holds a model with a decoder; allowed: encoders")
 
 
-def _works(runner: Runner, model: Model | None, kept: KeptTask | None) -> frozenset[Work]:
-    works: set[Work] = {"task"} if kept is not None else set()
+def _works(runner: Runner, model: Model | None, kept: KeptTask | None) -> frozenset[Operation]:
+    works: set[Operation] = {"task"} if kept is not None else set()
     if isinstance(runner, OnnxRunner):  # a graph has one end
         if runner.head in (None, "embedder"):
             works.add("vectors")
@@ -192,7 +192,7 @@ def _works(runner: Runner, model: Model | None, kept: KeptTask | None) -> frozen
     return frozenset(works)
 
 
-def _networks(model: Model, ladder: Ladder) -> dict[Subnet, Model]:
+def _networks(model: Model, schedule: SizeSchedule) -> dict[Subnet, Model]:
     """The smaller sizes as models of their own, which are faster than the whole one cut in every call.
 
     They share what is not cut, the embedding first of all, and layers that are cut alike.
@@ -200,15 +200,15 @@ def _networks(model: Model, ladder: Ladder) -> dict[Subnet, Model]:
     made: dict[Subnet, Model] = {}
     units, whole = model.encoder.units, model.encoder
     blocks = {(index, cut): whole.blocks[index] for index, cut in enumerate(units)}
-    for rung in ladder.rungs:
-        if rung.subnet is None:
+    for size in schedule.sizes:
+        if size.subnet is None:
             continue
-        small = extract(model, rung.subnet)
+        small = extract(model, size.subnet)
         small.encoder.embedding, small.encoder.final_norm = whole.embedding, whole.final_norm
         small.encoder.relative = whole.relative
-        for place, cut in enumerate(rung.subnet.cuts(units)):
+        for place, cut in enumerate(size.subnet.cuts(units)):
             small.encoder.blocks[place] = blocks.setdefault(cut, small.encoder.blocks[place])
         for kind in small.heads:
             small.heads[kind] = model.heads[kind]
-        made[rung.subnet] = small.eval()
+        made[size.subnet] = small.eval()
     return made

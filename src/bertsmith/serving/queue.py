@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bertsmith.layers.subnet import Subnet
-from bertsmith.serving.work import Asked, Work
+from bertsmith.serving.requests import Operation, TokenSequence
 
 _PLACE = 8192  # entries of the vocabulary that count like one token, where probabilities of all of it are given
 
 
 @dataclass(eq=False)
-class Call:
+class QueuedRequest:
     """One call and how far it is."""
 
-    work: Work
-    asked: Sequence[Asked]
+    work: Operation
+    asked: Sequence[TokenSequence]
     costs: list[int]
     """The tokens of every sequence, or what counts as many."""
     subnet: Subnet | None
@@ -30,7 +30,7 @@ class Call:
     """Sequences that are answered or in a batch."""
     answered: int = 0
     level: int | None = None
-    """The rung it is answered on, which its first batch settles; None before, and where it asked for a size."""
+    """The size it is answered on, which its first batch settles; None before, and where it asked for a size."""
     is_settled: bool = False
     """Whether it is known what its caller is told: it was answered, it failed, or its caller is gone."""
     error: Exception | None = None
@@ -53,19 +53,19 @@ class Call:
 class Batch:
     """Sequences that are worked on together: of one work and one size."""
 
-    work: Work
+    work: Operation
     subnet: Subnet | None
     level: int | None
-    members: list[tuple[Call, int]]
+    members: list[tuple[QueuedRequest, int]]
     """Each is a call and the number of the sequence in it."""
     tokens: int
 
     @property
-    def asked(self) -> list[Asked]:
+    def asked(self) -> list[TokenSequence]:
         return [call.asked[index] for call, index in self.members]
 
 
-def cost(work: Work, asked: Asked, vocabulary: int) -> int:
+def cost(work: Operation, asked: TokenSequence, vocabulary: int) -> int:
     """How many tokens a sequence counts as: what is said of a mask is as long as the vocabulary."""
     if work != "fill_mask" or asked.places is None:
         return len(asked.tokens)
@@ -76,7 +76,7 @@ class Queue:
     """Calls in the order they came. It has no lock of its own: its owner holds one."""
 
     def __init__(self) -> None:
-        self._calls: dict[Call, None] = {}
+        self._calls: dict[QueuedRequest, None] = {}
         self.tokens = 0
         self.sequences = 0
 
@@ -84,12 +84,12 @@ class Queue:
         """Calls of which something waits."""
         return len(self._calls)
 
-    def put(self, call: Call) -> None:
+    def put(self, call: QueuedRequest) -> None:
         self._calls[call] = None
         self.tokens += call.waiting_tokens
         self.sequences += call.waiting_sequences
 
-    def drop(self, call: Call) -> bool:
+    def drop(self, call: QueuedRequest) -> bool:
         """Forgets what still waits of a call, and says whether there was anything."""
         if call not in self._calls:
             return False
@@ -98,7 +98,7 @@ class Queue:
         self.sequences -= call.waiting_sequences
         return True
 
-    def first(self) -> Call:
+    def first(self) -> QueuedRequest:
         """The call that is next."""
         return next(iter(self._calls))
 
@@ -110,9 +110,9 @@ class Queue:
         first call; a call that may be answered at any size joins it.
         """
         head = self.first()
-        members: list[tuple[Call, int]] = []
+        members: list[tuple[QueuedRequest, int]] = []
         tokens = 0
-        emptied: list[Call] = []
+        emptied: list[QueuedRequest] = []
         for call in self._calls:
             if call is not head and not _may_join(call, head, level):
                 continue
@@ -133,7 +133,7 @@ class Queue:
         return Batch(head.work, subnet, level, members, tokens)
 
 
-def _may_join(call: Call, head: Call, level: int | None) -> bool:
+def _may_join(call: QueuedRequest, head: QueuedRequest, level: int | None) -> bool:
     """Whether a call can be worked on in the batch that begins with another."""
     if call.work != head.work or call.subnet != head.subnet:
         return False

@@ -16,12 +16,12 @@ from bertsmith.models.build import build, extract
 from bertsmith.models.cost import parameters
 from bertsmith.models.model import Model
 from bertsmith.models.published import overridable, preset
-from bertsmith.serving.engine import BatchingEngine, EngineLimits
 from bertsmith.serving.http.app import make_app
-from bertsmith.serving.ladder import Ladder
 from bertsmith.serving.model import ServedModel
+from bertsmith.serving.requests import Operation
+from bertsmith.serving.scheduler import Scheduler, SchedulerLimits
 from bertsmith.serving.settings import ServeSettings
-from bertsmith.serving.work import Work
+from bertsmith.serving.size_schedule import SizeSchedule
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.base import Encoding
@@ -74,7 +74,7 @@ def served(
     if "masked_tokens" in model.heads or (model.generator is not None and "masked_tokens" in model.generator.heads):
         works.add("fill_mask")
     record = elastic_record(model) if is_elastic else None
-    names: set[Work] = works  # type: ignore[assignment]
+    names: set[Operation] = works  # type: ignore[assignment]
     encoding = Encoding.of(model, 128)
     return ServedModel(
         name=name,
@@ -82,7 +82,7 @@ def served(
         tokenizer=tokenizer(),
         encoding=encoding,
         works=frozenset(names),
-        ladder=Ladder.of(record, floor),
+        schedule=SizeSchedule.of(record, floor),
         kept=kept,
         model=model,
         record=record,
@@ -118,7 +118,7 @@ def elastic_record(model: Model) -> ElasticRecord:
 @contextmanager
 def running(models: Sequence[ServedModel], settings: ServeSettings | None = None) -> Iterator[str]:
     """The address of a service of these models on this machine."""
-    engines = {model.name: (model, BatchingEngine(model, EngineLimits())) for model in models}
+    engines = {model.name: (model, Scheduler(model, SchedulerLimits())) for model in models}
     for _, engine in engines.values():
         engine.start()
     config = uvicorn.Config(

@@ -11,8 +11,8 @@ import yaml
 from bertsmith.cli import app
 from bertsmith.serving.http.app import make_app
 from bertsmith.serving.http.metrics import Metrics
+from bertsmith.serving.requests import SchedulerStats
 from bertsmith.serving.settings import ServeSettings
-from bertsmith.serving.work import Snapshot
 
 ROOT = Path(__file__).parents[3]
 MANIFESTS = ROOT / "deploy" / "kubernetes"
@@ -30,8 +30,8 @@ def _flags(arguments: list[str]) -> dict[str, Any]:
 
 
 class _Idle:
-    def snapshot(self) -> Snapshot:
-        return Snapshot(0, 0, 0, 0.0, 0.0, None, None, None, 0, 0, 0)
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(0, 0, 0, 0.0, 0.0, None, None, None, 0, 0, 0)
 
 
 @pytest.fixture(scope="module")

@@ -20,14 +20,14 @@ from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.cost import parameters
-from bertsmith.serving.engine import BatchingEngine
 from bertsmith.serving.http.app import make_app
 from bertsmith.serving.http.explore import Drawing
 from bertsmith.serving.http.page import page_files
 from bertsmith.serving.model import ServedModel
+from bertsmith.serving.requests import QueueFull
+from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import Limits, ServeSettings
 from bertsmith.serving.sizes import parameters_of, size_of
-from bertsmith.serving.work import Busy
 from bertsmith.tasks.predictor import Predictor
 
 HALF = Subnet(width=0.5, depth=0.5)
@@ -46,7 +46,7 @@ class Asking:
     """A service of some models, asked in this process."""
 
     def __init__(self, *models: ServedModel, settings: ServeSettings | None = None) -> None:
-        self.engines = {model.name: (model, BatchingEngine(model)) for model in models}
+        self.engines = {model.name: (model, Scheduler(model)) for model in models}
         self.client = TestClient(make_app(self.engines, settings or ServeSettings()), raise_server_exceptions=False)
 
     def __enter__(self) -> "Asking":
@@ -225,5 +225,5 @@ def test_files_are_our_own_and_carry_a_strict_policy(elastic: Asking) -> None:
 def test_maps_do_not_pile_up() -> None:
     drawing = Drawing()
     drawing._waiting = 8
-    with pytest.raises(Busy):
+    with pytest.raises(QueueFull):
         drawing(None).send(None)

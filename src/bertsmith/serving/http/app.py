@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from bertsmith import __version__
-from bertsmith.serving.http import about, docs, embed, errors, fill, hub, page, predict, rerank, tokens
-from bertsmith.serving.http.guard import Guard
+from bertsmith.serving.http import embed, errors, fill, hub, page, predict, rerank, tokens
+from bertsmith.serving.http import info as about
+from bertsmith.serving.http import openapi as docs
+from bertsmith.serving.http.middleware import RequestMiddleware
 from bertsmith.serving.http.service import Service
+from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import ServeSettings
-from bertsmith.serving.work import Engine
 
 if TYPE_CHECKING:
     from bertsmith.serving.model import ServedModel
 
 
-def make_app(models: "Mapping[str, tuple[ServedModel, Engine]]", settings: ServeSettings) -> FastAPI:
+def make_app(models: "Mapping[str, tuple[ServedModel, Scheduler]]", settings: ServeSettings) -> FastAPI:
     """The application that answers with these models; the first is asked where a request names none."""
     service = Service(models, settings)
 
@@ -39,7 +41,7 @@ def make_app(models: "Mapping[str, tuple[ServedModel, Engine]]", settings: Serve
     for part in (embed, predict, rerank, fill, tokens, hub, about, docs):
         app.include_router(part.router)
     app.include_router(page.router(models, settings))
-    app.add_middleware(Guard, service=service)
+    app.add_middleware(RequestMiddleware, service=service)
     if settings.key is not None:
         _document_key(app)
     return app

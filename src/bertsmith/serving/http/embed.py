@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Response
 
-from bertsmith.serving.http.documented import OPENAI_ERRORS, WORK_ERRORS
 from bertsmith.serving.http.errors import invalid
-from bertsmith.serving.http.reading import check_count, ids_asked, texts_asked
-from bertsmith.serving.http.service import Call, CallHere, StrictRoute
+from bertsmith.serving.http.inputs import check_count, ids_asked, texts_asked
+from bertsmith.serving.http.openapi import OPENAI_ERRORS, WORK_ERRORS
+from bertsmith.serving.http.service import HttpRequest, RequestHere, StrictRoute
 from bertsmith.serving.http.wire import EmbedRequest, OpenAIAnswer, OpenAIRequest
 
 router = APIRouter(route_class=StrictRoute, tags=["vectors"])
 
 
 @router.post("/embed", summary="One vector for each text", responses=WORK_ERRORS, response_model=list[list[float]])
-async def embed(body: EmbedRequest, call: CallHere) -> Response:
+async def embed(body: EmbedRequest, call: RequestHere) -> Response:
     """The vectors of texts, in their order; a list also for a single text."""
     vectors = await vectors_of(
         call,
@@ -31,7 +31,7 @@ async def embed(body: EmbedRequest, call: CallHere) -> Response:
 
 
 @router.post("/v1/embeddings", summary="OpenAI's embeddings", responses=OPENAI_ERRORS, response_model=OpenAIAnswer)
-async def embeddings(body: OpenAIRequest, call: CallHere) -> Response:
+async def embeddings(body: OpenAIRequest, call: RequestHere) -> Response:
     """The vectors of texts as OpenAI's clients read them; they have length 1."""
     rows = _rows(call, body.input, "input")
     vectors = await vectors_of(call, rows, body.model, normalizes=True, dimensions=body.dimensions)
@@ -47,7 +47,7 @@ async def embeddings(body: OpenAIRequest, call: CallHere) -> Response:
 
 
 async def vectors_of(
-    call: Call,
+    call: HttpRequest,
     rows: Sequence[Any],
     model: str | None,
     *,
@@ -78,7 +78,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     return found
 
 
-def _rows(call: Call, inputs: Any, name: str) -> Sequence[Any]:
+def _rows(call: HttpRequest, inputs: Any, name: str) -> Sequence[Any]:
     """The texts of a request, or its lists of token ids, as a list, if they are not too many."""
     rows = [inputs] if isinstance(inputs, str) or (inputs and isinstance(inputs[0], int)) else inputs
     check_count(rows, call.settings.limits, name)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from bertsmith.errors import InputError
-from bertsmith.serving.work import Busy, Closing, Failed, Late, Refused
+from bertsmith.serving.requests import BatchFailed, DeadlineExceeded, QueueFull, SchedulerError, ShuttingDown
 
 ErrorType = Literal[
     "Validation", "TooLarge", "NotFound", "Unauthorized", "Overloaded", "Timeout", "Unhealthy", "Backend"
@@ -82,13 +82,13 @@ def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
-        case Busy():
+        case QueueFull():
             return ApiError(429, str(error), "Overloaded", retry_after=error.retry_after)
-        case Late():
+        case DeadlineExceeded():
             return ApiError(503, str(error) or "the answer was not ready in time", "Timeout", retry_after=1)
-        case Closing():
+        case ShuttingDown():
             return ApiError(503, "the service is ending and takes nothing new", "Unhealthy", retry_after=1)
-        case Failed():
+        case BatchFailed():
             return ApiError(500, "the model failed at this request; the log of the service says why", "Backend")
         case InputError():
             return invalid(str(error))
@@ -128,5 +128,5 @@ def install(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> JSONResponse:
         return answer(error, request.url.path)
 
-    for kind in (Refused, InputError, RequestValidationError, HTTPException):
+    for kind in (SchedulerError, InputError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)

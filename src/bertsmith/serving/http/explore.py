@@ -12,12 +12,12 @@ from bertsmith.errors import InputError
 from bertsmith.models.cost import parameters
 from bertsmith.serving import exploring
 from bertsmith.serving.http.errors import ApiError, invalid
-from bertsmith.serving.http.reading import check_count, task_asked, texts_asked
-from bertsmith.serving.http.service import Call
+from bertsmith.serving.http.inputs import check_count, task_asked, texts_asked
+from bertsmith.serving.http.service import HttpRequest
 from bertsmith.serving.http.wire import ModelName
+from bertsmith.serving.requests import Operation, QueueFull, TokenSequence
 from bertsmith.serving.settings import Limits
 from bertsmith.serving.sizes import cut_model, parameters_of, size_of
-from bertsmith.serving.work import Asked, Busy, Work
 
 if TYPE_CHECKING:
     from bertsmith.serving.model import ServedModel
@@ -35,7 +35,7 @@ class ExploreRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
     work: Annotated[
-        Work,
+        Operation,
         Field(description="What the task's head says, how alike texts are, or what masks hide.", examples=["vectors"]),
     ]
     inputs: Annotated[
@@ -78,7 +78,7 @@ class Drawing:
 
     async def __call__(self, *arguments: Any) -> dict[str, Any]:
         if self._waiting >= _WAITING:
-            raise Busy(1.0)
+            raise QueueFull(1.0)
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ class Drawing:
             self._waiting -= 1
 
 
-async def explored(body: ExploreRequest, call: Call, drawing: Drawing) -> Explored:
+async def explored(body: ExploreRequest, call: HttpRequest, drawing: Drawing) -> Explored:
     """What the network of the size that is asked for says of the input."""
     served = call.model(body.model, body.work)
     subnet = size_of(served, body.width, body.depth)
@@ -116,7 +116,7 @@ async def explored(body: ExploreRequest, call: Call, drawing: Drawing) -> Explor
     )
 
 
-def _asked(served: "ServedModel", body: ExploreRequest, limits: Limits) -> tuple[list[Asked], bool, Read]:
+def _asked(served: "ServedModel", body: ExploreRequest, limits: Limits) -> tuple[list[TokenSequence], bool, Read]:
     """The sequences of an input, whether it was cut, and what reads the answer. Texts that are too long are cut."""
     if body.work == "task":
         return _task_asked(served, body.inputs, limits)
@@ -136,11 +136,11 @@ def _asked(served: "ServedModel", body: ExploreRequest, limits: Limits) -> tuple
     if not len(places):
         mask = tokenizer.pieces([tokenizer.mask])[0]
         raise invalid(f"the text has no {mask} to fill, at least not in the first {served.encoding.length} tokens")
-    masked = Asked(asked[0].tokens, asked[0].types, places)
+    masked = TokenSequence(asked[0].tokens, asked[0].types, places)
     return [masked], cut, lambda outputs: {"masks": [exploring.candidates(tokenizer, own) for own in outputs[0]]}
 
 
-def _task_asked(served: "ServedModel", inputs: Any, limits: Limits) -> tuple[list[Asked], bool, Read]:
+def _task_asked(served: "ServedModel", inputs: Any, limits: Limits) -> tuple[list[TokenSequence], bool, Read]:
     values = inputs.values() if isinstance(inputs, dict) else [inputs]
     texts = [text for value in values for text in ([value] if isinstance(value, str) else value)]
     check_count(texts, limits)

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fastapi import APIRouter, Response
 
-from bertsmith.serving.http.documented import WORK_ERRORS
 from bertsmith.serving.http.errors import invalid, too_large
-from bertsmith.serving.http.reading import check_count, texts_asked
-from bertsmith.serving.http.service import Call, CallHere, StrictRoute
+from bertsmith.serving.http.inputs import check_count, texts_asked
+from bertsmith.serving.http.openapi import WORK_ERRORS
+from bertsmith.serving.http.service import HttpRequest, RequestHere, StrictRoute
 from bertsmith.serving.http.wire import Filled, FillMaskRequest, FillParameters
+from bertsmith.serving.requests import TokenSequence
 from bertsmith.serving.settings import Limits
-from bertsmith.serving.work import Asked
 
 if TYPE_CHECKING:
     from bertsmith.serving.model import ServedModel
@@ -26,7 +26,7 @@ _TOP = 5
     responses=WORK_ERRORS,
     response_model=list[Filled] | list[list[Filled]] | list[list[list[Filled]]],
 )
-async def fill_mask(body: FillMaskRequest, call: CallHere) -> Response:
+async def fill_mask(body: FillMaskRequest, call: RequestHere) -> Response:
     """The likeliest pieces for a mask, the best first, with the text they make.
 
     A list for each mask where a text has several; a list for each text where several are given.
@@ -34,7 +34,7 @@ async def fill_mask(body: FillMaskRequest, call: CallHere) -> Response:
     return await filled(call, body)
 
 
-async def filled(call: Call, body: FillMaskRequest) -> Response:
+async def filled(call: HttpRequest, body: FillMaskRequest) -> Response:
     """The answer to a request for what stands at masks."""
     served = call.model(body.model, "fill_mask")
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
@@ -54,11 +54,11 @@ async def filled(call: Call, body: FillMaskRequest) -> Response:
     return await call.answer(found)
 
 
-def _masked(served: "ServedModel", texts: list[str], truncates: bool, limits: Limits) -> list[Asked]:
+def _masked(served: "ServedModel", texts: list[str], truncates: bool, limits: Limits) -> list[TokenSequence]:
     """The sequences of texts with the places of their masks."""
     mask = served.tokenizer.mask
     asked = [
-        Asked(own.tokens, own.types, np.flatnonzero(own.tokens == mask))
+        TokenSequence(own.tokens, own.types, np.flatnonzero(own.tokens == mask))
         for own in texts_asked(served, texts, truncates, limits)
     ]
     for index, own in enumerate(asked):
@@ -79,7 +79,9 @@ def _ids(served: "ServedModel", targets: list[str]) -> np.ndarray:
     return np.unique([vocabulary[target] for target in targets])
 
 
-def _filled(served: "ServedModel", asked: Asked, shares: np.ndarray, top: int, allowed: np.ndarray | None) -> Any:
+def _filled(
+    served: "ServedModel", asked: TokenSequence, shares: np.ndarray, top: int, allowed: np.ndarray | None
+) -> Any:
     """What may stand at the masks of one text; a list of lists if it has several.
 
     Shape: shares (places, vocabulary).

@@ -11,13 +11,13 @@ import numpy as np
 from fastapi import APIRouter, Response
 
 from bertsmith.answers.texts import softmax
-from bertsmith.serving.http.documented import WORK_ERRORS
 from bertsmith.serving.http.embed import vectors_of
 from bertsmith.serving.http.errors import invalid
 from bertsmith.serving.http.fill import filled
+from bertsmith.serving.http.inputs import TaskInputs, check_count
+from bertsmith.serving.http.openapi import WORK_ERRORS
 from bertsmith.serving.http.predict import labelled, said, task_outputs
-from bertsmith.serving.http.reading import TaskCall, check_count
-from bertsmith.serving.http.service import Call, CallHere, StrictRoute
+from bertsmith.serving.http.service import HttpRequest, RequestHere, StrictRoute
 from bertsmith.serving.http.wire import FillMaskRequest, FillParameters, HubParameters, HubRequest
 
 router = APIRouter(route_class=StrictRoute, tags=["huggingface_hub"])
@@ -42,13 +42,13 @@ _OUTSIDE = ["O"]
 
 
 @router.post("/", summary="The first model's own pipeline", responses=WORK_ERRORS, response_model=None)
-async def first(body: HubRequest, call: CallHere) -> Response:
+async def first(body: HubRequest, call: RequestHere) -> Response:
     """What InferenceClient asks for, in Hugging Face's shapes: the task of the model, or vectors where it has none."""
     return await answered(call, body, None, None)
 
 
 @router.post("/models/{name}", summary="A model's own pipeline", responses=WORK_ERRORS, response_model=None)
-async def named(name: str, body: HubRequest, call: CallHere) -> Response:
+async def named(name: str, body: HubRequest, call: RequestHere) -> Response:
     """The same of another model."""
     return await answered(call, body, name, None)
 
@@ -56,12 +56,12 @@ async def named(name: str, body: HubRequest, call: CallHere) -> Response:
 @router.post(
     "/models/{name}/pipeline/{pipeline}", summary="A pipeline of a model", responses=WORK_ERRORS, response_model=None
 )
-async def piped(name: str, pipeline: Pipeline, body: HubRequest, call: CallHere) -> Response:
+async def piped(name: str, pipeline: Pipeline, body: HubRequest, call: RequestHere) -> Response:
     """The same by the name of the pipeline."""
     return await answered(call, body, name, pipeline)
 
 
-async def answered(call: Call, body: HubRequest, name: str | None, pipeline: Pipeline | None) -> Response:
+async def answered(call: HttpRequest, body: HubRequest, name: str | None, pipeline: Pipeline | None) -> Response:
     """The answer of a pipeline; of that which the model and the shape of the request show, if none is named."""
     served, _ = call.service.find(name)
     if pipeline is None and isinstance(body.inputs, dict) and "source_sentence" in body.inputs:
@@ -80,7 +80,7 @@ async def answered(call: Call, body: HubRequest, name: str | None, pipeline: Pip
     return await _task(call, body, served.name, pipeline)
 
 
-async def _features(call: Call, body: HubRequest, name: str) -> Response:
+async def _features(call: HttpRequest, body: HubRequest, name: str) -> Response:
     if isinstance(body.inputs, dict):
         raise invalid("inputs: for feature-extraction a text or a list of texts is needed")
     rows = [body.inputs] if isinstance(body.inputs, str) else body.inputs
@@ -92,7 +92,7 @@ async def _features(call: Call, body: HubRequest, name: str) -> Response:
     return await call.answer(vectors.tolist)
 
 
-async def _similarity(call: Call, body: HubRequest, name: str) -> Response:
+async def _similarity(call: HttpRequest, body: HubRequest, name: str) -> Response:
     inputs = body.inputs if isinstance(body.inputs, dict) else {}
     source, others = inputs.get("source_sentence"), inputs.get("sentences")
     if not isinstance(source, str) or not isinstance(others, list):
@@ -102,7 +102,7 @@ async def _similarity(call: Call, body: HubRequest, name: str) -> Response:
     return await call.answer(lambda: (vectors[1:] @ vectors[0]).tolist())
 
 
-async def _fill(call: Call, body: HubRequest, name: str) -> Response:
+async def _fill(call: HttpRequest, body: HubRequest, name: str) -> Response:
     if isinstance(body.inputs, dict):
         raise invalid("inputs: for fill-mask a text or a list of texts is needed")
     nested = FillParameters(top_k=body.parameters.top_k, targets=body.parameters.targets)
@@ -111,7 +111,7 @@ async def _fill(call: Call, body: HubRequest, name: str) -> Response:
     )
 
 
-async def _task(call: Call, body: HubRequest, name: str, pipeline: Pipeline) -> Response:
+async def _task(call: HttpRequest, body: HubRequest, name: str, pipeline: Pipeline) -> Response:
     served = call.model(name, "task")
     assert served.kept is not None
     own = _OF_KIND.get(served.kept.task.kind)
@@ -127,14 +127,14 @@ async def _task(call: Call, body: HubRequest, name: str, pipeline: Pipeline) -> 
     return await call.answer(found)
 
 
-def _parts(made: TaskCall, outputs: list[np.ndarray]) -> list[tuple[Any, np.ndarray | None]]:
+def _parts(made: TaskInputs, outputs: list[np.ndarray]) -> list[tuple[Any, np.ndarray | None]]:
     """For every input what `said` makes of it, and what the head said where that is one row of numbers."""
     answers = said(made, outputs)
     rows = outputs if len(outputs) == len(answers) else [None] * len(answers)
     return list(zip(answers, rows, strict=True))
 
 
-def _labels(made: TaskCall, answer: Any, scores: np.ndarray | None, asked: HubParameters) -> list[dict[str, Any]]:
+def _labels(made: TaskInputs, answer: Any, scores: np.ndarray | None, asked: HubParameters) -> list[dict[str, Any]]:
     if made.task.kind == "regression":
         return [{"label": getattr(made.task, "label", "label"), "score": answer["value"]}]
     if asked.function_to_apply is not None and scores is not None:
@@ -156,7 +156,7 @@ _FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def _tags(made: TaskCall, answer: Any, _: np.ndarray | None, asked: HubParameters) -> list[dict[str, Any]]:
+def _tags(made: TaskInputs, answer: Any, _: np.ndarray | None, asked: HubParameters) -> list[dict[str, Any]]:
     ignored = _OUTSIDE if asked.ignore_labels is None else asked.ignore_labels
     is_by_word = asked.aggregation_strategy == "none" or "entities" not in answer
     if not is_by_word:
@@ -174,7 +174,7 @@ def _tags(made: TaskCall, answer: Any, _: np.ndarray | None, asked: HubParameter
     ]
 
 
-def _spans(made: TaskCall, answer: Any, _: np.ndarray | None, asked: HubParameters) -> Any:
+def _spans(made: TaskInputs, answer: Any, _: np.ndarray | None, asked: HubParameters) -> Any:
     spans = [answer, *(one for one in answer["others"] if one["text"] != answer["text"])]
     found = [{"answer": one["text"], "score": one["score"], "start": one["start"], "end": one["end"]} for one in spans]
     return found[0] if asked.top_k is None or asked.top_k == 1 else found[: asked.top_k]

@@ -7,7 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bertsmith.serving.work import Answered, Engine, Snapshot
+from bertsmith.serving.requests import RequestResult, SchedulerStats
+from bertsmith.serving.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from bertsmith.serving.model import ServedModel
@@ -31,7 +32,7 @@ _COUNTS: dict[str, str] = {
 class Metrics:
     """The figures of one service, in a registry of its own, so that several in one process do not mix."""
 
-    def __init__(self, models: "Mapping[str, tuple[ServedModel, Engine]]") -> None:
+    def __init__(self, models: "Mapping[str, tuple[ServedModel, Scheduler]]") -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_Engines(models))
         self._requests = Counter(
@@ -61,7 +62,7 @@ class Metrics:
         self._requests.labels(endpoint, "gone" if status is None else str(status)).inc()
         self._seconds.labels(endpoint).observe(seconds)
 
-    def call(self, model: str, tokens: int, answered: Answered) -> None:
+    def call(self, model: str, tokens: int, answered: RequestResult) -> None:
         """Counts what an engine answered."""
         self._tokens.labels(model).inc(tokens)
         self._queued.labels(model).observe(answered.queued_seconds)
@@ -73,7 +74,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def size_of(answered: Answered | Snapshot) -> tuple[str, str]:
+def size_of(answered: RequestResult | SchedulerStats) -> tuple[str, str]:
     """Width and depth of the network that answered, or answers now, as shares of the whole one."""
     subnet = answered.subnet
     return ("1", "1") if subnet is None else (f"{subnet.width:g}", f"{subnet.depth:g}")
@@ -82,11 +83,11 @@ def size_of(answered: Answered | Snapshot) -> tuple[str, str]:
 class _Engines(Collector):
     """The state of every engine at the moment somebody asks."""
 
-    def __init__(self, models: "Mapping[str, tuple[ServedModel, Engine]]") -> None:
+    def __init__(self, models: "Mapping[str, tuple[ServedModel, Scheduler]]") -> None:
         self.models = models
 
     def collect(self) -> Iterator[Metric]:
-        states = {name: engine.snapshot() for name, (_, engine) in self.models.items()}
+        states = {name: engine.stats() for name, (_, engine) in self.models.items()}
         for field, text in _STATES.items():
             gauge = GaugeMetricFamily(f"bertsmith_{field}", text, labels=["model"])
             for name, state in states.items():

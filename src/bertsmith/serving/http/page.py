@@ -13,12 +13,12 @@ from bertsmith import __version__
 from bertsmith.report import attention, explorer
 from bertsmith.report.page import STYLE
 from bertsmith.serving.exploring import described
-from bertsmith.serving.http.documented import ASK_ERRORS, READ_ERRORS
 from bertsmith.serving.http.errors import ApiError
 from bertsmith.serving.http.explore import Drawing, Explored, ExploreRequest, explored
-from bertsmith.serving.http.service import CallHere, StrictRoute
+from bertsmith.serving.http.openapi import ASK_ERRORS, READ_ERRORS
+from bertsmith.serving.http.service import RequestHere, StrictRoute
+from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import ServeSettings
-from bertsmith.serving.work import Engine
 
 if TYPE_CHECKING:
     from bertsmith.serving.model import ServedModel
@@ -37,7 +37,7 @@ HEADERS = {
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
-def router(models: "Mapping[str, tuple[ServedModel, Engine]]", settings: ServeSettings) -> APIRouter:
+def router(models: "Mapping[str, tuple[ServedModel, Scheduler]]", settings: ServeSettings) -> APIRouter:
     """The endpoints of the page."""
     routes = APIRouter(route_class=StrictRoute, tags=["page"])
     drawing = Drawing()
@@ -56,7 +56,7 @@ def router(models: "Mapping[str, tuple[ServedModel, Engine]]", settings: ServeSe
         return known
 
     @routes.post("/explore", summary="One input at one size, with its time and its maps", responses=READ_ERRORS)
-    async def explore(body: ExploreRequest, call: CallHere) -> Explored:
+    async def explore(body: ExploreRequest, call: RequestHere) -> Explored:
         """What the network of a width and a depth says of one input. It runs by itself, not in a batch with others."""
         return await explored(body, call, drawing)
 
@@ -68,8 +68,8 @@ def router(models: "Mapping[str, tuple[ServedModel, Engine]]", settings: ServeSe
     return routes
 
 
-def _state(engine: Engine) -> dict[str, Any]:
-    state = asdict(engine.snapshot())
+def _state(engine: Scheduler) -> dict[str, Any]:
+    state = asdict(engine.stats())
     subnet = state.pop("subnet")
     return {**state, "width": 1.0 if subnet is None else subnet.width, "depth": 1.0 if subnet is None else subnet.depth}
 

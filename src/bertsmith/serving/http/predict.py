@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Response
 
-from bertsmith.serving.http.documented import WORK_ERRORS
-from bertsmith.serving.http.reading import TaskCall, check_count, listed, task_asked
-from bertsmith.serving.http.service import Call, CallHere, StrictRoute
+from bertsmith.serving.http.inputs import TaskInputs, check_count, listed, task_asked
+from bertsmith.serving.http.openapi import WORK_ERRORS
+from bertsmith.serving.http.service import HttpRequest, RequestHere, StrictRoute
 from bertsmith.serving.http.wire import Labelled, PredictRequest
 
 router = APIRouter(route_class=StrictRoute, tags=["tasks"])
@@ -20,7 +20,7 @@ router = APIRouter(route_class=StrictRoute, tags=["tasks"])
     responses=WORK_ERRORS,
     response_model=list[Labelled] | dict[str, Any] | list[list[Labelled] | dict[str, Any]],
 )
-async def predict(body: PredictRequest, call: CallHere) -> Response:
+async def predict(body: PredictRequest, call: RequestHere) -> Response:
     """What the model says of an input, or of each of a list of them.
 
     Labels (classification, several labels at a time) come as `[{"label", "score"}, …]`, the best first. Other tasks
@@ -38,8 +38,8 @@ async def predict(body: PredictRequest, call: CallHere) -> Response:
 
 
 async def task_outputs(
-    call: Call, inputs: Any, model: str | None, truncate: bool | None
-) -> tuple[TaskCall, list[np.ndarray], bool]:
+    call: HttpRequest, inputs: Any, model: str | None, truncate: bool | None
+) -> tuple[TaskInputs, list[np.ndarray], bool]:
     """Inputs as their task knows them, what the head said item by item, and whether there was one input alone."""
     served = call.model(model, "task")
     assert served.kept is not None
@@ -50,7 +50,7 @@ async def task_outputs(
     return made, outputs, is_single
 
 
-def said(made: TaskCall, outputs: Sequence[np.ndarray], *, raw: bool = False) -> list[Any]:
+def said(made: TaskInputs, outputs: Sequence[np.ndarray], *, raw: bool = False) -> list[Any]:
     """What the outputs of a task's head mean, input by input, as clients read it."""
     answers = made.task.answers(made.examples, made.features, outputs)
     if made.task.kind in ("classification", "multi_label"):

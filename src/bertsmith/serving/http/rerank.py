@@ -7,12 +7,12 @@ import numpy as np
 from fastapi import APIRouter, Response
 
 from bertsmith.answers.texts import softmax
-from bertsmith.serving.http.documented import WORK_ERRORS
 from bertsmith.serving.http.embed import unit, vectors_of
 from bertsmith.serving.http.errors import invalid
+from bertsmith.serving.http.inputs import check_count
+from bertsmith.serving.http.openapi import WORK_ERRORS
 from bertsmith.serving.http.predict import task_outputs
-from bertsmith.serving.http.reading import check_count
-from bertsmith.serving.http.service import Call, CallHere, StrictRoute
+from bertsmith.serving.http.service import HttpRequest, RequestHere, StrictRoute
 from bertsmith.serving.http.wire import Ranked, RerankRequest
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.classification import Classification
@@ -29,7 +29,7 @@ _CAN = "a model of pairs with one number or two labels, a model for embeddings, 
 @router.post(
     "/rerank", summary="Texts in the order they fit a query", responses=WORK_ERRORS, response_model=list[Ranked]
 )
-async def rerank(body: RerankRequest, call: CallHere) -> Response:
+async def rerank(body: RerankRequest, call: RequestHere) -> Response:
     """The texts with their scores, the best first.
 
     A model of pairs reads the query with each text: two labels give the share of the positive one (raw: how far its
@@ -77,7 +77,7 @@ def _pair_scores(served: "ServedModel") -> Scores | None:
     raise invalid(f"the model {served.name!r} ({task.kind}) cannot rank; it takes {_CAN}")
 
 
-async def _cosines(call: Call, body: RerankRequest) -> list[float]:
+async def _cosines(call: HttpRequest, body: RerankRequest) -> list[float]:
     vectors = unit(
         await vectors_of(call, [body.query, *body.texts], body.model, truncate=body.truncate, normalizes=False)
     )

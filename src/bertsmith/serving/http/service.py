@@ -14,8 +14,9 @@ from pydantic_core import from_json, to_json
 from bertsmith.errors import nearest
 from bertsmith.serving.http.errors import ApiError, invalid
 from bertsmith.serving.http.metrics import Metrics, size_of
+from bertsmith.serving.requests import DeadlineExceeded, Operation, RequestResult, TokenSequence
+from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import ServeSettings
-from bertsmith.serving.work import Answered, Asked, Engine, Late, Work
 
 if TYPE_CHECKING:
     from bertsmith.serving.model import ServedModel
@@ -28,13 +29,13 @@ _THREADS = 2  # a tokenizer serves one thread at a time; the second is for anoth
 class Service:
     """The state of one running service."""
 
-    def __init__(self, models: "Mapping[str, tuple[ServedModel, Engine]]", settings: ServeSettings) -> None:
+    def __init__(self, models: "Mapping[str, tuple[ServedModel, Scheduler]]", settings: ServeSettings) -> None:
         self.models, self.settings = models, settings
         self.metrics = Metrics(models)
         self.is_draining = False
         self._threads = ThreadPoolExecutor(_THREADS, "bertsmith-text")
 
-    def find(self, name: str | None) -> "tuple[ServedModel, Engine]":
+    def find(self, name: str | None) -> "tuple[ServedModel, Scheduler]":
         """The model of this name; the first one if none is named."""
         if name is None:
             return next(iter(self.models.values()))
@@ -55,14 +56,14 @@ class Service:
         self._threads.shutdown(wait=False)
 
 
-class Call:
+class HttpRequest:
     """One request on its way: its model, what was asked of the engine, and the times that its answer tells."""
 
     def __init__(self, service: Service, started: float, *, is_small: bool = False) -> None:
         self.service, self.settings, self.started, self.is_small = service, service.settings, started, is_small
         self.headers: dict[str, str] = {}
 
-    def model(self, name: str | None, work: Work) -> "ServedModel":
+    def model(self, name: str | None, work: Operation) -> "ServedModel":
         """The model that is asked, if it does this kind of work."""
         self.served, self.engine = self.service.find(name)
         self.engine.check_room()  # whoever is refused hears it before anything is tokenised
@@ -82,13 +83,13 @@ class Call:
         self.headers["X-Tokenization-Time"] = _milliseconds(time.perf_counter() - begin)
         return found
 
-    async def work(self, work: Work, asked: Sequence[Asked]) -> list[np.ndarray]:
+    async def work(self, work: Operation, asked: Sequence[TokenSequence]) -> list[np.ndarray]:
         """What the engine says of some sequences."""
         left = self.settings.times.answer - (time.perf_counter() - self.started)
         if left <= 0:
-            raise Late("the request was not read in the time allowed")
+            raise DeadlineExceeded("the request was not read in the time allowed")
         name = self.served.name
-        answered = Answered([], None, 0.0, 0.0)
+        answered = RequestResult([], None, 0.0, 0.0)
         if asked:
             answered = await self.engine.submit(work, asked, timeout=left)
         if not all(np.isfinite(output).all() for output in answered.outputs):
@@ -116,7 +117,7 @@ class Call:
         return Response(body, media_type="application/json", headers=self.headers)
 
 
-_SAID: dict[Work, str] = {
+_SAID: dict[Operation, str] = {
     "task": "predict (it has a task)",
     "vectors": "embed",
     "fill_mask": "fill masks",
@@ -127,14 +128,14 @@ def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.3f}"
 
 
-async def call_of(request: Request) -> Call:  # not async, it would be sent to a thread and waited for
+async def call_of(request: Request) -> HttpRequest:  # not async, it would be sent to a thread and waited for
     started = request.scope.get("bertsmith.started", time.perf_counter())
     size = request.headers.get("content-length", "")
     is_small = size.isdecimal() and len(size) < 10 and int(size) <= _SMALL
-    return Call(request.app.state.service, started, is_small=is_small)
+    return HttpRequest(request.app.state.service, started, is_small=is_small)
 
 
-CallHere = Annotated[Call, Depends(call_of)]
+RequestHere = Annotated[HttpRequest, Depends(call_of)]
 
 
 class _StrictRequest(Request):

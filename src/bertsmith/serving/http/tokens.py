@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Response
 
-from bertsmith.serving.http.documented import READ_ERRORS
 from bertsmith.serving.http.errors import invalid, too_large
-from bertsmith.serving.http.reading import check_count, marks
-from bertsmith.serving.http.service import CallHere, StrictRoute
+from bertsmith.serving.http.inputs import check_count, marks
+from bertsmith.serving.http.openapi import READ_ERRORS
+from bertsmith.serving.http.service import RequestHere, StrictRoute
 from bertsmith.serving.http.wire import DecodeRequest, Token, TokenizeRequest
 from bertsmith.serving.settings import Limits
 
@@ -18,7 +18,7 @@ router = APIRouter(route_class=StrictRoute, tags=["tokens"])
 
 
 @router.post("/tokenize", summary="The tokens of texts", responses=READ_ERRORS, response_model=list[list[Token]])
-async def tokenize(body: TokenizeRequest, call: CallHere) -> Response:
+async def tokenize(body: TokenizeRequest, call: RequestHere) -> Response:
     """The tokens of every text, with where in its characters each begins and ends; marks stand nowhere."""
     served, _ = call.service.find(body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
@@ -28,7 +28,7 @@ async def tokenize(body: TokenizeRequest, call: CallHere) -> Response:
 
 
 @router.post("/decode", summary="The texts of token ids", responses=READ_ERRORS, response_model=list[str])
-async def decode(body: DecodeRequest, call: CallHere) -> Response:
+async def decode(body: DecodeRequest, call: RequestHere) -> Response:
     """The text of every list of ids, without marks."""
     served, _ = call.service.find(body.model)
     rows: list[Any] = [body.ids] if body.ids and isinstance(body.ids[0], int) else list(body.ids)

@@ -8,7 +8,7 @@ from serving_cases import engines, serving, write_encoder, write_task
 from task_cases import TASK_CASES
 
 from bertsmith.serving.model import ServedModel
-from bertsmith.serving.work import Engine
+from bertsmith.serving.scheduler import Scheduler
 
 KINDS = ["classification", "classification of pairs", "tagging", "regression", "multi_label", "choice", "spans"]
 KINDS += ["embedding of alike texts"]
@@ -24,12 +24,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def models(folders: dict[str, Path]) -> Iterator[dict[str, tuple[ServedModel, Engine]]]:
+def models(folders: dict[str, Path]) -> Iterator[dict[str, tuple[ServedModel, Scheduler]]]:
     with engines(folders) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
-def url(models: dict[str, tuple[ServedModel, Engine]]) -> Iterator[str]:
+def url(models: dict[str, tuple[ServedModel, Scheduler]]) -> Iterator[str]:
     with serving(models) as found:
         yield found

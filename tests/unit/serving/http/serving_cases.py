@@ -13,12 +13,12 @@ import bertsmith
 from bertsmith.data.examples import ExampleConfig
 from bertsmith.models.build import build
 from bertsmith.models.published import preset
-from bertsmith.serving.engine import BatchingEngine, EngineLimits
 from bertsmith.serving.http.app import make_app
 from bertsmith.serving.model import ServedModel
-from bertsmith.serving.process import Server, address, bound
+from bertsmith.serving.requests import Operation, RequestResult, SchedulerStats, TokenSequence
+from bertsmith.serving.scheduler import Scheduler, SchedulerLimits
+from bertsmith.serving.server import Server, address, bound
 from bertsmith.serving.settings import ServeSettings
-from bertsmith.serving.work import Answered, Asked, Engine, Snapshot, Work
 from bertsmith.settings import Record
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
 from bertsmith.tasks import AnyTask
@@ -93,11 +93,11 @@ def _encoder(length: int, seed: int) -> bertsmith.Model:
 
 @contextmanager
 def engines(
-    folders: Mapping[str, Path], limits: EngineLimits | None = None, floor: float | None = None
-) -> Iterator[dict[str, tuple[ServedModel, Engine]]]:
+    folders: Mapping[str, Path], limits: SchedulerLimits | None = None, floor: float | None = None
+) -> Iterator[dict[str, tuple[ServedModel, Scheduler]]]:
     """Models with their engines at work."""
     opened = {name: ServedModel.open(path, name=name, device="cpu", floor=floor) for name, path in folders.items()}
-    own = {name: BatchingEngine(served, limits or EngineLimits()) for name, served in opened.items()}
+    own = {name: Scheduler(served, limits or SchedulerLimits()) for name, served in opened.items()}
     for engine in own.values():
         engine.start()
     try:
@@ -108,7 +108,9 @@ def engines(
 
 
 @contextmanager
-def serving(models: Mapping[str, tuple[ServedModel, Engine]], settings: ServeSettings | None = None) -> Iterator[str]:
+def serving(
+    models: Mapping[str, tuple[ServedModel, Scheduler]], settings: ServeSettings | None = None
+) -> Iterator[str]:
     """The address of a service in a thread of this process."""
     settings = settings or ServeSettings()
     listener = bound("127.0.0.1", 0)
@@ -133,8 +135,8 @@ class FakeEngine:
         self.does = does
 
     async def submit(
-        self, work: Work, asked: Sequence[Asked], *, timeout: float | None = None, subnet: Any = None
-    ) -> Answered:
+        self, work: Operation, asked: Sequence[TokenSequence], *, timeout: float | None = None, subnet: Any = None
+    ) -> RequestResult:
         found = self.does(work, asked, timeout)
         if isinstance(found, Exception):
             raise found
@@ -143,8 +145,8 @@ class FakeEngine:
     def check_room(self) -> None:
         return None
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(0, 0, 0, 0.0, 0.0, None, None, None, 0, 0, 0)
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(0, 0, 0, 0.0, 0.0, None, None, None, 0, 0, 0)
 
     async def drain(self) -> None:
         return

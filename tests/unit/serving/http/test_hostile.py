@@ -15,8 +15,8 @@ from serving_cases import TEXTS, FakeEngine, engines, serving, until, write_enco
 
 from bertsmith.layers.subnet import Subnet
 from bertsmith.serving.model import ServedModel
+from bertsmith.serving.requests import BatchFailed, DeadlineExceeded, QueueFull, RequestResult, ShuttingDown
 from bertsmith.serving.settings import Limits, ServeSettings, Times
-from bertsmith.serving.work import Answered, Busy, Closing, Failed, Late
 
 LIMITS = Limits(body_bytes=1_000_000, texts=8, tokens=300, masks=4, requests=4, held_bytes=3_000_000)
 SETTINGS = ServeSettings(limits=LIMITS, times=Times(body=0.6, answer=5.0))
@@ -148,14 +148,14 @@ def test_what_an_engine_refuses_is_said(served: ServedModel) -> None:
             engine.does = lambda *_: error
             return client.post("/embed", json={"inputs": "a"})
 
-        busy = raised(Busy(2.3))
+        busy = raised(QueueFull(2.3))
         _refused(busy, 429, "the queue is full")
         assert busy.headers["Retry-After"] == "3"
-        late = raised(Late("the answer was not there in 5 s"))
+        late = raised(DeadlineExceeded("the answer was not there in 5 s"))
         _refused(late, 503, "5 s")
         assert late.headers["Retry-After"] == "1"
-        _refused(raised(Closing()), 503, "ending")
-        _refused(raised(Failed("secret")), 500, "the model failed")
+        _refused(raised(ShuttingDown()), 503, "ending")
+        _refused(raised(BatchFailed("secret")), 500, "the model failed")
         unknown = raised(RuntimeError("a path such as /secret"))
         _refused(unknown, 500, "its log says why")
         assert "secret" not in unknown.text
@@ -163,7 +163,7 @@ def test_what_an_engine_refuses_is_said(served: ServedModel) -> None:
 
 def test_the_size_that_answered_is_said(served: ServedModel) -> None:
     small = Subnet(width=0.5, depth=0.25)
-    engine = FakeEngine(lambda work, asked, _: Answered([np.ones(4)] * len(asked), small, 0.002, 0.001))
+    engine = FakeEngine(lambda work, asked, _: RequestResult([np.ones(4)] * len(asked), small, 0.002, 0.001))
     with serving({"encoder": (served, engine)}) as own:
         headers = httpx.post(f"{own}/embed", json={"inputs": ["a", "b"]}).headers
         assert (headers["X-Bertsmith-Width"], headers["X-Bertsmith-Depth"]) == ("0.5", "0.25")
@@ -173,13 +173,13 @@ def test_the_size_that_answered_is_said(served: ServedModel) -> None:
 
 
 def test_numbers_that_are_none_are_no_answer(served: ServedModel) -> None:
-    broken = FakeEngine(lambda work, asked, _: Answered([np.array([np.nan, 1.0])] * len(asked), None, 0.0, 0.0))
+    broken = FakeEngine(lambda work, asked, _: RequestResult([np.array([np.nan, 1.0])] * len(asked), None, 0.0, 0.0))
     with serving({"encoder": (served, broken)}) as own:
         _refused(httpx.post(f"{own}/embed", json={"inputs": "a"}), 500, "inf or nan")
 
 
 def test_the_key_is_needed_for_all_but_health(served: ServedModel) -> None:
-    engine = FakeEngine(lambda *_: Closing())
+    engine = FakeEngine(lambda *_: ShuttingDown())
     with (
         serving({"encoder": (served, engine)}, ServeSettings(key="right")) as own,
         httpx.Client(base_url=own) as client,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_cases import LENGTH, sequences, tiny_folder
+from scheduler_cases import LENGTH, sequences, tiny_folder
 
 import bertsmith
 from bertsmith.engines.artefact import write_artefact
@@ -17,11 +17,11 @@ from bertsmith.engines.base import Artefact
 from bertsmith.engines.exit_runner import ExitRunner
 from bertsmith.errors import InputError
 from bertsmith.models.heads.exits import ExitRule, ExitsConfig
-from bertsmith.serving.computing import _filling, groups
-from bertsmith.serving.cores import cores
-from bertsmith.serving.engine import BatchingEngine
 from bertsmith.serving.model import ServedModel
-from bertsmith.serving.work import Asked
+from bertsmith.serving.requests import TokenSequence
+from bertsmith.serving.scheduler import Scheduler
+from bertsmith.serving.settings import cores
+from bertsmith.serving.worker import _filling, groups
 from bertsmith.shrinking.fit.measure import usable_cores
 from bertsmith.training.continued import fit_heads
 
@@ -41,7 +41,7 @@ def test_a_folder_does_what_its_heads_do(tmp_path: Path, task: str | None, works
     assert served.name == "model"
     assert served.encoding.length == (32 if task is None else LENGTH)
     assert (served.kept is None) == (task is None)
-    assert len(served.ladder) == 1
+    assert len(served.schedule) == 1
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_onnx_says_what_pytorch_says(tmp_path: Path, task: str | None, works: se
     assert served.works == works
     assert (served.name, served.model, served.rows) == ("graph", None, "padded")
     asked = sequences(40)
-    engine = BatchingEngine(served)
+    engine = Scheduler(served)
     engine.start()
     for work in works:
         answered = asyncio.run(engine.submit(work, asked))  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def test_a_folder_of_hugging_face_is_served() -> None:
     assert served.works == {"vectors"}
     texts = ["a clock by the river", "iron", "seven lanterns near the harbour, and no smith"]
     made = served.tokenizer.encode(texts, None, 64, padding=False)
-    asked = [Asked(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
+    asked = [TokenSequence(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
     assert served.model is not None
     wanted = served.model.encode(texts).numpy()
     np.testing.assert_allclose(np.stack(served.answers("vectors", asked)), wanted, rtol=1e-4, atol=1e-5)
@@ -196,10 +196,10 @@ def test_rows_are_of_about_one_length() -> None:
 def test_the_record_of_an_elastic_model_is_kept(tmp_path: Path) -> None:
     served = ServedModel.open(tiny_folder(tmp_path / "model", "classification", is_elastic=True), floor=0.9)
     assert served.record is not None
-    assert len(served.ladder) == 3
+    assert len(served.schedule) == 3
     plain = ServedModel.open(tiny_folder(tmp_path / "plain", "classification"), floor=0.9)
     assert plain.record is None
-    assert len(plain.ladder) == 1
+    assert len(plain.schedule) == 1
 
 
 def test_what_is_wrong_with_a_folder_is_said_in_a_sentence(tmp_path: Path) -> None:

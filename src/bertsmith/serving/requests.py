@@ -1,19 +1,18 @@
 """What the endpoints ask of an engine, and what it answers: sequences in, arrays out."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
 from bertsmith.layers.subnet import Subnet
 
-Work = Literal["task", "vectors", "fill_mask"]
+Operation = Literal["task", "vectors", "fill_mask"]
 """What the task's head says; one vector for each text; what may stand at places that are masked."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class TokenSequence:
     """One sequence to be worked on, marks of the tokenizer included.
 
     Shape: tokens, types (length,); places (places,), the masks of fill_mask. All int64.
@@ -25,7 +24,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answered:
+class RequestResult:
     """What the engine says of the sequences of one call, in their order.
 
     Shape: outputs are float32, for each sequence (outputs,) from a head for sequences, (length, outputs) from one for
@@ -39,11 +38,11 @@ class Answered:
     computed_seconds: float
 
 
-class Refused(Exception):
+class SchedulerError(Exception):
     """The engine did not take the work, or did not finish it."""
 
 
-class Busy(Refused):
+class QueueFull(SchedulerError):
     """The queue is full."""
 
     def __init__(self, retry_after: float) -> None:
@@ -51,20 +50,20 @@ class Busy(Refused):
         self.retry_after = retry_after
 
 
-class Late(Refused):
+class DeadlineExceeded(SchedulerError):
     """The answer was not there in the time allowed."""
 
 
-class Failed(Refused):
+class BatchFailed(SchedulerError):
     """The model broke on the batch in which the work was; others are worked on as before."""
 
 
-class Closing(Refused):
+class ShuttingDown(SchedulerError):
     """The service is ending and takes nothing new."""
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class SchedulerStats:
     """How an engine fares right now; rates and times are of the last seconds."""
 
     waiting_sequences: int
@@ -88,23 +87,3 @@ class Snapshot:
     """… the sequences in them …"""
     batched_tokens: int = 0
     """… and their tokens: what a metric of batch sizes is made of."""
-
-
-class Engine(Protocol):
-    """Collects the sequences of many calls into batches."""
-
-    async def submit(
-        self, work: Work, asked: Sequence[Asked], *, timeout: float | None = None, subnet: Subnet | None = None
-    ) -> Answered:
-        """The answer to one call; raises Busy, Late or Closing.
-
-        `subnet` asks for one sub-network; None leaves the choice to the engine.
-        """
-
-    def check_room(self) -> None:
-        """Raises Busy or Closing where `submit` would for a call of the usual size."""
-
-    def snapshot(self) -> Snapshot: ...
-
-    async def drain(self) -> None:
-        """Takes nothing new, and returns when all that was taken is answered."""

@@ -23,7 +23,7 @@ UNCOUNTED = frozenset({"/health", "/metrics", "/live"})
 """What is answered however many requests there are: an overloaded service must say that it is one."""
 
 
-class Guard:
+class RequestMiddleware:
     """The outermost layer of the app."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:

@@ -9,8 +9,8 @@ from bertsmith.bundled import model_folder, model_text
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
-    from bertsmith.serving.engine import BatchingEngine, EngineLimits
     from bertsmith.serving.model import ServedModel
+    from bertsmith.serving.scheduler import Scheduler, SchedulerLimits
     from bertsmith.serving.settings import ServeSettings
 
 KEY = "BERTSMITH_KEY"
@@ -91,9 +91,9 @@ def serve(
         Seconds after the signal in which requests are still taken, so that a load balancer can see /health first.
     """
     _check_installed()
-    from bertsmith.serving.engine import EngineLimits
     from bertsmith.serving.http.app import make_app
-    from bertsmith.serving.process import address, bound, run
+    from bertsmith.serving.scheduler import SchedulerLimits
+    from bertsmith.serving.server import address, bound, run
     from bertsmith.serving.settings import ServeSettings
 
     limits = {"body_bytes": max_body, "texts": max_texts, "tokens": max_tokens, "requests": max_requests}
@@ -101,13 +101,13 @@ def serve(
     plain = {"host": host, "port": port, "key": _key(key_file), "truncate": truncate, "limits": limits, "times": times}
     settings = ServeSettings.parse(plain, "serve")
     waiting = {"waiting_tokens": queue_tokens, "waiting_sequences": queue_sequences}
-    engine_limits = EngineLimits.parse({"batch_tokens": batch_tokens, "workers": workers, **waiting}, "serve")
+    engine_limits = SchedulerLimits.parse({"batch_tokens": batch_tokens, "workers": workers, **waiting}, "serve")
     named = _named([folders] if isinstance(folders, str | Path) else folders)
     listener = bound(settings.host, settings.port)  # before models are read, which takes longer
     try:
         chosen = _floor(elastic, floor)
         models = _open(named, engine_limits, device=device, threads=threads, floor=chosen)
-        if elastic and all(len(served.ladder) == 1 for served, _ in models.values()):
+        if elastic and all(len(served.schedule) == 1 for served, _ in models.values()):
             raise InputError(f"--elastic is given and no model has a smaller size that keeps {chosen:g} of its score")
         for _, engine in models.values():
             engine.start()
@@ -175,19 +175,19 @@ def _key(file: Path | None) -> str | None:
 
 
 def _open(
-    named: Mapping[str, Path], limits: "EngineLimits", **settings: Any
-) -> "dict[str, tuple[ServedModel, BatchingEngine]]":
-    from bertsmith.serving.engine import BatchingEngine
+    named: Mapping[str, Path], limits: "SchedulerLimits", **settings: Any
+) -> "dict[str, tuple[ServedModel, Scheduler]]":
     from bertsmith.serving.model import ServedModel
+    from bertsmith.serving.scheduler import Scheduler
 
     models = {}
     for name, folder in named.items():
         served = ServedModel.open(folder, name=name, **settings)
-        models[name] = (served, BatchingEngine(served, limits))
+        models[name] = (served, Scheduler(served, limits))
     return models
 
 
-def _say(where: str, models: "Mapping[str, tuple[ServedModel, BatchingEngine]]", settings: "ServeSettings") -> None:
+def _say(where: str, models: "Mapping[str, tuple[ServedModel, Scheduler]]", settings: "ServeSettings") -> None:
     """Where the service listens and what each model can do."""
     from rich.console import Console
 
@@ -196,7 +196,7 @@ def _say(where: str, models: "Mapping[str, tuple[ServedModel, BatchingEngine]]",
     for name, (served, _) in models.items():
         can = {"task": "" if served.kept is None else served.kept.task.kind, "vectors": "vectors", "fill_mask": "masks"}
         works = ", ".join(can[work] for work in sorted(served.works))
-        sizes = "one size" if len(served.ladder) == 1 else f"{len(served.ladder)} sizes"
+        sizes = "one size" if len(served.schedule) == 1 else f"{len(served.schedule)} sizes"
         family = served.runner.config.family
         console.print(f"  {name}: {family}; {works}; up to {served.encoding.length} tokens; {sizes}")
     if settings.key is None and not settings.host.startswith(_LOOPBACK):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_cases import Held, of_length, sequences, tiny_folder
+from scheduler_cases import Held, of_length, sequences, tiny_folder
 
 import bertsmith
 from bertsmith.data.batch import packed
@@ -17,16 +17,16 @@ from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.generator import attach, generator_of
 from bertsmith.models.model import Model
-from bertsmith.serving.engine import BatchingEngine, EngineLimits
 from bertsmith.serving.model import ServedModel
-from bertsmith.serving.work import Answered, Asked, Work
+from bertsmith.serving.requests import Operation, RequestResult, TokenSequence
+from bertsmith.serving.scheduler import Scheduler, SchedulerLimits
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 @contextmanager
-def running(served: ServedModel, **limits: int | float) -> Iterator[BatchingEngine]:
-    engine = BatchingEngine(served, EngineLimits(**limits))  # type: ignore[arg-type]
+def running(served: ServedModel, **limits: int | float) -> Iterator[Scheduler]:
+    engine = Scheduler(served, SchedulerLimits(**limits))  # type: ignore[arg-type]
     engine.start()
     try:
         yield engine
@@ -48,7 +48,7 @@ def held(classifier: ServedModel) -> Held:
     return Held(classifier)
 
 
-def alone(model: Model, work: Work, asked: Asked, subnet: Subnet | None = None) -> np.ndarray:
+def alone(model: Model, work: Operation, asked: TokenSequence, subnet: Subnet | None = None) -> np.ndarray:
     """What the model says of one sequence by itself."""
     tokens, layout = packed([asked.tokens], 0)
     types = None if asked.types is None else torch.from_numpy(asked.types)
@@ -67,21 +67,23 @@ def test_answers_of_many_callers_are_their_own(tmp_path: Path, task: str, worker
     assert served.model is not None
     random, asked = np.random.default_rng(1), sequences(150)
     sizes = [None, None, Subnet(width=0.5), Subnet(depth=0.5)]
-    works: list[Work] = ["task", "vectors"]
+    works: list[Operation] = ["task", "vectors"]
 
-    async def call(engine: BatchingEngine, own: list[Asked]) -> tuple[list[Asked], Work, Subnet | None, Answered]:
+    async def call(
+        engine: Scheduler, own: list[TokenSequence]
+    ) -> tuple[list[TokenSequence], Operation, Subnet | None, RequestResult]:
         await asyncio.sleep(random.uniform(0, 0.05))
         work, subnet = works[random.integers(2)], sizes[random.integers(4)]
         return own, work, subnet, await engine.submit(work, own, subnet=subnet)
 
-    async def all_calls(engine: BatchingEngine) -> list[tuple[list[Asked], Work, Subnet | None, Answered]]:
+    async def all_calls(engine: Scheduler) -> list[tuple[list[TokenSequence], Operation, Subnet | None, RequestResult]]:
         cuts = np.sort(random.integers(0, 150, size=60)).tolist()
         parts = [asked[begin:end] for begin, end in zip([0, *cuts], [*cuts, 150], strict=True)]
         return await asyncio.gather(*(call(engine, part) for part in parts if part))
 
     with running(served, batch_tokens=64, workers=workers) as engine:
         found = asyncio.run(all_calls(engine))
-        counts = engine.snapshot()
+        counts = engine.stats()
     assert sum(len(own) for own, *_ in found) == 150
     for own, work, subnet, answered in found:
         assert answered.subnet == subnet
@@ -98,7 +100,7 @@ def test_vectors_are_those_of_encode(tmp_path: Path) -> None:
         served = ServedModel.open(tiny_folder(tmp_path / f"{task}", task))
         texts = ["good words", "a bad day", "fine", "awful awful awful day"]
         made = served.tokenizer.encode(texts, None, 32, padding=False)
-        asked = [Asked(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
+        asked = [TokenSequence(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
         with running(served) as engine:
             answered = asyncio.run(engine.submit("vectors", asked))
         assert served.model is not None
@@ -119,13 +121,13 @@ def test_masks_are_filled_as_the_model_fills_them(tmp_path: Path, preset: str) -
     assert served.works == {"vectors", "fill_mask"}
     texts = ["good [MASK] day", "[MASK]", "a [MASK] [MASK] of words"]
     made = served.tokenizer.encode(texts, None, 32, padding=False)["input_ids"]
-    asked = [Asked(own, None, np.flatnonzero(own == served.tokenizer.mask)) for own in made]
+    asked = [TokenSequence(own, None, np.flatnonzero(own == served.tokenizer.mask)) for own in made]
     with running(served, workers=1) as engine:
         for places in (None, np.array([9]), np.array([-1]), np.array([1, 1]), np.array([], dtype=np.int64)):
             with pytest.raises(InputError, match="places must"):
-                asyncio.run(engine.submit("fill_mask", [Asked(asked[0].tokens, None, places)]))
+                asyncio.run(engine.submit("fill_mask", [TokenSequence(asked[0].tokens, None, places)]))
         answered = asyncio.run(engine.submit("fill_mask", asked))
-        batches = engine.snapshot().batches
+        batches = engine.stats().batches
     assert batches == 1
     for text, shares in zip(texts, answered.outputs, strict=True):
         wanted = model.fill_mask(text, top=3)
@@ -142,31 +144,33 @@ async def _started(held: Held) -> None:
 
 
 def test_what_gathers_while_a_batch_runs_is_the_next_one_in_order(held: Held) -> None:
-    async def play(engine: BatchingEngine) -> list[Answered]:
+    async def play(engine: Scheduler) -> list[RequestResult]:
         held.hold()
         calls = [asyncio.create_task(engine.submit("task", [of_length(3)]))]
         await _started(held)
         for length in (9, 1, 20, 4):
             calls.append(asyncio.create_task(engine.submit("task", [of_length(length)])))
         await asyncio.sleep(0.01)
-        assert engine.snapshot().waiting_sequences == 4
-        assert engine.snapshot().waiting_tokens == 34
-        assert engine.snapshot().running_tokens == 3
+        assert engine.stats().waiting_sequences == 4
+        assert engine.stats().waiting_tokens == 34
+        assert engine.stats().running_tokens == 3
         held.free()
         return list(await asyncio.gather(*calls))
 
     with running(held, batch_tokens=100, workers=1) as engine:
         answered = asyncio.run(play(engine))
-        counts = engine.snapshot()
+        counts = engine.stats()
     assert [len(one.outputs[0]) for one in answered] == [3, 9, 1, 20, 4]
     assert counts.batches == 2
     assert counts.batched_tokens == 37
 
 
-def lengths_of_batches(held: Held, calls: list[list[Asked]], works: list[Work] | None = None, **limits: int) -> list:
+def lengths_of_batches(
+    held: Held, calls: list[list[TokenSequence]], works: list[Operation] | None = None, **limits: int
+) -> list:
     """The batches in which calls are worked on that all came while the first one was."""
 
-    async def play(engine: BatchingEngine) -> None:
+    async def play(engine: Scheduler) -> None:
         held.hold()
         first = asyncio.create_task(engine.submit("task", [of_length(1)]))
         await _started(held)
@@ -201,7 +205,7 @@ def test_works_are_batched_apart_and_none_starves(held: Held) -> None:
 
 
 def test_free_workers_share_what_waits(held: Held) -> None:
-    async def play(engine: BatchingEngine) -> None:
+    async def play(engine: Scheduler) -> None:
         held.hold()
         calls = [asyncio.create_task(engine.submit("task", [of_length(20)] * 5)) for _ in range(2)]
         await _started(held)
@@ -217,10 +221,10 @@ def test_free_workers_share_what_waits(held: Held) -> None:
 def test_many_masks_count_as_more_tokens(tmp_path: Path) -> None:
     """What is said of each is as long as the vocabulary, so a batch must hold few of them."""
     served = ServedModel.open(tiny_folder(tmp_path / "model"))
-    asked = [Asked(np.ones(4, dtype=np.int64), None, np.arange(4))] * 4
+    asked = [TokenSequence(np.ones(4, dtype=np.int64), None, np.arange(4))] * 4
     with running(served, workers=1, batch_tokens=8) as engine:
         answered = asyncio.run(engine.submit("fill_mask", asked))
-        counts = engine.snapshot()
+        counts = engine.stats()
     assert counts.batches == 4
     assert [len(own) for own in answered.outputs] == [4] * 4
 
@@ -238,14 +242,14 @@ def test_under_load_an_elastic_model_answers_in_a_smaller_size_and_says_so(
     assert served.networks[small].encoder.blocks[0] is served.networks[Subnet(width=0.5)].encoder.blocks[1]
     asked = sequences(60)
 
-    async def play(engine: BatchingEngine) -> list[Answered]:
+    async def play(engine: Scheduler) -> list[RequestResult]:
         return list(await asyncio.gather(*(engine.submit("task", [own, own]) for own in asked)))
 
     with running(served, workers=1, batch_tokens=32, wait_target=1e-6, quiet_seconds=60.0) as engine:
         answered = asyncio.run(play(engine))
         vectors = asyncio.run(engine.submit("vectors", asked))
         asked_for = asyncio.run(engine.submit("task", asked[:3], subnet=Subnet(width=0.75)))
-        assert engine.snapshot().subnet == small
+        assert engine.stats().subnet == small
     assert {one.subnet for one in answered} == {Subnet(width=0.5), small}
     assert vectors.subnet is None  # the record says nothing of them
     assert asked_for.subnet == Subnet(width=0.75)
@@ -264,8 +268,8 @@ def test_a_sequence_that_cannot_be_worked_on_is_refused_before_it_spoils_a_batch
     bad = {
         "shape": of_length(33),
         "0 to": of_length(3, token=10**6),
-        "types": Asked(np.ones(3, dtype=np.int64), np.full(3, 7)),
-        "1 to": Asked(np.empty(0, dtype=np.int64)),
+        "types": TokenSequence(np.ones(3, dtype=np.int64), np.full(3, 7)),
+        "1 to": TokenSequence(np.empty(0, dtype=np.int64)),
     }
     with running(classifier) as engine:
         for word, asked in bad.items():
@@ -275,21 +279,21 @@ def test_a_sequence_that_cannot_be_worked_on_is_refused_before_it_spoils_a_batch
             asyncio.run(engine.submit("fill_mask", [of_length(2)]))
         with pytest.raises(InputError, match=r"subnet\.heads"):
             asyncio.run(engine.submit("task", [of_length(2)], subnet=Subnet(heads=(9, 9))))
-        assert engine.snapshot().batches == 0
+        assert engine.stats().batches == 0
 
 
 def test_figures_are_of_the_last_seconds(held: Held) -> None:
     now = [0.0]
-    engine = BatchingEngine(held, EngineLimits(workers=1, batch_tokens=100), clock=lambda: now[0])
+    engine = Scheduler(held, SchedulerLimits(workers=1, batch_tokens=100), clock=lambda: now[0])
     engine.start()
-    assert engine.snapshot().median_seconds is None
+    assert engine.stats().median_seconds is None
     now[0] = 100.0
     asyncio.run(engine.submit("task", [of_length(10)] * 2))
-    found = engine.snapshot()
+    found = engine.stats()
     assert (found.sequences_per_second, found.tokens_per_second) == (0.2, 2.0)
     assert found.median_seconds == found.slowest_seconds == 0.0
     now[0] = 200.0
-    later = engine.snapshot()
+    later = engine.stats()
     assert dataclasses.replace(later, answered=0) == dataclasses.replace(
         found, answered=0, sequences_per_second=0.0, tokens_per_second=0.0, median_seconds=None, slowest_seconds=None
     )

@@ -15,7 +15,7 @@ from bertsmith.engines.exit_runner import ModelRunner
 from bertsmith.engines.onnx_graph import longest_input
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.model import Model
-from bertsmith.serving.work import Asked, Work
+from bertsmith.serving.requests import Operation, TokenSequence
 
 Rows = Literal["packed", "padded", "fixed"]
 """How a batch lies: one sequence after the other; rows filled up to the longest, for programs that know nothing else;
@@ -29,8 +29,8 @@ _SHORT = 16  # tokens below which nothing is gained by another group
 @torch.inference_mode()
 def answers(
     runner: Runner,
-    work: Work,
-    asked: Sequence[Asked],
+    work: Operation,
+    asked: Sequence[TokenSequence],
     *,
     rows: Rows = "packed",
     pad: int = 0,
@@ -69,7 +69,7 @@ def groups(lengths: Sequence[int], rows: Rows, *, is_cpu: bool = True) -> list[l
 
 
 def _said(
-    runner: Runner, work: Work, asked: Sequence[Asked], rows: Rows, pad: int, subnet: Subnet | None
+    runner: Runner, work: Operation, asked: Sequence[TokenSequence], rows: Rows, pad: int, subnet: Subnet | None
 ) -> list[np.ndarray]:
     """What is said of sequences that are computed in one pass, in their order."""
     is_rounded = rows == "packed" and runner.device.type == "cpu" and isinstance(runner, Model)
@@ -106,7 +106,7 @@ def _filled(
     tokens: Tensor,
     layout: SequenceLayout,
     types: Tensor | None,
-    asked: Sequence[Asked],
+    asked: Sequence[TokenSequence],
     subnet: Subnet | None,
 ) -> list[np.ndarray]:
     """Of every sequence the probabilities of all pieces at its places, (places, vocabulary)."""
@@ -121,7 +121,7 @@ def _filled(
 
 
 def _laid(
-    asked: Sequence[Asked], rows: Rows, pad: int, longest: int | None
+    asked: Sequence[TokenSequence], rows: Rows, pad: int, longest: int | None
 ) -> tuple[Tensor, SequenceLayout, Tensor | None]:
     """Tokens, their layout and types, which are 0 where none are given."""
     lie = packed if rows == "packed" else padded
@@ -142,14 +142,14 @@ def _laid(
     return tokens, layout, kinds
 
 
-def _filling(tokens: int, pad: int) -> list[Asked]:
+def _filling(tokens: int, pad: int) -> list[TokenSequence]:
     """A sequence of pads, or none, that rounds the tokens of a pass up to one of few numbers.
 
     PyTorch's products on a CPU keep some megabytes for each number of rows they have met, a thousand of them.
     """
     step = min(64, max(8, 2 ** (tokens.bit_length() - 4)))
     missing = -tokens % step
-    return [Asked(np.full(missing, pad, dtype=np.int64))] if missing else []
+    return [TokenSequence(np.full(missing, pad, dtype=np.int64))] if missing else []
 
 
 def _shape(length: int) -> int:
@@ -157,14 +157,14 @@ def _shape(length: int) -> int:
     return max(_SHORT, 2 ** (length - 1).bit_length())
 
 
-def _begins(asked: Sequence[Asked], layout: SequenceLayout) -> list[int]:
+def _begins(asked: Sequence[TokenSequence], layout: SequenceLayout) -> list[int]:
     """Where every sequence begins among the flattened tokens."""
     if layout.is_packed:
         return [0, *np.cumsum([len(own.tokens) for own in asked])[:-1].tolist()]
     return [index * layout.longest for index in range(len(asked))]
 
 
-def _by_sequence(values: np.ndarray, asked: Sequence[Asked], layout: SequenceLayout) -> list[np.ndarray]:
+def _by_sequence(values: np.ndarray, asked: Sequence[TokenSequence], layout: SequenceLayout) -> list[np.ndarray]:
     """What was said of tokens, sequence by sequence: (length, outputs) each."""
     lengths = [len(own.tokens) for own in asked]
     if layout.is_packed:
@@ -172,7 +172,7 @@ def _by_sequence(values: np.ndarray, asked: Sequence[Asked], layout: SequenceLay
     return [row[:length].copy() for row, length in zip(values, lengths, strict=False)]
 
 
-def _places(asked: Asked) -> np.ndarray:
+def _places(asked: TokenSequence) -> np.ndarray:
     return np.empty(0, dtype=np.int64) if asked.places is None else asked.places
 
 

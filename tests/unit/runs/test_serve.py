@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 import bertsmith
-from bertsmith.commands.serve import serve
 from bertsmith.models.build import build
 from bertsmith.models.published import preset
-from bertsmith.serving import process
+from bertsmith.runs.serve import serve
+from bertsmith.serving import server as process
 from bertsmith.text.learn import learn_tokenizer
 
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_name_is_the_function_beside_the_package() -> None:
     assert bertsmith.serve is serve
-    assert bertsmith.serving.process is process
+    assert bertsmith.serving.server is process
 
 
 def test_it_serves_until_a_signal(

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.serving.process import _refuse, address, bound
+from bertsmith.serving.server import _refuse, address, bound
 
 
 def test_who_comes_too_early_is_refused_and_the_port_is_taken() -> None:

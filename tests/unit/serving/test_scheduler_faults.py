@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from engine_cases import Held, of_length, tiny_folder
+from scheduler_cases import Held, of_length, tiny_folder
 
-from bertsmith.serving.engine import BatchingEngine, EngineLimits
 from bertsmith.serving.model import ServedModel
-from bertsmith.serving.work import Answered, Busy, Closing, Failed, Late
+from bertsmith.serving.requests import BatchFailed, DeadlineExceeded, QueueFull, RequestResult, ShuttingDown
+from bertsmith.serving.scheduler import Scheduler, SchedulerLimits
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +25,16 @@ def held(served: ServedModel) -> Held:
 
 
 @pytest.fixture
-def engine(held: Held) -> Iterator[BatchingEngine]:
+def engine(held: Held) -> Iterator[Scheduler]:
     """One worker, batches of 10 tokens, room for 40 tokens in 8 sequences."""
-    made = BatchingEngine(held, EngineLimits(workers=1, batch_tokens=10, waiting_tokens=40, waiting_sequences=8))
+    made = Scheduler(held, SchedulerLimits(workers=1, batch_tokens=10, waiting_tokens=40, waiting_sequences=8))
     made.start()
     yield made
     held.free()
     made.close()
 
 
-async def begun(held: Held, engine: BatchingEngine, error: Exception | None = None) -> "asyncio.Task[Answered]":
+async def begun(held: Held, engine: Scheduler, error: Exception | None = None) -> "asyncio.Task[RequestResult]":
     """A call that is being worked on, and stays so until the model is let."""
     held.hold(error)
     call = asyncio.create_task(engine.submit("task", [of_length(1)]))
@@ -42,15 +42,15 @@ async def begun(held: Held, engine: BatchingEngine, error: Exception | None = No
     return call
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back(held: Held, engine: BatchingEngine) -> None:
+def test_a_full_queue_refuses_and_says_when_to_come_back(held: Held, engine: Scheduler) -> None:
     async def play() -> None:
         first = await begun(held, engine)
         engine._switch.learn(0, 1.0, 1.0)
         waiting = [asyncio.create_task(engine.submit("task", [of_length(10)])) for _ in range(4)]
         await asyncio.sleep(0.01)
-        with pytest.raises(Busy):
+        with pytest.raises(QueueFull):
             engine.check_room()
-        with pytest.raises(Busy) as refused:
+        with pytest.raises(QueueFull) as refused:
             await engine.submit("task", [of_length(1)])
         assert refused.value.retry_after == pytest.approx(41 / engine._switch.tokens_per_second)
         held.free()
@@ -59,16 +59,16 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(held: Held, engine: Bat
         await engine.submit("task", [of_length(1)])  # and then there is room again
 
     asyncio.run(play())
-    assert engine.snapshot().refused == 2
-    assert engine.snapshot().answered == 6
+    assert engine.stats().refused == 2
+    assert engine.stats().answered == 6
 
 
-def test_sequences_are_counted_besides_tokens(held: Held, engine: BatchingEngine) -> None:
+def test_sequences_are_counted_besides_tokens(held: Held, engine: Scheduler) -> None:
     async def play() -> None:
         first = await begun(held, engine)
         waiting = asyncio.create_task(engine.submit("task", [of_length(1)] * 8))
         await asyncio.sleep(0.01)
-        with pytest.raises(Busy):
+        with pytest.raises(QueueFull):
             await engine.submit("task", [of_length(1)])
         held.free()
         await asyncio.gather(first, waiting)
@@ -76,34 +76,34 @@ def test_sequences_are_counted_besides_tokens(held: Held, engine: BatchingEngine
     asyncio.run(play())
 
 
-def test_what_is_larger_than_the_queue_may_wait_alone(engine: BatchingEngine) -> None:
+def test_what_is_larger_than_the_queue_may_wait_alone(engine: Scheduler) -> None:
     assert len(asyncio.run(engine.submit("task", [of_length(10)] * 20)).outputs) == 20
 
 
-def test_late_work_that_was_not_begun_is_dropped(held: Held, engine: BatchingEngine) -> None:
+def test_late_work_that_was_not_begun_is_dropped(held: Held, engine: Scheduler) -> None:
     async def play() -> None:
         first = await begun(held, engine)
         late = asyncio.create_task(engine.submit("task", [of_length(7)] * 2, timeout=0.02))
         patient = asyncio.create_task(engine.submit("task", [of_length(3)], timeout=10))
-        with pytest.raises(Late, match=r"in 0\.02 s"):
+        with pytest.raises(DeadlineExceeded, match=r"in 0\.02 s"):
             await late
-        assert engine.snapshot().waiting_tokens == 3
-        assert engine.snapshot().waiting_sequences == 1
+        assert engine.stats().waiting_tokens == 3
+        assert engine.stats().waiting_sequences == 1
         held.free()
         answered = await asyncio.gather(first, patient)
         assert [len(one.outputs[0]) for one in answered] == [1, 3]
 
     asyncio.run(play())
-    assert engine.snapshot().late == 1
-    assert engine.snapshot().batched_tokens == 4
+    assert engine.stats().late == 1
+    assert engine.stats().batched_tokens == 4
 
 
-def test_a_call_that_is_late_in_its_batch_leaves_the_others_alone(held: Held, engine: BatchingEngine) -> None:
+def test_a_call_that_is_late_in_its_batch_leaves_the_others_alone(held: Held, engine: Scheduler) -> None:
     async def play() -> None:
         held.hold()
         late = asyncio.create_task(engine.submit("task", [of_length(2)], timeout=0.02))
         other = asyncio.create_task(engine.submit("task", [of_length(3)]))
-        with pytest.raises(Late):
+        with pytest.raises(DeadlineExceeded):
             await late
         held.free()
         np.testing.assert_array_equal((await other).outputs[0], np.ones(3))
@@ -112,7 +112,7 @@ def test_a_call_that_is_late_in_its_batch_leaves_the_others_alone(held: Held, en
     asyncio.run(play())
 
 
-def test_a_caller_who_left_is_dropped(held: Held, engine: BatchingEngine) -> None:
+def test_a_caller_who_left_is_dropped(held: Held, engine: Scheduler) -> None:
     async def play() -> None:
         first = await begun(held, engine)
         gone = [asyncio.create_task(engine.submit("task", [of_length(5)] * 2)) for _ in range(3)]
@@ -121,7 +121,7 @@ def test_a_caller_who_left_is_dropped(held: Held, engine: BatchingEngine) -> Non
         for call in gone:
             call.cancel()
         await asyncio.sleep(0.01)
-        assert engine.snapshot().waiting_tokens == 4
+        assert engine.stats().waiting_tokens == 4
         first.cancel()  # while it is worked on
         await asyncio.sleep(0.01)
         held.free()
@@ -130,13 +130,13 @@ def test_a_caller_who_left_is_dropped(held: Held, engine: BatchingEngine) -> Non
         await asyncio.wait_for(engine.drain(), 10)
 
     asyncio.run(play())
-    assert engine.snapshot().answered == 1
+    assert engine.stats().answered == 1
 
 
 def test_a_broken_batch_reaches_its_callers_and_nobody_else(
-    held: Held, engine: BatchingEngine, caplog: pytest.LogCaptureFixture
+    held: Held, engine: Scheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def play() -> list[Answered | BaseException]:
+    async def play() -> list[RequestResult | BaseException]:
         first = await begun(held, engine, MemoryError("no room"))
         spread = asyncio.create_task(engine.submit("task", [of_length(6)] * 3))
         other = asyncio.create_task(engine.submit("vectors", [of_length(2)]))
@@ -150,22 +150,22 @@ def test_a_broken_batch_reaches_its_callers_and_nobody_else(
 
     with caplog.at_level(logging.CRITICAL):
         first, spread, other = asyncio.run(play())
-    assert isinstance(first, Failed)
+    assert isinstance(first, BatchFailed)
     assert str(first) == "the model failed on the batch of this call: MemoryError"
-    assert isinstance(spread, Failed)
-    assert isinstance(other, Answered)
+    assert isinstance(spread, BatchFailed)
+    assert isinstance(other, RequestResult)
     assert [lengths for _, lengths, _ in held.batches] == [[1], [6], [2]]
     assert len(asyncio.run(engine.submit("task", [of_length(9)])).outputs[0]) == 9
 
 
-def test_draining_answers_what_was_taken_and_takes_nothing_new(held: Held, engine: BatchingEngine) -> None:
+def test_draining_answers_what_was_taken_and_takes_nothing_new(held: Held, engine: Scheduler) -> None:
     async def play() -> None:
         first = await begun(held, engine)
         waiting = [asyncio.create_task(engine.submit("task", [of_length(6)])) for _ in range(3)]
         await asyncio.sleep(0.01)
         drained = asyncio.create_task(engine.drain())
         await asyncio.sleep(0.01)
-        with pytest.raises(Closing):
+        with pytest.raises(ShuttingDown):
             await engine.submit("task", [of_length(1)])
         assert not drained.done()
         held.free()
@@ -176,13 +176,13 @@ def test_draining_answers_what_was_taken_and_takes_nothing_new(held: Held, engin
     asyncio.run(play())
 
 
-def test_closing_refuses_what_waits(held: Held, engine: BatchingEngine) -> None:
+def test_closing_refuses_what_waits(held: Held, engine: Scheduler) -> None:
     async def play() -> None:
         first = await begun(held, engine)
         waiting = asyncio.create_task(engine.submit("task", [of_length(6)]))
         await asyncio.sleep(0.01)
         closing = asyncio.create_task(asyncio.to_thread(engine.close))
-        with pytest.raises(Closing):
+        with pytest.raises(ShuttingDown):
             await waiting
         held.free()
         await closing
@@ -193,7 +193,7 @@ def test_closing_refuses_what_waits(held: Held, engine: BatchingEngine) -> None:
     assert threading.active_count() < before
 
 
-def test_callers_whose_loop_has_ended_do_no_harm(held: Held, engine: BatchingEngine) -> None:
+def test_callers_whose_loop_has_ended_do_no_harm(held: Held, engine: Scheduler) -> None:
     async def leave() -> None:
         await begun(held, engine)
 

@@ -11,7 +11,7 @@ import torch
 import bertsmith
 from bertsmith.layers.subnet import Subnet
 from bertsmith.serving.model import ServedModel
-from bertsmith.serving.work import Asked, Work
+from bertsmith.serving.requests import Operation, TokenSequence
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
 from bertsmith.tasks.predictor import KeptTask, write_kept
 from bertsmith.text.learn import learn_tokenizer
@@ -68,18 +68,18 @@ def tiny_folder(folder: Path, task: str | None = None, *, is_elastic: bool = Fal
     return folder
 
 
-def sequences(count: int, seed: int = 0, longest: int = LENGTH) -> list[Asked]:
+def sequences(count: int, seed: int = 0, longest: int = LENGTH) -> list[TokenSequence]:
     """Random sequences of random lengths, half of them with types; every one can be told by its content."""
     random, size = np.random.default_rng(seed), _tokenizer().size
     made = []
     for index in range(count):
         tokens = random.integers(0, size, size=int(random.integers(1, longest + 1)))
-        made.append(Asked(tokens, random.integers(0, 2, size=len(tokens)) if index % 2 else None))
+        made.append(TokenSequence(tokens, random.integers(0, 2, size=len(tokens)) if index % 2 else None))
     return made
 
 
-def of_length(length: int, token: int = 1) -> Asked:
-    return Asked(np.full(length, token, dtype=np.int64))
+def of_length(length: int, token: int = 1) -> TokenSequence:
+    return TokenSequence(np.full(length, token, dtype=np.int64))
 
 
 class Held(ServedModel):
@@ -95,7 +95,7 @@ class Held(ServedModel):
 
     let: threading.Semaphore
     began: threading.Semaphore
-    batches: list[tuple[Work, list[int], Subnet | None]]
+    batches: list[tuple[Operation, list[int], Subnet | None]]
     error: Exception | None
     is_free: bool
 
@@ -107,7 +107,7 @@ class Held(ServedModel):
         self.__dict__.update(is_free=True, error=None)
         self.let.release(100)
 
-    def answers(self, work: Work, asked: list[Asked], subnet: Subnet | None = None) -> list[np.ndarray]:
+    def answers(self, work: Operation, asked: list[TokenSequence], subnet: Subnet | None = None) -> list[np.ndarray]:
         if not self.is_free:
             self.batches.append((work, [len(own.tokens) for own in asked], subnet))
             self.began.release()

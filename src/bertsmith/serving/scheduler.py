@@ -15,12 +15,21 @@ import numpy as np
 from pydantic import Field
 
 from bertsmith.layers.subnet import Subnet
-from bertsmith.serving.cores import cores
-from bertsmith.serving.ladder import Switch
 from bertsmith.serving.model import ServedModel
-from bertsmith.serving.queue import Batch, Call, Queue, cost
-from bertsmith.serving.rates import Rates
-from bertsmith.serving.work import Answered, Asked, Busy, Closing, Failed, Late, Snapshot, Work
+from bertsmith.serving.queue import Batch, Queue, QueuedRequest, cost
+from bertsmith.serving.requests import (
+    BatchFailed,
+    DeadlineExceeded,
+    Operation,
+    QueueFull,
+    RequestResult,
+    SchedulerStats,
+    ShuttingDown,
+    TokenSequence,
+)
+from bertsmith.serving.settings import cores
+from bertsmith.serving.size_schedule import SizeController
+from bertsmith.serving.throughput import Throughput
 from bertsmith.settings import Record
 
 _LOG = logging.getLogger(__name__)
@@ -30,7 +39,7 @@ _CPU_TOKENS, _GPU_TOKENS = 1024, 16_384
 _MEASURED = 512  # the most tokens of the batch by which a new engine learns how fast its model is
 
 
-class EngineLimits(Record):
+class SchedulerLimits(Record):
     """How large batches are, how much may wait, and when an elastic model answers in a smaller size."""
 
     batch_tokens: int | None = Field(default=None, ge=1)
@@ -49,19 +58,23 @@ class EngineLimits(Record):
     """How long it must be quiet before an elastic model goes up one size."""
 
 
-class BatchingEngine:
+class Scheduler:
     """Works on the calls of one model. `start` it before it is asked."""
 
     def __init__(
-        self, served: ServedModel, limits: EngineLimits | None = None, *, clock: Callable[[], float] = time.perf_counter
+        self,
+        served: ServedModel,
+        limits: SchedulerLimits | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.served, self.limits, self._clock = served, limits or EngineLimits(), clock
+        self.served, self.limits, self._clock = served, limits or SchedulerLimits(), clock
         is_cpu = served.runner.device.type == "cpu"
         self.batch_tokens = self.limits.batch_tokens or (_CPU_TOKENS if is_cpu else _GPU_TOKENS)
         self.workers = self.limits.workers or (max(1, cores() // served.threads) if is_cpu else 1)
         self._changed = threading.Condition()
         self._queue = Queue()
-        self._rates = Rates(clock)
+        self._rates = Throughput(clock)
         self._switch = self._new_switch(tokens_per_second=1000.0)
         self._running: dict[int, int] = {}
         self._unanswered = 0
@@ -85,24 +98,29 @@ class BatchingEngine:
             while len(self._queue):
                 call = self._queue.first()
                 self._queue.drop(call)
-                self._finish([call], Closing("the service is ending"))
+                self._finish([call], ShuttingDown("the service is ending"))
             self._changed.notify_all()
         for worker in self._workers:
             worker.join()
         self._workers = []
 
     async def submit(
-        self, work: Work, asked: Sequence[Asked], *, timeout: float | None = None, subnet: Subnet | None = None
-    ) -> Answered:
-        """The answer to one call; raises Busy, Late, Closing or Failed, and InputError for what cannot be worked on."""
+        self,
+        work: Operation,
+        asked: Sequence[TokenSequence],
+        *,
+        timeout: float | None = None,
+        subnet: Subnet | None = None,
+    ) -> RequestResult:
+        """Return the outputs of one request; raise SchedulerError if there are none, InputError if it is invalid."""
         for own in asked:
             self.served.check(work, own, subnet)
         if not asked:
-            return Answered([], subnet, 0.0, 0.0)
+            return RequestResult([], subnet, 0.0, 0.0)
         vocabulary = self.served.runner.config.encoder.vocabulary
         loop = asyncio.get_running_loop()
         costs = [cost(work, own, vocabulary) for own in asked]
-        call = Call(work, asked, costs, subnet, loop.create_future(), self._clock())
+        call = QueuedRequest(work, asked, costs, subnet, loop.create_future(), self._clock())
         self._take_in(call)
         # after what else this turn of the loop brings, so that calls made together stand in one batch
         loop.call_soon(self._wake)
@@ -110,29 +128,29 @@ class BatchingEngine:
             await asyncio.wait_for(call.future, timeout)
         except TimeoutError:
             if self._forget(call, is_late=True):
-                raise Late(f"the answer was not there in {timeout:g} s") from None
+                raise DeadlineExceeded(f"the answer was not there in {timeout:g} s") from None
         except asyncio.CancelledError:
             self._forget(call, is_late=False)
             raise
         if call.error is not None:
             raise call.error
         outputs = [own for own in call.outputs if own is not None]
-        rungs = self.served.ladder.rungs
-        size = subnet if call.level is None else rungs[call.level].subnet
-        return Answered(outputs, size, call.began - call.came, call.ended - call.began)
+        sizes = self.served.schedule.sizes
+        size = subnet if call.level is None else sizes[call.level].subnet
+        return RequestResult(outputs, size, call.began - call.came, call.ended - call.began)
 
     def check_room(self) -> None:
-        """Raises Busy or Closing where `submit` would for a call of the usual size: before anything is done for it."""
+        """Raise QueueFull or ShuttingDown where `submit` would for a request of average size."""
         with self._changed:
             self._check_room(self._rates.usual_tokens, 1)
 
-    def snapshot(self) -> Snapshot:
+    def stats(self) -> SchedulerStats:
         """How the engine fares right now."""
         with self._changed:
             sequences, tokens = self._rates.per_second()
             times = self._rates.percentiles()
             rates, level = self._rates, self._switch.relax(self._queue.tokens)
-            return Snapshot(
+            return SchedulerStats(
                 waiting_sequences=self._queue.sequences,
                 waiting_tokens=self._queue.tokens,
                 running_tokens=sum(self._running.values()),
@@ -140,7 +158,7 @@ class BatchingEngine:
                 tokens_per_second=tokens,
                 median_seconds=None if times is None else times[0],
                 slowest_seconds=None if times is None else times[1],
-                subnet=self.served.ladder.rungs[level].subnet,
+                subnet=self.served.schedule.sizes[level].subnet,
                 answered=rates.answered,
                 refused=rates.refused,
                 late=rates.late,
@@ -159,7 +177,7 @@ class BatchingEngine:
         with self._changed:
             self._changed.wait_for(lambda: not self._unanswered or self._is_closed)
 
-    def _take_in(self, call: Call) -> None:
+    def _take_in(self, call: QueuedRequest) -> None:
         """Puts a call into the queue, or raises why not."""
         with self._changed:
             tokens = sum(call.costs)
@@ -171,7 +189,7 @@ class BatchingEngine:
     def _check_room(self, tokens: int, sequences: int) -> None:
         """Raises why so much cannot wait."""
         if self._is_closing:
-            raise Closing("the service is ending and takes nothing new")
+            raise ShuttingDown("the service is ending and takes nothing new")
         queue, limits = self._queue, self.limits
         is_full = queue.tokens + tokens > limits.waiting_tokens
         is_full = is_full or queue.sequences + sequences > limits.waiting_sequences
@@ -179,13 +197,13 @@ class BatchingEngine:
             self._rates.refused += 1
             self._switch.ask(tokens)
             self._switch.refuse()
-            raise Busy(self._switch.expected_wait(queue.tokens + sum(self._running.values())))
+            raise QueueFull(self._switch.expected_wait(queue.tokens + sum(self._running.values())))
 
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
-    def _forget(self, call: Call, *, is_late: bool) -> bool:
+    def _forget(self, call: QueuedRequest, *, is_late: bool) -> bool:
         """Drops what waits of a call whose caller is gone or waits no longer; what is in a batch is thrown away then.
 
         False if the answer was there already.
@@ -220,7 +238,7 @@ class BatchingEngine:
                 outputs = self.served.answers(batch.work, batch.asked, batch.subnet)
             except Exception as problem:  # whatever it is, its callers must hear of it and the others be served
                 _LOG.exception("a batch of %d sequences failed", len(batch.members))
-                error = Failed(f"the model failed on the batch of this call: {type(problem).__name__}")
+                error = BatchFailed(f"the model failed on the batch of this call: {type(problem).__name__}")
             with self._changed:
                 at_work = len(self._running)
                 del self._running[own]
@@ -238,9 +256,9 @@ class BatchingEngine:
         level = head.level
         if level is None:
             level = self._switch.choose(self._queue.tokens) if self._is_elastic(head.work) else 0
-        return self._queue.take(most, level, self.served.ladder.rungs[level].subnet)
+        return self._queue.take(most, level, self.served.schedule.sizes[level].subnet)
 
-    def _is_elastic(self, work: Work) -> bool:
+    def _is_elastic(self, work: Operation) -> bool:
         """Whether the record's scores speak of this work: they are of the task's head."""
         return work == "task" or (work == "vectors" and self.served.has_embedder)
 
@@ -261,9 +279,9 @@ class BatchingEngine:
                 self._rates.answer(now - call.came)
         self._finish(done, None)
 
-    def _finish(self, calls: Sequence[Call], error: Exception | None) -> None:
+    def _finish(self, calls: Sequence[QueuedRequest], error: Exception | None) -> None:
         """Tells the callers, each in the loop it waits in."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[Call]] = defaultdict(list)
+        by_loop: dict[asyncio.AbstractEventLoop, list[QueuedRequest]] = defaultdict(list)
         for call in calls:
             self._queue.drop(call)
             if not call.is_settled:
@@ -278,9 +296,9 @@ class BatchingEngine:
                 continue
         self._changed.notify_all()
 
-    def _new_switch(self, tokens_per_second: float) -> Switch:
-        return Switch(
-            self.served.ladder,
+    def _new_switch(self, tokens_per_second: float) -> SizeController:
+        return SizeController(
+            self.served.schedule,
             target=self.limits.wait_target,
             quiet=self.limits.quiet_seconds,
             tokens_per_second=tokens_per_second,
@@ -290,9 +308,9 @@ class BatchingEngine:
     def _measured(self) -> float:
         """Tokens per second of all workers, from the second of two batches of the whole model."""
         length = max(1, min(32, self.served.encoding.length))
-        one = Asked(np.full(length, self.served.tokenizer.start, dtype=np.int64))
+        one = TokenSequence(np.full(length, self.served.tokenizer.start, dtype=np.int64))
         asked = [one] * max(1, min(_MEASURED, self.batch_tokens) // length)
-        work: Work = "task" if "task" in self.served.works else "vectors"
+        work: Operation = "task" if "task" in self.served.works else "vectors"
         self.served.answers(work, asked)
         began = time.perf_counter()
         self.served.answers(work, asked)
@@ -300,7 +318,7 @@ class BatchingEngine:
         return self.workers * length * len(asked) / seconds
 
 
-def _resolve(calls: Sequence[Call]) -> None:
+def _resolve(calls: Sequence[QueuedRequest]) -> None:
     for call in calls:
         if not call.future.done():
             call.future.set_result(None)

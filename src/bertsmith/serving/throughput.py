@@ -10,7 +10,7 @@ _LATENCIES = 4096  # the most that are kept for percentiles: the last ones
 _SLOTS = 100  # of the window
 
 
-class Rates:
+class Throughput:
     """Counts what happens. It has no lock of its own: its owner holds one."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

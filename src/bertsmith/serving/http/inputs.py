@@ -11,8 +11,8 @@ from bertsmith.answers.sequences import Features, Ragged
 from bertsmith.answers.texts import whole_lengths
 from bertsmith.errors import InputError
 from bertsmith.serving.http.errors import invalid, too_large
+from bertsmith.serving.requests import TokenSequence
 from bertsmith.serving.settings import Limits
-from bertsmith.serving.work import Asked
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.embedding import Embedding
 from bertsmith.text.rows import table_of
@@ -29,14 +29,14 @@ def check_count(texts: Sequence[Any], limits: Limits, name: str = "inputs") -> N
         raise too_large(f"{name} holds {len(texts)} texts; at most {limits.texts} are taken in one request")
 
 
-def check_tokens(asked: Sequence[Asked], limits: Limits) -> None:
+def check_tokens(asked: Sequence[TokenSequence], limits: Limits) -> None:
     """Raises if the sequences of a request are too long together."""
     tokens = sum(len(one.tokens) for one in asked)
     if tokens > limits.tokens:
         raise too_large(f"the request has {tokens} tokens; at most {limits.tokens} are taken in one")
 
 
-def texts_asked(served: "ServedModel", texts: Sequence[str], truncates: bool, limits: Limits) -> list[Asked]:
+def texts_asked(served: "ServedModel", texts: Sequence[str], truncates: bool, limits: Limits) -> list[TokenSequence]:
     """A sequence for every text."""
     encoding = served.encoding
     made = encoding.tokenizer.encode(texts, None, encoding.length if truncates else None, padding=False)
@@ -44,12 +44,14 @@ def texts_asked(served: "ServedModel", texts: Sequence[str], truncates: bool, li
     for index, row in enumerate(tokens):
         if len(row) > encoding.length:
             raise _too_long(f"text {index} has {len(row)} tokens", encoding.length)
-    asked = [Asked(row, own if encoding.has_types else None) for row, own in zip(tokens, types, strict=True)]
+    asked = [TokenSequence(row, own if encoding.has_types else None) for row, own in zip(tokens, types, strict=True)]
     check_tokens(asked, limits)
     return asked
 
 
-def ids_asked(served: "ServedModel", rows: Sequence[Sequence[int]], truncates: bool, limits: Limits) -> list[Asked]:
+def ids_asked(
+    served: "ServedModel", rows: Sequence[Sequence[int]], truncates: bool, limits: Limits
+) -> list[TokenSequence]:
     """A sequence for every list of token ids, which are those of a text without the marks around it."""
     encoding = served.encoding
     before, after = marks(served)
@@ -63,7 +65,7 @@ def ids_asked(served: "ServedModel", rows: Sequence[Sequence[int]], truncates: b
         if len(row) > room and not truncates:
             raise _too_long(f"list {index} has {len(row)} token ids", room)
         tokens = np.array([*before, *row[:room], *after], dtype=np.int64)
-        asked.append(Asked(tokens, np.zeros_like(tokens) if encoding.has_types else None))
+        asked.append(TokenSequence(tokens, np.zeros_like(tokens) if encoding.has_types else None))
     check_tokens(asked, limits)
     return asked
 
@@ -78,13 +80,13 @@ def marks(served: "ServedModel") -> tuple[list[int], list[int]]:
 
 
 @dataclass(frozen=True)
-class TaskCall:
+class TaskInputs:
     """Inputs of a task as its own code knows them, and the sequences they became."""
 
     task: Task[Any]
     examples: list[Any]
     features: Features
-    asked: list[Asked]
+    asked: list[TokenSequence]
 
     def outputs(self, outputs: Sequence[np.ndarray], *, is_for_tokens: bool) -> list[np.ndarray]:
         """What was said of the sequences, item by item, as `Task.answers` reads it."""
@@ -105,7 +107,7 @@ def listed(task: Task[Any], inputs: Any) -> tuple[list[Any], bool]:
     return ([inputs], True) if is_one else (inputs, False)
 
 
-def task_asked(served: "ServedModel", inputs: Sequence[Any], truncates: bool, limits: Limits) -> TaskCall:
+def task_asked(served: "ServedModel", inputs: Sequence[Any], truncates: bool, limits: Limits) -> TaskInputs:
     """The sequences of inputs of the model's task."""
     assert served.kept is not None
     task, encoding = served.kept.task, served.encoding
@@ -120,11 +122,11 @@ def task_asked(served: "ServedModel", inputs: Sequence[Any], truncates: bool, li
         if lengths.max(initial=0) > encoding.length:
             raise _too_long(f"an input has {lengths.max()} tokens", encoding.length)
     asked = [
-        Asked(_whole(features.tokens, index), None if features.types is None else _whole(features.types, index))
+        TokenSequence(_whole(features.tokens, index), None if features.types is None else _whole(features.types, index))
         for index in range(len(features.tokens))
     ]
     check_tokens(asked, limits)
-    return TaskCall(task, examples, features, asked)
+    return TaskInputs(task, examples, features, asked)
 
 
 def _row(task: Task[Any], given: Any) -> dict[str, Any]:

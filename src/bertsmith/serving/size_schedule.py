@@ -21,7 +21,7 @@ _MEMORY = 0.8  # of what was known of a rate, when a batch tells more of it
 
 
 @dataclass(frozen=True)
-class Rung:
+class Size:
     """One size."""
 
     subnet: Subnet | None
@@ -33,16 +33,16 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Ladder:
+class SizeSchedule:
     """The sizes a model may answer in, from the whole one to the smallest that is good enough."""
 
-    rungs: tuple[Rung, ...] = (Rung(None),)
+    sizes: tuple[Size, ...] = (Size(None),)
 
     def __len__(self) -> int:
-        return len(self.rungs)
+        return len(self.sizes)
 
     @classmethod
-    def of(cls, record: ElasticRecord | None, floor: float | None) -> "Ladder":
+    def of(cls, record: ElasticRecord | None, floor: float | None) -> "SizeSchedule":
         """The sub-networks that keep at least a share `floor` of the whole model's score, none beaten by another.
 
         Without a floor the whole model answers everything.
@@ -58,16 +58,16 @@ class Ladder:
         faster = [(member, subnet) for member, subnet in members if member.latency_ms < whole.latency_ms]
         good = [(member, subnet) for member, subnet in faster if member.score >= floor * whole.score]
         front = pareto_front(good, lambda one: one[0].latency_ms, lambda one: one[0].score)
-        smaller = [Rung(subnet, member.score, whole.latency_ms / member.latency_ms) for member, subnet in front]
-        return cls((Rung(None, whole.score), *reversed(smaller)))
+        smaller = [Size(subnet, member.score, whole.latency_ms / member.latency_ms) for member, subnet in front]
+        return cls((Size(None, whole.score), *reversed(smaller)))
 
 
-class Switch:
-    """Chooses the rung of every batch from what waits, what is asked and how fast each rung is."""
+class SizeController:
+    """Chooses the size of every batch from what waits, what is asked and how fast each size is."""
 
     def __init__(
         self,
-        ladder: Ladder,
+        schedule: SizeSchedule,
         *,
         target: float,
         quiet: float,
@@ -75,17 +75,17 @@ class Switch:
         clock: Callable[[], float],
     ) -> None:
         """`target` and `quiet` are seconds; `tokens_per_second` is a first guess for the whole model."""
-        self.ladder, self.target, self.quiet, self.clock = ladder, target, quiet, clock
+        self.schedule, self.target, self.quiet, self.clock = schedule, target, quiet, clock
         self.level = 0
-        self._rates = [tokens_per_second * rung.speed for rung in ladder.rungs]
+        self._rates = [tokens_per_second * size.speed for size in schedule.sizes]
         self._asked: deque[tuple[float, int]] = deque()
         self._quiet_since: float | None = None
         self._has_refused = False
 
     @property
-    def rung(self) -> Rung:
+    def size(self) -> Size:
         """The size of now."""
-        return self.ladder.rungs[self.level]
+        return self.schedule.sizes[self.level]
 
     @property
     def tokens_per_second(self) -> float:
@@ -120,7 +120,7 @@ class Switch:
         """The level for the next batch, with so many tokens waiting."""
         if self._has_refused or self.expected_wait(waiting) > self.target:
             self._quiet_since, self._has_refused = None, False
-            self.level = min(self.level + 1, len(self.ladder) - 1)
+            self.level = min(self.level + 1, len(self.schedule) - 1)
             return self.level
         return self.relax(waiting)
 

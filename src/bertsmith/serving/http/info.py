@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from bertsmith import __version__
-from bertsmith.serving.http.documented import ASK_ERRORS, OPENAI_ASK_ERRORS
+from bertsmith.serving.http.openapi import ASK_ERRORS, OPENAI_ASK_ERRORS
 from bertsmith.serving.http.service import Service
 from bertsmith.serving.http.wire import Health, Info, OpenAIModel, OpenAIModels
-from bertsmith.serving.work import Engine
+from bertsmith.serving.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from bertsmith.serving.model import ServedModel
@@ -60,10 +60,10 @@ async def info(request: Request) -> dict[str, Any]:
     }
 
 
-def _described(served: "ServedModel", engine: Engine) -> dict[str, Any]:
+def _described(served: "ServedModel", engine: Scheduler) -> dict[str, Any]:
     task = None if served.kept is None else served.kept.task
-    subnets = [rung.subnet for rung in served.ladder.rungs]
-    state = engine.snapshot()
+    subnets = [size.subnet for size in served.schedule.sizes]
+    state = engine.stats()
     labels = getattr(task, "labels", None)
     return {
         "name": served.name,

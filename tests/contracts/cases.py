@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
-from bertsmith.layers.context import ForwardPass, Memory
+from bertsmith.layers.context import ForwardContext, Memory
 from bertsmith.layers.mixers import MixerConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
@@ -91,14 +91,14 @@ CAUSAL_CASES = [name for name, config in MIXER_CASES.items() if config.is_causal
 MEMORY_CASES = [name for name, config in MIXER_CASES.items() if config.reads_memory and not config.is_causal]
 
 
-def forward_pass(layout: SequenceLayout, cut: LayerCut | None = None, memory: Memory | None = None) -> ForwardPass:
+def forward_context(layout: SequenceLayout, cut: LayerCut | None = None, memory: Memory | None = None) -> ForwardContext:
     """A call as an encoder makes it, with a relative table and turns for those who read them."""
     table = RelativeConfig(span=8, farthest=10).build(WIDTH).double()
     with torch.no_grad():
         table.table.copy_(torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
     tokens = torch.empty(layout.batch if layout.starts is None else int(layout.starts[-1]))
     turns = turns_by_place(ROTARIES, tokens, layout)
-    return ForwardPass(layout, cut, relative_positions=table(), turns=turns, memory=memory)
+    return ForwardContext(layout, cut, relative_positions=table(), turns=turns, memory=memory)
 
 
 def tiny_model(name: str, seed: int = 0, layers: int = TINY["layers"]) -> Model:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import FAMILIES, HEADS, MIXER_CASES, WIDTH, forward_pass, packed_layout, padded_layout, tiny_model
+from cases import FAMILIES, HEADS, MIXER_CASES, WIDTH, forward_context, packed_layout, padded_layout, tiny_model
 from torch import Tensor
 
 import bertsmith
@@ -36,11 +36,11 @@ def test_a_causal_call_makes_a_mixer_causal(config: MixerConfig, cut: LayerCut |
     mixer, causal = both(config)
     for layout, shape in ((packed_layout([5, 12, 1]), (18,)), (padded_layout([7, 3], 2), (2, 9))):
         hidden = torch.randn(*shape, WIDTH, dtype=torch.float64)
-        call = forward_pass(layout, cut)
-        expected = causal(hidden, call)
-        assert torch.equal(mixer(hidden, replace(call, is_causal=True)), expected)
-        assert torch.equal(mixer(hidden, call), expected) == config.is_causal
-        maps, forms = mixer.maps(hidden, replace(call, is_causal=True)), causal.maps(hidden, call)
+        context = forward_context(layout, cut)
+        expected = causal(hidden, context)
+        assert torch.equal(mixer(hidden, replace(context, is_causal=True)), expected)
+        assert torch.equal(mixer(hidden, context), expected) == config.is_causal
+        maps, forms = mixer.maps(hidden, replace(context, is_causal=True)), causal.maps(hidden, context)
         assert maps.keys() == forms.keys()
         assert all(torch.equal(maps[kind], forms[kind]) for kind in maps)
         assert all((values.triu(1) == 0).all() for values in maps.values())
@@ -49,10 +49,10 @@ def test_a_causal_call_makes_a_mixer_causal(config: MixerConfig, cut: LayerCut |
 @every_mixer
 def test_the_future_changes_nothing_before(config: MixerConfig) -> None:
     mixer, _ = both(config)
-    call = replace(forward_pass(packed_layout([9])), is_causal=True)
+    context = replace(forward_context(packed_layout([9])), is_causal=True)
     hidden = torch.randn(9, WIDTH, dtype=torch.float64)
     changed = torch.cat([hidden[:5], torch.randn(4, WIDTH, dtype=torch.float64) * 10])
-    before, after = mixer(hidden, call), mixer(changed, call)
+    before, after = mixer(hidden, context), mixer(changed, context)
     torch.testing.assert_close(after[:5], before[:5], rtol=0, atol=1e-12)
     assert not torch.allclose(after[5:], before[5:])
 
@@ -61,11 +61,11 @@ def test_the_future_changes_nothing_before(config: MixerConfig) -> None:
 def test_a_causal_call_can_be_taken_in_steps(config: MixerConfig) -> None:
     mixer, _ = both(config)
     hidden = torch.randn(2, 7, WIDTH, dtype=torch.float64)
-    expected = mixer(hidden, replace(forward_pass(padded_layout([7, 7])), is_causal=True))
-    call = replace(forward_pass(padded_layout([1, 1])), is_causal=True)
-    state = mixer.start(call)
+    expected = mixer(hidden, replace(forward_context(padded_layout([7, 7])), is_causal=True))
+    context = replace(forward_context(padded_layout([1, 1])), is_causal=True)
+    state = mixer.start(context)
     for place in range(7):
-        mixed, state = mixer.step(hidden[:, place], state, call)
+        mixed, state = mixer.step(hidden[:, place], state, context)
         torch.testing.assert_close(mixed, expected[:, place], rtol=0, atol=1e-10)
 
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 from cases import HEADS as HEAD_COUNT
-from cases import MIXER_CASES, WIDTH, forward_pass, orders_of, packed_layout
+from cases import MIXER_CASES, WIDTH, forward_context, orders_of, packed_layout
 from elastic_cases import ENCODERS, HEADS, elastic_model, random_subnet, step_gradients, task_batch
 from torch import Tensor
 
@@ -108,14 +108,14 @@ def test_gates_of_zero_cut_heads(name: str) -> None:
                     # the taps of a head are made from all heads, so a cut takes these away as well
                     table = module.table.weight.unflatten(1, (HEAD_COUNT, -1)).unflatten(0, (HEAD_COUNT, -1))
                     table[:keep, :, keep:] = 0
-        call = forward_pass(layout)
-        gated = mixer(hidden, call.with_gates(LayerGates(heads=prefix(HEAD_COUNT, keep))))
-        cut = mixer(hidden, call.with_cut(LayerCut(keep, 1)))
+        context = forward_context(layout)
+        gated = mixer(hidden, context.with_gates(LayerGates(heads=prefix(HEAD_COUNT, keep))))
+        cut = mixer(hidden, context.with_cut(LayerCut(keep, 1)))
         torch.testing.assert_close(gated, cut, rtol=0, atol=1e-12)
-        whole = mixer(hidden, call)
+        whole = mixer(hidden, context)
         assert not torch.allclose(gated, whole)
         # in between, what a head hands on is as much less
-        half = mixer(hidden, call.with_gates(LayerGates(heads=(1 + prefix(HEAD_COUNT, keep)) / 2)))
+        half = mixer(hidden, context.with_gates(LayerGates(heads=(1 + prefix(HEAD_COUNT, keep)) / 2)))
         torch.testing.assert_close(half, (gated + whole) / 2, rtol=0, atol=1e-12)
 
 
@@ -128,18 +128,18 @@ def test_gates_of_zero_cut_neurons(name: str) -> None:
     with torch.no_grad():
         for parameter in part.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    hidden, call = torch.randn(4, WIDTH, dtype=torch.float64), forward_pass(packed_layout([4]))
+    hidden, context = torch.randn(4, WIDTH, dtype=torch.float64), forward_context(packed_layout([4]))
     for keep in range(config.groups, config.neurons, config.groups):
         gate = prefix(config.neurons, keep, config.groups)
-        cut = part(hidden, call.with_cut(LayerCut(1, keep, config.groups)))
+        cut = part(hidden, context.with_cut(LayerCut(1, keep, config.groups)))
         # gelu and silu are 0 at 0: what does not enter does not leave
         for gates in (LayerGates(neurons=gate), LayerGates(inner=gate)):
-            torch.testing.assert_close(part(hidden, call.with_gates(gates)), cut, rtol=0, atol=1e-12)
-            both = call.with_cut(LayerCut(1, keep, config.groups)).with_gates(gates)
+            torch.testing.assert_close(part(hidden, context.with_gates(gates)), cut, rtol=0, atol=1e-12)
+            both = context.with_cut(LayerCut(1, keep, config.groups)).with_gates(gates)
             torch.testing.assert_close(part(hidden, both), cut, rtol=0, atol=1e-12)
-        whole = part(hidden, call)
+        whole = part(hidden, context)
         assert not torch.allclose(cut, whole)
-        half = part(hidden, call.with_gates(LayerGates(neurons=(1 + gate) / 2)))
+        half = part(hidden, context.with_gates(LayerGates(neurons=(1 + gate) / 2)))
         torch.testing.assert_close(half, (cut + whole) / 2, rtol=0, atol=1e-12)
 
 

@@ -11,7 +11,7 @@ from cases import (
     MEMORY_CASES,
     MIXER_CASES,
     WIDTH,
-    forward_pass,
+    forward_context,
     packed_layout,
     padded_layout,
     rows_of,
@@ -39,7 +39,7 @@ def sequences(lengths: list[int]) -> list[torch.Tensor]:
 
 
 def alone(mixer: Mixer, item: torch.Tensor) -> torch.Tensor:
-    return mixer(item, forward_pass(packed_layout([len(item)])))
+    return mixer(item, forward_context(packed_layout([len(item)])))
 
 
 def test_every_kind_has_a_case() -> None:
@@ -52,21 +52,21 @@ def test_alone_padded_and_packed_are_the_same(name: str, case: str) -> None:
     mixer, items = make(name), sequences(LENGTH_CASES[case])
     lengths = LENGTH_CASES[case]
     expected = torch.cat([alone(mixer, item) for item in items])
-    packed = mixer(torch.cat(items), forward_pass(packed_layout(lengths, empty=2)))
+    packed = mixer(torch.cat(items), forward_context(packed_layout(lengths, empty=2)))
     torch.testing.assert_close(packed, expected, rtol=0, atol=1e-12)
     for extra in (0, 3):
         layout = padded_layout(lengths, extra)
-        rows = mixer(rows_of(items, extra, filling=1e3), forward_pass(layout))
+        rows = mixer(rows_of(items, extra, filling=1e3), forward_context(layout))
         torch.testing.assert_close(rows[layout.is_token], expected, rtol=0, atol=1e-12)
 
 
 @every_case
 def test_neighbours_never_matter(name: str) -> None:
     mixer, items = make(name), sequences([5, 4, 6])
-    call = forward_pass(packed_layout([5, 4, 6]))
-    before = mixer(torch.cat(items), call)
+    context = forward_context(packed_layout([5, 4, 6]))
+    before = mixer(torch.cat(items), context)
     items[1] = torch.randn(4, WIDTH, dtype=torch.float64) * 100
-    after = mixer(torch.cat(items), call)
+    after = mixer(torch.cat(items), context)
     assert torch.equal(before[:5], after[:5])
     assert torch.equal(before[9:], after[9:])
     assert not torch.equal(before[5:9], after[5:9])
@@ -75,8 +75,8 @@ def test_neighbours_never_matter(name: str) -> None:
 @every_case
 def test_order_of_sequences_is_irrelevant(name: str) -> None:
     mixer, items = make(name), sequences([3, 7])
-    first = mixer(torch.cat(items), forward_pass(packed_layout([3, 7])))
-    second = mixer(torch.cat(items[::-1]), forward_pass(packed_layout([7, 3])))
+    first = mixer(torch.cat(items), forward_context(packed_layout([3, 7])))
+    second = mixer(torch.cat(items[::-1]), forward_context(packed_layout([7, 3])))
     torch.testing.assert_close(first, torch.cat([second[7:], second[:7]]), rtol=0, atol=1e-12)
 
 
@@ -88,7 +88,7 @@ def test_extracted_equals_cut(name: str, heads: int) -> None:
     small = mixer.extract(cut)
     assert small.heads == heads
     torch.testing.assert_close(
-        small(hidden, forward_pass(layout)), mixer(hidden, forward_pass(layout, cut)), rtol=0, atol=1e-12
+        small(hidden, forward_context(layout)), mixer(hidden, forward_context(layout, cut)), rtol=0, atol=1e-12
     )
     config = MIXER_CASES[name].cut(cut, WIDTH).build(WIDTH)
     assert {n: t.shape for n, t in config.state_dict().items()} == {n: t.shape for n, t in small.state_dict().items()}
@@ -96,29 +96,29 @@ def test_extracted_equals_cut(name: str, heads: int) -> None:
 
 @every_case
 def test_reorder_moves_heads_and_keeps_the_output(name: str) -> None:
-    mixer, call = make(name), forward_pass(padded_layout([6, 4]))
+    mixer, context = make(name), forward_context(padded_layout([6, 4]))
     hidden = torch.randn(2, 6, WIDTH, dtype=torch.float64)
-    before, maps = mixer(hidden, call), mixer.maps(hidden, call)
+    before, maps = mixer(hidden, context), mixer.maps(hidden, context)
     order = torch.tensor([2, 0, 3, 1])
     mixer.reorder(order)
-    torch.testing.assert_close(mixer(hidden, call), before, rtol=0, atol=1e-12)
-    for kind, after in mixer.maps(hidden, call).items():
+    torch.testing.assert_close(mixer(hidden, context), before, rtol=0, atol=1e-12)
+    for kind, after in mixer.maps(hidden, context).items():
         torch.testing.assert_close(after, maps[kind][:, order], rtol=0, atol=1e-12)
 
 
 @every_case
 def test_gradients(name: str) -> None:
-    mixer, call = make(name), forward_pass(packed_layout([3, 2]))
+    mixer, context = make(name), forward_context(packed_layout([3, 2]))
     hidden = torch.randn(5, WIDTH, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda h: mixer(h, call), hidden, fast_mode=True)
-    mixer(hidden, call).square().sum().backward()
+    assert torch.autograd.gradcheck(lambda h: mixer(h, context), hidden, fast_mode=True)
+    mixer(hidden, context).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in mixer.parameters())
 
 
 @every_case
 def test_maps_stay_inside_the_sequence(name: str) -> None:
     mixer, layout = make(name), padded_layout([6, 4])
-    maps = mixer.maps(torch.randn(2, 6, WIDTH, dtype=torch.float64), forward_pass(layout))
+    maps = mixer.maps(torch.randn(2, 6, WIDTH, dtype=torch.float64), forward_context(layout))
     assert maps
     for kind, values in maps.items():
         assert values.shape == (2, HEADS, 6, 6), kind
@@ -135,27 +135,27 @@ def test_maps_stay_inside_the_sequence(name: str) -> None:
 @every_case
 def test_dropout_works_in_training_and_only_there(name: str) -> None:
     mixer = make(name, dropout=0.5)
-    hidden, call = torch.randn(4, 9, WIDTH, dtype=torch.float64), forward_pass(padded_layout([9, 7, 9, 2]))
+    hidden, context = torch.randn(4, 9, WIDTH, dtype=torch.float64), forward_context(padded_layout([9, 7, 9, 2]))
     # 3000 draws for each sequence, five in a call
-    five = forward_pass(padded_layout([9, 7, 9, 2] * 5))
+    five = forward_context(padded_layout([9, 7, 9, 2] * 5))
     with torch.no_grad():
-        clean = mixer(hidden, call)
-        assert torch.equal(clean, mixer(hidden, call))
+        clean = mixer(hidden, context)
+        assert torch.equal(clean, mixer(hidden, context))
         mixer.train()
         noisy = torch.cat([mixer(hidden.repeat(5, 1, 1), five).view(5, *hidden.shape) for _ in range(600)])
     assert noisy.std(0).mean() > 0.05
     # dropout leaves the expectation where it was
-    error = (noisy.mean(0) - clean)[call.layout.is_token].abs().mean() / noisy.std(0)[call.layout.is_token].mean()
+    error = (noisy.mean(0) - clean)[context.layout.is_token].abs().mean() / noisy.std(0)[context.layout.is_token].mean()
     assert error < 3 / 3000**0.5
 
 
 @pytest.mark.parametrize("name", CAUSAL_CASES)
 def test_the_future_changes_nothing_before(name: str) -> None:
-    mixer, call = make(name), forward_pass(packed_layout([9]))
+    mixer, context = make(name), forward_context(packed_layout([9]))
     hidden = torch.randn(9, WIDTH, dtype=torch.float64)
-    before = mixer(hidden, call)
+    before = mixer(hidden, context)
     changed = torch.cat([hidden[:5], torch.randn(4, WIDTH, dtype=torch.float64) * 10])
-    after = mixer(changed, call)
+    after = mixer(changed, context)
     torch.testing.assert_close(after[:5], before[:5], rtol=0, atol=1e-12)
     assert not torch.allclose(after[5:], before[5:])
 
@@ -165,33 +165,33 @@ def test_the_future_changes_nothing_before(name: str) -> None:
 def test_step_by_step_equals_the_whole(name: str, heads: int | None) -> None:
     mixer, cut = make(name), None if heads is None else LayerCut(heads, 1)
     hidden = torch.randn(3, 12, WIDTH, dtype=torch.float64)
-    expected = mixer(hidden, forward_pass(padded_layout([12, 12, 12]), cut))
-    call = forward_pass(padded_layout([1, 1, 1]), cut)
-    state = mixer.start(call)
+    expected = mixer(hidden, forward_context(padded_layout([12, 12, 12]), cut))
+    context = forward_context(padded_layout([1, 1, 1]), cut)
+    state = mixer.start(context)
     for place in range(12):
         if place == 6:  # a beam search picks and repeats rows
             rows = torch.tensor([2, 0, 0])
             state, hidden, expected = tuple(part[rows] for part in state), hidden[rows], expected[rows]
-        mixed, state = mixer.step(hidden[:, place], state, call)
+        mixed, state = mixer.step(hidden[:, place], state, context)
         torch.testing.assert_close(mixed, expected[:, place], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", [name for name in CAUSAL_CASES if "favor" not in name])
 def test_caches_have_the_dtype_of_autocast(name: str) -> None:
-    mixer, call = make(name).float(), forward_pass(padded_layout([1, 1]))
-    call = replace(call, relative_positions=replace(call.relative_positions, vectors=torch.randn(16, WIDTH)))
-    state = mixer.start(call)
+    mixer, context = make(name).float(), forward_context(padded_layout([1, 1]))
+    context = replace(context, relative_positions=replace(context.relative_positions, vectors=torch.randn(16, WIDTH)))
+    state = mixer.start(context)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         for _ in range(2):
-            _, state = mixer.step(torch.randn(2, WIDTH, dtype=torch.bfloat16), state, call)
+            _, state = mixer.step(torch.randn(2, WIDTH, dtype=torch.bfloat16), state, context)
     assert {part.dtype for part in state} <= {torch.bfloat16, torch.long}
 
 
 @pytest.mark.parametrize("name", [name for name in MIXER_CASES if name not in CAUSAL_CASES])
 def test_without_a_causal_form_a_step_is_refused(name: str) -> None:
-    call = forward_pass(padded_layout([1]))
+    context = forward_context(padded_layout([1]))
     with pytest.raises(InputError, match="is_causal"):
-        make(name).step(torch.randn(1, WIDTH, dtype=torch.float64), (), call)
+        make(name).step(torch.randn(1, WIDTH, dtype=torch.float64), (), context)
 
 
 @pytest.mark.parametrize("name", MEMORY_CASES)
@@ -199,18 +199,18 @@ def test_a_memory_is_looked_at(name: str) -> None:
     mixer, queries, seen = make(name), sequences([2, 5, 1]), sequences([6, 1, 4])
     expected = []
     for item, states in zip(queries, seen, strict=True):
-        call = forward_pass(packed_layout([len(item)]), memory=Memory(states, packed_layout([len(states)])))
-        expected.append(mixer(item, call))
+        context = forward_context(packed_layout([len(item)]), memory=Memory(states, packed_layout([len(states)])))
+        expected.append(mixer(item, context))
     layouts = {
         "packed": (torch.cat(queries), packed_layout([2, 5, 1]), torch.cat(seen), packed_layout([6, 1, 4])),
         "padded": (rows_of(queries), padded_layout([2, 5, 1]), rows_of(seen, 2, 1e3), padded_layout([6, 1, 4], 2)),
         "mixed": (torch.cat(queries), packed_layout([2, 5, 1]), rows_of(seen, 2, 1e3), padded_layout([6, 1, 4], 2)),
     }
     for hidden, layout, states, seen_layout in layouts.values():
-        mixed = mixer(hidden, forward_pass(layout, memory=Memory(states, seen_layout)))
+        mixed = mixer(hidden, forward_context(layout, memory=Memory(states, seen_layout)))
         mixed = mixed if layout.is_packed else mixed[layout.is_token]
         torch.testing.assert_close(mixed, torch.cat(expected), rtol=0, atol=1e-12)
-    maps = mixer.maps(hidden, forward_pass(layout, memory=Memory(states, seen_layout)))
+    maps = mixer.maps(hidden, forward_context(layout, memory=Memory(states, seen_layout)))
     assert all(values.shape == (3, HEADS, 5, 8) for values in maps.values())
 
 
@@ -218,11 +218,11 @@ def test_a_memory_is_looked_at(name: str) -> None:
 def test_a_memory_is_stepped_through(name: str) -> None:
     mixer, memory = make(name), Memory(torch.randn(2, 6, WIDTH, dtype=torch.float64), padded_layout([6, 4]))
     hidden = torch.randn(2, 3, WIDTH, dtype=torch.float64)
-    expected = mixer(hidden, forward_pass(padded_layout([3, 3]), memory=memory))
-    call = forward_pass(padded_layout([1, 1]), memory=memory)
-    state = mixer.start(call)
+    expected = mixer(hidden, forward_context(padded_layout([3, 3]), memory=memory))
+    context = forward_context(padded_layout([1, 1]), memory=memory)
+    state = mixer.start(context)
     for place in range(3):
-        mixed, state = mixer.step(hidden[:, place], state, call)
+        mixed, state = mixer.step(hidden[:, place], state, context)
         torch.testing.assert_close(mixed, expected[:, place], rtol=0, atol=1e-10)
 
 
@@ -230,7 +230,7 @@ def test_a_memory_is_stepped_through(name: str) -> None:
 def test_a_memory_is_refused(name: str) -> None:
     memory = Memory(torch.randn(4, WIDTH, dtype=torch.float64), packed_layout([4]))
     with pytest.raises(InputError, match="memory"):
-        make(name)(torch.randn(2, WIDTH, dtype=torch.float64), forward_pass(packed_layout([2]), memory=memory))
+        make(name)(torch.randn(2, WIDTH, dtype=torch.float64), forward_context(packed_layout([2]), memory=memory))
 
 
 @every_case

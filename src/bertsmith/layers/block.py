@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from bertsmith.errors import InputError
-from bertsmith.layers.context import ForwardPass
+from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.elementwise import ACTIVATIONS, Activation, TokenDropout
 from bertsmith.layers.feedforward import FeedForward
@@ -58,14 +58,14 @@ class ConvolutionBranch(nn.Module):
         self.dropout = TokenDropout(dropout)
         self.norm = Norm(width, epsilon)
 
-    def forward(self, entered: Tensor, left: Tensor, call: ForwardPass) -> Tensor:
+    def forward(self, entered: Tensor, left: Tensor, context: ForwardContext) -> Tensor:
         """The layer's output with the convolution of its input added.
 
         Shape: entered, left (…, width), the states before and after the layer.
         """
-        before, _ = reach(self.taps, self.is_causal or call.is_causal)
-        span = torch.cat([shifted(entered, tap - before, call.layout) for tap in range(self.taps)], dim=-1)
-        added = self.dropout(linear(span, self.weight, self.bias), call.layout)  # (…, taps · width) -> (…, width)
+        before, _ = reach(self.taps, self.is_causal or context.is_causal)
+        span = torch.cat([shifted(entered, tap - before, context.layout) for tap in range(self.taps)], dim=-1)
+        added = self.dropout(linear(span, self.weight, self.bias), context.layout)  # (…, taps · width) -> (…, width)
         return self.norm(left + ACTIVATIONS[self.activation](added))
 
 
@@ -115,23 +115,23 @@ class Block(nn.Module):
         """In a decoder: the cross mixer and its norm, which come together."""
         return None if self.cross is None or self.cross_norm is None else (self.cross, self.cross_norm)
 
-    def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        entered, own, crossing = hidden, self._own_call(call), self.crossing
+    def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        entered, own, crossing = hidden, self._own_context(context), self.crossing
         hidden = self._added(hidden, self.mixer, self.mixer_norm, own)
         if crossing is not None:
-            hidden = self._added(hidden, *crossing, self._cross_call(call))
-        hidden = self._added(hidden, self.feedforward, self.feedforward_norm, call)
+            hidden = self._added(hidden, *crossing, self._cross_context(context))
+        hidden = self._added(hidden, self.feedforward, self.feedforward_norm, context)
         # queries that look at a memory are no run of neighbours
         if self.branch is None or own.memory is not None:
             return hidden
-        return self.branch(entered, hidden, call)
+        return self.branch(entered, hidden, context)
 
-    def start(self, call: ForwardPass) -> tuple[State, State]:
+    def start(self, context: ForwardContext) -> tuple[State, State]:
         """The states of the two mixers before the first token."""
-        return self.mixer.start(self._own_call(call)), () if self.cross is None else self.cross.start(call)
+        return self.mixer.start(self._own_context(context)), () if self.cross is None else self.cross.start(context)
 
     def step(
-        self, hidden: Tensor, states: tuple[State, State], call: ForwardPass
+        self, hidden: Tensor, states: tuple[State, State], context: ForwardContext
     ) -> tuple[Tensor, tuple[State, State]]:
         """The states of one more token of each sequence, (batch, width), and the mixers' next states."""
         if self.branch is not None:
@@ -139,32 +139,32 @@ class Block(nn.Module):
                 "a layer with a branch keeps no tokens between steps; allowed in steps: layers without one"
             )
         (state, cross_state), crossing = states, self.crossing
-        mixed, state = self.mixer.step(self._entering(hidden, self.mixer_norm), state, self._own_call(call))
-        hidden = self._joined(hidden, mixed, self.mixer_norm, call)
+        mixed, state = self.mixer.step(self._entering(hidden, self.mixer_norm), state, self._own_context(context))
+        hidden = self._joined(hidden, mixed, self.mixer_norm, context)
         if crossing is not None:
             cross, norm = crossing
-            mixed, cross_state = cross.step(self._entering(hidden, norm), cross_state, call)
-            hidden = self._joined(hidden, mixed, norm, call)
-        return self._added(hidden, self.feedforward, self.feedforward_norm, call), (state, cross_state)
+            mixed, cross_state = cross.step(self._entering(hidden, norm), cross_state, context)
+            hidden = self._joined(hidden, mixed, norm, context)
+        return self._added(hidden, self.feedforward, self.feedforward_norm, context), (state, cross_state)
 
-    def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
+    def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:
         """The mixer's maps for the states that enter this block; a cross mixer's names begin with "cross_"."""
-        own, crossing = self._own_call(call), self.crossing
+        own, crossing = self._own_context(context), self.crossing
         maps = self.mixer.maps(self._entering(hidden, self.mixer_norm), own)
         if crossing is None:
             return maps
         mixer, norm = crossing
         hidden = self._added(hidden, self.mixer, self.mixer_norm, own)
-        crossed = mixer.maps(self._entering(hidden, norm), self._cross_call(call))
+        crossed = mixer.maps(self._entering(hidden, norm), self._cross_context(context))
         return {**maps, **{f"cross_{name}": shares for name, shares in crossed.items()}}
 
-    def projected(self, hidden: Tensor, call: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """The mixer's query, key and value of the states that enter this block, each (…, heads, head width)."""
-        return self.mixer.projected(self._entering(hidden, self.mixer_norm), self._own_call(call))
+        return self.mixer.projected(self._entering(hidden, self.mixer_norm), self._own_context(context))
 
-    def scores(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+    def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         """The mixer's scores of attention for the states that enter this block, (batch, heads, longest, longest)."""
-        return self.mixer.scores(self._entering(hidden, self.mixer_norm), self._own_call(call))
+        return self.mixer.scores(self._entering(hidden, self.mixer_norm), self._own_context(context))
 
     def orders(self, heads: Tensor, neurons: Tensor) -> dict[Mixer | FeedForward, Tensor]:
         """The order that each part with units takes for these orders of heads and neurons."""
@@ -198,23 +198,23 @@ class Block(nn.Module):
             branch=None if branch is None else once(branch, copy.deepcopy),
         )
 
-    def _own_call(self, call: ForwardPass) -> ForwardPass:
+    def _own_context(self, context: ForwardContext) -> ForwardContext:
         """The call for the mixer: the memory is the cross mixer's, if there is one."""
-        return call if self.cross is None else call.with_memory(None)
+        return context if self.cross is None else context.with_memory(None)
 
-    def _cross_call(self, call: ForwardPass) -> ForwardPass:
+    def _cross_context(self, context: ForwardContext) -> ForwardContext:
         """The call for the cross mixer, which sees the whole memory even where its own sequence is causal."""
-        return replace(call, is_causal=False) if call.is_causal else call
+        return replace(context, is_causal=False) if context.is_causal else context
 
-    def _added(self, hidden: Tensor, part: Mixer | FeedForward, norm: nn.Module, call: ForwardPass) -> Tensor:
+    def _added(self, hidden: Tensor, part: Mixer | FeedForward, norm: nn.Module, context: ForwardContext) -> Tensor:
         """The states with what a part makes of them."""
-        return self._joined(hidden, part(self._entering(hidden, norm), call), norm, call)
+        return self._joined(hidden, part(self._entering(hidden, norm), context), norm, context)
 
     def _entering(self, hidden: Tensor, norm: nn.Module) -> Tensor:
         """What a part gets to see."""
         return norm(hidden) if self.is_pre_norm else hidden
 
-    def _joined(self, hidden: Tensor, news: Tensor, norm: nn.Module, call: ForwardPass) -> Tensor:
+    def _joined(self, hidden: Tensor, news: Tensor, norm: nn.Module, context: ForwardContext) -> Tensor:
         """The residual sum after a part."""
-        summed = hidden + self.dropout(news, call.layout)
+        summed = hidden + self.dropout(news, context.layout)
         return summed if self.is_pre_norm else norm(summed)

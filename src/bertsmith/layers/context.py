@@ -1,4 +1,4 @@
-"""What one call of the encoder shares with all its parts."""
+"""The record that one forward pass of an encoder shares with all its layers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from bertsmith.ops.disentangled.positions import RelativePositions
 
 @dataclass(frozen=True)
 class Memory:
-    """States that are looked at from outside: an encoder's output, or the states below an enhanced mask decoder.
+    """Hidden states outside the queries' sequence: an encoder's output, or the keys of an enhanced mask decoder.
 
     Shape: states (batch, length, width) or (tokens, width).
     """
@@ -24,54 +24,54 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class ForwardPass:
-    """The record of one call: nothing is written to a module while it runs."""
+class ForwardContext:
+    """Inputs of a forward pass besides the hidden states; modules are never written to while it runs."""
 
     layout: SequenceLayout
-    """How the states that come in, the queries, lie."""
+    """Layout of the hidden states, that is, of the queries."""
     cut: LayerCut | None = None
-    """The units the present layer keeps; None for all."""
+    """Units that the current layer keeps; None for all."""
     gates: LayerGates | None = None
-    """What the units of the present layer are multiplied by; None for nothing."""
+    """Factors of the current layer's units; None for no gates."""
     backend: str = "auto"
-    """The form that was asked for; ops that have none of this name run "auto" (ops/dispatch.py)."""
+    """Requested implementation; ops without one of this name use "auto" (ops/dispatch.py)."""
     relative_positions: RelativePositions | None = None
-    """The encoder's relative table and its indices, for mixers that read it."""
+    """The encoder's relative position table and its indices, for mixers that read it."""
     turns: Mapping[Rotary, Turns] = field(default_factory=dict)
-    """How far every token is turned, for mixers with rotary positions."""
+    """Rotation of every token, for mixers with rotary positions."""
     memory: Memory | None = None
-    """What the queries look at; None for their own sequence."""
+    """Keys and values that the queries attend to; None for their own sequence."""
     is_causal: bool = False
     """Makes every mixer causal, whatever its config says."""
 
     @property
     def keep_heads(self) -> int | None:
-        """How many heads the present layer keeps; None for all."""
+        """Number of heads that the current layer keeps; None for all."""
         return None if self.cut is None else self.cut.heads
 
     @property
     def keep_neurons(self) -> int | None:
-        """How many neurons the present layer keeps; None for all."""
+        """Number of neurons that the current layer keeps; None for all."""
         return None if self.cut is None else self.cut.neurons
 
     @property
     def head_gate(self) -> Tensor | None:
-        """What the heads of the present layer are multiplied by; None for nothing."""
+        """Factors of the current layer's heads; None for no gate."""
         return None if self.gates is None else self.gates.heads
 
     @property
     def key_layout(self) -> SequenceLayout | None:
-        """How the memory lies; None where the queries look at their own sequence."""
+        """Layout of the memory; None where the queries attend to their own sequence."""
         return None if self.memory is None else self.memory.layout
 
-    def with_cut(self, cut: LayerCut | None) -> "ForwardPass":
-        """The same call for a layer that keeps only these units; the call itself for None."""
+    def with_cut(self, cut: LayerCut | None) -> "ForwardContext":
+        """Return the context of a layer that keeps only these units; the context itself for None."""
         return self if cut is None else replace(self, cut=cut)
 
-    def with_gates(self, gates: LayerGates | None) -> "ForwardPass":
-        """The same call for a layer whose units are multiplied by these; the call itself for None."""
+    def with_gates(self, gates: LayerGates | None) -> "ForwardContext":
+        """Return the context of a layer with these gates; the context itself for None."""
         return self if gates is None else replace(self, gates=gates)
 
-    def with_memory(self, memory: Memory | None) -> "ForwardPass":
-        """The same call for a part that looks at something else."""
+    def with_memory(self, memory: Memory | None) -> "ForwardContext":
+        """Return the context of a mixer that attends to another memory."""
         return replace(self, memory=memory)

@@ -3,7 +3,7 @@
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertsmith.layers.context import ForwardPass
+from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.elementwise import ACTIVATIONS, Activation, LayerGates, first_units
 from bertsmith.layers.grouped import GroupedLinear
@@ -70,18 +70,18 @@ class FeedForward(nn.Module):
             self.expand = GroupedLinear(width, neurons, groups)
             self.contract = GroupedLinear(neurons, width, groups)
 
-    def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        gates = call.gates or LayerGates()
+    def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        gates = context.gates or LayerGates()
         if isinstance(self.expand, ElasticLinear) and gates.inner is None and not self.is_gated:
-            inner = self.expand.activated(hidden, self.activation, keep_out=call.keep_neurons)
-            return self.contract(self._gated(inner, gates.neurons), keep_in=call.keep_neurons)
-        inner = self.expand(hidden, keep_out=call.keep_neurons)
+            inner = self.expand.activated(hidden, self.activation, keep_out=context.keep_neurons)
+            return self.contract(self._gated(inner, gates.neurons), keep_in=context.keep_neurons)
+        inner = self.expand(hidden, keep_out=context.keep_neurons)
         if self.is_gated:
             inner, factor = (self._gated(part, gates.inner) for part in inner.chunk(2, dim=-1))
             inner = ACTIVATIONS[self.activation](inner) * factor
         else:
             inner = ACTIVATIONS[self.activation](self._gated(inner, gates.inner))
-        return self.contract(self._gated(inner, gates.neurons), keep_in=call.keep_neurons)
+        return self.contract(self._gated(inner, gates.neurons), keep_in=context.keep_neurons)
 
     def _gated(self, inner: Tensor, gate: Tensor | None) -> Tensor:
         """What neurons hold, times their gates: (…, neurons kept)."""

@@ -49,15 +49,15 @@ class Steps:
     ) -> None:
         self.stack, self.score, self.table = stack, score, table
         self.rows, self.place = memory.layout.batch, 0
-        call = stack.call(memory.states, SequenceLayout.full(self.rows, 1), backend, memory)
-        self.blocks = stack.kept(call, subnet)
-        self.states = [block.start(call) for block, call in self.blocks]
+        context = stack.context(memory.states, SequenceLayout.full(self.rows, 1), backend, memory)
+        self.blocks = stack.kept(context, subnet)
+        self.states = [block.start(context) for block, context in self.blocks]
 
     def next(self, tokens: Tensor) -> Tensor:
         """The log-probabilities of what follows these tokens: (rows,) -> (rows, vocabulary)."""
         hidden = self.stack.embedding.at(tokens, self.place, self.table)
-        for index, (block, call) in enumerate(self.blocks):
-            hidden, self.states[index] = block.step(hidden, self.states[index], call)
+        for index, (block, context) in enumerate(self.blocks):
+            hidden, self.states[index] = block.step(hidden, self.states[index], context)
         self.place += 1
         return self.score(self.stack.final_norm(hidden)).float().log_softmax(-1)
 
@@ -70,16 +70,16 @@ class Steps:
 
         self.states = [(tuple(map(repeated, own)), tuple(map(repeated, cross))) for own, cross in self.states]
         blocks = []
-        for block, call in self.blocks:
-            assert call.memory is not None
-            is_token = call.memory.layout.is_token
+        for block, context in self.blocks:
+            assert context.memory is not None
+            is_token = context.memory.layout.is_token
             layout = (
-                SequenceLayout.full(self.rows, call.memory.layout.longest)
+                SequenceLayout.full(self.rows, context.memory.layout.longest)
                 if is_token is None
                 else SequenceLayout.padded(repeated(is_token))
             )
             # the cross mixers have projected the memory; its states are not read again
-            blocks.append((block, call.with_memory(Memory(call.memory.states, layout))))
+            blocks.append((block, context.with_memory(Memory(context.memory.states, layout))))
         self.blocks = blocks
 
     def select(self, rows: Tensor) -> None:

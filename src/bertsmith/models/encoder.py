@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
-from bertsmith.layers.context import ForwardPass, Memory
+from bertsmith.layers.context import ForwardContext, Memory
 from bertsmith.layers.elementwise import LayerGates
 from bertsmith.layers.embedding import Disturbance, Embedding
 from bertsmith.layers.feedforward import FeedForward
@@ -31,7 +31,7 @@ class Encoded:
     """The states of the layers below the last one that were asked for, in their order."""
     trail: tuple[Tensor, ...] = ()
     """What entered every kept block and what left the last one, before the final norm, where it was asked for."""
-    passed: tuple[tuple[Block, ForwardPass], ...] = ()
+    passed: tuple[tuple[Block, ForwardContext], ...] = ()
     """The blocks on that way, each with the call that was meant for it."""
     norm: Callable[[Tensor], Tensor] | None = None
     """The final norm, which what is on the way has not passed."""
@@ -44,13 +44,13 @@ class Encoded:
 
     def projected(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of a block on the way, each (…, heads, head width), as the states lie."""
-        block, call = self.passed[index]
-        return block.projected(self.trail[index], call)
+        block, context = self.passed[index]
+        return block.projected(self.trail[index], context)
 
     def scores(self, index: int) -> Tensor:
         """The scores of attention of a block on the way, (batch, heads, longest, longest), -inf where none counts."""
-        block, call = self.passed[index]
-        return block.scores(self.trail[index], call)
+        block, context = self.passed[index]
+        return block.scores(self.trail[index], context)
 
 
 class Encoder(nn.Module):
@@ -90,9 +90,9 @@ class Encoder(nn.Module):
 
         Shape: tokens and types (batch, length), or (tokens,) when packed; the result has one more axis, the width.
         """
-        call = self.call(tokens, layout, backend, memory, is_causal=is_causal)
+        context = self.context(tokens, layout, backend, memory, is_causal=is_causal)
         hidden = self.embedding(tokens, layout, types, table)
-        hidden, _ = self._through(self.kept(call, subnet), hidden)
+        hidden, _ = self._through(self.kept(context, subnet), hidden)
         return self.final_norm(hidden)
 
     def run(
@@ -118,9 +118,9 @@ class Encoder(nn.Module):
         hidden = self.embedding(tokens, layout, types, table, disturb)
         if layers == 0:
             return Encoded(self.final_norm(hidden))
-        call = self.call(tokens, layout, backend, is_causal=is_causal)
+        context = self.context(tokens, layout, backend, is_causal=is_causal)
         states: list[Tensor] | None = [] if layers > 1 or with_trail else None
-        kept = self.kept(call, subnet, gates)
+        kept = self.kept(context, subnet, gates)
         hidden, pondering = self._through(kept, hidden, states)
         last = self.final_norm(hidden)
         if states is None:
@@ -142,9 +142,9 @@ class Encoder(nn.Module):
         backend: str = "auto",
         table: Tensor | None = None,
         is_causal: bool = False,
-    ) -> tuple[Tensor, Block, ForwardPass]:
+    ) -> tuple[Tensor, Block, ForwardContext]:
         """The states that enter the last kept block, that block, and the call that is meant for it."""
-        *before, last = self.kept(self.call(tokens, layout, backend, is_causal=is_causal), subnet)
+        *before, last = self.kept(self.context(tokens, layout, backend, is_causal=is_causal), subnet)
         hidden, _ = self._through(before, self.embedding(tokens, layout, types, table))
         return hidden, *last
 
@@ -153,7 +153,7 @@ class Encoder(nn.Module):
     ) -> list[Tensor]:
         """What enters every kept block, and what leaves the last one, before the final norm."""
         states: list[Tensor] = []
-        self._through(self.kept(self.call(tokens, layout), subnet), self.embedding(tokens, layout, types), states)
+        self._through(self.kept(self.context(tokens, layout), subnet), self.embedding(tokens, layout, types), states)
         return states
 
     def attention_maps(
@@ -170,13 +170,13 @@ class Encoder(nn.Module):
 
         A decoder's cross mixers add maps whose names begin with "cross_" and whose last axis is the memory's length.
         """
-        call = self.call(tokens, layout, memory=memory)
-        kept = self.kept(call, subnet)
+        context = self.context(tokens, layout, memory=memory)
+        kept = self.kept(context, subnet)
         states: list[Tensor] = []
         self._through(kept, self.embedding(tokens, layout, types, table), states)
         return [block.maps(hidden, own) for (block, own), hidden in zip(kept, states, strict=False)]
 
-    def call(
+    def context(
         self,
         tokens: Tensor,
         layout: SequenceLayout,
@@ -184,7 +184,7 @@ class Encoder(nn.Module):
         memory: Memory | None = None,
         *,
         is_causal: bool = False,
-    ) -> ForwardPass:
+    ) -> ForwardContext:
         """The record of one call of this encoder's blocks; a backend that none of their ops has is refused.
 
         `tokens` is any tensor that lies in the layout.
@@ -193,19 +193,19 @@ class Encoder(nn.Module):
         check_backend((forms for mixer in mixers for forms in mixer.forms), backend)
         relative = None if self.relative is None else self.relative()
         turns = turns_by_place((mixer.rotary for mixer in mixers), tokens, layout)
-        return ForwardPass(
+        return ForwardContext(
             layout, backend=backend, relative_positions=relative, turns=turns, memory=memory, is_causal=is_causal
         )
 
     def kept(
-        self, call: ForwardPass, subnet: Subnet | None = None, gates: Sequence[LayerGates] | None = None
-    ) -> list[tuple[Block, ForwardPass]]:
+        self, context: ForwardContext, subnet: Subnet | None = None, gates: Sequence[LayerGates] | None = None
+    ) -> list[tuple[Block, ForwardContext]]:
         """The blocks a sub-network keeps, each with the call that is meant for it."""
         blocks = self._blocks()
-        calls = [call] * len(blocks) if gates is None else [call.with_gates(own) for own in gates]
+        contexts = [context] * len(blocks) if gates is None else [context.with_gates(own) for own in gates]
         if subnet is None:
-            return list(zip(blocks, calls, strict=True))
-        return [(blocks[index], calls[index].with_cut(cut)) for index, cut in subnet.cuts(self.units)]
+            return list(zip(blocks, contexts, strict=True))
+        return [(blocks[index], contexts[index].with_cut(cut)) for index, cut in subnet.cuts(self.units)]
 
     @property
     def units(self) -> tuple[LayerCut, ...]:
@@ -245,15 +245,15 @@ class Encoder(nn.Module):
         return Encoder(embedding, blocks, final_norm, relative, layer_drop=self.layer_drop)
 
     def _through(
-        self, kept: Sequence[tuple[Block, ForwardPass]], hidden: Tensor, states: list[Tensor] | None = None
+        self, kept: Sequence[tuple[Block, ForwardContext]], hidden: Tensor, states: list[Tensor] | None = None
     ) -> tuple[Tensor, Pondering | None]:
         """The states after some blocks, and how long positions took; `states` collects what enters each and leaves."""
         is_dropping = self.training and self.layer_drop > 0
         draws = torch.rand(len(kept), device=hidden.device) if is_dropping else None
-        for place, (block, call) in enumerate(kept):
+        for place, (block, context) in enumerate(kept):
             if states is not None:
                 states.append(hidden)
-            left = block(hidden, call)
+            left = block(hidden, context)
             # a dropped layer is computed and not used, so that its weights have a gradient, which is 0: processes
             # that drew other layers exchange gradients of all of them, and no draw is waited for
             hidden = left if draws is None else torch.where(draws[place] < self.layer_drop, hidden, left)

@@ -141,9 +141,9 @@ def answer_early(
     layers = torch.full_like(present, len(model.config.encoder.layers))
     found: list[tuple[Tensor, Tensor]] = []
     states = [encoder.embedding(tokens, layout, types, model.given_table)]
-    call = encoder.call(tokens, layout, backend)
-    for depth, (block, _) in enumerate(encoder.kept(call), start=1):
-        states = [*states, block(states[-1], call)][-head.layers :]
+    context = encoder.context(tokens, layout, backend)
+    for depth, (block, _) in enumerate(encoder.kept(context), start=1):
+        states = [*states, block(states[-1], context)][-head.layers :]
         if depth not in exits.layers:
             continue
         outputs = exits(depth, encoder.final_norm(states[-1]), layout)
@@ -162,7 +162,7 @@ def answer_early(
         states = [_chosen(state, places, layout) for state in states]
         present, sizes = present[~leaves], sizes[~is_sure]
         certainty.keep(~is_sure)
-        call = encoder.call(states[-1], layout, backend)
+        context = encoder.context(states[-1], layout, backend)
     pooler = model.heads["pooler"] if "pooler" in model.heads else None  # noqa: SIM401 (a ModuleDict has no get)
     found.append((present, head([encoder.final_norm(state) for state in states], layout, pooler)))
     return _in_order(found, layers)

@@ -9,7 +9,7 @@ from torch.nn.functional import embedding
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
-from bertsmith.layers.context import ForwardPass, Memory
+from bertsmith.layers.context import ForwardContext, Memory
 
 
 class MaskDecoder(nn.Module):
@@ -24,40 +24,40 @@ class MaskDecoder(nn.Module):
         self.steps = steps
         self.table = nn.Parameter(torch.empty(longest, width))
 
-    def forward(self, below: Tensor, block: Block, call: ForwardPass, places: Tensor) -> Tensor:
+    def forward(self, below: Tensor, block: Block, context: ForwardContext, places: Tensor) -> Tensor:
         """The states at some places only, (places, width), in any order.
 
         On the CPU a place may be asked for several times. On a GPU and in a compiled step each may be asked for once,
         as training and `fill_mask` do: how many queries the fullest sequence has is not read there, but bounded.
         Shape: below (batch, length, width) or (tokens, width); places (places,) index its flattened tokens.
         """
-        layout, longest = call.layout, self.table.shape[0]
+        layout, longest = context.layout, self.table.shape[0]
         if layout.longest > longest:
             raise InputError(f"a sequence may have {layout.longest} tokens; this mask decoder takes at most {longest}")
         sorted_places, order = places.sort()
         positions = layout.positions(below[..., 0]).flatten()[sorted_places]
         queries = below.flatten(0, -2).index_select(0, sorted_places) + embedding(positions, self.table)
         sequence = layout.sequence_index(below[..., 0]).flatten()[sorted_places]
-        relative = call.relative_positions
+        relative = context.relative_positions
         if relative is not None:
             is_asked_once = below.is_cuda or torch.compiler.is_compiling()
             relative = replace(relative, query_positions=positions, are_distinct=is_asked_once)
-        call = replace(
-            call,
+        context = replace(
+            context,
             layout=_query_layout(sequence, layout),
             memory=Memory(below, layout),
             relative_positions=relative,
         )
         for _ in range(self.steps):
-            queries = block(queries, call)
+            queries = block(queries, context)
         return queries.index_select(0, order.argsort())
 
-    def everywhere(self, below: Tensor, block: Block, call: ForwardPass) -> Tensor:
+    def everywhere(self, below: Tensor, block: Block, context: ForwardContext) -> Tensor:
         """The states at every place of padded rows, (batch, length, width), as `forward` has them."""
-        queries = below + embedding(call.layout.positions(below[..., 0]), self.table)
-        call = replace(call, memory=Memory(below, call.layout))
+        queries = below + embedding(context.layout.positions(below[..., 0]), self.table)
+        context = replace(context, memory=Memory(below, context.layout))
         for _ in range(self.steps):
-            queries = block(queries, call)
+            queries = block(queries, context)
         return queries
 
 

@@ -89,11 +89,11 @@ class Model(nn.Module):
             )
             # (batch, length, width) or (tokens, width) -> (places, width)
             return encoded.states.flatten(0, -2).index_select(0, places), encoded
-        below, block, call = self.encoder.before_last(
+        below, block, context = self.encoder.before_last(
             tokens, layout, types, subnet=subnet, backend=backend, table=table, is_causal=is_causal
         )
-        chosen = self.encoder.final_norm(self.heads["mask_decoder"](below, block, call, places))
-        return chosen, Encoded(self.encoder.final_norm(block(below, call))) if needs_last else None
+        chosen = self.encoder.final_norm(self.heads["mask_decoder"](below, block, context, places))
+        return chosen, Encoded(self.encoder.final_norm(block(below, context))) if needs_last else None
 
     def outputs(
         self,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
-from bertsmith.layers.context import ForwardPass
+from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.embedding import Embedding
 from bertsmith.layers.halting import Halting, HaltingConfig, Pondering
 from bertsmith.layers.positions import RelativeTable, SinusoidPositions, sinusoids
@@ -88,7 +88,7 @@ class UniversalEncoder(Encoder):
         )
 
     def _through(
-        self, kept: Sequence[tuple[Block, ForwardPass]], hidden: Tensor, states: list[Tensor] | None = None
+        self, kept: Sequence[tuple[Block, ForwardContext]], hidden: Tensor, states: list[Tensor] | None = None
     ) -> tuple[Tensor, Pondering | None]:
         """The states after all steps, and how long positions took; the signal is in what `states` says enters a step.
 
@@ -99,9 +99,9 @@ class UniversalEncoder(Encoder):
             raise InputError("a universal stack was given a memory; allowed: as an encoder only")
         places = self.signal(hidden, layout)
         pondering = None if self.halting is None else self.halting.start(hidden)
-        for step, (block, call) in enumerate(kept):
+        for step, (block, context) in enumerate(kept):
             entering = hidden + (places + self.signal.steps[step]).to(hidden.dtype)
-            left = block(entering, call)
+            left = block(entering, context)
             if self.halting is None or pondering is None:
                 hidden = left
             else:

@@ -8,7 +8,7 @@ import bertsmith
 from bertsmith import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.block import BranchConfig
-from bertsmith.layers.context import ForwardPass
+from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import EncoderConfig
@@ -41,9 +41,9 @@ def test_branch_is_a_convolution_that_stays_inside(taps: int) -> None:
     for row, (x, y) in zip(lengths, zip(entered, left, strict=True), strict=True):
         added = conv1d(x[:row].T[None], kernel, branch.bias, padding=taps // 2)[0].T
         expected.append(layer_norm(y[:row] + gelu(added), (WIDTH,), branch.norm.weight, branch.norm.bias, 1e-7))
-    rows = branch(entered, left, ForwardPass(padded))
+    rows = branch(entered, left, ForwardContext(padded))
     torch.testing.assert_close(rows[padded.is_token], torch.cat(expected), rtol=0, atol=1e-12)
-    run = branch(entered[padded.is_token], left[padded.is_token], ForwardPass(packed))
+    run = branch(entered[padded.is_token], left[padded.is_token], ForwardContext(packed))
     torch.testing.assert_close(run, torch.cat(expected), rtol=0, atol=1e-12)
 
 
@@ -51,10 +51,10 @@ def test_branch_drops_before_the_activation() -> None:
     """gelu(dropout(x)): what is kept is scaled inside the activation, so outputs are 0 or gelu(2x), never 2·gelu(x)."""
     branch = randomised(BranchConfig(dropout=0.5).build(WIDTH)).train()
     branch.norm = torch.nn.Identity()
-    entered, call = torch.randn(1, 4, WIDTH, dtype=torch.float64), ForwardPass(SequenceLayout.full(1, 4))
+    entered, context = torch.randn(1, 4, WIDTH, dtype=torch.float64), ForwardContext(SequenceLayout.full(1, 4))
     kernel = branch.weight.unflatten(1, (3, WIDTH)).transpose(1, 2)
     clean = conv1d(entered.transpose(1, 2), kernel, branch.bias, padding=1).transpose(1, 2)
-    noisy = branch(entered, torch.zeros_like(entered), call)
+    noisy = branch(entered, torch.zeros_like(entered), context)
     kept = noisy != 0
     assert 0 < kept.sum() < kept.numel()
     torch.testing.assert_close(noisy[kept], gelu(2 * clean)[kept])

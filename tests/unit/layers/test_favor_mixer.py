@@ -8,7 +8,7 @@ import torch
 import bertsmith
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.context import ForwardPass
+from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.models.cost import parameters
@@ -88,11 +88,11 @@ def test_checkpointing_the_activations_changes_no_gradient() -> None:
         for parameter in mixer.parameters():
             parameter.normal_(std=0.3)
     hidden = torch.randn(2, 9, 16, dtype=torch.float64)
-    call = ForwardPass(SequenceLayout.full(2, 9))
-    mixer(hidden, call).square().sum().backward()
+    context = ForwardContext(SequenceLayout.full(2, 9))
+    mixer(hidden, context).square().sum().backward()
     plain = [parameter.grad.clone() for parameter in mixer.parameters()]
     mixer.zero_grad()
-    checkpoint(mixer, hidden, call, use_reentrant=False).square().sum().backward()
+    checkpoint(mixer, hidden, context, use_reentrant=False).square().sum().backward()
     assert all(torch.equal(a, p.grad) for a, p in zip(plain, mixer.parameters(), strict=True))
 
 

@@ -5,7 +5,7 @@ import torch
 
 import bertsmith
 from bertsmith import InputError, SequenceLayout
-from bertsmith.layers.context import ForwardPass, Memory
+from bertsmith.layers.context import ForwardContext, Memory
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.full import FullConfig
@@ -61,13 +61,13 @@ def test_places_matter_and_distant_tokens_do_not_in_a_window() -> None:
     with torch.no_grad():
         for parameter in mixer.parameters():
             parameter.normal_()
-    hidden, call = torch.randn(1, 9, 16, dtype=torch.float64), ForwardPass(SequenceLayout.full(1, 9))
-    (shares,) = mixer.maps(hidden, call).values()
+    hidden, context = torch.randn(1, 9, 16, dtype=torch.float64), ForwardContext(SequenceLayout.full(1, 9))
+    (shares,) = mixer.maps(hidden, context).values()
     distance = (torch.arange(9)[:, None] - torch.arange(9)).abs()
     assert ((shares > 0) == (distance <= 2)).all()
     changed = torch.cat([hidden[:, :8], torch.randn(1, 1, 16, dtype=torch.float64)], dim=1)
-    assert torch.equal(mixer(changed, call)[:, :6], mixer(hidden, call)[:, :6])
-    assert not torch.equal(mixer(changed, call)[:, 6], mixer(hidden, call)[:, 6])
+    assert torch.equal(mixer(changed, context)[:, :6], mixer(hidden, context)[:, :6])
+    assert not torch.equal(mixer(changed, context)[:, 6], mixer(hidden, context)[:, 6])
 
 
 def test_windows_save_operations() -> None:
@@ -87,7 +87,7 @@ def test_a_gate_multiplies_what_is_activated(activation: str) -> None:
     hidden = torch.randn(3, 4)
     inner = getattr(torch.nn.functional, activation)(hidden @ layer.expand.weight[:5].T)
     expected = (inner * (hidden @ layer.expand.weight[5:].T)) @ layer.contract.weight.T
-    torch.testing.assert_close(layer(hidden, ForwardPass(SequenceLayout.full(1, 3))), expected)
+    torch.testing.assert_close(layer(hidden, ForwardContext(SequenceLayout.full(1, 3))), expected)
     assert sum(parameter.numel() for parameter in layer.parameters()) * 2 == config.flops(4)
 
 
@@ -131,7 +131,7 @@ def test_a_memory_has_no_places_to_turn_by() -> None:
     assert isinstance(mixer.output, ElasticLinear)
     memory = Memory(torch.randn(1, 3, 16), SequenceLayout.full(1, 3))
     with pytest.raises(InputError, match=r"cannot look at a memory; allowed: .* without rotary and window"):
-        mixer(torch.randn(1, 2, 16), ForwardPass(SequenceLayout.full(1, 2), memory=memory))
+        mixer(torch.randn(1, 2, 16), ForwardContext(SequenceLayout.full(1, 2), memory=memory))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.context import ForwardPass
+from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.grouped import GroupedLinear
@@ -98,11 +98,11 @@ def test_reordered_neurons_stay_in_their_group() -> None:
         for parameter in layer.parameters():
             parameter.normal_()
         layer.expand.bias.copy_(torch.arange(6.0))
-    hidden, call = torch.randn(3, 4), ForwardPass(SequenceLayout.full(1, 3))
-    before = layer(hidden, call)
+    hidden, context = torch.randn(3, 4), ForwardContext(SequenceLayout.full(1, 3))
+    before = layer(hidden, context)
     layer.reorder(torch.tensor([5, 2, 0, 3, 1, 4]))
     assert layer.expand.bias.tolist() == [2, 0, 1, 5, 3, 4]
-    torch.testing.assert_close(layer(hidden, call), before)
+    torch.testing.assert_close(layer(hidden, context), before)
 
 
 def test_groups_must_divide() -> None:

@@ -210,7 +210,7 @@ def test_at_every_place_of_rows_at_once_it_says_the_same(name: str) -> None:
     is_token = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     layout = SequenceLayout.padded(is_token)
     tokens = torch.randint(0, SIZE["vocabulary"], is_token.shape)
-    below, block, call = model.encoder.before_last(tokens, layout)
+    below, block, context = model.encoder.before_last(tokens, layout)
     decoder = model.heads["mask_decoder"]
-    wanted = decoder(below, block, call, is_token.flatten().nonzero().squeeze(-1))
-    torch.testing.assert_close(decoder.everywhere(below, block, call)[is_token], wanted)
+    wanted = decoder(below, block, context, is_token.flatten().nonzero().squeeze(-1))
+    torch.testing.assert_close(decoder.everywhere(below, block, context)[is_token], wanted)

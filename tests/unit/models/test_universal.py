@@ -46,7 +46,7 @@ def test_steps_without_halting_are_the_formula() -> None:
     hidden, layout = first_states(model, ids)
     block = model.encoder.blocks[0]
     for step in range(1, STEPS + 1):
-        hidden = block((hidden + signal(7, step))[None], model.encoder.call(ids, layout))[0]
+        hidden = block((hidden + signal(7, step))[None], model.encoder.context(ids, layout))[0]
     # the waves are kept in float32
     torch.testing.assert_close(model(ids[None])[0], hidden, rtol=0, atol=1e-5)
     assert model.encoder.run(ids[None], layout).pondering is None
@@ -62,7 +62,7 @@ def test_halting_is_the_formula(bias: float) -> None:
     is_at_rest = [False] * len(ids)
     for step in range(1, STEPS + 1):
         entering = hidden + signal(len(ids), step)
-        left = block(entering[None], model.encoder.call(ids, layout))[0]
+        left = block(entering[None], model.encoder.context(ids, layout))[0]
         for place in range(len(ids)):
             if is_at_rest[place]:
                 continue
@@ -123,7 +123,7 @@ def test_maps_are_those_of_what_enters_a_step() -> None:
     assert len(maps) == STEPS
     first = model.encoder.embedding(ids, layout)
     entering = first + signal(8, 1)
-    expected = model.encoder.blocks[0].maps(entering, model.encoder.call(ids, layout))["attention"]
+    expected = model.encoder.blocks[0].maps(entering, model.encoder.context(ids, layout))["attention"]
     torch.testing.assert_close(maps[0]["attention"], expected, rtol=0, atol=1e-6)
 
 

@@ -6,7 +6,7 @@ from typing import Self
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
-from bertsmith.layers.context import ForwardPass
+from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.base import Mixer, State, grown
 from bertsmith.layers.subnet import LayerCut
@@ -46,15 +46,15 @@ class Attending(Mixer):
             else ElasticLinear(width, heads * value_width, units_out=heads, bias=has_value_bias)
         )
 
-    def start(self, call: ForwardPass) -> State:
+    def start(self, context: ForwardContext) -> State:
         """The keys and values of the memory, or none yet."""
-        if call.memory is not None:
-            return self._parts(call.memory.states, call, KEY_AND_VALUE)
-        new, batch, heads = self.output.weight.new_zeros, call.layout.batch, call.keep_heads or self.heads
+        if context.memory is not None:
+            return self._parts(context.memory.states, context, KEY_AND_VALUE)
+        new, batch, heads = self.output.weight.new_zeros, context.layout.batch, context.keep_heads or self.heads
         return new(batch, 0, heads, self.head_width), new(batch, 0, heads, self.value_width)
 
-    def projected(self, hidden: Tensor, call: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value, *_ = self._project(hidden, call)
+    def projected(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value, *_ = self._project(hidden, context)
         return query, key, value
 
     def reorder(self, heads: Tensor) -> None:
@@ -70,38 +70,38 @@ class Attending(Mixer):
         small.output = self.output.extract(keep_in=cut.heads)
         return small
 
-    def _project(self, hidden: Tensor, call: ForwardPass) -> tuple[Tensor, ...]:
+    def _project(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
         """Query, key and value, each (…, heads, head_width); key and value are the memory's if there is one."""
-        if call.memory is None:
-            return self._parts(hidden, call)
-        return *self._parts(hidden, call, QUERY), *self._parts(call.memory.states, call, KEY_AND_VALUE)
+        if context.memory is None:
+            return self._parts(hidden, context)
+        return *self._parts(hidden, context, QUERY), *self._parts(context.memory.states, context, KEY_AND_VALUE)
 
-    def _parts(self, states: Tensor, call: ForwardPass, parts: slice | None = None) -> tuple[Tensor, ...]:
+    def _parts(self, states: Tensor, context: ForwardContext, parts: slice | None = None) -> tuple[Tensor, ...]:
         """Some of query, key and value, each (…, heads, head_width)."""
-        heads = call.keep_heads or self.heads
-        projected = self.project(states, keep_out=call.keep_heads, parts=parts)
+        heads = context.keep_heads or self.heads
+        projected = self.project(states, keep_out=context.keep_heads, parts=parts)
         # (…, parts · heads · head_width) -> parts of (…, heads, head_width)
         found = projected.unflatten(-1, (-1, heads, self.head_width)).unbind(-3)
         if self.project_value is None or parts == QUERY:
             return found
-        value = self.project_value(states, keep_out=call.keep_heads)
+        value = self.project_value(states, keep_out=context.keep_heads)
         return *found, value.unflatten(-1, (heads, self.value_width))
 
-    def _look_back(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State, SequenceLayout]:
+    def _look_back(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State, SequenceLayout]:
         """A step's query, the keys and values it looks at (the memory's, or all so far), and how they lie.
 
         Shape: query (batch, 1, heads, head_width).
         """
-        if call.memory is not None:
-            (query,) = self._parts(hidden, call, QUERY)
-            return query[:, None], state, call.memory.layout
-        query, *news = self._project(hidden, call)
+        if context.memory is not None:
+            (query,) = self._parts(hidden, context, QUERY)
+            return query[:, None], state, context.memory.layout
+        query, *news = self._project(hidden, context)
         state = grown(state, news)
         return query[:, None], state, SequenceLayout.full(*state[0].shape[:2])
 
-    def _output(self, mixed: Tensor, call: ForwardPass) -> Tensor:
+    def _output(self, mixed: Tensor, context: ForwardContext) -> Tensor:
         mixed = mixed.flatten(-2)  # (…, heads, value_width) -> (…, heads · value_width)
-        return self.output(mixed, keep_in=call.keep_heads, gate=call.head_gate)
+        return self.output(mixed, keep_in=context.keep_heads, gate=context.head_gate)
 
     def _layers_by_head(self) -> dict[str, ElasticLinear]:
         """The layers whose outputs are heads."""

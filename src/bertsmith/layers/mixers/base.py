@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertsmith.errors import InputError
-from bertsmith.layers.context import ForwardPass
+from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.positions import Rotary
 from bertsmith.layers.subnet import LayerCut
@@ -61,20 +61,20 @@ class Mixer(nn.Module, ABC):
     """The kind of turns it reads from the call; None for none."""
 
     @abstractmethod
-    def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+    def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         """The mixed states, in the shape of `hidden`; they look at `call.memory` if there is one.
 
         A causal call makes every kind causal; one that cannot be raises InputError.
         """
 
     @abstractmethod
-    def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
+    def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:
         """How much each position takes from each other one, by a name of MAP_KINDS; rows are receivers.
 
         Shape: each map (batch, heads, longest, longest of what is looked at).
         """
 
-    def projected(self, hidden: Tensor, call: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of the states that come in, for those who compare mixers; each lies as they do.
 
         Shape: (…, heads, head width).
@@ -84,7 +84,7 @@ class Mixer(nn.Module, ABC):
             "span_conv and favor"
         )
 
-    def scores(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+    def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         """What the softmax of the map "attention" is taken of; -inf where a position does not look, and at pads.
 
         Shape: (batch, heads, longest, longest of what is looked at).
@@ -102,11 +102,11 @@ class Mixer(nn.Module, ABC):
     def extract(self, cut: LayerCut) -> "Mixer":
         """A part of its own with the first heads only."""
 
-    def start(self, call: ForwardPass) -> State:
+    def start(self, context: ForwardContext) -> State:
         """The state before the first token; what can be computed of the memory once is computed here."""
         return ()
 
-    def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
+    def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
         """The mixed states of one more token of each sequence, and the next state: the causal pass, token by token.
 
         Shape: hidden (batch, width).
@@ -119,9 +119,9 @@ class Mixer(nn.Module, ABC):
         `number` tells the mixers of a stack apart.
         """
 
-    def refuse_memory(self, call: ForwardPass) -> None:
+    def refuse_memory(self, context: ForwardContext) -> None:
         """Raises InputError if the call has a memory, for kinds that cannot look at one."""
-        if call.memory is not None:
+        if context.memory is not None:
             raise InputError(
                 f"{type(self).__name__} cannot look at a memory; allowed: kinds that read one, as a full mixer "
                 "without rotary and window"

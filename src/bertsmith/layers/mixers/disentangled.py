@@ -10,7 +10,7 @@ from torch.nn.functional import dropout
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.context import ForwardPass
+from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import KEY, QUERY, Attending
 from bertsmith.layers.mixers.base import MixerConfig, State
@@ -108,50 +108,50 @@ class DisentangledAttention(Attending):
         self.output = ElasticLinear(inner, width, units_in=heads)
         self.remembered: Remembered[Pair] = Remembered()
 
-    def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        query, key, value = self._project(hidden, call)
-        relative, is_causal = call.relative_positions, self.is_causal or call.is_causal
-        return self._mix(query, key, value, call, call.layout, call.key_layout, relative, is_causal=is_causal)
+    def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        query, key, value = self._project(hidden, context)
+        relative, is_causal = context.relative_positions, self.is_causal or context.is_causal
+        return self._mix(query, key, value, context, context.layout, context.key_layout, relative, is_causal=is_causal)
 
-    def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
+    def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:
         """The probabilities ("attention") and the terms of the scores, apart."""
-        query, key, _ = self._project(hidden, call)
+        query, key, _ = self._project(hidden, context)
         return disentangled_terms(
             query,
             key,
-            *self._positions(call),
-            call.layout,
-            call.relative_positions,
-            key_layout=call.key_layout,
-            is_causal=self.is_causal or call.is_causal,
+            *self._positions(context),
+            context.layout,
+            context.relative_positions,
+            key_layout=context.key_layout,
+            is_causal=self.is_causal or context.is_causal,
         )
 
-    def scores(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        query, key, _ = self._project(hidden, call)
+    def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        query, key, _ = self._project(hidden, context)
         return disentangled_scores(
             query,
             key,
-            *self._positions(call),
-            call.layout,
-            call.relative_positions,
-            key_layout=call.key_layout,
-            is_causal=self.is_causal or call.is_causal,
+            *self._positions(context),
+            context.layout,
+            context.relative_positions,
+            key_layout=context.key_layout,
+            is_causal=self.is_causal or context.is_causal,
         )
 
-    def start(self, call: ForwardPass) -> State:
+    def start(self, context: ForwardContext) -> State:
         # queries have places, so a step must know how many came before it
-        place = torch.zeros(call.layout.batch, dtype=torch.long, device=self.output.weight.device)
-        return *super().start(call), place
+        place = torch.zeros(context.layout.batch, dtype=torch.long, device=self.output.weight.device)
+        return *super().start(context), place
 
-    def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
-        if call.memory is None and not (self.is_causal or call.is_causal):
-            return super().step(hidden, state, call)
+    def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
+        if context.memory is None and not (self.is_causal or context.is_causal):
+            return super().step(hidden, state, context)
         *cached, place = state
-        query, (key, value), key_layout = self._look_back(hidden, tuple(cached), call)
-        one, relative = SequenceLayout.full(hidden.shape[0], 1), call.relative_positions
+        query, (key, value), key_layout = self._look_back(hidden, tuple(cached), context)
+        one, relative = SequenceLayout.full(hidden.shape[0], 1), context.relative_positions
         if relative is not None:
             relative = replace(relative, query_positions=place[:, None], are_distinct=True)
-        mixed = self._mix(query, key, value, call, one, key_layout, relative, is_causal=False)
+        mixed = self._mix(query, key, value, context, one, key_layout, relative, is_causal=False)
         return mixed[:, 0], (key, value, place + 1)
 
     def _mix(
@@ -159,7 +159,7 @@ class DisentangledAttention(Attending):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        call: ForwardPass,
+        context: ForwardContext,
         layout: SequenceLayout,
         key_layout: SequenceLayout | None,
         relative: RelativePositions | None,
@@ -170,17 +170,17 @@ class DisentangledAttention(Attending):
             query,
             key,
             value,
-            *self._positions(call),
+            *self._positions(context),
             layout,
             relative,
             key_layout=key_layout,
             is_causal=is_causal,
             dropout=self.dropout if self.training else 0.0,
-            backend=own_backend(FORMS, call.backend),
+            backend=own_backend(FORMS, context.backend),
         )
-        return self._output(mixed, call)
+        return self._output(mixed, context)
 
-    def _positions(self, call: ForwardPass) -> Pair:
+    def _positions(self, context: ForwardContext) -> Pair:
         """Key and query of every row of the relative table, None for a term that is left out.
 
         They depend on weights alone, so they are remembered between calls in eval mode.
@@ -188,13 +188,13 @@ class DisentangledAttention(Attending):
         """
         if not (self.terms.content_to_position or self.terms.position_to_content):
             return None, None
-        if call.relative_positions is None:
+        if context.relative_positions is None:
             raise InputError("a disentangled mixer needs a table of relative positions; give encoder.relative")
-        vectors = call.relative_positions.vectors
+        vectors = context.relative_positions.vectors
         layers = [layer for layer in (self.project, self.position_key, self.position_query) if layer is not None]
         weights = [parameter for layer in layers for parameter in layer.parameters()]
-        settings = (call.keep_heads, autocast_dtype(vectors))
-        return self.remembered([vectors, *weights], settings, lambda: self._project_positions(vectors, call.keep_heads))
+        settings = (context.keep_heads, autocast_dtype(vectors))
+        return self.remembered([vectors, *weights], settings, lambda: self._project_positions(vectors, context.keep_heads))
 
     def _project_positions(self, vectors: Tensor, keep: int | None) -> Pair:
         vectors = dropout(vectors, self.terms.dropout, self.training)

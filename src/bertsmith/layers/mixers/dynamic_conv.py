@@ -6,7 +6,7 @@ from pydantic import AfterValidator
 from torch import Tensor
 from torch.nn.functional import glu
 
-from bertsmith.layers.context import ForwardPass
+from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.base import Mixer, MixerConfig, State, grown
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel
@@ -56,32 +56,32 @@ class DynamicConv(Mixer):
         self.kernel = kernel
         self.output = ElasticLinear(heads * head_width, width, units_in=heads)
 
-    def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        self.refuse_memory(call)
-        inner = self._project(hidden, call)
-        mixed = self.kernel.mix(self._by_head(inner), inner, call)
-        return self._output(mixed, call)
+    def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        self.refuse_memory(context)
+        inner = self._project(hidden, context)
+        mixed = self.kernel.mix(self._by_head(inner), inner, context)
+        return self._output(mixed, context)
 
-    def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
-        return {self.kernel.map_name: self.kernel.map(self._project(hidden, call), call)}
+    def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:
+        return {self.kernel.map_name: self.kernel.map(self._project(hidden, context), context)}
 
-    def start(self, call: ForwardPass) -> State:
+    def start(self, context: ForwardContext) -> State:
         """The values of the taps − 1 tokens before the first: zeros."""
-        heads = call.keep_heads or self.heads
-        before = self.output.weight.new_zeros(call.layout.batch, self.kernel.taps - 1, heads, self.head_width)
+        heads = context.keep_heads or self.heads
+        before = self.output.weight.new_zeros(context.layout.batch, self.kernel.taps - 1, heads, self.head_width)
         return (before,)
 
-    def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
-        if not (self.kernel.is_causal or call.is_causal):
-            return super().step(hidden, state, call)
-        inner = self._project(hidden, call)
+    def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
+        if not (self.kernel.is_causal or context.is_causal):
+            return super().step(hidden, state, context)
+        inner = self._project(hidden, context)
         (window,) = grown(state, [self._by_head(inner)])  # (batch, taps, heads, head_width)
-        mixed = self.kernel.step(window, inner, call)
-        return self._output(mixed, call), (window[:, 1:],)
+        mixed = self.kernel.step(window, inner, context)
+        return self._output(mixed, context), (window[:, 1:],)
 
-    def _output(self, mixed: Tensor, call: ForwardPass) -> Tensor:
+    def _output(self, mixed: Tensor, context: ForwardContext) -> Tensor:
         mixed = mixed.flatten(-2)  # (…, heads, head_width) -> (…, heads · head_width)
-        return self.output(mixed, keep_in=call.keep_heads, gate=call.head_gate)
+        return self.output(mixed, keep_in=context.keep_heads, gate=context.head_gate)
 
     def reorder(self, heads: Tensor) -> None:
         self.project.reorder(units_out=heads)
@@ -95,9 +95,9 @@ class DynamicConv(Mixer):
         small.output = self.output.extract(keep_in=cut.heads)
         return small
 
-    def _project(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+    def _project(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         """What is convolved: (…, heads · head_width)."""
-        projected = self.project(hidden, keep_out=call.keep_heads)
+        projected = self.project(hidden, keep_out=context.keep_heads)
         return glu(projected) if self.is_gated else projected
 
     def _by_head(self, inner: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from bertsmith.data.random import key as seed_of
-from bertsmith.layers.context import ForwardPass
+from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import KEY_AND_VALUE, QUERY, Attending
 from bertsmith.layers.mixers.base import MixerConfig, State
@@ -138,52 +138,52 @@ class FavorAttention(Attending):
         generator = torch.Generator().manual_seed(seed_of(seed, number, step // every))
         self.projection.copy_(self.features.draw(self.head_width, generator))
 
-    def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        query, key, value = self._project(hidden, call)
+    def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        query, key, value = self._project(hidden, context)
         mixed = favor(
             query,
             key,
             value,
             self._random_features(),
-            call.layout,
-            key_layout=call.key_layout,
-            is_causal=self.is_causal or call.is_causal,
+            context.layout,
+            key_layout=context.key_layout,
+            is_causal=self.is_causal or context.is_causal,
             chunk=_CHUNK,
-            backend=own_backend(FORMS, call.backend),
+            backend=own_backend(FORMS, context.backend),
         )
         if self.training and self.dropout:
-            mixed = drop_tokens(mixed, self.dropout, call.layout)
-        return self._output(mixed, call)
+            mixed = drop_tokens(mixed, self.dropout, context.layout)
+        return self._output(mixed, context)
 
-    def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
-        query, key, _ = self._project(hidden, call)
+    def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:
+        query, key, _ = self._project(hidden, context)
         shares = favor_map(
             query,
             key,
             self._random_features(),
-            call.layout,
-            key_layout=call.key_layout,
-            is_causal=self.is_causal or call.is_causal,
+            context.layout,
+            key_layout=context.key_layout,
+            is_causal=self.is_causal or context.is_causal,
         )
         return {"attention": shares}
 
-    def start(self, call: ForwardPass) -> State:
-        if call.memory is not None:
-            key, value = self._parts(call.memory.states, call, KEY_AND_VALUE)
-            return favor_memory(key, value, self._random_features(), call.memory.layout)
-        heads = call.keep_heads or self.heads
-        return favor_start(call.layout.batch, heads, self._random_features(), value_width=self.value_width)
+    def start(self, context: ForwardContext) -> State:
+        if context.memory is not None:
+            key, value = self._parts(context.memory.states, context, KEY_AND_VALUE)
+            return favor_memory(key, value, self._random_features(), context.memory.layout)
+        heads = context.keep_heads or self.heads
+        return favor_start(context.layout.batch, heads, self._random_features(), value_width=self.value_width)
 
-    def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
-        if call.memory is None and not (self.is_causal or call.is_causal):
-            return super().step(hidden, state, call)
-        if call.memory is not None:
-            (query,) = self._parts(hidden, call, QUERY)
+    def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
+        if context.memory is None and not (self.is_causal or context.is_causal):
+            return super().step(hidden, state, context)
+        if context.memory is not None:
+            (query,) = self._parts(hidden, context, QUERY)
             mixed = favor_read(query, FavorState(*state), self._random_features())
         else:
-            query, key, value = self._project(hidden, call)
+            query, key, value = self._project(hidden, context)
             mixed, state = favor_step(query, key, value, FavorState(*state), self._random_features())
-        return self._output(mixed, call), state
+        return self._output(mixed, context), state
 
     def _random_features(self) -> RandomFeatures:
         return RandomFeatures(self.projection, self.features.feature_map, self.features.epsilon)

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
-from bertsmith.layers.context import ForwardPass
+from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import Attending
 from bertsmith.layers.mixers.base import MixerConfig, State
@@ -88,57 +88,57 @@ class FullAttention(Attending):
         self.output = ElasticLinear(heads * value_width, width, units_in=heads, bias=has_bias)
         self.rotary, self.window = rotary, window
 
-    def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        query, key, value = self._project(hidden, call)
+    def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        query, key, value = self._project(hidden, context)
         mixed = attention(
             query,
             key,
             value,
-            call.layout,
-            key_layout=call.key_layout,
-            is_causal=self.is_causal or call.is_causal,
+            context.layout,
+            key_layout=context.key_layout,
+            is_causal=self.is_causal or context.is_causal,
             window=self.window,
             dropout=self.dropout if self.training else 0.0,
-            backend=own_backend(FORMS, call.backend),
+            backend=own_backend(FORMS, context.backend),
         )
-        return self._output(mixed, call)
+        return self._output(mixed, context)
 
-    def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
-        query, key, _ = self._project(hidden, call)
-        is_causal = self.is_causal or call.is_causal
+    def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:
+        query, key, _ = self._project(hidden, context)
+        is_causal = self.is_causal or context.is_causal
         shares = attention_map(
-            query, key, call.layout, key_layout=call.key_layout, is_causal=is_causal, window=self.window
+            query, key, context.layout, key_layout=context.key_layout, is_causal=is_causal, window=self.window
         )
         return {"attention": shares}
 
-    def scores(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        query, key, _ = self._project(hidden, call)
-        is_causal = self.is_causal or call.is_causal
+    def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        query, key, _ = self._project(hidden, context)
+        is_causal = self.is_causal or context.is_causal
         return attention_scores(
-            query, key, call.layout, key_layout=call.key_layout, is_causal=is_causal, window=self.window
+            query, key, context.layout, key_layout=context.key_layout, is_causal=is_causal, window=self.window
         )
 
-    def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
-        if call.memory is None and not (self.is_causal or call.is_causal):
-            return super().step(hidden, state, call)
+    def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
+        if context.memory is None and not (self.is_causal or context.is_causal):
+            return super().step(hidden, state, context)
         if self.rotary is not None:
             place = torch.tensor(state[0].shape[1], device=hidden.device)
-            call = replace(call, turns={self.rotary: self.rotary.turns(place)})
-        query, state, key_layout = self._look_back(hidden, state, call)
+            context = replace(context, turns={self.rotary: self.rotary.turns(place)})
+        query, state, key_layout = self._look_back(hidden, state, context)
         key, value = state
         if self.window is not None:
             key, value = key[:, -1 - self.window :], value[:, -1 - self.window :]
             key_layout = SequenceLayout.full(*key.shape[:2])
         one = SequenceLayout.full(hidden.shape[0], 1)
-        mixed = attention(query, key, value, one, key_layout=key_layout, backend=own_backend(FORMS, call.backend))[:, 0]
-        return self._output(mixed, call), state
+        mixed = attention(query, key, value, one, key_layout=key_layout, backend=own_backend(FORMS, context.backend))[:, 0]
+        return self._output(mixed, context), state
 
-    def _project(self, hidden: Tensor, call: ForwardPass) -> tuple[Tensor, ...]:
+    def _project(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
         if self.rotary is None and self.window is None:
-            return super()._project(hidden, call)
-        self.refuse_memory(call)
-        query, key, value = super()._project(hidden, call)
+            return super()._project(hidden, context)
+        self.refuse_memory(context)
+        query, key, value = super()._project(hidden, context)
         if self.rotary is None:
             return query, key, value
-        turn = call.turns[self.rotary]
+        turn = context.turns[self.rotary]
         return turn(query), turn(key), value

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bertsmith.layers.context import ForwardPass
+from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.ops.conv import (
     DEPTHWISE_FORMS,
@@ -51,23 +51,23 @@ class Kernel(nn.Module, ABC):
     def _make_table(self, heads: int, has_bias: bool) -> ElasticLinear: ...
 
     @abstractmethod
-    def mix(self, value: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
+    def mix(self, value: Tensor, source: Tensor, context: ForwardContext) -> Tensor:
         """The values of each token's neighbours, weighted by its taps.
 
         Shape: value (…, heads, head_width), and so is what comes back.
         """
 
     @abstractmethod
-    def step(self, window: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
+    def step(self, window: Tensor, source: Tensor, context: ForwardContext) -> Tensor:
         """`mix` at the last of (batch, taps, heads, head_width) values: (batch, heads, head_width)."""
 
     @abstractmethod
-    def weights(self, source: Tensor, call: ForwardPass) -> Tensor:
+    def weights(self, source: Tensor, context: ForwardContext) -> Tensor:
         """What each tap counts: (heads, taps), or (…, heads, taps) where tokens differ."""
 
-    def map(self, source: Tensor, call: ForwardPass) -> Tensor:
+    def map(self, source: Tensor, context: ForwardContext) -> Tensor:
         """The taps as a banded matrix, (batch, heads, longest, longest)."""
-        return kernel_map(self.weights(source, call), call.layout, **self._options(call))
+        return kernel_map(self.weights(source, context), context.layout, **self._options(context))
 
     def reorder(self, heads: Tensor) -> None:
         """Puts the heads in the given order."""
@@ -79,27 +79,27 @@ class Kernel(nn.Module, ABC):
         small.table = self.table.extract(keep_in=None if self.table.units_in is None else heads, keep_out=heads)
         return small
 
-    def _options(self, call: ForwardPass) -> dict[str, bool]:
-        return {"is_causal": self.is_causal or call.is_causal, "legacy_padding": self.legacy_padding}
+    def _options(self, context: ForwardContext) -> dict[str, bool]:
+        return {"is_causal": self.is_causal or context.is_causal, "legacy_padding": self.legacy_padding}
 
 
 class SoftmaxKernel(Kernel):
     """Taps that are a softmax over scores, one kernel per head."""
 
     @abstractmethod
-    def scores(self, source: Tensor, call: ForwardPass) -> Tensor:
+    def scores(self, source: Tensor, context: ForwardContext) -> Tensor:
         """What the softmax is taken of: (heads, taps) or (…, heads, taps)."""
 
-    def mix(self, value: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
-        scores, dropout = self.scores(source, call), self.dropout if self.training else 0.0
-        backend = own_backend(FORMS, call.backend)
-        return light_conv(value, scores, call.layout, **self._options(call), dropout=dropout, backend=backend)
+    def mix(self, value: Tensor, source: Tensor, context: ForwardContext) -> Tensor:
+        scores, dropout = self.scores(source, context), self.dropout if self.training else 0.0
+        backend = own_backend(FORMS, context.backend)
+        return light_conv(value, scores, context.layout, **self._options(context), dropout=dropout, backend=backend)
 
-    def step(self, window: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
-        return light_conv_step(window, self.scores(source, call))
+    def step(self, window: Tensor, source: Tensor, context: ForwardContext) -> Tensor:
+        return light_conv_step(window, self.scores(source, context))
 
-    def weights(self, source: Tensor, call: ForwardPass) -> Tensor:
-        return tap_weights(self.scores(source, call))
+    def weights(self, source: Tensor, context: ForwardContext) -> Tensor:
+        return tap_weights(self.scores(source, context))
 
 
 class FixedKernel(SoftmaxKernel):
@@ -108,8 +108,8 @@ class FixedKernel(SoftmaxKernel):
     def _make_table(self, heads: int, has_bias: bool) -> ElasticLinear:
         return ElasticLinear(self.taps, heads, units_out=heads, bias=False)
 
-    def scores(self, source: Tensor, call: ForwardPass) -> Tensor:
-        return self.table.prefix(None, call.keep_heads)[0]
+    def scores(self, source: Tensor, context: ForwardContext) -> Tensor:
+        return self.table.prefix(None, context.keep_heads)[0]
 
 
 class PredictedKernel(SoftmaxKernel):
@@ -119,8 +119,8 @@ class PredictedKernel(SoftmaxKernel):
         inner = heads * self.head_width
         return ElasticLinear(inner, heads * self.taps, units_in=heads, units_out=heads, bias=has_bias)
 
-    def scores(self, source: Tensor, call: ForwardPass) -> Tensor:
-        scores = self.table(source, keep_in=call.keep_heads, keep_out=call.keep_heads)
+    def scores(self, source: Tensor, context: ForwardContext) -> Tensor:
+        scores = self.table(source, keep_in=context.keep_heads, keep_out=context.keep_heads)
         return scores.unflatten(-1, (-1, self.taps))  # (…, heads · taps) -> (…, heads, taps)
 
 
@@ -136,22 +136,22 @@ class DepthwiseKernel(Kernel):
         """Fresh weights; the model's deviation is for matrices."""
         initialise_depthwise(self.table.weight, generator)
 
-    def mix(self, value: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
-        kernel = torch.dropout(self._kernel(call), self.dropout, train=self.training)
-        backend = own_backend(DEPTHWISE_FORMS, call.backend)
-        mixed = depthwise(value.flatten(-2), kernel, call.layout, **self._options(call), backend=backend)
+    def mix(self, value: Tensor, source: Tensor, context: ForwardContext) -> Tensor:
+        kernel = torch.dropout(self._kernel(context), self.dropout, train=self.training)
+        backend = own_backend(DEPTHWISE_FORMS, context.backend)
+        mixed = depthwise(value.flatten(-2), kernel, context.layout, **self._options(context), backend=backend)
         return mixed.unflatten(-1, (-1, self.head_width))  # (…, heads · head_width) -> (…, heads, head_width)
 
-    def step(self, window: Tensor, source: Tensor, call: ForwardPass) -> Tensor:
-        mixed = depthwise_step(window.flatten(-2), self._kernel(call))
+    def step(self, window: Tensor, source: Tensor, context: ForwardContext) -> Tensor:
+        mixed = depthwise_step(window.flatten(-2), self._kernel(context))
         return mixed.unflatten(-1, (-1, self.head_width))  # (batch, heads · head_width) -> (batch, heads, head_width)
 
-    def weights(self, source: Tensor, call: ForwardPass) -> Tensor:
+    def weights(self, source: Tensor, context: ForwardContext) -> Tensor:
         """The mean over the channels of each head: (heads, taps)."""
-        return self._kernel(call).unflatten(0, (-1, self.head_width)).mean(1)
+        return self._kernel(context).unflatten(0, (-1, self.head_width)).mean(1)
 
-    def _kernel(self, call: ForwardPass) -> Tensor:
-        return self.table.prefix(None, call.keep_heads)[0]  # (heads · head_width, taps)
+    def _kernel(self, context: ForwardContext) -> Tensor:
+        return self.table.prefix(None, context.keep_heads)[0]  # (heads · head_width, taps)
 
 
 KERNELS: dict[str, type[Kernel]] = {

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from bertsmith.data.layout import SequenceLayout
-from bertsmith.layers.context import ForwardPass
+from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.mixers.attending import Attending
 from bertsmith.layers.mixers.base import MixerConfig, State, grown
@@ -80,7 +80,7 @@ class SpanConvConfig(MixerConfig):
 class Source(nn.Module):
     """What the taps are made from: the token's query."""
 
-    def forward(self, query: Tensor, hidden: Tensor, call: ForwardPass) -> Tensor:
+    def forward(self, query: Tensor, hidden: Tensor, context: ForwardContext) -> Tensor:
         """The sources: (…, heads, head_width) -> (…, heads · head_width).
 
         Shape: hidden (…, width), the states that come in.
@@ -91,7 +91,7 @@ class Source(nn.Module):
         """What is kept of the states before the first token."""
         return ()
 
-    def step(self, query: Tensor, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
+    def step(self, query: Tensor, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
         """The sources of one more token, (batch, heads · head_width), and the next state."""
         return query.flatten(-2), state
 
@@ -121,20 +121,20 @@ class SpanKey(Source):
         """Fresh weights of the depthwise kernel; the model's deviation is for matrices."""
         initialise_depthwise(self.depthwise, generator)
 
-    def forward(self, query: Tensor, hidden: Tensor, call: ForwardPass) -> Tensor:
-        options = {"is_causal": self.is_causal or call.is_causal, "legacy_padding": self.legacy_padding}
+    def forward(self, query: Tensor, hidden: Tensor, context: ForwardContext) -> Tensor:
+        options = {"is_causal": self.is_causal or context.is_causal, "legacy_padding": self.legacy_padding}
         spans = conv.depthwise(
-            hidden, self.depthwise, call.layout, **options, backend=own_backend(conv.DEPTHWISE_FORMS, call.backend)
+            hidden, self.depthwise, context.layout, **options, backend=own_backend(conv.DEPTHWISE_FORMS, context.backend)
         )
-        return query.flatten(-2) * self.pointwise(spans, keep_out=call.keep_heads)
+        return query.flatten(-2) * self.pointwise(spans, keep_out=context.keep_heads)
 
     def start(self, batch: int) -> State:
         width, taps = self.depthwise.shape
         return (self.depthwise.new_zeros(batch, taps - 1, width),)
 
-    def step(self, query: Tensor, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
+    def step(self, query: Tensor, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
         (window,) = grown(state, [hidden])  # (batch, taps, width)
-        key = self.pointwise(conv.depthwise_step(window, self.depthwise), keep_out=call.keep_heads)
+        key = self.pointwise(conv.depthwise_step(window, self.depthwise), keep_out=context.keep_heads)
         return query.flatten(-2) * key, (window[:, 1:],)
 
     def reorder(self, heads: Tensor) -> None:
@@ -169,49 +169,49 @@ class SpanConv(Attending):
         # attention heads stand first, then convolution heads: two stretches of the input, cut alike
         self.output = ElasticLinear(2 * heads * head_width, width, units_in=heads, parts_in=2)
 
-    def forward(self, hidden: Tensor, call: ForwardPass) -> Tensor:
-        self.refuse_memory(call)
-        query, key, value, convolved = self._project(hidden, call)
+    def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        self.refuse_memory(context)
+        query, key, value, convolved = self._project(hidden, context)
         attended = attention(
             query,
             key,
             value,
-            call.layout,
-            is_causal=self.is_causal or call.is_causal,
+            context.layout,
+            is_causal=self.is_causal or context.is_causal,
             dropout=self.dropout if self.training else 0.0,
-            backend=own_backend(FORMS, call.backend),
+            backend=own_backend(FORMS, context.backend),
         )
-        convolved = self.kernel.mix(convolved, self.span(query, hidden, call), call)
-        return self._output(torch.cat([attended, convolved], dim=-2), call)
+        convolved = self.kernel.mix(convolved, self.span(query, hidden, context), context)
+        return self._output(torch.cat([attended, convolved], dim=-2), context)
 
-    def maps(self, hidden: Tensor, call: ForwardPass) -> dict[str, Tensor]:
-        query, key, *_ = self._project(hidden, call)
-        is_causal = self.is_causal or call.is_causal
+    def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:
+        query, key, *_ = self._project(hidden, context)
+        is_causal = self.is_causal or context.is_causal
         return {
-            "attention": attention_map(query, key, call.layout, is_causal=is_causal),
-            self.kernel.map_name: self.kernel.map(self.span(query, hidden, call), call),
+            "attention": attention_map(query, key, context.layout, is_causal=is_causal),
+            self.kernel.map_name: self.kernel.map(self.span(query, hidden, context), context),
         }
 
-    def scores(self, hidden: Tensor, call: ForwardPass) -> Tensor:
+    def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         """Those of the attention heads; the others have none."""
-        query, key, *_ = self._project(hidden, call)
-        return attention_scores(query, key, call.layout, is_causal=self.is_causal or call.is_causal)
+        query, key, *_ = self._project(hidden, context)
+        return attention_scores(query, key, context.layout, is_causal=self.is_causal or context.is_causal)
 
-    def start(self, call: ForwardPass) -> State:
+    def start(self, context: ForwardContext) -> State:
         """No keys and values yet; zeros for the values and states of the taps − 1 tokens before the first."""
-        key, value = super().start(call)
+        key, value = super().start(context)
         batch, _, *by_head = value.shape
         return key, value, value.new_zeros(batch, self.kernel.taps - 1, *by_head), *self.span.start(batch)
 
-    def step(self, hidden: Tensor, state: State, call: ForwardPass) -> tuple[Tensor, State]:
-        if not (self.is_causal or call.is_causal):
-            return super().step(hidden, state, call)
-        query, (key, value, window), seen = self._look_back(hidden, state[:3], call)
+    def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
+        if not (self.is_causal or context.is_causal):
+            return super().step(hidden, state, context)
+        query, (key, value, window), seen = self._look_back(hidden, state[:3], context)
         one = SequenceLayout.full(hidden.shape[0], 1)
-        attended = attention(query, key, value, one, key_layout=seen, backend=own_backend(FORMS, call.backend))[:, 0]
-        source, spans = self.span.step(query[:, 0], hidden, state[3:], call)
-        convolved = self.kernel.step(window, source, call)
-        mixed = self._output(torch.cat([attended, convolved], dim=-2), call)
+        attended = attention(query, key, value, one, key_layout=seen, backend=own_backend(FORMS, context.backend))[:, 0]
+        source, spans = self.span.step(query[:, 0], hidden, state[3:], context)
+        convolved = self.kernel.step(window, source, context)
+        mixed = self._output(torch.cat([attended, convolved], dim=-2), context)
         return mixed, (key, value, window[:, 1:], *spans)
 
     def reorder(self, heads: Tensor) -> None:
@@ -224,7 +224,7 @@ class SpanConv(Attending):
         small.span, small.kernel = self.span.extract(cut.heads), self.kernel.extract(cut.heads)
         return small
 
-    def _project(self, hidden: Tensor, call: ForwardPass) -> tuple[Tensor, ...]:
+    def _project(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
         """Query, key, value and the convolution's value, each (…, heads, head_width)."""
-        parts = super()._project(hidden, call)
+        parts = super()._project(hidden, context)
         return parts if self.has_own_value else (*parts, parts[-1])

@@ -27,7 +27,7 @@ from bertsmith.data.examples import ExamplePlan, ExampleReader, TaskBatch
 from bertsmith.engines.artefact import TorchEngine, write_artefact
 from bertsmith.engines.base import Artefact, Inputs
 from bertsmith.engines.int8 import Int8Linear, int8_model
-from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear
 from bertsmith.tasks.data_source import task_parts
 from bertsmith.tasks.predictor import read_kept, write_kept
 

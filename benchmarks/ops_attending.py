@@ -11,12 +11,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from bertsmith.ops.disentangled import FORMS as DISENTANGLED_FORMS
 from bertsmith.ops.disentangled import RelativePositions, bucket_slots
 from bertsmith.ops.disentangled import disentangled as disentangled_attention
-from bertsmith.ops.disentangled.inputs import DisentangledInputs
+from bertsmith.ops.disentangled.reference import DisentangledInputs
 from bertsmith.ops.favor import FORMS as FAVOR_FORMS
-from bertsmith.ops.favor import RandomFeatures, draw
+from bertsmith.ops.favor import RandomFeatures
 from bertsmith.ops.favor import favor as favor_attention
-from bertsmith.ops.favor.inputs import FavorInputs
-from bertsmith.ops.kernels.support import Tile
+from bertsmith.ops.favor import feature_maps as draw
+from bertsmith.ops.favor.reference import FavorInputs
+from bertsmith.ops.kernel_support import Tile
 from ops_cases import Case, Tuned, lying, numbers
 from ops_timing import training
 
@@ -93,7 +94,8 @@ def favor(options: Namespace, length: int, heads: int, head_width: int, *, is_ca
 
 
 def _favor_kernels(op: Callable[..., Tensor], tensors: list[Tensor]) -> dict[str, Tuned]:
-    from bertsmith.ops.favor.kernels import memory_backward, reading, splits
+    from bertsmith.ops.favor.kernels import features as splits
+    from bertsmith.ops.favor.kernels import memory_backward, reading
 
     kernels: dict[str, tuple[Any, Tile, list[Tile]]] = {
         "reading": (reading._READ, reading._DEFAULT, READS),

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops import conv
-from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs
+from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs
 from bertsmith.ops.dispatch import Forms
-from bertsmith.ops.kernels.support import Spans, Tile, by_row
+from bertsmith.ops.kernel_support import Spans, Tile, by_row
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def light_conv(options: Namespace, length: int, heads: int, head_width: int) -> 
 
 
 def _light_conv_kernels(value: Tensor, scores: Tensor, layout: SequenceLayout) -> dict[str, Tuned]:
-    from bertsmith.ops.conv.kernels import light
+    from bertsmith.ops.conv import light_kernels as light
 
     spans, columns = Spans.of(layout, value.device), _columns(value.shape[-1])
     value, scores = by_row(value, layout), by_row(scores, layout)
@@ -102,7 +102,7 @@ def depthwise(options: Namespace, length: int, heads: int, head_width: int) -> C
 
 
 def _depthwise_kernels(hidden: Tensor, kernel: Tensor, layout: SequenceLayout) -> dict[str, Tuned]:
-    from bertsmith.ops.conv.kernels import depthwise as kernels
+    from bertsmith.ops.conv import depthwise_kernels as kernels
 
     spans, hidden = Spans.of(layout, hidden.device), by_row(hidden, layout)
     places, taps = (spans.first, spans.length, spans.longest), kernel.shape[1]

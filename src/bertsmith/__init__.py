@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "GenerationConfig": "bertsmith.models.decoding",
+    "GenerationConfig": "bertsmith.models.seq2seq",
     "InputError": "bertsmith.errors",
     "Model": "bertsmith.models.model",
     "Predictor": "bertsmith.tasks.predictor",
@@ -87,9 +87,9 @@ if TYPE_CHECKING:
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import build, extract
     from bertsmith.models.convert import convert, factorise
-    from bertsmith.models.decoding import GenerationConfig
     from bertsmith.models.model import Model
     from bertsmith.models.published import preset
+    from bertsmith.models.seq2seq import GenerationConfig
     from bertsmith.runs.serve import serve
     from bertsmith.tasks.predictor import Predictor
     from bertsmith.text.tokenizer import Tokenizer

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.context import ForwardContext, Memory
+from bertsmith.layers.elementwise import NormConfig
 from bertsmith.layers.mixers import MixerConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
-from bertsmith.layers.norm import NormConfig
 from bertsmith.layers.positions import RelativeConfig, turns_by_place
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.build import build
@@ -91,7 +91,9 @@ CAUSAL_CASES = [name for name, config in MIXER_CASES.items() if config.is_causal
 MEMORY_CASES = [name for name, config in MIXER_CASES.items() if config.reads_memory and not config.is_causal]
 
 
-def forward_context(layout: SequenceLayout, cut: LayerCut | None = None, memory: Memory | None = None) -> ForwardContext:
+def forward_context(
+    layout: SequenceLayout, cut: LayerCut | None = None, memory: Memory | None = None
+) -> ForwardContext:
     """A call as an encoder makes it, with a relative table and turns for those who read them."""
     table = RelativeConfig(span=8, farthest=10).build(WIDTH).double()
     with torch.no_grad():

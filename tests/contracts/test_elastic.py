@@ -21,8 +21,7 @@ from bertsmith.models.build import initialise
 from bertsmith.models.heads.base import FeaturesConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
-from bertsmith.objectives.distillation.grid import Grid
-from bertsmith.objectives.distillation.objective import Distillation, named
+from bertsmith.objectives.distillation.objective import Distillation, Grid, named
 from bertsmith.objectives.distillation.terms import LabelTerm, OutputTerm, StateTerm
 from bertsmith.shrinking.importance import Orders, rewire
 from bertsmith.training.starting import with_task_head

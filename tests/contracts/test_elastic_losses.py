@@ -14,8 +14,7 @@ from bertsmith import Subnet
 from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.examples import TaskBatch
 from bertsmith.models.model import Model
-from bertsmith.objectives.distillation.grid import Grid
-from bertsmith.objectives.distillation.objective import Distillation, named
+from bertsmith.objectives.distillation.objective import Distillation, Grid, named
 from bertsmith.shrinking.elastic import ElasticSettings, Stage
 
 SETTINGS = ElasticSettings.parse({"model": "somewhere", "task": {"kind": "regression"}})

@@ -9,9 +9,8 @@ from cases import FAMILIES, packed_layout, tiny_model
 from torch import Tensor, nn
 
 from bertsmith.data.examples import TaskBatch
-from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.elementwise import LayerGates
-from bertsmith.layers.grouped import GroupedLinear
+from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Classes

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertsmith.ops.kernels import support
+from bertsmith.ops import kernel_support as support
 
 
 @pytest.fixture(autouse=True)

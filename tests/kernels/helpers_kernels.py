@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertsmith.ops.kernels import support
+from bertsmith.ops import kernel_support as support
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROOM = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}

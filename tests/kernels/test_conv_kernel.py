@@ -12,7 +12,7 @@ from torch import Tensor
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops.conv import FORMS, depthwise, fused, light_conv
-from bertsmith.ops.conv.inputs import LightConvInputs
+from bertsmith.ops.conv.reference import LightConvInputs
 from bertsmith.ops.dispatch import choose
 
 pytestmark = needs_triton
@@ -85,8 +85,8 @@ def test_more_channels_than_a_tile_and_more_tokens_than_programs() -> None:
     layout, hidden = packed_layout([45, 3], empty=1).to(DEVICE), numbers(48, 300)
     for taps in (3, 17):
         assert_close_to_truth(partial(depthwise, layout=layout), [hidden, numbers(300, taps)], torch.float32)
-    from bertsmith.ops.conv.kernels.depthwise import kernel_gradient
-    from bertsmith.ops.kernels.support import Spans
+    from bertsmith.ops.conv.depthwise_kernels import kernel_gradient
+    from bertsmith.ops.kernel_support import Spans
 
     spans, gradient = Spans.of(layout, hidden.device), numbers(48, 300)
     places = (spans.first, spans.length, spans.longest, 2)

@@ -11,8 +11,8 @@ from torch import Tensor
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops.disentangled import FORMS, RelativePositions, bucket_slots, disentangled, fused, linear_slots
-from bertsmith.ops.disentangled.inputs import DisentangledInputs
 from bertsmith.ops.disentangled.kernels.plan import Buffer
+from bertsmith.ops.disentangled.reference import DisentangledInputs
 from bertsmith.ops.dispatch import choose
 
 pytestmark = needs_triton

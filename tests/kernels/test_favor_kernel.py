@@ -11,10 +11,11 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
+from bertsmith.ops import kernel_support as support
 from bertsmith.ops.dispatch import choose
-from bertsmith.ops.favor import FEATURE_MAPS, FORMS, RandomFeatures, draw, favor, fused
-from bertsmith.ops.favor.inputs import FavorInputs
-from bertsmith.ops.kernels import support
+from bertsmith.ops.favor import FEATURE_MAPS, FORMS, RandomFeatures, favor, fused
+from bertsmith.ops.favor import feature_maps as draw
+from bertsmith.ops.favor.reference import FavorInputs
 
 DEVICE = "cpu" if support.is_interpreting() else "cuda"
 HALF = torch.float16 if support.is_interpreting() else torch.bfloat16
@@ -141,7 +142,7 @@ def test_keys_of_another_layout(is_packed: bool) -> None:
 
 
 def test_many_splits_of_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bertsmith.ops.favor.kernels import splits
+    from bertsmith.ops.favor.kernels import features as splits
 
     monkeypatch.setattr(splits, "_FEWEST_ROWS", 16)
     check(Case([150, 7], epsilon=0.01))

@@ -5,7 +5,7 @@ import torch
 from cases import packed_layout
 
 from bertsmith.ops.attention import attention, varlen
-from bertsmith.ops.attention.inputs import AttentionInputs
+from bertsmith.ops.attention.reference import AttentionInputs
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ from transformers import MarianMTModel
 import bertsmith
 from bertsmith import SequenceLayout
 from bertsmith.layers.context import Memory
-from bertsmith.models.decoding import GenerationConfig
+from bertsmith.models.seq2seq import GenerationConfig
 
 PAD, END = VOCABULARY - 1, 0
 TINY = {

@@ -11,9 +11,8 @@ from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
     from bertsmith.data.pairs import PairConfig
-    from bertsmith.models.decoding import GenerationConfig
     from bertsmith.models.model import Model
-    from bertsmith.models.seq2seq import Seq2Seq
+    from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
     from bertsmith.text.tables import TextPairs
     from bertsmith.training.translation import TranslationSettings
 
@@ -57,7 +56,7 @@ def search_with(
     settings: "TranslationSettings | None", beam: int | None, length_penalty: float | None, extra_length: int | None
 ) -> "GenerationConfig":
     """The recorded search, or the default one, with the flags that are given; --beam asks for a beam search."""
-    from bertsmith.models.decoding import GenerationConfig
+    from bertsmith.models.seq2seq import GenerationConfig
 
     flags = {"beam": beam, "length_penalty": length_penalty, "extra_length": extra_length}
     given = {name: value for name, value in flags.items() if value is not None}

@@ -13,9 +13,8 @@ from bertsmith.checkpoint.files import copy_tensors, find_weights, read_tensors
 from bertsmith.checkpoint.store import read_config, write_model
 from bertsmith.engines.base import Inputs, Precision
 from bertsmith.errors import InputError
-from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.embedding import Embedding, TokenRows
-from bertsmith.layers.grouped import GroupedLinear
+from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.layers.quantised import (
     QuantisationConfig,
     QuantisedGroupedLinear,

@@ -16,7 +16,7 @@ from bertsmith.engines.onnx_session import GraphHead, GraphNotes
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import MaskDecoderConfig, TaskHeadConfig
-from bertsmith.models.mask_decoder import MaskDecoder
+from bertsmith.models.heads.pretraining import MaskDecoder
 from bertsmith.models.model import Model
 
 OPSET = 20

@@ -17,8 +17,7 @@ from transformers.modeling_outputs import (
 from bertsmith.errors import InputError
 from bertsmith.hf.base import BertsmithPreTrainedModel
 from bertsmith.layers.context import Memory
-from bertsmith.models.decoding import GenerationConfig
-from bertsmith.models.seq2seq import Seq2Seq
+from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
 
 
 @dataclass

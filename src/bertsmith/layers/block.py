@@ -12,13 +12,11 @@ from torch.nn.functional import linear
 
 from bertsmith.errors import InputError
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.layers.elementwise import ACTIVATIONS, Activation, TokenDropout
+from bertsmith.layers.elementwise import ACTIVATIONS, Activation, Norm, TokenDropout
 from bertsmith.layers.feedforward import FeedForward
-from bertsmith.layers.grouped import GroupedLinear
+from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.layers.mixers import Mixer
 from bertsmith.layers.mixers.base import State
-from bertsmith.layers.norm import Norm
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops.conv import odd_taps, reach, shifted
 from bertsmith.settings import Record

@@ -10,9 +10,8 @@ from torch.nn.functional import embedding
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.layers.elementwise import TokenDropout
-from bertsmith.layers.norm import Norm, NormKind
+from bertsmith.layers.elementwise import Norm, NormKind, TokenDropout
+from bertsmith.layers.linear import ElasticLinear
 from bertsmith.layers.positions import POSITIONS
 from bertsmith.settings import Record
 

@@ -4,9 +4,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.elementwise import ACTIVATIONS, Activation, LayerGates, first_units
-from bertsmith.layers.grouped import GroupedLinear
+from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.settings import Record
 

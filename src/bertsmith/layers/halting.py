@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear
 from bertsmith.settings import Record
 
 

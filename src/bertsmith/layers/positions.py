@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from bertsmith.data.layout import SequenceLayout
-from bertsmith.layers.norm import Norm
+from bertsmith.layers.elementwise import Norm
 from bertsmith.layers.weight_cache import Remembered, autocast_dtype
 from bertsmith.ops.disentangled import RelativePositions, bucket_slots, linear_slots
 from bertsmith.settings import Record

@@ -11,9 +11,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.embedding import TokenRows
-from bertsmith.layers.grouped import GroupedLinear
+from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.settings import Record
 
 _BITS = range(2, 9)

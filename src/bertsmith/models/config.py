@@ -5,10 +5,10 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from bertsmith.layers.block import BranchConfig
+from bertsmith.layers.elementwise import NormConfig
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import AnyMixer, MixerConfig
-from bertsmith.layers.norm import NormConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.layers.quantised import QuantisationConfig
 from bertsmith.models.heads import AnyHead, ExitsConfig, TaskHeadConfig

@@ -1,6 +1,7 @@
 """Every architecture whole, in a few lines; what `size.layer` and `size.embedding` leave out is BERT's."""
 
 from bertsmith.layers.block import BranchConfig
+from bertsmith.layers.elementwise import NormConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.halting import HaltingConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
@@ -8,7 +9,6 @@ from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
-from bertsmith.layers.norm import NormConfig
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import (

@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from bertsmith.errors import InputError
-from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.embedding import TokenRows
 from bertsmith.layers.feedforward import FeedForward
-from bertsmith.layers.grouped import GroupedLinear
-from bertsmith.layers.mixers.attending import Attending
+from bertsmith.layers.linear import ElasticLinear, GroupedLinear
+from bertsmith.layers.mixers.base import Attending
 from bertsmith.layers.mixers.kernels import DepthwiseKernel, FixedKernel
 from bertsmith.layers.quantised import (
     QuantisationConfig,

@@ -4,11 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.layers.elementwise import Activation
+from bertsmith.layers.elementwise import Activation, NormConfig, NormKind
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers import MixerConfig
-from bertsmith.layers.norm import NormConfig, NormKind
 from bertsmith.models.config import EncoderConfig, LayerConfig
 from bertsmith.ops.favor import FeatureMapName
 from bertsmith.settings import Record

@@ -18,8 +18,7 @@ from bertsmith.data.examples import TaskBatch
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
-from bertsmith.objectives.base import Objective, Portion, Sums, Term
-from bertsmith.objectives.losses import squared_error, taught
+from bertsmith.objectives.base import Objective, Portion, Sums, Term, squared_error, taught
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 

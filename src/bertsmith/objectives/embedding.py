@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from bertsmith.data.examples import TaskBatch
-from bertsmith.objectives.base import Share, Sums
-from bertsmith.objectives.losses import wide
+from bertsmith.objectives.base import Share, Sums, wide
 from bertsmith.objectives.supervised import Supervised
 
 

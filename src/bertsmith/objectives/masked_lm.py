@@ -13,8 +13,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.encoder import Encoded
 from bertsmith.models.model import Model
-from bertsmith.objectives.base import Objective, ObjectiveConfig, Share, Sums, Term
-from bertsmith.objectives.losses import class_sums
+from bertsmith.objectives.base import Objective, ObjectiveConfig, Share, Sums, Term, class_sums
 from bertsmith.text.tokenizer import Tokenizer
 
 

@@ -23,8 +23,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.random import bits, key, uniform
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
-from bertsmith.objectives.base import Objective, ObjectiveConfig, Portion, Share, Sums, Term
-from bertsmith.objectives.losses import class_sums, wide
+from bertsmith.objectives.base import Objective, ObjectiveConfig, Portion, Share, Sums, Term, class_sums, wide
 from bertsmith.objectives.masked_lm import vocabulary_of
 from bertsmith.text.tokenizer import Tokenizer
 

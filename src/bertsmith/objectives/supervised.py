@@ -15,8 +15,7 @@ from bertsmith.data.examples import TaskBatch
 from bertsmith.errors import InputError
 from bertsmith.layers.embedding import Disturbance
 from bertsmith.models.model import Model
-from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Term
-from bertsmith.objectives.losses import class_sums, taught, wide
+from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Term, class_sums, taught, wide
 
 Frozen = Literal["none", "embedding", "all"]
 """What of an encoder keeps its weights: nothing, the tables it begins with, or all of it, so that only heads learn."""

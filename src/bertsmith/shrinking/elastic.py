@@ -13,8 +13,7 @@ from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.models.build import rebuild
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation import AnyTerm
-from bertsmith.objectives.distillation.grid import Grid
-from bertsmith.objectives.distillation.objective import Distillation, named
+from bertsmith.objectives.distillation.objective import Distillation, Grid, named
 from bertsmith.objectives.distillation.terms import LabelTerm, OutputTerm, StateTerm
 from bertsmith.settings import Record
 from bertsmith.shrinking.augmentation.words import AugmentationConfig

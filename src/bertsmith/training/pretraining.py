@@ -20,8 +20,7 @@ from bertsmith.models.cost import training_flops, training_memory
 from bertsmith.models.heads import MaskDecoderConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import ObjectiveConfig
-from bertsmith.objectives.causal_lm import CausalLMConfig
-from bertsmith.objectives.masked_and_causal import MaskedAndCausalConfig
+from bertsmith.objectives.causal_lm import CausalLMConfig, MaskedAndCausalConfig
 from bertsmith.objectives.masked_lm import MaskedLMConfig
 from bertsmith.objectives.replaced_tokens import ReplacedTokensConfig
 from bertsmith.settings import ByKind, Record

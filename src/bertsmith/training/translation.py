@@ -14,9 +14,8 @@ from bertsmith.errors import InputError
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import training_flops
-from bertsmith.models.decoding import GenerationConfig
 from bertsmith.models.published import PRESETS, preset
-from bertsmith.models.seq2seq import Seq2Seq
+from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
 from bertsmith.objectives.translation import TranslationConfig
 from bertsmith.settings import Record
 from bertsmith.text.tables import TextPairs, pair_columns, read_pairs

@@ -11,8 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bertsmith.data.loader import SpecialTokens
 from bertsmith.data.pairs import PairConfig, PairPlan, PairReader, Pairs
-from bertsmith.models.decoding import GenerationConfig
-from bertsmith.models.seq2seq import Seq2Seq
+from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
 from bertsmith.objectives.translation import TranslationConfig
 from bertsmith.text.tables import TextPairs
 

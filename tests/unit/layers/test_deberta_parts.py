@@ -9,7 +9,7 @@ from bertsmith import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.block import BranchConfig
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import EncoderConfig
 from bertsmith.models.heads import PoolerConfig, ReplacedTokensConfig

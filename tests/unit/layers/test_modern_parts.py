@@ -6,10 +6,10 @@ import torch
 import bertsmith
 from bertsmith import InputError, SequenceLayout
 from bertsmith.layers.context import ForwardContext, Memory
-from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.elementwise import Norm
 from bertsmith.layers.feedforward import FeedForwardConfig
+from bertsmith.layers.linear import ElasticLinear
 from bertsmith.layers.mixers.full import FullConfig
-from bertsmith.layers.norm import Norm
 from bertsmith.layers.positions import Rotary
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.published import preset

@@ -8,10 +8,9 @@ import torch
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.elementwise import Norm
 from bertsmith.layers.feedforward import FeedForwardConfig
-from bertsmith.layers.grouped import GroupedLinear
-from bertsmith.layers.norm import Norm
+from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.layers.positions import SinusoidPositions
 from bertsmith.models.build import build, rebuild
 from bertsmith.models.published import preset

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.elementwise import ACTIVATIONS
+from bertsmith.layers.linear import ElasticLinear
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
 

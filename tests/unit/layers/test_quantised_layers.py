@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.errors import InputError
-from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear
 from bertsmith.layers.quantised import QuantisationConfig, QuantisedLinear, Ranges, WeightRounding, rounded
 
 

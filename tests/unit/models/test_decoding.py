@@ -11,8 +11,7 @@ import bertsmith
 from bertsmith import SequenceLayout, Subnet
 from bertsmith.layers.context import Memory
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.decoding import GenerationConfig, _drawn
-from bertsmith.models.seq2seq import Seq2Seq
+from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq, _drawn
 
 START, END = 1, 2
 

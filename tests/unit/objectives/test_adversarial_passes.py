@@ -15,13 +15,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from bertsmith import SequenceLayout
 from bertsmith.data.examples import TaskBatch
 from bertsmith.errors import InputError
-from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear
 from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives import adversarial
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig, ascended, draw_noise
-from bertsmith.objectives.base import Sums
-from bertsmith.objectives.losses import squared_error, taught
+from bertsmith.objectives.base import Sums, squared_error, taught
 from bertsmith.objectives.supervised import Classes, Supervised, Tags
 from bertsmith.training.finetuning import FinetuneSettings, learning
 

@@ -11,8 +11,7 @@ from bertsmith.data.batch import TokenBatch
 from bertsmith.data.corruption import MaskingConfig, Vocabulary
 from bertsmith.models.build import rebuild
 from bertsmith.models.model import Model
-from bertsmith.objectives.causal_lm import CausalLM, next_tokens
-from bertsmith.objectives.masked_and_causal import MaskedAndCausal
+from bertsmith.objectives.causal_lm import CausalLM, MaskedAndCausal, next_tokens
 from bertsmith.objectives.masked_lm import MaskedLM, MaskedLMConfig
 from bertsmith.training.choice import with_heads
 

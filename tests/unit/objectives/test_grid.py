@@ -4,7 +4,7 @@ import pytest
 
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import LayerCut, Subnet
-from bertsmith.objectives.distillation.grid import Grid
+from bertsmith.objectives.distillation.objective import Grid
 
 UNITS = [LayerCut(6, 96, groups=4)] * 8
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from bertsmith.data.layout import LengthGroups, SequenceLayout
 from bertsmith.ops.attention import FORMS, attention
-from bertsmith.ops.attention.inputs import AttentionInputs
+from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.dispatch import choose
 from bertsmith.ops.dropout import drop
 

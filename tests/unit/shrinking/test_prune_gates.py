@@ -9,7 +9,7 @@ import torch
 import bertsmith
 from bertsmith.data.examples import TaskBatch
 from bertsmith.data.layout import SequenceLayout
-from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear
 from bertsmith.models.heads.gates import drawn_gate, open_probability, settled_gate
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model

@@ -13,10 +13,10 @@ from bertsmith.checkpoint.hf.adapter import (
     write_activation,
 )
 from bertsmith.checkpoint.names import Row, linear, row, shaped
+from bertsmith.layers.elementwise import NormConfig
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.full import FullConfig
-from bertsmith.layers.norm import NormConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.heads import NextTokenConfig
 

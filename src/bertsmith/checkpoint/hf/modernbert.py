@@ -15,10 +15,10 @@ from bertsmith.checkpoint.hf.sentences import sentence_form
 from bertsmith.checkpoint.hf.shape import read_heads
 from bertsmith.checkpoint.names import Row, row
 from bertsmith.errors import InputError
+from bertsmith.layers.elementwise import NormConfig
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.full import FullConfig
-from bertsmith.layers.norm import NormConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 from bertsmith.models.heads import HeadConfig, MaskedTokensConfig
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertsmith.checkpoint.hf.adapter import check_heads, read_activation, required, write_activation
+from bertsmith.layers.elementwise import NormConfig
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.base import MixerConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
-from bertsmith.layers.norm import NormConfig
 from bertsmith.models.config import EncoderConfig, LayerConfig
 from bertsmith.models.heads import HeadConfig
 

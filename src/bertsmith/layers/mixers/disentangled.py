@@ -11,9 +11,8 @@ from torch.nn.functional import dropout
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.layers.mixers.attending import KEY, QUERY, Attending
-from bertsmith.layers.mixers.base import MixerConfig, State
+from bertsmith.layers.linear import ElasticLinear
+from bertsmith.layers.mixers.base import KEY, QUERY, Attending, MixerConfig, State
 from bertsmith.layers.weight_cache import Remembered, autocast_dtype
 from bertsmith.ops.disentangled import (
     FORMS,
@@ -194,7 +193,9 @@ class DisentangledAttention(Attending):
         layers = [layer for layer in (self.project, self.position_key, self.position_query) if layer is not None]
         weights = [parameter for layer in layers for parameter in layer.parameters()]
         settings = (context.keep_heads, autocast_dtype(vectors))
-        return self.remembered([vectors, *weights], settings, lambda: self._project_positions(vectors, context.keep_heads))
+        return self.remembered(
+            [vectors, *weights], settings, lambda: self._project_positions(vectors, context.keep_heads)
+        )
 
     def _project_positions(self, vectors: Tensor, keep: int | None) -> Pair:
         vectors = dropout(vectors, self.terms.dropout, self.training)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import glu
 
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear
 from bertsmith.layers.mixers.base import Mixer, MixerConfig, State, grown
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel
 from bertsmith.layers.subnet import LayerCut

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from bertsmith.data.random import key as seed_of
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.layers.mixers.attending import KEY_AND_VALUE, QUERY, Attending
-from bertsmith.layers.mixers.base import MixerConfig, State
+from bertsmith.layers.linear import ElasticLinear
+from bertsmith.layers.mixers.base import KEY_AND_VALUE, QUERY, Attending, MixerConfig, State
 from bertsmith.ops.dispatch import own_backend
 from bertsmith.ops.dropout import drop_tokens
 from bertsmith.ops.favor import (

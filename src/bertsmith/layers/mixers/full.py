@@ -9,9 +9,8 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.layers.mixers.attending import Attending
-from bertsmith.layers.mixers.base import MixerConfig, State
+from bertsmith.layers.linear import ElasticLinear
+from bertsmith.layers.mixers.base import Attending, MixerConfig, State
 from bertsmith.layers.positions import Rotary
 from bertsmith.ops.attention import FORMS, attention, attention_map, attention_scores
 from bertsmith.ops.dispatch import own_backend
@@ -130,7 +129,9 @@ class FullAttention(Attending):
             key, value = key[:, -1 - self.window :], value[:, -1 - self.window :]
             key_layout = SequenceLayout.full(*key.shape[:2])
         one = SequenceLayout.full(hidden.shape[0], 1)
-        mixed = attention(query, key, value, one, key_layout=key_layout, backend=own_backend(FORMS, context.backend))[:, 0]
+        mixed = attention(query, key, value, one, key_layout=key_layout, backend=own_backend(FORMS, context.backend))[
+            :, 0
+        ]
         return self._output(mixed, context), state
 
     def _project(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:

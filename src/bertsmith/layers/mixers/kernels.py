@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.elastic import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear
 from bertsmith.ops.conv import (
     DEPTHWISE_FORMS,
     FORMS,

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.elastic import ElasticLinear
-from bertsmith.layers.mixers.attending import Attending
-from bertsmith.layers.mixers.base import MixerConfig, State, grown
+from bertsmith.layers.linear import ElasticLinear
+from bertsmith.layers.mixers.base import Attending, MixerConfig, State, grown
 from bertsmith.layers.mixers.full import FullAttention
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel, initialise_depthwise
 from bertsmith.layers.subnet import LayerCut
@@ -124,7 +123,11 @@ class SpanKey(Source):
     def forward(self, query: Tensor, hidden: Tensor, context: ForwardContext) -> Tensor:
         options = {"is_causal": self.is_causal or context.is_causal, "legacy_padding": self.legacy_padding}
         spans = conv.depthwise(
-            hidden, self.depthwise, context.layout, **options, backend=own_backend(conv.DEPTHWISE_FORMS, context.backend)
+            hidden,
+            self.depthwise,
+            context.layout,
+            **options,
+            backend=own_backend(conv.DEPTHWISE_FORMS, context.backend),
         )
         return query.flatten(-2) * self.pointwise(spans, keep_out=context.keep_heads)
 

@@ -10,8 +10,8 @@ from torch.nn.functional import normalize
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.elementwise import ACTIVATIONS, Activation, TokenDropout
+from bertsmith.layers.linear import ElasticLinear
 from bertsmith.models.heads.base import Features, FeaturesConfig, HeadConfig, RecurrentConfig
 
 

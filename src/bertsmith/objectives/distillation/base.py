@@ -12,8 +12,7 @@ from torch import Tensor
 from bertsmith.data.examples import TaskBatch
 from bertsmith.errors import InputError
 from bertsmith.models.model import Observed
-from bertsmith.objectives.base import Sums
-from bertsmith.objectives.losses import wide
+from bertsmith.objectives.base import Sums, wide
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 

@@ -12,10 +12,9 @@ from bertsmith.data.batch import TokenBatch
 from bertsmith.data.examples import TaskBatch
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.model import Model, Observed
-from bertsmith.objectives.base import Objective, Portion, Sums, Term
+from bertsmith.objectives.base import Objective, Portion, Sums, Term, class_sums
 from bertsmith.objectives.distillation.base import DistillationTerm, LayerMap, Pair
 from bertsmith.objectives.distillation.objective import Distillation, Lesson, named
-from bertsmith.objectives.losses import class_sums
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.supervised import Supervised
 

@@ -9,9 +9,8 @@ from torch.nn.functional import cosine_similarity, normalize
 from bertsmith.data.examples import TaskBatch
 from bertsmith.errors import InputError
 from bertsmith.models.encoder import Encoded
-from bertsmith.objectives.base import Sums
+from bertsmith.objectives.base import Sums, wide
 from bertsmith.objectives.distillation.base import DistillationTerm, Pair, added, real_rows, real_sequences
-from bertsmith.objectives.losses import wide
 from bertsmith.objectives.supervised import Supervised
 
 

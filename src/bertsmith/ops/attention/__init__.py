@@ -4,7 +4,7 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.attention import grouped, products, reference, sdpa, varlen
-from bertsmith.ops.attention.inputs import AttentionInputs
+from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.dispatch import Form, Forms, choose
 
 FORMS: Forms[AttentionInputs] = {

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bertsmith.data.scatter import gathered, spread
-from bertsmith.ops.attention.inputs import AttentionInputs
+from bertsmith.data.layout import gathered, spread
+from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.dropout import drawn
 
 Three = tuple[Tensor, Tensor, Tensor]

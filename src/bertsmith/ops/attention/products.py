@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.ops.attending import through_padding
-from bertsmith.ops.attention.inputs import AttentionInputs
+from bertsmith.ops.attention.reference import AttentionInputs
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:

@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertsmith.ops.attending import through_padding
-from bertsmith.ops.attention.inputs import AttentionInputs
+from bertsmith.ops.attention.reference import AttentionInputs
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bertsmith.ops.attention.inputs import AttentionInputs
+from bertsmith.ops.attention.reference import AttentionInputs
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:

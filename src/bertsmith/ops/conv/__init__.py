@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.conv import fused, reference, taps
-from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, odd_taps, reach, tap_weights
-from bertsmith.ops.conv.shift import shifted
+from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs, odd_taps, reach, tap_weights
+from bertsmith.ops.conv.taps import shifted
 from bertsmith.ops.dispatch import Form, Forms, choose
 
 DEPTHWISE_FORMS: Forms[DepthwiseInputs] = {

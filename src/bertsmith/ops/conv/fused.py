@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
-from bertsmith.ops.conv.inputs import DepthwiseInputs, LightConvInputs, reach
+from bertsmith.ops import kernel_support as support
+from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs, reach
 from bertsmith.ops.dropout import fresh_seed
-from bertsmith.ops.kernels import support
-from bertsmith.ops.kernels.support import Spans, as_laid, by_row
+from bertsmith.ops.kernel_support import Spans, as_laid, by_row
 
 MOST_TAPS = 31
 """The kernels are written out tap by tap when they are compiled; with more of them registers run out."""
@@ -107,7 +107,7 @@ def _light_conv(
     dropout: float,
     is_shared: bool,
 ) -> tuple[Tensor, Tensor]:
-    from bertsmith.ops.conv.kernels import light
+    from bertsmith.ops.conv import light_kernels as light
 
     return light.forward(value, scores, first, length, seed, longest, room, before, dropout, is_shared)
 
@@ -132,7 +132,7 @@ def _light_conv_backward(
     dropout: float,
     is_shared: bool,
 ) -> tuple[Tensor, Tensor]:
-    from bertsmith.ops.conv.kernels import light
+    from bertsmith.ops.conv import light_kernels as light
 
     places = (first, length, seed, longest, room, before, dropout, is_shared)
     return light.backward(_gapless(gradient), value, scores, normaliser, *places)
@@ -168,7 +168,7 @@ def _depthwise(
     before: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    from bertsmith.ops.conv.kernels.depthwise import convolve
+    from bertsmith.ops.conv.depthwise_kernels import convolve
 
     return convolve(hidden, kernel, first, length, longest, room, before, dtype)
 
@@ -198,7 +198,7 @@ def _depthwise_backward(
     room: int,
     before: int,
 ) -> tuple[Tensor, Tensor]:
-    from bertsmith.ops.conv.kernels.depthwise import convolve, kernel_gradient
+    from bertsmith.ops.conv.depthwise_kernels import convolve, kernel_gradient
 
     gradient = _gapless(gradient)
     turned = convolve(gradient, kernel, first, length, longest, room, before, hidden.dtype, is_turned=True)

@@ -4,8 +4,8 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.disentangled import blocks, fused, grouped, products, reference, sdpa
-from bertsmith.ops.disentangled.inputs import DisentangledInputs
 from bertsmith.ops.disentangled.positions import RelativePositions, bucket_slots, linear_slots
+from bertsmith.ops.disentangled.reference import DisentangledInputs
 from bertsmith.ops.dispatch import Form, Forms, choose
 
 __all__ = [

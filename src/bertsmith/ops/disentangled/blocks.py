@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bertsmith.ops.disentangled.inputs import DisentangledInputs
+from bertsmith.ops.disentangled.reference import DisentangledInputs
 
 _BLOCK = 64  # tokens whose offsets are computed together; twice as many took a tenth longer
 _SHORT = 64  # tokens below which sequences are better taken all at once

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertsmith.ops.disentangled.inputs import DisentangledInputs
+from bertsmith.ops import kernel_support as support
+from bertsmith.ops.disentangled.reference import DisentangledInputs
 from bertsmith.ops.dropout import fresh_seed
-from bertsmith.ops.kernels import support
-from bertsmith.ops.kernels.support import Spans, as_laid, by_row
+from bertsmith.ops.kernel_support import Spans, as_laid, by_row
 
 HEAD_WIDTHS = (16, 32, 64, 128)
 BAND = 2048  # more columns than the buffer of any relative table in use has
@@ -98,8 +98,8 @@ def _forward(
     is_causal: bool,
     has_pads: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from bertsmith.ops.disentangled.kernels.call import Call
     from bertsmith.ops.disentangled.kernels.forward import forward
+    from bertsmith.ops.disentangled.kernels.plan import Call
 
     call = Call(
         query, key, value, position_key, position_query, slots, first, length, key_first, key_length, places, seed,
@@ -165,7 +165,7 @@ def _backward(
     has_pads: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from bertsmith.ops.disentangled.kernels.backward import backward
-    from bertsmith.ops.disentangled.kernels.call import Call
+    from bertsmith.ops.disentangled.kernels.plan import Call
 
     call = Call(
         query, key, value, position_key, position_query, slots, first, length, key_first, key_length, places, seed,

@@ -7,10 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bertsmith.data.layout import SequenceLayout
-from bertsmith.data.scatter import gathered, spread
+from bertsmith.data.layout import SequenceLayout, gathered, spread
 from bertsmith.ops.disentangled import sdpa
-from bertsmith.ops.disentangled.inputs import DisentangledInputs
+from bertsmith.ops.disentangled.reference import DisentangledInputs
 
 
 def unsupported(inputs: DisentangledInputs) -> str | None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.ops.attending import through_padding
-from bertsmith.ops.disentangled.inputs import DisentangledInputs
+from bertsmith.ops.disentangled.reference import DisentangledInputs
 
 
 def unsupported(inputs: DisentangledInputs) -> str | None:

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from bertsmith.ops.attending import through_padding
-from bertsmith.ops.disentangled.inputs import DisentangledInputs
+from bertsmith.ops.disentangled.reference import DisentangledInputs
 
 
 def unsupported(inputs: DisentangledInputs) -> str | None:

@@ -10,10 +10,9 @@ from torch import Tensor
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.dispatch import Form, Forms, choose
 from bertsmith.ops.favor import fused, linear, reference
-from bertsmith.ops.favor.draw import draw
-from bertsmith.ops.favor.feature_maps import FEATURE_MAPS, FeatureMapName
+from bertsmith.ops.favor.feature_maps import FEATURE_MAPS, FeatureMapName, draw
 from bertsmith.ops.favor.features import RandomFeatures
-from bertsmith.ops.favor.inputs import FavorInputs
+from bertsmith.ops.favor.reference import FavorInputs
 from bertsmith.ops.favor.step import FavorState, favor_memory, favor_read, favor_start, favor_step
 
 __all__ = [

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from bertsmith.ops.attending import through_padding
 from bertsmith.ops.dispatch import is_exporting
 from bertsmith.ops.favor.features import RandomFeatures, Side, gradient, key_side, query_side, with_ones
-from bertsmith.ops.favor.inputs import FavorInputs
+from bertsmith.ops.favor.reference import FavorInputs
 
 
 def unsupported(inputs: FavorInputs) -> str | None:

@@ -1,11 +1,26 @@
 """Linear attention written out with the whole matrix of products: quadratic, obvious, differentiable in any dtype."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from bertsmith.ops.attending import through_padding
-from bertsmith.ops.favor.features import key_side, query_side
-from bertsmith.ops.favor.inputs import FavorInputs
+from bertsmith.errors import InputError
+from bertsmith.ops.attending import AttendingInputs, through_padding
+from bertsmith.ops.favor.features import RandomFeatures, key_side, query_side
+
+
+@dataclass(frozen=True, kw_only=True)
+class FavorInputs(AttendingInputs):
+    """One call of linear attention."""
+
+    features: RandomFeatures
+    chunk: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk < 1:
+            raise InputError(f"chunk is {self.chunk}; allowed: 1 or more")
 
 
 def unsupported(inputs: FavorInputs) -> str | None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.errors import InputError
-from bertsmith.layers.elastic import ElasticLinear
 from bertsmith.layers.feedforward import FeedForwardConfig
+from bertsmith.layers.linear import ElasticLinear
 from bertsmith.layers.mixers import MixerConfig
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.config import EncoderConfig

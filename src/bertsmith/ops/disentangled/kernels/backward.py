@@ -7,8 +7,15 @@ from torch import Tensor
 
 from bertsmith.ops.disentangled.kernels.backward_keys import backward_keys
 from bertsmith.ops.disentangled.kernels.backward_queries import backward_queries
-from bertsmith.ops.disentangled.kernels.call import Call
-from bertsmith.ops.disentangled.kernels.plan import Buffer, Expanded, Side, keys_tile, positions_tile, queries_tile
+from bertsmith.ops.disentangled.kernels.plan import (
+    Buffer,
+    Call,
+    Expanded,
+    Side,
+    keys_tile,
+    positions_tile,
+    queries_tile,
+)
 from bertsmith.ops.disentangled.kernels.positions import table_gradient
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]

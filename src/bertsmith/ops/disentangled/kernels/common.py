@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from bertsmith.ops.kernels.dropout import is_kept
+from bertsmith.ops.kernel_dropout import is_kept
 
 
 @triton.jit

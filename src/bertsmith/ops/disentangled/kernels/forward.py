@@ -5,10 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.ops.disentangled.kernels.call import Call
 from bertsmith.ops.disentangled.kernels.common import band_start, position_bias
-from bertsmith.ops.disentangled.kernels.plan import forward_tile
-from bertsmith.ops.kernels.dropout import is_kept
+from bertsmith.ops.disentangled.kernels.plan import Call, forward_tile
+from bertsmith.ops.kernel_dropout import is_kept
 
 
 @triton.jit

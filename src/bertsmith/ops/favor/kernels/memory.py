@@ -13,9 +13,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.ops.favor.kernels.features import LOG2_E, NONE, Curve, matrix_of, product, rows_again, rows_of, squares
-from bertsmith.ops.favor.kernels.splits import Splits
-from bertsmith.ops.kernels.support import Tile
+from bertsmith.ops.favor.kernels.features import (
+    LOG2_E,
+    NONE,
+    Curve,
+    Splits,
+    matrix_of,
+    product,
+    rows_again,
+    rows_of,
+    squares,
+)
+from bertsmith.ops.kernel_support import Tile
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from torch import Tensor
 from bertsmith.ops.favor.kernels.features import (
     NONE,
     Curve,
+    Splits,
     fitting,
     matrix_of,
     product,
@@ -23,8 +24,7 @@ from bertsmith.ops.favor.kernels.features import (
     squares,
     weight,
 )
-from bertsmith.ops.favor.kernels.splits import Splits
-from bertsmith.ops.kernels.support import Tile, Tiles, tile
+from bertsmith.ops.kernel_support import Tile, Tiles, tile
 
 _TUNED: Tiles = {
     **{(2, width): Tile(64, 32, warps=4, stages=3) for width in (16, 32, 64)},

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bertsmith.ops.favor.kernels.features import LOG2_E, NONE, Curve, fitting, matrix_of, product, rows_of, slope
-from bertsmith.ops.kernels.support import Tile, Tiles, tile
+from bertsmith.ops.kernel_support import Tile, Tiles, tile
 
 _READ: Tiles = {(2, width): Tile(64, 32, warps=4, stages=3) for width in (16, 32, 64)} | {
     (2, 128): Tile(128, 64, warps=8)

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.ops.kernels.dropout import is_kept
-from bertsmith.ops.kernels.support import Tile, Tiles, tile
+from bertsmith.ops.kernel_dropout import is_kept
+from bertsmith.ops.kernel_support import Tile, Tiles, tile
 
 FORWARD_TILES: Tiles = {(2, 64): Tile(rows=8, columns=64, warps=1)}
 BACKWARD_TILES: Tiles = {(2, 64): Tile(rows=16, columns=64)}

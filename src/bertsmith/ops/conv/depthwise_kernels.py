@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.ops.kernels.support import Tile, Tiles, tile
+from bertsmith.ops.kernel_support import Tile, Tiles, tile
 
 TILES: Tiles = {}
 KERNEL_TILES: Tiles = {}

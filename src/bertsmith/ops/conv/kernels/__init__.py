@@ -1,1 +1,0 @@
-"""Triton's kernels of the convolutions, and the functions that launch them; import them only where they run."""

@@ -1,4 +1,4 @@
-"""The point-wise functions a config can name."""
+"""Point-wise functions and norms that a config can name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The linear layer whose rows and columns come in units (heads, neurons), so that a prefix is a smaller layer."""
+"""Linear layers whose rows and columns come in units (heads, neurons): a prefix of the units is a smaller layer."""
 
 from typing import Literal
 

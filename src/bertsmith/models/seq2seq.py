@@ -1,4 +1,4 @@
-"""The encoder-decoder model: reads one sequence, writes another (Vaswani et al. 2017)."""
+"""The encoder-decoder model (Vaswani et al. 2017): reads one sequence, writes another by beam search or sampling."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal

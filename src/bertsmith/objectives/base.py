@@ -1,4 +1,4 @@
-"""The contract between an objective and the trainer."""
+"""The contract between an objective and the trainer, and the losses that several objectives share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The contract of a mixer: the one place where the families of encoders differ."""
+"""The mixer contract, the one place where families of encoders differ, and the base of mixers with queries and keys."""
 
 import copy
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""The heads of pre-training: which token is hidden, which comes next, which was replaced, which sentence follows."""
+"""Pre-training heads: masked token, next token, replaced token, next sentence, and DeBERTa's enhanced mask decoder."""
 
 from dataclasses import replace
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Attention written out: short, differentiable in any dtype, the truth the fast forms are tested against."""
+"""Inputs and reference of attention: short, differentiable in any dtype; fast implementations are tested against it."""
 
 from dataclasses import dataclass, replace
 

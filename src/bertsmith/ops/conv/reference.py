@@ -1,4 +1,4 @@
-"""Convolutions written out: short, differentiable in any dtype, the truth the fast forms are tested against."""
+"""Inputs and reference of the convolutions: short, differentiable in any dtype; fast ones are tested against it."""
 
 from dataclasses import dataclass
 

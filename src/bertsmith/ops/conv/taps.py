@@ -1,4 +1,4 @@
-"""Convolutions as sums of shifted slices: what is kept for the backward pass is the input and the tap weights."""
+"""Convolutions as sums of shifted slices: the backward pass keeps only the input and the tap weights."""
 
 from dataclasses import replace
 

@@ -99,13 +99,13 @@ def _forward(
     has_pads: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from bertsmith.ops.disentangled.kernels.forward import forward
-    from bertsmith.ops.disentangled.kernels.plan import Call
+    from bertsmith.ops.disentangled.kernels.launch import Launch
 
-    call = Call(
+    launch = Launch(
         query, key, value, position_key, position_query, slots, first, length, key_first, key_length, places, seed,
         longest, key_longest, scale, dropout, is_causal, has_pads,
     )  # fmt: skip
-    return forward(call)
+    return forward(launch)
 
 
 @_forward.register_fake
@@ -165,13 +165,13 @@ def _backward(
     has_pads: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from bertsmith.ops.disentangled.kernels.backward import backward
-    from bertsmith.ops.disentangled.kernels.plan import Call
+    from bertsmith.ops.disentangled.kernels.launch import Launch
 
-    call = Call(
+    launch = Launch(
         query, key, value, position_key, position_query, slots, first, length, key_first, key_length, places, seed,
         longest, key_longest, scale, dropout, is_causal, has_pads,
     )  # fmt: skip
-    return backward(call, upstream, mixed, log_mass, by_query, by_key)
+    return backward(launch, upstream, mixed, log_mass, by_query, by_key)
 
 
 @_backward.register_fake

@@ -1,4 +1,4 @@
-"""Disentangled attention written out: the truth the fast forms are tested against."""
+"""Inputs of disentangled attention and its reference, against which the fast implementations are tested."""
 
 from dataclasses import dataclass, replace
 from typing import Self

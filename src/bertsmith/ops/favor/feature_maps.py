@@ -1,4 +1,4 @@
-"""The feature maps of linear attention: what each makes of a projected query or key."""
+"""The feature maps of linear attention and the random matrix that they project queries and keys with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Linear attention written out with the whole matrix of products: quadratic, obvious, differentiable in any dtype."""
+"""Inputs and reference of linear attention: the quadratic matrix of products, differentiable in any dtype."""
 
 from dataclasses import dataclass
 

@@ -7,15 +7,8 @@ from torch import Tensor
 
 from bertsmith.ops.disentangled.kernels.backward_keys import backward_keys
 from bertsmith.ops.disentangled.kernels.backward_queries import backward_queries
-from bertsmith.ops.disentangled.kernels.plan import (
-    Buffer,
-    Call,
-    Expanded,
-    Side,
-    keys_tile,
-    positions_tile,
-    queries_tile,
-)
+from bertsmith.ops.disentangled.kernels.launch import Launch
+from bertsmith.ops.disentangled.kernels.plan import Buffer, Expanded, Side, keys_tile, positions_tile, queries_tile
 from bertsmith.ops.disentangled.kernels.positions import table_gradient
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -32,33 +25,33 @@ def _agreement(upstream, mixed, out, rows, WIDTH: tl.constexpr, ROWS: tl.constex
     tl.store(out + row, tl.sum(left * right, 1), mask=is_row)
 
 
-def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor, *kept: Tensor) -> Gradients:
+def backward(launch: Launch, upstream: Tensor, mixed: Tensor, log_mass: Tensor, *kept: Tensor) -> Gradients:
     """The gradients of query, key, value, position_key and position_query; empty tensors for tables that are None.
 
     `kept` are the position scores as the forward pass left them.
     """
-    heads, width = call.query.shape[1:]
+    heads, width = launch.query.shape[1:]
     agreement = torch.empty_like(log_mass)
     rows = agreement.numel()
     _agreement[(triton.cdiv(rows, 64),)](upstream, mixed, agreement, rows, WIDTH=width, ROWS=64)
-    if call.keeps_scores:
+    if launch.keeps_scores:
         by_query, by_key = (scores if scores.numel() else None for scores in kept)
         far_query = far_key = None  # what is kept is no band
         pairs_by_query, pairs_by_key = (
             None if scores is None else torch.empty_like(scores) for scores in (by_query, by_key)
         )
     else:
-        by_query, by_key, far_query, far_key = call.position_scores()
+        by_query, by_key, far_query, far_key = launch.position_scores()
         pairs_by_query, pairs_by_key = by_query, by_key  # in place
-    if pairs_by_key is not None and call.places is not None:
+    if pairs_by_key is not None and launch.places is not None:
         pairs_by_key = torch.zeros_like(pairs_by_key)  # queries leave columns of keys without a gradient
-    by_queries, by_keys, by_values = (call.fresh(states) for states in (call.query, call.key, call.value))
-    tile, chunk = keys_tile(call.query), positions_tile(call.query).columns
-    query_ends = _ends(call, far_query, call.longest, queries_tile(call.query).rows)
-    key_ends = _ends(call, far_key, call.key_longest, tile.columns)
-    same = (call.query, call.key, call.value, upstream, log_mass, agreement)
-    numbers = (*call.numbers, call.scale, *call.strides)
-    backward_keys[triton.cdiv(call.key_longest, tile.columns), heads, len(call.first)](
+    by_queries, by_keys, by_values = (launch.fresh(states) for states in (launch.query, launch.key, launch.value))
+    tile, chunk = keys_tile(launch.query), positions_tile(launch.query).columns
+    query_ends = _ends(launch, far_query, launch.longest, queries_tile(launch.query).rows)
+    key_ends = _ends(launch, far_key, launch.key_longest, tile.columns)
+    same = (launch.query, launch.key, launch.value, upstream, log_mass, agreement)
+    numbers = (*launch.numbers, launch.scale, *launch.strides)
+    backward_keys[triton.cdiv(launch.key_longest, tile.columns), heads, len(launch.first)](
         *same,
         by_keys,
         by_values,
@@ -69,20 +62,20 @@ def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor, *kep
         by_key,
         far_query,
         far_key,
-        *call.where,
-        *_table(call.queries_by_offset),
+        *launch.where,
+        *_table(launch.queries_by_offset),
         *numbers,
         heads * width,
-        *call.columns,
-        **call.constants,
+        *launch.columns,
+        **launch.constants,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         CHUNK=chunk,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    tile = queries_tile(call.query)
-    backward_queries[triton.cdiv(call.longest, tile.rows), heads, len(call.first)](
+    tile = queries_tile(launch.query)
+    backward_queries[triton.cdiv(launch.longest, tile.rows), heads, len(launch.first)](
         *same,
         by_queries,
         query_ends,
@@ -90,20 +83,24 @@ def backward(call: Call, upstream: Tensor, mixed: Tensor, log_mass: Tensor, *kep
         pairs_by_key,
         far_query,
         far_key,
-        *call.where,
-        *_table(call.keys_by_offset),
+        *launch.where,
+        *_table(launch.keys_by_offset),
         *numbers,
         heads * width,
-        *call.columns,
-        **call.constants,
+        *launch.columns,
+        **launch.constants,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         CHUNK=chunk,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    by_position_key = _by_table(call, call.query_side, call.position_key, pairs_by_query, query_ends, call.buffers[0])
-    by_position_query = _by_table(call, call.key_side, call.position_query, pairs_by_key, key_ends, call.buffers[1])
+    by_position_key = _by_table(
+        launch, launch.query_side, launch.position_key, pairs_by_query, query_ends, launch.buffers[0]
+    )
+    by_position_query = _by_table(
+        launch, launch.key_side, launch.position_query, pairs_by_key, key_ends, launch.buffers[1]
+    )
     return by_queries, by_keys, by_values, by_position_key, by_position_query
 
 
@@ -111,24 +108,24 @@ def _table(table: Expanded | None) -> tuple[Tensor | None, int, int]:
     return (None, 0, 0) if table is None else (table.rows, table.least, len(table.rows))
 
 
-def _ends(call: Call, far: Tensor | None, longest: int, rows: int) -> Tensor | None:
+def _ends(launch: Launch, far: Tensor | None, longest: int, rows: int) -> Tensor | None:
     """Room for every tile's part of the gradient of the table's ends: (tiles, heads, 2, width)."""
     if far is None:
         return None
-    _, heads, width = call.query.shape
-    return far.new_zeros(len(call.first) * triton.cdiv(longest, rows), heads, 2, width)
+    _, heads, width = launch.query.shape
+    return far.new_zeros(len(launch.first) * triton.cdiv(longest, rows), heads, 2, width)
 
 
 def _by_table(
-    call: Call, side: Side, table: Tensor | None, by_pair: Tensor | None, ends: Tensor | None, buffer: Buffer
+    launch: Launch, side: Side, table: Tensor | None, by_pair: Tensor | None, ends: Tensor | None, buffer: Buffer
 ) -> Tensor:
     """The gradient of one table."""
     if table is None:
         return side.states.new_empty(0)
     assert by_pair is not None
-    assert call.slots is not None
-    found = table_gradient(side, by_pair, call.slots, table.shape[0], buffer, is_causal=call.is_causal)
+    assert launch.slots is not None
+    found = table_gradient(side, by_pair, launch.slots, table.shape[0], buffer, is_causal=launch.is_causal)
     if ends is not None:
-        for end, slot in ((0, call.slots[:1]), (1, call.slots[-1:])):
+        for end, slot in ((0, launch.slots[:1]), (1, launch.slots[-1:])):
             found = found.index_put((slot,), found[slot] + ends[:, :, end].sum(0))
     return found.to(table.dtype)

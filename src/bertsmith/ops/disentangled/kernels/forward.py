@@ -6,7 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from bertsmith.ops.disentangled.kernels.common import band_start, position_bias
-from bertsmith.ops.disentangled.kernels.plan import Call, forward_tile
+from bertsmith.ops.disentangled.kernels.launch import Launch
+from bertsmith.ops.disentangled.kernels.plan import forward_tile
 from bertsmith.ops.kernel_dropout import is_kept
 
 
@@ -185,33 +186,33 @@ def _forward(
     tl.store(log_mass_out + (row * HEADS + head) + local * HEADS, log_mass, mask=is_query)
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(launch: Launch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The mixed values, like the query, 0 at pads, and what the backward pass is handed.
 
     That is the base-2 logarithm of every softmax's sum, (rows, heads), and the position scores by query and by key,
     empty where there are none or they are not kept.
     """
-    rows, heads, _ = call.query.shape
-    out = call.fresh(call.query)
-    log_mass = call.query.new_empty(rows, heads, dtype=torch.float32)
-    tile = forward_tile(call.query)
-    bias = call.position_scores()
-    _forward[triton.cdiv(call.longest, tile.rows), heads, len(call.first)](
-        call.query,
-        call.key,
-        call.value,
+    rows, heads, _ = launch.query.shape
+    out = launch.fresh(launch.query)
+    log_mass = launch.query.new_empty(rows, heads, dtype=torch.float32)
+    tile = forward_tile(launch.query)
+    bias = launch.position_scores()
+    _forward[triton.cdiv(launch.longest, tile.rows), heads, len(launch.first)](
+        launch.query,
+        launch.key,
+        launch.value,
         out,
         log_mass,
         *bias,
-        *call.where,
-        *call.numbers,
-        *call.strides,
-        *call.columns,
-        **call.constants,
+        *launch.where,
+        *launch.numbers,
+        *launch.strides,
+        *launch.columns,
+        **launch.constants,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    kept = [scores if call.keeps_scores and scores is not None else out.new_empty(0) for scores in bias[:2]]
+    kept = [scores if launch.keeps_scores and scores is not None else out.new_empty(0) for scores in bias[:2]]
     return out, log_mass, kept[0], kept[1]

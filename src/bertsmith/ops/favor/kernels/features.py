@@ -1,4 +1,4 @@
-"""What the kernels share: constants, tiles of rows, and the feature map with its slope."""
+"""Shared by the kernels: constants, tiles of rows, the feature map with its derivative, and how sums are split."""
 
 import math
 from dataclasses import dataclass, replace

@@ -1,6 +1,6 @@
 """Every precision of PyTorch, eager, on a CPU: speed, size and score.
 
-Of one linear layer, with torchao's 8-bit tensors beside ours, or of a model; with data, the score on dev.
+Of one linear layer or of a model; with data, the score on dev.
 
 python benchmarks/int8.py                            # 384 → 1536, as in a small encoder, one thread
 python benchmarks/int8.py --inputs 768 --outputs 3072 --threads 2
@@ -10,7 +10,6 @@ python benchmarks/int8.py --model FOLDER --data DATA # file, and score on dev, i
 
 import argparse
 import copy
-import logging
 import statistics
 import tempfile
 import time
@@ -99,17 +98,6 @@ def _ways(layer: ElasticLinear) -> dict[str, Callable[[Tensor], Tensor]]:
         "int8_weights": Int8Linear(layer, "float"),
         "int8": Int8Linear(layer, "token"),
     }
-    logging.disable(logging.WARNING)  # of its kernels for GPUs, which a CPU has no use for
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
-
-    for name, config in (
-        ("torchao weights", Int8WeightOnlyConfig()),
-        ("torchao dynamic", Int8DynamicActivationInt8WeightConfig()),
-    ):
-        plain = torch.nn.Linear(layer.inputs, layer.outputs)
-        plain.load_state_dict(layer.state_dict())
-        quantize_(plain, config)
-        ways[name] = plain
     return ways
 
 

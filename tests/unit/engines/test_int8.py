@@ -114,18 +114,6 @@ def test_a_model_that_learned_with_rounding_keeps_its_ranges(ranges: str) -> Non
 
 
 @torch.no_grad()
-def test_torchao_multiplies_the_same_codes() -> None:
-    torchao = pytest.importorskip("torchao.quantization")
-    granularity = pytest.importorskip("torchao.quantization.granularity")
-    layer, hidden = classifier().encoder._blocks()[0].feedforward.expand, torch.randn(3, 32)
-    ours = Int8Linear(layer, "float")
-    theirs = torchao.Int8Tensor(ours.codes, ours.steps[:, None], [1, 32], torch.float32)
-    torch.testing.assert_close(torch.nn.functional.linear(hidden, theirs, layer.bias), ours(hidden), rtol=0, atol=1e-5)
-    made = torchao.Int8Tensor.from_hp(layer.weight, granularity=granularity.PerRow())
-    assert (made.dequantize() - ours.codes * ours.steps[:, None]).abs().max() < 1.1 * ours.steps.max()
-
-
-@torch.no_grad()
 def test_layers_of_codes_are_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = classifier()
     # traced as a whole, without the time that making code of it takes

@@ -1,8 +1,7 @@
 """How good answers are that are one of several classes.
 
-All figures come from three counts per class, in double precision: of a thousand resamples each must cost microseconds,
-torchmetrics' figures are single precision, and its Matthews correlation is not 0 where the denominator is. The tests
-hold these figures against scikit-learn and torchmetrics.
+All figures come from three counts per class, in double precision: of a thousand resamples each must cost microseconds.
+The tests compare them with scikit-learn.
 """
 
 from dataclasses import dataclass

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bertsmith.tasks.base import Judgement
 from bertsmith.tasks.metrics.base import table_judgement
@@ -37,10 +38,21 @@ def average_precision(scores: np.ndarray, right: np.ndarray) -> float:
 
     Shape: (examples,) each.
     """
-    # here, since it loads transformers, SciPy and Matplotlib wherever they are: seconds before a service listens
-    from torchmetrics.functional.classification import binary_average_precision
+    hits, false = ranked_counts(torch.from_numpy(scores), torch.from_numpy(right))
+    precision = (hits / (hits + false)).flip(0)
+    recall = torch.cat([(hits / hits[-1]).flip(0), torch.zeros(1)])
+    return 100 * float(-torch.sum((recall[1:] - recall[:-1]) * precision))
 
-    return 100 * float(binary_average_precision(torch.from_numpy(scores), torch.from_numpy(right.astype(np.int64))))
+
+def ranked_counts(scores: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """True and false positives at each distinct score taken as the threshold, from the highest down.
+
+    Shape: (examples,) each -> (thresholds,) each, int64.
+    """
+    order = scores.argsort(descending=True)
+    ends = torch.cat([scores[order].diff().nonzero()[:, 0], torch.tensor([len(order) - 1])])
+    hits = right[order].long().cumsum(0)[ends]
+    return hits, ends + 1 - hits
 
 
 LABEL_METRICS = {

@@ -5,7 +5,7 @@ import torch
 
 from bertsmith.tasks.base import Judgement
 from bertsmith.tasks.metrics.base import table_judgement
-from bertsmith.tasks.metrics.labels import average_precision
+from bertsmith.tasks.metrics.labels import average_precision, ranked_counts
 from bertsmith.tasks.metrics.values import pearson, spearman
 
 _CHUNK = 1024  # texts that are compared with all others at once
@@ -45,12 +45,12 @@ def spread_judgement(vectors: np.ndarray, metric: str | None) -> Judgement:
 
 def roc_area(cosines: np.ndarray, is_alike: np.ndarray) -> float:
     """How often a like pair has a greater cosine than an unlike one, in percent; 50 where there are not both."""
-    # here, since it loads transformers, SciPy and Matplotlib wherever they are: seconds before a service listens
-    from torchmetrics.functional.classification import binary_auroc
-
     if is_alike.all() or not is_alike.any():
         return 50.0
-    return 100 * float(binary_auroc(_shares(cosines), torch.from_numpy(is_alike.astype(np.int64))))
+    hits, false = ranked_counts(_shares(cosines), torch.from_numpy(is_alike))
+    start = torch.zeros(1)
+    true_rate, false_rate = (torch.cat([start, counts / counts[-1]]) for counts in (hits, false))
+    return 100 * float(torch.trapezoid(true_rate, false_rate))
 
 
 def mean_reciprocal_rank(ranks: np.ndarray) -> float:
@@ -81,5 +81,5 @@ def _precision(cosines: np.ndarray, is_alike: np.ndarray) -> float:
 
 
 def _shares(cosines: np.ndarray) -> torch.Tensor:
-    """Cosines between 0 and 1: torchmetrics would take others for logits."""
+    """Cosines scaled to the range 0 to 1."""
     return torch.from_numpy((cosines.astype(np.float64) + 1) / 2).clamp(0, 1)

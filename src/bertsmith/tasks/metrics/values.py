@@ -12,7 +12,6 @@ def pearson(said: np.ndarray, right: np.ndarray) -> float:
     """The correlation in percent; 0 where either side is one number over and over."""
     if len(said) == 0 or said.min() == said.max() or right.min() == right.max():
         return 0.0
-    # torchmetrics has this too, and warns of answers that are close together, as those of an untrained model are
     first, second = (_standard(values.astype(np.float64)) for values in (said, right))
     return 100 * float((first * second).mean())
 

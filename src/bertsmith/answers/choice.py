@@ -1,8 +1,8 @@
-"""Choices with what they are about: each read in a sequence of its own, the best one answered."""
+"""Multiple choice: each choice is scored in a sequence of its own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from bertsmith.text.rows import Table
 
 @dataclass(frozen=True)
 class ChoiceExample:
-    """What choices are about, the choices, and the place of the right one."""
+    """Context, question, choices and the index of the correct choice."""
 
     context: str
     question: str
@@ -22,10 +22,19 @@ class ChoiceExample:
     label: int = IGNORED
 
 
+class ChoiceAnswer(TypedDict):
+    """Index and text of the best choice, its probability, and the probability of every choice."""
+
+    answer: int
+    text: str
+    score: float
+    scores: list[float]
+
+
 def read_choice(
     table: Table, index: int, *, context: str | None, question: str | None, start: str | None, choices: str
 ) -> ChoiceExample:
-    """The example in a row, given the names of its columns."""
+    """Read the example of a row, given the names of its columns."""
     about = "" if context is None else _joined(table, index, context)
     asked = "" if question is None else table.text(index, question)
     return ChoiceExample(about, asked, _choices(table, index, choices, start))
@@ -38,7 +47,7 @@ def choice_features(
     *,
     has_question: bool,
 ) -> Features:
-    """A sequence for every choice, [CLS] context question [SEP] choice [SEP]; `keep` says what stays of a context."""
+    """Encode every choice as [CLS] context question [SEP] choice [SEP]; `keep` is the end that truncation keeps."""
     tokenizer = encoding.tokenizer
     contexts = tokenizer.encode_plain([example.context for example in examples])
     both = contexts
@@ -49,7 +58,7 @@ def choice_features(
     types: list[list[int]] = []
     start, separator, cut = tokenizer.start, tokenizer.separator, 0
     for example, context, first in zip(examples, contexts, both, strict=True):
-        # words never run over a space, so the context is the same alone and with a question after it
+        # tokens do not span spaces, so the context has the same tokens with and without a question
         question = first[len(context) :]
         for _ in example.choices:
             parts, was_cut = _fitted(context, question, next(choices), encoding.length - 3, keep)
@@ -72,19 +81,19 @@ def choice_features(
     )
 
 
-def choice_answers(examples: Sequence[ChoiceExample], outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-    """The place of the best choice of each example, with the shares of all; outputs (choices, 1) each."""
-    found = []
+def choice_answers(examples: Sequence[ChoiceExample], outputs: Sequence[np.ndarray]) -> list[ChoiceAnswer]:
+    """Return the best choice of each example; outputs (choices, 1) each."""
+    answers: list[ChoiceAnswer] = []
     for example, scores in zip(examples, outputs, strict=True):
         shares = softmax(scores[:, 0])
         best = int(shares.argmax())
         text, score = example.choices[best], float(shares[best])
-        found.append({"answer": best, "text": text, "score": score, "scores": shares.tolist()})
-    return found
+        answers.append({"answer": best, "text": text, "score": score, "scores": shares.tolist()})
+    return answers
 
 
-def numbered_columns(row: Mapping[str, Any], beginning: str) -> list[str]:
-    """The columns named by this and a number, from 0 or 1 on, in their order, while they hold something."""
+def numbered_columns(row: Mapping[str, object], beginning: str) -> list[str]:
+    """Names of the non-empty columns `beginning`0 (or 1), …2, … in order."""
     first = 0 if f"{beginning}0" in row else 1
     found: list[str] = []
     while row.get(f"{beginning}{first + len(found)}") is not None:
@@ -109,7 +118,7 @@ def _choices(table: Table, index: int, column: str, start: str | None) -> tuple[
 
 
 def _joined(table: Table, index: int, column: str) -> str:
-    """A text, or several with spaces between them."""
+    """A text, or several texts joined by spaces."""
     value = table.value(index, column)
     if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
         return " ".join(value)
@@ -119,7 +128,7 @@ def _joined(table: Table, index: int, column: str) -> str:
 def _fitted(
     context: list[int], question: list[int], choice: list[int], room: int, keep: str
 ) -> tuple[tuple[list[int], list[int]], bool]:
-    """What stands before and after the separator, and whether anything was cut: first of the context."""
+    """Tokens before and after the separator, and whether any were cut; the context is cut first."""
     is_cut = len(context) + len(question) + len(choice) > room
     if is_cut:
         choice = choice[:room]

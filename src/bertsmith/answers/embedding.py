@@ -1,9 +1,9 @@
-"""Texts alone or in pairs, and what their vectors mean: themselves, or how alike two texts are."""
+"""Text embeddings: single texts or pairs, and the cosine similarity of pairs."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -11,22 +11,29 @@ from bertsmith.answers.sequences import Features, Ragged, TextEncoding
 from bertsmith.errors import InputError
 from bertsmith.text.rows import Table
 
-_CHUNK = 1024  # texts that are compared with all others at once
-_ENCODED = 1 << 14  # texts that are made tokens of at once
-_DECIMALS = 7  # of the vectors that are written
+_COMPARED_AT_ONCE = 1024  # texts
+_ENCODED_AT_ONCE = 1 << 14  # texts
+_DECIMALS = 7  # of written vectors
 
 
 @dataclass(frozen=True)
 class EmbeddingExample:
-    """A text, perhaps its like and what is unlike it, and how alike the first two are."""
+    """A text, optionally with a similar and a dissimilar one, and the similarity of the first two."""
 
     texts: tuple[str, ...]
     value: float = math.nan
-    """Between 0 and 1 where the training data told the range; NaN where the data does not say it."""
+    """Scaled to 0 to 1 by the range of the training data; NaN where unknown."""
 
 
-def embedding_row(given: Any, text: str, pair: str | None) -> dict[str, Any]:
-    """What a person gives as a row: a text alone, or two that are to be compared."""
+class EmbeddingAnswer(TypedDict):
+    """The vector of a text, or the cosine of a pair and the retrieval rank of its second text."""
+
+    answer: list[float] | float
+    rank: NotRequired[int]
+
+
+def embedding_row(given: object, text: str, pair: str | None) -> dict[str, object]:
+    """Turn an input into a row: a text, or two texts to compare."""
     if isinstance(given, str):
         return {text: given}
     if isinstance(given, tuple | list) and len(given) == 2:
@@ -36,15 +43,15 @@ def embedding_row(given: Any, text: str, pair: str | None) -> dict[str, Any]:
     raise InputError(f"an input is {given!r}; allowed: a text, two of them, or a mapping")
 
 
-def asked_texts(table: Table, index: int, text: str, pair: str | None) -> EmbeddingExample:
-    """The texts of a row to be answered: it may have one where the training had pairs."""
+def read_embedding_texts(table: Table, index: int, text: str, pair: str | None) -> EmbeddingExample:
+    """Read the texts of a row without targets: one text, or a pair."""
     second = pair or "pair"
     columns = [text, second] if second in table.rows[index] else [text]
     return EmbeddingExample(tuple(table.text(index, name) for name in columns))
 
 
 def embedding_features(examples: Sequence[EmbeddingExample], encoding: TextEncoding) -> Features:
-    """A sequence for every text, those of an example in one item; targets "texts", equal where texts are."""
+    """Encode every text as one sequence, every example as one item; target "texts": numbers of the distinct texts."""
     tokens, types = _sequences([text for example in examples for text in example.texts], encoding)
     counts = np.array([len(example.texts) for example in examples], dtype=np.int64)
     values = np.array([example.value for example in examples], dtype=np.float32)
@@ -62,11 +69,11 @@ def embedding_features(examples: Sequence[EmbeddingExample], encoding: TextEncod
 
 
 def _sequences(texts: Sequence[str], encoding: TextEncoding) -> tuple[Ragged, Ragged]:
-    """The tokens of texts and their types; half a million pairs would take gigabytes to encode at once."""
+    """Encode texts in chunks: half a million pairs at once would take gigabytes."""
     tokens: list[Ragged] = []
     types: list[Ragged] = []
-    for begin in range(0, len(texts), _ENCODED):
-        made = encoding.tokenizer.encode(texts[begin : begin + _ENCODED], None, encoding.length, padding=False)
+    for begin in range(0, len(texts), _ENCODED_AT_ONCE):
+        made = encoding.tokenizer.encode(texts[begin : begin + _ENCODED_AT_ONCE], None, encoding.length, padding=False)
         tokens.append(Ragged.of(made["input_ids"]))
         types.append(Ragged.of(made["token_type_ids"]))
     return Ragged.joined(tokens), Ragged.joined(types)
@@ -74,28 +81,28 @@ def _sequences(texts: Sequence[str], encoding: TextEncoding) -> tuple[Ragged, Ra
 
 def embedding_answers(
     examples: Sequence[EmbeddingExample], outputs: Sequence[np.ndarray], *, all_alike: bool
-) -> list[dict[str, Any]]:
-    """The vector of a text; of a pair the cosine and, where all pairs are alike, where the second is found.
+) -> list[EmbeddingAnswer]:
+    """Return the vector of a text or the cosine of a pair; if all pairs are similar ones, also retrieval ranks.
 
-    Shape: outputs (width,) of a text alone, else (texts, width).
+    Shape: outputs (width,) of a single text, else (texts, width).
     """
-    found: list[dict[str, Any]] = []
+    answers: list[EmbeddingAnswer] = []
     for vectors in outputs:
         if vectors.ndim == 1:
-            found.append({"answer": [round(float(number), _DECIMALS) for number in vectors]})
+            answers.append({"answer": [round(float(number), _DECIMALS) for number in vectors]})
         else:
             first, second = unit(vectors[:2])
-            found.append({"answer": float(first @ second)})
+            answers.append({"answer": float(first @ second)})
     if all_alike and examples and all(len(example.texts) > 1 for example in examples):
         firsts, seconds = (unit(np.stack([vectors[side] for vectors in outputs])) for side in (0, 1))
         ranks = partner_ranks(firsts, seconds, text_numbers(examples, 3)[:, 1])
-        for answer, rank in zip(found, ranks.tolist(), strict=True):
+        for answer, rank in zip(answers, ranks.tolist(), strict=True):
             answer["rank"] = rank
-    return found
+    return answers
 
 
 def text_numbers(examples: Sequence[EmbeddingExample], most: int) -> np.ndarray:
-    """Numbers that are equal where texts are, (examples, most); -1 where an example has no more."""
+    """Number the distinct texts, (examples, most); -1 where an example has fewer texts."""
     numbers: dict[str, int] = {}
     table = np.full((len(examples), most), -1, dtype=np.int64)
     for row, example in zip(table, examples, strict=True):
@@ -104,25 +111,25 @@ def text_numbers(examples: Sequence[EmbeddingExample], most: int) -> np.ndarray:
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors of length 1 in float64, (vectors, width)."""
+    """Normalise vectors to length 1 in float64, (vectors, width)."""
     wide = vectors.astype(np.float64)
     scaled: np.ndarray = wide / np.maximum(np.linalg.norm(wide, axis=-1, keepdims=True), 1e-12)
     return scaled
 
 
 def partner_ranks(first: np.ndarray, second: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """The place of each text's like among all different ones by cosine, from 1; those as close come before it.
+    """Rank of each text's partner among all distinct candidates by cosine, from 1; ties rank before the partner.
 
-    Shape: first and second (pairs, width), of length 1; own (pairs,), numbers that are equal where the likes' texts are
+    Shape: first and second (pairs, width), of length 1; own (pairs,), equal where the partners' texts are equal
     -> (pairs,).
     """
-    _, kept, column = np.unique(own, return_index=True, return_inverse=True)
-    candidates = second[kept]
+    _, distinct, column = np.unique(own, return_index=True, return_inverse=True)
+    candidates = second[distinct]
     found = []
-    for begin in range(0, len(first), _CHUNK):
-        columns = column[begin : begin + _CHUNK]
-        cosines = first[begin : begin + _CHUNK] @ candidates.T
+    for begin in range(0, len(first), _COMPARED_AT_ONCE):
+        columns = column[begin : begin + _COMPARED_AT_ONCE]
+        cosines = first[begin : begin + _COMPARED_AT_ONCE] @ candidates.T
         rows = np.arange(len(columns))
-        # vectors that are all one find nothing, so a tie counts against the like
+        # ties count against the partner: identical vectors must not score
         found.append((cosines >= cosines[rows, columns][:, None]).sum(1))
     return np.concatenate(found) if found else np.empty(0, dtype=np.int64)

@@ -1,18 +1,22 @@
-"""The sequences that examples become: ragged arrays of token ids, and what leads from them back to the examples."""
+"""Features: the token sequences of examples, with the mapping from sequences back to examples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from bertsmith.text.tokenizer import Tokenizer
 
-IGNORED = -100  # the target of a position that is not to be predicted
+IGNORED = -100  # target of a position that is not predicted
+
+Answer: TypeAlias = Mapping[str, Any]
+"""A JSON-ready answer; "answer" is its short form. Each task has a TypedDict of its own, such as `ClassAnswer`."""
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """Token sequences one after the other; sequence i lies at starts[i]:starts[i + 1].
+    """Concatenated token sequences; sequence i is tokens[starts[i]:starts[i + 1]].
 
     Shape: tokens (tokens,), int32; starts (sequences + 1,), int64.
     """
@@ -29,7 +33,7 @@ class Ragged:
 
     @classmethod
     def joined(cls, parts: Sequence["Ragged"]) -> "Ragged":
-        """The sequences of all parts, one after the other."""
+        """Concatenate the sequences of all parts."""
         tokens = np.concatenate([np.empty(0, dtype=np.int32), *(part.tokens for part in parts)])
         lengths = np.concatenate([np.empty(0, dtype=np.int64), *(part.lengths for part in parts)])
         return cls(tokens, np.concatenate([[0], np.cumsum(lengths)]))
@@ -42,42 +46,42 @@ class Ragged:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The tokens of every sequence, (sequences,)."""
+        """Number of tokens of every sequence, (sequences,)."""
         return np.diff(self.starts)
 
 
 @dataclass(frozen=True)
 class Features:
-    """The sequences of examples as token ids with their special tokens, and what is to be said of them."""
+    """Sequences of examples as token ids, special tokens included, and their targets."""
 
     tokens: Ragged
     types: Ragged | None
     items: np.ndarray
     """The sequences of item i are items[i]:items[i + 1]; (items + 1,)."""
     example: np.ndarray
-    """Which example an item was made from, (items,)."""
+    """Index of the example of each item, (items,)."""
     targets: Mapping[str, "np.ndarray | Ragged"]
-    """By name: (items, …) for items; for tokens as many sequences as `tokens`, each as long, IGNORED where nothing is
-    to be said."""
+    """By name: (items, …) for items; for tokens a Ragged of the same lengths as `tokens`, IGNORED where a token has no
+    target."""
     cut: int = 0
-    """Sequences that lost tokens because they were too long."""
+    """Number of sequences that were truncated."""
     whole_lengths: np.ndarray | None = None
-    """The tokens each sequence would have if none were cut, where they were counted; (sequences,)."""
+    """Length of each sequence before truncation, where it was counted; (sequences,)."""
 
     def __len__(self) -> int:
         return len(self.example)
 
     @property
     def lengths(self) -> np.ndarray:
-        """The tokens of every item, all its sequences together, (items,)."""
+        """Number of tokens of every item, summed over its sequences, (items,)."""
         return np.diff(self.tokens.starts[self.items])
 
 
 @dataclass(frozen=True)
 class TextEncoding:
-    """How texts become the sequences of one model."""
+    """Tokenizer, maximum length and segment types of one model."""
 
     tokenizer: Tokenizer
     length: int
     has_types: bool
-    """Whether the model tells the segments of a sequence apart by types."""
+    """Whether the model has segment (token type) embeddings."""

@@ -1,8 +1,8 @@
-"""A question about a passage, and what scores of the passage's tokens mean: the best spans of it, or no answer."""
+"""Extractive question answering: windows over a passage, and the best answer spans in it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -14,58 +14,59 @@ from bertsmith.text.rows import Table
 
 @dataclass(frozen=True)
 class SpanExample:
-    """A question about a passage, with the answers that are right where these are known."""
+    """A question about a passage, with its reference answers if known."""
 
     id: str
     question: str
     context: str
     golds: tuple[str, ...] | None = None
-    """All right answers; empty where the passage answers nothing, None where they are not known."""
+    """Reference answers; empty for an unanswerable question, None where unknown."""
     begin: int = -1
-    """Where the first of them lies in the characters of the passage …"""
+    """Characters of the passage that the first reference answer starts at …"""
     end: int = -1
+    """… and ends before."""
     is_repaired: bool = False
-    """Whether that was found by searching because the data named another place."""
+    """Whether the position was found by searching because the data had a wrong one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowFeatures(Features):
-    """Windows as items, with what leads from a token back to the characters of its passage."""
+    """Windows as items, with the character offsets of their tokens in the passage."""
 
     context: np.ndarray
-    """The passage of every example, by its number in `characters`, (examples,)."""
+    """Index in `characters` of the passage of every example, (examples,)."""
     characters: tuple[np.ndarray, ...]
-    """Where the tokens of every passage begin and end, (tokens, 2) each; examples may share one."""
+    """Character offsets of the tokens of every passage, (tokens, 2) each; examples may share one."""
     first: np.ndarray
-    """The place of the first passage token in a window, (items,) …"""
+    """Index of the first passage token in a window, (items,) …"""
     shown: np.ndarray
-    """… and how many passage tokens the window shows, (items,)."""
+    """… and the number of passage tokens in the window, (items,)."""
     skipped: np.ndarray
-    """How many passage tokens lie before the window, (items,)."""
+    """Number of passage tokens before the window, (items,)."""
     may_start: Ragged
-    """As the tokens: 1 at passage tokens that no other window shows with more context around them."""
+    """Same lengths as the tokens: 1 at passage tokens that no other window shows with more context."""
 
     def span(self, item: int, start: int, end: int) -> tuple[int, int]:
-        """Where the characters of a window's tokens start … end lie in the passage."""
+        """Characters of the passage that tokens `start` to `end` of a window cover."""
         characters = self.characters[self.context[self.example[item]]]
         shift = self.skipped[item] - self.first[item]
         return int(characters[start + shift, 0]), int(characters[end + shift, 1])
 
 
 def window_starts(tokens: int, room: int, stride: int) -> np.ndarray:
-    """Where the windows over so many tokens begin; the last one reaches the end. An empty passage has one window."""
+    """First token of each window; the last window reaches the end. An empty passage has one window."""
     step = min(room, stride)
     return np.arange(0, max(0, tokens - room) + step, step)
 
 
 def has_most_context(tokens: int, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Which tokens each window shows with the most context: min(left, right) + 0.01 · length; the first of equals.
+    """Which window shows each token with the most context, min(left, right) + 0.01 · length; the first on ties.
 
     Shape: starts and lengths (windows,) -> (windows, tokens), bool.
     """
-    place = np.arange(tokens)
-    left = place - starts[:, None]
-    right = (starts + lengths - 1)[:, None] - place
+    index = np.arange(tokens)
+    left = index - starts[:, None]
+    right = (starts + lengths - 1)[:, None] - index
     score = np.minimum(left, right) + 0.01 * lengths[:, None]
     score[(left < 0) | (right < 0)] = -np.inf
     return np.arange(len(starts))[:, None] == score.argmax(0)
@@ -74,9 +75,9 @@ def has_most_context(tokens: int, starts: np.ndarray, lengths: np.ndarray) -> np
 def window_features(
     examples: Sequence[SpanExample], encoding: TextEncoding, stride: int, question_length: int
 ) -> WindowFeatures:
-    """All windows of all examples, in order; targets "start" and "end" where right answers are known.
+    """All windows of all examples, in order; targets "start" and "end" where reference answers are known.
 
-    A window that does not show the whole answer, or whose passage has none, points at its first token.
+    The target of a window that does not contain the whole answer is its first token.
     """
     frame = encoding.tokenizer.pair_frame()
     specials = len(frame.before) + len(frame.between) + len(frame.after)
@@ -139,9 +140,9 @@ def window_features(
 
 
 def _answer_tokens(example: SpanExample, characters: np.ndarray) -> tuple[int, int] | None:
-    """The first and last passage token of the first right answer; None where there is none.
+    """First and last passage token of the first reference answer; None where there is none.
 
-    (IGNORED, IGNORED) for an answer of which the tokenizer keeps nothing, such as one of control characters.
+    (IGNORED, IGNORED) if the answer has no tokens, such as one of control characters.
     """
     if not example.golds:
         return None
@@ -150,7 +151,7 @@ def _answer_tokens(example: SpanExample, characters: np.ndarray) -> tuple[int, i
 
 
 def _target(wanted: tuple[int, int] | None, start: int, length: int, begin: int) -> tuple[int, int]:
-    """The places of the answer in a window; those of the first token where the window does not show all of it."""
+    """Positions of the answer in a window; 0, 0 if the window does not contain the whole answer."""
     if wanted is None:
         return 0, 0
     if wanted[0] == IGNORED:
@@ -160,15 +161,15 @@ def _target(wanted: tuple[int, int] | None, start: int, length: int, begin: int)
     return wanted[0] - start + begin, wanted[1] - start + begin
 
 
-NO_CANDIDATE = 1e9  # stands for infinity, which JSON cannot say
-_WINDOWS = 2048  # that are looked at together
+NO_CANDIDATE = 1e9  # JSON has no infinity
+_WINDOWS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Spans of all examples, those of an example side by side, the best first.
+    """Candidate spans of all examples, grouped by example, the best first.
 
-    Shape: (candidates,) each but `bounds`, (examples + 1,). `start` and `end` are places in the window.
+    Shape: (candidates,) each but `bounds`, (examples + 1,). `start` and `end` are positions in the window.
     """
 
     bounds: np.ndarray
@@ -184,8 +185,8 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Found:
-    """One of the best answers to a question; no text means that there is no answer."""
+class Span:
+    """A candidate answer; an empty text means "no answer"."""
 
     text: str
     start_score: float
@@ -198,20 +199,43 @@ class Found:
         return self.start_score + self.end_score
 
 
-def best_spans(features: WindowFeatures, outputs: Sequence[np.ndarray], n_best: int, longest: int) -> Candidates:
-    """Pairs of the n best starts and n best ends of every window that can be answers.
+class SpanCandidate(TypedDict):
+    """One of the n best spans of an answer."""
 
-    A pair can be one if it lies inside the passage, does not end before it starts, is not longer than `longest` tokens
-    and starts at a token that no other window shows with more context.
+    text: str
+    probability: float
+    start_logit: float
+    end_logit: float
+    begin: int | None
+    end: int | None
+
+
+class SpanAnswer(TypedDict):
+    """The chosen span, its probability among the n best, and how much "no answer" outscores the best span."""
+
+    answer: str
+    score: float
+    begin: int | None
+    end: int | None
+    null_odds: float
+    n_best: list[SpanCandidate]
+
+
+def best_spans(features: WindowFeatures, outputs: Sequence[np.ndarray], n_best: int, longest: int) -> Candidates:
+    """Combine the n best starts and n best ends of every window into candidate spans.
+
+    A candidate lies inside the passage, does not end before it starts, has at most `longest` tokens and starts at a
+    token that no other window shows with more context.
 
     Shape: outputs (tokens, 2) each, window by window.
     """
     parts = [
-        _window_spans(features, outputs, begin, n_best, longest) for begin in range(0, max(1, len(outputs)), _WINDOWS)
+        _window_spans(features, outputs, begin, n_best, longest)
+        for begin in range(0, max(1, len(outputs)), _WINDOWS_AT_ONCE)
     ]
     item, start, end, start_score, end_score = (np.concatenate(column) for column in zip(*parts, strict=True))
     example = features.example[item]
-    # stable, so that equals stay in the order of windows, then of their best starts, then of their best ends
+    # stable: ties stay in the order of windows, then of their best starts, then of their best ends
     order = np.lexsort((-(start_score + end_score), example))
     bounds = np.searchsorted(example[order], np.arange(len(features.context) + 1))
     columns = (column[order] for column in (item, start, end, start_score, end_score))
@@ -221,8 +245,8 @@ def best_spans(features: WindowFeatures, outputs: Sequence[np.ndarray], n_best: 
 def _window_spans(
     features: WindowFeatures, outputs: Sequence[np.ndarray], begin: int, n_best: int, longest: int
 ) -> tuple[np.ndarray, ...]:
-    """The candidates of some windows: item, start, end and the scores of both."""
-    some = outputs[begin : begin + _WINDOWS]
+    """Candidates of a chunk of windows: item, start, end and the scores of both."""
+    some = outputs[begin : begin + _WINDOWS_AT_ONCE]
     lengths = np.array([len(own) for own in some], dtype=np.int64)
     is_token = np.arange(lengths.max(initial=0)) < lengths[:, None]
     scores = np.full((*is_token.shape, 2), -np.inf, dtype=np.float64)
@@ -244,7 +268,7 @@ def _window_spans(
 
 
 def no_answer_scores(features: WindowFeatures, outputs: Sequence[np.ndarray]) -> np.ndarray:
-    """The scores of the first token as start and end, in that window of each example where their sum is least.
+    """Start and end score of the first token, in the window of each example where their sum is least.
 
     Shape: (examples, 2)
     """
@@ -257,9 +281,9 @@ def no_answer_scores(features: WindowFeatures, outputs: Sequence[np.ndarray]) ->
 
 def distinct_texts(
     candidates: Candidates, example: int, features: WindowFeatures, context: str, n_best: int
-) -> list[Found]:
-    """The best answers to one question that differ in their text."""
-    found: list[Found] = []
+) -> list[Span]:
+    """The best spans of one question with distinct texts."""
+    found: list[Span] = []
     seen: set[str] = set()
     for index in range(candidates.bounds[example], candidates.bounds[example + 1]):
         if len(found) == n_best:
@@ -272,18 +296,18 @@ def distinct_texts(
         seen.add(text)
         begin += whole.index(text)
         scores = float(candidates.start_score[index]), float(candidates.end_score[index])
-        found.append(Found(text, *scores, begin, begin + len(text)))
+        found.append(Span(text, *scores, begin, begin + len(text)))
     return found
 
 
-def with_no_answer(found: list[Found], none: Found, n_best: int) -> list[Found]:
-    """The best answers with "no answer" among them at the place of its score; it is never left out."""
-    place = sum(answer.score >= none.score for answer in found)
-    return [*found[:place], none, *found[place : max(place, n_best - 1)]]
+def with_no_answer(found: list[Span], none: Span, n_best: int) -> list[Span]:
+    """Insert "no answer" into the best spans by its score; it is never dropped."""
+    index = sum(answer.score >= none.score for answer in found)
+    return [*found[:index], none, *found[index : max(index, n_best - 1)]]
 
 
-def asked_question(table: Table, index: int, *, id: str, question: str, context: str) -> SpanExample:
-    """The question of a row whose answer is not known, given the names of its columns."""
+def read_passage_question(table: Table, index: int, *, id: str, question: str, context: str) -> SpanExample:
+    """Read the question of a row without targets, given the names of its columns."""
     name = table.rows[index].get(id, index)
     return SpanExample(str(name), table.text(index, question), table.text(index, context))
 
@@ -297,27 +321,26 @@ def span_answers(
     longest: int,
     null_threshold: float,
     may_be_unanswered: bool | None,
-) -> list[dict[str, Any]]:
-    """The best answer to each question with all that were nearly as good; outputs (tokens, 2) window by window."""
+) -> list[SpanAnswer]:
+    """Return the best answer to each question and its n best; outputs (tokens, 2) per window."""
     candidates = best_spans(features, outputs, n_best, longest)
     none = no_answer_scores(features, outputs)
-    found = []
+    answers: list[SpanAnswer] = []
     for index, example in enumerate(examples):
         texts = distinct_texts(candidates, index, features, example.context, n_best)
-        nothing = Found("", *none[index].tolist())
-        kept = with_no_answer(texts, nothing, n_best) if may_be_unanswered or not texts else texts
+        nothing = Span("", *none[index].tolist())
+        best = with_no_answer(texts, nothing, n_best) if may_be_unanswered or not texts else texts
         odds = nothing.score - texts[0].score if texts else NO_CANDIDATE
-        says_none = not texts or (bool(may_be_unanswered) and odds > null_threshold)
-        found.append(_answer(kept, nothing if says_none else texts[0], odds))
-    return found
+        is_unanswered = not texts or (bool(may_be_unanswered) and odds > null_threshold)
+        answers.append(_answer(best, nothing if is_unanswered else texts[0], odds))
+    return answers
 
 
-def _answer(kept: list[Found], chosen: Found, odds: float) -> dict[str, Any]:
-    """What is said of one question: the answer chosen among those kept."""
-    shares = softmax(np.array([one.score for one in kept])).tolist()
+def _answer(best: list[Span], chosen: Span, odds: float) -> SpanAnswer:
+    shares = softmax(np.array([one.score for one in best])).tolist()
     return {
         "answer": chosen.text,
-        "score": shares[kept.index(chosen)],
+        "score": shares[best.index(chosen)],
         "begin": chosen.begin,
         "end": chosen.end,
         "null_odds": odds,
@@ -330,6 +353,6 @@ def _answer(kept: list[Found], chosen: Found, odds: float) -> dict[str, Any]:
                 "begin": one.begin,
                 "end": one.end,
             }
-            for one, share in zip(kept, shares, strict=True)
+            for one, share in zip(best, shares, strict=True)
         ],
     }

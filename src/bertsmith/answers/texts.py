@@ -1,8 +1,8 @@
-"""A text or a pair of texts as one sequence, and what scores of it mean: a label, several, a number."""
+"""Classification, multi-label classification and regression of a text or a pair of texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from bertsmith.text.rows import Table
 
 @dataclass(frozen=True)
 class TextExample:
-    """A text, perhaps with a second one."""
+    """A text, or a pair of texts."""
 
     text: str
     pair: str | None = None
@@ -22,8 +22,29 @@ class TextExample:
         return (self.text,) if self.pair is None else (self.text, self.pair)
 
 
+class ClassAnswer(TypedDict):
+    """The most probable label, its probability, and the probability of every label."""
+
+    answer: str
+    score: float
+    scores: dict[str, float]
+
+
+class LabelsAnswer(TypedDict):
+    """The labels whose probability reaches the threshold, and the probability of every label."""
+
+    answer: list[str]
+    scores: dict[str, float]
+
+
+class ValueAnswer(TypedDict):
+    """The predicted number."""
+
+    answer: float
+
+
 def read_texts(table: Table, text: str, pair: str | None) -> list[TextExample]:
-    """The texts of every row."""
+    """Read the texts of every row."""
     return [
         TextExample(table.text(index, text), None if pair is None else table.text(index, pair))
         for index in range(len(table))
@@ -33,7 +54,7 @@ def read_texts(table: Table, text: str, pair: str | None) -> list[TextExample]:
 def text_features(
     examples: Sequence[TextExample], encoding: TextEncoding, targets: Mapping[str, np.ndarray | Ragged]
 ) -> Features:
-    """One sequence for every example; over-long ones are cut, the longer text of a pair first."""
+    """Encode every example as one sequence; truncate the longer text of a pair first."""
     texts = [example.text for example in examples]
     pairs = [str(example.pair) for example in examples] if examples and examples[0].pair is not None else None
     made = encoding.tokenizer.encode(texts, pairs, encoding.length, padding=False)
@@ -48,7 +69,7 @@ def text_features(
 def whole_lengths(
     lengths: np.ndarray, texts: Sequence[str], pairs: Sequence[str] | None, encoding: TextEncoding
 ) -> np.ndarray:
-    """The tokens that sequences would have uncut, given those they have: only such as are full are looked at again."""
+    """Lengths before truncation; only sequences of the maximum length are tokenised again."""
     whole = lengths.astype(np.int64)
     full = np.flatnonzero(whole >= encoding.length).tolist()
     if full:
@@ -59,39 +80,39 @@ def whole_lengths(
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Scores as shares of one, over the last axis."""
+    """Softmax over the last axis in float64."""
     lifted = np.exp(scores.astype(np.float64) - scores.max(-1, keepdims=True))
     shares: np.ndarray = lifted / lifted.sum(-1, keepdims=True)
     return shares
 
 
-def class_answers(outputs: Sequence[np.ndarray], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """The likeliest label for each, with the shares of all; outputs (labels,) each."""
-    found = []
+def class_answers(outputs: Sequence[np.ndarray], labels: Sequence[str]) -> list[ClassAnswer]:
+    """Return the most probable label of each output, (labels,) each."""
+    answers: list[ClassAnswer] = []
     for scores in outputs:
         shares = softmax(scores)
         by_name = {name: float(share) for name, share in zip(labels, shares, strict=True)}
         best = int(shares.argmax())
-        found.append({"answer": labels[best], "score": float(shares[best]), "scores": by_name})
-    return found
+        answers.append({"answer": labels[best], "score": float(shares[best]), "scores": by_name})
+    return answers
 
 
-def label_answers(outputs: Sequence[np.ndarray], labels: Sequence[str], threshold: float) -> list[dict[str, Any]]:
-    """All labels from a threshold up for each, with the shares of all; outputs (labels,) each."""
-    found = []
+def label_answers(outputs: Sequence[np.ndarray], labels: Sequence[str], threshold: float) -> list[LabelsAnswer]:
+    """Return the labels whose probability reaches the threshold; outputs (labels,) each."""
+    answers: list[LabelsAnswer] = []
     for scores in outputs:
-        # tanh takes any score; exp of a large one overflows
+        # sigmoid by tanh: exp of a large score overflows
         shares = (0.5 * (1 + np.tanh(scores.astype(np.float64) / 2))).tolist()
         by_name = dict(zip(labels, shares, strict=True))
-        said = [name for name, share in by_name.items() if share >= threshold]
-        found.append({"answer": said, "scores": by_name})
-    return found
+        chosen = [name for name, share in by_name.items() if share >= threshold]
+        answers.append({"answer": chosen, "scores": by_name})
+    return answers
 
 
 def value_answers(
     outputs: Sequence[np.ndarray], lowest: float | None, highest: float | None, *, scale: bool, clip: bool
-) -> list[dict[str, Any]]:
-    """A number for each, where there is a range inside it if asked for; outputs (1,) each."""
+) -> list[ValueAnswer]:
+    """Return the predicted numbers, clipped to the range on request; outputs (1,) each."""
     least, span = value_scale(lowest, highest, scale=scale)
     values = [float(output[0]) * span + least for output in outputs]
     if clip and lowest is not None and highest is not None:
@@ -100,7 +121,7 @@ def value_answers(
 
 
 def value_scale(lowest: float | None, highest: float | None, *, scale: bool) -> tuple[float, float]:
-    """What 0 of the head stands for, and how far it is from there to what 1 stands for."""
+    """Offset and factor that map the output of the head (0 to 1) to the range of the values."""
     if not scale or lowest is None or highest is None:
         return 0.0, 1.0
     return lowest, highest - lowest

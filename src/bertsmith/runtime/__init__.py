@@ -1,4 +1,4 @@
-"""Runs an exported ONNX folder with onnxruntime, tokenizers and numpy alone: no PyTorch, no other part of Bertsmith.
+"""Run an exported ONNX folder with onnxruntime, tokenizers and numpy; PyTorch is not needed.
 
 from bertsmith.runtime import load
 

@@ -1,4 +1,4 @@
-"""`load`: the model in an exported ONNX folder, which answers texts as the workbench's Predictor does."""
+"""Load and run a model in an exported ONNX folder; it gives the same answers as `bertsmith.tasks` does."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -7,76 +7,75 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.answers.kinds import Kind, kind_of
-from bertsmith.answers.sequences import Features, TextEncoding
+from bertsmith.answers.sequences import Answer, Features, TextEncoding
 from bertsmith.answers.texts import softmax
 from bertsmith.engines.onnx_session import GRAPH_FILE, NOTES_FILE, Graph, GraphNotes, open_session, read_object
 from bertsmith.errors import InputError
+from bertsmith.runtime.tasks import ExportedTask, read_task
 from bertsmith.text.rows import table_of
 from bertsmith.text.tokenizer import Tokenizer
 
 TASK_FILE = "task.json"
-_BATCH_TOKENS = 512  # more run no faster on a CPU, and far slower where they outgrow its caches
+_BATCH_TOKENS = 512  # larger batches are no faster on a CPU, and far slower once they outgrow its caches
 
 
 def load(folder: str | Path, *, threads: int | None = None, batch_tokens: int = _BATCH_TOKENS) -> "OnnxModel":
-    """The model in a folder that `bertsmith export --to onnx` wrote.
+    """Load a folder written by `bertsmith export --to onnx`.
 
-    `threads` is how many ONNX Runtime computes with, None for as many as there are cores; a batch has at most
-    `batch_tokens`, pads counted in.
+    `threads`: threads of ONNX Runtime, None for one per core. `batch_tokens`: tokens of a batch, padding included.
     """
     folder = Path(folder)
     if not (folder / NOTES_FILE).is_file():
-        what = "has no " + NOTES_FILE if folder.is_dir() else "does not exist"
-        raise InputError(f"{str(folder)!r} {what}; give a folder that bertsmith export --to onnx wrote")
+        problem = "has no " + NOTES_FILE if folder.is_dir() else "does not exist"
+        raise InputError(f"{str(folder)!r} {problem}; give a folder that bertsmith export --to onnx wrote")
     if batch_tokens < 1:
         raise InputError(f"batch_tokens is {batch_tokens}; allowed: 1 or more")
     graph = Graph(open_session(folder / GRAPH_FILE, threads), GraphNotes.read(folder))
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
-    kept = read_object(folder / TASK_FILE) if (folder / TASK_FILE).is_file() else None
-    return OnnxModel(graph, tokenizer, kept, batch_tokens)
+    task = read_object(folder / TASK_FILE) if (folder / TASK_FILE).is_file() else None
+    return OnnxModel(graph, tokenizer, task, batch_tokens)
 
 
 class OnnxModel:
-    """What `load` returns; may be shared between threads."""
+    """An exported model; threads may share it."""
 
     def __init__(
-        self, graph: Graph, tokenizer: Tokenizer | None, kept: dict[str, Any] | None, batch_tokens: int
+        self, graph: Graph, tokenizer: Tokenizer | None, content: dict[str, Any] | None, batch_tokens: int
     ) -> None:
         self.graph, self.tokenizer, self.batch_tokens = graph, tokenizer, batch_tokens
-        self.kind: Kind | None = None if kept is None else kind_of(kept)
-        """The task, None where the folder has no task.json."""
-        sequences = (kept or {}).get("sequences")
+        self.task: ExportedTask[Any] | None = None if content is None else read_task(content)
+        """None where the folder has no task.json."""
+        sequences = (content or {}).get("sequences")
         self._length = sequences.get("length") if isinstance(sequences, dict) else None
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the task's labels, in the order of the outputs; none where the task has none."""
-        return () if self.kind is None else tuple(self.kind.task.get("labels", ()))
+        """Labels of the task in the order of the outputs; empty for tasks without labels."""
+        return tuple(getattr(self.task, "labels", ()))
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
-        """The answer for each input: a label, a number, tags, a text … as the task has it.
+        """Return the answer for each input: a label, a number, tags or a text, depending on the task.
 
-        An input is a text; a tuple where the task reads several columns; or a mapping with these columns.
+        An input is a text, a tuple if the task reads several columns, or a mapping with these columns.
         """
         return [details["answer"] for details in self.details(inputs)]
 
-    def details(self, inputs: Sequence[Any]) -> list[dict[str, Any]]:
-        """All there is to say about each input, scores among it."""
+    def details(self, inputs: Sequence[Any]) -> Sequence[Answer]:
+        """Return the answer for each input with scores and other details."""
         if isinstance(inputs, str):
             raise InputError("predict takes a list of inputs, and was given one string; put it in a list")
-        if self.kind is None:
+        if self.task is None:
             raise InputError(f"this folder has no {TASK_FILE}, so its model answers no task; use encode or outputs")
         encoding = self._encoding()
-        table = table_of([self.kind.row(given) for given in inputs], "inputs")
+        table = table_of([self.task.row(given) for given in inputs], "inputs")
         if not len(table):
             return []
-        examples = self.kind.examples(table)
-        features = self.kind.features(examples, encoding)
-        return self.kind.answers(examples, features, self._items(features))
+        examples = self.task.examples(table)
+        features = self.task.features(examples, encoding)
+        return self.task.answers(examples, features, self._items(features))
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """One vector per text: what the embedder head says, or without any head the mean of the token states.
+        """Return one vector per text: the output of the embedder head, or without one the mean of the hidden states.
 
         Shape: (texts, width), float32.
         """
@@ -94,7 +93,7 @@ class OnnxModel:
         return np.stack(found) if found else np.empty((0, width), dtype=np.float32)
 
     def fill_mask(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
-        """For every mask in the text the likeliest pieces with their probabilities."""
+        """Return the most probable tokens with their probabilities for every mask of the text."""
         if self.graph.notes.head != "masked_tokens":
             raise InputError("this graph does not fill masks; export the model with --head masked_tokens")
         if not isinstance(text, str):
@@ -106,19 +105,19 @@ class OnnxModel:
             mask = tokenizer.pieces([tokenizer.mask])[0]
             raise InputError(f"the text {text!r} has no {mask} to fill")
         (scores,) = self.outputs([tokens])
-        shares = softmax(scores[is_mask])  # (masks, vocabulary)
-        best = np.argsort(-shares, axis=-1, kind="stable")[:, :top]
+        probabilities = softmax(scores[is_mask])  # (masks, vocabulary)
+        best = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top]
         return [
             list(zip(tokenizer.pieces(pieces), own[pieces].tolist(), strict=True))
-            for pieces, own in zip(best, shares, strict=True)
+            for pieces, own in zip(best, probabilities, strict=True)
         ]
 
     def outputs(
         self, sequences: Sequence[Sequence[int] | np.ndarray], types: Sequence[Sequence[int] | np.ndarray] | None = None
     ) -> list[np.ndarray]:
-        """What the graph says of each sequence of token ids, marks of the tokenizer included.
+        """Return the outputs for each sequence of token ids, special tokens included.
 
-        Shape: (tokens,) each -> (outputs,) from heads for sequences, else (tokens, outputs), float32.
+        Shape: (tokens,) each -> (outputs,) from sequence heads, else (tokens, outputs), float32.
         """
         return self.graph.sequences(sequences, types, batch_tokens=self.batch_tokens)
 
@@ -127,7 +126,7 @@ class OnnxModel:
         return self.outputs(made["input_ids"], made["token_type_ids"] if self.graph.notes.types else None)
 
     def _items(self, features: Features) -> list[np.ndarray]:
-        """The outputs item by item, those of several sequences stacked."""
+        """Outputs of every item; those of several sequences are stacked."""
         tokens, types = features.tokens, features.types
         count = len(tokens)
         found = self.outputs(
@@ -141,7 +140,7 @@ class OnnxModel:
     def _encoding(self) -> TextEncoding:
         length, longest = self._length, self.graph.notes.longest
         if not isinstance(length, int):
-            raise InputError(f"{TASK_FILE} does not say sequences.length; export the model again")
+            raise InputError(f"{TASK_FILE} has no sequences.length; export the model again")
         if longest is not None and length > longest:
             raise InputError(f"sequences.length is {length}; the model takes at most {longest}")
         return TextEncoding(self._tokenizer(), length, self.graph.notes.types > 1)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
-from bertsmith.answers.sequences import Features, TextEncoding
+from bertsmith.answers.sequences import Answer, Features, TextEncoding
 from bertsmith.engines.base import Runner
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
@@ -111,7 +111,7 @@ class Task(Record, ABC, Generic[Example]):
     @abstractmethod
     def answers(
         self, examples: Sequence[Example], features: Features, outputs: Sequence[np.ndarray]
-    ) -> list[dict[str, Any]]:
+    ) -> Sequence[Answer]:
         """What the outputs of the head mean, example by example, as JSON-ready data; "answer" is the short form.
 
         Shape: outputs are of the items of the features in their order: (outputs,) each from a head for sequences,

@@ -14,7 +14,7 @@ from bertsmith.answers.choice import (
     numbered_columns,
     read_choice,
 )
-from bertsmith.answers.sequences import Features
+from bertsmith.answers.sequences import Answer, Features
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
@@ -98,7 +98,7 @@ class Choice(Task[ChoiceExample]):
 
     def answers(
         self, examples: Sequence[ChoiceExample], features: Features, outputs: Sequence[np.ndarray]
-    ) -> list[dict[str, Any]]:
+    ) -> Sequence[Answer]:
         return choice_answers(examples, outputs)
 
     def judged(self, examples: Sequence[ChoiceExample], answers: Sequence[Mapping[str, Any]]) -> Judgement:

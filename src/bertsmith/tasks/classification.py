@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from bertsmith.answers.sequences import Features
+from bertsmith.answers.sequences import Answer, Features
 from bertsmith.answers.texts import TextExample, class_answers, read_texts, text_features
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
@@ -101,7 +101,7 @@ class Classification(TextTask[LabelledText]):
 
     def answers(
         self, examples: Sequence[LabelledText], features: Features, outputs: Sequence[np.ndarray]
-    ) -> list[dict[str, Any]]:
+    ) -> Sequence[Answer]:
         return class_answers(outputs, self.labels)
 
     def judged(self, examples: Sequence[LabelledText], answers: Sequence[Mapping[str, Any]]) -> Judgement:

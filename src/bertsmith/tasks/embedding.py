@@ -9,13 +9,13 @@ from pydantic import Field
 
 from bertsmith.answers.embedding import (
     EmbeddingExample,
-    asked_texts,
     embedding_answers,
     embedding_features,
     embedding_row,
+    read_embedding_texts,
     unit,
 )
-from bertsmith.answers.sequences import Features
+from bertsmith.answers.sequences import Answer, Features
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
@@ -176,7 +176,7 @@ class Embedding(Task[EmbeddingExample]):
 
     def examples(self, table: Table, *, has_targets: bool = True) -> list[EmbeddingExample]:
         if not has_targets:
-            return [asked_texts(table, index, str(self.text), self.pair) for index in range(len(table))]
+            return [read_embedding_texts(table, index, str(self.text), self.pair) for index in range(len(table))]
         columns = self._columns(table)
         texts = [name for name in (columns["text"], columns["pair"], columns["negative"]) if name is not None]
         label = columns["label"]
@@ -214,7 +214,7 @@ class Embedding(Task[EmbeddingExample]):
 
     def answers(
         self, examples: Sequence[EmbeddingExample], features: Features, outputs: Sequence[np.ndarray]
-    ) -> list[dict[str, Any]]:
+    ) -> Sequence[Answer]:
         is_told = any(not math.isnan(example.value) for example in examples)
         return embedding_answers(examples, outputs, all_alike=self.label is None and not is_told)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from bertsmith.answers.sequences import Features
+from bertsmith.answers.sequences import Answer, Features
 from bertsmith.answers.texts import TextExample, label_answers, read_texts, text_features
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
@@ -88,7 +88,7 @@ class MultiLabel(TextTask[ManyLabelledText]):
 
     def answers(
         self, examples: Sequence[ManyLabelledText], features: Features, outputs: Sequence[np.ndarray]
-    ) -> list[dict[str, Any]]:
+    ) -> Sequence[Answer]:
         return label_answers(outputs, self.labels, self.threshold)
 
     def judged(self, examples: Sequence[ManyLabelledText], answers: Sequence[Mapping[str, Any]]) -> Judgement:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.answers.sequences import Features
+from bertsmith.answers.sequences import Answer, Features
 from bertsmith.bundled import model_folder, namesake_hint
 from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.data.examples import EvaluationPlan, ExampleConfig, ExampleReader, TaskBatch
@@ -112,23 +112,23 @@ class Predictor:
         """
         return [details["answer"] for details in self.details(inputs)]
 
-    def details(self, inputs: Sequence[Any]) -> list[dict[str, Any]]:
+    def details(self, inputs: Sequence[Any]) -> Sequence[Answer]:
         """All there is to say about each input, scores among it."""
         if isinstance(inputs, str):
             raise InputError("predict takes a list of inputs, and was given one string; put it in a list")
         return self.answered(table_of([self.task.row(given) for given in inputs], "inputs"))
 
-    def answered(self, table: Table) -> list[dict[str, Any]]:
+    def answered(self, table: Table) -> Sequence[Answer]:
         """The answers to the rows of a table, which need no targets."""
         return self.answers(self.task.examples(table, has_targets=False)) if len(table) else []
 
-    def judged(self, table: Table) -> tuple[Judgement, list[dict[str, Any]]]:
+    def judged(self, table: Table) -> tuple[Judgement, Sequence[Answer]]:
         """How good the answers to the rows of a table are, and the answers."""
         examples = self.task.examples(table)
         answers = self.answers(examples)
         return self.task.judged(examples, answers), answers
 
-    def answers(self, examples: Sequence[Any]) -> list[dict[str, Any]]:
+    def answers(self, examples: Sequence[Any]) -> Sequence[Answer]:
         """The answers to examples of the task."""
         features = self.task.features(examples, self.encoding)
         done = 0

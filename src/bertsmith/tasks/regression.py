@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bertsmith.answers.sequences import Features
+from bertsmith.answers.sequences import Answer, Features
 from bertsmith.answers.texts import TextExample, read_texts, text_features, value_answers, value_scale
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
@@ -80,7 +80,7 @@ class Regression(TextTask[ValuedText]):
 
     def answers(
         self, examples: Sequence[ValuedText], features: Features, outputs: Sequence[np.ndarray]
-    ) -> list[dict[str, Any]]:
+    ) -> Sequence[Answer]:
         return value_answers(outputs, self.lowest, self.highest, scale=self.scale, clip=self.clip)
 
     def judged(self, examples: Sequence[ValuedText], answers: Sequence[Mapping[str, Any]]) -> Judgement:

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from bertsmith.answers.sequences import Features
-from bertsmith.answers.spans import SpanExample, WindowFeatures, asked_question, span_answers, window_features
+from bertsmith.answers.sequences import Answer, Features
+from bertsmith.answers.spans import SpanExample, WindowFeatures, read_passage_question, span_answers, window_features
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
@@ -23,7 +23,7 @@ def read_question(
     table: Table, index: int, columns: Mapping[str, str], impossible: str | None, *, has_targets: bool
 ) -> SpanExample:
     """The question of a row; `columns` are those of the id, the question, the context and the answers."""
-    example = asked_question(table, index, **{role: columns[role] for role in ("id", "question", "context")})
+    example = read_passage_question(table, index, **{role: columns[role] for role in ("id", "question", "context")})
     if not has_targets:
         return example
     question, context = example.question, example.context
@@ -159,7 +159,7 @@ class SpanAnswers(Task[SpanExample]):
 
     def answers(
         self, examples: Sequence[SpanExample], features: Features, outputs: Sequence[np.ndarray]
-    ) -> list[dict[str, Any]]:
+    ) -> Sequence[Answer]:
         assert isinstance(features, WindowFeatures)
         return span_answers(
             examples,

@@ -6,18 +6,18 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from bertsmith.answers.sequences import Features
+from bertsmith.answers.sequences import Answer, Features
 from bertsmith.answers.tagging import (
     Scheme,
     TaggedWords,
-    as_iob2,
-    asked_words,
+    complete_labels,
     document_numbers,
+    read_sentence,
     read_words,
-    scheme_of,
     tag_answers,
     tag_features,
-    whole_labels,
+    tagging_scheme,
+    to_iob2,
 )
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
@@ -63,14 +63,14 @@ class Tagging(Task[TaggedWords]):
     def settled(self, train: Table) -> "Tagging":
         if self.labels:
             main_tag_metric(self.metric, has_chunks=self.has_chunks)
-            return self.changed(scheme=self.scheme or scheme_of(self.labels))
+            return self.changed(scheme=self.scheme or tagging_scheme(self.labels))
         rows = [self._tags(train, index, len(read_words(train, index, self.words))) for index in range(len(train))]
         seen = {tag for row in rows for tag in row}
-        scheme = self.scheme or scheme_of(seen)
+        scheme = self.scheme or tagging_scheme(seen)
         if scheme == "iob":
-            seen = {tag for row in rows for tag in as_iob2(row)}
+            seen = {tag for row in rows for tag in to_iob2(row)}
         main_tag_metric(self.metric, has_chunks=scheme != "plain")
-        labels = whole_labels(seen, scheme)
+        labels = complete_labels(seen, scheme)
         if len(labels) < 2:
             raise InputError(
                 f"{train.name}: column {self.tags!r} has one tag only, {labels[0]!r}; at least 2 are needed"
@@ -85,11 +85,11 @@ class Tagging(Task[TaggedWords]):
         found: list[TaggedWords] = []
         for index, document in enumerate(document_numbers(table, self.words, self.document)):
             if not has_targets:
-                found.append(asked_words(table, index, self.words, document))
+                found.append(read_sentence(table, index, self.words, document))
                 continue
             words = read_words(table, index, self.words)
             given_tags = self._tags(table, index, len(words))
-            tags = as_iob2(given_tags) if self.scheme == "iob" else given_tags
+            tags = to_iob2(given_tags) if self.scheme == "iob" else given_tags
             for place, tag in enumerate(tags):
                 if tag not in numbers:
                     raise InputError(
@@ -119,7 +119,7 @@ class Tagging(Task[TaggedWords]):
 
     def answers(
         self, examples: Sequence[TaggedWords], features: Features, outputs: Sequence[np.ndarray]
-    ) -> list[dict[str, Any]]:
+    ) -> Sequence[Answer]:
         return tag_answers(examples, features, outputs, self.labels, has_chunks=self.has_chunks)
 
     def judged(self, examples: Sequence[TaggedWords], answers: Sequence[Mapping[str, Any]]) -> Judgement:
@@ -176,7 +176,7 @@ class Tagging(Task[TaggedWords]):
     @property
     def has_chunks(self) -> bool:
         """Whether tags mark chunks of words, not words alone."""
-        return (self.scheme or scheme_of(self.labels)) != "plain"
+        return (self.scheme or tagging_scheme(self.labels)) != "plain"
 
     def _tags(self, table: Table, index: int, words: int) -> list[str]:
         given = table.value(index, self.tags)

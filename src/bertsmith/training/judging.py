@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bertsmith.answers.sequences import Features
+from bertsmith.answers.sequences import Answer, Features
 from bertsmith.data.examples import ExampleConfig, TaskBatch
 from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Supervised
@@ -27,7 +27,7 @@ class DevJudge:
     ) -> None:
         self.task, self.examples, self.features = task, examples, features
         self.config, self.objective = config, objective
-        self.answers: list[dict[str, Any]] = []
+        self.answers: Sequence[Answer] = []
         """Those of the last evaluation."""
 
     def __call__(self, engine: Engine) -> dict[str, Any]:

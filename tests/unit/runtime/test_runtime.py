@@ -127,19 +127,19 @@ def test_a_task_that_is_not_wholly_there_says_so(folders: dict[str, Path], tmp_p
     folder = shutil.copytree(folders["auto"], tmp_path / "task")
     for task, sentence in {
         '{"task": {"kind": "classificaton"}}': "task.kind is 'classificaton'; did you mean 'classification'",
-        '{"task": 3}': r"task\.json does not say task; export",
-        '{"task": {}}': r"task\.json does not say task\.kind",
+        '{"task": 3}': r"task\.json has no task; export",
+        '{"task": {}}': r"task\.json has no task\.kind",
     }.items():
         (folder / "task.json").write_text(task)
         with pytest.raises(InputError, match=sentence):
             load(folder)
     (folder / "task.json").write_text(
-        '{"task": {"kind": "classification", "text": "text", "pair": null}, "sequences": 3}'
+        '{"task": {"kind": "classification", "text": "text", "pair": null, "labels": ["a", "b"]}, "sequences": 3}'
     )
-    with pytest.raises(InputError, match=r"task\.json does not say sequences\.length"):
+    with pytest.raises(InputError, match=r"task\.json has no sequences\.length"):
         load(folder).predict(["a text"])
     (folder / "task.json").write_text(
         '{"task": {"kind": "classification", "text": "text", "pair": null}, "sequences": {"length": 16}}'
     )
-    with pytest.raises(InputError, match=r"task\.json does not say task\.labels"):
+    with pytest.raises(InputError, match=r"task\.json has no task\.labels"):
         load(folder).predict(["a text"])

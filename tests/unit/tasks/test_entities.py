@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score
 
-from bertsmith.answers.tagging import as_iob2, chunks, scheme_of, whole_labels
+from bertsmith.answers.tagging import chunks, complete_labels, tagging_scheme, to_iob2
 from bertsmith.errors import InputError
 from bertsmith.tasks.metrics.entities import tag_judgement
 
@@ -124,30 +124,30 @@ def test_no_chunk_anywhere_is_a_score_of_0() -> None:
 
 
 def test_iob1_becomes_iob2_with_the_same_chunks() -> None:
-    assert as_iob2(["I-A", "I-A", "B-A", "O", "I-B", "I-A"]) == ["B-A", "I-A", "B-A", "O", "B-B", "B-A"]
+    assert to_iob2(["I-A", "I-A", "B-A", "O", "I-B", "I-A"]) == ["B-A", "I-A", "B-A", "O", "B-B", "B-A"]
     for tags in _sentences("BI", "XY", 500, seed=3)[0]:
-        changed = as_iob2(tags)
+        changed = to_iob2(tags)
         assert chunks(changed) == chunks(tags)
-        assert as_iob2(changed) == changed
+        assert to_iob2(changed) == changed
         for before, tag in pairwise(["O", *changed]):
             assert tag[0] != "I" or before[1:] == tag[1:], changed  # only ever after a word of its own chunk
 
 
 def test_schemes_are_told_apart() -> None:
-    assert scheme_of({"O", "B-A", "I-A"}) == "iob"
-    assert scheme_of({"O", "I-A"}) == "iob"
-    assert scheme_of({"O", "B-A", "E-A"}) == "bioes"
-    assert scheme_of({"O", "U-A", "L-A", "B-A"}) == "bioes"
-    assert scheme_of({"NN", "VB", "O"}) == "plain"
-    assert scheme_of({"O", "B-A", "NN"}) == "plain"
-    assert scheme_of({"O"}) == "plain"
+    assert tagging_scheme({"O", "B-A", "I-A"}) == "iob"
+    assert tagging_scheme({"O", "I-A"}) == "iob"
+    assert tagging_scheme({"O", "B-A", "E-A"}) == "bioes"
+    assert tagging_scheme({"O", "U-A", "L-A", "B-A"}) == "bioes"
+    assert tagging_scheme({"NN", "VB", "O"}) == "plain"
+    assert tagging_scheme({"O", "B-A", "NN"}) == "plain"
+    assert tagging_scheme({"O"}) == "plain"
 
 
 def test_labels_have_all_places_of_every_type() -> None:
-    assert whole_labels({"O", "B-PER"}, "iob") == ("O", "B-PER", "I-PER")
-    assert whole_labels({"S-A"}, "bioes") == ("O", "B-A", "I-A", "E-A", "S-A")
-    assert whole_labels({"U-A"}, "bioes") == ("O", "B-A", "I-A", "L-A", "U-A")
-    assert whole_labels({"VB", "NN"}, "plain") == ("NN", "VB")
+    assert complete_labels({"O", "B-PER"}, "iob") == ("O", "B-PER", "I-PER")
+    assert complete_labels({"S-A"}, "bioes") == ("O", "B-A", "I-A", "E-A", "S-A")
+    assert complete_labels({"U-A"}, "bioes") == ("O", "B-A", "I-A", "L-A", "U-A")
+    assert complete_labels({"VB", "NN"}, "plain") == ("NN", "VB")
 
 
 def test_plain_tags_have_accuracy_only() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from bertsmith.answers.spans import NO_CANDIDATE, Found, SpanExample, best_spans, with_no_answer
+from bertsmith.answers.spans import NO_CANDIDATE, Span, SpanExample, best_spans, with_no_answer
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.text.learn import learn_tokenizer
@@ -242,8 +242,8 @@ def test_offsets_keep_what_the_alignment_loses(tokenizer: Tokenizer) -> None:
 
 
 def test_no_answer_stands_at_the_place_of_its_score() -> None:
-    found = [Found("a", 3, 0), Found("b", 2, 0), Found("c", 1, 0)]
-    assert [one.text for one in with_no_answer(found, Found("", 2, 0), 3)] == ["a", "b", ""]
-    assert [one.text for one in with_no_answer(found, Found("", 9, 0), 3)] == ["", "a", "b"]
-    assert [one.text for one in with_no_answer(found, Found("", -9, 0), 3)] == ["a", "b", "c", ""]
-    assert [one.text for one in with_no_answer([], Found("", -9, 0), 3)] == [""]
+    found = [Span("a", 3, 0), Span("b", 2, 0), Span("c", 1, 0)]
+    assert [one.text for one in with_no_answer(found, Span("", 2, 0), 3)] == ["a", "b", ""]
+    assert [one.text for one in with_no_answer(found, Span("", 9, 0), 3)] == ["", "a", "b"]
+    assert [one.text for one in with_no_answer(found, Span("", -9, 0), 3)] == ["a", "b", "c", ""]
+    assert [one.text for one in with_no_answer([], Span("", -9, 0), 3)] == [""]

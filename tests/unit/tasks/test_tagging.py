@@ -9,7 +9,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import bertsmith
 from bertsmith.answers.sequences import IGNORED, Features
-from bertsmith.answers.tagging import TaggedWords, split_words, word_pieces
+from bertsmith.answers.tagging import TaggedWords, split_words, word_tokens
 from bertsmith.errors import InputError
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.recognise import recognise
@@ -76,7 +76,7 @@ def _asked(features: Features, examples: list[TaggedWords]) -> list[list[int]]:
 
 def test_pieces_are_those_of_running_text(tokenizer: Tokenizer) -> None:
     for row in _rows(40, seed=1):
-        ((ids, owners),) = word_pieces(tokenizer, [row["tokens"]])
+        ((ids, owners),) = word_tokens(tokenizer, [row["tokens"]])
         assert ids.tolist() == tokenizer.encode_plain([" ".join(row["tokens"])])[0]
         for index, word in enumerate(row["tokens"]):
             assert tokenizer.decode(ids[owners == index]).replace(" ", "") == word
@@ -86,7 +86,7 @@ def test_pieces_are_those_of_running_text(tokenizer: Tokenizer) -> None:
 def test_a_space_belongs_to_the_word_after_it(tokenizer: Tokenizer) -> None:
     """Letters the tokenizer has not seen leave the mark of a space as a piece of its own."""
     words = ["Anna", "Ωmega", "日本", "Rome", "éé"]
-    ((ids, owners),) = word_pieces(tokenizer, [words])
+    ((ids, owners),) = word_tokens(tokenizer, [words])
     for index, word in enumerate(words[1:], start=1):
         # with a space in front, which only a tokenizer that puts none of its own in front of a text takes notice of
         expected = {tuple(tokenizer.encode_plain([text])[0]) for text in (word, f" {word}")}
@@ -97,7 +97,7 @@ def test_a_space_belongs_to_the_word_after_it(tokenizer: Tokenizer) -> None:
 
 def test_a_word_without_a_piece_is_asked_for(tokenizer: Tokenizer) -> None:
     words = ("\x01", "Anna", "", "\u200d", "Rome", "")
-    ((_, owners),) = word_pieces(tokenizer, [words])
+    ((_, owners),) = word_tokens(tokenizer, [words])
     assert sorted(set(owners.tolist())) == list(range(len(words)))
     features = Tagging().features([TaggedWords(words)], Encoding(tokenizer, 64, has_types=True))
     assert _asked(features, [TaggedWords(words)]) == [[1] * len(words)]
@@ -113,7 +113,7 @@ def test_every_word_is_asked_for_once_whatever_the_length(tokenizer: Tokenizer, 
     assert _asked(features, examples) == [[1] * len(example.words) for example in examples]
     assert features.lengths.max() <= length
     first = {(index, word): None for index, example in enumerate(examples) for word in range(len(example.words))}
-    encoded = word_pieces(tokenizer, [example.words for example in examples])
+    encoded = word_tokens(tokenizer, [example.words for example in examples])
     for item, example in enumerate(features.example.tolist()):
         tokens, words, tags = features.tokens[item], features.targets["word"][item], features.targets["tags"][item]
         assert (tokens[0], tokens[-1]) == (tokenizer.start, tokenizer.separator)
@@ -142,7 +142,7 @@ def test_the_document_fills_the_sequence_on_both_sides(wordpiece: Tokenizer) -> 
     encoding = Encoding(wordpiece, 30, has_types=True)
     examples = task.examples(table)
     features = task.features(examples, encoding)
-    pieces = [len(ids) for ids, _ in word_pieces(wordpiece, [example.words for example in examples])]
+    pieces = [len(ids) for ids, _ in word_tokens(wordpiece, [example.words for example in examples])]
     middle = 6
     asked = np.flatnonzero(features.targets["word"][middle] != IGNORED)
     before, after = asked[0] - 1, len(features.tokens[middle]) - 2 - (asked[0] - 1) - pieces[middle]

@@ -150,8 +150,8 @@ def _task_asked(served: "ServedModel", inputs: Any, limits: Limits) -> tuple[lis
 
     def read(outputs: list[np.ndarray]) -> dict[str, Any]:
         own = made.outputs(outputs, is_for_tokens=served.runner.is_for_tokens)
-        answer: dict[str, Any] = made.task.answers(made.examples, made.features, own)[0]
-        places = getattr(made.examples[0], "places", ())  # of words in running text
-        return {**answer, "places": [list(place) for place in places]} if places else answer
+        answer = dict(made.task.answers(made.examples, made.features, own)[0])
+        offsets = getattr(made.examples[0], "offsets", ())  # of words in a text
+        return {**answer, "places": [list(offset) for offset in offsets]} if offsets else answer
 
     return made.asked, bool(made.features.cut), read

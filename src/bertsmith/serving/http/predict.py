@@ -1,6 +1,6 @@
 """What a fine-tuned model says: /predict for every kind of task, labels as text-embeddings-inference has them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,11 +68,11 @@ def labelled(scores: dict[str, float]) -> list[dict[str, Any]]:
     return [{"label": label, "score": score} for label, score in ordered]
 
 
-def _value(_: Any, answer: dict[str, Any]) -> dict[str, Any]:
+def _value(_: Any, answer: Mapping[str, Any]) -> dict[str, Any]:
     return {"value": answer["answer"]}
 
 
-def _tags(example: Any, answer: dict[str, Any]) -> dict[str, Any]:
+def _tags(example: Any, answer: Mapping[str, Any]) -> dict[str, Any]:
     """Words with their tags, by characters where running text was given; and the stretches that tags stand for."""
     parts = zip(answer["words"], answer["answer"], answer["scores"], strict=True)
     tags = [{"word": word, "tag": tag, "score": score} for word, tag, score in parts]
@@ -87,7 +87,7 @@ def _tags(example: Any, answer: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _span(_: Any, answer: dict[str, Any]) -> dict[str, Any]:
+def _span(_: Any, answer: Mapping[str, Any]) -> dict[str, Any]:
     """The answer, which is empty where the passage gives none, and all that were nearly as good."""
     best = {"text": answer["answer"], "start": answer["begin"], "end": answer["end"], "score": answer["score"]}
     others = [
@@ -97,11 +97,11 @@ def _span(_: Any, answer: dict[str, Any]) -> dict[str, Any]:
     return {**best, "others": others}
 
 
-def _choice(_: Any, answer: dict[str, Any]) -> dict[str, Any]:
+def _choice(_: Any, answer: Mapping[str, Any]) -> dict[str, Any]:
     return {"index": answer["answer"], "text": answer["text"], "score": answer["score"], "scores": answer["scores"]}
 
 
-def _embedding(example: Any, answer: dict[str, Any]) -> dict[str, Any]:
+def _embedding(example: Any, answer: Mapping[str, Any]) -> dict[str, Any]:
     """The vector of a text, or how alike two are."""
     return {"vector" if len(example.texts) == 1 else "similarity": answer["answer"]}
 

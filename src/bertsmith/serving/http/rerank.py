@@ -1,6 +1,6 @@
 """Texts in the order in which they fit a query: /rerank as text-embeddings-inference has it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,7 +55,7 @@ async def rerank(body: RerankRequest, call: RequestHere) -> Response:
     return await call.answer(found)
 
 
-Scores = Callable[[Sequence[np.ndarray], Sequence[dict[str, Any]], bool], list[float]]
+Scores = Callable[[Sequence[np.ndarray], Sequence[Mapping[str, Any]], bool], list[float]]
 
 
 def _pair_scores(served: "ServedModel") -> Scores | None:

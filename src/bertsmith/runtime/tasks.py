@@ -1,0 +1,248 @@
+"""The tasks an exported folder can run, as its task.json describes them: rows → sequences → answers.
+
+They call the functions of `bertsmith.answers`, as `bertsmith.tasks` does, so both give the same answers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import numpy as np
+
+from bertsmith.answers.choice import ChoiceExample, choice_answers, choice_features, read_choice
+from bertsmith.answers.embedding import (
+    EmbeddingExample,
+    embedding_answers,
+    embedding_features,
+    embedding_row,
+    read_embedding_texts,
+)
+from bertsmith.answers.sequences import Answer, Features, TextEncoding
+from bertsmith.answers.spans import SpanExample, WindowFeatures, read_passage_question, span_answers, window_features
+from bertsmith.answers.tagging import (
+    Scheme,
+    TaggedWords,
+    document_numbers,
+    read_sentence,
+    tag_answers,
+    tag_features,
+    tagging_scheme,
+)
+from bertsmith.answers.texts import (
+    TextExample,
+    class_answers,
+    label_answers,
+    read_texts,
+    text_features,
+    value_answers,
+)
+from bertsmith.errors import InputError, nearest
+from bertsmith.text.rows import Table, row_of
+
+Example = TypeVar("Example")
+Outputs = Sequence[np.ndarray]
+
+
+@dataclass(frozen=True)
+class ExportedTask(ABC, Generic[Example]):
+    """A task of an exported folder; its fields are the settings it needs of task.json."""
+
+    input_fields: ClassVar[tuple[str, ...]]
+    """Fields that name input columns, in the order of a tuple input."""
+
+    def row(self, given: object) -> dict[str, Any]:
+        """Turn the input of one prediction into a row."""
+        columns = [getattr(self, name) for name in self.input_fields]
+        return row_of(given, [column for column in columns if column is not None])
+
+    @abstractmethod
+    def examples(self, table: Table) -> list[Example]:
+        """Read and check the rows of a table."""
+
+    @abstractmethod
+    def features(self, examples: Sequence[Example], encoding: TextEncoding) -> Features:
+        """Encode examples as token sequences."""
+
+    @abstractmethod
+    def answers(self, examples: Sequence[Example], features: Features, outputs: Outputs) -> Sequence[Answer]:
+        """Turn the outputs of the items of `features` into answers; see `bertsmith.tasks.base.Task.answers`."""
+
+
+@dataclass(frozen=True)
+class ExportedTextTask(ExportedTask[TextExample]):
+    """A task that reads a text or a pair of texts as one sequence."""
+
+    text: str
+    pair: str | None
+    input_fields = ("text", "pair")
+
+    def examples(self, table: Table) -> list[TextExample]:
+        return read_texts(table, self.text, self.pair)
+
+    def features(self, examples: Sequence[TextExample], encoding: TextEncoding) -> Features:
+        return text_features(examples, encoding, {})
+
+
+@dataclass(frozen=True)
+class ExportedClassification(ExportedTextTask):
+    labels: Sequence[str]
+
+    def answers(self, examples: Sequence[TextExample], features: Features, outputs: Outputs) -> Sequence[Answer]:
+        return class_answers(outputs, self.labels)
+
+
+@dataclass(frozen=True)
+class ExportedMultiLabel(ExportedTextTask):
+    labels: Sequence[str]
+    threshold: float
+
+    def answers(self, examples: Sequence[TextExample], features: Features, outputs: Outputs) -> Sequence[Answer]:
+        return label_answers(outputs, self.labels, self.threshold)
+
+
+@dataclass(frozen=True)
+class ExportedRegression(ExportedTextTask):
+    lowest: float | None
+    highest: float | None
+    scale: bool
+    clip: bool
+
+    def answers(self, examples: Sequence[TextExample], features: Features, outputs: Outputs) -> Sequence[Answer]:
+        return value_answers(outputs, self.lowest, self.highest, scale=self.scale, clip=self.clip)
+
+
+@dataclass(frozen=True)
+class ExportedChoice(ExportedTask[ChoiceExample]):
+    context: str | None
+    question: str | None
+    start: str | None
+    choices: str
+    keep: Literal["end", "beginning"]
+    input_fields = ("context", "question", "start", "choices")
+
+    def examples(self, table: Table) -> list[ChoiceExample]:
+        return [
+            read_choice(
+                table, index, context=self.context, question=self.question, start=self.start, choices=self.choices
+            )
+            for index in range(len(table))
+        ]
+
+    def features(self, examples: Sequence[ChoiceExample], encoding: TextEncoding) -> Features:
+        return choice_features(examples, encoding, self.keep, has_question=self.question is not None)
+
+    def answers(self, examples: Sequence[ChoiceExample], features: Features, outputs: Outputs) -> Sequence[Answer]:
+        return choice_answers(examples, outputs)
+
+
+@dataclass(frozen=True)
+class ExportedTagging(ExportedTask[TaggedWords]):
+    words: str
+    document: str
+    labels: Sequence[str]
+    scheme: Scheme | None
+    context: Literal["sentence", "document"]
+    input_fields = ("words",)
+
+    def row(self, given: object) -> dict[str, Any]:
+        # a single input belongs to no document
+        return dict(given) if isinstance(given, Mapping) else {self.words: given, self.document: None}
+
+    def examples(self, table: Table) -> list[TaggedWords]:
+        documents = document_numbers(table, self.words, self.document)
+        return [read_sentence(table, index, self.words, document) for index, document in enumerate(documents)]
+
+    def features(self, examples: Sequence[TaggedWords], encoding: TextEncoding) -> Features:
+        words = [example.words for example in examples]
+        documents = [example.document for example in examples]
+        return tag_features(words, documents, None, encoding, has_context=self.context == "document")
+
+    def answers(self, examples: Sequence[TaggedWords], features: Features, outputs: Outputs) -> Sequence[Answer]:
+        has_chunks = (self.scheme or tagging_scheme(self.labels)) != "plain"
+        return tag_answers(examples, features, outputs, self.labels, has_chunks=has_chunks)
+
+
+@dataclass(frozen=True)
+class ExportedSpans(ExportedTask[SpanExample]):
+    id: str
+    question: str
+    context: str
+    stride: int
+    question_length: int
+    n_best: int
+    longest: int
+    null_threshold: float
+    may_be_unanswered: bool | None
+    input_fields = ("question", "context")
+
+    def examples(self, table: Table) -> list[SpanExample]:
+        return [
+            read_passage_question(table, index, id=self.id, question=self.question, context=self.context)
+            for index in range(len(table))
+        ]
+
+    def features(self, examples: Sequence[SpanExample], encoding: TextEncoding) -> WindowFeatures:
+        return window_features(examples, encoding, self.stride, self.question_length)
+
+    def answers(self, examples: Sequence[SpanExample], features: Features, outputs: Outputs) -> Sequence[Answer]:
+        assert isinstance(features, WindowFeatures)
+        return span_answers(
+            examples,
+            features,
+            outputs,
+            n_best=self.n_best,
+            longest=self.longest,
+            null_threshold=self.null_threshold,
+            may_be_unanswered=self.may_be_unanswered,
+        )
+
+
+@dataclass(frozen=True)
+class ExportedEmbedding(ExportedTask[EmbeddingExample]):
+    text: str
+    pair: str | None
+    label: str | None
+    input_fields = ("text", "pair")
+
+    def row(self, given: object) -> dict[str, Any]:
+        return embedding_row(given, self.text, self.pair)
+
+    def examples(self, table: Table) -> list[EmbeddingExample]:
+        return [read_embedding_texts(table, index, self.text, self.pair) for index in range(len(table))]
+
+    def features(self, examples: Sequence[EmbeddingExample], encoding: TextEncoding) -> Features:
+        return embedding_features(examples, encoding)
+
+    def answers(self, examples: Sequence[EmbeddingExample], features: Features, outputs: Outputs) -> Sequence[Answer]:
+        return embedding_answers(examples, outputs, all_alike=self.label is None)
+
+
+EXPORTED_TASKS: dict[str, type[ExportedTask[Any]]] = {
+    "classification": ExportedClassification,
+    "multi_label": ExportedMultiLabel,
+    "regression": ExportedRegression,
+    "choice": ExportedChoice,
+    "tagging": ExportedTagging,
+    "spans": ExportedSpans,
+    "embedding": ExportedEmbedding,
+}
+
+_EXPORT_AGAIN = "export the model again with this version of Bertsmith"
+
+
+def read_task(content: Mapping[str, object]) -> ExportedTask[Any]:
+    """The task that the content of a task.json describes."""
+    task = content.get("task")
+    if not isinstance(task, Mapping):
+        raise InputError(f"task.json has no task; {_EXPORT_AGAIN}")
+    if "kind" not in task:
+        raise InputError(f"task.json has no task.kind; {_EXPORT_AGAIN}")
+    kind = str(task["kind"])
+    if kind not in EXPORTED_TASKS:
+        raise InputError(f"task.kind is {kind!r}; {nearest(kind, EXPORTED_TASKS)}")
+    names = [field.name for field in fields(EXPORTED_TASKS[kind])]
+    missing = [name for name in names if name not in task]
+    if missing:
+        raise InputError(f"task.json has no task.{missing[0]}; {_EXPORT_AGAIN}")
+    return EXPORTED_TASKS[kind](**{name: task[name] for name in names})

@@ -30,7 +30,7 @@ from bertsmith.answers.sequences import Features
 from bertsmith.commands.finetune_task import Tables, task_settings
 from bertsmith.tasks.base import Encoding
 from bertsmith.training.finetuning import FinetuneSettings, Finetuning, make_finetuning, read_data
-from bertsmith.training.starting import starting_encoder
+from bertsmith.training.starting_model import finetuning_encoder
 from finetune_peer import peer_outputs, peer_trainer
 
 # what the Trainer does when told nothing, apart from the batch and the warm-up
@@ -239,7 +239,7 @@ def _print_quality(found: list[dict[str, Any]]) -> None:
 
 def _task(task: str, options: argparse.Namespace) -> tuple[FinetuneSettings, Tables]:
     """A task with the Trainer's settings, and its data."""
-    plain: dict[str, Any] = {"data": task, "model": {"name": options.model}, **_peer_settings(options)}
+    plain: dict[str, Any] = {"data": task, "model": options.model, **_peer_settings(options)}
     return task_settings(plain, options.task, options.column or [], None, None, source="the benchmark")
 
 
@@ -254,7 +254,7 @@ def _peer_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _encoding(settings: FinetuneSettings) -> Encoding:
-    model = starting_encoder(settings.model, settings.tokenizer, [], seed=0)
+    model = finetuning_encoder(settings.model, settings.tokenizer, [], seed=0)
     return Encoding.of(model, settings.sequences.length)
 
 

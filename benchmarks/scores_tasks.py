@@ -102,7 +102,7 @@ def finetuned(run: Run) -> dict[str, Any]:
     start = fresh_model(places["model"], record["seed"]) if record["weights"] == "random" else None
     plain: dict[str, Any] = {
         "data": places["data"],
-        "model": {"name": places["model"] if start is None else IN_MEMORY},
+        "model": places["model"] if start is None else IN_MEMORY,
     }
     plain = override(plain, [*LEAN, *flags(record["settings"]), f"run.seed={record['seed']}"])
     parts = [rows_of(places["data"], part, record[f"{part}_rows"]) for part in ("train", "dev")]

@@ -10,11 +10,11 @@ import torch
 import bertsmith
 from bertsmith.data.batch import packed
 from bertsmith.layers.subnet import Subnet
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.model import Model
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
 from bertsmith.tasks.predictor import KeptTask, write_kept
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.training.starting import with_task_head
 
 SIZES = {"mini": (256, 4, 4), "minilm": (384, 6, 12), "base": (768, 12, 12)}  # width, layers, heads
 GRID = ((1.0, 1.0), (0.75, 1.0), (0.5, 1.0), (0.5, 0.5), (0.25, 0.5))

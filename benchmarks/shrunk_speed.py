@@ -19,10 +19,10 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.artefact import ENGINES, write_artefact
 from bertsmith.engines.base import Artefact, Inputs
 from bertsmith.layers.subnet import Subnet
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.model import Model
 from bertsmith.shrinking.fit.measure import Conditions, Workload, fingerprint, in_fresh_process, usable_cores
 from bertsmith.tasks.classification import Classification
-from bertsmith.training.starting import with_task_head
 
 SIZES = {"tiny": (128, 4, 2), "minilm": (384, 6, 12), "base": (768, 12, 12)}  # width, layers, heads
 HALF = Subnet(width=0.5, depth=0.5)

@@ -11,6 +11,7 @@ from torch import Tensor
 from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.examples import TaskBatch
 from bertsmith.layers.subnet import LayerCut, Subnet
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import ClassifierConfig, SpansConfig, TaggerConfig
 from bertsmith.models.model import Model
@@ -20,7 +21,6 @@ from bertsmith.training.meter import Meter
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import ExamplePhase
 from bertsmith.training.run_config import Method, RunConfig
-from bertsmith.training.starting import with_task_head
 from bertsmith.training.step import Engine
 
 # not the one with a decoder, which has no task's head, nor generators, which differ from their families in sizes

@@ -14,12 +14,12 @@ from torch.nn.functional import normalize
 import bertsmith.hf  # noqa: F401 (our folders open from here on)
 from bertsmith.checkpoint.hf import HfExport
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import EmbedderConfig, SpansConfig, TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.tasks.texts import classifier_head
-from bertsmith.training.starting import with_task_head
 
 with warnings.catch_warnings():  # of torch.jit.script, which their DeBERTa uses when it is first imported
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -17,6 +17,7 @@ from bertsmith.layers.elementwise import LayerGates
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.mixers.kernels import PredictedKernel
 from bertsmith.layers.subnet import LayerCut
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import initialise
 from bertsmith.models.heads.base import FeaturesConfig
 from bertsmith.models.model import Model
@@ -24,7 +25,6 @@ from bertsmith.objectives.base import Objective
 from bertsmith.objectives.distillation.objective import Distillation, Grid, named
 from bertsmith.objectives.distillation.terms import LabelTerm, OutputTerm, StateTerm
 from bertsmith.shrinking.importance import Orders, rewire
-from bertsmith.training.starting import with_task_head
 
 FEEDFORWARDS = {
     "dense": FeedForwardConfig(neurons=12),

@@ -11,6 +11,7 @@ from task_cases import TASK_CASES, TaskCase
 
 import bertsmith
 from bertsmith import Subnet
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.shrinking.elastic_metadata import read_record
 from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
 from bertsmith.tasks.recognise import recognise
@@ -18,7 +19,6 @@ from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
 from bertsmith.toml import override
 from bertsmith.training.finetuning import FinetuneSettings
-from bertsmith.training.starting import with_task_head
 
 SMALL = ["run.epochs=1", "batch.examples=4", "importance.examples=4", "importance.batch=2"]
 
@@ -27,7 +27,7 @@ def write_folders(case: TaskCase, folder: Path) -> tuple[Path, Path]:
     """A model as a fine-tuning for the task would leave it, and the data of the task."""
     table = table_of(case.rows, "rows")
     kind = None if case.is_recognised else case.kind
-    plain = {"model": {"name": "bert-tiny"}, **override({}, list(case.settings))}
+    plain = {"model": "bert-tiny", **override({}, list(case.settings))}
     settings = FinetuneSettings.parse({**plain, "task": recognise(table, kind, [], case.task)})
     kept = KeptTask(task=settings.task.settled(table), sequences=settings.sequences)
     tokenizer = learn_tokenizer(kept.task.texts(kept.task.examples(table)), "bytes", 300, progress=False)

@@ -6,12 +6,12 @@ from cases import FAMILIES, tiny_model
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.models.attach_heads import fit_heads
 from bertsmith.models.exiting import EarlyAnswers, answer_early, exit_outputs
 from bertsmith.models.heads.base import FeaturesConfig
 from bertsmith.models.heads.exits import ExitRule, ExitsConfig
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
-from bertsmith.training.continued import fit_heads
 
 LENGTHS = [5, 12, 1, 9, 2, 7]
 CONFIGS = {name: tiny_model(name).config for name in FAMILIES}

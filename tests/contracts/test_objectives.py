@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_causal_objectives import KINDS as CAUSAL
 
+from bertsmith.checkpoint.source import GeneratorSource, ModelSource
 from bertsmith.data.batch import TokenBatch
 from bertsmith.data.loader import BatchReader, SpecialTokens
 from bertsmith.data.plan import Plan, SequenceConfig
@@ -18,8 +19,8 @@ from bertsmith.models.model import Model
 from bertsmith.models.published import overridable
 from bertsmith.objectives.base import Objective
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_model
 from bertsmith.training.pretraining import OBJECTIVES
+from bertsmith.training.starting_model import pretraining_model
 
 SIZE = {"width": 32, "heads": 4, "dropout": 0.0, "longest": 32, "embedding_width": 16, "features": 16, "span": 8}
 
@@ -31,7 +32,7 @@ class Case:
     kind: str
     models: dict[str, int]
     changes: dict[str, Any] = field(default_factory=dict)
-    generator: GeneratorChoice | None = None
+    generator: GeneratorSource | None = None
 
 
 # a plain model, one whose positions halt, one with a mask decoder
@@ -40,9 +41,9 @@ _DETECTING = {"bert-tiny": 1, "convbert-small": 1, "performer-small": 1}
 CASES = {
     "masked_lm": Case("masked_lm", _MASKED),
     "masked_lm with pairs": Case("masked_lm", _MASKED, {"next_sentence": True}),
-    "replaced_tokens": Case("replaced_tokens", _DETECTING, generator=GeneratorChoice(width=0.5)),
+    "replaced_tokens": Case("replaced_tokens", _DETECTING, generator=GeneratorSource(width=0.5)),
     "replaced_tokens disentangled": Case(
-        "replaced_tokens", {"deberta-v3-small": 1}, generator=GeneratorChoice(sharing="gradient_disentangled")
+        "replaced_tokens", {"deberta-v3-small": 1}, generator=GeneratorSource(sharing="gradient_disentangled")
     ),
 }
 PAIRS = [(case, name) for case in CASES for name in CASES[case].models]
@@ -54,8 +55,8 @@ def make(case: Case, name: str, corpus: Path) -> tuple[Model, Objective[TokenBat
     """The network as a run chooses it, and its objective."""
     tokenizer, config = Tokenizer.load(corpus), OBJECTIVES[case.kind](**case.changes)
     sizes = {key: value for key, value in SIZE.items() if key in overridable(name)}
-    choice = ModelChoice(preset=name, overrides={**sizes, "layers": case.models[name]})
-    model, _ = chosen_model(choice, case.generator, config.heads, tokenizer.size, tokenizer, seed=0)
+    choice = ModelSource(preset=name, overrides={**sizes, "layers": case.models[name]})
+    model, _ = pretraining_model(choice, case.generator, config.heads, tokenizer.size, tokenizer, seed=0)
     return model, config.build(tokenizer, model.config.encoder.ponder_weight)
 
 

@@ -5,18 +5,19 @@ from itertools import pairwise
 
 import pytest
 import torch
+from bertsmith.layers.grouped import GroupedLinear
 from cases import FAMILIES, packed_layout, tiny_model
 from torch import Tensor, nn
 
 from bertsmith.data.examples import TaskBatch
 from bertsmith.layers.elementwise import LayerGates
 from bertsmith.layers.linear import ElasticLinear, GroupedLinear
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Classes
 from bertsmith.shrinking.importance import importance, summed_over_uses
 from bertsmith.shrinking.prune.kept import Kept, closed, cut_down, fold
-from bertsmith.training.starting import with_task_head
 
 ENCODERS = [name for name in FAMILIES if not name.startswith("transformer")]
 # their kernels are predicted from all heads together: a head that goes takes its part in the kernels of others along

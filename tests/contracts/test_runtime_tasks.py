@@ -16,6 +16,7 @@ from task_cases import TASK_CASES
 import bertsmith
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.runtime import OnnxModel, load
 from bertsmith.runtime.tasks import EXPORTED_TASKS
 from bertsmith.tasks import TASKS
@@ -23,7 +24,6 @@ from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
 from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
-from bertsmith.training.starting import with_task_head
 
 QUICK = ("classification of pairs", "tagging in windows", "spans")
 LENGTH = 16

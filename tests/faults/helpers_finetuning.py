@@ -6,7 +6,7 @@ from pathlib import Path
 
 RECIPE = """
 [model]
-name = "bert-tiny"
+preset = "bert-tiny"
 overrides = { width = 32, layers = 2, heads = 2, longest = 32, dropout = 0.1 }
 
 [tokenizer]

@@ -9,9 +9,9 @@ from helpers_finetuning import ROWS, write_task
 from helpers_training import losses
 
 import bertsmith
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.tasks.predictor import KeptTask, write_kept
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.training.starting import with_task_head
 
 SMALL = ["grid.widths=[1.0, 0.5]", "grid.depths=[1.0, 0.5]", "batch.examples=8", "run.epochs=1", "run.log_every=1"]
 SMALL += ["run.evaluations=2", "importance.examples=16", "optimizer.learning_rate=1e-3"]

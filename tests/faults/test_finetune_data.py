@@ -94,7 +94,7 @@ def test_dev_alone_is_refused_in_python() -> None:
 def read(train: list[dict[str, Any]], dev: list[dict[str, Any]], **task: Any) -> TaskData:
     from bertsmith.tasks.recognise import given_rows
 
-    settings = FinetuneSettings.parse({"model": {"name": "bert-tiny"}, "task": {"kind": "classification", **task}})
+    settings = FinetuneSettings.parse({"model": "bert-tiny", "task": {"kind": "classification", **task}})
     return read_data(settings, given_rows(train, "train"), given_rows(dev, "dev"), ("first of all",))
 
 

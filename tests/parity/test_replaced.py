@@ -22,6 +22,7 @@ with warnings.catch_warnings():
 import bertsmith
 from bertsmith.checkpoint.hf import TWINS, check_exportable
 from bertsmith.checkpoint.hf.native import first_difference
+from bertsmith.checkpoint.source import GeneratorSource, ModelSource
 from bertsmith.errors import InputError
 from bertsmith.models.build import build
 from bertsmith.models.generator import Part, part_of
@@ -29,7 +30,7 @@ from bertsmith.models.heads import HEADS, ReplacedTokensConfig
 from bertsmith.models.heads.task import TASK_HEADS
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, preset
-from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config
+from bertsmith.training.starting_model import pretraining_config
 
 # heads 12 wide: their DeBERTa computes 1 / √(3 · head_width) in float32, which is exact for squares
 RECIPE = """
@@ -114,8 +115,8 @@ def test_each_part_is_the_same_network_there(part: Part, trained: tuple[Case, Mo
 @pytest.mark.parametrize("sharing", ["none", "full", "gradient_disentangled"])
 def test_a_model_in_training_is_left_as_it_is(sharing: str, tmp_path: Path) -> None:
     size = {"width": 16, "layers": 1, "heads": 2, "embedding_width": 8}
-    choice, generator = ModelChoice(preset="electra-small", overrides=size), GeneratorChoice(sharing=sharing)
-    model = build(chosen_config(choice, generator, ("replaced_tokens",), 50), seed=0)
+    choice, generator = ModelSource(preset="electra-small", overrides=size), GeneratorSource(sharing=sharing)
+    model = build(pretraining_config(choice, generator, ("replaced_tokens",), 50), seed=0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     config = model.config
     for part in ("encoder", "generator"):

@@ -14,11 +14,11 @@ from bertsmith.answers.sequences import IGNORED
 from bertsmith.checkpoint.hf import twin_of
 from bertsmith.checkpoint.names import to_theirs
 from bertsmith.data.examples import TaskBatch
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import ClassifierConfig, TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Classes, Supervised, Tags, Values
-from bertsmith.training.starting import with_task_head
 
 LABELS = ("a", "b", "c")
 LENGTHS = [9, 1, 4]

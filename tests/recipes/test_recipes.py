@@ -19,7 +19,7 @@ ALL = sorted((ROOT / "recipes").rglob("*.toml"))
 RECIPES = [
     path for path in ALL if path.parent.name not in ("finetune", "distillation")
 ]  # these have tests of their own
-TRANSLATION = [path for path in RECIPES if "name" in read_toml(path).get("model", {})]
+TRANSLATION = [path for path in RECIPES if path.stem.startswith("transformer-")]
 CONTINUING = [path for path in RECIPES if "folder" in read_toml(path).get("model", {})]  # in test_continue_recipes.py
 PRETRAINING = [path for path in RECIPES if path not in (*TRANSLATION, *CONTINUING)]
 SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.steps=2", "run.evaluate_batches=1", "run.workers=0"]

@@ -97,6 +97,7 @@ def finetune(
     train
         In Python, instead of data: rows as mappings, or tuples of a text (or two) and its label.
     """
+    from bertsmith.checkpoint.source import SOURCES, expand_source, replace_source, source_fields
     from bertsmith.commands.finetune_search import finetune_search, search_of
     from bertsmith.commands.finetune_task import finetune_task, is_translation, resolved, task_settings
     from bertsmith.commands.finetune_translation import finetune_translation
@@ -108,13 +109,14 @@ def finetune(
     plain = dict(recipe_of(recipe, out if resume else None) or {})
     start = None if model is None or isinstance(model, str | Path) else model
     name = None if model is None else model_text(model) if start is None else IN_MEMORY
-    if name is not None and plain.get("model", {}).get("name") != name:
-        plain["model"] = {**_part(plain), "name": name}
+    plain["model"] = expand_source(plain.get("model"))
+    if name is not None:
+        plain["model"] = replace_source(plain["model"], name)
     if teacher is not None:
         plain["distillation"] = {**plain.get("distillation", {}), "teacher": model_text(teacher)}
-        if "name" not in plain.get("model", {}):
-            plain["model"] = {**plain.get("model", {}), "name": model_text(teacher)}
-    if "name" not in plain.get("model", {}):
+        if not plain["model"].keys() & SOURCES:
+            plain["model"] |= source_fields(model_text(teacher))
+    if not plain["model"].keys() & {*SOURCES, "name"}:
         raise InputError("MODEL is not given and no recipe names one; give a bundled model, a folder or a preset")
     elsewhere, dev = (str(dev), None) if isinstance(dev, str | Path) else (None, dev)
     named = {"data": None if data is None else str(data), "dev": elsewhere}
@@ -143,9 +145,3 @@ def finetune(
     if search is not None and not explain:
         return finetune_search(search, whole, tables, out, **ways)
     return finetune_task(whole, tables, out, explain=explain, **ways)
-
-
-def _part(plain: dict[str, Any]) -> dict[str, Any]:
-    """Which part of a model a recipe starts from, whatever model that is."""
-    model = plain.get("model", {})
-    return {"subnet": model["subnet"]} if "subnet" in model else {}

@@ -60,16 +60,18 @@ class Finetuned(dict[str, Any]):
 
 def is_translation(plain: Mapping[str, Any], task: str | None) -> bool:
     """Whether the settings are those of a translation: told so, a model that writes, or columns to go between."""
-    from bertsmith.models.published import PRESETS, preset
-    from bertsmith.training.starting import check_name
+    from bertsmith.checkpoint.source import check_name
+    from bertsmith.models.published import preset
 
     if task is not None or "task" in plain:
         return task == "translation"
-    name = plain["model"].get("name")
-    if name in PRESETS:
-        return preset(name).decoder is not None
-    check_name(str(name))  # before its data is looked at, of which more can be wrong
-    config = model_folder(str(name)) / "config.json"
+    source = plain["model"]
+    if "preset" in source:
+        return preset(source["preset"]).decoder is not None
+    if "folder" not in source:
+        return False
+    check_name(source["folder"])  # before its data is looked at, of which more can be wrong
+    config = model_folder(source["folder"]) / "config.json"
     if config.is_file():
         try:
             described = json.loads(config.read_text(encoding="utf-8"))
@@ -129,11 +131,10 @@ def resolved(
 ) -> "Completed":
     """The settings with the papers' ones wherever `plain`, which they were read from, is silent."""
     from bertsmith.recipes.finetune import completed
-    from bertsmith.training.starting import described_config
 
     if start is not None and settings.model.overrides:
         raise InputError("model.overrides is given with a model in Python; allowed: with a preset or a folder")
-    config = described_config(settings.model) if start is None else start.config
+    config = settings.model.described_config() if start is None else start.config
     return completed(settings, plain, config, len(tables.train))
 
 

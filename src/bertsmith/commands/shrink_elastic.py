@@ -53,10 +53,10 @@ def shrink_elastic(
 
 def _check_head(settings: "ElasticSettings") -> None:
     """Raises a sentence if the head of the task reads layers that the shallowest sub-networks do not have."""
+    from bertsmith.checkpoint.source import ModelSource
     from bertsmith.models.heads import TaskHeadConfig
-    from bertsmith.training.starting import ModelSource, described_config
 
-    config = described_config(ModelSource(name=settings.model))
+    config = ModelSource(folder=settings.model).described_config()
     grid = settings.stage_grid("depth" if "depth" in settings.stages else "width")
     fewest = len(grid.subnets[0].kept_layers(len(config.encoder.layers)))
     for head in config.heads:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bertsmith.checkpoint.source import expand_source
 from bertsmith.errors import InputError, nearest
 from bertsmith.recipes.crammed import CRAMMED
 from bertsmith.recipes.modern import MODERN
@@ -85,7 +86,8 @@ def resolved(data: Mapping[str, Any], processes: int = 1) -> dict[str, Any]:
 
 def laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """The base with another's settings over its own, table by table; what these take the place of is left out."""
-    plain = copy.deepcopy(dict(base))
+    plain = copy.deepcopy(_with_tables(base))
+    own = _with_tables(own)
     kind = _group(own, "objective").get("kind")
     if kind is not None and kind != _group(plain, "objective").get("kind"):
         plain.pop("objective", None)
@@ -95,6 +97,12 @@ def laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
             for other in _INSTEAD_OF.get(key, ()):
                 _group(plain, name).pop(other, None)
     return _merged(plain, own)
+
+
+def _with_tables(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with a model given by its name alone as a table."""
+    names = (name for name in ("model", "generator") if isinstance(data.get(name), str))
+    return {**data, **{name: expand_source(data[name]) for name in names}}
 
 
 def _group(data: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from bertsmith.answers.sequences import Features
 from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import Activation
+from bertsmith.models.attach_heads import fit_heads
 from bertsmith.models.exiting import exits_config
 from bertsmith.models.heads import SequenceHeadConfig, TaskHeadConfig
 from bertsmith.models.heads.exits import Answer, ExitsConfig
@@ -20,7 +21,6 @@ from bertsmith.shrinking.exit_judge import ExitJudge, rules_of
 from bertsmith.shrinking.settings import ShrinkSettings
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.multi_label import MultiLabel
-from bertsmith.training.continued import fit_heads
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import Trainer

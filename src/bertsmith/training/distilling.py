@@ -7,8 +7,10 @@ from typing import Any
 from pydantic import Field
 
 from bertsmith.bundled import model_folder
+from bertsmith.checkpoint.source import check_encoder
 from bertsmith.checkpoint.store import load
 from bertsmith.errors import InputError
+from bertsmith.models.attach_heads import fit_heads
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import training_flops
 from bertsmith.models.heads import HeadConfig, TaskHeadConfig, TeacherWidthConfig
@@ -21,7 +23,6 @@ from bertsmith.tasks.base import Judgement, Task
 from bertsmith.tasks.degenerate import unfitness
 from bertsmith.tasks.predictor import TASK_FILE, read_kept
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.continued import check_encoder, fit_heads
 from bertsmith.training.judging import DevJudge
 
 

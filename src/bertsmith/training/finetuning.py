@@ -9,9 +9,11 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from bertsmith.answers.sequences import Features
+from bertsmith.checkpoint.source import ModelSource
 from bertsmith.data.examples import ExampleConfig, ExamplePlan
 from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import Activation
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import extract
 from bertsmith.models.heads import HeadConfig, SequenceHeadConfig
 from bertsmith.models.heads.base import FeaturesConfig, RecurrentConfig
@@ -41,7 +43,7 @@ from bertsmith.training.hardware import device_type
 from bertsmith.training.judging import DevJudge
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.quantising import QuantisedLearning, give_ranges, with_rounding
-from bertsmith.training.starting import ModelSource, TokenizerChoice, starting_encoder, with_task_head
+from bertsmith.training.starting_model import TokenizerConfig, finetuning_encoder
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import Trainer
 
@@ -116,7 +118,7 @@ class FinetuneSettings(Record):
     dev: str | None = None
     """Another one, whose dev part is evaluated on; None for that of data."""
     model: ModelSource
-    tokenizer: TokenizerChoice = TokenizerChoice()
+    tokenizer: TokenizerConfig = TokenizerConfig()
     task: AnyTask
     head: HeadChoice = HeadChoice()
     encoder: EncoderLearning = EncoderLearning()
@@ -296,7 +298,7 @@ def starting_model(
     task, seed = settings.task, settings.run.seed
     if start is None:
         texts = task.texts(train)
-        model = starting_encoder(settings.model, settings.tokenizer, texts, seed=seed, given=tokenizer)
+        model = finetuning_encoder(settings.model, settings.tokenizer, texts, seed=seed, given=tokenizer)
     else:
         model = copy.deepcopy(start).cpu().float()
         for parameter in model.parameters():

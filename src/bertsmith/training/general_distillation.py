@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
+from bertsmith.checkpoint.source import ModelSource
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
@@ -14,7 +15,6 @@ from bertsmith.objectives.distillation.terms import CosineTerm, LabelTerm, Outpu
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.training import sharding
 from bertsmith.training.distilling import DistillationConfig, check_tokenizer, fitted_student, read_teacher
-from bertsmith.training.starting import ModelSource, described_config
 
 
 class GeneralDistillationConfig(DistillationConfig):
@@ -31,7 +31,7 @@ class GeneralDistillationConfig(DistillationConfig):
     @property
     def teacher_config(self) -> ModelConfig:
         """The teacher's network, without its weights being read."""
-        return described_config(ModelSource(name=self.teacher))
+        return ModelSource(folder=self.teacher).described_config()
 
 
 def taught(

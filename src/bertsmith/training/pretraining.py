@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import model_validator
 
 from bertsmith.bundled import model_folder
+from bertsmith.checkpoint.source import GeneratorSource, ModelSource, check_encoder
 from bertsmith.data.loader import BatchReader, SpecialTokens
 from bertsmith.data.plan import Plan, SequenceConfig
 from bertsmith.data.random import key
@@ -27,14 +28,13 @@ from bertsmith.settings import ByKind, Record
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.budget import Budget, calibrate, steps_within
 from bertsmith.training.checkpoint import newest_network
-from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config, chosen_model
-from bertsmith.training.continued import check_encoder
 from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.general_distillation import GeneralDistillationConfig, taught
 from bertsmith.training.health import Baseline
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import PhaseConfig, TokenPhase, all_phases
 from bertsmith.training.run_config import Method, RunConfig
+from bertsmith.training.starting_model import pretraining_config, pretraining_model
 from bertsmith.training.trainer import Trainer
 
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
@@ -54,8 +54,8 @@ class PretrainSettings(Record):
     """A checkpoint of another run that this one begins from, with its optimiser and its place in the data."""
     tier: str = "custom"
     """What of a publication the run keeps: "paper", "crammed" or "modern" (docs/recipes.md), or a word of yours."""
-    model: ModelChoice
-    generator: GeneratorChoice = GeneratorChoice()
+    model: ModelSource
+    generator: GeneratorSource = GeneratorSource()
     sequences: SequenceConfig = SequenceConfig()
     phases: tuple[PhaseConfig, ...] = ()
     """Later parts of the run with other sequences, such as [{begin = 0.9, length = 512}]."""
@@ -89,7 +89,7 @@ class PretrainSettings(Record):
 
     @model_validator(mode="after")
     def _check_generator(self) -> "PretrainSettings":
-        if not self.has_generator and self.generator != GeneratorChoice():
+        if not self.has_generator and self.generator != GeneratorSource():
             kind = self.objective.kind
             raise ValueError(f"generator is given with objective.kind {kind!r}; it needs 'replaced_tokens'")
         return self
@@ -142,7 +142,7 @@ class PretrainSettings(Record):
         """
         vocabulary = 30522 if tokenizer is None else tokenizer.size
         generator = self.generator if self.has_generator else None
-        config = chosen_config(self.model, generator, self.objective.heads, vocabulary, tokenizer)
+        config = pretraining_config(self.model, generator, self.objective.heads, vocabulary, tokenizer)
         config = self.objective.network(config)
         self._check_network(config, 0 if tokenizer is None and self.has_folder else vocabulary)
         return config
@@ -150,7 +150,7 @@ class PretrainSettings(Record):
     def start(self, tokenizer: Tokenizer) -> tuple[Model, list[str]]:
         """The model to train, with its first weights, and what a person should know about them."""
         generator, heads = self.generator if self.has_generator else None, self.objective.heads
-        model, notices = chosen_model(self.model, generator, heads, tokenizer.size, tokenizer, seed=self.run.seed)
+        model, notices = pretraining_model(self.model, generator, heads, tokenizer.size, tokenizer, seed=self.run.seed)
         config = self.objective.network(model.config)
         model = model if config == model.config else rebuild(model, config)
         self._check_network(model.config, tokenizer.size)
@@ -171,7 +171,7 @@ class PretrainSettings(Record):
 
     def _check_network(self, config: ModelConfig, vocabulary: int) -> None:
         """Raises a sentence if a network cannot read the sequences."""
-        check_encoder(config, self.model.preset or self.model.folder or "network")
+        check_encoder(config, self.model.name)
         for part in (config, *([] if config.generator is None else [config.generator.model])):
             if part.encoder.vocabulary < vocabulary:
                 raise InputError(f"the model's vocabulary is {part.encoder.vocabulary}; the corpus needs {vocabulary}")

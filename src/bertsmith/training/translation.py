@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import model_validator
 
 from bertsmith.bundled import model_folder
+from bertsmith.checkpoint.source import ModelSource
 from bertsmith.checkpoint.store import load
 from bertsmith.data.loader import SpecialTokens
 from bertsmith.data.pairs import PairConfig, PairPlan, PairReader, Pairs
@@ -24,7 +25,7 @@ from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import all_phases
 from bertsmith.training.run_config import Method, RunConfig
-from bertsmith.training.starting import ModelSource, TokenizerChoice
+from bertsmith.training.starting_model import TokenizerConfig
 from bertsmith.training.trainer import Trainer
 
 NO_DECODER = "MODEL {!r} has no decoder, which translation needs; the preset transformer-small has one"
@@ -40,7 +41,7 @@ class TranslationSettings(Record):
     target: str | None = None
     """… and to."""
     model: ModelSource
-    tokenizer: TokenizerChoice = TokenizerChoice()
+    tokenizer: TokenizerConfig = TokenizerConfig()
     sequences: PairConfig = PairConfig()
     objective: TranslationConfig = TranslationConfig()
     batch: BatchConfig = BatchConfig(tokens=4096)
@@ -136,7 +137,7 @@ def starting_model(settings: TranslationSettings, train: TextPairs) -> Seq2Seq:
     if not choice.is_preset:
         return _loaded(choice.name)
     _fresh(choice, settings.tokenizer.vocabulary)  # what is wrong with it is said before a tokenizer is learned
-    tokenizer = settings.tokenizer.learned(text for part in (train.sources, train.targets) for text in part)
+    tokenizer = settings.tokenizer.learn(text for part in (train.sources, train.targets) for text in part)
     network = _fresh(choice, tokenizer.size)
     if network.encoder.vocabulary < tokenizer.size:
         raise InputError(

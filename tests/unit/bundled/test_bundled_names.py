@@ -103,7 +103,7 @@ def test_it_is_served_by_its_name(boxed: Path) -> None:
 def test_a_fine_tuning_keeps_the_name_and_goes_on(boxed: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run: dict[str, Any] = {"data": str(data), "set": TUNING, "device": "cpu"}
     bertsmith.finetune("small", out=Path("straight"), **run)
-    assert read_toml(Path("straight/recipe.toml"))["model"]["name"] == "small"
+    assert read_toml(Path("straight/recipe.toml"))["model"]["folder"] == "small"
     real = Trainer._step
 
     def until(self: Trainer, *arguments: object) -> None:

@@ -10,10 +10,10 @@ import bertsmith
 from bertsmith.cli import main
 from bertsmith.commands.answering import one_line
 from bertsmith.errors import InputError
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.predictor import KeptTask, write_kept
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.training.starting import with_task_head
 
 
 def fine_tuned(folder: Path, **task: Any) -> Path:

@@ -15,11 +15,11 @@ from bertsmith import Subnet
 from bertsmith.checkpoint.files import read_tensors
 from bertsmith.commands import output, shrink_elastic
 from bertsmith.errors import InputError
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.heads.base import FeaturesConfig
 from bertsmith.shrinking.elastic_metadata import read_record
 from bertsmith.tasks.predictor import KeptTask, write_kept
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.training.starting import with_task_head
 
 SMALL = ["grid.widths=[1.0, 0.5]", "grid.depths=[1.0, 0.5]", "batch.examples=16", "run.epochs=1", "run.log_every=1"]
 SMALL += ["importance.examples=16", "optimizer.learning_rate=1e-3"]

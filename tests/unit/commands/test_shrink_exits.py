@@ -12,13 +12,13 @@ import bertsmith
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.exit_runner import ExitRunner
 from bertsmith.errors import InputError
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.exiting import exits_config
 from bertsmith.models.heads.exits import ExitRule
 from bertsmith.models.model import Model
 from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
-from bertsmith.training.starting import with_task_head
 from bertsmith.training.trainer import Trainer
 
 SMALL = ["batch.examples=8", "run.log_every=1", "optimizer.learning_rate=1e-2"]

@@ -16,6 +16,7 @@ from bertsmith.engines import onnx_engine
 from bertsmith.engines.artefact import ENGINES, open_runner, write_artefact
 from bertsmith.engines.base import Artefact
 from bertsmith.errors import InputError
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.heads.base import RecurrentConfig
 from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.models.model import Model
@@ -23,7 +24,6 @@ from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import Table
 from bertsmith.text.tables import read_file
-from bertsmith.training.starting import with_task_head
 
 ENGINE = ENGINES["onnxruntime"]
 WORDS = ["good", "bad", "fine", "awful", "words", "day"]

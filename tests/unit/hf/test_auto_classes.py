@@ -32,13 +32,13 @@ from bertsmith.hf import CLASSES, BertsmithConfig, BertsmithForSequenceClassific
 from bertsmith.layers.context import Memory
 from bertsmith.layers.quantised import QuantisationConfig
 from bertsmith.layers.subnet import Subnet
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import build, extract
 from bertsmith.models.convert import factorise
 from bertsmith.models.heads import ExitsConfig, HeadConfig
 from bertsmith.models.heads.base import FeaturesConfig, RecurrentConfig
 from bertsmith.models.heads.task import ClassifierConfig, TaggerConfig
 from bertsmith.models.model import Model
-from bertsmith.training.starting import with_task_head
 
 TARGETS = {
     "classification": {"labels": torch.tensor([2, 0, 1])},

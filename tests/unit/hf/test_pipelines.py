@@ -9,10 +9,10 @@ from transformers import AutoModel, AutoTokenizer, pipeline
 
 import bertsmith
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.heads.task import EmbedderConfig
 from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.starting import with_task_head
 
 TEXTS = ["The smith forges seven lanterns.", "My neighbour weighs nothing at all before sunrise."]
 SIZE = {"width": 24, "layers": 2, "heads": 2, "longest": 40, "dropout": 0.0, "deviation": 0.3}

@@ -2,11 +2,12 @@
 
 import pytest
 
+from bertsmith.checkpoint.source import GeneratorSource, ModelSource
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import parameters, parameters_by_part, training_flops, training_memory
 from bertsmith.models.heads import MaskDecoderConfig, MaskedTokensConfig, PoolerConfig, ReplacedTokensConfig
 from bertsmith.models.published import preset
-from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config
+from bertsmith.training.starting_model import pretraining_config
 
 LENGTH, SHARE, VOCABULARY = 10, 0.2, 100
 # per token: query, key, value, output 4 · 8², scores and values 2 · 10 · 8, feed-forward 2 · 8 · 32
@@ -16,9 +17,9 @@ LAYER = 2 * (4 * 64 + 2 * LENGTH * 8 + 2 * 8 * 32)
 def electra(sharing: str) -> ModelConfig:
     """Width 8 on an embedding of 6, two layers; the generator is 4 wide with one of them."""
     size = {"width": 8, "layers": 2, "heads": 2, "embedding_width": 6, "longest": 16}
-    generator = GeneratorChoice(width=0.5, depth=0.5, sharing=sharing)
-    choice = ModelChoice(preset="electra-small", overrides=size)
-    return chosen_config(choice, generator, ("replaced_tokens",), VOCABULARY)
+    generator = GeneratorSource(width=0.5, depth=0.5, sharing=sharing)
+    choice = ModelSource(preset="electra-small", overrides=size)
+    return pretraining_config(choice, generator, ("replaced_tokens",), VOCABULARY)
 
 
 @pytest.mark.parametrize("sharing", ["none", "full", "gradient_disentangled"])

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from bertsmith.checkpoint.source import GeneratorSource, ModelSource
 from bertsmith.errors import InputError
 from bertsmith.models.build import assemble
 from bertsmith.models.config import GeneratorConfig
 from bertsmith.models.cost import parameters
 from bertsmith.models.generator import generator_of
 from bertsmith.models.published import PRESETS, preset
-from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config
+from bertsmith.training.starting_model import pretraining_config
 
 ENCODERS = [name for name in PRESETS if preset(name).decoder is None and not name.endswith("-generator")]
 PUBLISHED = [name for name in PRESETS if f"{name}-generator" in PRESETS]
@@ -81,9 +82,9 @@ def test_shares_are_shares() -> None:
                 generator_of(config, **{name: value})
 
 
-def _taken(name: str, generator: GeneratorChoice, **overrides: int) -> object:
-    choice = ModelChoice(preset=name, overrides=overrides)
-    config = chosen_config(choice, generator, ("replaced_tokens",), 1000)
+def _taken(name: str, generator: GeneratorSource, **overrides: int) -> object:
+    choice = ModelSource(preset=name, overrides=overrides)
+    config = pretraining_config(choice, generator, ("replaced_tokens",), 1000)
     assert config.generator is not None
     return config.generator.model
 
@@ -92,11 +93,11 @@ def _taken(name: str, generator: GeneratorChoice, **overrides: int) -> object:
 def test_a_published_generator_is_taken_unless_another_is_chosen(name: str) -> None:
     published = preset(f"{name}-generator", vocabulary=1000, longest=64)
     kinds = {head.kind for head in published.heads}
-    taken = _taken(name, GeneratorChoice(), longest=64)
+    taken = _taken(name, GeneratorSource(), longest=64)
     assert taken.encoder == published.encoder
     assert {head.kind for head in taken.heads} == kinds
-    assert len(_taken(name, GeneratorChoice(), layers=2).encoder.layers) <= 2
-    quarter = _taken(name, GeneratorChoice(width=0.25)).encoder
+    assert len(_taken(name, GeneratorSource(), layers=2).encoder.layers) <= 2
+    quarter = _taken(name, GeneratorSource(width=0.25)).encoder
     assert quarter.width < preset(name).encoder.width
     assert len(quarter.layers) == len(preset(name).encoder.layers)
 

@@ -12,6 +12,7 @@ import bertsmith
 from bertsmith.data.examples import TaskBatch
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import build
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.base import Features, FeaturesConfig, RecurrentConfig
@@ -20,7 +21,6 @@ from bertsmith.models.model import Model
 from bertsmith.models.published import preset
 from bertsmith.objectives.supervised import Tags
 from bertsmith.training.finetuning import HeadChoice
-from bertsmith.training.starting import with_task_head
 from bertsmith.training.trainer import Trainer
 
 LENGTHS = [5, 9, 1, 3]

@@ -4,6 +4,7 @@ import torch
 from small_tasks import gradients, make_batch
 from torch import Tensor
 
+from bertsmith.models.attach_heads import fit_heads, with_task_head
 from bertsmith.models.build import build
 from bertsmith.models.heads import HeadConfig, TeacherWidthConfig
 from bertsmith.models.heads.task import ClassifierConfig
@@ -12,8 +13,6 @@ from bertsmith.models.published import overridable, preset
 from bertsmith.objectives.distillation.base import DistillationTerm
 from bertsmith.objectives.distillation.objective import Distillation, named
 from bertsmith.objectives.supervised import Classes, Supervised
-from bertsmith.training.continued import fit_heads
-from bertsmith.training.starting import with_task_head
 
 LABELS = ("a", "b", "c")
 

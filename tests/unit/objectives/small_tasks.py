@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from bertsmith import SequenceLayout
 from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.examples import TaskBatch
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import build
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import overridable, preset
-from bertsmith.training.starting import with_task_head
 
 SIZES = {
     "width": 16,

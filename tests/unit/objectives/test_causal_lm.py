@@ -9,11 +9,11 @@ from bertsmith import SequenceLayout
 from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.batch import TokenBatch
 from bertsmith.data.corruption import MaskingConfig, Vocabulary
+from bertsmith.models.attach_heads import with_heads
 from bertsmith.models.build import rebuild
 from bertsmith.models.model import Model
 from bertsmith.objectives.causal_lm import CausalLM, MaskedAndCausal, next_tokens
 from bertsmith.objectives.masked_lm import MaskedLM, MaskedLMConfig
-from bertsmith.training.choice import with_heads
 
 PAD, START, END = 0, 1, 2
 SIZE = {"width": 12, "layers": 2, "heads": 2, "vocabulary": 30, "longest": 16, "deviation": 0.4, "dropout": 0.0}

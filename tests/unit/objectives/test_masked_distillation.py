@@ -16,6 +16,7 @@ from bertsmith.data.loader import BatchReader, SpecialTokens
 from bertsmith.data.plan import Plan, SequenceConfig
 from bertsmith.data.shards import TokenCorpus
 from bertsmith.errors import InputError
+from bertsmith.models.attach_heads import with_heads
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation.base import DistillationTerm
 from bertsmith.objectives.distillation.masked import MaskedDistillation
@@ -31,7 +32,6 @@ from bertsmith.objectives.distillation.terms import (
 from bertsmith.objectives.masked_lm import MaskedLM, MaskedLMConfig
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.choice import with_heads
 
 DISTILBERT = (OutputTerm(weight=5.0, temperature=2.0), LabelTerm(weight=2.0), CosineTerm())
 OTHERS = (StateTerm(), PatienceTerm(), AttentionTerm(), RelationTerm())

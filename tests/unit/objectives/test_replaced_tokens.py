@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 import bertsmith
 from bertsmith import SequenceLayout
+from bertsmith.checkpoint.source import GeneratorSource, ModelSource
 from bertsmith.data.batch import TokenBatch
 from bertsmith.data.corruption import Vocabulary
 from bertsmith.data.random import uniform
@@ -29,10 +30,10 @@ from bertsmith.objectives.replaced_tokens import (
     ReplacedTokensConfig,
     sample,
 )
-from bertsmith.training.choice import GeneratorChoice, ModelChoice, chosen_config
 from bertsmith.training.meter import Meter
 from bertsmith.training.optimizer import OptimizerConfig
 from bertsmith.training.run_config import RunConfig
+from bertsmith.training.starting_model import pretraining_config
 from bertsmith.training.step import Engine
 
 SHARINGS = ["none", "full", "gradient_disentangled"]
@@ -44,9 +45,9 @@ LENGTHS = (12, 5, 9)
 
 def make(sharing: str, name: str = "electra-small") -> Model:
     """A model in its training form, in float64, whose biases and differences are not nothing."""
-    choice = ModelChoice(preset=name, overrides=PRESETS[name])
-    generator = GeneratorChoice(width=0.5, depth=0.5, sharing=sharing)
-    model = build(chosen_config(choice, generator, ("replaced_tokens",), SIZE), seed=0).double()
+    choice = ModelSource(preset=name, overrides=PRESETS[name])
+    generator = GeneratorSource(width=0.5, depth=0.5, sharing=sharing)
+    model = build(pretraining_config(choice, generator, ("replaced_tokens",), SIZE), seed=0).double()
     draws = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

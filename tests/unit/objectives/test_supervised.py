@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bertsmith import SequenceLayout
 from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.examples import TaskBatch
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import build
 from bertsmith.models.heads.task import ClassifierConfig, TaggerConfig
 from bertsmith.models.model import Model
@@ -21,7 +22,6 @@ from bertsmith.objectives.supervised import Classes, Supervised, Tags
 from bertsmith.training.meter import Meter
 from bertsmith.training.optimizer import OptimizerConfig
 from bertsmith.training.run_config import RunConfig
-from bertsmith.training.starting import with_task_head
 from bertsmith.training.step import Engine
 
 POOLED = ClassifierConfig(labels=("a", "b", "c"), pooling="pooler")

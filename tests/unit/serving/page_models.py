@@ -12,6 +12,7 @@ from task_cases import TASK_CASES
 
 from bertsmith.data.examples import ExampleConfig
 from bertsmith.layers.subnet import Subnet
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import build, extract
 from bertsmith.models.cost import parameters
 from bertsmith.models.model import Model
@@ -30,7 +31,6 @@ from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.starting import with_task_head
 
 WIDTHS, DEPTHS = (0.25, 0.5, 1.0), (0.5, 1.0)
 SIZES = {"width": 32, "layers": 4, "heads": 4, "longest": 160, "embedding_width": 16, "deviation": 0.3, "dropout": 0.0}

@@ -10,13 +10,13 @@ import torch
 
 import bertsmith
 from bertsmith.layers.subnet import Subnet
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import Operation, TokenSequence
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
 from bertsmith.tasks.predictor import KeptTask, write_kept
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.starting import with_task_head
 
 WORDS = ["good", "bad", "fine", "awful", "words", "day"]
 TASKS = {

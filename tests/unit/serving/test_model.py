@@ -16,6 +16,7 @@ from bertsmith.engines.artefact import write_artefact
 from bertsmith.engines.base import Artefact
 from bertsmith.engines.exit_runner import ExitRunner
 from bertsmith.errors import InputError
+from bertsmith.models.attach_heads import fit_heads
 from bertsmith.models.heads.exits import ExitRule, ExitsConfig
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import TokenSequence
@@ -23,7 +24,6 @@ from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import cores
 from bertsmith.serving.worker import _filling, groups
 from bertsmith.shrinking.fit.measure import usable_cores
-from bertsmith.training.continued import fit_heads
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+from bertsmith.layers.elastic import ElasticLinear
 
 import bertsmith
 from bertsmith.data.examples import TaskBatch
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.linear import ElasticLinear
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.heads.gates import drawn_gate, open_probability, settled_gate
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
@@ -18,7 +20,6 @@ from bertsmith.objectives.supervised import Classes
 from bertsmith.shrinking.prune.kept import Kept
 from bertsmith.shrinking.prune.learning import cut_gated, settled, with_gates, without_gates
 from bertsmith.shrinking.prune.select import magnitude
-from bertsmith.training.starting import with_task_head
 
 LOCATIONS = torch.tensor([-3.0, -0.7, 0.0, 0.4, 2.5], dtype=torch.float64)
 EVENLY = ((torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000)[:, None]  # as good as all chances

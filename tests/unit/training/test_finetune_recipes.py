@@ -25,7 +25,7 @@ def test_every_preset_has_settings_for_every_task(name: str) -> None:
         for data in (None, *NAMES):
             plain = finetune_recipe(config, kind, data, examples=1000).plain()
             plain["task"] = {"kind": "classification"}
-            settings = FinetuneSettings.parse({"model": {"name": "folder"}, **plain})
+            settings = FinetuneSettings.parse({"model": "folder", **plain})
             assert settings.sequences.length <= config.encoder.embedding.longest
             assert 1e-6 <= settings.optimizer.learning_rate <= 1e-3
 
@@ -125,7 +125,7 @@ def test_the_name_of_the_data(data: str | None, name: str | None) -> None:
 
 
 def whole_of(given: dict, name: str, examples: int = 3668) -> Completed:
-    plain = {"model": {"name": "folder"}, "task": {"kind": "classification"}, **given}
+    plain = {"model": "folder", "task": {"kind": "classification"}, **given}
     # a task is known before its settings are complete, and by then says every one of its own
     settings = FinetuneSettings.parse(plain)
     return completed(settings.changed(task=settings.task.changed()), plain, preset(name), examples)
@@ -156,7 +156,7 @@ def test_both_orders_only_of_pairs_and_only_where_nobody_says_otherwise() -> Non
 
 def test_a_preset_is_fresh_and_a_folder_is_not() -> None:
     rates = [
-        whole_of({"model": {"name": name}}, "bert-base", 10_000).settings.optimizer.learning_rate
+        whole_of({"model": name}, "bert-base", 10_000).settings.optimizer.learning_rate
         for name in ("folder", "bert-base")
     ]
     assert rates == [3e-5, 1e-4]

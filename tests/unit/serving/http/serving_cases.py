@@ -11,6 +11,7 @@ from task_cases import TASK_CASES
 
 import bertsmith
 from bertsmith.data.examples import ExampleConfig
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import build
 from bertsmith.models.published import preset
 from bertsmith.serving.http.app import make_app
@@ -27,7 +28,6 @@ from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.starting import with_task_head
 
 TEXTS = ["the smith forges an iron gate", "no", "a broken clock, by the river", "seven old lanterns near the harbour"]
 LENGTH = 48

@@ -9,6 +9,7 @@ import pytest
 
 import bertsmith
 from bertsmith.layers.subnet import Subnet
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.shrinking.fit.candidates import Candidate
 from bertsmith.shrinking.fit.measure import Conditions, Timing
 from bertsmith.shrinking.fit.prepare import prepare
@@ -18,7 +19,6 @@ from bertsmith.shrinking.fit.settings import FitSettings
 from bertsmith.shrinking.fit.store import MEASUREMENTS, Measurements
 from bertsmith.tasks.predictor import KeptTask, write_kept
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.training.starting import with_task_head
 
 LAYERS, HEADS, NEURONS = 4, 4, 64
 TEXTS = ["good words", "bad words", "awful", "fine good day", "a bad day", "fine words", "awful day", "good"]

@@ -1,0 +1,211 @@
+"""Where a model comes from: one setting, `model`, for every command and recipe."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from bertsmith.bundled import NAMES, model_folder
+from bertsmith.checkpoint.files import read_json
+from bertsmith.checkpoint.hf.registry import TWINS
+from bertsmith.checkpoint.store import load, read_config
+from bertsmith.errors import InputError, nearest
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.build import extract, rebuild
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.model import Model
+from bertsmith.models.published import PRESETS, preset
+from bertsmith.settings import Record
+
+SOURCES = ("preset", "folder", "network")
+TRAINABLE_OVERRIDES = ("dropout", "layer_drop")
+"""Overrides of a model that has weights: they change how it is trained, not what it is."""
+DEFAULT_VOCABULARY = 8000
+"""Vocabulary size of a preset before its tokenizer is known."""
+
+
+class ModelSource(Record):
+    """A model to start from: fresh weights of a preset or of a written-out network, or the weights of a folder.
+
+    In a recipe the name alone is enough: `model = "small"` or `model = "bert-mini"`.
+    """
+
+    preset: str | None = None
+    """A published size with fresh weights, such as "bert-mini"."""
+    folder: str | None = None
+    """A bundled model, or the folder of a model, ours or Hugging Face's, with its weights."""
+    network: ModelConfig | None = None
+    """A config written out, with fresh weights."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the preset to change, such as layers or dropout; of a folder only dropout and layer_drop."""
+    subnet: Subnet | None = None
+    """The part of a folder's model to take, such as every second layer: subnet.depth = 0.5. None for all of it."""
+
+    is_optional: ClassVar[bool] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_name(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return source_fields(data)
+        if isinstance(data, Mapping) and "name" in data:
+            fields = source_fields(str(data["name"]))
+            key, name = next(iter(fields.items()))
+            raise ValueError(f'name is called {key} now: write model = "{name}", or model.{key} = "{name}" in a table')
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> "ModelSource":
+        given = [name for name in SOURCES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given; allowed: one of preset, folder, network")
+        if not given and not self.is_optional:
+            raise ValueError("give one of preset, folder, network")
+        fixed = [name for name in self.overrides if name not in TRAINABLE_OVERRIDES]
+        if self.folder is not None and fixed:
+            allowed = " and ".join(f"overrides.{name}" for name in TRAINABLE_OVERRIDES)
+            raise ValueError(
+                f"overrides.{fixed[0]} belongs to the weights of the folder {self.folder!r}; allowed: {allowed}"
+            )
+        if self.network is not None and self.overrides:
+            raise ValueError("overrides change a preset or a folder; write them into the network")
+        if self.subnet is not None and self.folder is None:
+            raise ValueError("subnet takes a part of the model of a folder; give folder")
+        return self
+
+    @property
+    def is_given(self) -> bool:
+        return self.preset is not None or self.folder is not None or self.network is not None
+
+    @property
+    def is_preset(self) -> bool:
+        return self.preset is not None
+
+    @property
+    def name(self) -> str:
+        """The name for messages: of the preset or the folder."""
+        return self.preset or self.folder or "network"
+
+    def config(self, vocabulary: int) -> ModelConfig | None:
+        """Return the config of fresh weights; None for a folder."""
+        if self.preset is not None:
+            return preset(self.preset, **{"vocabulary": vocabulary, **self.overrides})
+        return self.network
+
+    def load(self) -> Model:
+        """Load the folder's encoder in float32, with the overridden dropout rates, cut to the subnet."""
+        assert self.folder is not None
+        model = load(self.folder).float()
+        check_encoder(model.config, self.folder)
+        plain = model.config.plain()
+        if "dropout" in self.overrides:
+            plain = _set_dropout(plain, self.overrides["dropout"])
+        if "layer_drop" in self.overrides:
+            plain["encoder"]["layer_drop"] = self.overrides["layer_drop"]
+        config = ModelConfig.parse(plain, source=f"overrides of {self.folder!r}")
+        model = model if config == model.config else rebuild(model, config)
+        return model if self.subnet is None else extract(model, self.subnet)
+
+    def encoder_config(self, vocabulary: int = DEFAULT_VOCABULARY) -> ModelConfig:
+        """Return the config of the encoder, with the given vocabulary where its weights are fresh."""
+        config = self.config(vocabulary)
+        if config is None:
+            check_name(self.name)
+            config = self.load().config
+        check_encoder(config, self.name)
+        return config
+
+    def described_config(self) -> ModelConfig:
+        """Return the config from the folder's config.json alone: heads that only the weights show are missing."""
+        if self.folder is None or self.subnet is not None:
+            return self.encoder_config()
+        path = model_folder(self.folder) / "config.json"
+        data = read_json(path) if path.is_file() else {}
+        if "bertsmith" in data:
+            config = read_config(path.parent)
+        elif data.get("model_type") in TWINS:
+            try:
+                config = TWINS[data["model_type"]].read_config(data, frozenset())
+            except (ValidationError, TypeError):
+                return self.encoder_config()
+        else:
+            return self.encoder_config()  # raises with the reason
+        check_encoder(config, self.folder)
+        return config
+
+
+class GeneratorSource(ModelSource):
+    """The generator of replaced-token detection.
+
+    By default the one in the model's folder, or the one published with its preset (unless an override changes the
+    model's shape), or else the model's own layers, narrower.
+    """
+
+    width: float | None = Field(default=None, gt=0, le=1)
+    """Width of the generator as a share of the model's; all of it if only depth is given. Without both it is a quarter,
+    except for DeBERTa, whose generators are as wide and half as deep."""
+    depth: float | None = Field(default=None, gt=0, le=1)
+    """Number of layers as a share of the model's; all of them if only width is given."""
+    sharing: Literal["none", "full", "gradient_disentangled"] | None = None
+    """What both embeddings share: nothing, everything, or the generator's token vectors without gradient
+    (DeBERTa v3). By default that of the model's folder, else everything."""
+
+    is_optional: ClassVar[bool] = True
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> "GeneratorSource":
+        if self.is_given and (self.width, self.depth) != (None, None):
+            raise ValueError("width and depth narrow the model's own layers; allowed: without preset, folder, network")
+        if not self.is_given and self.overrides:
+            raise ValueError("overrides change a preset or a folder; give one")
+        return self
+
+
+def source_fields(name: str) -> dict[str, str]:
+    """Return the setting that a name stands for: a preset, else a folder (bundled models are folders)."""
+    return {"preset" if name in PRESETS and name not in NAMES else "folder": name}
+
+
+def replace_source(recipe: Any, model: str) -> dict[str, Any]:
+    """Return the `model` table of a recipe with another model given by name; only its subnet is kept then."""
+    fields = source_fields(model)
+    table = expand_source(recipe)
+    if fields.items() <= table.items():
+        return table
+    return {**fields, **({"subnet": table["subnet"]} if "subnet" in table else {})}
+
+
+def expand_source(recipe: Any) -> dict[str, Any]:
+    """Return the `model` setting of a recipe as a table."""
+    if isinstance(recipe, str):
+        return dict(source_fields(recipe))
+    return dict(recipe or {})
+
+
+def check_name(name: str) -> None:
+    """Raise InputError unless `name` is a preset, a bundled model or the folder of a model."""
+    if name in PRESETS:
+        return
+    folder = model_folder(name)
+    if not folder.is_dir():
+        raise InputError(
+            f"MODEL is {name!r}, which is neither a bundled model nor the folder of a model nor a preset; "
+            f"{nearest(name, [*NAMES, *PRESETS])}"
+        )
+    if not (folder / "config.json").is_file():
+        raise InputError(f"MODEL {name!r} is not the folder of a model: it has no config.json")
+
+
+def check_encoder(config: ModelConfig, name: str) -> None:
+    """Raise InputError if the model has a decoder."""
+    if config.decoder is not None:
+        raise InputError(f"model {name!r} has a decoder; allowed: encoders (bertsmith finetune trains it on pairs)")
+
+
+def _set_dropout(data: Any, rate: float) -> Any:
+    """Return plain settings with one rate for every dropout."""
+    if isinstance(data, list):
+        return [_set_dropout(item, rate) for item in data]
+    if not isinstance(data, dict):
+        return data
+    return {name: rate if name.endswith("dropout") else _set_dropout(value, rate) for name, value in data.items()}

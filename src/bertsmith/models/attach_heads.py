@@ -1,0 +1,58 @@
+"""Change the heads of a model: those of pre-training, or the head of a task."""
+
+import copy
+
+from bertsmith.models.build import build
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import HEADS, HeadConfig, SequenceHeadConfig, TaskHeadConfig
+from bertsmith.models.model import Model
+from bertsmith.models.published import PRESETS
+
+
+def with_heads(config: ModelConfig, kinds: tuple[str, ...]) -> ModelConfig:
+    """Return the config with exactly these heads, keeping those it has, and its mask decoder where one is used."""
+    given = {head.kind: head for head in config.heads}
+    wanted = [*kinds, *(["mask_decoder"] if "masked_tokens" in kinds and "mask_decoder" in given else [])]
+    return config.changed(heads=tuple(given.get(kind) or default_head(config, kind) for kind in wanted))
+
+
+def default_head(config: ModelConfig, kind: str) -> HeadConfig:
+    """Return a head as the published sizes of the same family have it, or with its own defaults."""
+    published = (architecture(size) for architecture, size in PRESETS.values())
+    known = (head for other in published if other.family == config.family for head in other.heads)
+    fresh: dict[str, type[HeadConfig]] = HEADS
+    return next((head for head in known if head.kind == kind), None) or fresh[kind]()  # type: ignore[call-arg]
+
+
+def fit_heads(model: Model, config: ModelConfig, name: str, *, seed: int) -> tuple[Model, list[str]]:
+    """Return the model with the heads of a config, and notices about fresh and dropped heads.
+
+    Heads that the model has keep their weights; `name` is the model's name for the notices.
+    """
+    fresh = build(config.changed(generator=None), seed=seed)
+    missing = [kind for kind in fresh.heads if kind not in model.heads]
+    unused = [kind for kind in model.heads if kind not in fresh.heads]
+    for kind in fresh.heads:
+        if kind in model.heads:
+            fresh.heads[kind] = copy.deepcopy(model.heads[kind])
+    fresh.encoder, fresh.generator, fresh.config = model.encoder, model.generator, config
+    fresh.tokenizer = model.tokenizer
+    notices = [f"{name!r} lacks the head {kind}: it begins with fresh weights" for kind in missing]
+    if unused:
+        notices.append(f"heads of {name!r} that the objective does not train are left out: {', '.join(unused)}")
+    return fresh, notices
+
+
+def with_task_head(model: Model, head: HeadConfig, *, seed: int) -> Model:
+    """Return the model with a task's head, the pooler if that head reads it, and no head of pre-training.
+
+    A head with the same settings keeps its weights, so that fine-tuning can be continued.
+    """
+    needs_pooler = isinstance(head, SequenceHeadConfig) and head.pooling == "pooler"
+    poolers = [own for own in model.config.heads if own.kind == "pooler" and needs_pooler]
+    for own in model.config.heads:
+        if isinstance(own, TaskHeadConfig) and own != head:
+            del model.heads[own.kind]
+    fitted, _ = fit_heads(model, model.config.changed(heads=(*poolers, head)), "the model", seed=seed)
+    fitted.config, fitted.generator = fitted.config.changed(generator=None), None
+    return fitted

@@ -31,7 +31,7 @@ _HOMES = {
     "pairs": "bertsmith.commands.pairs",
     "predict": "bertsmith.commands.predict",
     "preset": "bertsmith.models.published",
-    "pretrain": "bertsmith.commands.pretrain",
+    "pretrain": "bertsmith.runs.pretrain",
     "save": "bertsmith.checkpoint.store",
     "serve": "bertsmith.runs.serve",
     "shrink": "bertsmith.commands.shrink",
@@ -78,7 +78,6 @@ if TYPE_CHECKING:
     from bertsmith.commands.inspect import inspect
     from bertsmith.commands.pairs import pairs
     from bertsmith.commands.predict import predict
-    from bertsmith.commands.pretrain import pretrain
     from bertsmith.commands.shrink import shrink
     from bertsmith.commands.tokenizer import tokenizer
     from bertsmith.data.layout import SequenceLayout
@@ -90,6 +89,7 @@ if TYPE_CHECKING:
     from bertsmith.models.model import Model
     from bertsmith.models.published import preset
     from bertsmith.models.seq2seq import GenerationConfig
+    from bertsmith.runs.pretrain import pretrain
     from bertsmith.runs.serve import serve
     from bertsmith.tasks.predictor import Predictor
     from bertsmith.text.tokenizer import Tokenizer

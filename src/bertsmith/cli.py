@@ -1,29 +1,31 @@
-"""The command line: every command is a function of commands/, its flags and help come from the signature."""
+"""The command line: every command is a function of runs/; its flags and help come from the signature and docstring."""
 
 import sys
-from collections.abc import Callable, Sequence
-from functools import wraps
-from inspect import signature as inspect_signature
-from typing import Annotated, Any
+from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
 from bertsmith import __version__
-from bertsmith.commands.compare import compare
-from bertsmith.commands.corpus import corpus
-from bertsmith.commands.demo import demo
-from bertsmith.commands.evaluate import evaluate
-from bertsmith.commands.exchange import export_model, import_model
-from bertsmith.commands.finetune import finetune
-from bertsmith.commands.fit import fit
-from bertsmith.commands.inspect import inspect
-from bertsmith.commands.pairs import pairs
-from bertsmith.commands.predict import predict
-from bertsmith.commands.pretrain import pretrain
-from bertsmith.commands.shrink import shrink
-from bertsmith.commands.tokenizer import tokenizer
 from bertsmith.errors import InputError
-from bertsmith.runs.serve import serve
+
+COMMANDS = {
+    "demo": ("bertsmith.commands.demo:demo", "From the bundled model, or from raw text, to one that fits a budget."),
+    "tokenizer": ("bertsmith.commands.tokenizer:tokenizer", "Learn a vocabulary from text files, or extend one."),
+    "corpus": ("bertsmith.commands.corpus:corpus", "Tokenise text files into shards for pre-training."),
+    "pairs": ("bertsmith.commands.pairs:pairs", "Make pairs of related passages from documents."),
+    "pretrain": ("bertsmith.runs.pretrain:pretrain", "Pre-train an encoder on a corpus."),
+    "compare": ("bertsmith.commands.compare:compare", "Pre-train several recipes at an equal budget and compare them."),
+    "finetune": ("bertsmith.commands.finetune:finetune", "Fine-tune a model for a task."),
+    "fit": ("bertsmith.commands.fit:fit", "Find the best model within a latency and memory budget on this machine."),
+    "evaluate": ("bertsmith.commands.evaluate:evaluate", "Score a fine-tuned model on a task."),
+    "predict": ("bertsmith.commands.predict:predict", "Answer new inputs with a fine-tuned model."),
+    "shrink": ("bertsmith.commands.shrink:shrink", "Make a fine-tuned model smaller or elastic."),
+    "inspect": ("bertsmith.commands.inspect:inspect", "Show what the heads of a model attend to."),
+    "import": ("bertsmith.commands.exchange:import_model", "Convert a Hugging Face folder into ours."),
+    "export": ("bertsmith.commands.exchange:export_model", "Write a model for Hugging Face or ONNX Runtime."),
+    "serve": ("bertsmith.runs.serve:serve", "Serve models over HTTP."),
+}
+"""Function (imported when the command is called) and one line of help by command."""
 
 app = App(
     name="bertsmith",
@@ -34,72 +36,25 @@ app = App(
     exit_on_error=False,
     print_error=False,
 )
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "demo": demo,
-    "tokenizer": tokenizer,
-    "corpus": corpus,
-    "pairs": pairs,
-    "pretrain": pretrain,
-    "compare": compare,
-    "finetune": finetune,
-    "fit": fit,
-    "evaluate": evaluate,
-    "predict": predict,
-    "shrink": shrink,
-    "inspect": inspect,
-    "import": import_model,
-    "export": export_model,
-    "serve": serve,
-}
-_PYTHON_ONLY = {"train"}  # what no flag could give
-_SEVERAL = {"depths", "kinds", "learning_rates", "widths"}  # flags that take all the values that follow them
-
-
-def _for_the_command_line(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as flags can call it: without the arguments that only Python can give."""
-    signature = inspect_signature(function)
-    kept = [
-        parameter.replace(annotation=Annotated[parameter.annotation, Parameter(consume_multiple=True)])
-        if name in _SEVERAL
-        else parameter
-        for name, parameter in signature.parameters.items()
-        if name not in _PYTHON_ONLY
-    ]
-    if kept == list(signature.parameters.values()):
-        return function
-
-    @wraps(function)
-    def command(*arguments: Any, **named: Any) -> Any:
-        return function(*arguments, **named)
-
-    command.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    # the parser takes the types from here, and from what is wrapped if that can be seen
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
-    del command.__wrapped__
-    return command
-
-
-for _name, _function in COMMANDS.items():
-    app.command(_for_the_command_line(_function), name=_name)
+for _name, (_function, _help) in COMMANDS.items():
+    app.command(_function, name=_name, help=_help)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command; bad input ends with one sentence on standard error and exit code 2.
-
-    A budget that nothing keeps is no bad input: the exit code is 1.
-    """
+    """Run one command; bad input ends with one sentence on standard error and exit code 2."""
     try:
-        found = app(arguments)
+        result = app(arguments)
     except (InputError, CycloptsError) as error:
-        sys.exit(_complain(str(error)))
+        sys.exit(_print_error(str(error)))
     except OSError as error:  # a folder that cannot be written, a full disk
-        sys.exit(_complain(f"{error.filename or 'the system'}: {error.strerror or error}"))
+        sys.exit(_print_error(f"{error.filename or 'the system'}: {error.strerror or error}"))
     except KeyboardInterrupt:
-        sys.exit(_complain("interrupted", 130))
-    if isinstance(found, dict) and found.get("fits") is False:
-        sys.exit(1)
+        sys.exit(_print_error("interrupted", 130))
+    code = getattr(result, "exit_code", 0)
+    if code:
+        sys.exit(code)
 
 
-def _complain(text: str, code: int = 2) -> int:
+def _print_error(text: str, code: int = 2) -> int:
     print(f"bertsmith: {text}", file=sys.stderr)
     return code

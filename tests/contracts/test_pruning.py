@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from bertsmith.layers.grouped import GroupedLinear
 from cases import FAMILIES, packed_layout, tiny_model
 from torch import Tensor, nn
 

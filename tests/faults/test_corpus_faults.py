@@ -14,11 +14,11 @@ from helpers_training import RECIPE
 
 from bertsmith.cli import main
 from bertsmith.commands.corpus import corpus as corpus_command
-from bertsmith.commands.output import claim
 from bertsmith.commands.tokenizer import tokenizer as tokenizer_command
 from bertsmith.data.build_corpus import build_corpus
 from bertsmith.data.shards import JOURNAL, MANIFEST, TokenCorpus
 from bertsmith.errors import InputError
+from bertsmith.runs.folder import claim
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
 

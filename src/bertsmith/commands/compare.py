@@ -53,7 +53,7 @@ def compare(
     force
         Replace an earlier comparison in --out.
     """
-    from bertsmith.commands.output import check_out, claim, write_result
+    from bertsmith.runs.folder import check_out, claim, write_result
 
     out = Path(out)
     processes = os.environ.get("WORLD_SIZE", "1")
@@ -84,8 +84,8 @@ def compare(
 
 def _settings(recipes: list[str], data: Path | None, assignments: list[str]) -> dict[str, "PretrainSettings"]:
     """The settings of every recipe by a name that tells them apart, each checked as far as can be without training."""
-    from bertsmith.commands.pretrain import plain_settings
     from bertsmith.data.shards import read_manifest
+    from bertsmith.runs.pretrain import plain_settings
     from bertsmith.training.pretraining import PretrainSettings
 
     if len(recipes) < 2:
@@ -149,7 +149,7 @@ def _run_all(
     """All runs, those that are finished left alone and the others gone on with; None if one was asked to stop."""
     from rich.console import Console
 
-    from bertsmith.commands.pretrain import run_pretraining
+    from bertsmith.runs.pretrain import run_pretraining
 
     console = Console()
     runs: dict[str, list[Run]] = {}
@@ -164,7 +164,7 @@ def _run_all(
             console.print(told, markup=False, highlight=False)
             if not is_finished:
                 begun = (folder / "checkpoints").exists()
-                figures = run_pretraining(changed, folder, device=device, resume=begun, force=not begun, tells=False)
+                figures = run_pretraining(changed, folder, device=device, resume=begun, force=not begun, prints=False)
                 if not figures["is_finished"]:
                     console.print("asked to stop; go on with --resume", markup=False)
                     return None
@@ -174,15 +174,15 @@ def _run_all(
 
 def _is_finished(folder: Path) -> bool:
     from bertsmith.checkpoint.files import read_json
-    from bertsmith.commands.output import RESULT
+    from bertsmith.runs.folder import RESULT
 
     return (folder / RESULT).exists() and bool(read_json(folder / RESULT).get("is_finished"))
 
 
 def _read(folder: Path, seed: int) -> "Run":
     from bertsmith.checkpoint.files import read_json
-    from bertsmith.commands.output import RESULT
     from bertsmith.report.comparison import run_of
+    from bertsmith.runs.folder import RESULT
 
     rows = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     return run_of(seed, read_json(folder / RESULT), rows)

@@ -47,10 +47,10 @@ def corpus(
     from rich.progress import Progress as Bar
 
     from bertsmith.bundled import model_folder
-    from bertsmith.commands.output import RESULT, claim, write_result
     from bertsmith.data.build_corpus import Progress, build_corpus, check_held_out
     from bertsmith.data.shards import JOURNAL, MANIFEST
     from bertsmith.errors import InputError
+    from bertsmith.runs.folder import RESULT, claim, write_result
     from bertsmith.text.readers import find_files
     from bertsmith.text.tokenizer import Tokenizer
 

@@ -78,8 +78,8 @@ Work = Callable[[Journey, Mapping[str, Any]], dict[str, Any]]
 def pretrained(journey: Journey, before: Mapping[str, Any]) -> dict[str, Any]:
     """Text → vocabulary → corpus → a small encoder."""
     from bertsmith.commands.corpus import corpus
-    from bertsmith.commands.pretrain import pretrain
     from bertsmith.commands.tokenizer import tokenizer
+    from bertsmith.runs.pretrain import pretrain
     from bertsmith.text.support_desk import messages
     from bertsmith.toml import override, to_toml
 
@@ -89,7 +89,7 @@ def pretrained(journey: Journey, before: Mapping[str, Any]) -> dict[str, Any]:
     tokenizer([text], out=folder / "tokenizer", vocabulary=1500, lowercase=True)
     corpus([text], tokenizer=folder / "tokenizer", out=folder / "corpus", held_out=0.03)
     recipe.write_text(to_toml(override(PRETRAIN, [f"run.steps={journey.steps}"])), encoding="utf-8")
-    return pretrain(recipe, data=folder / "corpus", out=Path(journey.start))
+    return pretrain(recipe, data=folder / "corpus", out=Path(journey.start)).to_json()
 
 
 def looked(journey: Journey, before: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ def evaluate_translation(
     force: bool,
 ) -> dict[str, Any]:
     """Translates one part of a task and compares: BLEU by sacrebleu, exact match, perplexity."""
-    from bertsmith.commands.output import check_out, claim, write_result
     from bertsmith.commands.translating import (
         evaluated,
         load_translator,
@@ -29,6 +28,7 @@ def evaluate_translation(
         write_translations,
     )
     from bertsmith.data.pairs import PairConfig
+    from bertsmith.runs.folder import check_out, claim, write_result
     from bertsmith.text.tables import pair_columns, read_pairs
 
     check_out(out, force, model, data)

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from bertsmith.bundled import model_text
 from bertsmith.commands.run import recipe_of
@@ -30,12 +32,12 @@ def finetune(
     set: list[str] | None = None,
     seed: int | None = None,
     seeds: int | None = None,
-    learning_rates: list[float] | None = None,
+    learning_rates: Annotated[list[float] | None, Parameter(consume_multiple=True)] = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     explain: bool = False,
     resume: bool = False,
     force: bool = False,
-    train: Sequence[Any] | None = None,
+    train: Annotated[Sequence[Any] | None, Parameter(parse=False)] = None,
 ) -> dict[str, Any]:
     """Train a model for a task, evaluate it on dev, and leave it in a folder.
 

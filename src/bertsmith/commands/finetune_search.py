@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from bertsmith.commands.finetune_task import DEGENERATE, Finetuned, Tables, Told, finetune_task, input_paths
-from bertsmith.commands.output import RESULT, check_out, claim, write_result
 from bertsmith.commands.run import RECIPE, check_same
 from bertsmith.commands.task_report import write_search_report
 from bertsmith.errors import InputError
+from bertsmith.runs.folder import RESULT, check_out, claim, write_result
 from bertsmith.settings import Record
 
 if TYPE_CHECKING:

@@ -71,8 +71,8 @@ _LOST = {"empty": "left out as empty", "dropped": "left out as too long", "cut":
 def _finish(task: "TranslationTask", trainer: "Trainer", out: Path) -> dict[str, Any]:
     """Writes the model, what it makes of dev, and its figures; returns these."""
     from bertsmith.checkpoint.store import write_model
-    from bertsmith.commands.output import write_result
     from bertsmith.commands.translating import evaluated, print_evaluation, write_translations
+    from bertsmith.runs.folder import write_result
     from bertsmith.training.translation import pair_counts
 
     settings = task.settings

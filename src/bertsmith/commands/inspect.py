@@ -88,10 +88,10 @@ def _inspect_text(model: str | Path, text: str, pair: str | None, out: Path, for
     from rich.console import Console
 
     from bertsmith.checkpoint.store import load
-    from bertsmith.commands.output import claim, write_result
     from bertsmith.report.attention import attention_page, told_heads
     from bertsmith.report.maps import figures_of, maps_of, text_maps
     from bertsmith.report.pictures import NO_PICTURE, attention_picture, has_matplotlib
+    from bertsmith.runs.folder import claim, write_result
 
     loaded = load(model)
     tokens, maps = maps_of(loaded, text, pair)

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from bertsmith.text.passages import Lengths
@@ -14,7 +16,7 @@ def pairs(
     data: list[Path],
     *,
     out: Path,
-    kinds: list[str] | None = None,
+    kinds: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
     shortest: int = 5,
     longest: int = 40,
     documents: int | None = None,
@@ -60,8 +62,8 @@ def pairs(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    from bertsmith.commands.output import claim, write_result
     from bertsmith.errors import InputError
+    from bertsmith.runs.folder import claim, write_result
     from bertsmith.text.passages import DEFAULT_KINDS, Lengths, kinds_of
     from bertsmith.text.readers import find_files
 

@@ -3,7 +3,9 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from bertsmith.bundled import model_text
 from bertsmith.errors import InputError, nearest
@@ -18,8 +20,8 @@ def shrink(
     out: Path,
     method: str | None = None,
     recipe: Path | None = None,
-    widths: list[float] | None = None,
-    depths: list[float] | None = None,
+    widths: Annotated[list[float] | None, Parameter(consume_multiple=True)] = None,
+    depths: Annotated[list[float] | None, Parameter(consume_multiple=True)] = None,
     keep: float | None = None,
     pieces: int | None = None,
     rank: int | None = None,

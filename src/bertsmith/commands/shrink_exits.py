@@ -69,9 +69,9 @@ def _finish(settings: "ExitSettings", trainer: "Trainer", out: Path) -> dict[str
     import shutil
 
     from bertsmith.checkpoint.store import write_model
-    from bertsmith.commands.output import write_result
     from bertsmith.engines.exit_runner import ExitRunner
     from bertsmith.models.exiting import exits_config, with_rule
+    from bertsmith.runs.folder import write_result
     from bertsmith.shrinking.exit_judge import ExitJudge, best_row, rules_of
     from bertsmith.tasks.predictor import item_outputs, write_kept
 

@@ -19,12 +19,12 @@ def study_models(
     import numpy as np
     from rich.console import Console
 
-    from bertsmith.commands.output import check_out, claim, write_result
     from bertsmith.layers.mixers.base import MAP_KINDS
     from bertsmith.report.maps import NEAR
     from bertsmith.report.pictures import NO_PICTURE, has_matplotlib, study_picture
     from bertsmith.report.study import study_figures
     from bertsmith.report.study_page import study_page
+    from bertsmith.runs.folder import check_out, claim, write_result
 
     console = Console()
     check_out(out, force, source, *models)  # before minutes of work

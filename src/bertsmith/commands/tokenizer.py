@@ -51,8 +51,8 @@ def tokenizer(
     from rich.console import Console
 
     from bertsmith.bundled import model_folder
-    from bertsmith.commands.output import check_out, claim, write_result
     from bertsmith.errors import InputError
+    from bertsmith.runs.folder import check_out, claim, write_result
     from bertsmith.text.extend import extend_tokenizer
     from bertsmith.text.learn import learn_tokenizer
     from bertsmith.text.readers import find_files

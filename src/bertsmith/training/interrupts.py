@@ -46,22 +46,30 @@ def kept(out: Path) -> str:
     return f"checkpoint {newest.name} is kept"
 
 
+def explain_fault(error: BaseException, out: Path, training: Path | None = None) -> InputError | None:
+    """Return a fault of the system, such as a full disk, as an InputError that says how to resume; None otherwise.
+
+    `training` is the folder with the checkpoints, where the run consists of several trainings.
+    """
+    reason = _reason(error) if isinstance(error, OSError | SafetensorError | RuntimeError | InputError) else None
+    if reason is None:
+        return None
+    return InputError(
+        f"the run in {str(out)!r} had to stop: {reason}; {kept(training or out)}: put that right and go on with "
+        "--resume"
+    )
+
+
 @contextmanager
 def explained(out: Path, training: Path | None = None) -> Iterator[None]:
-    """Turns what the system refuses inside into an InputError that names the folder and says what is kept.
-
-    `training` is the folder with the checkpoints, where the run is one of several trainings.
-    """
+    """Raise faults of the system inside as InputErrors that say how to resume."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError, InputError) as error:
-        reason = _reason(error)
-        if reason is None:
+        fault = explain_fault(error, out, training)
+        if fault is None:
             raise
-        raise InputError(
-            f"the run in {str(out)!r} had to stop: {reason}; {kept(training or out)}: put that right and go on with "
-            "--resume"
-        ) from None
+        raise fault from None
 
 
 def _reason(error: Exception) -> str | None:

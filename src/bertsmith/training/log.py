@@ -6,6 +6,8 @@ from typing import Any
 
 from accelerate import Accelerator
 
+LOG = "log.jsonl"
+
 
 class RunLog:
     """Appends rows to log.jsonl and hands them to accelerate's trackers; only the main process writes."""

@@ -42,7 +42,7 @@ from bertsmith.training.feed import Feed, TrainingData
 from bertsmith.training.hardware import peak_flops
 from bertsmith.training.health import Baseline, Health, not_finite
 from bertsmith.training.interrupts import StopRequest, kept
-from bertsmith.training.log import RunLog
+from bertsmith.training.log import LOG, RunLog
 from bertsmith.training.meter import Meter
 from bertsmith.training.run_config import Method
 from bertsmith.training.sharding import whole_model
@@ -78,7 +78,7 @@ class Trainer:
         self.model, self.processes = self.engine.model, self.engine.processes
         for number, phase in enumerate(method.phases):
             phase.check(number, self.processes)
-        self.log = RunLog(out / "log.jsonl", self.engine.accelerator)
+        self.log = RunLog(out / LOG, self.engine.accelerator)
         self.progress = Progress()
         self.peak = peak_flops(self.engine.device)
         self.show = show and self.engine.is_main

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bertsmith.training.starting import with_task_head
+
 import bertsmith
 from bertsmith.layers.subnet import Subnet
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.predictor import KeptTask, write_kept
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.training.starting import with_task_head
 
 TEXTS = ["a quiet, lovely film", "a loud and dull one"]
 PROGRAM = """

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from bertsmith.layers.elastic import ElasticLinear
 
 import bertsmith
 from bertsmith.data.examples import TaskBatch

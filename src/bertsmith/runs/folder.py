@@ -1,0 +1,205 @@
+"""The output folder of a run: checked, claimed, resumed, finished."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from accelerate import PartialState
+
+from bertsmith.checkpoint.files import read_json
+from bertsmith.errors import InputError
+from bertsmith.runs.result import Result
+from bertsmith.settings import Record
+from bertsmith.toml import read_toml, to_toml
+from bertsmith.training.interrupts import explain_fault
+
+RECIPE = "recipe.toml"
+RESULT = "result.json"
+REPORT = "report.html"
+MARK = ".bertsmith"
+"""File in every folder that a run has made; a folder without it is never emptied."""
+
+AnyResult = TypeVar("AnyResult", bound=Result)
+
+
+class RunFolder:
+    """The output folder of one run.
+
+        with RunFolder(out, settings, inputs=inputs, resume=resume, force=force) as run:
+            trainer = make_trainer(settings, run.path)  # bad input raises before anything is written
+            run.claim()                                 # empties the folder, writes recipe.toml
+            trainer.run(resume=run.is_resumed)
+            return run.finish(result)                   # writes result.json, last
+
+    Leaving it turns faults of the system, such as a full disk, into one sentence that says how to resume. On several
+    processes only the main one writes.
+    """
+
+    def __init__(
+        self,
+        out: Path | None,
+        settings: Record | None = None,
+        *,
+        inputs: Sequence[Path] = (),
+        resume: bool = False,
+        force: bool = False,
+        device: str = "auto",
+    ) -> None:
+        if out is None:
+            raise InputError("--out is not given: it names the folder to write")
+        self.path, self.settings, self.inputs = out, settings, inputs
+        self.is_resumed, self.force = resume, force
+        self.state = PartialState(cpu=device == "cpu" or None)
+        self.training = out
+        """The folder with the checkpoints of the training in progress."""
+        self._is_claimed = False
+
+    @property
+    def is_main(self) -> bool:
+        return bool(self.state.is_main_process)
+
+    def __enter__(self) -> "RunFolder":
+        if self.is_resumed:
+            self._check_resume()
+        elif self.is_main:
+            check_out(self.path, self.force, *self.inputs)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and self._is_claimed:
+            fault = explain_fault(error, self.path, self.training)
+            if fault is not None:
+                raise fault from None
+
+    def claim(self, settings: Record | None = None) -> None:
+        """Empty the folder and write the recipe, unless the run is resumed; `settings` replace those given before."""
+        self.settings = settings or self.settings
+        if self.is_main and not self.is_resumed:
+            claim(self.path, self.force, *self.inputs)
+            if self.settings is not None:
+                (self.path / RECIPE).write_text(to_toml(self.settings.plain()), encoding="utf-8")
+        self.state.wait_for_everyone()
+        self._is_claimed = True
+
+    def finish(self, result: AnyResult) -> AnyResult:
+        """Write result.json: a folder that has it holds a finished run."""
+        if self.is_main:
+            write_result(self.path, result.to_json())
+        return result
+
+    def _check_resume(self) -> None:
+        """Raise InputError if the run is finished or was started with other settings."""
+        earlier = finished_result(self.path)
+        if earlier is not None:
+            steps = f" ({earlier['steps']} steps)" if "steps" in earlier else ""
+            raise InputError(f"the run in {str(self.path)!r} is finished{steps}; there is nothing to resume")
+        if self.settings is not None:
+            recipe = self.path / RECIPE
+            check_same(type(self.settings).parse(read_toml(recipe), source=str(recipe)).plain(), self.settings.plain())
+
+
+def read_recipe_file(recipe: Path | None, run: Path | None) -> dict[str, Any] | None:
+    """Return the recipe as plain data: the one given, that of the run to resume, or None."""
+    if run is not None and not (run / RECIPE).exists():
+        raise InputError(f"{str(run)!r} holds no run ({RECIPE} is missing)")
+    if recipe is None and run is not None:
+        recipe = run / RECIPE
+    return None if recipe is None else read_toml(recipe)
+
+
+def finished_result(folder: Path) -> dict[str, Any] | None:
+    """Return the content of result.json of a finished run, else None."""
+    if not (folder / RESULT).is_file():
+        return None
+    result: dict[str, Any] = read_json(folder / RESULT)
+    return result if result.get("is_finished") else None
+
+
+def check_same(earlier: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> None:
+    """Raise InputError if a run is resumed with other settings than it was started with."""
+    for name in earlier:
+        where = f"{path}{name}"
+        if isinstance(earlier[name], dict) and isinstance(now[name], dict):
+            check_same(earlier[name], now[name], f"{where}.")
+        elif earlier[name] != now[name]:
+            raise InputError(
+                f"--resume: {where} is {now[name]!r} but the run began with {earlier[name]!r}; start a new run for that"
+            )
+
+
+def check_out(out: Path, force: bool, *inputs: Path | None) -> None:
+    """Raise InputError if a run must not write to this folder; touch nothing."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {str(out)!r} is a file; give a folder")
+    for path in inputs:
+        if path is not None and _overlap(out.resolve(), path.resolve()):
+            raise InputError(
+                f"--out {str(out)!r} and the input {str(path)!r} lie inside each other; give another folder"
+            )
+    home = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
+        raise InputError(f"--out {str(out)!r} cannot be written: {str(home)!r} does not allow it; give another folder")
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    if not force:
+        raise InputError(f"--out {str(out)!r} is not empty; give another folder, or --force to replace its content")
+    if not (out / MARK).is_file():
+        raise InputError(
+            f"--out {str(out)!r} was not made by a bertsmith command, so --force does not empty it; give another folder"
+        )
+
+
+def claim(out: Path, force: bool, *inputs: Path | None) -> Path:
+    """Create the output folder, or empty it with `force` if a run has made it."""
+    check_out(out, force, *inputs)
+    if out.is_dir():
+        clear(out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
+    return out
+
+
+def clear(out: Path, keep: Sequence[str] = ()) -> None:
+    """Remove everything in a folder except the names in `keep`; targets of links stay."""
+    for entry in out.iterdir():
+        if entry.name in keep:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _overlap(out: Path, path: Path) -> bool:
+    """Whether emptying `out` would remove the input, or writing would change it."""
+    return out == path or out in path.parents or (path.is_dir() and path in out.parents and (path / MARK).exists())
+
+
+def write_result(out: Path, content: Mapping[str, Any]) -> None:
+    """Write result.json, whole or not at all."""
+    temporary = out / f".{RESULT}.{os.getpid()}"
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(out / RESULT)
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write files by name; create no folder for an empty mapping."""
+    for name, content in files.items():
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
+
+
+def write_answers(path: Path, answers: Sequence[Mapping[str, Any]]) -> None:
+    """Write answers as JSON lines."""
+    with path.open("w", encoding="utf-8") as file:
+        for answer in answers:
+            file.write(json.dumps(answer, ensure_ascii=False) + "\n")

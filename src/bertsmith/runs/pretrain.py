@@ -1,0 +1,328 @@
+"""`bertsmith pretrain`: a corpus and a recipe → a pre-trained model."""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bertsmith.checkpoint.store import write_model
+from bertsmith.errors import InputError
+from bertsmith.models.generator import fold
+from bertsmith.recipes import laid_over, read_recipe
+from bertsmith.report.pretraining import FilledMask, PretrainingReport, pretraining_page
+from bertsmith.runs.folder import RECIPE, REPORT, RESULT, RunFolder, read_recipe_file
+from bertsmith.runs.result import (
+    Explanation,
+    Result,
+    StoppedRun,
+    TrainingSummary,
+    print_explanation,
+    print_plain,
+    spread,
+    summarise_training,
+)
+from bertsmith.toml import override
+from bertsmith.training.branch import branch_step, branched, check_branch
+from bertsmith.training.budget import Budget, measure_pace, steps_at
+from bertsmith.training.log import LOG, read_log
+from bertsmith.training.pretraining import PretrainSettings, make_trainer, steps_for
+from bertsmith.training.pretraining import explain as explain_costs
+from bertsmith.training.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainResult(Result):
+    """Result of a finished pre-training."""
+
+    tier: str
+    token_term: str
+    """The loss term of predicted tokens: its name begins the names of its metrics."""
+    training: TrainingSummary = spread()
+    training_flops_per_token: float
+    held_out: dict[str, float] | None
+    """Metrics on the held-out part; None without one."""
+    unigram_level: float | None
+    """Loss of a model that knows only token frequencies."""
+
+
+def pretrain(
+    recipe: Path | None = None,
+    *,
+    data: Path | None = None,
+    out: Path | None = None,
+    set: list[str] | None = None,
+    seed: int | None = None,
+    budget: str | None = None,
+    branch: Path | None = None,
+    decay: str | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    explain: bool = False,
+    resume: bool = False,
+    force: bool = False,
+) -> PretrainResult | StoppedRun | Explanation:
+    """Pre-train an encoder; start it under `accelerate launch -m bertsmith` to use several processes.
+
+    Parameters
+    ----------
+    recipe
+        A TOML file with the settings, or NAME[:TIER], tier being paper, crammed (the default) or modern.
+        --explain prints all settings. With --resume the run's own recipe is used.
+        Names: bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large, electra-small,
+        electra-base, electra-large, convbert-small, convbert-medium-small, convbert-base, deberta-base,
+        deberta-large, deberta-xlarge, deberta-ap-base, deberta-v2-xlarge, deberta-v2-xxlarge,
+        deberta-v3-xsmall, deberta-v3-small, deberta-v3-base, deberta-v3-large, mdeberta-v3-base, albert-base,
+        albert-large, albert-xlarge, albert-xxlarge, performer-small, performer-base, performer-relu-small,
+        performer-relu-base, lightconv-base, dynamicconv-base, universal-base, modern-small, modern-base,
+        modern-large, disentangled-small.
+    data
+        The folder that `bertsmith corpus` wrote.
+    out
+        The folder to write: the model, log.jsonl, checkpoints, recipe.toml, report.html and result.json.
+    set
+        One setting over the recipe, such as optimizer.learning_rate=1e-3; may be given several times.
+    seed
+        Of weights, data order, masks and dropout.
+    budget
+        How long the run may be, instead of run.steps: 10min, 2h, 300M (tokens) or "1e18 flops". A time is measured on
+        the first steps and then fixed: recipe.toml holds the steps.
+    branch
+        A checkpoint, RUN/checkpoints/step-…, to go on from with that run's recipe: only the decay follows.
+    decay
+        With --branch: how long the rate falls, in steps (500), as a share of the whole (20%) or in tokens (50M).
+    device
+        Where to compute; "auto" takes a GPU if there is one.
+    explain
+        Print the resolved settings, parameters, FLOPs per token and memory, then stop.
+    resume
+        Go on from the newest whole checkpoint in --out.
+    force
+        Replace an earlier run in --out.
+    """
+    start = time.perf_counter()
+    recipe, data, out, branch = (None if path is None else Path(path) for path in (recipe, data, out, branch))
+    if resume and out is None:
+        raise InputError("--resume needs --out with the folder of the run")
+    _check_flags(recipe, resume, budget, branch, decay)
+    limit = None if budget is None else Budget.parse(budget)
+    earlier = out if resume else None if branch is None else branch.parent.parent
+    plain = plain_settings(recipe, data, earlier, set or [], seed)
+    settings = PretrainSettings.parse(plain, source=str(recipe or "settings"))
+    if branch is not None:
+        settings = branched(settings, branch, str(decay))
+    if limit is not None:
+        settings = _apply_budget(settings, limit, out if resume else None)
+    if explain:
+        costs = explain_costs(settings)
+        return print_explanation(settings, costs if limit is None else costs | {"budget": limit.explanation})
+    return run_pretraining(settings, out, budget=limit, start=start, device=device, resume=resume, force=force)
+
+
+def run_pretraining(
+    settings: PretrainSettings,
+    out: Path | None,
+    *,
+    device: str,
+    resume: bool = False,
+    force: bool = False,
+    budget: Budget | None = None,
+    start: float | None = None,
+    prints: bool = True,
+) -> PretrainResult | StoppedRun:
+    """Pre-train by resolved settings; leave the model, its log, page and result in `out`.
+
+    A budget of time counts from `start`, a moment of `time.perf_counter`. One of many runs prints no summary.
+    """
+    start = time.perf_counter() if start is None else start
+    if not resume:  # a resumed run reads its own checkpoints, not the branch
+        check_branch(settings)
+    with RunFolder(out, settings, inputs=settings.inputs, resume=resume, force=force, device=device) as run:
+        trainer = make_trainer(settings, run.path, device=device, resume=resume)
+        if budget is not None and not resume:
+            settings = _measure_budget(settings, trainer, budget, start)
+        run.claim(settings)
+        progress = trainer.run(resume=resume)
+        if not trainer.is_finished:
+            trainer.close()
+            return StoppedRun(steps=progress.step)
+        result = _result(settings, trainer)
+        if run.is_main:
+            write_model(fold(trainer.model), run.path)
+            run.finish(result)
+            commands = (
+                f'bertsmith inspect {run.path} --text "Some words." --out maps',
+                f"bertsmith export {run.path} --out hf-model",
+            )
+            write_report(run.path, run.path / REPORT, title=run.path.name, commands=commands)
+            if prints:
+                _print_result(result, run.path)
+        trainer.close()
+        return result
+
+
+def _check_flags(recipe: Path | None, resume: bool, budget: str | None, branch: Path | None, decay: str | None) -> None:
+    """Raise InputError if flags contradict each other."""
+    if (branch is None) != (decay is None):
+        raise InputError("--branch and --decay belong together: where a run is left, and how long its rate then falls")
+    for flag, is_given in (("RECIPE", recipe is not None), ("--budget", budget is not None), ("--resume", resume)):
+        if branch is not None and is_given:
+            raise InputError(f"--branch goes on with its run's recipe and --decay says how long; leave {flag} out")
+    if branch is not None:
+        branch_step(branch)
+
+
+def plain_settings(
+    recipe: str | Path | None, data: Path | None, run: Path | None, assignments: list[str], seed: int | None
+) -> dict[str, Any]:
+    """Return the settings as plain data: the recipe (or that of the run to resume), then the flags."""
+    plain = laid_over(_given(recipe, run), override({}, assignments))
+    if data is not None:
+        plain["data"] = str(data)
+    if seed is not None:
+        plain = override(plain, [f"run.seed={seed}"])
+    return plain
+
+
+def _given(recipe: str | Path | None, run: Path | None) -> dict[str, Any]:
+    """Return the recipe by its name or file, or else that of the run to resume."""
+    recorded = read_recipe_file(None, run)
+    if recipe is not None:
+        # WORLD_SIZE is how accelerate and torchrun tell each process of the others
+        return read_recipe(recipe, processes=int(os.environ.get("WORLD_SIZE", "1")))
+    if recorded is None:
+        raise InputError("no recipe is given: give a name such as bert-base:paper, or a .toml file")
+    return recorded
+
+
+def _apply_budget(settings: PretrainSettings, budget: Budget, run: Path | None) -> PretrainSettings:
+    """Return the settings with the steps of a budget of tokens or operations, or of the run to resume."""
+    if run is not None:
+        given = read_recipe_file(None, run)
+        steps = 0 if given is None else given["run"]["steps"]
+    elif budget.kind == "seconds":
+        return settings
+    else:
+        steps = steps_for(settings, budget)
+    return settings.changed(run=settings.run.changed(steps=steps))
+
+
+def _measure_budget(
+    settings: PretrainSettings, trainer: Trainer, budget: Budget, start: float
+) -> PretrainSettings:
+    """Return the settings with the steps of the budget, measured where it is a time; print them."""
+    text = f"budget {budget.text}:"
+    if budget.kind == "seconds":
+        pace = measure_pace(trainer, budget.amount)
+        steps = steps_at(pace, trainer, budget.amount, spent=time.perf_counter() - start)
+        settings = settings.changed(run=settings.run.changed(steps=steps))
+        trainer.set_steps(steps)
+        size, unit = (1e6, "M") if pace.tokens_per_second >= 1e6 else (1e3, "k")
+        text += f" {pace.tokens_per_second / size:.2f} {unit} tokens/s, so"
+    if trainer.show:
+        print_plain(f"{text} {settings.run.steps:,} steps of {settings.batch.tokens:,} tokens")
+    return settings
+
+
+def _result(settings: PretrainSettings, trainer: Trainer) -> PretrainResult:
+    held_out = trainer.log.of_kind("held_out")
+    last = {name: value for name, value in held_out[-1].items() if name not in ("kind", "step")} if held_out else None
+    assert last is None or trainer.baseline is not None
+    return PretrainResult(
+        tier=settings.tier,
+        token_term=settings.objective.token_term,
+        training=summarise_training(trainer),
+        training_flops_per_token=trainer.data.phases[0].flops_per_token,
+        held_out=last,
+        unigram_level=None if last is None or trainer.baseline is None else trainer.baseline.level(),
+    )
+
+
+def _print_result(result: PretrainResult, out: Path) -> None:
+    training = result.training
+    print_plain(f"{training.steps} steps, {training.tokens:,} tokens in {training.seconds} s", style="bold")
+    if result.held_out is not None:
+        owner = ""
+        if "replaced_recall" in result.held_out:
+            owner = " of the generator"
+            recall, precision = result.held_out["replaced_recall"], result.held_out["replaced_precision"]
+            print_plain(f"held out: recall of replaced tokens {recall:.1%}, precision {precision:.1%}")
+        loss = result.held_out[f"{result.token_term}_loss"]
+        print_plain(f"held-out loss{owner} {loss:.3f} (unigram level {result.unigram_level:.3f})")
+    print_plain(f"written to {out}: model.safetensors, {REPORT}, {RESULT}")
+
+
+def write_report(
+    run: Path,
+    page: Path,
+    *,
+    title: str,
+    filled: tuple[FilledMask, ...] = (),
+    attention: str | None = None,
+    commands: tuple[str, ...] = (),
+) -> None:
+    """Writes the page of a finished run (its log.jsonl, result.json, recipe.toml and config.json)."""
+    rows = read_log(run / LOG)
+    figures = json.loads((run / RESULT).read_text(encoding="utf-8"))
+    config = json.loads((run / "config.json").read_text(encoding="utf-8"))["model"]
+    term = figures["token_term"]
+    report = PretrainingReport(
+        title=title,
+        facts=_facts(config, figures),
+        steps=[_named(row, term) for row in rows if row["kind"] == "training"],
+        held_out=[_named(row, term) for row in rows if row["kind"] == "held_out"],
+        unigram_entropy=figures.get("unigram_level"),
+        filled=filled,
+        attention=attention,
+        settings=(run / RECIPE).read_text(encoding="utf-8"),
+        commands=commands,
+        notices=tuple(row["text"] for row in rows if row["kind"] == "notice"),
+        guessed=_guessed(term),
+    )
+    page.write_text(pretraining_page(report), encoding="utf-8")
+
+
+def _named(row: dict[str, Any], term: str) -> dict[str, Any]:
+    """A log row under the page's names: its loss is that of guessed tokens, which the unigram level compares with."""
+    return {**row, "loss": row[f"{term}_loss"], "masked_accuracy": row[f"{term}_accuracy"]}
+
+
+def _guessed(term: str) -> str:
+    """What the tokens of a term are called on the page."""
+    return "next tokens" if term == "next_token" else "masked tokens"
+
+
+def _facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[str, str]:
+    """The run in a few lines."""
+    encoder = config["encoder"]
+    facts = {
+        "network": f"{config['family']}, {len(encoder['layers'])} layers of width {encoder['width']}",
+        "parameters": f"{figures['parameters']:,}",
+        **_generator_facts(config, figures),
+        "vocabulary": f"{encoder['vocabulary']:,}",
+        "tokens seen": f"{figures['tokens']:,}",
+        "time": f"{figures['seconds']:,.0f} s",
+        "speed": f"{figures['tokens_per_second']:,.0f} tokens/s",
+    }
+    held_out = figures.get("held_out")
+    if held_out:
+        term = figures["token_term"]
+        facts["held-out loss"] = f"{held_out[f'{term}_loss']:.3f}"
+        facts["unigram level"] = f"{figures['unigram_level']:.3f}"
+        facts[f"{_guessed(term)} guessed"] = f"{held_out[f'{term}_accuracy']:.1%}"
+        if "next_sentence_accuracy" in held_out:
+            facts["next sentences told apart"] = f"{held_out['next_sentence_accuracy']:.1%}"
+        if "replaced_recall" in held_out:
+            facts["tokens replaced"] = f"{held_out['replaced_share']:.1%}"
+            facts["replaced tokens found"] = f"{held_out['replaced_recall']:.1%}"
+            facts["finds that are right"] = f"{held_out['replaced_precision']:.1%}"
+    return facts
+
+
+def _generator_facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[str, str]:
+    """The generator in two lines, if there is one."""
+    if config.get("generator") is None:
+        return {}
+    encoder, sharing = config["generator"]["model"]["encoder"], config["generator"]["sharing"].replace("_", "-")
+    shape = f"{len(encoder['layers'])} layers of width {encoder['width']}, embedding sharing: {sharing}"
+    return {"generator": shape, "parameters, generator": f"{figures['generator_parameters']:,}"}

@@ -1,0 +1,132 @@
+"""Typed results of runs: the console, the page and result.json read the same object."""
+
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from rich.console import Console
+
+from bertsmith.models.cost import parameters_by_part
+from bertsmith.settings import Record
+from bertsmith.toml import to_toml
+from bertsmith.training.trainer import Trainer
+
+
+def spread() -> Any:
+    """Declare a field whose own fields (or items) stand at the top level of result.json."""
+    return field(metadata={"spread": True})
+
+
+def to_json(value: object) -> Any:
+    """Return a value as JSON-ready data; fields of records that are None are left out."""
+    if isinstance(value, Record):
+        return value.plain()
+    if is_dataclass(value) and not isinstance(value, type):
+        plain: dict[str, Any] = {}
+        for own in fields(value):
+            inner = to_json(getattr(value, own.name))
+            if own.metadata.get("spread"):
+                plain |= inner or {}
+            elif inner is not None and not own.metadata.get("hidden"):
+                plain[own.name] = inner
+        return plain
+    if isinstance(value, dict):
+        return {name: to_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Result of a run. `result["score"]` reads a value by its name in result.json."""
+
+    is_finished: bool = True
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command."""
+        return 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of result.json."""
+        plain: dict[str, Any] = to_json(self)
+        return plain
+
+    def __getitem__(self, name: str) -> Any:
+        return self.to_json()[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.to_json()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppedRun(Result):
+    """A run that was asked to stop before its end; `--resume` continues it."""
+
+    is_finished: bool = False
+    steps: int
+    stage: str | None = None
+    """The stage or run it stopped in, where there are several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation(Result):
+    """Settings and costs of a run that was not started (`--explain`)."""
+
+    facts: dict[str, str] = spread()
+    is_finished: bool = field(default=False, metadata={"hidden": True})
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A warning of a run about its training, at a step."""
+
+    step: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSummary:
+    """Size and costs of a finished training."""
+
+    steps: int
+    processes: int
+    parameters: int
+    generator_parameters: int | None
+    tokens: int
+    training_flops: float
+    seconds: float
+    tokens_per_second: float
+    training_loss: float
+    notices: tuple[Notice, ...]
+
+
+def summarise_training(trainer: Trainer) -> TrainingSummary:
+    """Return size and costs of a training that has ended."""
+    progress, counts = trainer.progress, parameters_by_part(trainer.model.config)
+    return TrainingSummary(
+        steps=progress.step,
+        processes=trainer.processes,
+        parameters=counts["parameters"],
+        generator_parameters=counts.get("generator_parameters"),
+        tokens=progress.tokens,
+        training_flops=progress.flops,
+        seconds=round(progress.seconds, 1),
+        tokens_per_second=round(progress.tokens / max(progress.seconds, 1e-9), 1),
+        training_loss=trainer.log.of_kind("training")[-1]["loss"],
+        notices=tuple(Notice(row["step"], row["text"]) for row in trainer.log.of_kind("notice")),
+    )
+
+
+def print_explanation(settings: Record, facts: dict[str, str]) -> Explanation:
+    """Print all settings with their help, then the facts."""
+    console = Console()
+    console.print(to_toml(settings.plain(), settings.help()), highlight=False, markup=False, soft_wrap=True)
+    for name, value in facts.items():
+        console.print(f"{name:<26}{value}", highlight=False)
+    return Explanation(facts=facts)
+
+
+def print_plain(text: str, style: str | None = None) -> None:
+    """Print one line as it is, without markup, highlighting or wrapping."""
+    Console().print(text, style=style, markup=False, highlight=False, soft_wrap=True)

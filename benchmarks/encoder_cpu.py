@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
-from bertsmith.checkpoint.hf import TWINS
+from bertsmith.checkpoint.hf.reading import ADAPTERS
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.artefact import open_runner, write_artefact
 from bertsmith.engines.base import Artefact
@@ -121,11 +121,11 @@ def _theirs(
     from transformers import AutoConfig, AutoModel
 
     said = []
-    twins = {twin.family: twin for twin in TWINS.values()}
-    if config.family not in twins:
+    adapters = {adapter.family: adapter for adapter in ADAPTERS.values()}
+    if config.family not in adapters:
         said.append("transformers has no such model; its BERT of that size stands beside ours")
         config = _config("bert", options)
-    model = AutoModel.from_config(AutoConfig.for_model(**twins[config.family].write_config(config))).eval()
+    model = AutoModel.from_config(AutoConfig.for_model(**adapters[config.family].write_config(config))).eval()
     peer = Peer(model)
     found: dict[str, Run] = {"transformers eager": lambda ids: peer(ids)}
     graph, small = folder / "theirs.onnx", folder / "theirs-int8.onnx"

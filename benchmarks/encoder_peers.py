@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertsmith.checkpoint.hf import TWINS
+from bertsmith.checkpoint.hf.reading import ADAPTERS
 from bertsmith.models.config import ModelConfig
 from encoder_candidates import Candidate, Work, config_of
 
@@ -78,8 +78,8 @@ def _transformers(config: ModelConfig, work: Work, device: str) -> nn.Module:
 def _their_config(config: ModelConfig) -> Any:
     from transformers import AutoConfig
 
-    twins = {twin.family: twin for twin in TWINS.values()}
-    return AutoConfig.for_model(**twins[config.family].write_config(config))
+    adapters = {adapter.family: adapter for adapter in ADAPTERS.values()}
+    return AutoConfig.for_model(**adapters[config.family].write_config(config))
 
 
 def _flashdeberta(config: ModelConfig, work: Work, device: str) -> nn.Module:

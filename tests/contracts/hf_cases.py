@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import bertsmith.hf  # noqa: F401 (our folders open from here on)
-from bertsmith.checkpoint.hf import HfExport
+from bertsmith.checkpoint.hf.writing import HfExport
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.config import ModelConfig

@@ -1,4 +1,4 @@
-"""What leaves for Hugging Face comes back as the same network, or does not leave: every twin, with every odd part."""
+"""A model exported to Hugging Face is read back as the same network, or refused: every adapter, every odd part."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from cases import TINY, padded_layout
 from torch import Tensor
 
 import bertsmith
-from bertsmith.checkpoint.hf import TWINS
+from bertsmith.checkpoint.hf.reading import ADAPTERS
 from bertsmith.errors import InputError
 from bertsmith.layers.context import Memory
 from bertsmith.models.config import ModelConfig
@@ -79,9 +79,9 @@ CHANGES: dict[str, Callable[[Stack], Any]] = {
     "other fresh weights": lambda stack: stack.update(scales_outputs=True),
 }
 SURVIVES = {
-    "nothing": set(TWINS),
-    "one layer": set(TWINS),
-    "sharing nothing": set(TWINS) - {"albert"},
+    "nothing": set(ADAPTERS),
+    "one layer": set(ADAPTERS),
+    "sharing nothing": set(ADAPTERS) - {"albert"},
     "sharing all": {"albert"},
     "a first branch": {"deberta-v2"},
     "groups": {"convbert"},
@@ -92,16 +92,16 @@ SURVIVES = {
     "rotary": {"modernbert"},
     "gated": {"modernbert"},
     **{f"no biases in a {part}": {"modernbert"} for part in ("mixer", "feed-forward", "norm")},
-    "a wide embedding": set(TWINS) - {"albert"},
+    "a wide embedding": set(ADAPTERS) - {"albert"},
     "a narrow embedding": {"albert", "electra", "convbert"},
     "relative positions": {"deberta", "deberta-v2"},
     "another epsilon": {"marian"},  # of a norm that is not there
     "scaled": {"marian"},
-    "not gated": set(TWINS) - {"modernbert"},
+    "not gated": set(ADAPTERS) - {"modernbert"},
     "no biases in the embedding": {"marian", "modernbert"},
     "an rms norm of the embedding": {"marian"},
-    "other fresh weights": set(TWINS),
-    "longer": set(TWINS) - {"marian", "deberta", "deberta-v2"},  # whose decoders stay as they are
+    "other fresh weights": set(ADAPTERS),
+    "longer": set(ADAPTERS) - {"marian", "deberta", "deberta-v2"},  # whose decoders stay as they are
 }
 
 
@@ -125,16 +125,16 @@ def _outputs(model: Model) -> list[Tensor]:
     return [states, model.scores(model.decode(ids, layout, Memory(states, layout)))]
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("change", CHANGES)
-def test_the_same_network_comes_back_or_none_leaves(twin: str, change: str, tmp_path: Path) -> None:
+def test_the_same_network_comes_back_or_none_leaves(adapter: str, change: str, tmp_path: Path) -> None:
     try:
-        model = _model(TWINS[twin].family, CHANGES[change])
+        model = _model(ADAPTERS[adapter].family, CHANGES[change])
     except InputError:
-        assert twin not in SURVIVES.get(change, ())
+        assert adapter not in SURVIVES.get(change, ())
         return  # no such model
     folder = tmp_path / "hf"
-    if twin not in SURVIVES.get(change, ()):
+    if adapter not in SURVIVES.get(change, ()):
         with pytest.raises(InputError, match=r"^(this model cannot be exported as )?a Hugging Face [^\n]*$"):
             bertsmith.export(model, folder, native="always")
         assert not folder.exists()

@@ -9,8 +9,7 @@ from elastic_cases import random_subnet
 from hf_cases import ENCODERS, LABELS, TASK_HEADS, inputs, is_native, opened, ours, task_model, theirs
 
 import bertsmith
-from bertsmith.checkpoint.hf import HfExport, plan_hf
-from bertsmith.checkpoint.hf.native import first_difference
+from bertsmith.checkpoint.hf.writing import HfExport, first_difference, plan_hf
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.model import Model

@@ -20,8 +20,8 @@ with warnings.catch_warnings():
     from transformers import DebertaV2ForMaskedLM, DebertaV2Model
 
 import bertsmith
-from bertsmith.checkpoint.hf import TWINS, check_exportable
-from bertsmith.checkpoint.hf.native import first_difference
+from bertsmith.checkpoint.hf.reading import ADAPTERS
+from bertsmith.checkpoint.hf.writing import first_difference, native_export
 from bertsmith.checkpoint.source import GeneratorSource, ModelSource
 from bertsmith.errors import InputError
 from bertsmith.models.build import build
@@ -144,10 +144,10 @@ BESIDE_A_TASK = {"exits", "teacher_width"}
 
 
 @pytest.mark.parametrize("kind", sorted(HEADS.keys() - TASK_HEADS.keys() - BESIDE_A_TASK))
-@pytest.mark.parametrize("twin", TWINS)
-def test_which_heads_have_a_place(twin: str, kind: str) -> None:
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_which_heads_have_a_place(adapter: str, kind: str) -> None:
     """A head comes along or the export says in one sentence that it cannot."""
-    family = TWINS[twin].family
+    family = ADAPTERS[adapter].family
     name = next(name for name in PRESETS if preset(name).family == family)
     changes = {"positions": "sinusoid_halves"} if family == "transformer" else {}
     whole = preset(name, layers=1, width=48, heads=4, vocabulary=50, **changes)
@@ -164,23 +164,23 @@ def test_which_heads_have_a_place(twin: str, kind: str) -> None:
     try:
         model = build(whole.changed(heads=(head,)), seed=0)
     except InputError:
-        assert kind not in PLACES[twin]
+        assert kind not in PLACES[adapter]
         return
-    if kind in PLACES[twin]:
-        found, parts, *_ = check_exportable(model)
-        assert f"heads.{kind}" in parts or twin == "marian"
+    if kind in PLACES[adapter]:
+        found, parts, *_ = native_export(model)
+        assert f"heads.{kind}" in parts or adapter == "marian"
         remark = found.remark(model.config)
         says = remark is not None and "replaced_tokens" in remark
-        assert says == (kind == "replaced_tokens" and twin != "electra")
+        assert says == (kind == "replaced_tokens" and adapter != "electra")
     else:
         with pytest.raises(InputError, match=r"^(this model cannot be exported as )?a Hugging Face [^\n]*" + kind):
-            check_exportable(model)
+            native_export(model)
 
 
 def test_a_family_without_a_twin_says_so() -> None:
     model = build(preset("performer-small", layers=1, vocabulary=50).changed(heads=(ReplacedTokensConfig(),)))
-    with pytest.raises(InputError, match="family is 'performer'; Hugging Face twins exist for: bert, electra"):
-        check_exportable(model)
+    with pytest.raises(InputError, match="family is 'performer'; Hugging Face adapters exist for: bert, electra"):
+        native_export(model)
 
 
 def test_a_decoded_generator_is_read_with_its_scores(trained: tuple[Case, Model], tmp_path: Path) -> None:

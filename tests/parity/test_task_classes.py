@@ -10,7 +10,7 @@ from theirs import TINY, batch, make, ours, there_and_back
 
 import bertsmith
 from bertsmith import SequenceLayout
-from bertsmith.checkpoint.hf import TWINS
+from bertsmith.checkpoint.hf.reading import ADAPTERS
 from bertsmith.errors import InputError
 
 with warnings.catch_warnings():
@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from transformers import DebertaModel, DebertaV2Model  # noqa: F401
 
 LABELS = {0: "no", 1: "yes", 2: "perhaps"}
-CLASSES = sorted({form.architecture for twin in TWINS.values() for form in twin.forms if form.rows})
+CLASSES = sorted({form.architecture for adapter in ADAPTERS.values() for form in adapter.task_heads if form.rows})
 SETTINGS = {
     "Electra": {"embedding_size": 12, "summary_last_dropout": 0.0, "summary_activation": "relu"},
     "Albert": {"embedding_size": 12, "classifier_dropout_prob": 0.0},

@@ -11,8 +11,8 @@ from transformers import BertForSequenceClassification, BertForTokenClassificati
 
 from bertsmith import SequenceLayout
 from bertsmith.answers.sequences import IGNORED
-from bertsmith.checkpoint.hf import twin_of
-from bertsmith.checkpoint.names import to_theirs
+from bertsmith.checkpoint.hf.names import to_theirs
+from bertsmith.checkpoint.hf.reading import adapter_for
 from bertsmith.data.examples import TaskBatch
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.heads import HeadConfig
@@ -58,8 +58,8 @@ def assert_all_equal(
     for name in ("weight", "bias"):
         gradient = mine.pop(f"heads.{kind}.score.{name}")
         torch.testing.assert_close(gradient, getattr(theirs.classifier, name).grad, rtol=0, atol=1e-10)
-    twin = twin_of(model)
-    rows = [row for row in twin.rows(model.config, twin.parts(mine)) if row.ours in mine]
+    adapter = adapter_for(model)
+    rows = [row for row in adapter.rows(model.config, adapter.parts(mine)) if row.ours in mine]
     assert len(rows) == len(mine)
     reference = {f"bert.{name}": parameter.grad for name, parameter in theirs.bert.named_parameters()}
     converted = to_theirs(rows, mine)

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 import bertsmith
 from bertsmith import SequenceLayout
 from bertsmith.answers.sequences import IGNORED
-from bertsmith.checkpoint.hf import twin_of
-from bertsmith.checkpoint.hf.adapter import Twin
-from bertsmith.checkpoint.names import to_theirs
+from bertsmith.checkpoint.hf.adapter import FamilyAdapter
+from bertsmith.checkpoint.hf.names import to_theirs
+from bertsmith.checkpoint.hf.reading import adapter_for
 from bertsmith.data.corruption import Corrupted, Vocabulary
 from bertsmith.models.model import Model
 from bertsmith.objectives.masked_lm import MaskedBatch, MaskedLM, MaskedLMConfig
@@ -95,15 +95,15 @@ def compare_masked_losses(
 
 def assert_gradients_equal(model: Model, theirs: PreTrainedModel, atol: float = 1e-10) -> None:
     """Every gradient of ours is one of theirs, and theirs have no others."""
-    twin = twin_of(model)
+    adapter = adapter_for(model)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert gradients
-    rows = twin.rows(model.config, twin.parts(name for name, _ in model.named_parameters()))
+    rows = adapter.rows(model.config, adapter.parts(name for name, _ in model.named_parameters()))
     rows = [row for row in rows if row.ours in gradients]
     assert len(rows) == len(gradients)
     mine = to_theirs(rows, gradients)
     tensors = (*theirs.named_parameters(), *theirs.named_buffers())
-    reference = {_full_name(name, twin): tensor.grad for name, tensor in tensors if tensor.grad is not None}
+    reference = {_full_name(name, adapter): tensor.grad for name, tensor in tensors if tensor.grad is not None}
     assert mine.keys() == reference.keys()
     for name, gradient in mine.items():
         torch.testing.assert_close(gradient, reference[name], rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
@@ -123,13 +123,13 @@ def there_and_back(theirs: PreTrainedModel, dtype: torch.dtype, folder: Path) ->
     for name, tensor in sent.items():
         # whatever the dtype, DeBERTa's v1 makes its query and value biases in float32 there
         assert torch.equal(state[name], tensor.to(state[name].dtype)), name
-    written, twin = load_file(folder / "back/model.safetensors"), twin_of(model)
+    written, adapter = load_file(folder / "back/model.safetensors"), adapter_for(model)
     for name, tensor in load_file(folder / "theirs/model.safetensors").items():
-        assert torch.equal(written.pop(_full_name(name, twin)), tensor), name
+        assert torch.equal(written.pop(_full_name(name, adapter)), tensor), name
     assert not written
     return back
 
 
-def _full_name(name: str, twin: Twin) -> str:
+def _full_name(name: str, adapter: FamilyAdapter) -> str:
     """Their name with the prefix that models without a head leave out."""
-    return twin.prefix + name if name.startswith(twin.bare) else name
+    return adapter.prefix + name if name.startswith(adapter.unprefixed) else name

@@ -1,1 +1,1 @@
-"""Keep and exchange models: our folder, and Hugging Face's, by reversible tables of names."""
+"""Read and write models: our own folders, and Hugging Face's by reversible tables of names."""

@@ -1,4 +1,4 @@
-"""Files of weights and settings, read with care and written under a temporary name first."""
+"""Files of weights and settings; new folders appear complete or not at all."""
 
 import json
 import os
@@ -15,11 +15,11 @@ from torch.nn import Parameter
 from bertsmith.errors import InputError, nearest
 
 Precision = Literal["float32", "float16", "bfloat16"]
-"""What the weights of a file are written in; reading widens half precision."""
+"""Precision of written weights; half precision is widened on reading."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Read the object in a JSON file."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of all the files an index.json names."""
+    """Read a safetensors file, or all files that an index.json names."""
     if path.suffix == ".json":
         names = sorted(set(read_json(path).get("weight_map", {}).values()))
         if not names:
@@ -52,7 +52,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def find_weights(folder: Path) -> Path:
-    """The weights file of a model folder; says so if there is only a pickle."""
+    """Find the weights file of a model folder; pickles are refused."""
     for name in ("model.safetensors", "model.safetensors.index.json"):
         if (folder / name).exists():
             return folder / name
@@ -66,15 +66,15 @@ def find_weights(folder: Path) -> Path:
 
 
 def tensors_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    """What a model consists of: its parameters and the buffers that do not follow from its config."""
+    """The parameters of a model and the buffers that do not follow from its config."""
     saved = model.state_dict(keep_vars=True)
-    parameters = dict(model.named_parameters())  # each once, however many parts share it
+    parameters = dict(model.named_parameters())  # shared parameters appear once
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
     return {**parameters, **buffers}
 
 
 def copy_tensors(tensors: dict[str, Tensor], model: torch.nn.Module, source: str) -> None:
-    """Fills a model's tensors; every name and shape must match, and the sentence says which does not."""
+    """Copy tensors into a model; every name and shape must match."""
     wanted = tensors_of(model)
     missing = sorted(wanted.keys() - tensors.keys())
     if missing:
@@ -96,8 +96,8 @@ def copy_tensors(tensors: dict[str, Tensor], model: torch.nn.Module, source: str
 
 
 def _share(whole: Tensor, own: Tensor) -> Tensor:
-    """What a process takes of a whole tensor that all have: its share, where its own is spread over several."""
-    if type(own) in (Tensor, Parameter):  # all that there is in one process, where the import would cost a second
+    """This process's shard of a tensor if the model's own is distributed, else the whole tensor."""
+    if type(own) in (Tensor, Parameter):  # a single process, where the import below would cost a second
         return whole
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -108,36 +108,36 @@ def _share(whole: Tensor, own: Tensor) -> Tensor:
 
 @torch.no_grad()
 def in_precision(tensors: dict[str, Tensor], precision: Precision | None) -> dict[str, Tensor]:
-    """The tensors with their floats in a precision, None for as they are; a value that would become infinite stops."""
+    """Convert floating-point tensors to a precision, None to keep them; raise if a value would become infinite."""
     if precision is None:
         return tensors
     if precision not in get_args(Precision):
         raise InputError(f"precision is {precision!r}; {nearest(str(precision), get_args(Precision))}")
     dtype: torch.dtype = getattr(torch, precision)
-    kept = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    converted = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
-        if (kept[name].isinf() & tensor.isfinite()).any():
+        if (converted[name].isinf() & tensor.isfinite()).any():
             largest, limit = float(tensor[tensor.isfinite()].abs().max()), torch.finfo(dtype).max
             others = "bfloat16, float32" if precision == "float16" else "None, which keeps the weights as they are"
             raise InputError(
                 f"precision is {precision!r} and {name!r} has values up to {largest:.6g}, beyond its largest number "
                 f"{limit:.6g}; allowed here: {others}"
             )
-    return kept
+    return converted
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Writes a safetensors file; tensors that share memory get copies of their own."""
+    """Write a safetensors file; tensors that share memory are copied."""
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     save_file(plain, path, metadata=metadata or {"format": "pt"})
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: object) -> None:
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 class NewFolder:
-    """A folder that appears whole or not at all: written under a temporary name, synced, renamed on success.
+    """A folder that appears complete or not at all: written under a temporary name, synced, renamed on success.
 
     An old folder of that name is replaced only when the new one is complete.
     """

@@ -7,7 +7,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from bertsmith.bundled import NAMES, model_folder
 from bertsmith.checkpoint.files import read_json
-from bertsmith.checkpoint.hf.registry import TWINS
+from bertsmith.checkpoint.hf.adapter import HfConfig
+from bertsmith.checkpoint.hf.reading import ADAPTERS
 from bertsmith.checkpoint.store import load, read_config
 from bertsmith.errors import InputError, nearest
 from bertsmith.layers.subnet import Subnet
@@ -123,9 +124,9 @@ class ModelSource(Record):
         data = read_json(path) if path.is_file() else {}
         if "bertsmith" in data:
             config = read_config(path.parent)
-        elif data.get("model_type") in TWINS:
+        elif data.get("model_type") in ADAPTERS:
             try:
-                config = TWINS[data["model_type"]].read_config(data, frozenset())
+                config = ADAPTERS[data["model_type"]].read_config(HfConfig(data), frozenset())
             except (ValidationError, TypeError):
                 return self.encoder_config()
         else:

@@ -1,4 +1,4 @@
-"""Our own folder: config.json + model.safetensors + tokenizer.json; and the one door to all folders, `load`."""
+"""Our model folders (config.json, model.safetensors, tokenizer.json), and `load`, which also reads Hugging Face's."""
 
 from pathlib import Path
 from typing import Literal
@@ -18,8 +18,8 @@ from bertsmith.checkpoint.files import (
     write_json,
     write_tensors,
 )
-from bertsmith.checkpoint.hf import load_hf
-from bertsmith.checkpoint.hf.sentences import FILES as SENTENCE_FILES
+from bertsmith.checkpoint.hf.reading import load_hf
+from bertsmith.checkpoint.hf.task_heads import SENTENCE_FILES
 from bertsmith.checkpoint.hf.wrapped import FORMAT
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
@@ -40,9 +40,9 @@ def load(
     device: str | torch.device = "cpu",
     ignore: tuple[str, ...] = (),
 ) -> Model:
-    """The model in a folder of ours or of Hugging Face, in eval mode, whole or cut down to a sub-network.
+    """Load a model folder of ours or of Hugging Face in eval mode, optionally as a subnetwork.
 
-    A bundled model is called by its name: `load("small")`; a folder of that name is `load("./small")`.
+    A bundled model is loaded by name: `load("small")`; a folder of that name by path: `load("./small")`.
 
     A model that was trained against a generator has it as `model.generator`.
     """
@@ -69,16 +69,16 @@ def load(
 
 
 def save(model: Model, folder: str | Path, *, precision: Precision | None = None, force: bool = False) -> None:
-    """Writes the model as a folder of ours, whole or not at all; `force` replaces a model folder that is there.
+    """Save a model as a folder of ours, complete or not at all; `force` replaces an existing model folder.
 
-    Weights are written as they are, or in a `precision`: half of it takes half the space, and `load` widens it again.
+    Weights keep their precision unless `precision` is given; `load` widens half precision again.
     """
     with NewFolder(free_folder(folder, force)) as new:
         write_model(model, new, precision=precision)
 
 
 def free_folder(folder: str | Path, force: bool) -> Path:
-    """The folder, if writing a model there destroys nothing but, with `force`, another model."""
+    """Return the folder if writing there overwrites nothing but, with `force`, another model."""
     path = Path(folder).resolve()
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     if path.exists() and not path.is_dir():
@@ -100,7 +100,7 @@ def write_model(
     weights: Literal["float", "int8"] = "float",
     precision: Precision | None = None,
 ) -> None:
-    """Writes the model's files into a folder that exists; `weights` says what it has in the place of its matrices."""
+    """Write the files of a model into an existing folder; `weights` is what its matrices consist of."""
     kind = {} if weights == "float" else {"weights": weights}
     write_json(folder / "config.json", {"bertsmith": FORMAT, **kind, "model": model.config.plain()})
     write_tensors(folder / "model.safetensors", in_precision(tensors_of(model), precision))
@@ -109,7 +109,7 @@ def write_model(
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The config of a model in a folder of ours, as it was written."""
+    """Read the config of a model in a folder of ours."""
     path = folder / "config.json"
     data = read_json(path)
     if data.get("bertsmith") != FORMAT:

@@ -7,7 +7,7 @@ from bertsmith.bundled import model_folder
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
-    from bertsmith.checkpoint.hf import NativeChoice
+    from bertsmith.checkpoint.hf.writing import NativeChoice
     from bertsmith.engines.base import Inputs, Precision
     from bertsmith.engines.onnx_graph import AskedHead
     from bertsmith.models.model import Model
@@ -145,7 +145,7 @@ def _depth_rule(model: Path) -> dict[str, str]:
 def _export_hf(
     loaded: "Model", model: Path, out: Path, cut: dict[str, float] | None, native: "NativeChoice", force: bool
 ) -> dict[str, Any]:
-    from bertsmith.checkpoint.hf import plan_hf
+    from bertsmith.checkpoint.hf.writing import plan_hf
     from bertsmith.exporting.card import write_card
     from bertsmith.exporting.export import read_result
     from bertsmith.runs.folder import claim, write_result

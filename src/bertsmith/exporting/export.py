@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertsmith.checkpoint.files import NewFolder, read_json, write_json
-from bertsmith.checkpoint.hf import NativeChoice, save_hf
+from bertsmith.checkpoint.hf.writing import NativeChoice, save_hf
 from bertsmith.checkpoint.store import free_folder, read_config
 from bertsmith.engines.artefact import ARTEFACT_FILE, check_artefact
 from bertsmith.engines.base import Artefact, Inputs, Precision

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 import bertsmith
-from bertsmith.checkpoint.hf.native import first_difference
+from bertsmith.checkpoint.hf.writing import first_difference
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.published import preset

@@ -7,7 +7,7 @@ import pytest
 from helpers_finetune import ROWS, tune, write_task
 
 import bertsmith
-from bertsmith.checkpoint.hf import plan_hf
+from bertsmith.checkpoint.hf.writing import plan_hf
 from bertsmith.commands.exchange import export_model
 from bertsmith.errors import InputError
 

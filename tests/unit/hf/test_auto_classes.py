@@ -25,7 +25,7 @@ from transformers import (
 )
 
 import bertsmith
-from bertsmith.checkpoint.hf import plan_hf
+from bertsmith.checkpoint.hf.writing import plan_hf
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.hf import CLASSES, BertsmithConfig, BertsmithForSequenceClassification, BertsmithModel

@@ -115,5 +115,5 @@ def test_settings_are_checked() -> None:
         FavorConfig(heads=4).check(10)
     with pytest.raises(ValueError, match="features is 0 and feature_map 'softmax' needs a random matrix"):
         FavorConfig(heads=2, features=0).check(8)
-    with pytest.raises(InputError, match="family is 'performer'; Hugging Face twins exist for"):
+    with pytest.raises(InputError, match="family is 'performer'; Hugging Face adapters exist for"):
         bertsmith.export(small(), "nowhere", native="always")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bertsmith.training.starting import with_task_head
+from bertsmith.models.attach_heads import with_task_head
 
 import bertsmith
 from bertsmith.layers.subnet import Subnet

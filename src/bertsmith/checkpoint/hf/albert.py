@@ -1,18 +1,20 @@
 """ALBERT as Hugging Face names and configures it."""
 
-from typing import Any
-
-from bertsmith.checkpoint.hf.adapter import Twin, cannot, refuse
+from bertsmith.checkpoint.hf.adapter import FamilyAdapter, HfConfig, HfSettings, not_exportable, read_heads
 from bertsmith.checkpoint.hf.bert import read_attending, write_attending
-from bertsmith.checkpoint.hf.sentences import sentence_form
-from bertsmith.checkpoint.hf.shape import read_heads, with_defaults
-from bertsmith.checkpoint.hf.task_heads import own_dropout, pooled_form, spans_form, tagger_form
-from bertsmith.checkpoint.names import Row, linear, row
+from bertsmith.checkpoint.hf.names import Row, linear, row
+from bertsmith.checkpoint.hf.task_heads import (
+    dropout_setting,
+    pooled_classifier,
+    sentence_embedder,
+    span_finder,
+    token_tagger,
+)
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, PoolerConfig
 
-_DROPOUT = own_dropout("classifier_dropout_prob", 0.1)
+_DROPOUT = dropout_setting("classifier_dropout_prob", 0.1)
 
 
 def _rows() -> tuple[Row, ...]:
@@ -33,18 +35,18 @@ def _rows() -> tuple[Row, ...]:
     )
 
 
-def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
+def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
     for key, why in (("num_hidden_groups", "all layers share one group"), ("inner_group_num", "a group is one layer")):
         if data.get(key, 1) != 1:
             raise InputError(f"config.json: {key} is {data[key]!r}; allowed: 1, because {why}")
     dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-    data = with_defaults(data, hidden_act="gelu_new", embedding_size=128, **dropout)
+    data = data.with_defaults(hidden_act="gelu_new", embedding_size=128, **dropout)
     if data["embedding_size"] == data.get("hidden_size"):
         raise InputError(
             f"config.json: embedding_size is {data['embedding_size']!r}, as hidden_size; allowed: another, because "
             "an embedding as wide as the layers is not widened here"
         )
-    refuse(data, is_decoder=False)
+    data.allow_only(is_decoder=False)
     encoder = read_attending(data, sharing="all")
     layer = encoder.layers[0]
     heads: dict[str, HeadConfig] = {
@@ -54,12 +56,12 @@ def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
     return ModelConfig(family="albert", encoder=encoder, heads=read_heads(heads, parts))
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> HfSettings:
     encoder = config.encoder
     if encoder.embedding_width == encoder.width:
-        raise cannot("albert", "its embedding is not factorised")
+        raise not_exportable("albert", "its embedding is not factorised")
     if encoder.layers[0].mixer.is_causal:
-        raise cannot("albert", "it is causal")
+        raise not_exportable("albert", "it is causal")
     is_masked = any(head.kind == "masked_tokens" for head in config.heads)
     return {
         "architectures": ["AlbertForMaskedLM" if is_masked else "AlbertModel"],
@@ -70,12 +72,12 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-ALBERT = Twin(
+ALBERT = FamilyAdapter(
     model_type="albert",
     family="albert",
     prefix="albert.",
-    encoder=lambda config: _rows(),
-    optional={
+    encoder_rows=lambda config: _rows(),
+    optional_rows={
         "heads.pooler": tuple(linear("heads.pooler.project", "albert.pooler")),
         "heads.masked_tokens": (
             *linear("heads.masked_tokens.transform", "predictions.dense"),
@@ -89,11 +91,11 @@ ALBERT = Twin(
     },
     read_config=_read,
     write_config=_write,
-    forms=(
-        pooled_form("AlbertForSequenceClassification", _DROPOUT),
-        pooled_form("AlbertForMultipleChoice", _DROPOUT, is_choice=True),
-        tagger_form("AlbertForTokenClassification", _DROPOUT),
-        spans_form("AlbertForQuestionAnswering"),
-        sentence_form("AlbertModel"),
+    task_heads=(
+        pooled_classifier("AlbertForSequenceClassification", _DROPOUT),
+        pooled_classifier("AlbertForMultipleChoice", _DROPOUT, is_choice=True),
+        token_tagger("AlbertForTokenClassification", _DROPOUT),
+        span_finder("AlbertForQuestionAnswering"),
+        sentence_embedder("AlbertModel"),
     ),
 )

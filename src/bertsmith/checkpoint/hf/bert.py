@@ -2,11 +2,25 @@
 
 from typing import Any
 
-from bertsmith.checkpoint.hf.adapter import REPLACED_ROWS, Twin, first_mixer, headless, refuse, required
-from bertsmith.checkpoint.hf.sentences import sentence_form
-from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
-from bertsmith.checkpoint.hf.task_heads import own_dropout, pooled_form, spans_form, tagger_form
-from bertsmith.checkpoint.names import Row, linear, row
+from bertsmith.checkpoint.hf.adapter import (
+    REPLACED_TOKENS_ROWS,
+    FamilyAdapter,
+    HfConfig,
+    HfSettings,
+    first_mixer,
+    missing_head_remark,
+    read_encoder,
+    read_heads,
+    write_encoder,
+)
+from bertsmith.checkpoint.hf.names import Row, linear, row
+from bertsmith.checkpoint.hf.task_heads import (
+    dropout_setting,
+    pooled_classifier,
+    sentence_embedder,
+    span_finder,
+    token_tagger,
+)
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.models.config import EncoderConfig, ModelConfig
 from bertsmith.models.heads import (
@@ -17,7 +31,7 @@ from bertsmith.models.heads import (
     ReplacedTokensConfig,
 )
 
-_DROPOUT = own_dropout("classifier_dropout")
+_DROPOUT = dropout_setting("classifier_dropout")
 
 
 def encoder_rows(prefix: str) -> tuple[Row, ...]:
@@ -36,22 +50,22 @@ def encoder_rows(prefix: str) -> tuple[Row, ...]:
     )
 
 
-def read_attending(data: dict[str, Any], **others: Any) -> EncoderConfig:
+def read_attending(data: HfConfig, **others: Any) -> EncoderConfig:
     """An encoder with BERT's attention; they call one that is causal a decoder."""
-    refuse(data, position_embedding_type="absolute", add_cross_attention=False)
-    heads, dropout = required(data, "num_attention_heads"), float(data["attention_probs_dropout_prob"])
+    data.allow_only(position_embedding_type="absolute", add_cross_attention=False)
+    heads, dropout = data.required("num_attention_heads"), float(data["attention_probs_dropout_prob"])
     mixer = FullConfig(heads=heads, dropout=dropout, is_causal=bool(data.get("is_decoder", False)))
     return read_encoder(data, mixer, **others)
 
 
-def write_attending(encoder: EncoderConfig, model_type: str) -> dict[str, Any]:
+def write_attending(encoder: EncoderConfig, model_type: str) -> HfSettings:
     mixer = first_mixer(encoder, FullConfig, model_type)
     settings = write_encoder(encoder, mixer, model_type)
     return {**settings, "is_decoder": True} if mixer.is_causal else settings
 
 
-def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
-    encoder = read_attending(with_defaults(data))
+def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
+    encoder = read_attending(data.with_defaults())
     layer = encoder.layers[0]
     heads: dict[str, HeadConfig] = {
         "heads.masked_tokens": MaskedTokensConfig(activation=layer.feedforward.activation, epsilon=layer.norm.epsilon),
@@ -62,7 +76,7 @@ def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
     return ModelConfig(family="bert", encoder=encoder, heads=read_heads(heads, parts))
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> HfSettings:
     return {"architectures": [_architecture(config)], **write_attending(config.encoder, "bert")}
 
 
@@ -75,12 +89,12 @@ def _architecture(config: ModelConfig) -> str:
     return "BertForNextSentencePrediction" if "next_sentence" in kinds else "BertModel"
 
 
-BERT = Twin(
+BERT = FamilyAdapter(
     model_type="bert",
     family="bert",
     prefix="bert.",
-    encoder=lambda config: encoder_rows("bert."),
-    optional={
+    encoder_rows=lambda config: encoder_rows("bert."),
+    optional_rows={
         "heads.pooler": tuple(linear("heads.pooler.project", "bert.pooler.dense")),
         "heads.masked_tokens": (
             *linear("heads.masked_tokens.transform", "cls.predictions.transform.dense"),
@@ -88,7 +102,7 @@ BERT = Twin(
             row("heads.masked_tokens.bias", "cls.predictions.bias"),
         ),
         "heads.next_sentence": tuple(linear("heads.next_sentence", "cls.seq_relationship")),
-        "heads.replaced_tokens": REPLACED_ROWS,
+        "heads.replaced_tokens": REPLACED_TOKENS_ROWS,
     },
     tied={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -96,12 +110,12 @@ BERT = Twin(
     },
     read_config=_read,
     write_config=_write,
-    remark=headless,
-    forms=(
-        pooled_form("BertForSequenceClassification", _DROPOUT),
-        pooled_form("BertForMultipleChoice", _DROPOUT, is_choice=True),
-        tagger_form("BertForTokenClassification", _DROPOUT),
-        spans_form("BertForQuestionAnswering"),
-        sentence_form("BertModel"),
+    remark=missing_head_remark,
+    task_heads=(
+        pooled_classifier("BertForSequenceClassification", _DROPOUT),
+        pooled_classifier("BertForMultipleChoice", _DROPOUT, is_choice=True),
+        token_tagger("BertForTokenClassification", _DROPOUT),
+        span_finder("BertForQuestionAnswering"),
+        sentence_embedder("BertModel"),
     ),
 )

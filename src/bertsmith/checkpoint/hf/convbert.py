@@ -5,13 +5,26 @@ keeps the heads' width. Here both are heads and head_width, so only the numbers 
 pads in; ours do not, imported weights or not.
 """
 
-from typing import Any
-
-from bertsmith.checkpoint.hf.adapter import REPLACED_ROWS, Twin, first_mixer, headless, refuse, required
-from bertsmith.checkpoint.hf.sentences import sentence_form
-from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
-from bertsmith.checkpoint.hf.task_heads import hidden_form, own_dropout, spans_form, summary_forms, tagger_form
-from bertsmith.checkpoint.names import Row, linear, row, shaped
+from bertsmith.checkpoint.hf.adapter import (
+    REPLACED_TOKENS_ROWS,
+    FamilyAdapter,
+    HfConfig,
+    HfSettings,
+    first_mixer,
+    missing_head_remark,
+    read_encoder,
+    read_heads,
+    write_encoder,
+)
+from bertsmith.checkpoint.hf.names import Row, linear, reshaped, row
+from bertsmith.checkpoint.hf.task_heads import (
+    dropout_setting,
+    hidden_classifier,
+    sentence_embedder,
+    span_finder,
+    summary_classifiers,
+    token_tagger,
+)
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, ReplacedTokensConfig
@@ -19,7 +32,7 @@ from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, ReplacedToken
 PADS = "transformers lets pads into the convolutions: states are equal for rows without pads"
 
 
-_DROPOUT = own_dropout("classifier_dropout")
+_DROPOUT = dropout_setting("classifier_dropout")
 # what their class does where its config says nothing
 _NO_SUMMARY = {"summary_type": "last", "summary_use_proj": False, "summary_activation": None}
 _NO_SUMMARY |= {"summary_last_dropout": 0.0}
@@ -30,17 +43,17 @@ def _encoder_rows() -> tuple[Row, ...]:
     looking, span = f"{theirs}.attention.self", f"{theirs}.attention.self.key_conv_attn_layer"
     projections = ("query", "key", "value", "conv_out_layer")
     # theirs have an axis of size 1 more, as convolutions of one dimension want it
-    middle = shaped(lambda tensor: tensor.squeeze(1), lambda tensor: tensor.unsqueeze(1))
-    last = shaped(lambda tensor: tensor.squeeze(-1), lambda tensor: tensor.unsqueeze(-1))
+    middle = reshaped(lambda tensor: tensor.squeeze(1), lambda tensor: tensor.unsqueeze(1))
+    last = reshaped(lambda tensor: tensor.squeeze(-1), lambda tensor: tensor.unsqueeze(-1))
     return (
         row("encoder.embedding.token_table", "convbert.embeddings.word_embeddings.weight"),
         row("encoder.embedding.position.table", "convbert.embeddings.position_embeddings.weight"),
         row("encoder.embedding.type_table", "convbert.embeddings.token_type_embeddings.weight"),
         *linear("encoder.embedding.norm", "convbert.embeddings.LayerNorm"),
         *linear(f"{ours}.mixer.project", *(f"{looking}.{name}" for name in projections)),
-        row(f"{ours}.mixer.span.depthwise", f"{span}.depthwise.weight", change=middle),
-        row(f"{ours}.mixer.span.pointwise.weight", f"{span}.pointwise.weight", change=last),
-        row(f"{ours}.mixer.span.pointwise.bias", f"{span}.bias", change=last),
+        row(f"{ours}.mixer.span.depthwise", f"{span}.depthwise.weight", conversion=middle),
+        row(f"{ours}.mixer.span.pointwise.weight", f"{span}.pointwise.weight", conversion=last),
+        row(f"{ours}.mixer.span.pointwise.bias", f"{span}.bias", conversion=last),
         *linear(f"{ours}.mixer.kernel.table", f"{looking}.conv_kernel_layer"),
         *linear(f"{ours}.mixer.output", f"{theirs}.attention.output.dense"),
         *linear(f"{ours}.mixer_norm", f"{theirs}.attention.output.LayerNorm"),
@@ -50,13 +63,13 @@ def _encoder_rows() -> tuple[Row, ...]:
     )
 
 
-def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
-    refuse(data, is_decoder=False, add_cross_attention=False)
-    data = with_defaults(data, embedding_size=768)
-    heads = max(1, required(data, "num_attention_heads") // data.get("head_ratio", 2))
+def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
+    data.allow_only(is_decoder=False, add_cross_attention=False)
+    data = data.with_defaults(embedding_size=768)
+    heads = max(1, data.required("num_attention_heads") // data.get("head_ratio", 2))
     mixer = SpanConvConfig(
         heads=heads,
-        head_width=required(data, "hidden_size") // heads // 2,
+        head_width=data.required("hidden_size") // heads // 2,
         taps=data.get("conv_kernel_size", 9),
         dropout=float(data["attention_probs_dropout_prob"]),
     )
@@ -69,7 +82,7 @@ def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
     return ModelConfig(family="convbert", encoder=encoder, heads=read_heads(possible, parts))
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> HfSettings:
     encoder = config.encoder
     mixer = first_mixer(encoder, SpanConvConfig, "convbert")
     has_masked_tokens = any(isinstance(head, MaskedTokensConfig) for head in config.heads)
@@ -84,34 +97,34 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-CONVBERT = Twin(
+CONVBERT = FamilyAdapter(
     model_type="convbert",
     family="convbert",
-    remark=lambda config: "; ".join(filter(None, (PADS, headless(config)))),
+    remark=lambda config: "; ".join(filter(None, (PADS, missing_head_remark(config)))),
     prefix="convbert.",
-    encoder=lambda config: _encoder_rows(),
-    optional={
+    encoder_rows=lambda config: _encoder_rows(),
+    optional_rows={
         "encoder.embedding.widen": tuple(linear("encoder.embedding.widen", "convbert.embeddings_project")),
         "heads.masked_tokens": (
             *linear("heads.masked_tokens.transform", "generator_predictions.dense"),
             *linear("heads.masked_tokens.norm", "generator_predictions.LayerNorm"),
             row("heads.masked_tokens.bias", "generator_lm_head.bias"),
         ),
-        "heads.replaced_tokens": REPLACED_ROWS,
+        "heads.replaced_tokens": REPLACED_TOKENS_ROWS,
     },
     tied={"generator_lm_head.weight": "convbert.embeddings.word_embeddings.weight"},
     read_config=_read,
     write_config=_write,
-    forms=(
-        hidden_form(
+    task_heads=(
+        hidden_classifier(
             "ConvBertForSequenceClassification",
             ("classifier.dense", "classifier.out_proj"),
             _DROPOUT,
             "hidden_act",
         ),
-        *summary_forms("ConvBertForMultipleChoice", **_NO_SUMMARY),
-        tagger_form("ConvBertForTokenClassification", _DROPOUT),
-        spans_form("ConvBertForQuestionAnswering"),
-        sentence_form("ConvBertModel"),
+        *summary_classifiers("ConvBertForMultipleChoice", **_NO_SUMMARY),
+        token_tagger("ConvBertForTokenClassification", _DROPOUT),
+        span_finder("ConvBertForQuestionAnswering"),
+        sentence_embedder("ConvBertModel"),
     ),
 )

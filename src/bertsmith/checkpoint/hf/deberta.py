@@ -1,29 +1,29 @@
 """DeBERTa (v1) and DeBERTa-v2 (v2, v3) as Hugging Face configures them."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from bertsmith.checkpoint.hf.adapter import (
-    TaskForm,
-    Twin,
+    FamilyAdapter,
+    HeadAdapter,
+    HfConfig,
+    HfSettings,
     first_mixer,
-    headless,
-    read_activation,
-    refuse,
-    required,
+    missing_head_remark,
+    read_encoder,
+    read_heads,
     write_activation,
+    write_encoder,
 )
-from bertsmith.checkpoint.hf.sentences import sentence_form
-from bertsmith.checkpoint.hf.shape import read_encoder, read_heads, with_defaults, write_encoder
+from bertsmith.checkpoint.hf.names import Row, linear, reshaped, row
 from bertsmith.checkpoint.hf.task_heads import (
-    hidden_form,
+    dropout_setting,
+    hidden_classifier,
     layers_dropout,
-    own_dropout,
-    pooled_form,
-    spans_form,
-    tagger_form,
+    pooled_classifier,
+    sentence_embedder,
+    span_finder,
+    token_tagger,
 )
-from bertsmith.checkpoint.names import Row, linear, row, shaped
 from bertsmith.errors import InputError
 from bertsmith.layers.block import BranchConfig
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
@@ -70,12 +70,12 @@ def encoder_rows(config: ModelConfig) -> list[Row]:
 def _v1_mixer(mixer: DisentangledConfig, theirs: str) -> list[Row]:
     heads = mixer.heads
     # theirs go head by head, query, key and value of each in turn; ours part by part
-    by_part = shaped(
+    by_part = reshaped(
         lambda weight: weight.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2),
         lambda weight: weight.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2),
     )
     rows = [
-        row("encoder.blocks.{i}.mixer.project.weight", f"{theirs}.in_proj.weight", change=by_part),
+        row("encoder.blocks.{i}.mixer.project.weight", f"{theirs}.in_proj.weight", conversion=by_part),
         row("encoder.blocks.{i}.mixer.project.bias", f"{theirs}.q_bias", f"{theirs}.v_bias"),
     ]
     if mixer.content_to_position:
@@ -97,12 +97,12 @@ def _v2_mixer(mixer: DisentangledConfig, theirs: str) -> list[Row]:
 
 def _branch(taps: int) -> list[Row]:
     # (out, in, taps) there, (out, taps · in) here
-    taps_first = shaped(
+    taps_first = reshaped(
         lambda weight: weight.transpose(1, 2).flatten(1),
         lambda weight: weight.unflatten(1, (taps, -1)).transpose(1, 2).contiguous(),
     )
     return [
-        row("encoder.blocks.0.branch.weight", "deberta.encoder.conv.conv.weight", change=taps_first),
+        row("encoder.blocks.0.branch.weight", "deberta.encoder.conv.conv.weight", conversion=taps_first),
         row("encoder.blocks.0.branch.bias", "deberta.encoder.conv.conv.bias"),
         *linear("encoder.blocks.0.branch.norm", "deberta.encoder.conv.LayerNorm"),
     ]
@@ -134,12 +134,12 @@ CLAMP = "relative_clamp"
 """A key of ours in their config.json: "hf" for Hugging Face's rows of far distances; they themselves ignore it."""
 
 
-def _read(data: dict[str, Any], parts: frozenset[str], family: str) -> ModelConfig:
-    data = with_defaults(data, layer_norm_eps=1e-7, type_vocab_size=0)
-    refuse(data, **_fixed(data, family))
+def _read(data: HfConfig, parts: frozenset[str], family: str) -> ModelConfig:
+    data = data.with_defaults(layer_norm_eps=1e-7, type_vocab_size=0)
+    data.allow_only(**_fixed(data, family))
     terms, dropout = _terms(data), float(data["hidden_dropout_prob"])
     mixer = DisentangledConfig(
-        heads=required(data, "num_attention_heads"),
+        heads=data.required("num_attention_heads"),
         content_to_position="c2p" in terms,
         position_to_content="p2c" in terms,
         shares_projections=family == V2 and bool(data.get("share_att_key", False)),
@@ -152,12 +152,12 @@ def _read(data: dict[str, Any], parts: frozenset[str], family: str) -> ModelConf
     first, *rest = encoder.layers
     activation, epsilon = first.feedforward.activation, first.norm.epsilon
     if family == V2 and data.get("conv_kernel_size", 0) > 0:
-        inner = read_activation(data, "conv_act", "tanh")
+        inner = data.activation("conv_act", "tanh")
         branch = BranchConfig(taps=data["conv_kernel_size"], activation=inner, dropout=dropout, epsilon=epsilon)
         layers = (first.model_copy(update={"branch": branch}), *rest)
         encoder = encoder.model_copy(update={"layers": layers})
     heads: dict[str, HeadConfig] = {
-        "heads.pooler": PoolerConfig(activation=read_activation(data, "pooler_hidden_act")),
+        "heads.pooler": PoolerConfig(activation=data.activation("pooler_hidden_act")),
         "heads.masked_tokens": MaskedTokensConfig(activation=activation, epsilon=epsilon),
         "heads.replaced_tokens": ReplacedTokensConfig(activation=activation, adds_first=True, epsilon=epsilon),
         "heads.mask_decoder": MaskDecoderConfig(longest=encoder.embedding.longest),
@@ -167,10 +167,10 @@ def _read(data: dict[str, Any], parts: frozenset[str], family: str) -> ModelConf
     return ModelConfig(family=family, encoder=encoder, heads=read_heads(heads, parts))
 
 
-def _fixed(data: dict[str, Any], family: str) -> dict[str, Any]:
+def _fixed(data: HfConfig, family: str) -> HfSettings:
     """The settings of theirs of which only one value has a place here."""
-    width, heads = required(data, "hidden_size"), required(data, "num_attention_heads")
-    fixed: dict[str, Any] = {"embedding_size": width, "pooler_hidden_size": width, "pooler_dropout": 0}
+    width, heads = data.required("hidden_size"), data.required("num_attention_heads")
+    fixed: HfSettings = {"embedding_size": width, "pooler_hidden_size": width, "pooler_dropout": 0}
     if family == V1:
         fixed |= {"talking_head": False}
     elif width % heads == 0:
@@ -180,7 +180,7 @@ def _fixed(data: dict[str, Any], family: str) -> dict[str, Any]:
     return fixed
 
 
-def _terms(data: dict[str, Any]) -> list[str]:
+def _terms(data: HfConfig) -> list[str]:
     given = data.get("pos_att_type") or []
     terms = [term.strip().lower() for term in (given.split("|") if isinstance(given, str) else given)]
     terms = [term for term in terms if term]
@@ -191,7 +191,7 @@ def _terms(data: dict[str, Any]) -> list[str]:
     return terms
 
 
-def _relative(data: dict[str, Any], family: str) -> RelativeConfig | None:
+def _relative(data: HfConfig, family: str) -> RelativeConfig | None:
     if not data.get("relative_attention", False):
         return None
     farthest = data.get("max_relative_positions", -1)
@@ -207,7 +207,7 @@ def _relative(data: dict[str, Any], family: str) -> RelativeConfig | None:
     )
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> HfSettings:
     encoder = config.encoder
     mixer = first_mixer(encoder, DisentangledConfig, config.family)
     relative, branch = encoder.relative, encoder.layers[0].branch
@@ -249,7 +249,7 @@ def _written(config: ModelConfig) -> Mapping[str, str]:
 
 def _remark(config: ModelConfig) -> str | None:
     if not any(head.kind == "mask_decoder" for head in config.heads):
-        return headless(config)
+        return missing_head_remark(config)
     return "transformers has no mask decoder: states are equal there, but it fills masks differently"
 
 
@@ -259,35 +259,35 @@ def _lacks(config: ModelConfig) -> str | None:
     return "transformers has no mask decoder and would fill masks differently"
 
 
-def _forms(name: str, *, has_choices: bool) -> tuple[TaskForm, ...]:
+def _forms(name: str, *, has_choices: bool) -> tuple[HeadAdapter, ...]:
     """Their pooler is a layer of the head's own if its two dropouts are one, and else the model's."""
-    reading = own_dropout("cls_dropout")[0]
-    forms: list[TaskForm] = []
+    reading = dropout_setting("cls_dropout")[0]
+    forms: list[HeadAdapter] = []
     for what in ("SequenceClassification", *(["MultipleChoice"] if has_choices else [])):
         is_choice = what == "MultipleChoice"
-        hidden = hidden_form(
+        hidden = hidden_classifier(
             f"{name}For{what}",
             ("pooler.dense", "classifier"),
             (reading, lambda dropout: {"cls_dropout": dropout, "pooler_dropout": dropout}),
             "pooler_hidden_act",
             is_choice=is_choice,
-            hides=frozenset({"heads.pooler"}),
-            settles={"pooler_dropout": 0},
-            fits=lambda data: data.get("pooler_dropout", 0) == reading(data),
+            excludes=frozenset({"heads.pooler"}),
+            overrides={"pooler_dropout": 0},
+            matches=lambda data: data.get("pooler_dropout", 0) == reading(data),
         )
-        forms += [hidden, pooled_form(f"{name}For{what}", own_dropout("cls_dropout"), is_choice=is_choice)]
-    tagging = tagger_form(f"{name}ForTokenClassification", (layers_dropout, lambda dropout: {}))
-    return (*forms, tagging, spans_form(f"{name}ForQuestionAnswering"), sentence_form(f"{name}Model"))
+        forms += [hidden, pooled_classifier(f"{name}For{what}", dropout_setting("cls_dropout"), is_choice=is_choice)]
+    tagging = token_tagger(f"{name}ForTokenClassification", (layers_dropout, lambda dropout: {}))
+    return (*forms, tagging, span_finder(f"{name}ForQuestionAnswering"), sentence_embedder(f"{name}Model"))
 
 
-def _twin(family: str) -> Twin:
-    return Twin(
+def _twin(family: str) -> FamilyAdapter:
+    return FamilyAdapter(
         family=family,
         model_type=family,
         prefix="deberta.",
-        bare=("embeddings.", "encoder."),  # the pooler stands beside the encoder
-        encoder=encoder_rows,
-        optional=HEAD_ROWS,
+        unprefixed=("embeddings.", "encoder."),  # the pooler stands beside the encoder
+        encoder_rows=encoder_rows,
+        optional_rows=HEAD_ROWS,
         tied={
             "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
             "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -295,10 +295,10 @@ def _twin(family: str) -> Twin:
         read_config=lambda data, parts: _read(data, parts, family),
         write_config=_write,
         aliases={"bert.": "deberta.", **OFFICIAL_HEAD},
-        written=_written,
+        output_aliases=_written,
         remark=_remark,
-        lacks=_lacks,
-        forms=_forms("DebertaV2" if family == V2 else "Deberta", has_choices=family == V2),
+        missing=_lacks,
+        task_heads=_forms("DebertaV2" if family == V2 else "Deberta", has_choices=family == V2),
     )
 
 

@@ -1,21 +1,24 @@
 """ELECTRA as Hugging Face names and configures it: BERT's encoder on an embedding of a width of its own."""
 
-from typing import Any
-
-from bertsmith.checkpoint.hf.adapter import REPLACED_ROWS, Twin
+from bertsmith.checkpoint.hf.adapter import REPLACED_TOKENS_ROWS, FamilyAdapter, HfConfig, HfSettings, read_heads
 from bertsmith.checkpoint.hf.bert import encoder_rows, read_attending, write_attending
-from bertsmith.checkpoint.hf.sentences import sentence_form
-from bertsmith.checkpoint.hf.shape import read_heads, with_defaults
-from bertsmith.checkpoint.hf.task_heads import hidden_form, own_dropout, spans_form, summary_forms, tagger_form
-from bertsmith.checkpoint.names import linear, row
+from bertsmith.checkpoint.hf.names import linear, row
+from bertsmith.checkpoint.hf.task_heads import (
+    dropout_setting,
+    hidden_classifier,
+    sentence_embedder,
+    span_finder,
+    summary_classifiers,
+    token_tagger,
+)
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig, MaskedTokensConfig, ReplacedTokensConfig
 
-_DROPOUT = own_dropout("classifier_dropout")
+_DROPOUT = dropout_setting("classifier_dropout")
 
 
-def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
-    encoder = read_attending(with_defaults(data))
+def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
+    encoder = read_attending(data.with_defaults())
     layer = encoder.layers[0]
     heads: dict[str, HeadConfig] = {
         "heads.masked_tokens": MaskedTokensConfig(epsilon=layer.norm.epsilon),  # gelu, whatever the layers use
@@ -24,7 +27,7 @@ def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
     return ModelConfig(family="electra", encoder=encoder, heads=read_heads(heads, parts))
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> HfSettings:
     shape = write_attending(config.encoder, "electra")
     return {"architectures": [_architecture(config)], **shape, "embedding_size": config.encoder.embedding_width}
 
@@ -38,14 +41,14 @@ def _architecture(config: ModelConfig) -> str:
     return "ElectraModel"
 
 
-ELECTRA = Twin(
+ELECTRA = FamilyAdapter(
     model_type="electra",
     family="electra",
     prefix="electra.",
-    encoder=lambda config: encoder_rows("electra."),
-    optional={
+    encoder_rows=lambda config: encoder_rows("electra."),
+    optional_rows={
         "encoder.embedding.widen": tuple(linear("encoder.embedding.widen", "electra.embeddings_project")),
-        "heads.replaced_tokens": REPLACED_ROWS,
+        "heads.replaced_tokens": REPLACED_TOKENS_ROWS,
         "heads.masked_tokens": (
             *linear("heads.masked_tokens.transform", "generator_predictions.dense"),
             *linear("heads.masked_tokens.norm", "generator_predictions.LayerNorm"),
@@ -55,11 +58,11 @@ ELECTRA = Twin(
     tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     read_config=_read,
     write_config=_write,
-    forms=(
-        hidden_form("ElectraForSequenceClassification", ("classifier.dense", "classifier.out_proj"), _DROPOUT),
-        *summary_forms("ElectraForMultipleChoice"),
-        tagger_form("ElectraForTokenClassification", _DROPOUT),
-        spans_form("ElectraForQuestionAnswering"),
-        sentence_form("ElectraModel"),
+    task_heads=(
+        hidden_classifier("ElectraForSequenceClassification", ("classifier.dense", "classifier.out_proj"), _DROPOUT),
+        *summary_classifiers("ElectraForMultipleChoice"),
+        token_tagger("ElectraForTokenClassification", _DROPOUT),
+        span_finder("ElectraForQuestionAnswering"),
+        sentence_embedder("ElectraModel"),
     ),
 )

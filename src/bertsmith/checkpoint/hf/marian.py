@@ -1,18 +1,15 @@
 """The Transformer as Hugging Face's Marian: the one class there that is Vaswani's network and little else."""
 
-from typing import Any
-
 from bertsmith.checkpoint.hf.adapter import (
-    Twin,
-    cannot,
+    FamilyAdapter,
+    HfConfig,
+    HfSettings,
     check_heads,
     first_mixer,
-    read_activation,
-    refuse,
-    required,
+    not_exportable,
     write_activation,
 )
-from bertsmith.checkpoint.names import Row, linear, row, shaped
+from bertsmith.checkpoint.hf.names import Row, linear, reshaped, row
 from bertsmith.layers.elementwise import NormConfig
 from bertsmith.layers.embedding import EmbeddingConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
@@ -50,20 +47,20 @@ def _attention_rows(ours: str, theirs: str) -> list[Row]:
     ]
 
 
-def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
-    refuse(data, share_encoder_decoder_embeddings=True, tie_word_embeddings=True)
-    refuse(data, activation_dropout=0.0, encoder_layerdrop=0.0, decoder_layerdrop=0.0)
+def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
+    data.allow_only(share_encoder_decoder_embeddings=True, tie_word_embeddings=True)
+    data.allow_only(activation_dropout=0.0, encoder_layerdrop=0.0, decoder_layerdrop=0.0)
     heads = (NextTokenConfig(has_bias="heads.next_token" in parts),)
     encoder, decoder = _read_stack(data, "encoder"), _read_stack(data, "decoder")
     return ModelConfig(family="transformer", encoder=encoder, decoder=decoder, heads=heads)
 
 
-def _read_stack(data: dict[str, Any], stack: str) -> EncoderConfig:
-    width, vocabulary = required(data, "d_model"), required(data, "vocab_size")
-    heads, neurons = required(data, f"{stack}_attention_heads"), required(data, f"{stack}_ffn_dim")
+def _read_stack(data: HfConfig, stack: str) -> EncoderConfig:
+    width, vocabulary = data.required("d_model"), data.required("vocab_size")
+    heads, neurons = data.required(f"{stack}_attention_heads"), data.required(f"{stack}_ffn_dim")
     attention = FullConfig(heads=heads, dropout=float(data.get("attention_dropout", 0.0)))
     dropout = float(data.get("dropout", 0.1))
-    activation = read_activation(data, "activation_function")
+    activation = data.activation("activation_function")
     is_decoder = stack == "decoder"
     layer = LayerConfig(
         mixer=attention.changed(is_causal=is_decoder),
@@ -85,16 +82,16 @@ def _read_stack(data: dict[str, Any], stack: str) -> EncoderConfig:
         vocabulary=vocabulary,
         width=width,
         embedding=embedding,
-        layers=(layer,) * required(data, f"{stack}_layers"),
+        layers=(layer,) * data.required(f"{stack}_layers"),
         deviation=data.get("init_std", 0.02),
     )
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> HfSettings:
     encoder, decoder = config.encoder, config.decoder
     if decoder is None:
-        raise cannot("marian", "it has no decoder")
-    data: dict[str, Any] = {
+        raise not_exportable("marian", "it has no decoder")
+    data: HfSettings = {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
         "is_encoder_decoder": True,
@@ -122,17 +119,17 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     return data
 
 
-MARIAN = Twin(
+MARIAN = FamilyAdapter(
     model_type="marian",
     family="transformer",
     prefix="model.",
-    encoder=_rows,
-    optional={
+    encoder_rows=_rows,
+    optional_rows={
         "heads.next_token": (
             row(
                 "heads.next_token.bias",
                 "final_logits_bias",
-                change=shaped(lambda theirs: theirs.squeeze(0), lambda ours: ours.unsqueeze(0)),
+                conversion=reshaped(lambda theirs: theirs.squeeze(0), lambda ours: ours.unsqueeze(0)),
             ),
         )
     },

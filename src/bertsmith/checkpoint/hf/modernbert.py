@@ -1,19 +1,16 @@
 """ModernBERT as Hugging Face names and configures it."""
 
-from typing import Any
-
 from bertsmith.checkpoint.hf.adapter import (
-    Twin,
-    cannot,
+    FamilyAdapter,
+    HfConfig,
+    HfSettings,
     check_heads,
-    read_activation,
-    refuse,
-    required,
+    not_exportable,
+    read_heads,
     write_activation,
 )
-from bertsmith.checkpoint.hf.sentences import sentence_form
-from bertsmith.checkpoint.hf.shape import read_heads
-from bertsmith.checkpoint.names import Row, row
+from bertsmith.checkpoint.hf.names import Row, row
+from bertsmith.checkpoint.hf.task_heads import sentence_embedder
 from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import NormConfig
 from bertsmith.layers.embedding import EmbeddingConfig
@@ -46,14 +43,14 @@ def _rows(config: ModelConfig) -> list[Row]:
     ]
 
 
-def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
-    refuse(data, **_NO_BIASES, **_NO_DROPOUT, decoder_bias=True, tie_word_embeddings=True)
-    width, layers = required(data, "hidden_size"), required(data, "num_hidden_layers")
+def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
+    data.allow_only(**_NO_BIASES, **_NO_DROPOUT, decoder_bias=True, tie_word_embeddings=True)
+    width, layers = data.required("hidden_size"), data.required("num_hidden_layers")
     norm = NormConfig(placement="pre", epsilon=data.get("norm_eps", 1e-5), has_bias=False)
-    neurons, activation = required(data, "intermediate_size"), read_activation(data, "hidden_activation")
+    neurons, activation = data.required("intermediate_size"), data.activation("hidden_activation")
     feedforward = FeedForwardConfig(neurons=neurons, activation=activation, is_gated=True, has_bias=False)
     far = FullConfig(
-        heads=required(data, "num_attention_heads"), dropout=0.0, rotary=_read_theta(data, _FAR), has_bias=False
+        heads=data.required("num_attention_heads"), dropout=0.0, rotary=_read_theta(data, _FAR), has_bias=False
     )
     near = far.changed(rotary=_read_theta(data, _NEAR), window=data.get("local_attention", 128) // 2)
     mixers = {_FAR: far, _NEAR: near}
@@ -70,7 +67,7 @@ def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
         dropout=float(data.get("embedding_dropout", 0.0)),
     )
     encoder = EncoderConfig(
-        vocabulary=required(data, "vocab_size"),
+        vocabulary=data.required("vocab_size"),
         width=width,
         embedding=embedding,
         layers=stack,
@@ -78,14 +75,12 @@ def _read(data: dict[str, Any], parts: frozenset[str]) -> ModelConfig:
         deviation=data.get("initializer_range", 0.02),
         scales_outputs=True,
     )
-    head = MaskedTokensConfig(
-        activation=read_activation(data, "classifier_activation"), epsilon=norm.epsilon, has_bias=False
-    )
+    head = MaskedTokensConfig(activation=data.activation("classifier_activation"), epsilon=norm.epsilon, has_bias=False)
     heads: dict[str, HeadConfig] = {"heads.masked_tokens": head}
     return ModelConfig(family="modern", encoder=encoder, heads=read_heads(heads, parts))
 
 
-def _read_kinds(data: dict[str, Any], layers: int) -> list[str]:
+def _read_kinds(data: HfConfig, layers: int) -> list[str]:
     """Which layers look everywhere; files of old say how often instead."""
     every = data.get("global_attn_every_n_layers") or 3
     kinds = data.get("layer_types") or [_NEAR if index % every else _FAR for index in range(layers)]
@@ -95,18 +90,18 @@ def _read_kinds(data: dict[str, Any], layers: int) -> list[str]:
     return list(kinds)
 
 
-def _read_theta(data: dict[str, Any], kind: str) -> float:
+def _read_theta(data: HfConfig, kind: str) -> float:
     settings = (data.get("rope_parameters") or {}).get(kind) or {}
-    refuse(settings, rope_type="default")
-    refuse(data, rope_scaling=None)
+    HfConfig(settings).allow_only(rope_type="default")
+    data.allow_only(rope_scaling=None)
     return float(settings.get("rope_theta") or data.get(_OLD_NAMES[kind]) or _THETAS[kind])
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> HfSettings:
     encoder, layer = config.encoder, config.encoder.layers[0]
     mixers = [layer.mixer for layer in encoder.layers if isinstance(layer.mixer, FullConfig)]
     if len(mixers) < len(encoder.layers):
-        raise cannot("modernbert", "a mixer of it is not full")
+        raise not_exportable("modernbert", "a mixer of it is not full")
     check_heads(mixers[0].heads, mixers[0].head_width, encoder.width, "modernbert")
     kinds = [_FAR if mixer.window is None else _NEAR for mixer in mixers]
     firsts = dict(reversed(list(zip(kinds, mixers, strict=True))))
@@ -140,12 +135,12 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-MODERNBERT = Twin(
+MODERNBERT = FamilyAdapter(
     model_type="modernbert",
     family="modern",
     prefix="model.",
-    encoder=_rows,
-    optional={
+    encoder_rows=_rows,
+    optional_rows={
         "heads.masked_tokens": (
             row("heads.masked_tokens.transform.weight", "head.dense.weight"),
             row("heads.masked_tokens.norm.weight", "head.norm.weight"),
@@ -153,8 +148,8 @@ MODERNBERT = Twin(
         )
     },
     tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
-    bare=("embeddings.", "layers.", "final_norm."),
+    unprefixed=("embeddings.", "layers.", "final_norm."),
     read_config=_read,
     write_config=_write,
-    forms=(sentence_form("ModernBertModel"),),
+    task_heads=(sentence_embedder("ModernBertModel"),),
 )

@@ -1,110 +1,120 @@
-"""A Hugging Face folder as a model of ours, read without that library."""
+"""Read a Hugging Face folder as a model of ours, without that library; the registry of adapters."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
 from bertsmith.checkpoint.files import copy_tensors, find_weights, read_json, read_tensors
-from bertsmith.checkpoint.hf.adapter import TaskForm, Twin
-from bertsmith.checkpoint.hf.registry import TWINS
-from bertsmith.checkpoint.names import to_ours
+from bertsmith.checkpoint.hf.adapter import FamilyAdapter, HeadAdapter, HfConfig
+from bertsmith.checkpoint.hf.albert import ALBERT
+from bertsmith.checkpoint.hf.bert import BERT
+from bertsmith.checkpoint.hf.convbert import CONVBERT
+from bertsmith.checkpoint.hf.deberta import DEBERTA, DEBERTA_V2
+from bertsmith.checkpoint.hf.electra import ELECTRA
+from bertsmith.checkpoint.hf.marian import MARIAN
+from bertsmith.checkpoint.hf.modernbert import MODERNBERT
+from bertsmith.checkpoint.hf.names import to_ours
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.build import assemble
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import explain
 
+_ALL = (BERT, ELECTRA, ALBERT, CONVBERT, DEBERTA, DEBERTA_V2, MARIAN, MODERNBERT)
+ADAPTERS: dict[str, FamilyAdapter] = {adapter.model_type: adapter for adapter in _ALL}
+
+
+def adapter_for(model: Model) -> FamilyAdapter:
+    """The adapter of a model's family."""
+    by_family = {adapter.family: adapter for adapter in ADAPTERS.values()}
+    if model.config.family not in by_family:
+        raise InputError(f"family is {model.config.family!r}; Hugging Face adapters exist for: {', '.join(by_family)}")
+    return by_family[model.config.family]
+
 
 def load_hf(folder: Path, *, ignore: tuple[str, ...] = ()) -> Model:
-    """The model in a Hugging Face folder, every weight mapped; `ignore` lists starts of names to leave out.
+    """Load a Hugging Face folder with every weight; `ignore` lists starts of tensor names to skip.
 
-    The head of a class for a task comes along if ours has its form.
+    The head of a task class is loaded if there is an adapter for it.
     """
-    data = read_json(folder / "config.json")
-    twin = _twin(str(data.get("model_type")), folder)
-    path = find_weights(folder)
-    theirs = _canonical(read_tensors(path), twin, ignore, path)
-    _check_tied(theirs, twin, path)
-    form = _form(twin, data, theirs)
-    parts = frozenset(part for part, rows in twin.optional.items() if rows[0].theirs[0] in theirs)
+    data = HfConfig(read_json(folder / "config.json"))
+    model_type = str(data.get("model_type"))
+    if model_type not in ADAPTERS:
+        problem = f"model_type is {model_type!r}; {nearest(model_type, ADAPTERS)}"
+        raise InputError(f"{str(folder / 'config.json')!r}: {problem}")
+    adapter, path = ADAPTERS[model_type], find_weights(folder)
+    theirs = _canonical(read_tensors(path), adapter, ignore, path)
+    _check_tied(theirs, adapter, path)
+    head = _find_head(adapter, data, theirs)
+    parts = frozenset(part for part, rows in adapter.optional_rows.items() if rows[0].theirs[0] in theirs)
     try:
-        config = read_config(twin, data, parts, form)
+        config = read_config(adapter, data, parts, head)
     except ValidationError as error:
         raise InputError(f"{str(folder / 'config.json')!r}: {explain(ModelConfig, error)}") from None
     except TypeError as error:
         raise InputError(f"{str(folder / 'config.json')!r} has a value of a wrong type: {error}") from None
     kinds = {head.kind for head in config.heads}
     parts = frozenset(part for part in parts if not part.startswith("heads.") or part.removeprefix("heads.") in kinds)
-    rows = [*twin.rows(config, parts), *(() if form is None else form.rows)]
+    rows = [*adapter.rows(config, parts), *(() if head is None else head.rows)]
     used = {name for line in rows for name in line.theirs}
-    foreign = sorted(theirs.keys() - used - twin.tied.keys())
+    foreign = sorted(theirs.keys() - used - adapter.tied.keys())
     if foreign:
         raise InputError(
-            f"{str(path)!r} has {len(foreign)} tensors that have no place in a {twin.model_type} model here, the first "
-            f"is {foreign[0]!r}; leave them out with ignore=({foreign[0].split('.')[0]!r},)"
+            f"{str(path)!r} has {len(foreign)} tensors that have no place in a {adapter.model_type} model here, the "
+            f"first is {foreign[0]!r}; leave them out with ignore=({foreign[0].split('.')[0]!r},)"
         )
     model = assemble(config)
     copy_tensors(to_ours(rows, theirs, str(path)), model, str(path))
     return model.eval()
 
 
-def read_config(twin: Twin, data: dict[str, Any], parts: frozenset[str], form: TaskForm | None) -> ModelConfig:
-    """Our config for a folder with these settings, optional parts and head of a task."""
-    if form is None:
-        return twin.read_config(data, parts)
-    config = twin.read_config({**data, **form.settles}, parts - form.hides)
-    return config.changed(heads=(*config.heads, form.read(data)))
+def read_config(adapter: FamilyAdapter, data: HfConfig, parts: frozenset[str], head: HeadAdapter | None) -> ModelConfig:
+    """Our config for these settings, optional parts and task head."""
+    if head is None:
+        return adapter.read_config(data, parts)
+    config = adapter.read_config(HfConfig({**data, **head.overrides}), parts - head.excludes)
+    return config.changed(heads=(*config.heads, head.read(data)))
 
 
-def _form(twin: Twin, data: dict[str, Any], tensors: Mapping[str, Tensor]) -> TaskForm | None:
-    """The form of the head of a task, if the folder's class has one and its tensors were not left out."""
+def rename_start(name: str, starts: Mapping[str, str]) -> str:
+    """Replace the start of a name if it is one of these."""
+    start = next((start for start in starts if name.startswith(start)), None)
+    return name if start is None else starts[start] + name.removeprefix(start)
+
+
+def _find_head(adapter: FamilyAdapter, data: HfConfig, tensors: Mapping[str, Tensor]) -> HeadAdapter | None:
+    """The adapter of the task head, if the folder's class has one and its tensors are not ignored."""
     named = data.get("architectures") or []
-    return next(
-        (
-            form
-            for form in twin.forms
-            if form.architecture in named
-            and form.fits(data)
-            and (not form.rows or any(name in tensors for name in form.rows[-1].theirs))
-        ),
-        None,
-    )
+    for head in adapter.task_heads:
+        has_tensors = not head.rows or any(name in tensors for name in head.rows[-1].theirs)
+        if head.architecture in named and head.matches(data) and has_tensors:
+            return head
+    return None
 
 
-def _twin(model_type: str, folder: Path) -> Twin:
-    if model_type not in TWINS:
-        raise InputError(f"{str(folder / 'config.json')!r}: model_type is {model_type!r}; {nearest(model_type, TWINS)}")
-    return TWINS[model_type]
-
-
-def _canonical(tensors: dict[str, Tensor], twin: Twin, ignore: tuple[str, ...], path: Path) -> dict[str, Tensor]:
-    """The tensors under today's names: old norm names renewed, the encoder's prefix put where a file left it out."""
+def _canonical(
+    tensors: dict[str, Tensor], adapter: FamilyAdapter, ignore: tuple[str, ...], path: Path
+) -> dict[str, Tensor]:
+    """The tensors under today's names: old norm names replaced, missing prefixes of the encoder added."""
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        if name.startswith(twin.bare):
-            name = twin.prefix + name
-        is_derived = name in twin.derived or name.endswith("embeddings.position_ids")
+        if name.startswith(adapter.unprefixed):
+            name = adapter.prefix + name
+        is_derived = name in adapter.derived or name.endswith("embeddings.position_ids")
         if is_derived or name.startswith(ignore or ("\0",)):
             continue
-        known = renamed(name, twin.aliases)
+        known = rename_start(name, adapter.aliases)
         if known in result:
             raise InputError(f"{str(path)!r} has {name!r} and the same tensor under another name; leave one out")
         result[known] = tensor
     return result
 
 
-def renamed(name: str, starts: Mapping[str, str]) -> str:
-    """The name with its start replaced, if it is one of these."""
-    start = next((start for start in starts if name.startswith(start)), None)
-    return name if start is None else starts[start] + name.removeprefix(start)
-
-
-def _check_tied(tensors: dict[str, Tensor], twin: Twin, path: Path) -> None:
-    for copy, original in twin.tied.items():
+def _check_tied(tensors: dict[str, Tensor], adapter: FamilyAdapter, path: Path) -> None:
+    for copy, original in adapter.tied.items():
         if copy in tensors and original in tensors and not torch.equal(tensors[copy], tensors[original]):
             raise InputError(f"{str(path)!r}: {copy!r} differs from {original!r}; allowed: tied weights")

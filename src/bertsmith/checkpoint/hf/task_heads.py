@@ -1,23 +1,27 @@
-"""The heads of tasks as Hugging Face's classes have them, by kind; each family names those it has."""
+"""Adapters of task heads by kind, shared by the families; and the files of sentence-transformers."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from bertsmith.checkpoint.hf.adapter import TaskForm, read_activation, write_activation
-from bertsmith.checkpoint.names import linear
+from bertsmith.checkpoint.files import write_json
+from bertsmith.checkpoint.hf.adapter import HeadAdapter, HfConfig, HfSettings, write_activation
+from bertsmith.checkpoint.hf.names import linear
 from bertsmith.errors import InputError
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
-from bertsmith.models.heads.task import ClassifierConfig, SpansConfig, TaggerConfig
+from bertsmith.models.heads.base import FeaturesConfig
+from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig, SpansConfig, TaggerConfig
 
 CHOICE = ("choice",)
-"""The label of a head that scores one of the sequences of an item."""
+"""The labels of a multiple-choice head, which scores one sequence of an item at a time."""
 
 PROBLEMS = {
     "classification": "single_label_classification",
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
-"""Their names of our kinds of task that one class serves."""
+"""`problem_type` of the kinds of task that share ForSequenceClassification."""
 
 _SUMMARY = {
     "summary_type": "first",
@@ -26,36 +30,37 @@ _SUMMARY = {
     "summary_first_dropout": 0.0,
     "summary_last_dropout": 0.1,
 }
-_UNCHANGED = (None, "", "linear")  # activations that change nothing
+_IDENTITY = (None, "", "linear")  # activations
 
-Settings = dict[str, Any]
-ReadDropout = Callable[[Settings], float]
-WriteDropout = Callable[[float], Settings]
+ReadDropout = Callable[[HfConfig], float]
+WriteDropout = Callable[[float], HfSettings]
 
 
-def own_dropout(key: str, default: float | None = None) -> tuple[ReadDropout, WriteDropout]:
-    """A dropout that has a setting of its own; where that is missing it is the default, or the layers'."""
+def dropout_setting(key: str, default: float | None = None) -> tuple[ReadDropout, WriteDropout]:
+    """Read and write a dropout with a setting of its own; the default if missing, or that of the layers."""
 
-    def read(data: Settings) -> float:
+    def read(data: HfConfig) -> float:
         given = data.get(key, default)
         return layers_dropout(data) if given is None else float(given)
 
     return read, lambda dropout: {key: dropout}
 
 
-def layers_dropout(data: Settings) -> float:
-    """The dropout of their layers."""
+def layers_dropout(data: HfConfig) -> float:
+    """The dropout of the layers."""
     return float(data.get("hidden_dropout_prob", 0.1))
 
 
-def pooled_form(architecture: str, dropout: tuple[ReadDropout, WriteDropout], *, is_choice: bool = False) -> TaskForm:
-    """Scores from the model's pooler, as BERT and ALBERT have it."""
+def pooled_classifier(
+    architecture: str, dropout: tuple[ReadDropout, WriteDropout], *, is_choice: bool = False
+) -> HeadAdapter:
+    """A classifier on the model's pooler, as in BERT and ALBERT."""
     read, write = dropout
 
-    def read_head(data: Settings) -> HeadConfig:
+    def read_head(data: HfConfig) -> HeadConfig:
         return ClassifierConfig(labels=_labels(data, is_choice), pooling="pooler", dropout=read(data))
 
-    return TaskForm(
+    return HeadAdapter(
         architecture=architecture,
         kind="classifier",
         rows=tuple(linear("heads.classifier.score", "classifier")),
@@ -66,7 +71,7 @@ def pooled_form(architecture: str, dropout: tuple[ReadDropout, WriteDropout], *,
     )
 
 
-def hidden_form(
+def hidden_classifier(
     architecture: str,
     names: tuple[str, str],
     dropout: tuple[ReadDropout, WriteDropout],
@@ -74,24 +79,24 @@ def hidden_form(
     *,
     is_choice: bool = False,
     **others: Any,
-) -> TaskForm:
-    """A layer of the head's own between the first token's state and the scores.
+) -> HeadAdapter:
+    """A classifier with a hidden layer on the first token.
 
-    `names` are their names of that layer and of the scores, `activation` their setting; None where it is always gelu.
+    `names`: their names of the hidden and the output layer. `activation`: their setting, None if it is always gelu.
     """
     read, write = dropout
 
-    def read_head(data: Settings) -> HeadConfig:
-        hidden = "gelu" if activation is None else read_activation(data, activation)
+    def read_head(data: HfConfig) -> HeadConfig:
+        hidden = "gelu" if activation is None else data.activation(activation)
         return ClassifierConfig(labels=_labels(data, is_choice), hidden=hidden, dropout=read(data))
 
-    def write_head(head: HeadConfig) -> Settings:
+    def write_head(head: HeadConfig) -> HfSettings:
         hidden, settings = _classifier(head).hidden, write(_classifier(head).dropout)
-        if hidden is None or activation in (None, "hidden_act"):  # what the layers have is written with them
+        if hidden is None or activation in (None, "hidden_act"):  # written with the layers
             return settings
         return {**settings, str(activation): write_activation(hidden)}
 
-    return TaskForm(
+    return HeadAdapter(
         architecture=architecture,
         kind="classifier",
         rows=(*linear("heads.classifier.hidden", names[0]), *linear("heads.classifier.score", names[1])),
@@ -102,54 +107,54 @@ def hidden_form(
     )
 
 
-def summary_forms(architecture: str, **defaults: Any) -> tuple[TaskForm, TaskForm]:
-    """ELECTRA's and ConvBERT's classes for choices, which read a token as settings say, the first one here.
+def summary_classifiers(architecture: str, **defaults: object) -> tuple[HeadAdapter, HeadAdapter]:
+    """ELECTRA's and ConvBERT's multiple-choice classes on the first token, with and without a hidden layer.
 
-    Its state as it is, or through a layer with an activation; `defaults` are their class's own.
+    `defaults` are those of their class.
     """
 
-    def summary(data: Settings) -> Settings:
+    def summary(data: HfConfig) -> HfSettings:
         return {**_SUMMARY, **defaults, **data}
 
-    def is_plain(data: Settings) -> bool:
+    def is_plain(data: HfConfig) -> bool:
         found = summary(data)
-        is_changed = found["summary_use_proj"] or found["summary_activation"] not in _UNCHANGED
+        is_changed = found["summary_use_proj"] or found["summary_activation"] not in _IDENTITY
         return found["summary_type"] == "first" and not is_changed and not found["summary_first_dropout"]
 
-    def is_hidden(data: Settings) -> bool:
+    def is_hidden(data: HfConfig) -> bool:
         found = summary(data)
         is_even = found["summary_first_dropout"] == found["summary_last_dropout"]
         return found["summary_type"] == "first" and bool(found["summary_use_proj"]) and is_even
 
-    def read_dropout(data: Settings) -> float:
+    def read_dropout(data: HfConfig) -> float:
         return float(summary(data)["summary_last_dropout"])
 
-    def write_plain(head: HeadConfig) -> Settings:
+    def write_plain(head: HeadConfig) -> HfSettings:
         dropouts = {"summary_first_dropout": 0.0, "summary_last_dropout": _classifier(head).dropout}
         return {"summary_type": "first", "summary_use_proj": False, "summary_activation": "linear", **dropouts}
 
-    def write_hidden(dropout: float) -> Settings:
+    def write_hidden(dropout: float) -> HfSettings:
         dropouts = {"summary_first_dropout": dropout, "summary_last_dropout": dropout}
         return {"summary_type": "first", "summary_use_proj": True, **dropouts}
 
-    plain = TaskForm(
+    plain = HeadAdapter(
         architecture=architecture,
         kind="classifier",
         rows=tuple(linear("heads.classifier.score", "classifier")),
         read=lambda data: ClassifierConfig(labels=CHOICE, dropout=read_dropout(data)),
         write=write_plain,
         is_choice=True,
-        fits=is_plain,
+        matches=is_plain,
     )
     names, dropout = ("sequence_summary.summary", "classifier"), (read_dropout, write_hidden)
-    hidden = hidden_form(architecture, names, dropout, "summary_activation", is_choice=True, fits=is_hidden)
+    hidden = hidden_classifier(architecture, names, dropout, "summary_activation", is_choice=True, matches=is_hidden)
     return plain, hidden
 
 
-def tagger_form(architecture: str, dropout: tuple[ReadDropout, WriteDropout]) -> TaskForm:
-    """Scores at every token."""
+def token_tagger(architecture: str, dropout: tuple[ReadDropout, WriteDropout]) -> HeadAdapter:
+    """A classifier of every token."""
     read, write = dropout
-    return TaskForm(
+    return HeadAdapter(
         architecture=architecture,
         kind="tagger",
         rows=tuple(linear("heads.tagger.score", "classifier")),
@@ -158,9 +163,9 @@ def tagger_form(architecture: str, dropout: tuple[ReadDropout, WriteDropout]) ->
     )
 
 
-def spans_form(architecture: str) -> TaskForm:
-    """Where answers begin and end; their classes have no dropout there."""
-    return TaskForm(
+def span_finder(architecture: str) -> HeadAdapter:
+    """Start and end scores of answers; their classes have no dropout there."""
+    return HeadAdapter(
         architecture=architecture,
         kind="spans",
         rows=tuple(linear("heads.spans.score", "qa_outputs")),
@@ -169,8 +174,8 @@ def spans_form(architecture: str) -> TaskForm:
     )
 
 
-def label_settings(head: HeadConfig) -> Settings:
-    """The names of a head's outputs as config.json has them, both ways; nothing where they have none."""
+def label_settings(head: HeadConfig) -> HfSettings:
+    """Label names in config.json; empty for heads without labels."""
     if not isinstance(head, ClassifierConfig | TaggerConfig):
         return {}
     return {
@@ -180,13 +185,13 @@ def label_settings(head: HeadConfig) -> Settings:
 
 
 def is_choice(head: HeadConfig, task_kind: str | None) -> bool:
-    """Whether a head scores the sequences of an item: as its task says, or by its label where none is given."""
+    """Whether a head scores the sequences of an item, by its task or, if unknown, by its label."""
     if task_kind is not None:
         return task_kind == "choice"
     return isinstance(head, ClassifierConfig) and head.labels == CHOICE
 
 
-def _labels(data: Settings, for_choices: bool) -> tuple[str, ...]:
+def _labels(data: HfConfig, for_choices: bool) -> tuple[str, ...]:
     if for_choices:
         return CHOICE
     names = data.get("id2label") or {str(index): f"LABEL_{index}" for index in range(data.get("num_labels") or 2)}
@@ -199,3 +204,60 @@ def _labels(data: Settings, for_choices: bool) -> tuple[str, ...]:
 def _classifier(head: HeadConfig) -> ClassifierConfig:
     assert isinstance(head, ClassifierConfig)
     return head
+
+
+EMBEDDER = "embedder"
+"""Our key for the head's settings in their config.json. transformers ignores it and returns the hidden states, which
+sentence-transformers pools."""
+SENTENCE_FILES = ("modules.json", "sentence_bert_config.json", "1_Pooling", "2_Normalize")
+_MODULES = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+
+
+def sentence_embedder(architecture: str) -> HeadAdapter:
+    """The class of the encoder, with the pooling in files beside it."""
+    return HeadAdapter(
+        architecture=architecture,
+        kind="embedder",
+        rows=(),
+        read=_read_embedder,
+        write=lambda head: {EMBEDDER: head.plain()},
+        matches=lambda data: EMBEDDER in data,
+        refusal=sentence_refusal,
+    )
+
+
+def sentence_refusal(head: HeadConfig) -> str | None:
+    """Why sentence-transformers cannot compute a head's vectors, or None."""
+    assert isinstance(head, EmbedderConfig)
+    if head.pooling == "pooler":
+        return "sentence-transformers has no pooling by a model's pooler"
+    if head.features != FeaturesConfig() or head.recurrent is not None:
+        return "sentence-transformers reads the last states alone, and the embedder others"
+    if head.projection is not None:
+        return "the embedder has a projection, for which the files of sentence-transformers are not written here"
+    return None
+
+
+def write_sentences(config: ModelConfig, folder: Path, length: int | None) -> None:
+    """Write the files of sentence-transformers for a model with such an embedder; texts are cut to `length` tokens."""
+    head = next((head for head in config.heads if isinstance(head, EmbedderConfig)), None)
+    if head is None or sentence_refusal(head) is not None:
+        return
+    paths = [path for path in _MODULES if path != "2_Normalize" or head.is_normalised]
+    kinds = enumerate((path, f"sentence_transformers.models.{_MODULES[path]}") for path in paths)
+    modules = [{"idx": index, "name": str(index), "path": path, "type": kind} for index, (path, kind) in kinds]
+    write_json(folder / "modules.json", modules)
+    longest = config.encoder.embedding.longest
+    settings = {"max_seq_length": longest if length is None else min(length, longest), "do_lower_case": False}
+    write_json(folder / "sentence_bert_config.json", settings)
+    pooling = {"word_embedding_dimension": config.encoder.width, "pooling_mode_cls_token": head.pooling == "first"}
+    pooling |= {"pooling_mode_mean_tokens": head.pooling == "mean", "pooling_mode_max_tokens": False}
+    for path in paths[1:]:
+        (folder / path).mkdir()
+    write_json(folder / "1_Pooling" / "config.json", {**pooling, "pooling_mode_mean_sqrt_len_tokens": False})
+
+
+def _read_embedder(data: HfConfig) -> HeadConfig:
+    if not isinstance(data[EMBEDDER], dict):
+        raise InputError(f"config.json: {EMBEDDER} is {data[EMBEDDER]!r}; allowed: the settings of an embedder head")
+    return EmbedderConfig.parse(data[EMBEDDER], source=f"config.json: {EMBEDDER}")

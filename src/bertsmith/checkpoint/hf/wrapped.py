@@ -1,9 +1,9 @@
-"""A folder of ours that `transformers` opens as well, once `bertsmith.hf` is imported: any model, any head."""
+"""Folders of ours that `transformers` opens after `import bertsmith.hf`: any model, any head."""
 
 from pathlib import Path
-from typing import Any
 
 from bertsmith.checkpoint.files import tensors_of, write_json, write_tensors
+from bertsmith.checkpoint.hf.adapter import HfSettings
 from bertsmith.checkpoint.hf.task_heads import is_choice, label_settings
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
@@ -12,14 +12,14 @@ from bertsmith.models.model import Model
 
 MODEL_TYPE = "bertsmith"
 FORMAT = 1
-"""Of our folders: what config.json says under "bertsmith"."""
+"""Version of our folders, under "bertsmith" in config.json."""
 OPENING = "import bertsmith.hf; then AutoModel.from_pretrained and the other Auto classes of transformers open it"
 
 _CLASSES = {"tagger": "TokenClassification", "spans": "QuestionAnswering", "embedder": None}
 
 
 def architecture_of(config: ModelConfig, task_kind: str | None = None) -> str:
-    """The class of `bertsmith.hf` that answers as the model does."""
+    """Name of the class of `bertsmith.hf` for a model."""
     prefix = "Bertsmith"
     if config.decoder is not None:
         return f"{prefix}ForSeq2SeqLM"
@@ -35,12 +35,12 @@ def architecture_of(config: ModelConfig, task_kind: str | None = None) -> str:
 
 
 def task_head(config: ModelConfig) -> HeadConfig | None:
-    """The settings of the head of a task, or None for a model without one."""
+    """Config of the task head, or None."""
     return next((head for head in config.heads if isinstance(head, TaskHeadConfig)), None)
 
 
-def wrapped_settings(config: ModelConfig, architecture: str) -> dict[str, Any]:
-    """What config.json says of a model: our config, and what `transformers` asks every model for."""
+def wrapped_settings(config: ModelConfig, architecture: str) -> HfSettings:
+    """Content of config.json: our config, and the settings that `transformers` expects of every model."""
     encoder, head = config.encoder, task_head(config)
     return {
         "architectures": [architecture],
@@ -57,13 +57,13 @@ def wrapped_settings(config: ModelConfig, architecture: str) -> dict[str, Any]:
 
 
 def check_wrappable(model: Model) -> None:
-    """Raises a sentence if a folder could not give the model back."""
+    """Raise if the model could not be restored from its config."""
     odd = sorted(set(model.heads) ^ {head.kind for head in model.config.heads})
     if odd:
         raise InputError(f"this model's heads are not those of its config: only one of them has {odd[0]!r}")
 
 
-def write_wrapped(model: Model, folder: Path, settings: dict[str, Any]) -> None:
-    """Writes config.json and the weights under our own names, each once."""
+def write_wrapped(model: Model, folder: Path, settings: HfSettings) -> None:
+    """Write config.json and the weights under our own names."""
     write_json(folder / "config.json", settings)
     write_tensors(folder / "model.safetensors", tensors_of(model))

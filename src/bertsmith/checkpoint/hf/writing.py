@@ -1,23 +1,175 @@
-"""A model of ours as a Hugging Face folder: in a class of theirs where one computes the same, else in ours."""
+"""Write a model as a Hugging Face folder: as one of their classes if one computes the same, else as ours.
+
+`native_export` finds their class by writing the config, reading it back and comparing; `plan_hf` decides between it and
+a folder for `bertsmith.hf`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from pydantic import ValidationError
 
 from bertsmith.checkpoint.files import tensors_of, write_json, write_tensors
-from bertsmith.checkpoint.hf.native import Native, check_exportable
-from bertsmith.checkpoint.hf.reading import renamed
-from bertsmith.checkpoint.hf.sentences import write_sentences
-from bertsmith.checkpoint.hf.task_heads import PROBLEMS
+from bertsmith.checkpoint.hf.adapter import FamilyAdapter, HeadAdapter, HfConfig, HfSettings, not_exportable
+from bertsmith.checkpoint.hf.names import Row, to_theirs
+from bertsmith.checkpoint.hf.reading import adapter_for, read_config, rename_start
+from bertsmith.checkpoint.hf.task_heads import PROBLEMS, is_choice, label_settings, write_sentences
 from bertsmith.checkpoint.hf.wrapped import OPENING, architecture_of, check_wrappable, wrapped_settings, write_wrapped
-from bertsmith.checkpoint.names import to_theirs
 from bertsmith.errors import InputError, nearest
+from bertsmith.layers.subnet import LayerCut
+from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
+from bertsmith.models.heads import HeadConfig, TaskHeadConfig
 from bertsmith.models.model import Model
+from bertsmith.settings import explain
+
+_Plain: TypeAlias = dict[str, Any]
 
 
-def token_ids(model: Model) -> dict[str, Any]:
-    """The numbers of the tokens that config.json names."""
+def first_difference(ours: ModelConfig, back: ModelConfig) -> str | None:
+    """Describe the first setting in which two configs describe different networks, or return None."""
+    return _difference("", _normalised(ours), _normalised(back))
+
+
+def _difference(path: str, ours: object, back: object) -> str | None:
+    if ours == back:
+        return None
+    if isinstance(ours, Mapping) and isinstance(back, Mapping):
+        found = (
+            _difference(f"{path}.{name}" if path else str(name), ours.get(name), back.get(name))
+            for name in {**ours, **back}
+        )
+        return next(filter(None, found))
+    shown, instead = ("given" if isinstance(value, Mapping) else repr(value) for value in (ours, back))
+    return f"{path} is {shown} and would be read back as {instead}"
+
+
+def _normalised(config: ModelConfig) -> _Plain:
+    """The config as plain data, with derived defaults filled in and settings without effect removed."""
+    data = config.plain()
+    data["encoder"] = _normalised_stack(config.encoder)
+    if config.decoder is not None:
+        data["decoder"] = _normalised_stack(config.decoder)
+    data["heads"] = {head["kind"]: head for head in data["heads"]}  # the order has no effect
+    if not data["heads"].get("replaced_tokens", {}).get("adds_first", True):
+        del data["heads"]["replaced_tokens"]["epsilon"]
+    return data
+
+
+def _normalised_stack(stack: EncoderConfig) -> _Plain:
+    data = stack.plain()
+    data["layers"] = {index: _normalised_layer(layer, stack.width) for index, layer in enumerate(stack.layers)}
+    data["embedding"]["width"] = stack.embedding_width
+    del data["scales_outputs"], data["layer_drop"]  # only for initialisation and training
+    if not stack.embedding.has_norm:
+        del data["embedding"]["epsilon"], data["embedding"]["norm"]
+        if stack.embedding_width == stack.width:
+            del data["embedding"]["has_bias"]
+    if len(stack.layers) == 1:
+        del data["sharing"]
+    if stack.relative is not None and not stack.relative.has_norm:
+        del data["relative"]["epsilon"]
+    if stack.relative is not None and stack.relative.farthest is None:
+        del data["relative"]["clamp"]
+    return data
+
+
+def _normalised_layer(layer: LayerConfig, width: int) -> _Plain:
+    data = layer.plain()
+    for name, mixer in (("mixer", layer.mixer), ("cross", layer.cross)):
+        if mixer is None:
+            continue
+        whole = LayerCut(mixer.heads, layer.feedforward.neurons)
+        settings = data[name] = mixer.cut(whole, width).plain()  # with an explicit head_width
+        if "value_width" in settings:
+            settings["value_width"] = settings["value_width"] or settings["head_width"]
+        if not mixer.reads_positions:
+            for unused in ("position_dropout", "shares_projections"):
+                settings.pop(unused, None)
+    return data
+
+
+class NativeExport(NamedTuple):
+    """A model as one of Hugging Face's classes."""
+
+    adapter: FamilyAdapter
+    parts: frozenset[str]
+    """The optional parts it has."""
+    head: HeadAdapter | None
+    """The adapter of its task head."""
+    settings: HfSettings
+    """Their config.json without token ids."""
+
+    @property
+    def architecture(self) -> str:
+        return str(self.settings["architectures"][0])
+
+    def rows(self, config: ModelConfig) -> list[Row]:
+        """The name table of all tensors."""
+        return [*self.adapter.rows(config, self.parts), *(() if self.head is None else self.head.rows)]
+
+
+def native_export(model: Model, task_kind: str | None = None) -> NativeExport:
+    """Find the class of Hugging Face that computes the same; raise with the reason if there is none.
+
+    `task_kind` is the kind of the task the model was fine-tuned for, if known.
+    """
+    adapter, heads = adapter_for(model), [head for head in model.config.heads if isinstance(head, TaskHeadConfig)]
+    if not heads:
+        return _check_round_trip(model, adapter, None)
+    refusals: list[InputError] = []
+    for head in _candidate_heads(adapter, heads[0], task_kind):
+        try:
+            return _check_round_trip(model, adapter, head)
+        except InputError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _candidate_heads(adapter: FamilyAdapter, own: HeadConfig, task_kind: str | None) -> list[HeadAdapter]:
+    """Adapters that may fit a head, first those that use the pooler as it does."""
+    for_choices = is_choice(own, task_kind)
+    heads = [head for head in adapter.task_heads if head.kind == own.kind and head.is_choice == for_choices]
+    if not heads:
+        task = "choices" if for_choices else f"a head of kind {own.kind!r}"
+        raise not_exportable(adapter.model_type, f"transformers has no such class with {task} as ours has it")
+    is_pooled = getattr(own, "pooling", None) == "pooler"
+    return sorted(heads, key=lambda head: head.reads_pooler != is_pooled)
+
+
+def _check_round_trip(model: Model, adapter: FamilyAdapter, head: HeadAdapter | None) -> NativeExport:
+    """Raise unless the written config is read back as the same network and every tensor has a name."""
+    config, ours = model.config, tensors_of(model)
+    settings, parts = adapter.write_config(config), adapter.parts(ours)
+    if head is not None:
+        own = next(own for own in config.heads if own.kind == head.kind)
+        refusal = head.refusal(own)
+        if refusal is not None:
+            raise not_exportable(adapter.model_type, refusal)
+        allowed = {head.kind, *(("pooler",) if head.reads_pooler else ())}
+        beside = [other.kind for other in config.heads if other.kind not in allowed]
+        if beside:
+            reason = f"{head.architecture} has no head of kind {beside[0]!r} beside the task's"
+            raise not_exportable(adapter.model_type, reason)
+        settings = {**settings, **head.write(own), **label_settings(own), "architectures": [head.architecture]}
+    try:
+        difference = first_difference(config, read_config(adapter, HfConfig(settings), parts, head))
+    except ValidationError as error:
+        difference = explain(ModelConfig, error)
+    if difference:
+        raise not_exportable(adapter.model_type, difference)
+    native = NativeExport(adapter, parts, head, settings)
+    known = {line.ours for line in native.rows(config)}
+    odd = min(ours.keys() ^ known, default=None)
+    if odd is not None:
+        problem = "has no place for" if odd in ours else "cannot be without"
+        raise InputError(f"a Hugging Face {adapter.model_type} {problem} {odd!r}")
+    return native
+
+
+def token_ids(model: Model) -> dict[str, int]:
+    """Token ids that config.json names."""
     if model.tokenizer is None:
         return {}
     ids = {"pad_token_id": model.tokenizer.pad}
@@ -27,8 +179,8 @@ def token_ids(model: Model) -> dict[str, Any]:
     return {**ids, "decoder_start_token_id": start, "eos_token_id": end, "forced_eos_token_id": end}
 
 
-def tokenizer_config(model: Model) -> dict[str, Any]:
-    """What tokenizer_config.json says beside tokenizer.json."""
+def tokenizer_config(model: Model) -> HfSettings:
+    """Content of tokenizer_config.json."""
     tokenizer = model.require_tokenizer()
     roles = {
         "pad_token": tokenizer.pad,
@@ -45,25 +197,25 @@ def tokenizer_config(model: Model) -> dict[str, Any]:
 
 
 NativeChoice = Literal["auto", "always", "never"]
-"""Whether to write a class of theirs: where one computes the same, in any case, or not at all."""
+"""Whether to write one of their classes: if one computes the same, in any case, or never."""
 NATIVE_CHOICES = ("auto", "always", "never")
 
-Task = Mapping[str, Any]
-"""What the task.json of a fine-tuned model holds."""
+TaskContent: TypeAlias = Mapping[str, Any]
+"""Content of the task.json of a fine-tuned model."""
 
 
 @dataclass(frozen=True)
 class HfExport:
-    """What will be written for a model, and why it is that."""
+    """What to write for a model, and why."""
 
     model: Model
-    native: Native | None
-    """The class of theirs; None for a folder that `bertsmith.hf` opens."""
-    settings: dict[str, Any]
+    native: NativeExport | None
+    """Their class; None for a folder that `bertsmith.hf` opens."""
+    settings: HfSettings
     """The whole config.json."""
     remark: str
-    """Which of the two forms it is and why, in sentences for a person."""
-    task: Task | None
+    """Which form the folder has and why, for a person."""
+    task: TaskContent | None
 
     @property
     def form(self) -> Literal["native", "bertsmith"]:
@@ -75,7 +227,7 @@ class HfExport:
         return str(self.settings["architectures"][0])
 
     def write(self, folder: Path) -> None:
-        """Puts config.json, the weights, the tokenizer and the task into a folder that exists."""
+        """Write config.json, the weights, the tokenizer and the task into an existing folder."""
         if self.native is None:
             write_wrapped(self.model, folder, self.settings)
         else:
@@ -84,66 +236,67 @@ class HfExport:
         if self.model.tokenizer is not None:
             self.model.tokenizer.save(folder)
             write_json(folder / "tokenizer_config.json", tokenizer_config(self.model))
-        length = None if self.task is None else dict(self.task).get("sequences", {}).get("length")
+        length = None if self.task is None else self.task.get("sequences", {}).get("length")
         write_sentences(self.model.config, folder, length)
         if self.task is not None:
             write_json(folder / "task.json", dict(self.task))
 
 
-def plan_hf(model: Model, *, native: NativeChoice = "auto", task: Task | None = None) -> HfExport:
-    """What would be written for a model; a sentence if it cannot be. Nothing is written yet."""
+def plan_hf(model: Model, *, native: NativeChoice = "auto", task: TaskContent | None = None) -> HfExport:
+    """Decide what to write for a model, or raise if it cannot be exported; writes nothing."""
     if native not in NATIVE_CHOICES:
         raise InputError(f"native is {native!r}; {nearest(str(native), NATIVE_CHOICES)}")
-    kind = None if task is None else dict(task).get("task", {}).get("kind")
-    tokens = token_ids(model) | ({"problem_type": PROBLEMS[kind]} if kind in PROBLEMS else {})
+    kind = None if task is None else task.get("task", {}).get("kind")
+    extras: HfSettings = {**token_ids(model), **({"problem_type": PROBLEMS[kind]} if kind in PROBLEMS else {})}
     reason = "native was given as 'never'"
     if native != "never":
         try:
-            found = check_exportable(model, kind)
+            found = native_export(model, kind)
         except InputError as error:
             if native == "always":
                 raise
             reason = str(error)
         else:
-            lacking = found.twin.lacks(model.config) if native == "auto" else None
-            if lacking is None:
+            missing = found.adapter.missing(model.config) if native == "auto" else None
+            if missing is None:
                 remark = _native_remark(model, found) + _scale_remark(task)
-                return HfExport(model, found, found.settings | tokens, remark, task)
-            reason = f"{lacking}; native = 'always' writes a {found.settings['architectures'][0]} all the same"
+                return HfExport(model, found, found.settings | extras, remark, task)
+            reason = f"{missing}; native = 'always' writes a {found.architecture} all the same"
     check_wrappable(model)
     architecture = architecture_of(model.config, kind)
-    settings = wrapped_settings(model.config, architecture) | tokens
+    settings = wrapped_settings(model.config, architecture) | extras
     settings |= {"opened_by": OPENING, "why_not_native": reason}
     remark = f"written as {architecture}, which transformers opens after `import bertsmith.hf`, because {reason}"
     return HfExport(model, None, settings, remark + _scale_remark(task), task)
 
 
-def save_hf(model: Model, folder: Path, *, native: NativeChoice = "auto", task: Task | None = None) -> str:
-    """Writes a folder that `transformers` reads into one that exists; says which form it has and why."""
+def save_hf(model: Model, folder: Path, *, native: NativeChoice = "auto", task: TaskContent | None = None) -> str:
+    """Write a folder for `transformers` into an existing folder; return which form it has and why."""
     plan = plan_hf(model, native=native, task=task)
     plan.write(folder)
     return plan.remark
 
 
-def _native_remark(model: Model, native: Native) -> str:
-    remark = native.twin.remark(model.config)
-    said = f"written as {native.settings['architectures'][0]}, which transformers opens without Bertsmith"
-    if native.form is not None and native.form.kind == "embedder":
-        said += " for its states; sentence-transformers makes the vectors of them"
-    return said if remark is None else f"{said}; {remark}"
+def _native_remark(model: Model, native: NativeExport) -> str:
+    remark = f"written as {native.architecture}, which transformers opens without Bertsmith"
+    if native.head is not None and native.head.kind == "embedder":
+        remark += " for its states; sentence-transformers makes the vectors of them"
+    difference = native.adapter.remark(model.config)
+    return remark if difference is None else f"{remark}; {difference}"
 
 
-def _scale_remark(task: Task | None) -> str:
-    """How a regression's outputs become its numbers, where it learned them on another scale."""
-    settings = {} if task is None else dict(task).get("task", {})
+def _scale_remark(task: TaskContent | None) -> str:
+    """How to convert the outputs of a regression that was trained on another scale."""
+    settings = {} if task is None else task.get("task", {})
     if not settings.get("scale") or settings.get("lowest") is None or settings.get("highest") is None:
         return ""
     lowest, highest = float(settings["lowest"]), float(settings["highest"])
     return f"; its numbers are {lowest:g} + {highest - lowest:g} · the output, as it was trained from 0 to 1"
 
 
-def _write_native(model: Model, native: Native, folder: Path) -> None:
+def _write_native(model: Model, native: NativeExport, folder: Path) -> None:
     tensors = {name: tensor.detach() for name, tensor in tensors_of(model).items()}
-    outward = native.twin.written(model.config)
+    aliases = native.adapter.output_aliases(model.config)
     theirs = to_theirs(native.rows(model.config), tensors)
-    write_tensors(folder / "model.safetensors", {renamed(name, outward): tensor for name, tensor in theirs.items()})
+    renamed = {rename_start(name, aliases): tensor for name, tensor in theirs.items()}
+    write_tensors(folder / "model.safetensors", renamed)

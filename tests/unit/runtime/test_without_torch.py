@@ -6,10 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bertsmith.models.attach_heads import with_task_head
-
 import bertsmith
 from bertsmith.layers.subnet import Subnet
+from bertsmith.models.attach_heads import with_task_head
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.predictor import KeptTask, write_kept
 from bertsmith.text.learn import learn_tokenizer

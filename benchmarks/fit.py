@@ -16,11 +16,10 @@ from typing import Any
 
 import bertsmith
 from bertsmith.shrinking.fit.bench import Bench
-from bertsmith.shrinking.fit.budget import BudgetConfig, Costs
 from bertsmith.shrinking.fit.candidates import Candidate, Estimates
 from bertsmith.shrinking.fit.measure import Conditions, in_fresh_process
-from bertsmith.shrinking.fit.prepare import prepare
-from bertsmith.shrinking.fit.settings import FitSettings
+from bertsmith.shrinking.fit.search import prepare
+from bertsmith.shrinking.fit.settings import BudgetConfig, Costs, FitSettings
 from bertsmith.shrinking.fit.store import MEASUREMENTS, Measurements
 
 

@@ -56,8 +56,8 @@ class Augmentation:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+        from bertsmith.shrinking.augmentation.masked_words import Processes
         from bertsmith.shrinking.augmentation.rows import augmented
-        from bertsmith.shrinking.augmentation.shards import Processes
 
         state = PartialState()
         folder, console = out / AUGMENTED, Console(stderr=True)

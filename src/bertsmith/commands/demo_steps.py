@@ -155,9 +155,8 @@ def _distinct(widths: Sequence[float], folder: Path) -> list[float]:
 def fitted(journey: Journey, before: Mapping[str, Any]) -> dict[str, Any]:
     """The best that takes at most a share of the time of the whole network in PyTorch."""
     from bertsmith.commands.fit import fit
-    from bertsmith.shrinking.fit.budget import BudgetConfig
-    from bertsmith.shrinking.fit.prepare import prepare
-    from bertsmith.shrinking.fit.settings import FitSettings
+    from bertsmith.shrinking.fit.search import prepare
+    from bertsmith.shrinking.fit.settings import BudgetConfig, FitSettings
 
     elastic, data = journey.folder / "elastic", str(journey.folder / "data")
     # timed as the search will time it: what elastic.json has was measured while this process was busy

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bertsmith.shrinking.fit.finals import Watch
-    from bertsmith.shrinking.fit.run import Fitted
+    from bertsmith.shrinking.fit.search import Fitted
     from bertsmith.shrinking.fit.settings import FitSettings
 
 WORK = ".candidates"  # artefacts that are being measured
@@ -30,9 +30,8 @@ def run_fit(
     from rich.console import Console
 
     from bertsmith.shrinking.fit import measure
-    from bertsmith.shrinking.fit.figures import fit_figures
-    from bertsmith.shrinking.fit.prepare import prepare
-    from bertsmith.shrinking.fit.run import Search
+    from bertsmith.shrinking.fit.result import fit_figures
+    from bertsmith.shrinking.fit.search import Search, prepare
     from bertsmith.shrinking.fit.store import MEASUREMENTS, Measurements, cache_file, earlier_file
     from bertsmith.toml import to_toml
 
@@ -70,7 +69,7 @@ def run_fit(
 def explain_fit(settings: "FitSettings") -> dict[str, Any]:
     """Prints the settings and what would be measured; returns the latter."""
     from bertsmith.shrinking.fit.candidates import Estimates, subnet_words
-    from bertsmith.shrinking.fit.prepare import prepare
+    from bertsmith.shrinking.fit.search import prepare
     from bertsmith.shrinking.fit.table import table_stacks
 
     prepared = prepare(settings)

@@ -104,7 +104,7 @@ def shrink(
     from bertsmith.commands.shrink_work import shrink_settings
     from bertsmith.shrinking.elastic import ElasticSettings
     from bertsmith.shrinking.exits import ExitSettings
-    from bertsmith.shrinking.prune.settings import PruneSettings
+    from bertsmith.shrinking.prune.prune import PruneSettings
     from bertsmith.shrinking.vocabulary import CutSettings
     from bertsmith.toml import override
 

@@ -10,8 +10,7 @@ from bertsmith.commands.shrink_work import inputs_of
 
 if TYPE_CHECKING:
     from bertsmith.models.model import Model
-    from bertsmith.shrinking.exit_judge import ExitAnswers, RuleFigures
-    from bertsmith.shrinking.exits import ExitSettings
+    from bertsmith.shrinking.exits import ExitAnswers, ExitSettings, RuleFigures
     from bertsmith.training.trainer import Trainer
 
 
@@ -72,7 +71,7 @@ def _finish(settings: "ExitSettings", trainer: "Trainer", out: Path) -> dict[str
     from bertsmith.engines.exit_runner import ExitRunner
     from bertsmith.models.exiting import exits_config, with_rule
     from bertsmith.runs.folder import write_result
-    from bertsmith.shrinking.exit_judge import ExitJudge, best_row, rules_of
+    from bertsmith.shrinking.exits import ExitJudge, best_row, rules_of
     from bertsmith.tasks.predictor import item_outputs, write_kept
 
     judge, model = trainer.judge, trainer.model

@@ -11,9 +11,9 @@ from bertsmith.commands.shrink_work import Work, begun, end_together, fine_tuned
 if TYPE_CHECKING:
     from bertsmith.models.model import Model
     from bertsmith.shrinking.importance import Importance
-    from bertsmith.shrinking.prune.kept import Kept
-    from bertsmith.shrinking.prune.select import Selector, Shares
-    from bertsmith.shrinking.prune.settings import PruneSettings
+    from bertsmith.shrinking.prune.prune import PruneSettings
+    from bertsmith.shrinking.prune.selection import Selector, Shares
+    from bertsmith.shrinking.prune.units import Kept
     from bertsmith.training.trainer import Trainer
 
 CUTS, GATES, RECOVERY = "cuts", "gates", "recovery"
@@ -41,7 +41,7 @@ def shrink_prune(
 
 
 def _selector(settings: "PruneSettings", model: "Model") -> "Selector":
-    from bertsmith.shrinking.prune.select import Selector
+    from bertsmith.shrinking.prune.selection import Selector
 
     return Selector(settings.prune, model.config.encoder, model.encoder.units)
 
@@ -49,7 +49,7 @@ def _selector(settings: "PruneSettings", model: "Model") -> "Selector":
 def _carried_out(work: "Work[PruneSettings]", notices: Sequence[str]) -> dict[str, Any]:
     from rich.console import Console
 
-    from bertsmith.shrinking.prune.select import schedule
+    from bertsmith.shrinking.prune.selection import schedule
 
     settings, out = work.settings, work.out
     console = Console(quiet=not work.is_main)
@@ -82,8 +82,8 @@ def _gating(work: "Work[PruneSettings]", folder: Path) -> "Trainer":
     import torch
 
     from bertsmith.shrinking.importance import Importance
-    from bertsmith.shrinking.prune.learning import make_gating
-    from bertsmith.shrinking.prune.select import schedule
+    from bertsmith.shrinking.prune.prune import make_gating
+    from bertsmith.shrinking.prune.selection import schedule
 
     units = work.teacher.encoder.units
     selector = _selector(work.settings, work.teacher)
@@ -104,7 +104,7 @@ def _gating(work: "Work[PruneSettings]", folder: Path) -> "Trainer":
 
 
 def _recovery(work: "Work[PruneSettings]", model: "Model", epochs: float) -> Any:
-    from bertsmith.shrinking.prune.learning import make_recovery
+    from bertsmith.shrinking.prune.prune import make_recovery
 
     def make(folder: Path) -> "Trainer":
         return make_recovery(
@@ -128,8 +128,8 @@ def _cut(work: "Work[PruneSettings]", folder: Path, model: "Model", shares: "Sha
 
     from bertsmith.checkpoint.files import NewFolder, write_json
     from bertsmith.checkpoint.store import load, write_model
-    from bertsmith.shrinking.prune.kept import cut_down
-    from bertsmith.shrinking.prune.learning import cut_gated
+    from bertsmith.shrinking.prune.prune import cut_gated
+    from bertsmith.shrinking.prune.units import cut_down
 
     is_gated = "gates" in model.heads
     if not folder.is_dir() and work.is_main:
@@ -158,7 +158,7 @@ def _kept(work: "Work[PruneSettings]", folder: Path) -> "Kept":
     import torch
 
     from bertsmith.checkpoint.files import read_json
-    from bertsmith.shrinking.prune.kept import Kept
+    from bertsmith.shrinking.prune.units import Kept
 
     if not folder.is_dir():
         return Kept.all_of(work.teacher.encoder.units)
@@ -169,8 +169,8 @@ def _kept(work: "Work[PruneSettings]", folder: Path) -> "Kept":
 
 def _worth(work: "Work[PruneSettings]", model: "Model") -> "Importance":
     """What the units of a model are worth, by what the settings say."""
-    from bertsmith.shrinking.prune.learning import locations
-    from bertsmith.shrinking.prune.select import magnitude
+    from bertsmith.shrinking.prune.prune import locations
+    from bertsmith.shrinking.prune.selection import magnitude
 
     by = work.settings.prune.by
     if by == "l0":
@@ -187,7 +187,7 @@ def _finish(work: "Work[PruneSettings]", model: "Model", cuts: int, seconds: flo
     from bertsmith.checkpoint.files import read_json
     from bertsmith.checkpoint.store import load, write_model
     from bertsmith.runs.folder import write_result
-    from bertsmith.shrinking.prune.kept import PrunedRecord, write_pruned
+    from bertsmith.shrinking.prune.units import PrunedRecord, write_pruned
     from bertsmith.tasks.predictor import write_kept
 
     settings, out, units = work.settings, work.out, work.teacher.encoder.units
@@ -237,7 +237,7 @@ def _finish(work: "Work[PruneSettings]", model: "Model", cuts: int, seconds: flo
 def _sizes(work: "Work[PruneSettings]", model: "Model") -> dict[str, Any]:
     """What the model costs, and the unpruned one: weights of all kinds, of mixers and feed-forwards, operations."""
     from bertsmith.models.cost import parameters
-    from bertsmith.shrinking.prune.kept import Kept
+    from bertsmith.shrinking.prune.units import Kept
 
     selector = _selector(work.settings, work.teacher)
     length, now, before = work.length, model.config, work.teacher.config
@@ -269,7 +269,7 @@ def _print(record: Any, figures: dict[str, Any], out: Path) -> None:
 
 def _costs(settings: "PruneSettings", selector: "Selector", examples: int) -> dict[str, str]:
     """What the settings cost, for --explain."""
-    from bertsmith.shrinking.prune.select import schedule
+    from bertsmith.shrinking.prune.selection import schedule
 
     batches, run = -(-examples // settings.batch.examples), settings.run
     cuts = schedule(settings.prune)

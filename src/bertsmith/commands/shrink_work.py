@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bertsmith.models.model import Model
     from bertsmith.shrinking.elastic import ElasticSettings
     from bertsmith.shrinking.importance import Importance
-    from bertsmith.shrinking.prune.settings import PruneSettings
+    from bertsmith.shrinking.prune.prune import PruneSettings
     from bertsmith.shrinking.settings import ShrinkSettings
     from bertsmith.tasks.base import Judgement
     from bertsmith.training.trainer import Trainer

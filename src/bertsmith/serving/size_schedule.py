@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.shrinking.elastic_metadata import ElasticRecord
-from bertsmith.shrinking.fit.choose import pareto_front
+from bertsmith.shrinking.fit.finals import pareto_front
 
 _CALM = 0.5  # of the target: the longest expected wait that counts as quiet
 _ROOM = 0.8  # of what a larger size can do: the most that may be asked of it

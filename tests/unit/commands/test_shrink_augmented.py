@@ -13,7 +13,7 @@ from bertsmith import InputError
 from bertsmith.data.examples import ExampleConfig
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.shrinking import elastic
-from bertsmith.shrinking.augmentation import shards
+from bertsmith.shrinking.augmentation import masked_words as shards
 from bertsmith.shrinking.augmentation.masked_words import MaskedWords
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.predictor import KeptTask, write_kept

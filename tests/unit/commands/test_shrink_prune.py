@@ -12,7 +12,7 @@ import bertsmith
 from bertsmith.cli import main
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.shrinking.prune.kept import Kept, closed, read_pruned
+from bertsmith.shrinking.prune.units import Kept, closed, read_pruned
 from bertsmith.toml import read_toml
 from bertsmith.training.trainer import Trainer
 

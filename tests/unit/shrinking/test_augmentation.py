@@ -15,7 +15,7 @@ from bertsmith.models.config import GeneratorConfig
 from bertsmith.models.generator import generator_of
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
-from bertsmith.shrinking.augmentation import shards
+from bertsmith.shrinking.augmentation import masked_words as shards
 from bertsmith.shrinking.augmentation.masked_words import NONE, MaskedWords
 from bertsmith.shrinking.augmentation.rows import augmented
 from bertsmith.shrinking.augmentation.words import ENGLISH, AugmentationConfig, Passage

@@ -12,9 +12,9 @@ from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.config import EncoderConfig
 from bertsmith.models.cost import parameters
 from bertsmith.shrinking.importance import Importance
-from bertsmith.shrinking.prune.kept import Kept, cut_down
-from bertsmith.shrinking.prune.select import Selector, Shares, schedule
-from bertsmith.shrinking.prune.settings import PruneConfig
+from bertsmith.shrinking.prune.prune import PruneConfig
+from bertsmith.shrinking.prune.selection import Selector, Shares, schedule
+from bertsmith.shrinking.prune.units import Kept, cut_down
 
 SIZES = {"width": 24, "layers": 3, "heads": 4, "vocabulary": 50, "longest": 16}
 

@@ -9,8 +9,7 @@ import numpy as np
 from bertsmith.data.random import generator
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
-from bertsmith.shrinking.augmentation.masked_words import NONE, MaskedWords
-from bertsmith.shrinking.augmentation.shards import Processes, Watch, passage_candidates
+from bertsmith.shrinking.augmentation.masked_words import NONE, MaskedWords, Processes, Watch, passage_candidates
 from bertsmith.shrinking.augmentation.words import ENGLISH, AugmentationConfig, Passage, written_like
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.choice import Choice

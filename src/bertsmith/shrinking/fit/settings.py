@@ -1,12 +1,110 @@
-"""All settings of a search for a budget."""
+"""What a model may cost at most, what it must be good for at least, and by how much something misses that."""
 
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
 from bertsmith.engines.base import Precision
+from bertsmith.errors import InputError
 from bertsmith.settings import Record
-from bertsmith.shrinking.fit.budget import BudgetConfig
+
+MEGABYTE = 1_000_000  # bytes, of files and of memory
+
+
+class Costs(NamedTuple):
+    """What is known of a candidate; None for what was not measured."""
+
+    latency_ms: float | None = None
+    """At the percentile of the budget, for the slowest of its lengths."""
+    size_mb: float | None = None
+    memory_mb: float | None = None
+    score: float | None = None
+
+
+class Miss(NamedTuple):
+    """One limit that is not kept."""
+
+    name: str
+    limit: float
+    value: float
+
+    @property
+    def excess(self) -> float:
+        """By what share of the limit it is missed."""
+        return abs(self.value - self.limit) / max(abs(self.limit), 1e-9)
+
+    @property
+    def words(self) -> str:
+        """The miss as half a sentence."""
+        if self.name == "score":
+            return f"score {self.value:.2f} instead of {self.limit:g} ({self.limit - self.value:.2f} too low)"
+        unit = "ms" if self.name == "latency" else "MB"
+        return f"{self.name} {self.value:.3g} {unit} instead of {self.limit:g} {unit} ({self.excess:.0%} over)"
+
+
+class BudgetConfig(Record):
+    """Limits on what answering costs on this machine; those that are not given do not count."""
+
+    latency_ms: float | None = Field(default=None, gt=0)
+    """Milliseconds from token ids to the head's answer."""
+    percentile: Literal[50, 95] = 95
+    """The share of calls, in percent, that must be answered within the latency."""
+    lengths: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Tokens of the sequences it holds for, each by itself; () for sequences as long as those of the data."""
+    batch: int = Field(default=1, ge=1)
+    """Sequences that are answered at a time."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads for the products; None for as many as this machine gives."""
+    size_mb: float | None = Field(default=None, gt=0)
+    """Megabytes of 1,000,000 bytes of all files that are needed to answer."""
+    memory_mb: float | None = Field(default=None, gt=0)
+    """The most resident memory, in such megabytes, of a fresh process that answers, Python and engine counted in."""
+    at_least: float | None = None
+    """The lowest score on dev that is still good enough; then the fastest or smallest one that has it is wanted."""
+
+    def require_any(self) -> None:
+        """Raises a sentence if nothing is limited."""
+        if all(limit is None for limit in (self.latency_ms, self.size_mb, self.memory_mb, self.at_least)):
+            raise InputError(
+                "no budget is given: pass one or more of --latency-ms, --size-mb, --memory-mb and --at-least"
+            )
+
+    def misses(self, costs: Costs, slack: float = 0.0) -> list[Miss]:
+        """The limits that known costs do not keep; with `slack` they may be higher by this share."""
+        most = (
+            ("latency", self.latency_ms, costs.latency_ms),
+            ("size", self.size_mb, costs.size_mb),
+            ("memory", self.memory_mb, costs.memory_mb),
+        )
+        found = [
+            Miss(name, limit, value)
+            for name, limit, value in most
+            if limit is not None and value is not None and not value <= limit * (1 + slack)
+        ]
+        if self.at_least is not None and costs.score is not None and not costs.score >= self.at_least:
+            found.append(Miss("score", self.at_least, costs.score))
+        return found
+
+    @property
+    def words(self) -> str:
+        """The budget as people say it."""
+        said = []
+        if self.latency_ms is not None:
+            where = " and ".join(map(str, self.lengths)) + " tokens" if self.lengths else "the lengths of the data"
+            batch = "" if self.batch == 1 else f" in batches of {self.batch}"
+            said.append(f"p{self.percentile} ≤ {self.latency_ms:g} ms at {where}{batch}")
+        if self.size_mb is not None:
+            said.append(f"size ≤ {self.size_mb:g} MB")
+        if self.memory_mb is not None:
+            said.append(f"memory ≤ {self.memory_mb:g} MB")
+        if self.at_least is not None:
+            said.append(f"score ≥ {self.at_least:g}")
+        return ", ".join(said)
+
+
+def excess(misses: list[Miss]) -> float:
+    """How far off the worst of the misses is; 0 if there are none."""
+    return max((miss.excess for miss in misses), default=0.0)
 
 
 class SearchConfig(Record):

@@ -20,8 +20,8 @@ from bertsmith.data.batch import packed, padded
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.artefact import open_runner
 from bertsmith.engines.base import Runner
-from bertsmith.shrinking.fit.budget import MEGABYTE
 from bertsmith.shrinking.fit.measure import Job, Workload
+from bertsmith.shrinking.fit.settings import MEGABYTE
 
 BLOCK, UNCOUNTED = 12, 2  # calls in a row, of which the first ones find foreign weights in the caches
 WARM_UP = 10

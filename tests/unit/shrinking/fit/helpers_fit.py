@@ -10,11 +10,10 @@ import pytest
 import bertsmith
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.attach_heads import with_task_head
+from bertsmith.shrinking.fit.bench import Quality
 from bertsmith.shrinking.fit.candidates import Candidate
 from bertsmith.shrinking.fit.measure import Conditions, Timing
-from bertsmith.shrinking.fit.prepare import prepare
-from bertsmith.shrinking.fit.quality import Quality
-from bertsmith.shrinking.fit.run import Fitted, Search
+from bertsmith.shrinking.fit.search import Fitted, Search, prepare
 from bertsmith.shrinking.fit.settings import FitSettings
 from bertsmith.shrinking.fit.store import MEASUREMENTS, Measurements
 from bertsmith.tasks.predictor import KeptTask, write_kept

@@ -3,9 +3,8 @@
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.shrinking.fit.budget import BudgetConfig, Costs, excess
-from bertsmith.shrinking.fit.choose import pareto_front
-from bertsmith.shrinking.fit.settings import FitSettings
+from bertsmith.shrinking.fit.finals import pareto_front
+from bertsmith.shrinking.fit.settings import BudgetConfig, Costs, FitSettings, excess
 
 
 def test_what_is_not_limited_or_not_known_does_not_count() -> None:

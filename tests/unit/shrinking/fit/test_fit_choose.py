@@ -5,10 +5,9 @@ from random import Random
 import pytest
 
 from bertsmith.layers.subnet import Subnet
-from bertsmith.shrinking.fit.budget import BudgetConfig, Costs
-from bertsmith.shrinking.fit.candidates import Candidate
-from bertsmith.shrinking.fit.choose import is_better, nearest_miss, promising, verdict
-from bertsmith.shrinking.fit.ways import Way, slow_precisions
+from bertsmith.shrinking.fit.candidates import Candidate, Way, slow_precisions
+from bertsmith.shrinking.fit.finals import is_better, nearest_miss, promising, verdict
+from bertsmith.shrinking.fit.settings import BudgetConfig, Costs
 
 
 def candidate(score: float, latency: float, size: float = 1.0, *, measured: bool = False) -> Candidate:

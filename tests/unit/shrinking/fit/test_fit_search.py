@@ -12,10 +12,9 @@ from helpers_fit import MadeUp, made_up_scores, searched, write_folders
 from bertsmith.engines.artefact import TorchEngine
 from bertsmith.models.build import build
 from bertsmith.models.model import Model
-from bertsmith.shrinking.fit import run
-from bertsmith.shrinking.fit.figures import fit_figures
-from bertsmith.shrinking.fit.prepare import prepare
-from bertsmith.shrinking.fit.run import Fitted
+from bertsmith.shrinking.fit import search as run
+from bertsmith.shrinking.fit.result import fit_figures
+from bertsmith.shrinking.fit.search import Fitted, prepare
 from bertsmith.shrinking.fit.settings import FitSettings
 from bertsmith.tasks.data_source import held_out
 from bertsmith.text.tables import read_file

@@ -16,8 +16,8 @@ from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.config import EncoderConfig
 from bertsmith.models.model import Model
 from bertsmith.shrinking.importance import Importance, summed_over_uses
-from bertsmith.shrinking.prune.kept import Kept
-from bertsmith.shrinking.prune.settings import PruneConfig
+from bertsmith.shrinking.prune.prune import PruneConfig
+from bertsmith.shrinking.prune.units import Kept
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from bertsmith.models.exiting import answer_early, exit_outputs, exits_config
 from bertsmith.models.heads.exits import ExitRule, ExitsConfig
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.published import preset
-from bertsmith.shrinking.exit_judge import ExitAnswers, RuleFigures, best_row, leaving, rules_of
+from bertsmith.shrinking.exits import ExitAnswers, RuleFigures, best_row, leaving, rules_of
 
 
 @pytest.mark.parametrize("answer", ["classes", "labels", "choices"])

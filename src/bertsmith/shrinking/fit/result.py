@@ -5,11 +5,11 @@ from typing import Any
 
 from bertsmith.models.cost import parameters
 from bertsmith.shrinking.fit.bench import described
-from bertsmith.shrinking.fit.budget import Costs
 from bertsmith.shrinking.fit.candidates import Candidate, subnet_words
-from bertsmith.shrinking.fit.choose import pareto_front
+from bertsmith.shrinking.fit.finals import pareto_front
 from bertsmith.shrinking.fit.measure import versions
-from bertsmith.shrinking.fit.run import Fitted
+from bertsmith.shrinking.fit.search import Fitted
+from bertsmith.shrinking.fit.settings import Costs
 from bertsmith.shrinking.fit.table import stack_config
 
 Plain = dict[str, Any]

@@ -1,4 +1,4 @@
-"""The search: scores of sub-networks, tables of latencies, candidates, and the finalists measured for real."""
+"""What is known before anything is measured: the model, the data, the conditions, what is to be tried."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,19 +6,124 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundled import model_folder
+from bertsmith.checkpoint.store import load
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
-from bertsmith.shrinking.fit.bench import Bench
-from bertsmith.shrinking.fit.budget import Costs
-from bertsmith.shrinking.fit.candidates import SLACK, Candidate, Estimates, different
-from bertsmith.shrinking.fit.choose import nearest_miss, pareto_front
+from bertsmith.models.model import Model
+from bertsmith.models.seq2seq import Seq2Seq
+from bertsmith.shrinking.fit.bench import Bench, Quality
+from bertsmith.shrinking.fit.candidates import (
+    SLACK,
+    Candidate,
+    Estimates,
+    Way,
+    cut_model,
+    different,
+    even_grid,
+    slow_precisions,
+    ways,
+)
 from bertsmith.shrinking.fit.evolution import Space, evolve
-from bertsmith.shrinking.fit.finals import Finals, Watch, first_line
-from bertsmith.shrinking.fit.measure import Measurer, in_fresh_process
-from bertsmith.shrinking.fit.prepare import Prepared
+from bertsmith.shrinking.fit.finals import Finals, Watch, first_line, nearest_miss, pareto_front
+from bertsmith.shrinking.fit.measure import Conditions, Measurer, Workload, in_fresh_process, usable_cores
+from bertsmith.shrinking.fit.settings import Costs, FitSettings
 from bertsmith.shrinking.fit.store import Measurements
-from bertsmith.shrinking.fit.ways import Way, cut_model, slow_precisions
+from bertsmith.tasks.data_source import held_out, task_parts
+from bertsmith.tasks.predictor import KeptTask, read_kept
+from bertsmith.text.rows import Table
+from bertsmith.toml import read_toml
+
+RECIPE = "recipe.toml"
+DATA_LENGTHS = 16  # that stand for all lengths of the data
+
+
+@dataclass
+class Prepared:
+    """What is known before anything is measured."""
+
+    settings: FitSettings
+    model: Model
+    kept: KeptTask
+    table: Table
+    """What candidates are scored on."""
+    train: Table | None
+    """The training part, if the data have one."""
+    quality: Quality
+    conditions: Conditions
+    grid: list[Subnet]
+    is_elastic: bool
+    ways: list[Way]
+    notices: list[str]
+
+    @property
+    def evolves(self) -> bool:
+        """Whether sub-networks with layers that differ are looked for."""
+        asked = self.settings.search.subnets
+        return self.is_elastic if asked is None else asked == "layers"
+
+
+def prepare(settings: FitSettings) -> Prepared:
+    """The model, the data and what is to be tried; a sentence if any of it cannot be used."""
+    settings.budget.require_any()
+    folder = model_folder(settings.model)
+    if not folder.is_dir():
+        raise InputError(f"MODEL {settings.model!r} is no folder; give that of a fine-tuned model")
+    kept = read_kept(settings.model)
+    table, train, notices = _tables(settings, kept)
+    model = load(folder)
+    if isinstance(model, Seq2Seq):
+        raise InputError(f"{settings.model!r} holds a model that translates; fit is for encoders")
+    search, budget = settings.search, settings.budget
+    quality = Quality(model, kept, table, search.ranking_examples, search.seed)
+    embedding = model.config.encoder.embedding
+    for length in budget.lengths:
+        if embedding.positions != "none" and length > embedding.longest:
+            raise InputError(f"--length is {length}; the model takes at most {embedding.longest}")
+    workloads = tuple(Workload(name=str(length), lengths=(length,)) for length in dict.fromkeys(budget.lengths))
+    if not workloads:
+        workloads = (Workload(name="data", lengths=quality.lengths(DATA_LENGTHS)),)
+    conditions = Conditions(
+        workloads=workloads,
+        batch=budget.batch,
+        threads=budget.threads or usable_cores(),
+        layout=kept.sequences.layout,
+    )
+    grid, is_elastic = even_grid(folder, model.encoder.units)
+    lengths = [length for workload in workloads for length in workload.lengths]
+    found, left_out = ways(search, lengths)
+    notices += left_out
+    if not is_elastic:
+        notices.append(
+            "the model is not elastic (it has no elastic.json), so its smaller sub-networks were never trained; "
+            "bertsmith shrink trains them"
+        )
+    return Prepared(settings, model, kept, table, train, quality, conditions, grid, is_elastic, found, notices)
+
+
+def _tables(settings: FitSettings, kept: KeptTask) -> tuple[Table, Table | None, list[str]]:
+    """The rows that candidates are scored on, the training rows, and sentences about them.
+
+    Where fine-tuning found no dev part and held rows out of train, these are the same rows: those that were trained on
+    would flatter every candidate.
+    """
+    is_trained_on = settings.part == "dev" and Path(settings.data).is_file() and _learned_from(settings)
+    parts = task_parts(settings.data, file_is="train" if is_trained_on else settings.part)
+    table, train = parts.find(settings.part), parts.find("train")
+    if table is not None:
+        return table, train, []
+    if settings.part != "dev" or train is None:
+        raise parts.missing(settings.part)
+    train, table, said = held_out(kept.task, train, "there is no dev part")
+    return table, train, [f"{said}, as in fine-tuning"]
+
+
+def _learned_from(settings: FitSettings) -> bool:
+    """Whether the model's recipe names the same data."""
+    recipe = model_folder(settings.model) / RECIPE
+    data = read_toml(recipe).get("data") if recipe.is_file() else None
+    return isinstance(data, str) and Path(data).resolve() == Path(settings.data).resolve()
+
 
 EVOLVED = 10  # sub-networks of the evolution that become candidates
 BUSY = 0.9  # of the time: with less, others were given the cores meanwhile

@@ -17,25 +17,25 @@ _HOMES = {
     "Subnet": "bertsmith.layers.subnet",
     "Tokenizer": "bertsmith.text.tokenizer",
     "build": "bertsmith.models.build",
-    "compare": "bertsmith.commands.compare",
+    "compare": "bertsmith.runs.compare",
     "convert": "bertsmith.models.convert",
-    "corpus": "bertsmith.commands.corpus",
+    "corpus": "bertsmith.runs.corpus",
     "evaluate": "bertsmith.commands.evaluate",
     "export": "bertsmith.exporting.export",
     "extract": "bertsmith.models.build",
     "factorise": "bertsmith.models.convert",
     "finetune": "bertsmith.commands.finetune",
     "fit": "bertsmith.commands.fit",
-    "inspect": "bertsmith.commands.inspect",
+    "inspect": "bertsmith.runs.inspect",
     "load": "bertsmith.checkpoint.store",
-    "pairs": "bertsmith.commands.pairs",
+    "pairs": "bertsmith.runs.pairs",
     "predict": "bertsmith.commands.predict",
     "preset": "bertsmith.models.published",
     "pretrain": "bertsmith.runs.pretrain",
     "save": "bertsmith.checkpoint.store",
     "serve": "bertsmith.runs.serve",
     "shrink": "bertsmith.commands.shrink",
-    "tokenizer": "bertsmith.commands.tokenizer",
+    "tokenizer": "bertsmith.runs.tokenizer",
 }
 
 __all__ = [
@@ -70,16 +70,11 @@ __all__ = [
 
 if TYPE_CHECKING:
     from bertsmith.checkpoint.store import load, save
-    from bertsmith.commands.compare import compare
-    from bertsmith.commands.corpus import corpus
     from bertsmith.commands.evaluate import evaluate
     from bertsmith.commands.finetune import finetune
     from bertsmith.commands.fit import fit
-    from bertsmith.commands.inspect import inspect
-    from bertsmith.commands.pairs import pairs
     from bertsmith.commands.predict import predict
     from bertsmith.commands.shrink import shrink
-    from bertsmith.commands.tokenizer import tokenizer
     from bertsmith.data.layout import SequenceLayout
     from bertsmith.errors import InputError
     from bertsmith.exporting.export import export
@@ -89,8 +84,13 @@ if TYPE_CHECKING:
     from bertsmith.models.model import Model
     from bertsmith.models.published import preset
     from bertsmith.models.seq2seq import GenerationConfig
+    from bertsmith.runs.compare import compare
+    from bertsmith.runs.corpus import corpus
+    from bertsmith.runs.inspect import inspect
+    from bertsmith.runs.pairs import pairs
     from bertsmith.runs.pretrain import pretrain
     from bertsmith.runs.serve import serve
+    from bertsmith.runs.tokenizer import tokenizer
     from bertsmith.tasks.predictor import Predictor
     from bertsmith.text.tokenizer import Tokenizer
 

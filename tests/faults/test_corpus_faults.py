@@ -13,12 +13,12 @@ import pytest
 from helpers_training import RECIPE
 
 from bertsmith.cli import main
-from bertsmith.commands.corpus import corpus as corpus_command
-from bertsmith.commands.tokenizer import tokenizer as tokenizer_command
 from bertsmith.data.build_corpus import build_corpus
 from bertsmith.data.shards import JOURNAL, MANIFEST, TokenCorpus
 from bertsmith.errors import InputError
-from bertsmith.runs.folder import claim
+from bertsmith.runs.corpus import corpus as corpus_command
+from bertsmith.runs.output import claim
+from bertsmith.runs.tokenizer import tokenizer as tokenizer_command
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -213,7 +213,7 @@ def test_commands_leave_their_figures_and_protect_folders(tmp_path, capsys):
     tokenizer_command([text], out=vocabulary, vocabulary=120)
     assert json.loads((vocabulary / "result.json").read_text())["documents"] == 4
     figures = corpus_command([text], tokenizer=vocabulary, out=out, workers=1)
-    assert json.loads((out / "result.json").read_text()) == figures
+    assert json.loads((out / "result.json").read_text()) == figures.to_json()
     assert figures["documents"] == figures["sentences"] == 4
     assert figures["held_out_documents"] == 1
     assert figures["peak_memory_mb"] > 10

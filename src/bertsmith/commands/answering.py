@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bertsmith.commands.finetune_task import score_line
 from bertsmith.commands.task_report import interval_of, write_report
 from bertsmith.errors import InputError
-from bertsmith.runs.folder import check_out, claim, write_answers, write_files, write_result
+from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
 
 if TYPE_CHECKING:
     from bertsmith.tasks.base import Task

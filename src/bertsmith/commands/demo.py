@@ -55,7 +55,7 @@ def demo(
 
     from bertsmith.checkpoint.store import load
     from bertsmith.commands.demo_steps import FROM_BOX, FROM_SCRATCH, Journey
-    from bertsmith.runs.folder import claim, write_result
+    from bertsmith.runs.output import claim, write_result
 
     if from_scratch and model is not None:
         raise InputError(f"--model is {model!r} with --from-scratch, which makes its own; allowed: one of the two")

@@ -77,9 +77,9 @@ Work = Callable[[Journey, Mapping[str, Any]], dict[str, Any]]
 
 def pretrained(journey: Journey, before: Mapping[str, Any]) -> dict[str, Any]:
     """Text → vocabulary → corpus → a small encoder."""
-    from bertsmith.commands.corpus import corpus
-    from bertsmith.commands.tokenizer import tokenizer
+    from bertsmith.runs.corpus import corpus
     from bertsmith.runs.pretrain import pretrain
+    from bertsmith.runs.tokenizer import tokenizer
     from bertsmith.text.support_desk import messages
     from bertsmith.toml import override, to_toml
 

@@ -28,7 +28,7 @@ def evaluate_translation(
         write_translations,
     )
     from bertsmith.data.pairs import PairConfig
-    from bertsmith.runs.folder import check_out, claim, write_result
+    from bertsmith.runs.output import check_out, claim, write_result
     from bertsmith.text.tables import pair_columns, read_pairs
 
     check_out(out, force, model, data)

@@ -34,7 +34,7 @@ def import_model(
         Replace what --out holds.
     """
     from bertsmith.checkpoint.store import load, write_model
-    from bertsmith.runs.folder import claim, write_result
+    from bertsmith.runs.output import claim, write_result
 
     model, out = model_folder(model), Path(out)
     loaded = load(model, ignore=tuple(ignore or ()))
@@ -96,7 +96,7 @@ def export_model(
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import extract
     from bertsmith.models.generator import part_of
-    from bertsmith.runs.folder import check_out
+    from bertsmith.runs.output import check_out
 
     model, out = model_folder(model), Path(out)
     check_form(to, precision, head)
@@ -148,7 +148,7 @@ def _export_hf(
     from bertsmith.checkpoint.hf.writing import plan_hf
     from bertsmith.exporting.card import write_card
     from bertsmith.exporting.export import read_result
-    from bertsmith.runs.folder import claim, write_result
+    from bertsmith.runs.output import claim, write_result
     from bertsmith.tasks.predictor import TASK_FILE, read_kept
 
     task = read_kept(model).plain() if (model / TASK_FILE).is_file() else None
@@ -176,7 +176,7 @@ def _export_onnx(
     from bertsmith.engines.onnx_session import GRAPH_FILE, NOTES_FILE
     from bertsmith.exporting.card import exactness, write_card
     from bertsmith.exporting.export import read_result, write_onnx
-    from bertsmith.runs.folder import MARK, write_result
+    from bertsmith.runs.output import MARK, write_result
     from bertsmith.tasks.predictor import TASK_FILE, read_kept, write_kept
 
     samples = () if data is None else _samples(loaded, model, data)

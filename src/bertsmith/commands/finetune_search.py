@@ -14,7 +14,7 @@ from bertsmith.commands.finetune_task import DEGENERATE, Finetuned, Tables, Told
 from bertsmith.commands.run import RECIPE, check_same
 from bertsmith.commands.task_report import write_search_report
 from bertsmith.errors import InputError
-from bertsmith.runs.folder import RESULT, check_out, claim, write_result
+from bertsmith.runs.output import RESULT, check_out, claim, write_result
 from bertsmith.settings import Record
 
 if TYPE_CHECKING:

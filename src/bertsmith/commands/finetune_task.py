@@ -237,7 +237,7 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path, told: "
 
     from bertsmith.checkpoint.store import write_model
     from bertsmith.commands.task_report import interval_of, write_finetuning_report
-    from bertsmith.runs.folder import write_answers, write_files, write_result
+    from bertsmith.runs.output import write_answers, write_files, write_result
     from bertsmith.tasks.degenerate import answers_alike
     from bertsmith.tasks.predictor import write_kept
 

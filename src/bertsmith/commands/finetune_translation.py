@@ -72,7 +72,7 @@ def _finish(task: "TranslationTask", trainer: "Trainer", out: Path) -> dict[str,
     """Writes the model, what it makes of dev, and its figures; returns these."""
     from bertsmith.checkpoint.store import write_model
     from bertsmith.commands.translating import evaluated, print_evaluation, write_translations
-    from bertsmith.runs.folder import write_result
+    from bertsmith.runs.output import write_result
     from bertsmith.training.translation import pair_counts
 
     settings = task.settings

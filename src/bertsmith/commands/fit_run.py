@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bertsmith.bundled import model_folder
 from bertsmith.commands.run import RECIPE, print_explanation
 from bertsmith.report.fit_card import megabytes
-from bertsmith.runs.folder import MARK, check_out, claim, clear, write_answers, write_result
+from bertsmith.runs.output import MARK, check_out, claim, clear, write_answers, write_result
 
 if TYPE_CHECKING:
     from rich.console import Console

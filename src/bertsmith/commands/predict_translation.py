@@ -25,7 +25,7 @@ def predict_translation(
     from rich.console import Console
 
     from bertsmith.commands.translating import load_translator, recorded, search_with
-    from bertsmith.runs.folder import check_out, claim, write_result
+    from bertsmith.runs.output import check_out, claim, write_result
     from bertsmith.text.readers import is_visible, read_lines
     from bertsmith.training.translation_metrics import translations
 

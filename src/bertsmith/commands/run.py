@@ -43,7 +43,7 @@ def carry_out(
     from accelerate import PartialState
 
     from bertsmith.checkpoint.files import read_json
-    from bertsmith.runs.folder import RESULT, check_out, claim
+    from bertsmith.runs.output import RESULT, check_out, claim
     from bertsmith.toml import read_toml, to_toml
     from bertsmith.training.interrupts import explained
 

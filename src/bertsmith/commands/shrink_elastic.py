@@ -168,7 +168,7 @@ def _finish(work: "Work[ElasticSettings]", model: "Model", seconds: float) -> di
     from bertsmith.checkpoint.files import read_json
     from bertsmith.checkpoint.store import write_model
     from bertsmith.commands.shrink_report import print_grid, write_elastic_report
-    from bertsmith.runs.folder import write_result
+    from bertsmith.runs.output import write_result
     from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
     from bertsmith.shrinking.subnet_costs import member_costs
     from bertsmith.tasks.predictor import write_kept

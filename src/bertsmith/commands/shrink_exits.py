@@ -70,7 +70,7 @@ def _finish(settings: "ExitSettings", trainer: "Trainer", out: Path) -> dict[str
     from bertsmith.checkpoint.store import write_model
     from bertsmith.engines.exit_runner import ExitRunner
     from bertsmith.models.exiting import exits_config, with_rule
-    from bertsmith.runs.folder import write_result
+    from bertsmith.runs.output import write_result
     from bertsmith.shrinking.exits import ExitJudge, best_row, rules_of
     from bertsmith.tasks.predictor import item_outputs, write_kept
 

@@ -186,7 +186,7 @@ def _finish(work: "Work[PruneSettings]", model: "Model", cuts: int, seconds: flo
 
     from bertsmith.checkpoint.files import read_json
     from bertsmith.checkpoint.store import load, write_model
-    from bertsmith.runs.folder import write_result
+    from bertsmith.runs.output import write_result
     from bertsmith.shrinking.prune.units import PrunedRecord, write_pruned
     from bertsmith.tasks.predictor import write_kept
 

@@ -26,7 +26,7 @@ def shrink_vocabulary(
     from rich.console import Console
 
     from bertsmith.checkpoint.store import load, write_model
-    from bertsmith.runs.folder import check_out, claim, write_result
+    from bertsmith.runs.output import check_out, claim, write_result
     from bertsmith.shrinking.vocabulary import cut_vocabulary
     from bertsmith.tasks.predictor import Predictor, write_kept
     from bertsmith.toml import to_toml

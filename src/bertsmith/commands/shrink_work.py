@@ -138,7 +138,7 @@ def begun(
     """The work of a run whose folder is there, made now or found, with its recipe in it; `others` are read, too."""
     from accelerate import PartialState
 
-    from bertsmith.runs.folder import check_out, claim
+    from bertsmith.runs.output import check_out, claim
     from bertsmith.shrinking.elastic import encoded
     from bertsmith.toml import read_toml, to_toml
     from bertsmith.training.finetuning import processes_of

@@ -1,8 +1,5 @@
 """The output folder of a run: checked, claimed, resumed, finished."""
 
-import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,16 +9,13 @@ from accelerate import PartialState
 
 from bertsmith.checkpoint.files import read_json
 from bertsmith.errors import InputError
+from bertsmith.runs.output import RESULT, check_out, claim, write_result
 from bertsmith.runs.result import Result
 from bertsmith.settings import Record
 from bertsmith.toml import read_toml, to_toml
 from bertsmith.training.interrupts import explain_fault
 
 RECIPE = "recipe.toml"
-RESULT = "result.json"
-REPORT = "report.html"
-MARK = ".bertsmith"
-"""File in every folder that a run has made; a folder without it is never emptied."""
 
 AnyResult = TypeVar("AnyResult", bound=Result)
 
@@ -131,75 +125,3 @@ def check_same(earlier: Mapping[str, Any], now: Mapping[str, Any], path: str = "
             raise InputError(
                 f"--resume: {where} is {now[name]!r} but the run began with {earlier[name]!r}; start a new run for that"
             )
-
-
-def check_out(out: Path, force: bool, *inputs: Path | None) -> None:
-    """Raise InputError if a run must not write to this folder; touch nothing."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {str(out)!r} is a file; give a folder")
-    for path in inputs:
-        if path is not None and _overlap(out.resolve(), path.resolve()):
-            raise InputError(
-                f"--out {str(out)!r} and the input {str(path)!r} lie inside each other; give another folder"
-            )
-    home = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
-        raise InputError(f"--out {str(out)!r} cannot be written: {str(home)!r} does not allow it; give another folder")
-    if not out.is_dir() or not any(out.iterdir()):
-        return
-    if not force:
-        raise InputError(f"--out {str(out)!r} is not empty; give another folder, or --force to replace its content")
-    if not (out / MARK).is_file():
-        raise InputError(
-            f"--out {str(out)!r} was not made by a bertsmith command, so --force does not empty it; give another folder"
-        )
-
-
-def claim(out: Path, force: bool, *inputs: Path | None) -> Path:
-    """Create the output folder, or empty it with `force` if a run has made it."""
-    check_out(out, force, *inputs)
-    if out.is_dir():
-        clear(out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / MARK).touch()
-    return out
-
-
-def clear(out: Path, keep: Sequence[str] = ()) -> None:
-    """Remove everything in a folder except the names in `keep`; targets of links stay."""
-    for entry in out.iterdir():
-        if entry.name in keep:
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
-def _overlap(out: Path, path: Path) -> bool:
-    """Whether emptying `out` would remove the input, or writing would change it."""
-    return out == path or out in path.parents or (path.is_dir() and path in out.parents and (path / MARK).exists())
-
-
-def write_result(out: Path, content: Mapping[str, Any]) -> None:
-    """Write result.json, whole or not at all."""
-    temporary = out / f".{RESULT}.{os.getpid()}"
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(out / RESULT)
-
-
-def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Write files by name; create no folder for an empty mapping."""
-    for name, content in files.items():
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(content, encoding="utf-8")
-
-
-def write_answers(path: Path, answers: Sequence[Mapping[str, Any]]) -> None:
-    """Write answers as JSON lines."""
-    with path.open("w", encoding="utf-8") as file:
-        for answer in answers:
-            file.write(json.dumps(answer, ensure_ascii=False) + "\n")

@@ -12,23 +12,16 @@ from bertsmith.errors import InputError
 from bertsmith.models.generator import fold
 from bertsmith.recipes import laid_over, read_recipe
 from bertsmith.report.pretraining import FilledMask, PretrainingReport, pretraining_page
-from bertsmith.runs.folder import RECIPE, REPORT, RESULT, RunFolder, read_recipe_file
-from bertsmith.runs.result import (
-    Explanation,
-    Result,
-    StoppedRun,
-    TrainingSummary,
-    print_explanation,
-    print_plain,
-    spread,
-    summarise_training,
-)
+from bertsmith.runs.folder import RECIPE, RunFolder, read_recipe_file
+from bertsmith.runs.output import REPORT, RESULT
+from bertsmith.runs.result import Explanation, Result, StoppedRun, print_explanation, print_plain, spread
 from bertsmith.toml import override
 from bertsmith.training.branch import branch_step, branched, check_branch
 from bertsmith.training.budget import Budget, measure_pace, steps_at
 from bertsmith.training.log import LOG, read_log
 from bertsmith.training.pretraining import PretrainSettings, make_trainer, steps_for
 from bertsmith.training.pretraining import explain as explain_costs
+from bertsmith.training.summary import TrainingSummary, summarise_training
 from bertsmith.training.trainer import Trainer
 
 
@@ -207,9 +200,7 @@ def _apply_budget(settings: PretrainSettings, budget: Budget, run: Path | None) 
     return settings.changed(run=settings.run.changed(steps=steps))
 
 
-def _measure_budget(
-    settings: PretrainSettings, trainer: Trainer, budget: Budget, start: float
-) -> PretrainSettings:
+def _measure_budget(settings: PretrainSettings, trainer: Trainer, budget: Budget, start: float) -> PretrainSettings:
     """Return the settings with the steps of the budget, measured where it is a time; print them."""
     text = f"budget {budget.text}:"
     if budget.kind == "seconds":

@@ -5,10 +5,8 @@ from typing import Any
 
 from rich.console import Console
 
-from bertsmith.models.cost import parameters_by_part
 from bertsmith.settings import Record
 from bertsmith.toml import to_toml
-from bertsmith.training.trainer import Trainer
 
 
 def spread() -> Any:
@@ -60,6 +58,13 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OneShotResult(Result):
+    """Result of a run that cannot be resumed: result.json is written at its end and does not say is_finished."""
+
+    is_finished: bool = field(default=True, metadata={"hidden": True})
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoppedRun(Result):
     """A run that was asked to stop before its end; `--resume` continues it."""
 
@@ -70,52 +75,10 @@ class StoppedRun(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explanation(Result):
+class Explanation(OneShotResult):
     """Settings and costs of a run that was not started (`--explain`)."""
 
     facts: dict[str, str] = spread()
-    is_finished: bool = field(default=False, metadata={"hidden": True})
-
-
-@dataclass(frozen=True)
-class Notice:
-    """A warning of a run about its training, at a step."""
-
-    step: int
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSummary:
-    """Size and costs of a finished training."""
-
-    steps: int
-    processes: int
-    parameters: int
-    generator_parameters: int | None
-    tokens: int
-    training_flops: float
-    seconds: float
-    tokens_per_second: float
-    training_loss: float
-    notices: tuple[Notice, ...]
-
-
-def summarise_training(trainer: Trainer) -> TrainingSummary:
-    """Return size and costs of a training that has ended."""
-    progress, counts = trainer.progress, parameters_by_part(trainer.model.config)
-    return TrainingSummary(
-        steps=progress.step,
-        processes=trainer.processes,
-        parameters=counts["parameters"],
-        generator_parameters=counts.get("generator_parameters"),
-        tokens=progress.tokens,
-        training_flops=progress.flops,
-        seconds=round(progress.seconds, 1),
-        tokens_per_second=round(progress.tokens / max(progress.seconds, 1e-9), 1),
-        training_loss=trainer.log.of_kind("training")[-1]["loss"],
-        notices=tuple(Notice(row["step"], row["text"]) for row in trainer.log.of_kind("notice")),
-    )
 
 
 def print_explanation(settings: Record, facts: dict[str, str]) -> Explanation:

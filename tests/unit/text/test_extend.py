@@ -189,11 +189,11 @@ def test_the_command(texts: Path, corpus_folder: Path, tmp_path: Path, capsys: p
     (tmp_path / "domain.txt").write_text("\n\n".join(DOMAIN), encoding="utf-8")
     figures = bertsmith.tokenizer([tmp_path / "domain.txt"], extend=corpus_folder, pieces=12, out=tmp_path / "out")
     said = capsys.readouterr().out
-    assert "12 pieces added" in said
+    assert "12 tokens added" in said
     assert figures["pieces_added"] == 12
     assert figures["tokens_per_word_after"] < figures["tokens_per_word_before"]
     assert len(figures["best"]) == 10
-    assert json.loads((tmp_path / "out" / "result.json").read_text()) == figures
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == figures.to_json()
     extended = Tokenizer.load(tmp_path / "out")
     assert first_difference(Tokenizer.load(corpus_folder), extended) is None
     manifest = build_corpus([tmp_path / "domain.txt"], extended, tmp_path / "corpus", held_out=0.0, workers=1)

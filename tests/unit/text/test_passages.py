@@ -8,8 +8,8 @@ import pytest
 
 import bertsmith
 from bertsmith.cli import main
-from bertsmith.commands.pairs import ROWS
 from bertsmith.errors import InputError
+from bertsmith.runs.pairs import ROWS
 from bertsmith.text.passages import KINDS, Lengths, Passages, kinds_of, pairs_of
 from bertsmith.text.readers import read_rows, read_titled
 

@@ -1,15 +1,36 @@
-"""`bertsmith pairs`: pairs of texts that belong together, made of documents alone."""
+"""`bertsmith pairs`: pairs of related passages made from documents, to learn vectors of texts without labels."""
 
+import gzip
+import json
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from random import Random
+from typing import Annotated
 
 from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-if TYPE_CHECKING:
-    from bertsmith.text.passages import Lengths
+from bertsmith.errors import InputError
+from bertsmith.runs.output import claim, write_result
+from bertsmith.runs.result import OneShotResult
+from bertsmith.text.passages import DEFAULT_KINDS, Lengths, Passages, kinds_of, pairs_of
+from bertsmith.text.readers import find_files, read_titled
 
 ROWS = "train.jsonl.gz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsResult(OneShotResult):
+    """Pairs by kind, and the documents they were made from."""
+
+    documents: int
+    pairs: int
+    kinds: dict[str, int]
+    seconds: float
 
 
 def pairs(
@@ -24,7 +45,7 @@ def pairs(
     title: str = "title",
     seed: int = 0,
     force: bool = False,
-) -> dict[str, Any]:
+) -> PairsResult:
     """Make pairs of texts that belong together from documents, to learn vectors of texts without labels.
 
     Parameters
@@ -54,37 +75,24 @@ def pairs(
     force
         Replace the content of an output folder that an earlier command left.
     """
-    import gzip
-    import json
-    import time
-    from collections import Counter
-
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    from bertsmith.errors import InputError
-    from bertsmith.runs.folder import claim, write_result
-    from bertsmith.text.passages import DEFAULT_KINDS, Lengths, kinds_of
-    from bertsmith.text.readers import find_files
-
     out = Path(out)
     files = find_files([data] if isinstance(data, str | Path) else data)
     wanted, lengths = DEFAULT_KINDS if kinds is None else kinds_of(kinds), Lengths(shortest, longest)
     if documents is not None and documents < 1:
         raise InputError(f"--documents is {documents}; allowed: 1 or more")
     claim(out, force, *files)
-    console, started = Console(), time.perf_counter()
+    console, start = Console(), time.perf_counter()
     counts: Counter[str] = Counter()
     read = 0
     columns = TextColumn("making pairs"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[made]:,}")
     with (
         Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress,
-        # without the time in it, the same pairs are the same file
+        # without a time stamp, the same pairs give the same file
         gzip.GzipFile(out / ROWS, "wb", compresslevel=6, mtime=0) as file,
     ):
         total = sum(file.stat().st_size for file in files) if documents is None else None
         bar = progress.add_task("", total=total, made=0)
-        for rows in _pairs(files, field, title, lengths, wanted, seed, lambda count: progress.advance(bar, count)):
+        for rows in _make_pairs(files, field, title, lengths, wanted, seed, lambda count: progress.advance(bar, count)):
             read += 1
             for row in rows:
                 counts[row["kind"]] += 1
@@ -97,38 +105,29 @@ def pairs(
             f"{read:,} documents have no sentence of {shortest} to {longest} words to make a pair of; lower --shortest "
             "or raise --longest"
         )
-    figures = {
-        "documents": read,
-        "pairs": counts.total(),
-        "kinds": dict(counts),
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-    write_result(out, figures)
-    told = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
+    seconds = round(time.perf_counter() - start, 3)
+    result = PairsResult(documents=read, pairs=counts.total(), kinds=dict(counts), seconds=seconds)
+    write_result(out, result.to_json())
+    by_kind = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
     console.print(
-        f"[bold]{counts.total():,} pairs[/bold] of {read:,} documents in {figures['seconds']} s\n{told}\n{out / ROWS}",
+        f"[bold]{result.pairs:,} pairs[/bold] of {read:,} documents in {seconds} s\n{by_kind}\n{out / ROWS}",
         highlight=False,
         soft_wrap=True,
     )
-    return figures
+    return result
 
 
-def _pairs(
+def _make_pairs(
     files: list[Path],
     field: str,
     title: str,
-    lengths: "Lengths",
+    lengths: Lengths,
     kinds: dict[str, int],
     seed: int,
-    watch: Callable[[int], None],
+    on_read: Callable[[int], None],
 ) -> Iterator[list[dict[str, str]]]:
-    """The rows of each document."""
-    from random import Random
-
-    from bertsmith.text.passages import Passages, pairs_of
-    from bertsmith.text.readers import read_titled
-
-    for index, (name, document) in enumerate(read_titled(files, field, title, watch)):
+    """Yield the rows of each document."""
+    for index, (name, document) in enumerate(read_titled(files, field, title, on_read)):
         passages, draw = Passages.of(document, lengths, name), Random(f"{seed} {index}")
         yield [
             {"anchor": anchor, "positive": positive, "kind": kind}

@@ -1,0 +1,128 @@
+"""`bertsmith corpus`: text files turned into token shards for pre-training."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from bertsmith.bundled import model_folder
+from bertsmith.data.build_corpus import Progress, build_corpus, check_held_out
+from bertsmith.data.shards import JOURNAL, MANIFEST
+from bertsmith.errors import InputError
+from bertsmith.runs.output import RESULT, claim, write_result
+from bertsmith.runs.result import OneShotResult
+from bertsmith.text.readers import find_files
+from bertsmith.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusResult(OneShotResult):
+    """Size of a tokenised corpus and the speed of this run."""
+
+    documents: int
+    sentences: int
+    tokens: int
+    held_out_documents: int
+    held_out_tokens: int
+    megabytes: float
+    seconds: float
+    megabytes_per_second: float
+    """Text tokenised by this run; a continued run has found some of it done."""
+    peak_memory_mb: float
+    vocabulary: int
+    tokenizer_hash: str
+
+
+def corpus(
+    data: list[Path],
+    *,
+    tokenizer: str | Path,
+    out: Path,
+    field: str = "text",
+    held_out: float = 0.005,
+    workers: int | None = None,
+    seed: int = 0,
+    force: bool = False,
+) -> CorpusResult:
+    """Tokenise text into shards that pre-training reads; an interrupted run is continued by the same command.
+
+    Parameters
+    ----------
+    data
+        Text files or folders of them: .txt, .jsonl (also .gz, .xz, .zst) or .parquet.
+    tokenizer
+        A bundled model (small), or the folder or file of a tokenizer: tokenizer.json or vocab.txt.
+    out
+        Folder for the shards, manifest.json and result.json.
+    field
+        The field or column that holds the text in .jsonl and .parquet files.
+    held_out
+        Share of whole documents kept apart for evaluation.
+    workers
+        Processes that tokenise; by default one per core. The result does not depend on it.
+    seed
+        Chooses which documents are held out.
+    force
+        Replace the content of an output folder that an earlier command left.
+    """
+    out, tokenizer = Path(out), model_folder(tokenizer)
+    files = find_files([data] if isinstance(data, str | Path) else data)
+    loaded = Tokenizer.load(tokenizer)
+    check_held_out(held_out)
+    if workers is not None and workers < 1:
+        raise InputError(f"--workers is {workers}; allowed: 1 or more")
+    is_unfinished = (out / JOURNAL).is_file() or ((out / MANIFEST).is_file() and not (out / RESULT).is_file())
+    if force or not is_unfinished:
+        claim(out, force, tokenizer, *files)
+    console = Console()
+    start = time.perf_counter()
+    last = Progress(0, 0, 0, 0, 0.0)
+    columns = (TextColumn("tokenising"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}"))
+    with Bar(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=1, rate="")
+
+        def show(progress: Progress) -> None:
+            nonlocal last
+            last = progress
+            rate = progress.text_bytes / 1e6 / (time.perf_counter() - start)
+            bar.update(task, completed=progress.source_bytes_read, total=progress.source_bytes, rate=f"{rate:.1f} MB/s")
+
+        manifest = build_corpus(
+            files,
+            loaded,
+            out,
+            field=field,
+            held_out=held_out,
+            seed=seed,
+            workers=workers or os.cpu_count() or 1,
+            progress=show,
+        )
+    seconds = time.perf_counter() - start
+    train, evaluation = manifest.parts["train"], manifest.parts["held_out"]
+    result = CorpusResult(
+        documents=train.documents + evaluation.documents,
+        sentences=train.sentences + evaluation.sentences,
+        tokens=train.tokens + evaluation.tokens,
+        held_out_documents=evaluation.documents,
+        held_out_tokens=evaluation.tokens,
+        megabytes=round((train.text_bytes + evaluation.text_bytes) / 1e6, 3),
+        seconds=round(seconds, 3),
+        megabytes_per_second=round(last.text_bytes / 1e6 / seconds, 3),
+        peak_memory_mb=round(last.peak_memory_mb, 1),
+        vocabulary=manifest.vocabulary,
+        tokenizer_hash=manifest.tokenizer_hash,
+    )
+    write_result(out, result.to_json())
+    console.print(
+        f"[bold]{result.tokens:,} tokens[/bold] in {result.sentences:,} sentences of {result.documents:,} documents "
+        f"({result.megabytes:,} MB of text), {result.held_out_documents:,} documents ({result.held_out_tokens:,} "
+        f"tokens) held out\n{result.seconds} s, {result.megabytes_per_second} MB/s, peak memory "
+        f"{result.peak_memory_mb} MB\nvocabulary {result.vocabulary:,}, tokenizer {result.tokenizer_hash}\n{out}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return result

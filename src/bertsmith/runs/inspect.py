@@ -1,0 +1,237 @@
+"""`bertsmith inspect`: what each head of a model attends to, in one text or on average over many."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bertsmith.bundled import model_folder
+from bertsmith.checkpoint.store import load
+from bertsmith.errors import InputError
+from bertsmith.layers.mixers.base import MAP_KINDS
+from bertsmith.report.attention import attention_page, told_heads
+from bertsmith.report.maps import NEAR, TextMap, figures_of, maps_of, text_maps
+from bertsmith.report.pictures import NO_PICTURE, attention_picture, has_matplotlib, study_picture
+from bertsmith.report.study import MapStudy, study_figures, study_texts
+from bertsmith.report.study_page import study_page
+from bertsmith.runs.output import check_out, claim, write_result
+from bertsmith.runs.result import OneShotResult, print_plain
+from bertsmith.text.readers import first_texts
+
+SENTENCES, LENGTH = 1000, 64
+
+
+@dataclass(frozen=True)
+class MapSummary:
+    """One kind of map on one text: statistics of every head, by layer."""
+
+    kind: str
+    """"weights" or "scores"."""
+    heads: list[int]
+    figures: list[list[dict[str, Any]]]
+
+    @classmethod
+    def of(cls, tokens: list[str], shown: TextMap) -> "MapSummary":
+        return cls("scores" if shown.is_score else "weights", shown.heads, figures_of(tokens, shown))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextMapsResult(OneShotResult):
+    """The maps of a model on one text."""
+
+    tokens: list[str]
+    layers: int
+    heads: int
+    files: list[str]
+    figures: list[list[dict[str, Any]]]
+    """Statistics of the heads of the first map."""
+    maps: dict[str, MapSummary]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult(OneShotResult):
+    """The average maps of one or more models over many texts."""
+
+    texts: int
+    source: str
+    length: int
+    special_tokens: bool
+    """Whether [CLS] and [SEP] are counted."""
+    files: list[str]
+    models: dict[str, dict[str, Any]]
+
+
+def inspect(
+    model: list[str | Path],
+    *,
+    out: Path,
+    text: str | None = None,
+    pair: str | None = None,
+    texts: Path | None = None,
+    sentences: int | None = None,
+    length: int | None = None,
+    field: str | None = None,
+    without_special: bool = False,
+    force: bool = False,
+) -> TextMapsResult | StudyResult:
+    """Show the maps of a model: of every head on one --text, or on average over many --texts, models side by side.
+
+    Parameters
+    ----------
+    model
+        A bundled model (small) or a model folder, ours or a Hugging Face one; with --texts several, which are compared.
+    out
+        The folder to write: attention.html and a picture of each map, or study.html, study.png and maps.npz; and
+        result.json. Pictures need matplotlib.
+    text
+        The text to look at.
+    pair
+        A second text, read as the second segment.
+    texts
+        A file of texts to average over: .txt with one text a line, .jsonl (both also .gz, .xz, .zst) or .parquet.
+    sentences
+        How many of the texts to read; 1000 if not given.
+    length
+        Tokens at which a text is cut, special ones counted in; 64 if not given.
+    field
+        The field or column that holds the text in .jsonl and .parquet files; "text" if not given.
+    without_special
+        Leave [CLS] and [SEP] out of the averages, as queries and as keys.
+    force
+        Replace what --out holds.
+    """
+    models, out = [model] if isinstance(model, str | Path) else list(model), Path(out)
+    if (text is None) == (texts is None):
+        given = "neither --text nor --texts is" if text is None else "--text and --texts are both"
+        raise InputError(f"{given} given; give one of them")
+    if text is not None:
+        extra = {"--sentences": sentences, "--length": length, "--field": field}
+        extra["--without-special"] = without_special or None
+        for flag, value in extra.items():
+            if value is not None:
+                raise InputError(f"{flag} belongs to --texts; leave it out with --text")
+        if len(models) != 1:
+            raise InputError(f"--text shows one model, and {len(models)} are given; compare models with --texts")
+        return _inspect_text(models[0], text, pair, out, force)
+    if pair is not None:
+        raise InputError("--pair belongs to --text; leave it out with --texts")
+    assert texts is not None
+    sentences, length = SENTENCES if sentences is None else sentences, LENGTH if length is None else length
+    if sentences < 1:
+        raise InputError(f"--sentences is {sentences}; allowed: 1 or more")
+    source = Path(texts)
+    if source.is_dir():
+        raise InputError(f"--texts {str(source)!r} is a folder; give a file")
+    rows = first_texts(source, sentences, field or "text")
+    folders = [model_folder(one) for one in models]
+    return _inspect_texts(folders, source, rows, out, length=length, counts_special=not without_special, force=force)
+
+
+def _inspect_text(model: str | Path, text: str, pair: str | None, out: Path, force: bool) -> TextMapsResult:
+    """Write the page, the pictures and the statistics of every head on one text."""
+    loaded = load(model)
+    tokens, maps = maps_of(loaded, text, pair)
+    folder = claim(out, force, model_folder(model))
+    shown = text_maps(tokens, maps)
+    encoder = loaded.config.encoder
+    facts = {
+        "model": str(model),
+        "network": f"{loaded.config.family}, {len(encoder.layers)} layers of width {encoder.width}",
+        "maps": ", ".join(one.label for one in shown),
+        "tokens": str(len(tokens)),
+    }
+    (folder / "attention.html").write_text(attention_page(tokens, maps, title=text, facts=facts), encoding="utf-8")
+    files = ["attention.html"]
+    if has_matplotlib():
+        for one in shown:
+            attention_picture(tokens, one, folder / f"{one.name}.png", title=text)
+            files.append(f"{one.name}.png")
+    summaries = {one.name: MapSummary.of(tokens, one) for one in shown}
+    result = TextMapsResult(
+        tokens=tokens,
+        layers=len(shown[0].layers),
+        heads=max(shown[0].heads),
+        files=files,
+        figures=summaries[shown[0].name].figures,
+        maps=summaries,
+    )
+    write_result(folder, result.to_json())
+    print_plain(f"{result.layers} layers of {told_heads(shown)} on {len(tokens)} tokens: {', '.join(files)} in {out}")
+    if not has_matplotlib():
+        print_plain(NO_PICTURE)
+    return result
+
+
+def _inspect_texts(
+    models: list[Path], source: Path, texts: list[str], out: Path, *, length: int, counts_special: bool, force: bool
+) -> StudyResult:
+    """Write the page, the picture and the average maps of models side by side."""
+    check_out(out, force, source, *models)  # before minutes of work
+    studies = _study_models(models, texts, length, counts_special)
+    folder = claim(out, force, source, *models)
+    facts = {
+        "texts": f"{len(texts):,} from {source.name}",
+        "cut at": f"{length} tokens",
+        "special tokens": "counted" if counts_special else "left out",
+    }
+    (folder / "study.html").write_text(study_page(studies, facts), encoding="utf-8")
+    files = ["study.html", "maps.npz"]
+    # too many numbers for result.json: under "model/map" the average over all layers, then that of each layer
+    averages = {
+        f"{model}/{name}": np.stack(
+            [study.average(name), *(study.average(name, i) for i, heads in enumerate(study.heads(name)) if heads)]
+        ).astype(np.float32)
+        for model, study in studies.items()
+        for name in study.names
+    }
+    np.savez_compressed(folder / "maps.npz", **averages)  # type: ignore[arg-type]
+    if has_matplotlib():
+        study_picture(studies, folder / "study.png")
+        files.append("study.png")
+    result = StudyResult(
+        texts=len(texts),
+        source=str(source),
+        length=length,
+        special_tokens=counts_special,
+        files=files,
+        models={model: study_figures(study) for model, study in studies.items()},
+    )
+    write_result(folder, result.to_json())
+    for model, study in studies.items():
+        shares = [f"{name} {study.near(name):.1%}" for name in study.names if not MAP_KINDS[name].is_score]
+        print_plain(f"{model}: within ±{NEAR} {', '.join([*shares, f'spread evenly {study.even_near:.1%}'])}")
+    print_plain(f"{', '.join(files)} in {out}")
+    if not has_matplotlib():
+        print_plain(NO_PICTURE)
+    return result
+
+
+def _study_models(models: list[Path], texts: list[str], length: int, counts_special: bool) -> dict[str, MapStudy]:
+    """Return the study of each model on the same texts, by the name of its folder."""
+    studies = {}
+    console = Console()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        for name, path in _distinct_names(models).items():
+            loaded = load(path)
+            task = bar.add_task(name, total=len(texts))
+
+            def advance(done: int, task: Any = task) -> None:
+                bar.advance(task, done)
+
+            studies[name] = study_texts(loaded, texts, length=length, counts_special=counts_special, progress=advance)
+    return studies
+
+
+def _distinct_names(models: Sequence[Path]) -> dict[str, Path]:
+    """Return the folders by a distinct name: the last part of the path, or all of it."""
+    resolved = [path.resolve() for path in models]
+    for index, path in enumerate(resolved):
+        if path in resolved[:index]:
+            raise InputError(f"model {str(models[index])!r} is given twice; give different models to compare")
+    names = [path.absolute().name for path in models]
+    return {(name if names.count(name) == 1 else str(path)): path for name, path in zip(names, models, strict=True)}

@@ -28,6 +28,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.shards import TokenCorpus, read_manifest
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads import MaskedTokensConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import overridable, preset
@@ -135,7 +136,10 @@ def _train(model: Model, steps: list[Step], backend: str, seed: int, options: ar
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * min(1.0, (number + 1) / warmup)
         with torch.autocast(options.device, torch.bfloat16):
-            states, _ = model.masked_states(step.tokens, step.layout, None, step.places, backend=backend)
+            states = model.run(
+                EncoderInputs(step.tokens, step.layout, backend=backend),
+                Want(masked_positions=step.places),
+            ).masked_states
             scores = model.head("masked_tokens")(states, model.token_table)
         loss = cross_entropy(scores.float(), step.targets)
         loss.backward()

@@ -21,8 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.attention import attention
-from bertsmith.ops.favor import FEATURE_MAPS, RandomFeatures, favor
-from bertsmith.ops.favor import feature_maps as draw
+from bertsmith.ops.favor import FEATURE_MAPS, RandomFeatures, draw, favor
 
 ESTIMATORS = {
     "softmax": ("softmax", True),

@@ -13,9 +13,8 @@ from bertsmith.ops.disentangled import RelativePositions, bucket_slots
 from bertsmith.ops.disentangled import disentangled as disentangled_attention
 from bertsmith.ops.disentangled.reference import DisentangledInputs
 from bertsmith.ops.favor import FORMS as FAVOR_FORMS
-from bertsmith.ops.favor import RandomFeatures
+from bertsmith.ops.favor import RandomFeatures, draw
 from bertsmith.ops.favor import favor as favor_attention
-from bertsmith.ops.favor import feature_maps as draw
 from bertsmith.ops.favor.reference import FavorInputs
 from bertsmith.ops.kernel_support import Tile
 from ops_cases import Case, Tuned, lying, numbers

@@ -13,6 +13,7 @@ from bertsmith.layers.context import Memory
 from bertsmith.layers.mixers import Mixer, MixerConfig
 from bertsmith.layers.subnet import LayerCut, Subnet
 from bertsmith.models.build import build, rebuild
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads import MaskDecoderConfig
 from bertsmith.models.model import Model
 
@@ -82,7 +83,9 @@ def test_a_causal_call_makes_an_encoder_causal(name: str) -> None:
     for subnet in (None, Subnet(width=0.5, depth=0.67)):
         expected = twin.encoder(tokens, layout, subnet=subnet)
         assert torch.equal(model.encoder(tokens, layout, subnet=subnet, is_causal=True), expected)
-        assert torch.equal(model.encoder.run(tokens, layout, subnet=subnet, is_causal=True).states, expected)
+        assert torch.equal(
+            model.encoder.run(EncoderInputs(tokens, layout, subnet=subnet, is_causal=True)).last, expected
+        )
         assert not torch.allclose(model.encoder(tokens, layout, subnet=subnet), expected)
     rows, is_token = torch.randint(0, 50, (2, 9)), padded_layout([9, 4]).is_token
     states = model.encoder(rows, padded_layout([9, 4]), is_causal=True)
@@ -107,11 +110,11 @@ def test_states_for_the_head_are_causal_too(name: str) -> None:
     """With the mask decoder, where a model has one, in both of its steps."""
     model, tokens, layout = tiny_model(name), torch.randint(0, 50, (12,)), packed_layout([5, 7])
     places = torch.randperm(12)
-    states, _ = model.masked_states(tokens, layout, None, places, is_causal=True)
-    expected, _ = causal_twin(model).masked_states(tokens, layout, None, places)
+    states = model.run(EncoderInputs(tokens, layout, is_causal=True), Want(masked_positions=places)).masked_states
+    expected = causal_twin(model).run(EncoderInputs(tokens, layout), Want(masked_positions=places)).masked_states
     assert torch.equal(states, expected)
     tokens[8:] = (tokens[8:] + 7) % 50
-    after, _ = model.masked_states(tokens, layout, None, places, is_causal=True)
+    after = model.run(EncoderInputs(tokens, layout, is_causal=True), Want(masked_positions=places)).masked_states
     is_before = places < 8
     torch.testing.assert_close(after[is_before], states[is_before], rtol=0, atol=1e-11)
     assert not torch.allclose(after[~is_before], states[~is_before])
@@ -124,7 +127,7 @@ def test_a_causal_call_compiles_as_one_graph() -> None:
     compiled = torch.compile(model.masked_states, fullgraph=True, backend="aot_eager")
     tokens, layout, places = torch.randint(0, 50, (12,)), packed_layout([5, 7]), torch.arange(12)
     states, _ = compiled(tokens, layout, None, places, is_causal=True)
-    expected, _ = model.masked_states(tokens, layout, None, places, is_causal=True)
+    expected = model.run(EncoderInputs(tokens, layout, is_causal=True), Want(masked_positions=places)).masked_states
     torch.testing.assert_close(states, expected, rtol=0, atol=1e-11)
 
 
@@ -145,4 +148,7 @@ def test_what_cannot_be_causal_is_said() -> None:
     with pytest.raises(InputError, match=r"a causal mask_decoder needs a last mixer .*; this one is 'full'"):
         model.config.causal()
     with pytest.raises(InputError, match="is_causal is True and the keys have a layout of their own"):
-        model.masked_states(torch.zeros(3).long(), packed_layout([3]), None, torch.arange(3), is_causal=True)
+        model.run(
+            EncoderInputs(torch.zeros(3).long(), packed_layout([3]), is_causal=True),
+            Want(masked_positions=torch.arange(3)),
+        )

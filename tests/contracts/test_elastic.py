@@ -19,6 +19,7 @@ from bertsmith.layers.mixers.kernels import PredictedKernel
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import initialise
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads.base import FeaturesConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
@@ -37,7 +38,8 @@ TERMS = named([OutputTerm(), StateTerm(weight=0.1), LabelTerm(weight=0.3)])
 
 def said(model: Model, layout: str = "packed", **options: object) -> Tensor:
     batch = task_batch(layout)
-    return model.observed(batch.tokens, batch.layout, batch.types, **options).outputs  # type: ignore[arg-type]
+    inputs = EncoderInputs(batch.tokens, batch.layout, batch.types, **options)  # type: ignore[arg-type]
+    return model.run(inputs, Want(task=True)).outputs
 
 
 @pytest.mark.parametrize("name", ENCODERS)

@@ -13,6 +13,7 @@ import bertsmith
 from bertsmith import Subnet
 from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.examples import TaskBatch
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation.objective import Distillation, Grid, named
 from bertsmith.shrinking.elastic import ElasticSettings, Stage
@@ -53,7 +54,7 @@ def prediction_loss(task: str, student: Tensor, teacher: Tensor, batch: TaskBatc
 
 def states_of(model: Model, batch: TaskBatch) -> list[Tensor]:
     """Every token's state after the embedding and after each layer."""
-    states = model.encoder.layer_states(batch.tokens, batch.layout)
+    states = model.encoder.run(EncoderInputs(batch.tokens, batch.layout), Want(all_hidden_states=True)).hidden_states
     return [torch.cat(by_sequence(own, batch)) for own in states]
 
 

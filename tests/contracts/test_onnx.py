@@ -25,6 +25,7 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import build, extract
 from bertsmith.models.config import LayerConfig
 from bertsmith.models.convert import factorise
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.base import FeaturesConfig
 from bertsmith.models.heads.pretraining import MaskDecoderConfig, MaskedTokensConfig, PoolerConfig
@@ -111,7 +112,7 @@ def _said(model: Model, tokens: Tensor, layout: SequenceLayout, types: Tensor | 
     with torch.no_grad():
         if "masked_tokens" in model.heads:
             places = layout.is_token.flatten().nonzero().squeeze(-1)
-            states, _ = model.masked_states(tokens, layout, types, places)
+            states = model.run(EncoderInputs(tokens, layout, types), Want(masked_positions=places)).masked_states
             return model.heads["masked_tokens"](states, model.token_table)
         if HEAD_KINDS & set(model.heads):
             found = model.outputs(tokens, layout, types)

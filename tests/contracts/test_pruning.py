@@ -12,6 +12,7 @@ from bertsmith.data.examples import TaskBatch
 from bertsmith.layers.elementwise import LayerGates
 from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.models.attach_heads import with_task_head
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Classes
@@ -128,7 +129,7 @@ def test_cut_is_closed_in_place(name: str, seed: int) -> None:
     assert [(layer.heads, layer.neurons) for layer in small.encoder.units] == list(zip(*kept.counts, strict=True))
     assert small.config.encoder.sharing == model.config.encoder.sharing
     gates = closed(kept, model.encoder.units)
-    masked = model.observed(batch.tokens, batch.layout, gates=gates).outputs
+    masked = model.run(EncoderInputs(batch.tokens, batch.layout, gates=gates), Want(task=True)).outputs
     torch.testing.assert_close(small.outputs(batch.tokens, batch.layout), masked, rtol=0, atol=1e-10)
 
 
@@ -141,7 +142,7 @@ def test_folded_gates_are_gates(name: str) -> None:
     heads = heads[:1] * len(units) if encoder.shares_mixer else heads
     neurons = neurons[:1] * len(units) if encoder.shares_feedforward else neurons
     gates = [LayerGates(heads=own, neurons=others) for own, others in zip(heads, neurons, strict=True)]
-    expected = model.observed(batch.tokens, batch.layout, gates=gates).outputs
+    expected = model.run(EncoderInputs(batch.tokens, batch.layout, gates=gates), Want(task=True)).outputs
     assert not torch.allclose(model.outputs(batch.tokens, batch.layout), expected)
     fold(model, gates)
     torch.testing.assert_close(model.outputs(batch.tokens, batch.layout), expected, rtol=0, atol=1e-10)

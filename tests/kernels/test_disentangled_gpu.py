@@ -5,6 +5,7 @@ import torch
 from cases import packed_layout
 
 import bertsmith
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.ops.disentangled import FORMS, RelativePositions, bucket_slots, disentangled
 
 pytestmark = pytest.mark.gpu
@@ -43,7 +44,7 @@ def test_a_compiled_step_equals_a_plain_one(name: str) -> None:
     places = torch.randperm(256, device="cuda")[:40]
 
     def step(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        states, _ = model.masked_states(tokens, layout, None, places)
+        states = model.run(EncoderInputs(tokens, layout), Want(masked_positions=places)).masked_states
         return model.head("masked_tokens")(states, model.token_table).logsumexp(-1).sum()
 
     gradients = []

@@ -13,8 +13,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops import kernel_support as support
 from bertsmith.ops.dispatch import choose
-from bertsmith.ops.favor import FEATURE_MAPS, FORMS, RandomFeatures, favor, fused
-from bertsmith.ops.favor import feature_maps as draw
+from bertsmith.ops.favor import FEATURE_MAPS, FORMS, RandomFeatures, draw, favor, fused
 from bertsmith.ops.favor.reference import FavorInputs
 
 DEVICE = "cpu" if support.is_interpreting() else "cuda"

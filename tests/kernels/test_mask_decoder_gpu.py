@@ -1,8 +1,12 @@
 """The mask decoder on a GPU: it never makes the host wait, and gives what it gives on the CPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import packed_layout, tiny_model
+
+from bertsmith.models.encoder import EncoderInputs, Want
 
 pytestmark = pytest.mark.gpu
 
@@ -16,12 +20,14 @@ def test_the_host_never_waits(name: str, is_causal: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, 50, (sum(LENGTHS),), generator=generator)
     places = torch.randperm(sum(LENGTHS), generator=generator)[:9]
-    expected, _ = model.masked_states(tokens, layout, None, places, is_causal=is_causal)
-    model, given = model.cuda(), (tokens.cuda(), layout.to("cuda"), None, places.cuda())
-    model.masked_states(*given, is_causal=is_causal)  # what is set up once may wait
+    inputs = EncoderInputs(tokens, layout, is_causal=is_causal)
+    expected = model.run(inputs, Want(masked_positions=places)).masked_states
+    model, want = model.cuda(), Want(masked_positions=places.cuda())
+    inputs = replace(inputs, tokens=tokens.cuda(), layout=layout.to("cuda"))
+    model.run(inputs, want)  # what is set up once may wait
     torch.cuda.set_sync_debug_mode("error")
     try:
-        states, _ = model.masked_states(*given, is_causal=is_causal)
+        states = model.run(inputs, want).masked_states
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(states.cpu(), expected, rtol=1e-7, atol=1e-7)

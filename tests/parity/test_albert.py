@@ -12,6 +12,7 @@ from transformers import AlbertForMaskedLM, AlbertModel
 import bertsmith
 from bertsmith import SequenceLayout, Subnet
 from bertsmith.errors import InputError
+from bertsmith.models.encoder import EncoderInputs, Want
 
 TINY = {**COMMON, "embedding_size": 12}
 SHAPES = [([5, 5], 5), ([9, 1, 4], 9), ([3, 7, 7, 2], 8)]
@@ -27,7 +28,10 @@ def test_states(changes: dict, lengths: list[int], length: int, tmp_path: Path) 
     real = inputs["attention_mask"].bool()
     states = model(**inputs)
     torch.testing.assert_close(states[real], expected.last_hidden_state[real], rtol=0, atol=1e-10)
-    layers = model.encoder.layer_states(inputs["input_ids"], SequenceLayout.padded(real), inputs["token_type_ids"])
+    layers = model.encoder.run(
+        EncoderInputs(inputs["input_ids"], SequenceLayout.padded(real), inputs["token_type_ids"]),
+        Want(all_hidden_states=True),
+    ).hidden_states
     for mine, reference in zip(layers, expected.hidden_states, strict=True):
         torch.testing.assert_close(mine[real], reference[real], rtol=0, atol=1e-10)
     pooled = model.head("pooler")(states[:, 0])

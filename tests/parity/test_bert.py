@@ -31,6 +31,7 @@ import bertsmith
 from bertsmith import SequenceLayout
 from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.batch import TokenBatch
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.objectives.causal_lm import CausalLM
 
 SHAPES = [([5, 5], 5), ([9, 1, 4], 9), ([3, 7, 7, 2], 8)]
@@ -56,7 +57,10 @@ def test_states(kind: type, changes: dict, seed: int, lengths: list[int], length
     real = inputs["attention_mask"].bool()
     states = model(**inputs)
     torch.testing.assert_close(states[real], expected.last_hidden_state[real], rtol=0, atol=1e-10)
-    layers = model.encoder.layer_states(inputs["input_ids"], SequenceLayout.padded(real), inputs["token_type_ids"])
+    layers = model.encoder.run(
+        EncoderInputs(inputs["input_ids"], SequenceLayout.padded(real), inputs["token_type_ids"]),
+        Want(all_hidden_states=True),
+    ).hidden_states
     for mine, reference in zip(layers, expected.hidden_states, strict=True):
         torch.testing.assert_close(mine[real], reference[real], rtol=0, atol=1e-10)
     if kind is BertModel:

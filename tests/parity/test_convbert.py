@@ -12,6 +12,7 @@ import bertsmith
 from bertsmith import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.build import rebuild
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 
 TINY = {**COMMON, "embedding_size": 24, "pad_token_id": 0}
@@ -41,7 +42,9 @@ def legacy(model: Model) -> Model:
 
 def layer_states(model: Model, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     layout = SequenceLayout.padded(inputs["attention_mask"].bool())
-    return model.encoder.layer_states(inputs["input_ids"], layout, inputs["token_type_ids"])
+    return model.encoder.run(
+        EncoderInputs(inputs["input_ids"], layout, inputs["token_type_ids"]), Want(all_hidden_states=True)
+    ).hidden_states
 
 
 @every_variant

@@ -10,6 +10,7 @@ from transformers import ModernBertForMaskedLM, ModernBertModel
 
 import bertsmith
 from bertsmith import InputError, SequenceLayout
+from bertsmith.models.encoder import EncoderInputs, Want
 
 SETTINGS = {
     "vocab_size": VOCABULARY,
@@ -49,7 +50,9 @@ def test_states(changes: dict, lengths: list[int], length: int, tmp_path: Path) 
     real = inputs["attention_mask"].bool()
     expected = theirs(**inputs, output_hidden_states=True)
     torch.testing.assert_close(model(**inputs)[real], expected.last_hidden_state[real], rtol=0, atol=1e-10)
-    layers = model.encoder.layer_states(inputs["input_ids"], SequenceLayout.padded(real))
+    layers = model.encoder.run(
+        EncoderInputs(inputs["input_ids"], SequenceLayout.padded(real)), Want(all_hidden_states=True)
+    ).hidden_states
     for mine, reference in zip(layers[:-1], expected.hidden_states, strict=False):
         torch.testing.assert_close(mine[real], reference[real], rtol=0, atol=1e-10)
 

@@ -32,6 +32,7 @@ from bertsmith.engines.onnx_probes import Difference, compared, probes
 from bertsmith.engines.onnx_session import GRAPH_FILE, NOTES_FILE, Graph, GraphHead, open_session
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -261,11 +262,12 @@ def _difference(model: Model, runner: OnnxRunner, samples: Sequence[Inputs]) -> 
         if runner.head == "masked_tokens":
             # by the way that training takes, with the places of all real tokens
             is_token = torch.ones_like(batch.tokens) if batch.layout.is_token is None else batch.layout.is_token
-            states, _ = model.masked_states(*batch, is_token.flatten().nonzero().squeeze(-1))
-            scores: Tensor = model.heads["masked_tokens"](states, model.token_table)
+            positions = is_token.flatten().nonzero().squeeze(-1)
+            output = model.run(EncoderInputs(*batch), Want(masked_positions=positions))
+            scores: Tensor = model.heads["masked_tokens"](output.masked_states, model.token_table)
             return scores
         if runner.head is None:
-            return real(model.encoder(*batch, table=model.given_table), batch)
+            return real(model.run(EncoderInputs(*batch)).last, batch)
         return real(model.outputs(*batch), batch)
 
     def finds(batch: Inputs) -> Tensor:

@@ -15,6 +15,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.onnx_session import GraphHead, GraphNotes
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads import MaskDecoderConfig, TaskHeadConfig
 from bertsmith.models.heads.pretraining import MaskDecoder
 from bertsmith.models.model import Model
@@ -56,15 +57,15 @@ def _token_scores(model: Model, tokens: Tensor, layout: SequenceLayout, types: T
 
     Shape: tokens and types (batch, length) -> (batch, length, vocabulary).
     """
-    table, encoder = model.given_table, model.encoder
+    inputs = EncoderInputs(tokens, layout, types, backend=backend)
     if "mask_decoder" in model.heads:
         decoder = model.heads["mask_decoder"]
         assert isinstance(decoder, MaskDecoder)
-        below, block, call = encoder.before_last(tokens, layout, types, backend=backend, table=table)
-        states = encoder.final_norm(decoder.everywhere(below, block, call))
+        output = model.run(inputs, Want(last_block=False))
+        hidden = model.encoder.final_norm(decoder.everywhere(output.hidden_states[-1], *output.blocks[-1]))
     else:
-        states = encoder(tokens, layout, types, backend=backend, table=table)
-    scores: Tensor = model.heads["masked_tokens"](states, model.token_table)
+        hidden = model.run(inputs).last
+    scores: Tensor = model.heads["masked_tokens"](hidden, model.token_table)
     return scores
 
 

@@ -12,6 +12,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.build import assemble, build, initialise
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
 
@@ -120,16 +121,20 @@ class BertsmithPreTrainedModel(PreTrainedModel):
 
         Shape: states (batch, length, width), maps (batch, heads, length, length).
         """
-        encoder, types = self.inner.encoder, self.types(token_type_ids)
+        want = Want(
+            all_hidden_states=self._is_asked("output_hidden_states", others),
+            maps=self._is_asked("output_attentions", others),
+        )
+        if not (want.all_hidden_states or want.maps):
+            return {}
+        output = self.inner.encoder.run(EncoderInputs(input_ids, layout, self.types(token_type_ids)), want)
         found: dict[str, tuple[Tensor, ...]] = {}
-        if self._is_asked("output_hidden_states", others):
-            *below, last = encoder.layer_states(input_ids, layout, types)
-            found["hidden_states"] = (*below, encoder.final_norm(last))
-        if self._is_asked("output_attentions", others):
-            maps = encoder.attention_maps(input_ids, layout, types)
-            if not all("attention" in own for own in maps):
+        if want.all_hidden_states:
+            found["hidden_states"] = (*output.hidden_states[:-1], output.normalised(-1))
+        if want.maps:
+            if not all("attention" in own for own in output.maps):
                 raise InputError("output_attentions is true and a layer of this model has no map of attention")
-            found["attentions"] = tuple(own["attention"] for own in maps)
+            found["attentions"] = tuple(own["attention"] for own in output.maps)
         return found
 
     def handed(self, kind: Any, others: dict[str, Any], **values: Any) -> Any:

@@ -17,6 +17,7 @@ from transformers.modeling_outputs import (
 from bertsmith.errors import InputError
 from bertsmith.hf.base import BertsmithPreTrainedModel
 from bertsmith.layers.context import Memory
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
 
 
@@ -74,8 +75,9 @@ class BertsmithForMaskedLM(BertsmithPreTrainedModel):
         model, size = self.inner, self.inner.config.encoder.vocabulary
         is_token = torch.ones_like(input_ids, dtype=torch.bool) if layout.is_token is None else layout.is_token
         places = is_token.flatten().nonzero().squeeze(-1)
-        states, _ = model.masked_states(input_ids, layout, self.types(token_type_ids), places)
-        scores = model.head("masked_tokens")(states, model.token_table)[..., :size]
+        inputs = EncoderInputs(input_ids, layout, self.types(token_type_ids))
+        output = model.run(inputs, Want(masked_positions=places))
+        scores = model.head("masked_tokens")(output.masked_states, model.token_table)[..., :size]
         logits = scores.new_zeros(*input_ids.shape, size)
         logits[is_token] = scores
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=size)

@@ -156,9 +156,9 @@ class Block(nn.Module):
         crossed = mixer.maps(self._entering(hidden, norm), self._cross_context(context))
         return {**maps, **{f"cross_{name}": shares for name, shares in crossed.items()}}
 
-    def projected(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
+    def projections(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """The mixer's query, key and value of the states that enter this block, each (…, heads, head width)."""
-        return self.mixer.projected(self._entering(hidden, self.mixer_norm), self._own_context(context))
+        return self.mixer.projections(self._entering(hidden, self.mixer_norm), self._own_context(context))
 
     def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         """The mixer's scores of attention for the states that enter this block, (batch, heads, longest, longest)."""

@@ -49,8 +49,8 @@ class EmbeddingConfig(Record):
         return Embedding(self, vocabulary, width)
 
 
-Disturbance = Callable[[Tensor], Tensor]
-"""What adversarial training puts in the place of the sum of vectors, before it is normalised."""
+Perturbation = Callable[[Tensor], Tensor]
+"""Replaces the sum of the vectors before it is normalised, in adversarial training."""
 
 
 class TokenRows(nn.Module):
@@ -92,7 +92,7 @@ class Embedding(nn.Module):
         layout: SequenceLayout,
         types: Tensor | None = None,
         table: Tensor | None = None,
-        disturb: Disturbance | None = None,
+        perturb: Perturbation | None = None,
     ) -> Tensor:
         """The first states; `table` holds the token vectors where the embedding has none, or a difference, of its own.
 
@@ -103,8 +103,8 @@ class Embedding(nn.Module):
             self._check_length(layout.longest)
             positions = self.position(tokens, layout)
         vectors = self._sum(tokens, positions, types, table)
-        if disturb is not None:
-            vectors = disturb(vectors)
+        if perturb is not None:
+            vectors = perturb(vectors)
         return self.widen(self.dropout(self.norm(vectors), layout))
 
     def at(self, tokens: Tensor, place: int, table: Tensor | None = None) -> Tensor:

@@ -1,4 +1,8 @@
-"""The one stack all families share: embedding → blocks → states. With cross mixers in its blocks it is a decoder."""
+"""The one stack that all families share: embedding → blocks → hidden states. With cross mixers it is a decoder.
+
+`Encoder.run(inputs, want)` is the one entry point: what goes in is an `EncoderInputs`, what shall come out besides the
+final hidden states is a `Want`, and what comes out an `EncoderOutput`. `Encoder.forward` is its short form.
+"""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -12,7 +16,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
 from bertsmith.layers.context import ForwardContext, Memory
 from bertsmith.layers.elementwise import LayerGates
-from bertsmith.layers.embedding import Disturbance, Embedding
+from bertsmith.layers.embedding import Embedding, Perturbation
 from bertsmith.layers.feedforward import FeedForward
 from bertsmith.layers.halting import Pondering
 from bertsmith.layers.mixers import Mixer
@@ -20,41 +24,127 @@ from bertsmith.layers.positions import RelativeTable, turns_by_place
 from bertsmith.layers.subnet import LayerCut, Subnet, is_even
 from bertsmith.ops.dispatch import check_backend
 
+BlockCall = tuple[Block, ForwardContext]
+"""A block and the context it runs with."""
+
 
 @dataclass(frozen=True)
-class Encoded:
-    """The last states, and how long each position took to get there where positions halt (models/universal.py)."""
+class EncoderInputs:
+    """One batch, and how the encoder shall run on it.
 
-    states: Tensor
+    Shape: tokens and types (batch, length), or (tokens,) when packed.
+    """
+
+    tokens: Tensor
+    layout: SequenceLayout
+    types: Tensor | None = None
+    subnet: Subnet | None = None
+    """Sub-network to run; None for the whole encoder."""
+    backend: str = "auto"
+    """Implementation of the ops; "auto" takes the fastest that supports the inputs."""
+    is_causal: bool = False
+    """Hides from every token those that follow it, whatever the mixers' configs say."""
+    memory: Memory | None = None
+    """Hidden states that a decoder's cross mixers attend to."""
+    table: Tensor | None = None
+    """Token vectors of another network, for an embedding that has none or holds the difference from them."""
+    gates: Sequence[LayerGates] | None = None
+    """Factors of the units of every layer, whether the sub-network keeps it or not."""
+    perturb: Perturbation | None = None
+    """Changes the sum of token, position and type vectors before it is normalised."""
+
+
+@dataclass(frozen=True)
+class Want:
+    """Requested outputs; by default the final hidden states alone."""
+
+    layers: int = 1
+    """Number of last layers whose hidden states are returned; 0 for the embedding's, which skips all layers."""
+    all_hidden_states: bool = False
+    """The input of every block and the output of the last, not normalised."""
+    maps: bool = False
+    """The attention or convolution maps of every block."""
+    last_block: bool = True
+    """False skips the last block: the result holds the block, its context and its input instead of hidden states."""
+    task: bool = False
+    """Outputs of the task head; models only."""
+    masked_positions: Tensor | None = None
+    """Flat positions, (positions,), whose hidden states the masked_tokens head reads; models only."""
+    final: bool = False
+    """Beside masked positions: the final hidden states as well, which a mask decoder does not need."""
+
+
+FINAL_HIDDEN_STATES = Want()
+
+
+@dataclass(frozen=True)
+class EncoderOutput:
+    """The requested outputs; reading one that was not requested raises.
+
+    Shape: hidden states (batch, length, width), or (tokens, width) when packed.
+    """
+
+    norm: Callable[[Tensor], Tensor]
+    """The encoder's final norm."""
+    final: Tensor | None = None
+    """The final hidden states; None where the last block was skipped."""
+    hidden_states: tuple[Tensor, ...] = ()
+    """Input of every block in `blocks` and output of the last, before the final norm, as far as they were requested."""
+    blocks: tuple[BlockCall, ...] = ()
+    """The blocks that belong to `hidden_states`."""
+    maps: tuple[dict[str, Tensor], ...] = ()
+    """Maps of every block by name, each (batch, heads, longest, longest); those of a decoder's cross mixers begin with
+    "cross_" and have the memory's length as last axis."""
     pondering: Pondering | None = None
-    below: tuple[Tensor, ...] = ()
-    """The states of the layers below the last one that were asked for, in their order."""
-    trail: tuple[Tensor, ...] = ()
-    """What entered every kept block and what left the last one, before the final norm, where it was asked for."""
-    passed: tuple[tuple[Block, ForwardContext], ...] = ()
-    """The blocks on that way, each with the call that was meant for it."""
-    norm: Callable[[Tensor], Tensor] | None = None
-    """The final norm, which what is on the way has not passed."""
+    """Number of steps of every position, where positions halt (models/universal.py)."""
+    task: Tensor | None = None
+    masked: Tensor | None = None
 
-    def read(self, number: int) -> Tensor:
-        """A state on the way as a head would read it: with norms first, raw states grow from layer to layer, and only
-        the final norm makes them comparable."""
-        assert self.norm is not None, "a trail was asked for"
-        return self.norm(self.trail[number])
+    @property
+    def last(self) -> Tensor:
+        """The final hidden states."""
+        return _requested(self.final, "final=True")
 
-    def projected(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of a block on the way, each (…, heads, head width), as the states lie."""
-        block, context = self.passed[index]
-        return block.projected(self.trail[index], context)
+    @property
+    def outputs(self) -> Tensor:
+        """Outputs of the task head."""
+        return _requested(self.task, "task=True")
 
-    def scores(self, index: int) -> Tensor:
-        """The scores of attention of a block on the way, (batch, heads, longest, longest), -inf where none counts."""
-        block, context = self.passed[index]
-        return block.scores(self.trail[index], context)
+    @property
+    def masked_states(self) -> Tensor:
+        """Hidden states at the masked positions, (positions, width)."""
+        return _requested(self.masked, "masked_positions")
+
+    def last_layers(self, count: int) -> tuple[Tensor, ...]:
+        """Return the normalised hidden states of the last `count` layers, the final ones last."""
+        return *(self.norm(hidden) for hidden in self.hidden_states[-count:-1]), self.last
+
+    def normalised(self, index: int) -> Tensor:
+        """Return one of `hidden_states` as a head reads it.
+
+        In a pre-norm encoder raw hidden states grow from layer to layer; only the final norm makes them comparable.
+        """
+        return self.norm(self.hidden_states[index])
+
+    def projections(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value of a block, each (…, heads, head width), in the layout of the hidden states."""
+        block, context = self.blocks[index]
+        return block.projections(self.hidden_states[index], context)
+
+    def attention_scores(self, index: int) -> Tensor:
+        """Return the attention scores of a block, (batch, heads, longest, longest), -inf at masked keys."""
+        block, context = self.blocks[index]
+        return block.scores(self.hidden_states[index], context)
+
+
+def _requested(value: Tensor | None, request: str) -> Tensor:
+    if value is None:
+        raise InputError(f"this output was not requested; run the encoder with Want({request})")
+    return value
 
 
 class Encoder(nn.Module):
-    """Token ids → states, whole or as one of its sub-networks."""
+    """Token ids → hidden states, by the whole network or one of its sub-networks."""
 
     def __init__(
         self,
@@ -84,97 +174,33 @@ class Encoder(nn.Module):
         table: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """The last states; a decoder looks at a memory, and may be given the encoder's table of token vectors.
-
-        With `is_causal` no token sees one that follows it, whatever the mixers' configs say.
+        """Return the final hidden states: `run` with fields of its inputs as arguments.
 
         Shape: tokens and types (batch, length), or (tokens,) when packed; the result has one more axis, the width.
         """
-        context = self.context(tokens, layout, backend, memory, is_causal=is_causal)
-        hidden = self.embedding(tokens, layout, types, table)
-        hidden, _ = self._through(self.kept(context, subnet), hidden)
-        return self.final_norm(hidden)
+        return self.run(EncoderInputs(tokens, layout, types, subnet, backend, is_causal, memory, table)).last
 
-    def run(
-        self,
-        tokens: Tensor,
-        layout: SequenceLayout,
-        types: Tensor | None = None,
-        *,
-        subnet: Subnet | None = None,
-        backend: str = "auto",
-        table: Tensor | None = None,
-        is_causal: bool = False,
-        disturb: Disturbance | None = None,
-        gates: Sequence[LayerGates] | None = None,
-        layers: int = 1,
-        with_trail: bool = False,
-    ) -> Encoded:
-        """The last states with what else there is to know of the way to them, for objectives.
-
-        `disturb` changes the vectors that enter; `gates`, one for each layer, kept or not, what its units say; with
-        `layers` the states of so many last layers are kept as well; with 0 the embedding's are all there is.
-        """
-        hidden = self.embedding(tokens, layout, types, table, disturb)
-        if layers == 0:
-            return Encoded(self.final_norm(hidden))
-        context = self.context(tokens, layout, backend, is_causal=is_causal)
-        states: list[Tensor] | None = [] if layers > 1 or with_trail else None
-        kept = self.kept(context, subnet, gates)
-        hidden, pondering = self._through(kept, hidden, states)
-        last = self.final_norm(hidden)
-        if states is None:
-            return Encoded(last, pondering)
-        if len(states) <= layers and layers > 1:
-            raise InputError(f"the states of {layers} layers are asked for; this encoder has {len(states) - 1}")
-        below = tuple(self.final_norm(state) for state in states[-layers:-1])
-        if not with_trail:
-            return Encoded(last, pondering, below)
-        return Encoded(last, pondering, below, tuple(states), tuple(kept), self.final_norm)
-
-    def before_last(
-        self,
-        tokens: Tensor,
-        layout: SequenceLayout,
-        types: Tensor | None = None,
-        *,
-        subnet: Subnet | None = None,
-        backend: str = "auto",
-        table: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Block, ForwardContext]:
-        """The states that enter the last kept block, that block, and the call that is meant for it."""
-        *before, last = self.kept(self.context(tokens, layout, backend, is_causal=is_causal), subnet)
-        hidden, _ = self._through(before, self.embedding(tokens, layout, types, table))
-        return hidden, *last
-
-    def layer_states(
-        self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, *, subnet: Subnet | None = None
-    ) -> list[Tensor]:
-        """What enters every kept block, and what leaves the last one, before the final norm."""
-        states: list[Tensor] = []
-        self._through(self.kept(self.context(tokens, layout), subnet), self.embedding(tokens, layout, types), states)
-        return states
-
-    def attention_maps(
-        self,
-        tokens: Tensor,
-        layout: SequenceLayout,
-        types: Tensor | None = None,
-        *,
-        memory: Memory | None = None,
-        table: Tensor | None = None,
-        subnet: Subnet | None = None,
-    ) -> list[dict[str, Tensor]]:
-        """The maps of every block that is kept by name, each (batch, heads, longest, longest): computed here only.
-
-        A decoder's cross mixers add maps whose names begin with "cross_" and whose last axis is the memory's length.
-        """
-        context = self.context(tokens, layout, memory=memory)
-        kept = self.kept(context, subnet)
-        states: list[Tensor] = []
-        self._through(kept, self.embedding(tokens, layout, types, table), states)
-        return [block.maps(hidden, own) for (block, own), hidden in zip(kept, states, strict=False)]
+    def run(self, inputs: EncoderInputs, want: Want = FINAL_HIDDEN_STATES) -> EncoderOutput:
+        """Run the encoder on a batch and return the requested outputs."""
+        hidden = self.embedding(inputs.tokens, inputs.layout, inputs.types, inputs.table, inputs.perturb)
+        if want.layers == 0:
+            return EncoderOutput(self.final_norm, self.final_norm(hidden))
+        context = self.context(inputs.tokens, inputs.layout, inputs.backend, inputs.memory, is_causal=inputs.is_causal)
+        blocks = self.active_blocks(context, inputs.subnet, inputs.gates)
+        if not want.last_block:
+            self._check_last_block()
+            hidden, _ = self._through(blocks[:-1], hidden)
+            return EncoderOutput(self.final_norm, hidden_states=(hidden,), blocks=(blocks[-1],))
+        if want.layers > len(blocks):
+            raise InputError(f"the states of {want.layers} layers are asked for; this encoder has {len(blocks)}")
+        collected: list[Tensor] | None = [] if want.layers > 1 or want.all_hidden_states or want.maps else None
+        hidden, pondering = self._through(blocks, hidden, collected)
+        final = self.final_norm(hidden)
+        if collected is None:
+            return EncoderOutput(self.final_norm, final, pondering=pondering)
+        calls = zip(blocks, collected, strict=False)  # the last of them is the output of the last block
+        maps = tuple(block.maps(entering, own) for (block, own), entering in calls) if want.maps else ()
+        return EncoderOutput(self.final_norm, final, tuple(collected), tuple(blocks), maps, pondering)
 
     def context(
         self,
@@ -185,9 +211,9 @@ class Encoder(nn.Module):
         *,
         is_causal: bool = False,
     ) -> ForwardContext:
-        """The record of one call of this encoder's blocks; a backend that none of their ops has is refused.
+        """Return the context of this encoder's blocks; raise InputError for a backend that none of their ops has.
 
-        `tokens` is any tensor that lies in the layout.
+        `tokens` is any tensor in the layout.
         """
         mixers = [mixer for block in self._blocks() for mixer in (block.mixer, block.cross) if mixer is not None]
         check_backend((forms for mixer in mixers for forms in mixer.forms), backend)
@@ -197,10 +223,10 @@ class Encoder(nn.Module):
             layout, backend=backend, relative_positions=relative, turns=turns, memory=memory, is_causal=is_causal
         )
 
-    def kept(
+    def active_blocks(
         self, context: ForwardContext, subnet: Subnet | None = None, gates: Sequence[LayerGates] | None = None
-    ) -> list[tuple[Block, ForwardContext]]:
-        """The blocks a sub-network keeps, each with the call that is meant for it."""
+    ) -> list[BlockCall]:
+        """Return the blocks that a sub-network keeps, each with its own context."""
         blocks = self._blocks()
         contexts = [context] * len(blocks) if gates is None else [context.with_gates(own) for own in gates]
         if subnet is None:
@@ -245,21 +271,24 @@ class Encoder(nn.Module):
         return Encoder(embedding, blocks, final_norm, relative, layer_drop=self.layer_drop)
 
     def _through(
-        self, kept: Sequence[tuple[Block, ForwardContext]], hidden: Tensor, states: list[Tensor] | None = None
+        self, blocks: Sequence[BlockCall], hidden: Tensor, collected: list[Tensor] | None = None
     ) -> tuple[Tensor, Pondering | None]:
-        """The states after some blocks, and how long positions took; `states` collects what enters each and leaves."""
+        """Run some blocks; `collected` gets the input of each and the output of the last."""
         is_dropping = self.training and self.layer_drop > 0
-        draws = torch.rand(len(kept), device=hidden.device) if is_dropping else None
-        for place, (block, context) in enumerate(kept):
-            if states is not None:
-                states.append(hidden)
-            left = block(hidden, context)
+        draws = torch.rand(len(blocks), device=hidden.device) if is_dropping else None
+        for index, (block, context) in enumerate(blocks):
+            if collected is not None:
+                collected.append(hidden)
+            output = block(hidden, context)
             # a dropped layer is computed and not used, so that its weights have a gradient, which is 0: processes
-            # that drew other layers exchange gradients of all of them, and no draw is waited for
-            hidden = left if draws is None else torch.where(draws[place] < self.layer_drop, hidden, left)
-        if states is not None:
-            states.append(hidden)
+            # that drew other layers exchange gradients of all of them, and nothing waits for a draw
+            hidden = output if draws is None else torch.where(draws[index] < self.layer_drop, hidden, output)
+        if collected is not None:
+            collected.append(hidden)
         return hidden, None
+
+    def _check_last_block(self) -> None:
+        """Raise InputError if no block is the last one."""
 
     def _blocks(self) -> list[Block]:
         return list(self.blocks)  # type: ignore[arg-type]

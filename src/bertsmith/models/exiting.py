@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads.exits import ExitRule, Exits, ExitsConfig
 from bertsmith.models.model import Model
 
@@ -114,8 +115,8 @@ def exit_outputs(
     Shape: tokens and types (batch, length) or (tokens,); (batch, outputs) each.
     """
     exits = _exits(model)
-    said = model.observed(tokens, layout, types)
-    return (*(exits(layer, said.encoded.read(layer), layout) for layer in exits.layers), said.outputs)
+    output = model.run(EncoderInputs(tokens, layout, types), Want(task=True, all_hidden_states=True))
+    return (*(exits(layer, output.normalised(layer), layout) for layer in exits.layers), output.outputs)
 
 
 def answer_early(
@@ -142,7 +143,7 @@ def answer_early(
     found: list[tuple[Tensor, Tensor]] = []
     states = [encoder.embedding(tokens, layout, types, model.given_table)]
     context = encoder.context(tokens, layout, backend)
-    for depth, (block, _) in enumerate(encoder.kept(context), start=1):
+    for depth, (block, _) in enumerate(encoder.active_blocks(context), start=1):
         states = [*states, block(states[-1], context)][-head.layers :]
         if depth not in exits.layers:
             continue
@@ -163,8 +164,7 @@ def answer_early(
         present, sizes = present[~leaves], sizes[~is_sure]
         certainty.keep(~is_sure)
         context = encoder.context(states[-1], layout, backend)
-    pooler = model.heads["pooler"] if "pooler" in model.heads else None  # noqa: SIM401 (a ModuleDict has no get)
-    found.append((present, head([encoder.final_norm(state) for state in states], layout, pooler)))
+    found.append((present, head([encoder.final_norm(state) for state in states], layout, model.pooler)))
     return _in_order(found, layers)
 
 

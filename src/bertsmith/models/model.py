@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -10,22 +10,12 @@ from torch import Tensor, nn
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.random import key
 from bertsmith.errors import InputError
-from bertsmith.layers.elementwise import LayerGates
-from bertsmith.layers.embedding import Disturbance
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.encoder import Encoded, Encoder
+from bertsmith.models.encoder import FINAL_HIDDEN_STATES, Encoder, EncoderInputs, EncoderOutput, Want
 from bertsmith.models.heads import TaskHead
 from bertsmith.models.heads.task import Embedder
 from bertsmith.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What a task's head said, and what its encoder went through to say it."""
-
-    outputs: Tensor
-    encoded: Encoded
 
 
 class Model(nn.Module):
@@ -61,39 +51,18 @@ class Model(nn.Module):
                 shapes = f"{tuple(tensor.shape)} and input_ids {tuple(input_ids.shape)}"
                 raise InputError(f"{name} has shape {shapes}; they must be equal")
         layout = SequenceLayout.rows(input_ids, attention_mask)
-        table = self.given_table
-        return self.encoder(input_ids, layout, token_type_ids, subnet=subnet, backend=backend, table=table)
+        return self.run(EncoderInputs(input_ids, layout, token_type_ids, subnet, backend)).last
 
-    def masked_states(
-        self,
-        tokens: Tensor,
-        layout: SequenceLayout,
-        types: Tensor | None,
-        places: Tensor,
-        *,
-        needs_last: bool = False,
-        subnet: Subnet | None = None,
-        backend: str = "auto",
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Encoded | None]:
-        """The states at some places that the masked_tokens head reads, and what the encoder gave at its end.
-
-        They come from the mask decoder if the model has one, which works without the encoder's end: that is None then,
-        unless `needs_last` asks for it. With `is_causal` no token sees one that follows it, in the decoder as well.
-        Shape: tokens and types (batch, length) or (tokens,); places (places,) index the flattened tokens.
-        """
-        table = self.given_table
-        if "mask_decoder" not in self.heads:
-            encoded = self.encoder.run(
-                tokens, layout, types, subnet=subnet, backend=backend, table=table, is_causal=is_causal
-            )
-            # (batch, length, width) or (tokens, width) -> (places, width)
-            return encoded.states.flatten(0, -2).index_select(0, places), encoded
-        below, block, context = self.encoder.before_last(
-            tokens, layout, types, subnet=subnet, backend=backend, table=table, is_causal=is_causal
-        )
-        chosen = self.encoder.final_norm(self.heads["mask_decoder"](below, block, context, places))
-        return chosen, Encoded(self.encoder.final_norm(block(below, context))) if needs_last else None
+    def run(self, inputs: EncoderInputs, want: Want = FINAL_HIDDEN_STATES) -> EncoderOutput:
+        """Run the encoder and the heads on a batch and return the requested outputs."""
+        inputs = replace(inputs, table=self.given_table)
+        if want.masked_positions is not None:
+            return self._run_masked(inputs, want, want.masked_positions)
+        if not want.task:
+            return self.encoder.run(inputs, want)
+        head = self.task_head
+        output = self.encoder.run(inputs, replace(want, layers=head.layers))
+        return replace(output, task=head(output.last_layers(head.layers), inputs.layout, self.pooler))
 
     def outputs(
         self,
@@ -101,49 +70,19 @@ class Model(nn.Module):
         layout: SequenceLayout,
         types: Tensor | None = None,
         *,
-        disturb: Disturbance | None = None,
         subnet: Subnet | None = None,
         backend: str = "auto",
     ) -> Tensor:
-        """What the task's head says of every sequence or token (models/heads/task.py).
+        """Return the outputs of the task head for every sequence or token: the short form of `run`.
 
         Shape: tokens and types (batch, length) or (tokens,).
         """
-        return self.observed(
-            tokens, layout, types, disturb=disturb, subnet=subnet, backend=backend, with_trail=False
-        ).outputs
+        return self.run(EncoderInputs(tokens, layout, types, subnet, backend), Want(task=True)).outputs
 
-    def observed(
-        self,
-        tokens: Tensor,
-        layout: SequenceLayout,
-        types: Tensor | None = None,
-        *,
-        disturb: Disturbance | None = None,
-        subnet: Subnet | None = None,
-        gates: Sequence[LayerGates] | None = None,
-        backend: str = "auto",
-        with_trail: bool = True,
-    ) -> Observed:
-        """What the task's head says, with the states of every layer on the way, for those who compare models.
-
-        Shape: tokens and types (batch, length) or (tokens,).
-        """
-        head = self.task_head
-        encoded = self.encoder.run(
-            tokens,
-            layout,
-            types,
-            subnet=subnet,
-            backend=backend,
-            table=self.given_table,
-            disturb=disturb,
-            gates=gates,
-            layers=head.layers,
-            with_trail=with_trail,
-        )
-        pooler = self.heads["pooler"] if "pooler" in self.heads else None  # noqa: SIM401 (a ModuleDict has no get)
-        return Observed(head((*encoded.below, encoded.states), layout, pooler), encoded)
+    @property
+    def pooler(self) -> nn.Module | None:
+        """The pooler head, or None."""
+        return self.heads["pooler"] if "pooler" in self.heads else None  # noqa: SIM401 (a ModuleDict has no get)
 
     @property
     def task_head(self) -> TaskHead:
@@ -200,8 +139,9 @@ class Model(nn.Module):
         with self.evaluating():
             layout = SequenceLayout.rows(batch["input_ids"], batch["attention_mask"])
             places = is_mask.flatten().nonzero().squeeze(-1)
-            states, _ = self.masked_states(batch["input_ids"], layout, batch["token_type_ids"], places)
-            scores = head(states, self.token_table).float().softmax(-1)
+            inputs = EncoderInputs(batch["input_ids"], layout, batch["token_type_ids"])
+            output = self.run(inputs, Want(masked_positions=places))
+            scores = head(output.masked_states, self.token_table).float().softmax(-1)
         best = scores.topk(min(top, self.config.encoder.vocabulary))
         return [
             list(zip(tokenizer.pieces(pieces), shares, strict=True))
@@ -249,6 +189,19 @@ class Model(nn.Module):
         if self.tokenizer is None:
             raise InputError("this model has no tokenizer; load one with its folder or set model.tokenizer")
         return self.tokenizer
+
+    def _run_masked(self, inputs: EncoderInputs, want: Want, positions: Tensor) -> EncoderOutput:
+        """Run the encoder and select the masked positions, by the mask decoder if the model has one."""
+        if "mask_decoder" not in self.heads:
+            output = self.encoder.run(inputs, want)
+            # (batch, length, width) or (tokens, width) -> (positions, width)
+            return replace(output, masked=output.last.flatten(0, -2).index_select(0, positions))
+        output = self.encoder.run(inputs, replace(want, last_block=want.all_hidden_states))
+        (block, context), norm = output.blocks[-1], self.encoder.final_norm
+        entering = output.hidden_states[-2 if want.all_hidden_states else -1]
+        output = replace(output, masked=norm(self.heads["mask_decoder"](entering, block, context, positions)))
+        is_missing = want.final and output.final is None
+        return replace(output, final=norm(block(entering, context))) if is_missing else output
 
     def _vectors(self, texts: Sequence[str], subnet: Subnet | None) -> Tensor:
         batch = self._batch(texts)

@@ -12,7 +12,7 @@ from bertsmith.data.random import bits, key, uniform
 from bertsmith.layers.context import Memory
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.encoder import Encoder
+from bertsmith.models.encoder import Encoder, EncoderInputs, Want
 from bertsmith.models.model import Model, check_texts
 from bertsmith.settings import Record
 
@@ -52,7 +52,7 @@ class Steps:
         self.stack, self.score, self.table = stack, score, table
         self.rows, self.place = memory.layout.batch, 0
         context = stack.context(memory.states, SequenceLayout.full(self.rows, 1), backend, memory)
-        self.blocks = stack.kept(context, subnet)
+        self.blocks = stack.active_blocks(context, subnet)
         self.states = [block.start(context) for block, context in self.blocks]
 
     def next(self, tokens: Tensor) -> Tensor:
@@ -281,10 +281,10 @@ class Seq2Seq(Model):
         Shape: source and target (batch, length), rows without pads; maps (batch, heads, length, length looked at).
         """
         layout, target_layout = SequenceLayout.full(*source.shape), SequenceLayout.full(*target.shape)
-        memory = Memory(self.encoder(source, layout), layout)
-        reading = self.encoder.attention_maps(source, layout)
-        table = self._borrowed_table()
-        return reading, self.decoder.attention_maps(target, target_layout, memory=memory, table=table)
+        read = self.encoder.run(EncoderInputs(source, layout), Want(maps=True))
+        memory, table = Memory(read.last, layout), self._borrowed_table()
+        written = self.decoder.run(EncoderInputs(target, target_layout, memory=memory, table=table), Want(maps=True))
+        return list(read.maps), list(written.maps)
 
     def renew(self, step: int, seed: int) -> None:
         super().renew(step, seed)

@@ -9,7 +9,7 @@ With `sharing = "all"` every step is the same layer. A sub-network of less depth
 
 import copy
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
-from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.embedding import Embedding
 from bertsmith.layers.halting import Halting, HaltingConfig, Pondering
 from bertsmith.layers.positions import RelativeTable, SinusoidPositions, sinusoids
 from bertsmith.layers.subnet import Subnet
-from bertsmith.models.encoder import Encoder
+from bertsmith.models.encoder import BlockCall, Encoder
 from bertsmith.settings import Record
 
 
@@ -69,8 +68,8 @@ class UniversalEncoder(Encoder):
         super().__init__(embedding, blocks, final_norm, relative)
         self.signal, self.halting = signal, halting
 
-    def before_last(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise InputError("a universal stack has steps instead of a last layer; allowed: before_last of other encoders")
+    def _check_last_block(self) -> NoReturn:
+        raise InputError("a universal stack has steps instead of a last layer; allowed with other encoders")
 
     @torch.no_grad()
     def extract(self, subnet: Subnet) -> "UniversalEncoder":
@@ -88,27 +87,27 @@ class UniversalEncoder(Encoder):
         )
 
     def _through(
-        self, kept: Sequence[tuple[Block, ForwardContext]], hidden: Tensor, states: list[Tensor] | None = None
+        self, blocks: Sequence[BlockCall], hidden: Tensor, collected: list[Tensor] | None = None
     ) -> tuple[Tensor, Pondering | None]:
-        """The states after all steps, and how long positions took; the signal is in what `states` says enters a step.
+        """Run all steps; the inputs in `collected` contain the signal.
 
-        What leaves the last step is collected as it is; what is returned is the mixture, where positions halt.
+        The last of `collected` is the output of the last step; the result is the mixture, where positions halt.
         """
-        layout, memory = kept[0][1].layout, kept[0][1].memory
+        layout, memory = blocks[0][1].layout, blocks[0][1].memory
         if memory is not None:
             raise InputError("a universal stack was given a memory; allowed: as an encoder only")
         places = self.signal(hidden, layout)
         pondering = None if self.halting is None else self.halting.start(hidden)
-        for step, (block, context) in enumerate(kept):
+        for step, (block, context) in enumerate(blocks):
             entering = hidden + (places + self.signal.steps[step]).to(hidden.dtype)
             left = block(entering, context)
             if self.halting is None or pondering is None:
                 hidden = left
             else:
                 hidden = torch.where(pondering.is_running[..., None], left, hidden)
-                pondering = self.halting(entering, left, pondering, is_last=step + 1 == len(kept))
-            if states is not None:
-                states.append(entering)
-        if states is not None:
-            states.append(hidden)
+                pondering = self.halting(entering, left, pondering, is_last=step + 1 == len(blocks))
+            if collected is not None:
+                collected.append(entering)
+        if collected is not None:
+            collected.append(hidden)
         return hidden if pondering is None else pondering.mixture.to(hidden.dtype), pondering

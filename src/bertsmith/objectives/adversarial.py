@@ -86,12 +86,12 @@ class Adversarial(Objective[TaskBatch, TaskBatch]):
         outputs = self.task.outputs(model, prepared, enter)
         clean, vectors = self.task.beliefs(outputs, prepared), entered[0].detach()
 
-        def disturbed(noise: Tensor) -> Tensor:
+        def perturbed(noise: Tensor) -> Tensor:
             moved = (vectors + noise).to(vectors.dtype)
             return self.task.beliefs(self.task.outputs(model, prepared, lambda _: moved), prepared)
 
-        noise = self._worst(vectors, prepared.layout, disturbed, clean.detach())
-        loss = symmetric_kl(disturbed(noise), clean).sum()
+        noise = self._worst(vectors, prepared.layout, perturbed, clean.detach())
+        loss = symmetric_kl(perturbed(noise), clean).sum()
         return {"task": self.task.sums(outputs, prepared), "adversarial": Sums(loss, {})}
 
     def for_evaluation(self) -> Supervised:
@@ -101,13 +101,13 @@ class Adversarial(Objective[TaskBatch, TaskBatch]):
         return self.task.portions(model)
 
     def _worst(
-        self, vectors: Tensor, layout: SequenceLayout, disturbed: Callable[[Tensor], Tensor], clean: Tensor
+        self, vectors: Tensor, layout: SequenceLayout, perturbed: Callable[[Tensor], Tensor], clean: Tensor
     ) -> Tensor:
         """Noise for the vectors after one step that made it worse."""
         noise = draw_noise(vectors, layout, self.config.deviation)
         with torch.enable_grad():
             noise.requires_grad_()
-            distance = DIVERGENCES[self.config.divergence](disturbed(noise), clean).sum()
+            distance = DIVERGENCES[self.config.divergence](perturbed(noise), clean).sum()
         with torch.autocast(vectors.device.type, enabled=False):  # a backward pass has the precisions of its forward
             # with respect to the noise alone: PyTorch goes no other way back, so that no weight gets a gradient, no
             # time is spent on one, and no hook of those who wrap the model runs

@@ -17,6 +17,7 @@ from bertsmith.data.corruption import MaskingConfig
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, ObjectiveConfig, Sums, Term, class_sums
 from bertsmith.objectives.masked_lm import MaskedBatch, MaskedLM, MaskedLMConfig, ponder_sums
@@ -85,9 +86,12 @@ class CausalLM(Objective[TokenBatch, CausalBatch]):
     def __call__(self, model: Model, prepared: CausalBatch) -> dict[str, Sums]:
         places = torch.arange(prepared.targets.shape[0], device=prepared.targets.device)
         # the call is causal, so that a model whose config is not learns no short cut through the future
-        states, encoded = model.masked_states(prepared.tokens, prepared.layout, prepared.types, places, is_causal=True)
-        scores = model.head("masked_tokens")(states, model.token_table)  # (tokens, width) -> (tokens, vocabulary)
-        return {"next_token": class_sums(scores, prepared.targets), **ponder_sums(encoded, prepared.is_real)}
+        inputs = EncoderInputs(prepared.tokens, prepared.layout, prepared.types, is_causal=True)
+        output = model.run(inputs, Want(masked_positions=places))
+        scores = model.head("masked_tokens")(
+            output.masked_states, model.token_table
+        )  # (tokens, width) -> (tokens, vocabulary)
+        return {"next_token": class_sums(scores, prepared.targets), **ponder_sums(output, prepared.is_real)}
 
     def for_evaluation(self) -> "CausalLM":
         return self

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.examples import TaskBatch
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads.gates import UnitGates
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Term
@@ -44,10 +45,9 @@ class Gating(Objective[TaskBatch, TaskBatch]):
 
     def __call__(self, model: Model, prepared: TaskBatch) -> dict[str, Sums]:
         gates = unit_gates(model)
-        said = model.observed(
-            prepared.tokens, prepared.layout, prepared.types, gates=gates.drawn(), with_trail=False
-        ).outputs
-        return {"task": self.task.sums(said, prepared), "size": self._size(gates)}
+        inputs = EncoderInputs(prepared.tokens, prepared.layout, prepared.types, gates=gates.drawn())
+        outputs = model.run(inputs, Want(task=True)).outputs
+        return {"task": self.task.sums(outputs, prepared), "size": self._size(gates)}
 
     def for_evaluation(self) -> Supervised:
         return self.task.for_evaluation()

@@ -11,7 +11,7 @@ from bertsmith.data.batch import TokenBatch
 from bertsmith.data.corruption import Corrupted, MaskingConfig, Vocabulary, corrupt
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.models.encoder import Encoded
+from bertsmith.models.encoder import EncoderInputs, EncoderOutput, Want
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, ObjectiveConfig, Share, Sums, Term, class_sums
 from bertsmith.text.tokenizer import Tokenizer
@@ -89,15 +89,14 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
     def __call__(self, model: Model, prepared: MaskedBatch) -> dict[str, Sums]:
         corrupted, has_pairs = prepared.corrupted, prepared.sentence_targets is not None
         # (targets, width): scores are computed nowhere else
-        chosen, encoded = model.masked_states(
-            corrupted.tokens, prepared.layout, prepared.types, corrupted.places, needs_last=has_pairs
-        )
-        scores = model.head("masked_tokens")(chosen, model.token_table)
+        inputs = EncoderInputs(corrupted.tokens, prepared.layout, prepared.types)
+        output = model.run(inputs, Want(masked_positions=corrupted.places, final=has_pairs))
+        scores = model.head("masked_tokens")(output.masked_states, model.token_table)
         sums = {"masked_tokens": class_sums(scores, corrupted.targets)}
-        if prepared.sentence_targets is not None and encoded is not None:
-            pooled = model.head("pooler")(prepared.layout.first_tokens(encoded.states))
+        if prepared.sentence_targets is not None:
+            pooled = model.head("pooler")(prepared.layout.first_tokens(output.last))
             sums["next_sentence"] = class_sums(model.head("next_sentence")(pooled), prepared.sentence_targets)
-        return {**sums, **ponder_sums(encoded, prepared.is_real)}
+        return {**sums, **ponder_sums(output, prepared.is_real)}
 
     def for_evaluation(self) -> "MaskedLM":
         # 15 % of single tokens, 80/10/10: losses at other rates cannot be compared
@@ -112,12 +111,12 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary(tokenizer.size, tokenizer.mask, is_special, torch.from_numpy(tokenizer.starts_word))
 
 
-def ponder_sums(encoded: Encoded | None, is_real: Tensor | None) -> dict[str, Sums]:
+def ponder_sums(output: EncoderOutput, is_real: Tensor | None) -> dict[str, Sums]:
     """The term "ponder" of a halting encoder: the cost, and how many positions came to rest before the last step.
 
     Shape: is_real as the tokens, True at those that count; None where the objective has no ponder weight.
     """
-    pondering = None if encoded is None else encoded.pondering
+    pondering = output.pondering
     if pondering is None and is_real is None:
         return {}
     if pondering is None or is_real is None:

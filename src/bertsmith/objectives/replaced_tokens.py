@@ -22,6 +22,7 @@ from bertsmith.data.corruption import Corrupted, MaskingConfig, Vocabulary, corr
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.random import bits, key, uniform
 from bertsmith.errors import InputError
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, ObjectiveConfig, Portion, Share, Sums, Term, class_sums, wide
 from bertsmith.objectives.masked_lm import vocabulary_of
@@ -124,12 +125,13 @@ class ReplacedTokens(Objective[TokenBatch, ReplacedBatch]):
             raise InputError("this model has no generator; replaced_tokens needs one")
         corrupted, layout, types = prepared.corrupted, prepared.layout, prepared.types
         # (places, width) -> (places, vocabulary): scores are computed nowhere else
-        states, _ = generator.masked_states(corrupted.tokens, layout, _types_for(generator, types), corrupted.places)
-        scores = generator.head("masked_tokens")(states, generator.token_table)
+        inputs = EncoderInputs(corrupted.tokens, layout, _types_for(generator, types))
+        output = generator.run(inputs, Want(masked_positions=corrupted.places))
+        scores = generator.head("masked_tokens")(output.masked_states, generator.token_table)
         guesses = sample(scores.detach(), prepared.draw, self.config.temperature, self.vocabulary.size)
         guessed, is_replaced = put(prepared.tokens, corrupted, guesses)
-        encoded = model.encoder.run(guessed, layout, _types_for(model, types), table=model.given_table)
-        logits = model.head("replaced_tokens")(encoded.states, layout)
+        hidden = model.run(EncoderInputs(guessed, layout, _types_for(model, types))).last
+        logits = model.head("replaced_tokens")(hidden, layout)
         return {
             "generator": class_sums(scores, corrupted.targets),
             "replaced": _replaced_sums(logits, is_replaced, prepared.is_real),

@@ -13,7 +13,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.examples import TaskBatch
 from bertsmith.errors import InputError
-from bertsmith.layers.embedding import Disturbance
+from bertsmith.layers.embedding import Perturbation
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Term, class_sums, taught, wide
 
@@ -55,12 +56,13 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
     def for_evaluation(self) -> "Supervised":
         return self
 
-    def outputs(self, model: Model, batch: TaskBatch, disturb: Disturbance | None = None) -> Tensor:
-        """What the head says; `disturb` changes the vectors that enter the encoder."""
+    def outputs(self, model: Model, batch: TaskBatch, perturb: Perturbation | None = None) -> Tensor:
+        """Return the outputs of the task head; `perturb` changes the vectors that enter the encoder."""
+        inputs, want = EncoderInputs(batch.tokens, batch.layout, batch.types, perturb=perturb), Want(task=True)
         if self.frozen != "all":
-            return model.outputs(batch.tokens, batch.layout, batch.types, disturb=disturb)
+            return model.run(inputs, want).outputs
         with resting(model.encoder):
-            return model.outputs(batch.tokens, batch.layout, batch.types, disturb=disturb)
+            return model.run(inputs, want).outputs
 
     @abstractmethod
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:

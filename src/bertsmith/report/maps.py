@@ -11,6 +11,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.mixers.base import MAP_KINDS
 from bertsmith.layers.subnet import Subnet
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 
 LONGEST = 128  # tokens; a page with more would be too heavy to look at
@@ -110,7 +111,7 @@ def sequence_maps(
     """
     layout = SequenceLayout.full(*ids.shape).to(ids.device)
     with torch.inference_mode(), model.evaluating():
-        by_layer = model.encoder.attention_maps(ids, layout, types, table=model.given_table, subnet=subnet)
+        by_layer = model.run(EncoderInputs(ids, layout, types, subnet), Want(maps=True)).maps
     names = dict.fromkeys(name for layer in by_layer for name in layer)
     missing = torch.zeros(1, 0, *ids.shape[1:], ids.shape[1])  # a layer that lacks a map has no heads of it
     return {name: [layer.get(name, missing)[0].float().cpu().numpy() for layer in by_layer] for name in names}

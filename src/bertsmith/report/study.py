@@ -20,6 +20,7 @@ from torch import Tensor
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.mixers.base import MAP_KINDS
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 from bertsmith.report.maps import NEAR, Kernels, in_order, trimmed
 from bertsmith.text.tokenizer import ROLES, Tokenizer
@@ -190,7 +191,8 @@ def study_texts(
     with model.evaluating():
         for ids, types, is_token in _batches(model, texts, length):
             with torch.inference_mode():
-                maps = model.encoder.attention_maps(ids, SequenceLayout.padded(is_token), types)
+                inputs = EncoderInputs(ids, SequenceLayout.padded(is_token), types)
+                maps = model.encoder.run(inputs, Want(maps=True)).maps
             is_counted = is_token if counts_special else is_token & ~torch.isin(ids, special)
             study.add(maps, is_counted)
             progress(len(ids))

@@ -14,6 +14,7 @@ from bertsmith.engines.base import Runner
 from bertsmith.engines.exit_runner import ModelRunner
 from bertsmith.engines.onnx_graph import longest_input
 from bertsmith.layers.subnet import Subnet
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 from bertsmith.serving.requests import Operation, TokenSequence
 
@@ -85,7 +86,7 @@ def _said(
         return [softmax(own[_places(one)]).astype(np.float32) for own, one in zip(scores, asked, strict=True)]
     if work == "vectors" and not _is_embedder(runner):
         if model is not None:
-            states = model.encoder(tokens, layout, types, subnet=subnet, table=model.given_table)
+            states = model.run(EncoderInputs(tokens, layout, types, subnet)).last
         else:
             states = runner.outputs(tokens, layout, types)
         return list(_array(layout.means(states)))[: len(asked)]
@@ -115,8 +116,9 @@ def _filled(
     begins = _begins(asked, layout)
     own = [begin + _places(one) for begin, one in zip(begins, asked, strict=True)]
     places = torch.from_numpy(np.concatenate(own)).to(tokens.device)
-    states, _ = model.masked_states(tokens, layout, types, places, subnet=subnet)
-    shares = _array(model.heads["masked_tokens"](states, model.token_table).float().softmax(-1))
+    inputs = EncoderInputs(tokens, layout, types, subnet)
+    output = model.run(inputs, Want(masked_positions=places))
+    shares = _array(model.heads["masked_tokens"](output.masked_states, model.token_table).float().softmax(-1))
     return np.split(shares, np.cumsum([len(part) for part in own])[:-1])
 
 

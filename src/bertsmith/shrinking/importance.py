@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bertsmith.data.examples import TaskBatch
 from bertsmith.layers.elementwise import LayerGates
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
@@ -56,8 +57,8 @@ def importance(
     with model.evaluating(), torch.enable_grad():
         for batch in batches:
             batch = batch.to(model.device)
-            said = model.observed(batch.tokens, batch.layout, batch.types, gates=gates, with_trail=False)
-            loss = task.sums(said.outputs, batch).loss / task.count(batch).clamp(min=1)
+            inputs = EncoderInputs(batch.tokens, batch.layout, batch.types, gates=gates)
+            loss = task.sums(model.run(inputs, Want(task=True)).outputs, batch).loss / task.count(batch).clamp(min=1)
             for place, gradient in enumerate(torch.autograd.grad(loss, flat)):
                 running[place] = gradient if gradients == "per_batch" else running[place] + gradient
                 scores[place] += running[place].abs()

@@ -12,6 +12,7 @@ import bertsmith
 from bertsmith.cli import main
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.shrinking.prune.units import Kept, closed, read_pruned
 from bertsmith.toml import read_toml
 from bertsmith.training.trainer import Trainer
@@ -79,7 +80,9 @@ def test_without_training_it_is_the_model_with_gates_closed(model: Path, data: P
     record, whole, small = read_pruned(out), bertsmith.load(model), bertsmith.load(out)
     kept = Kept(*(tuple(torch.tensor(own) for own in units) for units in (record.heads, record.neurons)))
     tokens, layout = torch.randint(5, 100, (3, 7)), SequenceLayout.full(3, 7)
-    expected = whole.observed(tokens, layout, gates=closed(kept, whole.encoder.units)).outputs
+    expected = whole.run(
+        EncoderInputs(tokens, layout, gates=closed(kept, whole.encoder.units)), Want(task=True)
+    ).outputs
     torch.testing.assert_close(small.outputs(tokens, layout), expected, rtol=0, atol=1e-5)
 
 

@@ -35,6 +35,7 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import build, extract
 from bertsmith.models.convert import factorise
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads import ExitsConfig, HeadConfig
 from bertsmith.models.heads.base import FeaturesConfig, RecurrentConfig
 from bertsmith.models.heads.task import ClassifierConfig, TaggerConfig
@@ -178,7 +179,7 @@ def test_masks_are_filled_as_ours_are(name: str, tmp_path: Path) -> None:
     )
     there = AutoModelForMaskedLM.from_pretrained(written(model, tmp_path / "hf"), dtype=torch.float64)
     layout, places = SequenceLayout.rows(*given.values()), torch.tensor([2, 9, 20])
-    states, _ = model.masked_states(given["input_ids"], layout, None, places)
+    states = model.run(EncoderInputs(given["input_ids"], layout), Want(masked_positions=places)).masked_states
     expected = model.head("masked_tokens")(states, model.token_table)
     labels = torch.full_like(given["input_ids"], -100)
     labels.view(-1)[places] = torch.tensor([4, 5, 6])

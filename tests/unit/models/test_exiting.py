@@ -12,6 +12,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import build, extract
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.exiting import Certainty, answer_early, exit_outputs, exits_config, with_rule
 from bertsmith.models.heads.base import FeaturesConfig, RecurrentConfig
 from bertsmith.models.heads.exits import ExitRule, ExitsConfig
@@ -154,7 +155,9 @@ def test_a_narrower_model_keeps_its_exits_and_a_shallower_one_does_not() -> None
     model, batch = _model(), _batch()
     with torch.no_grad():
         narrow = extract(model, Subnet(width=0.5))
-        trail = model.observed(*batch, subnet=Subnet(width=0.5)).encoded.trail
+        trail = model.run(
+            EncoderInputs(*batch, subnet=Subnet(width=0.5)), Want(task=True, all_hidden_states=True)
+        ).hidden_states
         for layer, said in zip((1, 2), exit_outputs(narrow, *batch), strict=False):
             torch.testing.assert_close(said, model.heads["exits"](layer, trail[layer], batch[1]))
     shallow = extract(model, Subnet(layers=(0, 2)))

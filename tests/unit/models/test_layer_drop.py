@@ -10,6 +10,7 @@ import bertsmith
 from bertsmith import Subnet
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 
 LENGTHS = [5, 3, 6]
@@ -22,7 +23,7 @@ def small(layer_drop: float, layers: int = 4) -> Model:
 
 def dropped(model: Model, tokens: Tensor, layout: SequenceLayout) -> list[bool]:
     """Which layers a pass of the encoder left out."""
-    trail = model.encoder.run(tokens, layout, with_trail=True).trail
+    trail = model.encoder.run(EncoderInputs(tokens, layout), Want(all_hidden_states=True)).hidden_states
     return [torch.equal(entered, left) for entered, left in pairwise(trail)]
 
 
@@ -48,7 +49,7 @@ def test_a_layer_that_is_left_out_has_a_gradient_of_zero() -> None:
     torch.manual_seed(seed)
     left_out = dropped(model, tokens, layout)
     torch.manual_seed(seed)
-    model.encoder.run(tokens, layout).states.square().sum().backward()
+    model.encoder.run(EncoderInputs(tokens, layout)).last.square().sum().backward()
     for block, was_dropped in zip(model.encoder.blocks, left_out, strict=True):
         gradients = [parameter.grad for parameter in block.parameters()]
         assert all(gradient is not None for gradient in gradients)
@@ -65,9 +66,9 @@ def test_packed_and_padded_drop_the_same_layers() -> None:
         row[: len(item)] = item
     for seed in range(5):
         torch.manual_seed(seed)
-        one = model.encoder.run(torch.cat(items), packed).states
+        one = model.encoder.run(EncoderInputs(torch.cat(items), packed)).last
         torch.manual_seed(seed)
-        other = model.encoder.run(rows, padded).states
+        other = model.encoder.run(EncoderInputs(rows, padded)).last
         torch.testing.assert_close(other[padded.is_token], one, rtol=0, atol=1e-11)
 
 

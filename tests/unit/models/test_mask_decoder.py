@@ -13,6 +13,7 @@ from bertsmith import SequenceLayout, Subnet
 from bertsmith.errors import InputError
 from bertsmith.layers.block import Block
 from bertsmith.models.build import rebuild
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 
 SIZE = {"width": 12, "layers": 3, "heads": 2, "vocabulary": 40, "longest": 16, "span": 5, "deviation": 0.4}
@@ -99,9 +100,10 @@ def test_it_is_the_official_formula(name: str, layers: int) -> None:
     expected = torch.cat([official(model, tokens) for tokens in sequences])
     tokens = torch.cat(sequences)
     for backend in ("sdpa", "reference"):
-        states, last = model.masked_states(tokens, packed(), None, torch.arange(len(tokens)), backend=backend)
-        torch.testing.assert_close(states, expected, rtol=0, atol=1e-11)
-        assert last is None
+        inputs = EncoderInputs(tokens, packed(), backend=backend)
+        output = model.run(inputs, Want(masked_positions=torch.arange(len(tokens))))
+        torch.testing.assert_close(output.masked_states, expected, rtol=0, atol=1e-11)
+        assert output.final is None
     assert not torch.allclose(model.encoder(tokens, packed()), expected, atol=1e-3)
 
 
@@ -111,7 +113,7 @@ def test_some_places_in_any_order_and_any_layout(name: str) -> None:
     everything = torch.cat([official(model, tokens) for tokens in sequences])
     tokens, count = torch.cat(sequences), sum(LENGTHS)
     places = torch.cat([torch.randperm(count)[:9], torch.tensor([3, 3, 3])])
-    states, _ = model.masked_states(tokens, packed(), None, places)
+    states = model.run(EncoderInputs(tokens, packed()), Want(masked_positions=places)).masked_states
     torch.testing.assert_close(states, everything[places], rtol=0, atol=1e-11)
     longest = 14
     is_token = torch.arange(longest) < torch.tensor(LENGTHS)[:, None]
@@ -120,10 +122,12 @@ def test_some_places_in_any_order_and_any_layout(name: str) -> None:
     in_rows = is_token.flatten().nonzero().squeeze(-1)[places]
     # a place that nobody needs may be a pad
     in_rows = torch.cat([in_rows, torch.tensor([longest - 1])])
-    states, last = model.masked_states(rows, SequenceLayout.padded(is_token), None, in_rows, needs_last=True)
+    want = Want(masked_positions=in_rows, final=True)
+    output = model.run(EncoderInputs(rows, SequenceLayout.padded(is_token)), want)
+    states = output.masked_states
     torch.testing.assert_close(states[:-1], everything[places], rtol=0, atol=1e-11)
     assert states.isfinite().all()
-    torch.testing.assert_close(last.states, model(rows, is_token.long()), rtol=0, atol=1e-12)
+    torch.testing.assert_close(output.last, model(rows, is_token.long()), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -133,16 +137,21 @@ def test_some_places_in_any_order_and_any_layout(name: str) -> None:
 def test_a_subnet_ends_with_its_last_kept_layer(name: str, subnet: Subnet) -> None:
     model, tokens = make(name), torch.cat(items())
     places = torch.tensor([20, 2, 9])
-    states, _ = model.masked_states(tokens, packed(), None, places, subnet=subnet)
+    states = model.run(EncoderInputs(tokens, packed(), subnet=subnet), Want(masked_positions=places)).masked_states
     small = bertsmith.extract(model, subnet)
     expected = torch.cat([official(small, part) for part in tokens.split(LENGTHS)])
     torch.testing.assert_close(states, expected[places], rtol=0, atol=1e-11)
-    torch.testing.assert_close(small.masked_states(tokens, packed(), None, places)[0], expected[places])
+    torch.testing.assert_close(
+        small.run(EncoderInputs(tokens, packed()), Want(masked_positions=places)).masked_states,
+        expected[places],
+    )
 
 
 def test_gradients_reach_the_places_asked_for() -> None:
     model, tokens = make("v1"), torch.cat(items())
-    states, _ = model.masked_states(tokens, packed(), None, torch.tensor([4, 9 + 0, 10 + 7]))
+    states = model.run(
+        EncoderInputs(tokens, packed()), Want(masked_positions=torch.tensor([4, 9 + 0, 10 + 7]))
+    ).masked_states
     states.square().sum().backward()
     changed = model.head("mask_decoder").table.grad.abs().sum(-1).nonzero().squeeze(-1)
     assert changed.tolist() == [0, 4, 7]
@@ -157,30 +166,44 @@ def test_the_causal_form_is_the_masked_formula(name: str) -> None:
     tokens, places = torch.cat(sequences), torch.randperm(sum(LENGTHS))
     twin = rebuild(model, model.config.causal())
     for backend in ("sdpa", "reference"):
-        states, _ = model.masked_states(tokens, packed(), None, places, backend=backend, is_causal=True)
+        states = model.run(
+            EncoderInputs(tokens, packed(), backend=backend, is_causal=True),
+            Want(masked_positions=places),
+        ).masked_states
         torch.testing.assert_close(states, expected[places], rtol=0, atol=1e-11)
-        states, _ = twin.masked_states(tokens, packed(), None, places, backend=backend)
+        states = twin.run(EncoderInputs(tokens, packed(), backend=backend), Want(masked_positions=places)).masked_states
         torch.testing.assert_close(states, expected[places], rtol=0, atol=1e-11)
-    assert not torch.allclose(model.masked_states(tokens, packed(), None, places)[0], expected[places], atol=1e-3)
+    assert not torch.allclose(
+        model.run(EncoderInputs(tokens, packed()), Want(masked_positions=places)).masked_states,
+        expected[places],
+        atol=1e-3,
+    )
 
 
 @pytest.mark.slow
 def test_it_compiles_as_one_graph() -> None:
     torch.compiler.reset()
     model, tokens = make("v2", layers=2), torch.cat(items())
-    compiled = torch.compile(model.masked_states, fullgraph=True, backend="aot_eager")
+
+    def masked_states(tokens: Tensor, layout: SequenceLayout, places: Tensor) -> Tensor:
+        return model.run(EncoderInputs(tokens, layout), Want(masked_positions=places)).masked_states
+
+    compiled = torch.compile(masked_states, fullgraph=True, backend="aot_eager")
     places = torch.randperm(sum(LENGTHS))[: max(LENGTHS) + 1]
-    expected, _ = model.masked_states(tokens, packed(), None, places)
-    torch.testing.assert_close(compiled(tokens, packed(), None, places)[0], expected, rtol=0, atol=1e-11)
+    expected = masked_states(tokens, packed(), places)
+    torch.testing.assert_close(compiled(tokens, packed(), places), expected, rtol=0, atol=1e-11)
     # in the same graph: more places than any sequence has tokens, all of them in one
     with pytest.raises(RuntimeError, match="asked for more often than once"):
-        compiled(tokens, packed(), None, places * 0)
+        compiled(tokens, packed(), places * 0)
 
 
 def test_limits_are_said() -> None:
     model = make("v1")
     with pytest.raises(InputError, match="may have 17 tokens; this mask decoder takes at most 16"):
-        model.masked_states(torch.zeros(1, 17, dtype=torch.long), SequenceLayout.full(1, 17), None, torch.tensor([0]))
+        model.run(
+            EncoderInputs(torch.zeros(1, 17, dtype=torch.long), SequenceLayout.full(1, 17)),
+            Want(masked_positions=torch.tensor([0])),
+        )
     bert = bertsmith.preset("bert-tiny").encoder
     crossed = bert.layers[0].model_copy(update={"cross": bert.layers[0].mixer})
     encoder = bert.model_copy(update={"layers": (crossed,)})
@@ -210,7 +233,8 @@ def test_at_every_place_of_rows_at_once_it_says_the_same(name: str) -> None:
     is_token = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     layout = SequenceLayout.padded(is_token)
     tokens = torch.randint(0, SIZE["vocabulary"], is_token.shape)
-    below, block, context = model.encoder.before_last(tokens, layout)
+    output = model.encoder.run(EncoderInputs(tokens, layout), Want(last_block=False))
+    below, (block, context) = output.hidden_states[-1], output.blocks[-1]
     decoder = model.heads["mask_decoder"]
     wanted = decoder(below, block, context, is_token.flatten().nonzero().squeeze(-1))
     torch.testing.assert_close(decoder.everywhere(below, block, context)[is_token], wanted)

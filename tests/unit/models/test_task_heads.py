@@ -14,6 +14,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import build
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.base import Features, FeaturesConfig, RecurrentConfig
 from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig, SpansConfig, TaggerConfig
@@ -104,7 +105,10 @@ def test_a_bilstm_takes_empty_sequences_at_the_end() -> None:
 
 def _states(model: Model, tokens: Tensor, layout: SequenceLayout) -> list[Tensor]:
     """The embedding's states and those of every layer."""
-    return [model.encoder.final_norm(states) for states in model.encoder.layer_states(tokens, layout)]
+    return [
+        model.encoder.final_norm(states)
+        for states in model.encoder.run(EncoderInputs(tokens, layout), Want(all_hidden_states=True)).hidden_states
+    ]
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "modern-small"])

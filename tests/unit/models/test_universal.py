@@ -10,7 +10,7 @@ import bertsmith
 from bertsmith import InputError, SequenceLayout, Subnet
 from bertsmith.layers.halting import HaltingConfig
 from bertsmith.models.config import ModelConfig
-from bertsmith.models.encoder import Encoder
+from bertsmith.models.encoder import Encoder, EncoderInputs, Want
 from bertsmith.models.model import Model
 
 WIDTH, STEPS = 12, 5
@@ -49,7 +49,7 @@ def test_steps_without_halting_are_the_formula() -> None:
         hidden = block((hidden + signal(7, step))[None], model.encoder.context(ids, layout))[0]
     # the waves are kept in float32
     torch.testing.assert_close(model(ids[None])[0], hidden, rtol=0, atol=1e-5)
-    assert model.encoder.run(ids[None], layout).pondering is None
+    assert model.encoder.run(EncoderInputs(ids[None], layout)).pondering is None
 
 
 @torch.no_grad()
@@ -77,8 +77,8 @@ def test_halting_is_the_formula(bias: float) -> None:
         mixtures.append(sum(share * states for share, states in zip(shares, after[place], strict=True)))
         steps.append(len(shares))
         remainders.append(remainder)
-    encoded = model.encoder.run(ids[None], layout)
-    torch.testing.assert_close(encoded.states[0], torch.stack(mixtures), rtol=0, atol=1e-5)
+    encoded = model.encoder.run(EncoderInputs(ids[None], layout))
+    torch.testing.assert_close(encoded.last[0], torch.stack(mixtures), rtol=0, atol=1e-5)
     assert encoded.pondering.steps[0].tolist() == steps
     torch.testing.assert_close(encoded.pondering.remainder[0], torch.tensor(remainders).double(), rtol=0, atol=1e-5)
     torch.testing.assert_close(encoded.pondering.spent, torch.ones(1, 9).double())
@@ -89,7 +89,7 @@ def test_halting_is_the_formula(bias: float) -> None:
 
 def test_positions_rest_at_different_steps() -> None:
     model = tiny(HaltingConfig(bias=-0.5))
-    steps = model.encoder.run(torch.randint(0, 30, (4, 9)), SequenceLayout.full(4, 9)).pondering.steps
+    steps = model.encoder.run(EncoderInputs(torch.randint(0, 30, (4, 9)), SequenceLayout.full(4, 9))).pondering.steps
     assert len(steps.unique()) > 2
 
 
@@ -109,7 +109,7 @@ def test_less_depth_is_fewer_steps() -> None:
 def test_the_ponder_cost_reaches_the_halting_weights() -> None:
     model = tiny(HaltingConfig(bias=-1.0))
     layout = SequenceLayout.full(2, 8)
-    cost = model.encoder.run(torch.randint(0, 30, (2, 8)), layout).pondering.cost
+    cost = model.encoder.run(EncoderInputs(torch.randint(0, 30, (2, 8)), layout)).pondering.cost
     cost.sum().backward()
     gradient = model.encoder.halting.chance.bias.grad
     assert gradient.item() < 0  # a larger chance leaves a smaller remainder
@@ -119,7 +119,7 @@ def test_the_ponder_cost_reaches_the_halting_weights() -> None:
 def test_maps_are_those_of_what_enters_a_step() -> None:
     model, ids = tiny(HaltingConfig(bias=-1.0)), torch.randint(0, 30, (2, 8))
     layout = SequenceLayout.full(2, 8)
-    maps = model.encoder.attention_maps(ids, layout)
+    maps = model.encoder.run(EncoderInputs(ids, layout), Want(maps=True)).maps
     assert len(maps) == STEPS
     first = model.encoder.embedding(ids, layout)
     entering = first + signal(8, 1)
@@ -129,7 +129,7 @@ def test_maps_are_those_of_what_enters_a_step() -> None:
 
 def test_a_fresh_network_rests_after_about_two_steps() -> None:
     model = bertsmith.build(bertsmith.preset("universal-base", width=32, heads=4, vocabulary=50), seed=0).eval()
-    steps = model.encoder.run(torch.randint(0, 50, (4, 20)), SequenceLayout.full(4, 20)).pondering.steps
+    steps = model.encoder.run(EncoderInputs(torch.randint(0, 50, (4, 20)), SequenceLayout.full(4, 20))).pondering.steps
     assert 1.9 < steps.mean().item() < 2.1
 
 
@@ -152,12 +152,13 @@ def test_a_plain_encoder_says_nothing_of_pondering() -> None:
     model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=30, longest=8), seed=0).eval()
     assert type(model.encoder) is Encoder
     ids, layout = torch.randint(0, 30, (1, 8)), SequenceLayout.full(1, 8)
-    encoded = model.encoder.run(ids, layout)
+    encoded = model.encoder.run(EncoderInputs(ids, layout))
     assert encoded.pondering is None
-    assert torch.equal(encoded.states, model(ids))
+    assert torch.equal(encoded.last, model(ids))
 
 
 def test_steps_are_not_run_without_their_signal() -> None:
     model = tiny()
+    inputs = EncoderInputs(torch.zeros(1, 8, dtype=torch.long), SequenceLayout.full(1, 8))
     with pytest.raises(InputError, match="a universal stack has steps instead of a last layer"):
-        model.encoder.before_last(torch.zeros(1, 8, dtype=torch.long), SequenceLayout.full(1, 8))
+        model.encoder.run(inputs, Want(last_block=False))

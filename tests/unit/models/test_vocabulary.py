@@ -10,6 +10,7 @@ from bertsmith import InputError, SequenceLayout, factorise
 from bertsmith.layers.context import Memory
 from bertsmith.models.config import GeneratorConfig, ModelConfig
 from bertsmith.models.cost import parameters
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.generator import fold, generator_of, unfold
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
@@ -69,7 +70,7 @@ def test_scores_of_tokens_stay(name: str) -> None:
     layout, places = SequenceLayout.full(3, 7), torch.tensor([2, 9, 20])
     scores = []
     for part, tokens in ((small, new), (model, old)):
-        states, _ = part.masked_states(tokens, layout, None, places)
+        states = part.run(EncoderInputs(tokens, layout), Want(masked_positions=places)).masked_states
         scores.append(part.head("masked_tokens")(states, part.token_table))
     # as many products as tokens are summed in another order
     torch.testing.assert_close(scores[0], scores[1][..., IDS], rtol=0, atol=1e-5)

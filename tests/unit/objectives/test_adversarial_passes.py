@@ -16,6 +16,7 @@ from bertsmith import SequenceLayout
 from bertsmith.data.examples import TaskBatch
 from bertsmith.errors import InputError
 from bertsmith.layers.linear import ElasticLinear
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives import adversarial
@@ -64,7 +65,8 @@ def test_the_step_moves_the_beliefs_further_apart() -> None:
     vectors = torch.randn(sum(LENGTHS), 16, dtype=torch.float64)
 
     def scores(noise: Tensor) -> Tensor:
-        return model.outputs(batch.tokens, batch.layout, disturb=lambda _: vectors + noise)
+        inputs = EncoderInputs(batch.tokens, batch.layout, perturb=lambda _: vectors + noise)
+        return model.run(inputs, Want(task=True)).outputs
 
     noise, clean = draw_noise(vectors, batch.layout, 1e-2).requires_grad_(), scores(torch.zeros(())).detach()
     distance = taught(scores(noise), clean).sum()

@@ -11,6 +11,7 @@ from bertsmith.data.batch import TokenBatch
 from bertsmith.data.corruption import MaskingConfig, Vocabulary
 from bertsmith.models.attach_heads import with_heads
 from bertsmith.models.build import rebuild
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 from bertsmith.objectives.causal_lm import CausalLM, MaskedAndCausal, next_tokens
 from bertsmith.objectives.masked_lm import MaskedLM, MaskedLMConfig
@@ -76,7 +77,9 @@ def test_loss_and_gradients_are_those_of_a_plain_loop(name: str, batch: TokenBat
     for sequence in sequences():
         for length in range(1, len(sequence)):
             prefix, last = sequence[None, :length], torch.tensor([length - 1])
-            states, _ = twin.masked_states(prefix, SequenceLayout.full(1, length), None, last)
+            states = twin.run(
+                EncoderInputs(prefix, SequenceLayout.full(1, length)), Want(masked_positions=last)
+            ).masked_states
             scores = twin.head("masked_tokens")(states, twin.token_table)[0]
             expected = expected - scores.log_softmax(-1)[sequence[length]]
             hits, count = hits + int(scores.argmax() == sequence[length]), count + 1

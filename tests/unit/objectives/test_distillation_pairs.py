@@ -7,6 +7,7 @@ from small_tasks import LENGTHS, make_batch
 
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.objectives.distillation import TERMS
 from bertsmith.objectives.distillation.base import counterparts
 from bertsmith.objectives.distillation.terms import AttentionTerm, CosineTerm, PatienceTerm, RelationTerm, StateTerm
@@ -26,13 +27,13 @@ FAMILIES = [
 def test_scores_are_what_the_map_is_the_softmax_of(name: str) -> None:
     model = model_of(name, seed=0).eval()
     batch = make_batch("padded")
-    encoded = model.observed(batch.tokens, batch.layout).encoded
-    maps = model.encoder.attention_maps(batch.tokens, batch.layout)
+    encoded = model.run(EncoderInputs(batch.tokens, batch.layout), Want(task=True, all_hidden_states=True))
+    maps = model.encoder.run(EncoderInputs(batch.tokens, batch.layout), Want(maps=True)).maps
     is_real = batch.layout.is_token
     for index, found in enumerate(maps):
-        rows = encoded.scores(index).softmax(-1).transpose(1, 2)[is_real]
+        rows = encoded.attention_scores(index).softmax(-1).transpose(1, 2)[is_real]
         torch.testing.assert_close(rows, found["attention"].transpose(1, 2)[is_real], rtol=0, atol=1e-10)
-        assert encoded.scores(index).transpose(1, 2)[~is_real].isneginf().all()
+        assert encoded.attention_scores(index).transpose(1, 2)[~is_real].isneginf().all()
 
 
 CASES = [(name, kind) for name in (*FAMILIES, "performer-small") for kind in sorted(TERMS)]
@@ -78,10 +79,12 @@ def test_a_loss_between_states_leaves_no_weight_without_a_gradient() -> None:
 
 def test_parts_of_a_layer_of_a_sub_network() -> None:
     model, batch = model_of(seed=0, heads=4).eval(), make_batch("packed")
-    cut = model.observed(batch.tokens, batch.layout, subnet=Subnet(width=0.5)).encoded
-    for part in cut.projected(0):
+    cut = model.run(
+        EncoderInputs(batch.tokens, batch.layout, subnet=Subnet(width=0.5)), Want(task=True, all_hidden_states=True)
+    )
+    for part in cut.projections(0):
         assert part.shape == (sum(LENGTHS), 2, 4)
-    assert cut.scores(1).shape == (3, 2, 7, 7)
+    assert cut.attention_scores(1).shape == (3, 2, 7, 7)
 
 
 def test_sentences_of_what_does_not_fit() -> None:

@@ -9,6 +9,7 @@ from small_tasks import LENGTHS, make_batch
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads.task import ClassifierConfig, TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation import TERMS
@@ -23,7 +24,9 @@ def sentences() -> list[Tensor]:
 
 def states(model: Model, tokens: Tensor) -> list[Tensor]:
     """The embedding's states and those of every layer, (length, width) each."""
-    found = model.encoder.layer_states(tokens[None], SequenceLayout.full(1, len(tokens)))
+    found = model.encoder.run(
+        EncoderInputs(tokens[None], SequenceLayout.full(1, len(tokens))), Want(all_hidden_states=True)
+    ).hidden_states
     return [state[0] for state in found]
 
 
@@ -135,7 +138,8 @@ def test_the_first_minilm_compares_attention_and_values() -> None:
     for tokens in sentences():
         layout = SequenceLayout.full(1, len(tokens))
         own, other = (
-            model.encoder.attention_maps(tokens[None], layout)[-1]["attention"] for model in (student, teacher)
+            model.encoder.run(EncoderInputs(tokens[None], layout), Want(maps=True)).maps[-1]["attention"]
+            for model in (student, teacher)
         )
         expected = expected + (other * (other.log() - own.log())).sum() / 2
     torch.testing.assert_close(found, expected / sum(LENGTHS), rtol=0, atol=1e-10)

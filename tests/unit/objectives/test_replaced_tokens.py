@@ -19,6 +19,7 @@ from bertsmith.data.batch import TokenBatch
 from bertsmith.data.corruption import Vocabulary
 from bertsmith.data.random import uniform
 from bertsmith.models.build import build
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.generator import fold, part_of, unfold
 from bertsmith.models.model import Model
 from bertsmith.objectives import replaced_tokens
@@ -109,7 +110,9 @@ def transcribed(model: Model, prepared: ReplacedBatch) -> tuple[Tensor, list[lis
     for text, hidden, start in zip(texts(), masked, starts, strict=True):
         places = [index for index in range(len(text)) if start + index in chosen]
         layout = SequenceLayout.full(1, len(text))
-        states, _ = generator.masked_states(torch.tensor([hidden]), layout, None, torch.tensor(places))
+        states = generator.run(
+            EncoderInputs(torch.tensor([hidden]), layout), Want(masked_positions=torch.tensor(places))
+        ).masked_states
         guessed = list(text)
         for index, state in zip(places, states, strict=True):
             assert chosen[start + index] == text[index]

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.attention import attention
-from bertsmith.ops.favor import FEATURE_MAPS, RandomFeatures, favor, favor_map
-from bertsmith.ops.favor import feature_maps as draw
+from bertsmith.ops.favor import FEATURE_MAPS, RandomFeatures, draw, favor, favor_map
 from bertsmith.ops.favor.features import bare, project
 
 HEAD_WIDTH = 16

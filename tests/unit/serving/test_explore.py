@@ -20,6 +20,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.cost import parameters
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.serving.http.app import make_app
 from bertsmith.serving.http.explore import Drawing
 from bertsmith.serving.http.page import page_files
@@ -109,7 +110,9 @@ def test_maps_are_those_of_the_network_that_is_asked(family: str) -> None:
     small = extract(own.model, HALF)
     ids = torch.from_numpy(own.tokenizer.encode(["an iron gate"])["input_ids"])
     with torch.inference_mode():
-        layers = small.encoder.attention_maps(ids, SequenceLayout.full(*ids.shape), torch.zeros_like(ids))
+        layers = small.encoder.run(
+            EncoderInputs(ids, SequenceLayout.full(*ids.shape), torch.zeros_like(ids)), Want(maps=True)
+        ).maps
     data = found["maps"]["data"]
     assert data["layers"] == len(layers) == 2
     assert {one["label"].replace(" ", "_") for one in data["maps"]} == set(layers[0])

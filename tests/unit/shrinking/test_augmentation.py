@@ -12,6 +12,7 @@ from helpers_augmentation import TEXTS, masked_lm, rows_of
 import bertsmith
 from bertsmith import InputError, SequenceLayout
 from bertsmith.models.config import GeneratorConfig
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.generator import generator_of
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
@@ -40,9 +41,10 @@ def scores_of(model: Model, tokens: list[int], types: list[int]) -> torch.Tensor
     ids = torch.tensor([tokens])
     place = tokens.index(model.require_tokenizer().mask)
     with torch.no_grad():
-        states, _ = model.masked_states(
-            ids, SequenceLayout.full(1, len(tokens)), torch.tensor([types]), torch.tensor([place])
-        )
+        states = model.run(
+            EncoderInputs(ids, SequenceLayout.full(1, len(tokens)), torch.tensor([types])),
+            Want(masked_positions=torch.tensor([place])),
+        ).masked_states
         scores: torch.Tensor = model.head("masked_tokens")(states, model.token_table)[0]
     return scores
 

@@ -11,6 +11,7 @@ from bertsmith.data.examples import TaskBatch
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.linear import ElasticLinear
 from bertsmith.models.attach_heads import with_task_head
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads.gates import drawn_gate, open_probability, settled_gate
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
@@ -106,7 +107,7 @@ def test_a_cut_model_is_the_model_with_its_settled_gates(preset: str, more: dict
     gates = unit_gates(model).settled()
     kept = Kept(*(tuple(getattr(own, kind).nonzero().squeeze(1) for own in gates) for kind in ("heads", "neurons")))
     assert any(len(own) < layer.neurons for own, layer in zip(kept.neurons, model.encoder.units, strict=True))
-    expected = model.observed(given.tokens, given.layout, gates=gates).outputs
+    expected = model.run(EncoderInputs(given.tokens, given.layout, gates=gates), Want(task=True)).outputs
     small = cut_gated(model, kept)
     assert "gates" not in small.heads
     assert [head.kind for head in small.config.heads] == [head.kind for head in without_gates(model).config.heads]

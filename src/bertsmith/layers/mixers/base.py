@@ -76,7 +76,7 @@ class Mixer(nn.Module, ABC):
         Shape: each map (batch, heads, longest, longest of what is looked at).
         """
 
-    def projected(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
+    def projections(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of the states that come in, for those who compare mixers; each lies as they do.
 
         Shape: (…, heads, head width).
@@ -217,7 +217,7 @@ class Attending(Mixer):
         new, batch, heads = self.output.weight.new_zeros, context.layout.batch, context.keep_heads or self.heads
         return new(batch, 0, heads, self.head_width), new(batch, 0, heads, self.value_width)
 
-    def projected(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
+    def projections(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, *_ = self._project(hidden, context)
         return query, key, value
 

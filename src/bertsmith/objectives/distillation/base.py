@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bertsmith.data.examples import TaskBatch
 from bertsmith.errors import InputError
-from bertsmith.models.model import Observed
+from bertsmith.models.encoder import EncoderOutput
 from bertsmith.objectives.base import Sums, wide
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
@@ -23,11 +23,11 @@ class Pair:
 
     task: Supervised
     batch: TaskBatch
-    student: Observed
-    teacher: Observed | None
+    student: EncoderOutput
+    teacher: EncoderOutput | None
     """None where no term needs it."""
     counterparts: tuple[int, ...]
-    """For each state of the student's trail, embedding first, the number of the teacher's that it is to be like."""
+    """For each of the student's hidden states, embedding first, the index of the teacher's that it is compared with."""
     layers: tuple[int, ...] = ()
     """For each layer of the student the teacher's that it is to be like, counted from 0; empty for the layers that the
     counterparts leave."""
@@ -35,7 +35,7 @@ class Pair:
     """What makes the student's states as wide as the teacher's; None where they are."""
 
     @property
-    def shown(self) -> Observed:
+    def shown(self) -> EncoderOutput:
         """The teacher, which a term needs that asks for it."""
         assert self.teacher is not None, "a term that needs a teacher has one"
         return self.teacher
@@ -50,9 +50,8 @@ class Pair:
         Both past the final norm of their network, where it has one (norms first): raw ones would be compared by how
         far each layer's stream has grown, and the last layers would outweigh all other terms.
         """
-        mine, theirs = self.student.encoded, self.shown.encoded
-        own = mine.read(self._known(number, len(mine.trail) - 1))
-        like = theirs.read(self.counterparts[number]).detach()
+        own = self.student.normalised(self._known(number, len(self.student.hidden_states) - 1))
+        like = self.shown.normalised(self.counterparts[number]).detach()
         if own.shape[-1] == like.shape[-1]:
             return wide(own), wide(like)
         if self.widen is None:

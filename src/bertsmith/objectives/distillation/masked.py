@@ -11,7 +11,8 @@ from bertsmith.answers.sequences import IGNORED
 from bertsmith.data.batch import TokenBatch
 from bertsmith.data.examples import TaskBatch
 from bertsmith.layers.subnet import Subnet
-from bertsmith.models.model import Model, Observed
+from bertsmith.models.encoder import EncoderInputs, EncoderOutput, Want
+from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Portion, Sums, Term, class_sums
 from bertsmith.objectives.distillation.base import DistillationTerm, LayerMap, Pair
 from bertsmith.objectives.distillation.objective import Distillation, Lesson, named
@@ -87,20 +88,15 @@ class MaskedDistillation(Distillation):
     def portions(self, model: Model) -> list[Portion]:
         return Objective.portions(self, model)
 
-    def observed(self, model: Model, batch: TaskBatch, subnet: Subnet) -> Observed:
+    def run(self, model: Model, batch: TaskBatch, subnet: Subnet) -> EncoderOutput:
         types = batch.types if model.config.encoder.embedding.types > 1 else None
-        encoded = model.encoder.run(batch.tokens, batch.layout, types, table=model.given_table, with_trail=True)
+        inputs, want = EncoderInputs(batch.tokens, batch.layout, types), Want(all_hidden_states=True)
         if model is self.teacher and not any(term.reads_outputs for term in self.terms_by_name.values()):
-            return Observed(encoded.states.new_empty(0), encoded)
-        places = batch.targets["places"]
-        if "mask_decoder" in model.heads:
-            decoded = model.heads["mask_decoder"](encoded.trail[-2], *encoded.passed[-1], places)
-            chosen = model.encoder.final_norm(decoded)
-        else:
-            chosen = encoded.states.flatten(0, -2).index_select(0, places)  # (places, width)
-        scores = model.head(MASKED_TOKENS)(chosen, model.token_table)
+            return model.run(inputs, want)
+        output = model.run(inputs, replace(want, masked_positions=batch.targets["places"]))
+        scores = model.head(MASKED_TOKENS)(output.masked_states, model.token_table)
         # tables may have more rows than there are tokens, and not the same number of them
-        return Observed(scores[:, : self.masked.vocabulary.size], encoded)
+        return replace(output, task=scores[:, : self.masked.vocabulary.size])
 
     def sums(self, pair: Pair) -> dict[str, Sums]:
         # with its weight of 0 it gives the weights that no other term asks for the gradient of nothing

@@ -12,7 +12,8 @@ from torch import Tensor
 from bertsmith.data.examples import TaskBatch
 from bertsmith.data.random import generator
 from bertsmith.layers.subnet import LayerCut, Subnet
-from bertsmith.models.model import Model, Observed
+from bertsmith.models.encoder import EncoderInputs, EncoderOutput, Want
+from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Portion, Sums, Term
 from bertsmith.objectives.distillation.base import DistillationTerm, LayerMap, Pair, counterparts
 from bertsmith.objectives.supervised import Supervised
@@ -100,7 +101,7 @@ class Lesson:
     batch: TaskBatch
     subnets: tuple[Subnet, ...]
     """All that learn from this batch; one of them once the lesson is a part."""
-    teacher: Observed | None = None
+    teacher: EncoderOutput | None = None
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Distillation(Objective[TaskBatch, Lesson]):
         return {name: term.count(self.task, prepared.batch) for name, term in self.terms_by_name.items()}
 
     def parts(self, prepared: Lesson) -> Sequence[Lesson]:
-        said: dict[float, Observed | None] = {}
+        said: dict[float, EncoderOutput | None] = {}
         parts = []
         for subnet in prepared.subnets:
             width = subnet.width if self.teacher_width == "same" and subnet.is_even else 1.0
@@ -152,7 +153,7 @@ class Distillation(Objective[TaskBatch, Lesson]):
 
     def __call__(self, model: Model, prepared: Lesson) -> dict[str, Sums]:
         batch, (subnet,) = prepared.batch, prepared.subnets
-        student = self.observed(model, batch, subnet)
+        student = self.run(model, batch, subnet)
         widen = model.heads[TEACHER_WIDTH] if TEACHER_WIDTH in model.heads else None  # noqa: SIM401 (no get)
         pair = Pair(
             self.task, batch, student, prepared.teacher, *self._like(len(model.config.encoder.layers), subnet), widen
@@ -168,10 +169,11 @@ class Distillation(Objective[TaskBatch, Lesson]):
             sums[first] = found._replace(loss=found.loss + 0.0 * pair.student.outputs.sum())
         return sums
 
-    def observed(self, model: Model, batch: TaskBatch, subnet: Subnet) -> Observed:
-        """What a model says of a batch, and what it goes through."""
+    def run(self, model: Model, batch: TaskBatch, subnet: Subnet) -> EncoderOutput:
+        """Run a model on a batch and return the outputs of its head and all hidden states."""
         types = batch.types if model.config.encoder.embedding.types > 1 else None
-        return model.observed(batch.tokens, batch.layout, types, subnet=None if subnet == WHOLE else subnet)
+        inputs = EncoderInputs(batch.tokens, batch.layout, types, subnet=None if subnet == WHOLE else subnet)
+        return model.run(inputs, Want(task=True, all_hidden_states=True))
 
     def finished(self, model: Model) -> Model:
         if TEACHER_WIDTH not in model.heads:
@@ -188,9 +190,9 @@ class Distillation(Objective[TaskBatch, Lesson]):
         return self.task.portions(model)
 
     @torch.no_grad()
-    def _taught(self, batch: TaskBatch, subnet: Subnet) -> Observed | None:
+    def _taught(self, batch: TaskBatch, subnet: Subnet) -> EncoderOutput | None:
         """What the teacher says of a batch; None where nothing is asked of it."""
-        return None if self.teacher is None else self.observed(self.teacher, batch, subnet)
+        return None if self.teacher is None else self.run(self.teacher, batch, subnet)
 
     def _like(self, layers: int, subnet: Subnet) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The counterparts of a student's states, and those of its layers."""

@@ -8,7 +8,7 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from bertsmith.data.examples import TaskBatch
 from bertsmith.errors import InputError
-from bertsmith.models.encoder import Encoded
+from bertsmith.models.encoder import EncoderOutput
 from bertsmith.objectives.base import Sums, wide
 from bertsmith.objectives.distillation.base import DistillationTerm, Pair, added, real_rows, real_sequences
 from bertsmith.objectives.supervised import Supervised
@@ -57,7 +57,7 @@ class StateTerm(DistillationTerm):
 
     def sums(self, pair: Pair) -> Sums:
         losses = []
-        for number in range(len(pair.student.encoded.trail)) if self.layers is None else self.layers:
+        for number in range(len(pair.student.hidden_states)) if self.layers is None else self.layers:
             own, like = pair.real_states(number)
             losses.append((own - like).square().mean(-1).sum())
         return Sums(added(losses), {})
@@ -72,7 +72,7 @@ class CosineTerm(DistillationTerm):
     compares_states: ClassVar[bool] = True
 
     def sums(self, pair: Pair) -> Sums:
-        last = len(pair.student.encoded.trail) - 1
+        last = len(pair.student.hidden_states) - 1
         losses = []
         for number in (last,) if self.layers is None else self.layers:
             own, like = pair.real_states(number)
@@ -93,7 +93,7 @@ class PatienceTerm(DistillationTerm):
     compares_states: ClassVar[bool] = True
 
     def sums(self, pair: Pair) -> Sums:
-        numbers = range(1, len(pair.student.encoded.trail) - 1) if self.layers is None else self.layers
+        numbers = range(1, len(pair.student.hidden_states) - 1) if self.layers is None else self.layers
         if not numbers:
             raise InputError("a patience term finds no layer below the student's last one; allowed: 2 layers or more")
         losses = []
@@ -130,11 +130,14 @@ class AttentionTerm(DistillationTerm):
     def sums(self, pair: Pair) -> Sums:
         is_real = real_rows(pair.batch)
         is_pair = (is_real[:, :, None] & is_real[:, None, :])[:, None]  # (batch, 1, longest, longest)
-        depth = len(pair.student.encoded.passed)
+        depth = len(pair.student.blocks)
         losses = []
         for number in range(1, depth + 1) if self.layers is None else self.layers:
             index = _index("layers", number, depth, "student")
-            own, like = pair.student.encoded.scores(index), pair.shown.encoded.scores(pair.layer_like(index)).detach()
+            own, like = (
+                pair.student.attention_scores(index),
+                pair.shown.attention_scores(pair.layer_like(index)).detach(),
+            )
             if own.shape[1] != like.shape[1]:
                 raise InputError(
                     f"layer {number} of the student has {own.shape[1]} heads and the teacher's {like.shape[1]}; the "
@@ -173,7 +176,7 @@ class RelationTerm(DistillationTerm):
         return self
 
     def sums(self, pair: Pair) -> Sums:
-        mine, theirs = pair.student.encoded, pair.shown.encoded
+        mine, theirs = pair.student, pair.shown
         own = self._parts(mine, self.layer, "layer", "student")
         like = tuple(part.detach() for part in self._parts(theirs, self.teacher_layer, "teacher_layer", "teacher"))
         heads = self.relation_heads or like[0].shape[-2]
@@ -187,9 +190,9 @@ class RelationTerm(DistillationTerm):
             losses.append(apart.sum(-1).mean(1).masked_fill(~is_real, 0).sum())
         return Sums(added(losses), {})
 
-    def _parts(self, encoded: Encoded, number: int | None, name: str, whose: str) -> tuple[Tensor, Tensor, Tensor]:
-        depth = len(encoded.passed)
-        return encoded.projected(_index(name, depth if number is None else number, depth, whose))
+    def _parts(self, output: EncoderOutput, number: int | None, name: str, whose: str) -> tuple[Tensor, Tensor, Tensor]:
+        depth = len(output.blocks)
+        return output.projections(_index(name, depth if number is None else number, depth, whose))
 
 
 def _relation(first: Tensor, second: Tensor, heads: int, batch: TaskBatch, is_real: Tensor, whose: str) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from bertsmith.checkpoint.files import tensors_of
 from bertsmith.data.batch import packed
 from bertsmith.errors import InputError
+from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 from bertsmith.shrinking.augmentation.words import AugmentationConfig, Passage, is_word
 from bertsmith.text.tokenizer import Tokenizer
@@ -138,8 +139,9 @@ class MaskedWords:
         types = packed([question.types for question in batch], 0)[0].to(device) if self.has_types else None
         starts = np.cumsum([0, *(len(question.tokens) for question in batch[:-1])])
         places = torch.from_numpy(starts + [question.mask for question in batch]).to(device)
-        states, _ = model.masked_states(tokens.to(device), layout.to(device), types, places)
-        scores: Tensor = model.head("masked_tokens")(states, model.token_table)
+        inputs = EncoderInputs(tokens.to(device), layout.to(device), types)
+        output = model.run(inputs, Want(masked_positions=places))
+        scores: Tensor = model.head("masked_tokens")(output.masked_states, model.token_table)
         return scores.float()[:, torch.from_numpy(self._ids).to(device)]
 
     def _distinct(self, question: Question, written: str, ranked: np.ndarray) -> list[int]:

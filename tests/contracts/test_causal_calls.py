@@ -124,11 +124,11 @@ def test_states_for_the_head_are_causal_too(name: str) -> None:
 def test_a_causal_call_compiles_as_one_graph() -> None:
     torch.compiler.reset()
     model = tiny_model("deberta-v2-xlarge", layers=2)
-    compiled = torch.compile(model.masked_states, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model.run, fullgraph=True, backend="aot_eager")
     tokens, layout, places = torch.randint(0, 50, (12,)), packed_layout([5, 7]), torch.arange(12)
-    states, _ = compiled(tokens, layout, None, places, is_causal=True)
-    expected = model.run(EncoderInputs(tokens, layout, is_causal=True), Want(masked_positions=places)).masked_states
-    torch.testing.assert_close(states, expected, rtol=0, atol=1e-11)
+    inputs, want = EncoderInputs(tokens, layout, is_causal=True), Want(masked_positions=places)
+    states = compiled(inputs, want).masked_states
+    torch.testing.assert_close(states, model.run(inputs, want).masked_states, rtol=0, atol=1e-11)
 
 
 def test_a_decoder_still_sees_its_whole_memory() -> None:

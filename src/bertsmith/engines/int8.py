@@ -14,7 +14,7 @@ from bertsmith.checkpoint.store import read_config, write_model
 from bertsmith.engines.base import Inputs, Precision
 from bertsmith.errors import InputError
 from bertsmith.layers.embedding import Embedding, TokenRows
-from bertsmith.layers.linear import ElasticLinear, GroupedLinear
+from bertsmith.layers.linear import ALL_UNITS, ElasticLinear, GroupedLinear, LinearLayer, WeightSlice
 from bertsmith.layers.quantised import (
     QuantisationConfig,
     QuantisedGroupedLinear,
@@ -57,7 +57,7 @@ def products_are_exact() -> bool:
     return bool((int_product(extreme, -extreme) == -64 * 127**2).all())
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(LinearLayer):
     """A linear layer of one size on codes; it stands where an elastic one stood and takes the same calls."""
 
     codes: Tensor
@@ -78,18 +78,9 @@ class Int8Linear(nn.Module):
         if activations == "measured" and isinstance(layer, QuantisedLinear):
             self.leaving = layer.leaving
 
-    def forward(
-        self,
-        hidden: Tensor,
-        *,
-        keep_in: int | None = None,
-        keep_out: int | None = None,
-        parts: slice | None = None,
-        gate: Tensor | None = None,
-    ) -> Tensor:
-        """The projection, or that of some parts."""
-        _refuse_cut(keep_in, keep_out, gate)
-        codes, steps, bias, use = self.codes, self.steps, self.bias, 0
+    def forward(self, hidden: Tensor, used: WeightSlice = ALL_UNITS) -> Tensor:
+        _refuse_cut(used)
+        codes, steps, bias, parts, use = self.codes, self.steps, self.bias, used.parts, 0
         if parts is not None:
             codes = codes.unflatten(0, (self.parts, -1))[parts].flatten(0, 1)
             steps = steps.unflatten(0, (self.parts, -1))[parts].flatten()
@@ -100,7 +91,7 @@ class Int8Linear(nn.Module):
         return left if self.leaving is None else self.leaving(left, use, parts)
 
 
-class Int8GroupedLinear(nn.Module):
+class Int8GroupedLinear(LinearLayer):
     """The linear layer in groups on codes: each block of inputs by the codes of its own block of outputs."""
 
     codes: Tensor
@@ -119,9 +110,8 @@ class Int8GroupedLinear(nn.Module):
         self.register_buffer("bias", layer.bias.detach().clone())
         self.entering = Entering(activations, ranges)
 
-    def forward(self, hidden: Tensor, *, keep_in: int | None = None, keep_out: int | None = None) -> Tensor:
-        """The projection."""
-        _refuse_cut(keep_in, keep_out)
+    def forward(self, hidden: Tensor, used: WeightSlice = ALL_UNITS) -> Tensor:
+        _refuse_cut(used)
         blocks = zip(hidden.chunk(self.groups, dim=-1), self.codes.chunk(self.groups), strict=True)
         sums = torch.cat([self.entering(block, codes) for block, codes in blocks], dim=-1)
         return sums.mul_(self.steps).add_(self.bias)
@@ -176,8 +166,8 @@ class Int8Rows(TokenRows):
         return self.codes * self.steps
 
 
-def _refuse_cut(*cut: object) -> None:
-    if any(part is not None for part in cut):
+def _refuse_cut(used: WeightSlice) -> None:
+    if any(value is not None for value in (used.keep_in, used.keep_out, used.gate)):
         raise InputError("an int8 model has one size and no gates; extract a sub-network before it is written")
 
 

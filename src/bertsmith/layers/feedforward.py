@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elementwise import ACTIVATIONS, Activation, LayerGates, first_units
-from bertsmith.layers.linear import ElasticLinear, GroupedLinear
+from bertsmith.layers.linear import ElasticLinear, GroupedLinear, WeightSlice
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.settings import Record
 
@@ -73,14 +73,14 @@ class FeedForward(nn.Module):
         gates = context.gates or LayerGates()
         if isinstance(self.expand, ElasticLinear) and gates.inner is None and not self.is_gated:
             inner = self.expand.activated(hidden, self.activation, keep_out=context.keep_neurons)
-            return self.contract(self._gated(inner, gates.neurons), keep_in=context.keep_neurons)
-        inner = self.expand(hidden, keep_out=context.keep_neurons)
+            return self.contract(self._gated(inner, gates.neurons), WeightSlice(keep_in=context.keep_neurons))
+        inner = self.expand(hidden, WeightSlice(keep_out=context.keep_neurons))
         if self.is_gated:
             inner, factor = (self._gated(part, gates.inner) for part in inner.chunk(2, dim=-1))
             inner = ACTIVATIONS[self.activation](inner) * factor
         else:
             inner = ACTIVATIONS[self.activation](self._gated(inner, gates.inner))
-        return self.contract(self._gated(inner, gates.neurons), keep_in=context.keep_neurons)
+        return self.contract(self._gated(inner, gates.neurons), WeightSlice(keep_in=context.keep_neurons))
 
     def _gated(self, inner: Tensor, gate: Tensor | None) -> Tensor:
         """What neurons hold, times their gates: (…, neurons kept)."""

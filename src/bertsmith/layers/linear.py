@@ -1,5 +1,6 @@
 """Linear layers whose rows and columns come in units (heads, neurons): a prefix of the units is a smaller layer."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -10,7 +11,32 @@ from bertsmith.layers.elementwise import ACTIVATIONS, Activation, first_units
 from bertsmith.layers.weight_cache import Prepared
 
 
-class ElasticLinear(nn.Module):
+@dataclass(frozen=True)
+class WeightSlice:
+    """The units of a linear layer that one call uses; by default all."""
+
+    keep_in: int | None = None
+    """Number of first input units; None for all."""
+    keep_out: int | None = None
+    """Number of first output units; None for all."""
+    parts: slice | None = None
+    """Which of several stacked projections to compute; None for all."""
+    gate: Tensor | None = None
+    """Factors of the input units, (units_in,); None for 1."""
+
+
+ALL_UNITS = WeightSlice()
+
+
+class LinearLayer(nn.Module):
+    """A projection of the last axis; all kinds, int8 ones included (engines/int8.py), are called alike."""
+
+    def forward(self, hidden: Tensor, used: WeightSlice = ALL_UNITS) -> Tensor:
+        """Project the hidden states by the used units: (…, inputs) -> (…, outputs)."""
+        raise NotImplementedError
+
+
+class ElasticLinear(LinearLayer):
     """A linear layer that can work with its first units only.
 
     `units_in` and `units_out` say of how many equal units the input and the output consist (None: that side never
@@ -43,25 +69,14 @@ class ElasticLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs // parts * sum(self.biased))) if any(self.biased) else None
         self.prepared = Prepared()
 
-    def forward(
-        self,
-        hidden: Tensor,
-        *,
-        keep_in: int | None = None,
-        keep_out: int | None = None,
-        parts: slice | None = None,
-        gate: Tensor | None = None,
-    ) -> Tensor:
-        """The projection by the first `keep_out` units of the first `keep_in` units (None: all), or of some parts.
-
-        `gate`, (units_in,), multiplies what each unit of the input brings.
-        """
-        if gate is not None:
-            gate = first_units(gate, keep_in).to(hidden.dtype)
+    def forward(self, hidden: Tensor, used: WeightSlice = ALL_UNITS) -> Tensor:
+        parts = used.parts
+        if used.gate is not None:
+            gate = first_units(used.gate, used.keep_in).to(hidden.dtype)
             # (…, inputs) -> (…, parts, units, size) and back
             by_unit = hidden.unflatten(-1, (self.parts_in, len(gate), -1))
             hidden = (by_unit * gate[:, None]).flatten(-3)
-        weight, bias = self.prefix(keep_in, keep_out)
+        weight, bias = self.prefix(used.keep_in, used.keep_out)
         if parts is not None:
             weight = weight.unflatten(0, (self.parts, -1))[parts].flatten(0, 1)
             bias = None if bias is None else bias.unflatten(0, (self.parts, -1))[parts].flatten()
@@ -70,12 +85,12 @@ class ElasticLinear(nn.Module):
         return linear(hidden, weight, bias)
 
     def activated(self, hidden: Tensor, activation: Activation, *, keep_out: int | None = None) -> Tensor:
-        """What an activation makes of the projection."""
+        """Project by the first `keep_out` units and apply an activation, in one kernel where possible."""
         if type(self) is ElasticLinear and keep_out in (None, self.units_out):
             weight, bias = self.prefix(None, None)
             if self.prepared.serves(hidden, weight):
                 return self.prepared.product(hidden, weight, bias, activation)
-        return ACTIVATIONS[activation](self(hidden, keep_out=keep_out))
+        return ACTIVATIONS[activation](self(hidden, WeightSlice(keep_out=keep_out)))
 
     def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the first units; views where the memory allows it."""
@@ -154,7 +169,7 @@ class ElasticLinear(nn.Module):
         return weight.unflatten(1, (self.parts_in, self.units_in, -1))  # (outputs, inputs) -> (…, parts, units, size)
 
 
-class GroupedLinear(nn.Module):
+class GroupedLinear(LinearLayer):
     """`groups` linear layers side by side, which take a 1/groups of the weights and of the operations of one.
 
     Inputs and outputs fall into contiguous blocks, one of each for every group. Every input and output is a unit; a
@@ -169,9 +184,10 @@ class GroupedLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(groups, inputs // groups, outputs // groups))
         self.bias = nn.Parameter(torch.empty(outputs))
 
-    def forward(self, hidden: Tensor, *, keep_in: int | None = None, keep_out: int | None = None) -> Tensor:
-        """The projection by the first `keep_out` outputs of the first `keep_in` inputs (None: all)."""
-        weight, bias = self.prefix(keep_in, keep_out)
+    def forward(self, hidden: Tensor, used: WeightSlice = ALL_UNITS) -> Tensor:
+        if used.parts is not None or used.gate is not None:
+            raise ValueError("a grouped linear layer has neither stacked parts nor gates")
+        weight, bias = self.prefix(used.keep_in, used.keep_out)
         blocks = hidden.unflatten(-1, (self.groups, -1))  # (…, inputs) -> (…, groups, inputs / groups)
         mixed = torch.einsum("...gi,gio->...go", blocks, weight)
         return mixed.flatten(-2) + bias.to(mixed.dtype)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from bertsmith.layers.embedding import TokenRows
-from bertsmith.layers.linear import ElasticLinear, GroupedLinear
+from bertsmith.layers.linear import ALL_UNITS, ElasticLinear, GroupedLinear, WeightSlice
 from bertsmith.settings import Record
 
 _BITS = range(2, 9)
@@ -199,20 +199,12 @@ class QuantisedLinear(ElasticLinear):
         self.entering = Ranges(uses, 1, *by) if has_ranges else None
         self.leaving = Ranges(uses, plain.parts, *by) if has_ranges and rounds_outputs else None
 
-    def forward(
-        self,
-        hidden: Tensor,
-        *,
-        keep_in: int | None = None,
-        keep_out: int | None = None,
-        parts: slice | None = None,
-        gate: Tensor | None = None,
-    ) -> Tensor:
-        use, kept = (0 if parts is None else parts.start + 1), self._kept(keep_in, keep_out)
+    def forward(self, hidden: Tensor, used: WeightSlice = ALL_UNITS) -> Tensor:
+        use, kept = (0 if used.parts is None else used.parts.start + 1), self._kept(used.keep_in, used.keep_out)
         if self.entering is not None:
             hidden = self.entering(hidden, use, kept=kept)
-        left = super().forward(hidden, keep_in=keep_in, keep_out=keep_out, parts=parts, gate=gate)
-        return left if self.leaving is None else self.leaving(left, use, parts, kept)
+        output = super().forward(hidden, used)
+        return output if self.leaving is None else self.leaving(output, use, used.parts, kept)
 
     def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:
         """Weight, rounded as a layer of this size rounds it, and bias of the first units."""
@@ -249,10 +241,10 @@ class QuantisedGroupedLinear(GroupedLinear):
         ranges = Ranges(1, 1, units, config.activation_bits, config.decay)
         self.entering = ranges if config.rounds_activations else None
 
-    def forward(self, hidden: Tensor, *, keep_in: int | None = None, keep_out: int | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, used: WeightSlice = ALL_UNITS) -> Tensor:
         if self.entering is not None:
-            hidden = self.entering(hidden, kept=keep_out if keep_in is None else keep_in)
-        return super().forward(hidden, keep_in=keep_in, keep_out=keep_out)
+            hidden = self.entering(hidden, kept=used.keep_out if used.keep_in is None else used.keep_in)
+        return super().forward(hidden, used)
 
     def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor]:
         """Weight, rounded as a layer of this size rounds it, and bias of the first units of every group."""

@@ -9,7 +9,7 @@ from bertsmith import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.block import BranchConfig
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.linear import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear, WeightSlice
 from bertsmith.layers.positions import RelativeConfig
 from bertsmith.models.config import EncoderConfig
 from bertsmith.models.heads import PoolerConfig, ReplacedTokensConfig
@@ -68,9 +68,9 @@ def test_only_the_parts_that_have_a_bias_get_one() -> None:
     whole[:, :4] += layer.bias[:4]
     whole[:, 8:] += layer.bias[4:]
     torch.testing.assert_close(layer(hidden), whole)
-    torch.testing.assert_close(layer(hidden, parts=slice(1, 3)), whole[:, 4:])
+    torch.testing.assert_close(layer(hidden, WeightSlice(parts=slice(1, 3))), whole[:, 4:])
     first_units = whole.unflatten(1, (3, 2, 2))[:, :, :1].flatten(1)
-    torch.testing.assert_close(layer(hidden, keep_out=1), first_units)
+    torch.testing.assert_close(layer(hidden, WeightSlice(keep_out=1)), first_units)
     small = layer.extract(keep_out=1)
     assert small.bias.shape == (4,)
     torch.testing.assert_close(small(hidden), first_units)

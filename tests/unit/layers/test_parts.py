@@ -10,7 +10,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.elementwise import Norm
 from bertsmith.layers.feedforward import FeedForwardConfig
-from bertsmith.layers.linear import ElasticLinear, GroupedLinear
+from bertsmith.layers.linear import ElasticLinear, GroupedLinear, WeightSlice
 from bertsmith.layers.positions import SinusoidPositions
 from bertsmith.models.build import build, rebuild
 from bertsmith.models.published import preset
@@ -85,7 +85,7 @@ def test_groups_are_blocks_of_a_dense_layer() -> None:
     # the first two of three inputs and the first of two outputs, in each group
     kept = hidden[..., [0, 1, 3, 4]]
     expected = kept @ dense[[0, 1, 3, 4]][:, [0, 2]] + layer.bias[[0, 2]]
-    torch.testing.assert_close(layer(kept, keep_in=4, keep_out=2), expected)
+    torch.testing.assert_close(layer(kept, WeightSlice(4, 2)), expected)
     torch.testing.assert_close(layer.extract(keep_in=4, keep_out=2)(kept), expected)
     with pytest.raises(ValueError, match="do not divide into 4 groups"):
         GroupedLinear(6, 4, groups=4)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from bertsmith.layers.elementwise import ACTIVATIONS
-from bertsmith.layers.linear import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear, WeightSlice
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
 
@@ -69,7 +69,7 @@ def test_nothing_is_laid_out_for_training_or_small_matrices(layer: ElasticLinear
     with torch.no_grad():
         layer.train()(hidden)
         assert not is_laid_out(layer)
-        layer.eval()(hidden, keep_out=2)
+        layer.eval()(hidden, WeightSlice(keep_out=2))
         assert not is_laid_out(layer)
         layer(hidden)
         assert is_laid_out(layer)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.errors import InputError
-from bertsmith.layers.linear import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear, WeightSlice
 from bertsmith.layers.quantised import QuantisationConfig, QuantisedLinear, Ranges, WeightRounding, rounded
 
 
@@ -87,7 +87,7 @@ def _formula(values: Tensor, threshold: float) -> Tensor:
 def test_every_width_has_a_range_of_its_own() -> None:
     made = quantised_layer(layer())
     for kept, size in ((None, 1.0), (2, 10.0)):
-        made(torch.full((1, 6), size, dtype=torch.float64), keep_out=kept)
+        made(torch.full((1, 6), size, dtype=torch.float64), WeightSlice(keep_out=kept))
     assert made.entering is not None
     limits = [made.entering.known(0, kept).item() for kept in (None, 4, 2, 3)]
     assert limits == [1.0, 1.0, 10.0, 1.0]  # 3 was never seen: the whole layer's
@@ -100,7 +100,7 @@ def test_every_width_has_a_range_of_its_own() -> None:
 def test_parts_that_are_asked_for_alone_have_ranges_of_their_own() -> None:
     made = quantised_layer(layer())
     made(torch.ones(1, 6, dtype=torch.float64))
-    made(torch.full((1, 6), 7.0, dtype=torch.float64), parts=slice(1, None))
+    made(torch.full((1, 6), 7.0, dtype=torch.float64), WeightSlice(parts=slice(1, None)))
     assert made.entering is not None
     assert made.leaving is not None
     assert made.entering.limits[:, 0, -1].tolist() == [1.0, 0.0, 7.0, 0.0]

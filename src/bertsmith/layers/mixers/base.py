@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.linear import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear, WeightSlice
 from bertsmith.layers.positions import Rotary
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops.dispatch import Forms
@@ -243,12 +243,12 @@ class Attending(Mixer):
     def _parts(self, states: Tensor, context: ForwardContext, parts: slice | None = None) -> tuple[Tensor, ...]:
         """Some of query, key and value, each (…, heads, head_width)."""
         heads = context.keep_heads or self.heads
-        projected = self.project(states, keep_out=context.keep_heads, parts=parts)
+        projected = self.project(states, WeightSlice(keep_out=context.keep_heads, parts=parts))
         # (…, parts · heads · head_width) -> parts of (…, heads, head_width)
         found = projected.unflatten(-1, (-1, heads, self.head_width)).unbind(-3)
         if self.project_value is None or parts == QUERY:
             return found
-        value = self.project_value(states, keep_out=context.keep_heads)
+        value = self.project_value(states, WeightSlice(keep_out=context.keep_heads))
         return *found, value.unflatten(-1, (heads, self.value_width))
 
     def _look_back(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State, SequenceLayout]:
@@ -265,7 +265,7 @@ class Attending(Mixer):
 
     def _output(self, mixed: Tensor, context: ForwardContext) -> Tensor:
         mixed = mixed.flatten(-2)  # (…, heads, value_width) -> (…, heads · value_width)
-        return self.output(mixed, keep_in=context.keep_heads, gate=context.head_gate)
+        return self.output(mixed, WeightSlice(keep_in=context.keep_heads, gate=context.head_gate))
 
     def _layers_by_head(self) -> dict[str, ElasticLinear]:
         """The layers whose outputs are heads."""

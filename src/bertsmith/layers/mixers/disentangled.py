@@ -11,7 +11,7 @@ from torch.nn.functional import dropout
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.linear import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear, WeightSlice
 from bertsmith.layers.mixers.base import KEY, QUERY, Attending, MixerConfig, State
 from bertsmith.layers.weight_cache import Remembered, autocast_dtype
 from bertsmith.ops.disentangled import (
@@ -201,7 +201,11 @@ class DisentangledAttention(Attending):
         vectors = dropout(vectors, self.terms.dropout, self.training)
 
         def by_head(own: ElasticLinear | None, part: slice) -> Tensor:
-            projected = self.project(vectors, keep_out=keep, parts=part) if own is None else own(vectors, keep_out=keep)
+            projected = (
+                self.project(vectors, WeightSlice(keep_out=keep, parts=part))
+                if own is None
+                else own(vectors, WeightSlice(keep_out=keep))
+            )
             return projected.unflatten(-1, (-1, self.head_width))  # (rows, heads · head_width) -> (rows, heads, …)
 
         key = by_head(self.position_key, KEY) if self.terms.content_to_position else None

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import glu
 
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.linear import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear, WeightSlice
 from bertsmith.layers.mixers.base import Mixer, MixerConfig, State, grown
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel
 from bertsmith.layers.subnet import LayerCut
@@ -81,7 +81,7 @@ class DynamicConv(Mixer):
 
     def _output(self, mixed: Tensor, context: ForwardContext) -> Tensor:
         mixed = mixed.flatten(-2)  # (…, heads, head_width) -> (…, heads · head_width)
-        return self.output(mixed, keep_in=context.keep_heads, gate=context.head_gate)
+        return self.output(mixed, WeightSlice(keep_in=context.keep_heads, gate=context.head_gate))
 
     def reorder(self, heads: Tensor) -> None:
         self.project.reorder(units_out=heads)
@@ -97,7 +97,7 @@ class DynamicConv(Mixer):
 
     def _project(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         """What is convolved: (…, heads · head_width)."""
-        projected = self.project(hidden, keep_out=context.keep_heads)
+        projected = self.project(hidden, WeightSlice(keep_out=context.keep_heads))
         return glu(projected) if self.is_gated else projected
 
     def _by_head(self, inner: Tensor) -> Tensor:

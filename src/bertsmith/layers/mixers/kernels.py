@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.linear import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear, WeightSlice
 from bertsmith.ops.conv import (
     DEPTHWISE_FORMS,
     FORMS,
@@ -120,7 +120,7 @@ class PredictedKernel(SoftmaxKernel):
         return ElasticLinear(inner, heads * self.taps, units_in=heads, units_out=heads, bias=has_bias)
 
     def scores(self, source: Tensor, context: ForwardContext) -> Tensor:
-        scores = self.table(source, keep_in=context.keep_heads, keep_out=context.keep_heads)
+        scores = self.table(source, WeightSlice(context.keep_heads, context.keep_heads))
         return scores.unflatten(-1, (-1, self.taps))  # (…, heads · taps) -> (…, heads, taps)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.context import ForwardContext
-from bertsmith.layers.linear import ElasticLinear
+from bertsmith.layers.linear import ElasticLinear, WeightSlice
 from bertsmith.layers.mixers.base import Attending, MixerConfig, State, grown
 from bertsmith.layers.mixers.full import FullAttention
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel, initialise_depthwise
@@ -129,7 +129,7 @@ class SpanKey(Source):
             **options,
             backend=own_backend(conv.DEPTHWISE_FORMS, context.backend),
         )
-        return query.flatten(-2) * self.pointwise(spans, keep_out=context.keep_heads)
+        return query.flatten(-2) * self.pointwise(spans, WeightSlice(keep_out=context.keep_heads))
 
     def start(self, batch: int) -> State:
         width, taps = self.depthwise.shape
@@ -137,7 +137,7 @@ class SpanKey(Source):
 
     def step(self, query: Tensor, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
         (window,) = grown(state, [hidden])  # (batch, taps, width)
-        key = self.pointwise(conv.depthwise_step(window, self.depthwise), keep_out=context.keep_heads)
+        key = self.pointwise(conv.depthwise_step(window, self.depthwise), WeightSlice(keep_out=context.keep_heads))
         return query.flatten(-2) * key, (window[:, 1:],)
 
     def reorder(self, heads: Tensor) -> None:

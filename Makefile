@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PAGES := src/bertsmith/report/templates src/bertsmith/serving/page
 
 .PHONY: demo test test-slow lint bench clean
 
@@ -28,6 +29,8 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/djlint --lint --quiet $(PAGES)
+	$(BIN)/oxlint --deny-warnings $(PAGES)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/loader.py

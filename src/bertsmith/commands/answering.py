@@ -114,7 +114,7 @@ def evaluate_task(
     }
     facts = {"Task": task.kind, "Model": str(model), "Data": str(data), "Part": part, "Examples": f"{len(table):,}"}
     write_result(out, figures)
-    write_report(out, task, examples, answers, judgement, figures, kind="Evaluation", part=part, facts=facts)
+    write_report(out, task, examples, answers, judgement, figures, kind="Evaluation", split=part, facts=facts)
     layers = f"; {figures['mean_layers']:.2f} layers in the mean" if "mean_layers" in figures else ""
     line = f"{score_line(named, figures)}{layers}; written to {out}: report.html tells more"
     Console().print(line, markup=False, highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bertsmith.commands.demo_steps import Journey, Work
-    from bertsmith.report.demo_page import Step
+    from bertsmith.report.demo import DemoStep
 
 MODEL = "small"
 """What the demo starts from: the name of a bundled model."""
@@ -93,34 +93,34 @@ def demo(
 
 def _carried_out(
     steps: Mapping[str, "Work"], journey: "Journey", console: "Console"
-) -> tuple[dict[str, Any], list["Step"]]:
+) -> tuple[dict[str, Any], list["DemoStep"]]:
     """The figures of every step by its name, and the steps as the page tells them, up to one that was interrupted."""
     from bertsmith.commands.demo_steps import gained
-    from bertsmith.report.demo_page import Step
+    from bertsmith.report.demo import DemoStep
 
     figures: dict[str, Any] = {}
-    made: list[Step] = []
+    made: list[DemoStep] = []
     for name, work in steps.items():
         console.rule(name)
         begin = time.perf_counter()
         figures[name] = work(journey, figures)
         if not figures[name].get("is_finished", True):
             break
-        made.append(Step(name, gained(name, figures[name]), time.perf_counter() - begin))
+        made.append(DemoStep(name, gained(name, figures[name]), time.perf_counter() - begin))
     return figures, made
 
 
-def _report(journey: "Journey", figures: Mapping[str, Any], made: list["Step"]) -> tuple[Path, tuple[str, ...]]:
+def _report(journey: "Journey", figures: Mapping[str, Any], made: list["DemoStep"]) -> tuple[Path, tuple[str, ...]]:
     """Writes the page; returns where, and the commands it ends with."""
     from bertsmith.commands.demo_steps import QUESTIONS, fitted_folder
-    from bertsmith.report.demo_page import DemoReport, demo_page
+    from bertsmith.report.demo import DemoReport, render_demo_page
     from bertsmith.shrinking.elastic_metadata import read_record
     from bertsmith.tasks.predictor import Predictor
 
     folder = journey.folder
     model = fitted_folder(journey, figures)
     commands = _commands(journey, model, figures["export"]["latency_ms"])
-    page = demo_page(
+    page = render_demo_page(
         DemoReport(
             folder=folder,
             title=journey.way.title,

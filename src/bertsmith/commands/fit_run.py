@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertsmith.bundled import model_folder
 from bertsmith.commands.run import RECIPE, print_explanation
-from bertsmith.report.fit_card import megabytes
+from bertsmith.report.page import format_megabytes
 from bertsmith.runs.output import MARK, check_out, claim, clear, write_answers, write_result
 
 if TYPE_CHECKING:
@@ -97,14 +97,13 @@ def explain_fit(settings: "FitSettings") -> dict[str, Any]:
 
 def _leave(found: "Fitted", figures: dict[str, Any], out: Path) -> None:
     """Puts the artefact and all that tells of it into the folder; result.json comes last."""
-    from bertsmith.report.fit_card import fit_card
-    from bertsmith.report.fit_page import fit_page
+    from bertsmith.report.fit import render_fit_card, render_fit_page
 
     if found.folder is not None:
         for path in found.folder.iterdir():
             (shutil.copytree if path.is_dir() else shutil.copyfile)(path, out / path.name)
-        (out / "card.md").write_text(fit_card(figures, out.resolve().name), encoding="utf-8")
-    (out / "report.html").write_text(fit_page(figures, out.resolve().name), encoding="utf-8")
+        (out / "card.md").write_text(render_fit_card(figures, out.resolve().name), encoding="utf-8")
+    (out / "report.html").write_text(render_fit_page(figures, out.resolve().name), encoding="utf-8")
     rows = figures["candidates"]
     write_answers(out / "candidates.jsonl", rows)
     write_result(out, {**figures, "candidates": len(rows), "measured": sum(row["is_measured"] for row in rows)})
@@ -132,9 +131,8 @@ def verdict_line(figures: Mapping[str, Any], out: Path) -> str:
     """What the search came to, in one sentence."""
     row = figures["chosen"] or figures["nearest"]
     percentile = figures["limits"].get("percentile", 95)
-    costs = (
-        f"p{percentile} {row['latency_ms']:.2f} ms, {megabytes(row['size_mb'])} MB, memory {row['memory_mb']:.0f} MB"
-    )
+    size, memory = format_megabytes(row["size_mb"]), f"{row['memory_mb']:.0f}"
+    costs = f"p{percentile} {row['latency_ms']:.2f} ms, {size} MB, memory {memory} MB"
     if figures["fits"]:
         low_high = figures.get("interval")
         interval = f" (95 % interval {low_high[0]:.1f} to {low_high[1]:.1f})" if low_high else ""
@@ -159,7 +157,7 @@ def _cells(row: Mapping[str, Any]) -> Sequence[str]:
         run_by,
         f"{row['score']:.2f}",
         f"{about}{row['latency_ms']:.2f}",
-        megabytes(row["size_mb"]),
+        format_megabytes(row["size_mb"]),
         memory,
     )
 

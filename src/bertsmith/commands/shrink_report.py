@@ -19,12 +19,12 @@ def print_grid(record: "ElasticRecord", out: Path, data: str | None = None) -> N
     from rich.console import Console
     from rich.table import Table
 
-    from bertsmith.report.elastic import depths, kept_share, largest, member_at, smallest, widths
+    from bertsmith.report.elastic import depths, largest, member_at, retained_share, smallest, widths
 
     def cell(member: "MemberFigures | None") -> str:
         if member is None:
             return "–"
-        share = kept_share(record, member.score)
+        share = retained_share(record, member.score)
         between = " " if len(depths(record)) <= ROOMY else "\n"
         return f"{member.score:.2f}" + ("" if share is None else f"{between}{share:6.1%}")
 
@@ -63,9 +63,8 @@ def write_elastic_report(
 ) -> None:
     """Nothing; report.html in the folder of the run. Attention is shown on the first of some texts of dev."""
     from bertsmith.commands.task_report import REPORT
-    from bertsmith.report.elastic import ElasticReport
-    from bertsmith.report.elastic_page import elastic_page
-    from bertsmith.report.pretraining import duration
+    from bertsmith.report.elastic import ElasticReport, render_elastic_page
+    from bertsmith.report.page import format_duration
     from bertsmith.toml import to_toml
     from bertsmith.training.log import read_log
 
@@ -83,7 +82,7 @@ def write_elastic_report(
         "Examples a step": f"{settings.batch.examples}",
         "Scored on": f"up to {settings.importance.examples:,} training examples",
         "Seed": f"{run.seed}",
-        "Time": duration(seconds),
+        "Time": format_duration(seconds),
     }
     report = ElasticReport(
         title=out.resolve().name,
@@ -97,14 +96,14 @@ def write_elastic_report(
         commands=(fit_command(record, out, settings.data), load_line(record, out)),
         settings=to_toml(settings.plain()),
     )
-    (out / REPORT).write_text(elastic_page(report), encoding="utf-8")
+    (out / REPORT).write_text(render_elastic_page(report), encoding="utf-8")
 
 
 def load_line(record: "ElasticRecord", out: Path) -> str:
     """The line of Python that takes out the cheapest sub-network that is still good, or the smallest."""
-    from bertsmith.report.elastic import cheapest_that_keeps, smallest
+    from bertsmith.report.elastic import cheapest_with, smallest
 
-    member = cheapest_that_keeps(record, 0.95) or smallest(record)
+    member = cheapest_with(record, 0.95) or smallest(record)
     subnet = f"bertsmith.Subnet(width={member.width:g}, depth={member.depth:g}"
     rule = "" if record.depth_rule == "keep_last" else f', depth_rule="{record.depth_rule}"'
     return f"bertsmith.load({json.dumps(str(out), ensure_ascii=False)}, subnet={subnet}{rule}))"
@@ -113,7 +112,7 @@ def load_line(record: "ElasticRecord", out: Path) -> str:
 def _heads(record: "ElasticRecord", out: Path, texts: Iterable[str]) -> "HeadComparison | None":
     """What heads look at in the first text that has words."""
     from bertsmith.checkpoint.store import load
-    from bertsmith.report.elastic import compared_heads
+    from bertsmith.report.elastic import compare_heads
 
     text = next((text for text in texts if text.strip()), None)
-    return None if text is None else compared_heads(load(out), record, text)
+    return None if text is None else compare_heads(load(out), record, text)

@@ -39,7 +39,7 @@ def write_finetuning_report(
         judgement,
         figures,
         kind="Fine-tuning",
-        part="dev",
+        split="dev",
         facts=_facts(settings, figures),
         rows=made.trainer.log.rows,
         settings=to_toml(settings.plain()),
@@ -68,7 +68,7 @@ def write_search_report(
         judgement,
         {**own, "runs": [run for run in figures["runs"].values() if "score" in run]},
         kind="Fine-tuning",
-        part="dev",
+        split="dev",
         facts=_facts(settings, own),
         rows=read_log(out / "log.jsonl"),
         settings=to_toml(settings.plain()),
@@ -87,18 +87,25 @@ def write_report(
 ) -> None:
     """Nothing; report.html in `out` tells of some answers, of the interval and the runs in `figures`, and what else is
     told."""
-    from bertsmith.report.answers import task_report
-    from bertsmith.report.finetuning import finetuning_page
+    from bertsmith.report.finetuning import SeedRun, build_task_report, render_finetuning_page
 
     interval = figures.get("interval")
-    told = {"interval": None if interval is None else tuple(interval), "runs": figures.get("runs", ()), **told}
-    report = task_report(task, examples, answers, judgement, title=out.resolve().name, **told)
-    (out / REPORT).write_text(finetuning_page(report), encoding="utf-8")
+    report = build_task_report(
+        task,
+        examples,
+        answers,
+        judgement,
+        title=out.resolve().name,
+        interval=None if interval is None else (interval[0], interval[1]),
+        runs=[SeedRun(run["score"], run.get("seed"), run.get("learning_rate")) for run in figures.get("runs", ())],
+        **told,
+    )
+    (out / REPORT).write_text(render_finetuning_page(report), encoding="utf-8")
 
 
 def _facts(settings: "FinetuneSettings", figures: Mapping[str, Any]) -> dict[str, str]:
     """What was learned from, and the settings that matter."""
-    from bertsmith.report.pretraining import duration
+    from bertsmith.report.page import format_duration
 
     run, encoder, data = settings.run, settings.encoder, figures["data"]
     facts = {
@@ -117,7 +124,7 @@ def _facts(settings: "FinetuneSettings", figures: Mapping[str, Any]) -> dict[str
         "Weights kept": f"step {figures['best_step'] if run.choose == 'best' else figures['steps']:,}",
         "Steps": f"{figures['steps']:,}",
         "Seed": f"{run.seed}",
-        "Time": duration(figures["seconds"]),
+        "Time": format_duration(figures["seconds"]),
     }
     if encoder.layer_decay != 1:
         facts["Rate of each layer below"] = f"× {encoder.layer_decay:g}"

@@ -1,61 +1,98 @@
-"""What is told of an elastic model: its sub-networks, which heads and layers survive, what heads look at when few are
-left; collected here, drawn elsewhere."""
+"""The page of an elastic model: its sub-networks with score and cost, surviving heads, training curves, attention."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from bertsmith.layers.subnet import LayerCut, Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.model import Model
-from bertsmith.report.maps import SEPARATORS, HeadFigures, head_figures, maps_of, text_maps
+from bertsmith.report.charts import (
+    Marker,
+    Panel,
+    Reference,
+    Series,
+    column,
+    heat_colour,
+    heat_map,
+    line_chart,
+    line_legend,
+    marker_chart,
+    series_colour,
+)
+from bertsmith.report.finetuning import metric_name
+from bertsmith.report.maps import SEPARATORS, HeadStatistics, compute_maps, head_statistics, text_maps
+from bertsmith.report.page import render
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
+from bertsmith.shrinking.grid_judge import name_of
 
-TOKENS_DRAWN = 16  # of the text that attention is shown on
-HEADS_DRAWN = 4  # of each layer, the most important ones
+MAX_TOKENS = 16  # of the text whose attention is drawn
+MAX_HEADS = 4  # of each layer, the most important ones
+PALE_SCORE = 0.9  # share of the best score at which the shade of the grid starts, so small differences look small
+DARK_SHARE = 0.55  # cells with a darker shade get light text
+GOOD_SHARES = (0.99, 0.98, 0.95)
+STAGES = {"width": "Widths", "depth": "Widths and depths", "labels": "Labels"}
 
 
 @dataclass(frozen=True)
 class HeadPair:
-    """A head of a small network beside the same head of the whole one, on the same text.
+    """A head of the smallest sub-network and the same head of the whole network, on the same text.
 
-    Shape: whole (length, length), small (length, length).
+    Shape: whole and small (length, length).
     """
 
-    number: int
+    index: int
     """Before rewiring."""
     whole: np.ndarray
     small: np.ndarray
-    whole_figures: HeadFigures
-    small_figures: HeadFigures
+    whole_statistics: HeadStatistics
+    small_statistics: HeadStatistics
+
+    @property
+    def maps(self) -> Markup:
+        return heat_map(self.whole) + heat_map(self.small)
 
 
 @dataclass(frozen=True)
 class HeadComparison:
-    """What heads look at in the whole network and in the smallest one."""
+    """Attention of the whole network and of its smallest sub-network."""
 
     tokens: Sequence[str]
     subnet: Subnet
     layers: Sequence[tuple[int, Sequence[HeadPair]]]
-    """The layers that are left, each with its number in the whole network and its most important heads."""
-    whole_figures: Sequence[HeadFigures]
-    """Of all heads of the whole network …"""
-    small_figures: Sequence[HeadFigures]
-    """… and of the smallest."""
+    """The remaining layers: index in the whole network and most important heads."""
+    whole_statistics: Sequence[HeadStatistics]
+    small_statistics: Sequence[HeadStatistics]
 
     @property
     def has_separator(self) -> bool:
-        """Whether attention to it can be told."""
         return any(token in SEPARATORS for token in self.tokens)
+
+    @property
+    def entropies(self) -> tuple[float, float]:
+        """Mean entropy over all heads of the whole and of the small network."""
+        return fmean(one.entropy for one in self.whole_statistics), fmean(one.entropy for one in self.small_statistics)
+
+    @property
+    def separators(self) -> tuple[float, float]:
+        """Mean share of the weight on separators, of the whole and of the small network."""
+        found = (self.whole_statistics, self.small_statistics)
+        return fmean(one.separator for one in found[0]), fmean(one.separator for one in found[1])
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a layer may have more heads than are drawn."""
+        return len(self.layers[0][1]) >= MAX_HEADS
 
 
 @dataclass(frozen=True)
 class ElasticReport:
-    """Everything the page tells; what a run does not have is left empty."""
+    """Contents of the page; parts that a run does not have are empty."""
 
     title: str
     model: str
@@ -63,70 +100,125 @@ class ElasticReport:
     record: ElasticRecord
     order: str = "importance"
     """How units were ordered; see ElasticSettings."""
-    stages: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=dict)
-    """The rows of the log of every stage, by its name."""
+    stages: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Log rows by stage."""
     heads: HeadComparison | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     commands: Sequence[str] = ()
     settings: str = ""
 
 
+@dataclass(frozen=True)
+class SizeCell:
+    """A sub-network in the grid of sizes; `shade` is 0 for the palest and 1 for the best."""
+
+    member: MemberFigures
+    shade: float
+    retained: str
+    """Share of the fine-tuned model's score, or ""."""
+    costs: tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class SizeGrid:
+    """Sub-networks by width (rows) and depth (columns), with the cheapest that are good enough."""
+
+    depths: Sequence[float]
+    rows: Sequence[tuple[float, Sequence[SizeCell | None]]]
+    good_enough: Mapping[str, str]
+    note: str
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """A coloured cell with its text and hover title."""
+
+    shade: float
+    text: str
+    title: str
+
+    @property
+    def colour(self) -> str:
+        return heat_colour(self.shade)
+
+    @property
+    def is_dark(self) -> bool:
+        return self.shade > DARK_SHARE
+
+
+@dataclass(frozen=True)
+class HeatTable:
+    """A row for every layer: a cell for every head and possibly one for the layer itself."""
+
+    rows: Sequence[tuple[Sequence[HeatCell], HeatCell | None]]
+    key: Sequence[tuple[str, str]]
+    """Colours with their meaning."""
+
+    @property
+    def columns(self) -> int:
+        return max((len(cells) for cells, _ in self.rows), default=0)
+
+    @property
+    def has_layers(self) -> bool:
+        return any(layer is not None for _, layer in self.rows)
+
+
 def widths(record: ElasticRecord) -> list[float]:
-    """The widths of the grid, the widest first."""
+    """Return the widths of the grid in descending order."""
     return sorted({member.width for member in record.grid}, reverse=True)
 
 
 def depths(record: ElasticRecord) -> list[float]:
-    """The depths of the grid, the deepest first."""
+    """Return the depths of the grid in descending order."""
     return sorted({member.depth for member in record.grid}, reverse=True)
 
 
 def mean_score(record: ElasticRecord) -> float:
-    """The mean over the grid, which is the score of an elastic model."""
+    """Return the mean score over the grid, which is the score of an elastic model."""
     return fmean(member.score for member in record.grid)
 
 
 def member_at(record: ElasticRecord, width: float, depth: float) -> MemberFigures | None:
-    """The sub-network of a width and a depth, if it is in the grid."""
+    """Return the sub-network of a width and a depth, if it is in the grid."""
     return next((member for member in record.grid if (member.width, member.depth) == (width, depth)), None)
 
 
 def largest(record: ElasticRecord) -> MemberFigures:
-    """The widest of the deepest sub-networks."""
+    """Return the widest of the deepest sub-networks."""
     return max(record.grid, key=lambda member: (member.depth, member.width))
 
 
 def smallest(record: ElasticRecord) -> MemberFigures:
-    """The narrowest of the shallowest sub-networks."""
+    """Return the narrowest of the shallowest sub-networks."""
     return min(record.grid, key=lambda member: (member.depth, member.width))
 
 
-def kept_share(record: ElasticRecord, score: float) -> float | None:
-    """A score as a share of the fine-tuned model's; None where that is nothing to be shared."""
+def retained_share(record: ElasticRecord, score: float) -> float | None:
+    """Return a score as a share of the fine-tuned model's; None if that is not positive."""
     return score / record.teacher_score if record.teacher_score > 0 and math.isfinite(record.teacher_score) else None
 
 
-def cheapest_that_keeps(record: ElasticRecord, share: float) -> MemberFigures | None:
-    """The sub-network of fewest operations that has at least a share of the fine-tuned model's score."""
-    good = [member for member in record.grid if (kept_share(record, member.score) or 0.0) >= share]
+def cheapest_with(record: ElasticRecord, share: float) -> MemberFigures | None:
+    """Return the sub-network with fewest operations that retains at least a share of the fine-tuned score."""
+    good = [member for member in record.grid if (retained_share(record, member.score) or 0.0) >= share]
     return min(good, key=lambda member: (member.flops, member.latency_ms), default=None)
 
 
 def narrowest_widths(record: ElasticRecord) -> list[list[float]]:
-    """For every layer, by the numbers heads had before rewiring, the narrowest width that keeps each."""
+    """Return, by layer and head index before rewiring, the narrowest width that keeps the head."""
     found = []
     for order in record.head_order:
         own = [0.0] * len(order)
         for width in widths(record):
             ((_, cut),) = Subnet(width=width).cuts([LayerCut(len(order), len(order))])
-            for number in order[: cut.heads]:
-                own[number] = width
+            for index in order[: cut.heads]:
+                own[index] = width
         found.append(own)
     return found
 
 
 def shallowest_depths(record: ElasticRecord) -> list[float]:
-    """For every layer the smallest depth that keeps it."""
+    """Return for every layer the smallest depth that keeps it."""
     layers = len(record.head_order)
     found = [0.0] * layers
     for depth in depths(record):
@@ -135,10 +227,10 @@ def shallowest_depths(record: ElasticRecord) -> list[float]:
     return found
 
 
-def compared_heads(model: Model, record: ElasticRecord, text: str) -> HeadComparison | None:
-    """What heads of an elastic model look at in the beginning of a text, whole and at its smallest.
+def compare_heads(model: Model, record: ElasticRecord, text: str) -> HeadComparison | None:
+    """Compare the attention of an elastic model and of its smallest sub-network on the beginning of a text.
 
-    None where it has one size only, or layers whose heads have no weights to show.
+    Returns None if the model has one size only or its heads have no weights to show.
     """
     member = smallest(record)
     if member is largest(record) or not text.strip():
@@ -146,47 +238,287 @@ def compared_heads(model: Model, record: ElasticRecord, text: str) -> HeadCompar
     subnet = Subnet(width=member.width, depth=member.depth, depth_rule=record.depth_rule)
     text = _beginning(model, text)
     with model.evaluating():
-        tokens, whole_maps = maps_of(model, text)
-        _, small_maps = maps_of(extract(model, subnet), text)
+        tokens, whole_maps = compute_maps(model, text)
+        _, small_maps = compute_maps(extract(model, subnet), text)
     try:
         checked = [*text_maps(tokens, small_maps), *text_maps(tokens, whole_maps)]
-    except ValueError:  # a model that learned nothing but not-a-number is no reason to have no report
+    except ValueError:  # a diverged model still gets its report
         return None
     name = next((one.name for one in checked if not one.is_score and one.name in whole_maps), None)
     if name is None or name not in small_maps:
         return None
     whole, small = whole_maps[name], small_maps[name]
-    whole_figures, small_figures = head_figures(tokens, whole), head_figures(tokens, small)
+    whole_statistics, small_statistics = head_statistics(tokens, whole), head_statistics(tokens, small)
     layers = []
-    for place, index in enumerate(subnet.kept_layers(len(whole))):
+    for position, index in enumerate(subnet.kept_layers(len(whole))):
         pairs = [
             HeadPair(
                 record.head_order[index][head],
                 whole[index][head],
-                small[place][head],
-                whole_figures[index][head],
-                small_figures[place][head],
+                small[position][head],
+                whole_statistics[index][head],
+                small_statistics[position][head],
             )
-            for head in range(min(HEADS_DRAWN, len(small[place])))
+            for head in range(min(MAX_HEADS, len(small[position])))
         ]
         if pairs:
             layers.append((index, pairs))
-    flat = [[figures for layer in found for figures in layer] for found in (whole_figures, small_figures)]
+    flat = [[one for layer in found for one in layer] for found in (whole_statistics, small_statistics)]
     return HeadComparison(tokens, subnet, layers, flat[0], flat[1]) if layers else None
 
 
+def render_elastic_page(report: ElasticReport) -> str:
+    """Return the report as one self-contained HTML document."""
+    record = report.record
+    has_sizes = len(record.grid) > 1
+    return render(
+        "elastic.html",
+        report=report,
+        headline=_headline(record),
+        lead=_lead(report),
+        metrics=_metrics(record),
+        sizes=size_grid(record),
+        costs=_cost_panels(record) if has_sizes else (),
+        importance=_importance_table(record),
+        survival=_survival_table(record) if has_sizes else None,
+        has_depths=len(depths(record)) > 1,
+        stages=[panels for stage, rows in report.stages.items() if (panels := _stage_panels(record, stage, rows))],
+        max_heads=MAX_HEADS,
+    )
+
+
+def size_grid(record: ElasticRecord) -> SizeGrid:
+    """Return the grid of sizes: widths in rows, depths in columns."""
+    scores = [member.score for member in record.grid if math.isfinite(member.score)] or [0.0]
+    best = max(scores)
+    palest = min(*scores, best - (1 - PALE_SCORE) * abs(best))
+
+    def cell(member: MemberFigures | None) -> SizeCell | None:
+        if member is None:
+            return None
+        shade = (member.score - palest) / ((best - palest) or 1.0) if math.isfinite(member.score) else 0.0
+        costs = (_millions(member.parameters), _giga(member.flops), f"{member.latency_ms:.2f} ms")
+        return SizeCell(member, shade, _retained(record, member.score), costs)
+
+    rows = [(width, [cell(member_at(record, width, depth)) for depth in depths(record)]) for width in widths(record)]
+    note = (
+        f"{metric_name(record.metric)} on dev, and its share of the fine-tuned model's {record.teacher_score:.2f}; "
+        f"below it parameters, operations and latency for one sequence of {record.length} tokens."
+    )
+    return SizeGrid(depths(record), rows, _good_enough(record), note)
+
+
+def _headline(record: ElasticRecord) -> str:
+    sizes = f"on average over {len(record.grid)} sizes of one model" if len(record.grid) > 1 else "at the only size"
+    share = _retained(record, mean_score(record))
+    retained = f": {share} of the fine-tuned model's" if share else ""
+    return f"{metric_name(record.metric)} {mean_score(record):.2f} {sizes}{retained}"
+
+
+def _lead(report: ElasticReport) -> str:
+    record = report.record
+    small, whole = smallest(record), largest(record)
+    text = f"{report.model}, fine-tuned for {report.task}, has {record.teacher_score:.2f}."
+    if small is whole:
+        return text
+    share = _retained(record, small.score)
+    retained = f"retains {share} of that" if share else f"has {small.score:.2f}"
+    return (
+        f"{text} The smallest sub-network ({_size_name(small)}) {retained} with "
+        f"{_ratio(small.parameters, whole.parameters)} of the parameters and {_ratio(small.flops, whole.flops)} of the "
+        "operations."
+    )
+
+
+def _metrics(record: ElasticRecord) -> dict[str, str]:
+    whole, small = largest(record), smallest(record)
+    metrics = {"Fine-tuned model": f"{record.teacher_score:.2f}", "Mean of all sizes": f"{mean_score(record):.2f}"}
+    if small is not whole:
+        metrics |= {"Largest size": f"{whole.score:.2f}", "Smallest size": f"{small.score:.2f}"}
+    return metrics
+
+
+def _good_enough(record: ElasticRecord) -> dict[str, str]:
+    """The cheapest sub-networks that retain most of the score."""
+    facts, whole = {}, largest(record)
+    found: list[MemberFigures] = []
+    for share in GOOD_SHARES:
+        member = cheapest_with(record, share)
+        if member is not None and member is not whole and member not in found:
+            found.append(member)
+            name = f"{_size_name(member)} ({_ratio(member.flops, whole.flops)} of the FLOP)"
+            facts[f"{100 * share:.0f}\u00a0% retained by"] = name
+    return facts
+
+
+def _cost_panels(record: ElasticRecord) -> list[Panel]:
+    by_latency = _cost_chart(record, "latency, ms", lambda member: member.latency_ms)
+    by_flops = _cost_chart(record, "GFLOP", lambda member: member.flops / 1e9)
+    return [Panel("By latency", by_latency), Panel("By operations", by_flops)]
+
+
+def _cost_chart(record: ElasticRecord, x_label: str, cost: Callable[[MemberFigures], float]) -> Markup:
+    """Draw score against a cost: a line for every depth, a larger marker for a larger width."""
+    groups = []
+    for depth in depths(record):
+        members = [member_at(record, width, depth) for width in widths(record)]
+        group = [one for one in members if one is not None and math.isfinite(one.score + cost(one))]
+        if group:
+            groups.append(group)
+    markers = [
+        Marker(
+            cost(member),
+            member.score,
+            f"{_size_name(member)}: {member.score:.2f} at {cost(member):.4g} {x_label}",
+            colour,
+            radius=2.5 + 4 * member.width,
+        )
+        for colour, group in enumerate(groups)
+        for member in group
+    ]
+    return marker_chart(
+        markers,
+        x_label=x_label,
+        y_label=metric_name(record.metric),
+        lines=[
+            (series_colour(colour), [(cost(member), member.score) for member in group])
+            for colour, group in enumerate(groups)
+        ],
+        y_reference=_teacher(record),
+        label_at_start=True,
+        legend=line_legend([f"depth {group[0].depth:g}" for group in groups]),
+    )
+
+
+def _importance_table(record: ElasticRecord) -> HeatTable | None:
+    """Importance of every head: the shade is relative to the layer's maximum, the number a share of its sum."""
+    rows = []
+    for layer, given in enumerate(record.head_scores):
+        scores = [score if math.isfinite(score) else 0.0 for score in given]
+        cells = []
+        for head, score in enumerate(scores):
+            share, rank = 100 * score / (sum(scores) or 1.0), sorted(scores, reverse=True).index(score) + 1
+            title = (
+                f"layer {layer + 1}, head {head + 1}: importance {given[head]:.4g}, {share:.1f} % of the layer's sum, "
+                f"rank {rank} of {len(scores)}"
+            )
+            cells.append(HeatCell(score / (max(scores) or 1.0), f"{share:.0f}", title))
+        rows.append((cells, None))
+    return HeatTable(rows, ()) if rows else None
+
+
+def _survival_table(record: ElasticRecord) -> HeatTable | None:
+    """The narrowest width that keeps each head, and the smallest depth that keeps each layer."""
+    heads, layers = narrowest_widths(record), shallowest_depths(record)
+    if not heads:
+        return None
+    steps = sorted({width for layer in heads for width in layer}, reverse=True)
+    levels, widest = sorted(set(layers), reverse=True), widths(record)[0]
+    rows = []
+    for layer, own in enumerate(heads):
+        cells = [
+            HeatCell(
+                _rank_share(steps, width),
+                _short_share(width),
+                f"layer {layer + 1}, head {head + 1}: kept down to width {width:g}",
+            )
+            for head, width in enumerate(own)
+        ]
+        depth = layers[layer]
+        last = HeatCell(
+            _rank_share(levels, depth), _short_share(depth), f"layer {layer + 1}: kept down to depth {depth:g}"
+        )
+        rows.append((cells, last if len(levels) > 1 else None))
+    key = [
+        (
+            heat_colour(_rank_share(steps, width)),
+            f"only at width {width:g}" if width == widest else f"down to {width:g}",
+        )
+        for width in steps
+    ]
+    return HeatTable(rows, key)
+
+
+def _stage_panels(record: ElasticRecord, stage: str, rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Training curves of a stage; empty if its log has neither losses nor scores."""
+    losses = column([row for row in rows if row.get("kind") == "training"], "loss", keep_gaps=True)
+    held_out = [row for row in rows if row.get("kind") == "held_out"]
+    evaluated = [subnet for subnet in record.subnets if any(name_of(subnet) in row for row in held_out)]
+    scores = [Series("mean", column(held_out, "score"))]
+    if len(evaluated) > 1:
+        ends = sorted(evaluated, key=lambda subnet: (subnet.depth, subnet.width))
+        scores += [Series(_size_name(subnet), column(held_out, name_of(subnet))) for subnet in (ends[-1], ends[0])]
+    name, metric, panels = STAGES.get(stage, stage), metric_name(record.metric), []
+    if scores[0].points:
+        chart = line_chart(
+            scores,
+            x_label="step",
+            y_label=metric,
+            reference=_teacher(record),
+            height=220,
+            x_from_zero=True,
+            label_at_start=True,
+        )
+        panels.append(Panel(f"{name}: {metric} on dev", chart))
+    if losses:
+        series = [Series("training", losses)]
+        chart = line_chart(series, x_label="step", y_label="loss", height=220, y_from_zero=True, x_from_zero=True)
+        panels.append(Panel(f"{name}: training loss", chart))
+    return panels
+
+
+def _teacher(record: ElasticRecord) -> Reference | None:
+    score = record.teacher_score
+    return (f"fine-tuned {score:.2f}", score) if math.isfinite(score) else None
+
+
+def _size_name(size: MemberFigures | Subnet) -> str:
+    return f"width {size.width:g}, depth {size.depth:g}"
+
+
+def _retained(record: ElasticRecord, score: float) -> str:
+    share = retained_share(record, score)
+    return "" if share is None else f"{100 * share:.1f}\u00a0%"
+
+
+def _ratio(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f}\u00a0%" if whole else "–"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.1f} M" if count >= 1e7 else f"{count / 1e6:.2f} M"
+
+
+def _giga(flops: float) -> str:
+    return f"{flops / 1e9:.2f} GFLOP" if flops >= 1e9 else f"{flops / 1e9:.3g} GFLOP"
+
+
+def _rank_share(steps: Sequence[float], value: float) -> float:
+    """Position of a value among descending ones, from 0 for the first to 1 for the last."""
+    return steps.index(value) / (len(steps) - 1) if len(steps) > 1 else 0.5
+
+
+def _short_share(share: float) -> str:
+    """Format a share for a narrow cell.
+
+    >>> _short_share(0.25), _short_share(1.0), _short_share(2 / 3)
+    ('.25', '1', '.67')
+    """
+    return f"{share:.2f}".rstrip("0").rstrip(".").removeprefix("0")
+
+
 def _beginning(model: Model, text: str) -> str:
-    """As much of a text as can be drawn: whole words, or letters of the first where it alone is too long."""
+    """Return as many whole words as can be drawn, or characters of the first word if it alone is too long."""
     tokenizer, words = model.require_tokenizer(), text.split()
-    most = min(TOKENS_DRAWN, model.config.encoder.embedding.longest)
+    limit = min(MAX_TOKENS, model.config.encoder.embedding.longest)
 
     def is_long(beginning: str) -> bool:
-        return int(tokenizer.encode([beginning])["input_ids"].shape[1]) > most
+        return int(tokenizer.encode([beginning])["input_ids"].shape[1]) > limit
 
-    words = words[:most]
+    words = words[:limit]
     while len(words) > 1 and is_long(" ".join(words)):
         words.pop()
-    shown = " ".join(words)
-    while len(shown) > 1 and is_long(shown):
-        shown = shown[: len(shown) // 2]
-    return shown
+    beginning = " ".join(words)
+    while len(beginning) > 1 and is_long(beginning):
+        beginning = beginning[: len(beginning) // 2]
+    return beginning

@@ -1,207 +1,354 @@
-"""The page that tells how good a fine-tuned model is: its figure and how sure that is, how it learned, its mistakes."""
+"""The page of a fine-tuned model: its score with an interval, training curves, confusion matrix and worst errors."""
 
-from html import escape
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
-from bertsmith.report import chart, confusion, points, pretraining
-from bertsmith.report.answers import LONGEST_ANSWER, TaskReport
-from bertsmith.report.chart import Series, column, line_chart
-from bertsmith.report.confusion import MOST_LABELS, class_table, cut, matrix_table, most_confused
-from bertsmith.report.page import facts_table, masthead, page, section
+from bertsmith.report.charts import Panel, Series, column, line_chart, scatter_chart, strip_chart
+from bertsmith.report.page import format_count, render, shorten
+from bertsmith.tasks.base import Judgement, Task
 from bertsmith.tasks.metrics.classes import ClassCounts
 
-STYLE = """
-.mistakes { list-style: none; display: grid; gap: 12px; }
-.mistakes li { display: grid; grid-template-columns: minmax(0, 1fr) minmax(200px, 30%); gap: 8px 28px; }
-.mistakes .panel { padding: 14px 18px; }
-.mistakes dl { display: grid; grid-template-columns: 3.6em minmax(0, 1fr); gap: 2px 10px; font-size: 14.5px;
-  align-content: start; }
-.mistakes dt { color: var(--muted); }
-.mistakes dd.right { color: var(--series-1); font-weight: 600; }
-.mistakes dd.said { color: var(--series-2); font-weight: 600; }
-.side { display: flex; flex-wrap: wrap; gap: 20px; align-items: stretch; }
-.side > * { max-width: 100%; min-width: 0; }
-.side > :last-child { flex: 1 1 560px; }
-.panel.narrow { max-width: 640px; }
-@media (max-width: 640px) { .mistakes li { grid-template-columns: minmax(0, 1fr); } }
-"""
-
-_NAMES = {"f1_of_chunks": "F1", "mrr": "MRR", "map": "MAP"}
+MAX_ERRORS = 20
+MAX_TEXT = 420  # characters
+MAX_ANSWER = 160
+MAX_LABELS = 30  # rows of a confusion matrix that can be read on a screen
+ROOMY_LABELS = 8  # up to here a cell has room for its share
+FEW_EXAMPLES = 100
+METRIC_NAMES = {"f1_of_chunks": "F1", "mrr": "MRR", "map": "MAP"}
 
 
-def finetuning_page(report: TaskReport) -> str:
-    """The whole report as one self-contained HTML document."""
-    body = masthead(report.kind, report.title, _headline(report), lead=_lead(report))
-    body += points.interval_bar(report.figures[report.metric], report.interval, report.baseline)
-    body += _other_figures(report)
-    notices = [*report.notices, *_own_notices(report)]
-    if notices:
-        told = "".join(f"<li>{escape(notice)}</li>" for notice in notices)
-        body += section("To know", f'<div class="panel"><ul class="notices">{told}</ul></div>')
-    if report.runs:
-        body += section("Over seeds", _runs(report), note="Each point is a run; the bar is the mean of its line.")
-    if any(row.get("kind") == "training" for row in report.rows):
-        body += section("How it learned", _curves(report), note=_learning_note(report))
-    if report.confusion is not None:
-        body += _confusions(*report.confusion)
-    if len(report.values):
-        note = "Each point is an example; on the dashed line what was said is what is right."
-        drawn = f'<div class="panel narrow">{points.scatter(report.values)}</div>'
-        body += section("Said against right", drawn, note=note)
-    if report.mistakes:
-        body += _mistakes(report)
-    if report.facts:
-        body += section("Data and settings", facts_table(report.facts))
-    if report.settings:
-        settings = f'<pre tabindex="0">{escape(report.settings)}</pre>'
-        settings = f"<details><summary>Show all settings</summary>{settings}</details>"
-        body += section("Resolved settings", settings, note="These settings, saved as a file, run the same run again.")
-    style = chart.STYLE + pretraining.STYLE + confusion.STYLE + points.STYLE + STYLE
-    return page(f"{report.title}: {report.kind.lower()}", body, style=style)
+@dataclass(frozen=True)
+class WrongAnswer:
+    """A wrong answer, with the model's confidence in it or its distance from the target."""
+
+    text: str
+    target: str
+    prediction: str
+    confidence: str
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """The score of one of several runs."""
+
+    score: float
+    seed: int | None = None
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """Contents of the page; parts that a run does not have are empty."""
+
+    title: str
+    kind: str
+    """"Fine-tuning" or "Evaluation"."""
+    split: str
+    examples: int
+    metric: str
+    metrics: Mapping[str, float]
+    interval: tuple[float, float] | None = None
+    baseline: tuple[str, float] | None = None
+    """Name and score of a model that always predicts the most frequent label."""
+    confusion: tuple[tuple[str, ...], np.ndarray] | None = None
+    """Labels, and counts of (target, prediction)."""
+    values: Sequence[tuple[float, float]] = ()
+    """Targets and predictions if answers are numbers."""
+    errors: Sequence[WrongAnswer] = ()
+    """The worst errors, at most MAX_ERRORS."""
+    error_count: int = 0
+    rows: Sequence[Mapping[str, Any]] = ()
+    """Rows of the log: kind "training" with step and loss, kind "held_out" with step, loss and score."""
+    runs: Sequence[SeedRun] = ()
+    notices: Sequence[str] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    settings: str = ""
+
+    @property
+    def score(self) -> float:
+        return self.metrics[self.metric]
+
+
+@dataclass(frozen=True)
+class ScoreBar:
+    """Positions on the scale of a score, in percent of its length."""
+
+    low: int
+    score: float
+    baseline: float | None
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class ConfusionTable:
+    """The confusion matrix of the chosen labels and the metrics of each."""
+
+    labels: Sequence[str]
+    all_labels: int
+    counts: np.ndarray
+    totals: np.ndarray
+    """Examples of each label, including predictions that are not shown."""
+    classes: Sequence[tuple[str, int, int, tuple[float, float, float]]]
+    """Label, examples, predictions; precision, recall and F1 in percent."""
+
+    @property
+    def is_dense(self) -> bool:
+        return len(self.labels) > ROOMY_LABELS
+
+    def share(self, row: int, column: int) -> float:
+        """Share of a label's examples that got a prediction, in percent."""
+        return 100 * float(self.counts[row, column]) / max(1, int(self.totals[row]))
+
+
+def build_task_report(
+    task: Task[Any],
+    examples: Sequence[Any],
+    answers: Sequence[Mapping[str, Any]],
+    judgement: Judgement,
+    *,
+    title: str,
+    kind: str,
+    split: str,
+    interval: tuple[float, float] | None = None,
+    rows: Sequence[Mapping[str, Any]] = (),
+    runs: Sequence[SeedRun] = (),
+    notices: Sequence[str] = (),
+    facts: Mapping[str, str] | None = None,
+    settings: str = "",
+) -> TaskReport:
+    """Collect the contents of the page from the answers of a model."""
+    confusion = task.confusion(examples, answers)
+    values = [] if confusion is not None else _numeric_values(task, examples, answers)
+    badness = [task.mistake(example, answer) for example, answer in zip(examples, answers, strict=True)]
+    wrong = [index for index, bad in enumerate(badness) if bad > 0]
+    errors = []
+    for index in heapq.nsmallest(MAX_ERRORS, wrong, key=lambda index: (-badness[index], index)):
+        example, answer = examples[index], answers[index]
+        both = [task.shown_answer(example, value) for value in (task.right(example), answer["answer"])]
+        target, prediction = (shorten(format_answer(value), MAX_ANSWER) for value in both)
+        text = cut_middle(" ".join(task.shown(example).split()), MAX_TEXT)
+        confidence = _confidence(answer, badness[index], is_value=bool(values))
+        errors.append(WrongAnswer(text, target, prediction, confidence))
+    return TaskReport(
+        title,
+        kind,
+        split,
+        len(examples),
+        judgement.metric,
+        judgement.figures,
+        interval=interval,
+        baseline=_baseline(task, examples, answers, confusion, judgement.metric),
+        confusion=confusion,
+        values=values,
+        errors=errors,
+        error_count=len(wrong),
+        rows=rows,
+        runs=runs,
+        notices=notices,
+        facts=facts or {},
+        settings=settings,
+    )
+
+
+def render_finetuning_page(report: TaskReport) -> str:
+    """Return the report as one self-contained HTML document."""
+    name = metric_name(report.metric, report)
+    others = {
+        metric_name(key, report): f"{value:,.2f}" for key, value in report.metrics.items() if key != report.metric
+    }
+    scores = column([row for row in report.rows if row.get("kind") == "held_out"], "score")
+    return render(
+        "finetuning.html",
+        report=report,
+        headline=f"{name} {report.score:.1f} on {format_count(report.examples, f'{report.split} example')}",
+        score_bar=_score_bar(report),
+        metrics=others,
+        notices=[*report.notices, *_warnings(report)],
+        runs_chart=_runs_chart(report),
+        runs_facts=_runs_facts(report),
+        curves=_curves(report),
+        best_step=max(scores, key=lambda pair: pair[1])[0] if scores else None,
+        confusion=_confusion_table(*report.confusion) if report.confusion else None,
+        scatter=scatter_chart(report.values, x_label="target", y_label="prediction") if report.values else None,
+    )
 
 
 def metric_name(name: str, report: TaskReport | None = None) -> str:
-    """A figure's name as a person writes it; F1 of more than two labels is a mean over them, F1 of chunks is
-    not."""
+    """Return the display name of a metric; F1 of more than two labels is a macro average, F1 of chunks is not."""
     if name == "f1" and report is not None and report.confusion is not None and len(report.confusion[0]) > 2:
-        # of chunks of words it counts them all together, with precision and recall beside it
-        name = "f1_of_chunks" if "recall" in report.figures else "macro_f1"
+        name = "f1_of_chunks" if "recall" in report.metrics else "macro_f1"
     words = name.replace("_", " ").replace("f1", "F1")
-    return _NAMES.get(name, words[:1].upper() + words[1:])
+    return METRIC_NAMES.get(name, words[:1].upper() + words[1:])
 
 
-def _headline(report: TaskReport) -> str:
-    name, count = metric_name(report.metric, report), f"{report.examples:,}"
-    return f"{name} {report.figures[report.metric]:.1f} on {count} {report.part} {_plural('example', report.examples)}"
+def format_answer(answer: Any) -> str:
+    """Format an answer or a target in one line."""
+    if answer is None or (isinstance(answer, str | list | tuple) and not answer):
+        return "none"
+    if isinstance(answer, float):
+        return f"{answer:.4g}"
+    if isinstance(answer, Mapping):
+        return ", ".join(f"{name}: {format_answer(value)}" for name, value in answer.items())
+    if isinstance(answer, list | tuple):
+        return ", ".join(map(format_answer, answer))
+    return " ".join(str(answer).split())
 
 
-def _lead(report: TaskReport) -> str:
-    if report.interval is None:
-        return ""
-    low, high = report.interval
-    return (
-        f"For this model and examples of this kind: between {low:.1f} and {high:.1f} with 95 % confidence. How far "
-        "another seed of the training would move it is not in that."
+def cut_middle(text: str, limit: int) -> str:
+    """Leave out the middle of a long text, so that both texts of a pair stay visible."""
+    if len(text) <= limit:
+        return text
+    end = limit // 3
+    return f"{text[: limit - end - 3].rstrip()} … {text[-end:].lstrip()}"
+
+
+def most_confused(counts: np.ndarray, limit: int = MAX_LABELS) -> np.ndarray:
+    """Return the indices of the labels with most errors, in ascending order.
+
+    Shape: counts (targets, predictions).
+    """
+    errors = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
+    chosen: np.ndarray = np.sort(np.argsort(-errors, kind="stable")[:limit])
+    return chosen
+
+
+def _numeric_values(
+    task: Task[Any], examples: Sequence[Any], answers: Sequence[Mapping[str, Any]]
+) -> list[tuple[float, float]]:
+    """Targets and predictions if all are numbers; integers alone are class indices."""
+    pairs = [(task.right(example), answer["answer"]) for example, answer in zip(examples, answers, strict=True)]
+    is_number = all(isinstance(value, float | int) and not isinstance(value, bool) for pair in pairs for value in pair)
+    has_floats = any(isinstance(value, float) for pair in pairs for value in pair)
+    return [(float(target), float(value)) for target, value in pairs] if is_number and has_floats else []
+
+
+def _confidence(answer: Mapping[str, Any], badness: float, *, is_value: bool) -> str:
+    score = answer.get("score")
+    if not is_value and isinstance(score, float | int) and 0 <= score <= 1:
+        return f"{100 * score:.1f} %"
+    return f"{badness:.3g}"
+
+
+def _baseline(
+    task: Task[Any],
+    examples: Sequence[Any],
+    answers: Sequence[Mapping[str, Any]],
+    confusion: tuple[tuple[str, ...], np.ndarray] | None,
+    metric: str,
+) -> tuple[str, float] | None:
+    """Score of always predicting the most frequent label; None if answers are not labels."""
+    if confusion is None or any(answer["answer"] not in confusion[0] for answer in answers):
+        return None
+    labels, counts = confusion
+    label = labels[int(counts.sum(1).argmax())]
+    always = task.judged(examples, [{**answer, "answer": label} for answer in answers])
+    return f"always “{shorten(label, 24)}”", always.figures[metric]
+
+
+def _score_bar(report: TaskReport) -> ScoreBar | None:
+    """The score on a scale from 0 (or −100) to 100; None if it is neither a share nor a correlation."""
+    score, interval = report.score, report.interval
+    low = -100 if min(score, *(interval or (score,))) < 0 else 0
+    if score > 100 or (interval and interval[1] > 100.001):
+        return None
+
+    def position(value: float) -> float:
+        return round(100 * (min(max(value, low), 100.0) - low) / (100 - low), 3)
+
+    return ScoreBar(
+        low,
+        position(score),
+        None if report.baseline is None else position(report.baseline[1]),
+        None if interval is None else (position(interval[0]), round(position(interval[1]) - position(interval[0]), 3)),
     )
 
 
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
-
-
-def _other_figures(report: TaskReport) -> str:
-    others = {name: value for name, value in report.figures.items() if name != report.metric}
-    named = [(metric_name(name, report), value) for name, value in others.items()]
-    cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{value:,.2f}</dd></div>" for name, value in named)
-    return f'<dl class="figures">{cells}</dl>' if cells else ""
-
-
-def _own_notices(report: TaskReport) -> list[str]:
-    """What the figures themselves warn of."""
-    found: list[str] = []
+def _warnings(report: TaskReport) -> list[str]:
+    """Warnings that follow from the metrics themselves."""
+    warnings: list[str] = []
     if report.confusion is not None:
         labels, counts = report.confusion
-        said = counts.sum(0)
-        if report.examples > 1 and np.count_nonzero(said) == 1:
-            found.append(
-                f"The model gives one and the same answer, {labels[int(said.argmax())]}, to every example: it has "
-                "learned nothing of the task. Another seed or a lower learning rate often helps."
+        predicted = counts.sum(0)
+        if report.examples > 1 and np.count_nonzero(predicted) == 1:
+            warnings.append(
+                f"The model predicts {labels[int(predicted.argmax())]} for every example: it has not learned the task. "
+                "Another seed or a lower learning rate often helps."
             )
         absent = [label for label, count in zip(labels, counts.sum(1), strict=True) if not count]
         if absent:
-            named = cut(", ".join(absent), LONGEST_ANSWER)
-            found.append(f"{report.part.capitalize()} has no example of {len(absent)} of the labels: {named}.")
-    if report.baseline is not None and report.interval is not None and not found:
+            named = shorten(", ".join(absent), MAX_ANSWER)
+            warnings.append(f"{report.split.capitalize()} has no example of {len(absent)} of the labels: {named}.")
+    if report.baseline is not None and report.interval is not None and not warnings:
         name, level = report.baseline
         if report.interval[0] <= level:
-            found.append(
-                f"The interval reaches down to {level:.1f}, what {name} would get: that the model does better than no "
-                "model is not shown."
+            warnings.append(
+                f"The interval includes {level:.1f}, the score of {name}: the model may be no better than that."
             )
-    if report.examples < 100:
-        found.append(f"{report.examples} {_plural('example', report.examples)} tell little: mind the interval.")
-    return found
+    if report.examples < FEW_EXAMPLES:
+        warnings.append(f"The score comes from only {format_count(report.examples, 'example')}: mind the interval.")
+    return warnings
 
 
-def _runs(report: TaskReport) -> str:
-    """A line of points for every learning rate."""
-    by_rate: dict[Any, list[float]] = {}
+def _runs_chart(report: TaskReport) -> Markup | None:
+    """One row of points for every learning rate."""
+    by_rate: dict[float | None, list[float]] = {}
     for run in report.runs:
-        by_rate.setdefault(run.get("learning_rate"), []).append(float(run["score"]))
-    rows = [
-        (f"learning rate {rate:g}" if isinstance(rate, float | int) else "all runs", scores)
-        for rate, scores in by_rate.items()
-    ]
-    best = max(report.runs, key=lambda run: float(run["score"]))
-    facts = {
+        by_rate.setdefault(run.learning_rate, []).append(run.score)
+    rows = [("all runs" if rate is None else f"learning rate {rate:g}", scores) for rate, scores in by_rate.items()]
+    return strip_chart(rows, x_label=metric_name(report.metric, report)) if rows else None
+
+
+def _runs_facts(report: TaskReport) -> dict[str, str]:
+    if not report.runs:
+        return {}
+    best = max(report.runs, key=lambda run: run.score)
+    return {
         "Runs": f"{len(report.runs)}",
-        "Mean of all": f"{fmean(float(run['score']) for run in report.runs):.2f}",
-        "Best": f"{float(best['score']):.2f} (seed {best.get('seed', '?')})",
-        "Worst": f"{min(float(run['score']) for run in report.runs):.2f}",
+        "Mean": f"{fmean(run.score for run in report.runs):.2f}",
+        "Best": f"{best.score:.2f} (seed {'?' if best.seed is None else best.seed})",
+        "Worst": f"{min(run.score for run in report.runs):.2f}",
     }
-    drawn = points.strip(rows, x_label=metric_name(report.metric, report))
-    return f'<div class="panel">{drawn}{facts_table(facts)}</div>'
 
 
-def _curves(report: TaskReport) -> str:
+def _curves(report: TaskReport) -> list[Panel]:
     training = [row for row in report.rows if row.get("kind") == "training"]
     held_out = [row for row in report.rows if row.get("kind") == "held_out"]
+    if not training:
+        return []
+    panels = []
+    scores = column(held_out, "score")
+    if scores:
+        name, best = metric_name(report.metric, report), max(score for _, score in scores)
+        reference = (f"best {best:.2f}", best) if len(scores) > 1 else None
+        chart = line_chart(
+            [Series(name, scores)], x_label="step", y_label=name, reference=reference, height=240, x_from_zero=True
+        )
+        panels.append(Panel(f"{name} on {report.split}", chart))
     losses = [
         Series("training", column(training, "loss", keep_gaps=True)),
-        Series(report.part, column(held_out, "loss", keep_gaps=True)),
+        Series(report.split, column(held_out, "loss", keep_gaps=True)),
     ]
-    scores = column(held_out, "score")
-    loss = line_chart(losses, x_label="step", y_label="loss", height=240, from_zero=True, starts_at_zero=True)
-    drawn = f'<div class="panel"><h3>Loss</h3>{loss}</div>'
-    if scores:
-        name = metric_name(report.metric, report)
-        best = ("best", max(score for _, score in scores)) if len(scores) > 1 else None
-        curve = line_chart(
-            [Series(name, scores)], x_label="step", y_label=name, reference=best, height=240, starts_at_zero=True
+    chart = line_chart(losses, x_label="step", y_label="loss", height=240, y_from_zero=True, x_from_zero=True)
+    return [*panels, Panel("Loss", chart)]
+
+
+def _confusion_table(labels: tuple[str, ...], counts: np.ndarray) -> ConfusionTable:
+    chosen = np.arange(len(labels)) if len(labels) <= MAX_LABELS else most_confused(counts)
+    totals, predictions, metrics = counts.sum(1), counts.sum(0), ClassCounts.of_confusion(counts)
+    classes = [
+        (
+            labels[index],
+            int(totals[index]),
+            int(predictions[index]),
+            (100 * metrics.precision[index], 100 * metrics.recall[index], 100 * metrics.f1[index]),
         )
-        drawn = f'<div class="panel"><h3>{escape(f"{name} on {report.part}")}</h3>{curve}</div>{drawn}'
-    return f'<div class="pair">{drawn}</div>'
-
-
-def _learning_note(report: TaskReport) -> str:
-    scores = column([row for row in report.rows if row.get("kind") == "held_out"], "score")
-    if not scores:
-        return ""
-    step, _ = max(scores, key=lambda pair: pair[1])
-    return f"The best evaluation is that after step {step:,.0f}."
-
-
-def _confusions(labels: tuple[str, ...], counts: np.ndarray) -> str:
-    chosen = np.arange(len(labels)) if len(labels) <= MOST_LABELS else most_confused(counts)
-    names = [labels[number] for number in chosen]
-    only = f" The {MOST_LABELS} of {len(labels):,} labels with most mistakes." if len(chosen) < len(labels) else ""
-    matrix = matrix_table(names, counts[np.ix_(chosen, chosen)], counts.sum(1)[chosen])
-    note = (
-        f"A row is what is right, a column what was said; shares are of the row.{only} Precision is the share of a "
-        "label's answers that is right, recall the share of its examples that is found."
-    )
-    table = class_table(labels, ClassCounts.of_confusion(counts), chosen)
-    both = f'<div class="panel">{matrix}</div><div class="panel">{table}</div>'
-    return section("What was taken for what", f'<div class="side">{both}</div>', note=note)
-
-
-def _mistakes(report: TaskReport) -> str:
-    if len(report.values):
-        heading, note = "The answers farthest off", f"The {len(report.mistakes)} largest differences."
-    else:
-        heading = "The most confident mistakes"
-        shown = "all of them" if report.wrong == len(report.mistakes) else f"the {len(report.mistakes)} surest of them"
-        note = (
-            f"{report.wrong:,} of {report.examples:,} answers are not right; here {shown}. "
-            "A label that is itself wrong often shows up here."
-        )
-    cards = "".join(
-        f'<li class="panel"><p>{escape(one.text)}</p><dl><dt>right</dt><dd class="right">{escape(one.right)}</dd>'
-        f'<dt>said</dt><dd class="said">{escape(one.said)}</dd><dt>{"off" if len(report.values) else "sure"}</dt>'
-        f"<dd>{escape(one.sure)}</dd></dl></li>"
-        for one in report.mistakes
-    )
-    return section(heading, f'<ol class="mistakes">{cards}</ol>', note=note)
+        for index in chosen
+    ]
+    names = [labels[index] for index in chosen]
+    return ConfusionTable(names, len(labels), counts[np.ix_(chosen, chosen)], totals[chosen], classes)

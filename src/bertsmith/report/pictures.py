@@ -1,4 +1,4 @@
-"""PNG pictures, by matplotlib: the grid of all heads of a map on one text, and what heads do on average over many."""
+"""PNG pictures drawn by matplotlib: the grid of all heads of a map on one text, and the averages over many texts."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,17 @@ import numpy as np
 from bertsmith.errors import InputError
 from bertsmith.layers.mixers.base import MAP_KINDS
 from bertsmith.report.maps import NEAR, TextMap, label
+from bertsmith.report.page import shorten
 from bertsmith.report.study import MapStudy, main_map
 
 NO_PICTURE = "no picture: that needs matplotlib (pip install 'bertsmith[report]')"
 INK, MUTED, LINE = "#141920", "#5a6572", "#e1e6ec"
 SERIES = ("#1d5bbf", "#d2601a", "#14806a", "#8246b8")
-WEIGHTS, SCORES = ("#f2f5f9", "#5a93da", "#0a2048"), ("#b8460e", "#f2f5f9", "#164f9f")  # as in page.py
+WEIGHTS, SCORES = ("#f2f5f9", "#5a93da", "#0a2048"), ("#b8460e", "#f2f5f9", "#164f9f")  # as in base.css
 
 
-def attention_picture(tokens: Sequence[str], one: TextMap, path: Path, *, title: str) -> None:
-    """Nothing; a PNG with the grid of all heads of a map, and the text below it, is at `path` afterwards."""
+def save_attention_picture(tokens: Sequence[str], one: TextMap, path: Path, *, title: str) -> None:
+    """Write a PNG with the grid of all heads of a map and the text below it."""
     figure_class, colours = _matplotlib()
     rows = [(layer, maps) for layer, maps in enumerate(one.layers) if len(maps)]
     heads = max(one.heads)
@@ -45,19 +46,19 @@ def attention_picture(tokens: Sequence[str], one: TextMap, path: Path, *, title:
     for head in range(heads):
         across = (left + (head + 0.5) * cell) / width
         figure.text(across, 1 - 0.88 / height, str(head + 1), fontsize=9, color=MUTED, ha="center", va="center")
-    # Tokens may hold dollar signs, which are not meant as formulas.
+    # dollar signs in tokens are not formulas
     place: dict[str, Any] = {"ha": "center", "va": "center", "parse_math": False}
     scale = f"blue to +{one.scale:.3g}, orange to −{one.scale:.3g}" if one.is_score else "layers down, heads across"
-    told = scale if one.name == "attention" else f"{one.label}: {scale}"
-    figure.text(0.5, 1 - 0.3 / height, _shortened(title, letters=int(width * 9)), fontsize=12, color=INK, **place)
-    figure.text(0.5, 1 - 0.58 / height, _shortened(told, letters=int(width * 13)), fontsize=9, color=MUTED, **place)
-    caption = _shortened(" ".join(tokens), letters=int(width * 13))
+    subtitle = scale if one.name == "attention" else f"{one.label}: {scale}"
+    figure.text(0.5, 1 - 0.3 / height, shorten(title, int(width * 9)), fontsize=12, color=INK, **place)
+    figure.text(0.5, 1 - 0.58 / height, shorten(subtitle, int(width * 13)), fontsize=9, color=MUTED, **place)
+    caption = shorten(" ".join(tokens), int(width * 13))
     figure.text(0.5, 0.35 / height, caption, fontsize=8, color=MUTED, **place)
     _write(figure, path)
 
 
-def study_picture(studies: Mapping[str, MapStudy], path: Path) -> None:
-    """Nothing; a PNG of the study is at `path` afterwards: average maps, mass by distance, share by layer, kernels."""
+def save_study_picture(studies: Mapping[str, MapStudy], path: Path) -> None:
+    """Write a PNG of a study: average maps, mass by distance, share by layer, kernels."""
     figure_class, colours = _matplotlib()
     columns = max(2, len(studies))
     has_kernels = any(MAP_KINDS[name].is_convolution for study in studies.values() for name in study.names)
@@ -66,7 +67,7 @@ def study_picture(studies: Mapping[str, MapStudy], path: Path) -> None:
     figure = figure_class(figsize=size, dpi=110, facecolor="white", layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     grid = figure.add_gridspec(rows, 2 * columns, height_ratios=[4.3, *[3.3] * (rows - 1)])
-    shift = columns - len(studies)  # one model stands in the middle of its row
+    shift = columns - len(studies)  # centres a single model
     shown = {model: (study, main_map(study)) for model, study in studies.items()}
     highest = max(_strongest(study.average(name), MAP_KINDS[name].is_score) for study, name in shown.values())
     for index, (model, (study, name)) in enumerate(shown.items()):
@@ -80,7 +81,7 @@ def study_picture(studies: Mapping[str, MapStudy], path: Path) -> None:
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=8, colors=MUTED, length=0)
         share = "" if has_scores else f": {study.near(name):.1%} within ±{NEAR}"
-        _dressed(axes, f"{model}{share}", "key", "query")
+        _label_axes(axes, f"{model}{share}", "key", "query")
     half = columns
     below = figure.add_subplot(grid[1, :half]), figure.add_subplot(grid[1, half:])
     for index, (model, (study, name)) in enumerate(shown.items()):
@@ -92,26 +93,26 @@ def study_picture(studies: Mapping[str, MapStudy], path: Path) -> None:
             near = [100 * study.near(name, layer) for layer in layers]
             below[1].plot([layer + 1 for layer in layers], near, color=colour, linewidth=1.6, marker="o", markersize=4)
     first = next(iter(studies.values()))
-    below[0].plot(first.distances, first.even_mass, color=MUTED, linewidth=1.2, linestyle="--", label="spread evenly")
+    below[0].plot(first.distances, first.even_mass, color=MUTED, linewidth=1.2, linestyle="--", label="uniform")
     below[1].axhline(100 * first.even_near, color=MUTED, linewidth=1.2, linestyle="--")
     below[1].set_ylim(0, 100)
     below[1].xaxis.get_major_locator().set_params(integer=True)
     below[0].legend(frameon=False, fontsize=8, labelcolor=MUTED)
-    _dressed(below[0], "mass by distance", "query − key", "")
-    _dressed(below[1], f"share within ±{NEAR}, per cent", "layer", "")
+    _label_axes(below[0], "mass by distance", "query − key", "")
+    _label_axes(below[1], f"share within ±{NEAR}, per cent", "layer", "")
     if has_kernels:
         _kernel_row(figure, grid, studies, shift)
     _write(figure, path)
 
 
 def _strongest(average: np.ndarray, has_scores: bool) -> float:
-    """What the strongest colour stands for: the 98th percentile, lest one token all look at leave the rest pale."""
+    """Value of the strongest colour: the 98th percentile, so that one dominant token does not leave the rest pale."""
     sizes = np.abs(average[average != 0])
     return float(np.quantile(sizes, 1.0 if has_scores else 0.98)) if sizes.size else 1.0
 
 
 def _kernel_row(figure: Any, grid: Any, studies: Mapping[str, MapStudy], shift: int) -> None:
-    """The kernels of every convolution head as thin lines, and their average as a thick one."""
+    """Draw the kernels of every convolution head as thin lines and their average as a thick one."""
     for index, (model, study) in enumerate(studies.items()):
         axes = figure.add_subplot(grid[2, shift + 2 * index : shift + 2 * index + 2])
         names = [name for name in study.names if MAP_KINDS[name].is_convolution]
@@ -122,10 +123,10 @@ def _kernel_row(figure: Any, grid: Any, studies: Mapping[str, MapStudy], shift: 
         heads = np.concatenate(kernels.layers)  # (heads of all layers, taps)
         axes.plot(kernels.distances, heads.T, color=SERIES[index % len(SERIES)], linewidth=0.8, alpha=0.35)
         axes.plot(kernels.distances, heads.mean(0), color=INK, linewidth=1.8)
-        _dressed(axes, f"{model}: {label(names[0])} kernels", "query − key", "")
+        _label_axes(axes, f"{model}: {label(names[0])} kernels", "query − key", "")
 
 
-def _dressed(axes: Any, title: str, x_label: str, y_label: str) -> None:
+def _label_axes(axes: Any, title: str, x_label: str, y_label: str) -> None:
     axes.set_title(title, fontsize=10.5, color=INK, parse_math=False)
     axes.set_xlabel(x_label, fontsize=9, color=MUTED)
     axes.set_ylabel(y_label, fontsize=9, color=MUTED)
@@ -142,7 +143,7 @@ def has_matplotlib() -> bool:
 
 
 def _matplotlib() -> tuple[Any, Any]:
-    """The figure class and the colours module; a sentence where matplotlib is missing."""
+    """Return the figure class and the colours module; raise InputError if matplotlib is missing."""
     try:
         from matplotlib import colors
         from matplotlib.figure import Figure
@@ -153,10 +154,6 @@ def _matplotlib() -> tuple[Any, Any]:
 
 def _write(figure: Any, path: Path) -> None:
     with warnings.catch_warnings():
-        # a box in the caption is not worth a failure
+        # a missing glyph is drawn as a box
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(path, format="png")
-
-
-def _shortened(text: str, *, letters: int) -> str:
-    return text if len(text) <= letters else text[: letters - 1] + "…"

@@ -1,12 +1,12 @@
-"""What the heads of a model do on average over many texts: average maps, mass by distance, kernels.
+"""Averages of attention and convolution maps over many texts: average maps, mass by distance, kernels.
 
-Every query, that is every counted token of every text, has the same weight, and so has every head.
+Every query (every counted token of every text) has the same weight, and so has every head.
 - `mass` at distance d = query − key: the sum of the weights at that distance over all queries, divided by the number
-  of queries. A query near an end lacks some distances and adds nothing to them, so that the masses of a map whose rows
-  sum to 1 sum to 1.
-- `mean` at distance d: the same sum divided by the number of pairs of tokens that lie so far apart.
-- `near`: the part of all mass that lies within ±NEAR.
-- `average` at (query, key): the mean over the texts that have both places.
+  of queries. A query near an end lacks some distances and adds nothing to them, so the masses of a map whose rows sum
+  to 1 sum to 1.
+- `mean` at distance d: the same sum divided by the number of token pairs at that distance.
+- `near`: the share of the mass within ±NEAR.
+- `average` at (query, key): the mean over the texts that have both positions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,40 +22,40 @@ from bertsmith.errors import InputError
 from bertsmith.layers.mixers.base import MAP_KINDS
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
-from bertsmith.report.maps import NEAR, Kernels, in_order, trimmed
+from bertsmith.report.maps import NEAR, Kernels, order_names, trim_kernels
 from bertsmith.text.tokenizer import ROLES, Tokenizer
 
-LARGEST_BATCH = 32  # texts
-LARGEST_MAPS = 64 << 20  # weights of all layers' maps that are computed at once: 256 MB
+MAX_BATCH = 32  # texts
+MAX_WEIGHTS = 64 << 20  # of all maps computed at once: 256 MB
 
 
 @dataclass
 class _Sums:
-    """One named map of one layer, summed over texts."""
+    """A map of one layer, summed over texts."""
 
-    cells: np.ndarray  # (length, length), summed over heads, too
+    cells: np.ndarray  # (length, length), also summed over heads
     distances: np.ndarray  # (heads, 2 length - 1)
 
 
 class MapStudy:
-    """Sums of the maps of many texts, and the averages they give; `layer` None stands for all heads of all layers."""
+    """Sums of the maps of many texts and their averages; `layer` None means all heads of all layers."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.texts = self.queries = 0
         self.distances = np.arange(-(length - 1), length)  # query − key
-        self._cells = np.zeros((length, length))  # texts that have both places
-        self._even = np.zeros(2 * length - 1)  # sums of a head that spreads its weight evenly
+        self._cells = np.zeros((length, length))  # number of texts that have both positions
+        self._even = np.zeros(2 * length - 1)  # sums of a head with uniform weights
         self._sums: dict[str, list[_Sums | None]] = {}
-        places = torch.arange(length)
-        self._distance_index = places[:, None] - places + length - 1  # (length, length)
+        positions = torch.arange(length)
+        self._distance_index = positions[:, None] - positions + length - 1  # (length, length)
 
     def add(self, maps: Sequence[dict[str, Tensor]], is_counted: Tensor) -> None:
-        """Nothing; the maps of a batch of texts are part of the sums from now on.
+        """Add the maps of a batch of texts to the sums.
 
         Shape:
-            maps: for every layer by name (batch, heads, longest, longest), as the encoder gives them
-            is_counted: (batch, longest), True at the tokens that count
+            maps: for every layer by name (batch, heads, longest, longest)
+            is_counted: (batch, longest), True at tokens to count
         """
         is_counted = is_counted.cpu()
         pairs = is_counted[:, :, None] & is_counted[:, None, :]  # (batch, longest, longest)
@@ -72,13 +72,13 @@ class MapStudy:
                 self._add(name, layer, len(maps), map_.detach().cpu().double(), pairs)
 
     def _add(self, name: str, layer: int, layers: int, map_: Tensor, pairs: Tensor) -> None:
-        # what stands at pads may be anything, even no number
-        kept = torch.where(pairs[:, None], map_, 0.0)
-        if not bool(kept.isfinite().all()):
+        # values at padding may be NaN
+        real = torch.where(pairs[:, None], map_, 0.0)
+        if not bool(real.isfinite().all()):
             raise InputError(
                 f"the {name} map of layer {layer + 1} holds values that are not finite; the model is broken"
             )
-        summed = kept.sum(0)  # (heads, longest, longest)
+        summed = real.sum(0)  # (heads, longest, longest)
         longest = summed.shape[-1]
         sums = self._sums.setdefault(name, [None] * layers)
         total = sums[layer]
@@ -89,7 +89,7 @@ class MapStudy:
         total.distances += self._by_distance(summed)
 
     def _by_distance(self, maps: Tensor) -> np.ndarray:
-        """The sums along the diagonals: (heads, longest, longest) -> (heads, 2 length - 1)."""
+        """Sum along the diagonals: (heads, longest, longest) -> (heads, 2 length - 1)."""
         longest = maps.shape[-1]
         sums = maps.new_zeros(len(maps), 2 * self.length - 1)
         index = self._distance_index[:longest, :longest].flatten()
@@ -97,56 +97,56 @@ class MapStudy:
 
     @property
     def names(self) -> list[str]:
-        """The maps there are, attention first."""
-        return in_order(list(self._sums))
+        """Names of the maps, attention first."""
+        return order_names(list(self._sums))
 
     @property
     def layers(self) -> int:
         return max((len(sums) for sums in self._sums.values()), default=0)
 
     def heads(self, name: str) -> list[int]:
-        """The heads of every layer; 0 where a layer lacks the map."""
+        """Return the number of heads of every layer; 0 if the layer lacks the map."""
         return [0 if sums is None else len(sums.distances) for sums in self._sums[name]]
 
     def average(self, name: str, layer: int | None = None) -> np.ndarray:
-        """The average map, (length, length); 0 at places that no text has."""
+        """Return the average map, (length, length); 0 at positions that no text has."""
         chosen = self._chosen(name, layer)
         heads = sum(len(sums.distances) for sums in chosen)
         return np.sum([sums.cells for sums in chosen], axis=0) / heads / np.maximum(self._cells, 1)
 
     def mass(self, name: str, layer: int | None = None) -> np.ndarray:
-        """The share of the mass at each of `distances`, averaged over queries and heads."""
+        """Return the share of the mass at each of `distances`, averaged over queries and heads."""
         return self._heads(name, layer).mean(0) / max(self.queries, 1)
 
     def mean(self, name: str, layer: int | None = None) -> np.ndarray:
-        """The mean over the pairs of tokens at each of `distances`, and over heads; 0 where there is no such pair."""
+        """Return the mean over the token pairs at each of `distances` and over heads; 0 without such a pair."""
         return self._heads(name, layer).mean(0) / np.maximum(self._pairs, 1)
 
     def near(self, name: str, layer: int | None = None) -> float:
-        """The part of the mass within ±NEAR."""
+        """Return the share of the mass within ±NEAR."""
         return _within(self.distances, self.mass(name, layer))
 
     def near_by_head(self, name: str, layer: int) -> list[float]:
-        """The part of each head's mass within ±NEAR."""
+        """Return the share of each head's mass within ±NEAR."""
         return [_within(self.distances, head) for head in self._heads(name, layer)]
 
     def kernels(self, name: str) -> Kernels:
-        """The average kernel of every convolution head, at each tap the mean over the pairs of tokens there are."""
+        """Return the average kernel of every convolution head: at each tap the mean over all token pairs."""
         width = len(self.distances)
         layers = [
             np.zeros((0, width)) if sums is None else sums.distances / np.maximum(self._pairs, 1)
             for sums in self._sums[name]
         ]
-        return trimmed(self.distances, layers)
+        return trim_kernels(self.distances, layers)
 
     @property
     def even_mass(self) -> np.ndarray:
-        """The mass by distance of a head that spreads its weight evenly over each of these texts."""
+        """Mass by distance of uniform weights on these texts."""
         return self._even / max(self.queries, 1)
 
     @property
     def even_near(self) -> float:
-        """The share within ±NEAR of a head that spreads its weight evenly: what a share is to be held against."""
+        """Share within ±NEAR of uniform weights on these texts: the baseline of `near`."""
         return _within(self.distances, self._even)
 
     @property
@@ -170,7 +170,7 @@ def _within(distances: np.ndarray, mass: np.ndarray) -> float:
 
 
 def main_map(study: MapStudy) -> str:
-    """The map a study is about: attention, or else the first one that holds weights, or else the first."""
+    """Return the main map of a study: attention, else the first with weights, else the first."""
     return next((name for name in study.names if not MAP_KINDS[name].is_score), study.names[0])
 
 
@@ -182,10 +182,10 @@ def study_texts(
     counts_special: bool = True,
     progress: Callable[[int], None] = lambda texts: None,
 ) -> MapStudy:
-    """The study of a model on texts, each cut to `length` tokens, in eval mode; `progress` gets the texts just done."""
+    """Study a model on texts, each cut to `length` tokens; `progress` gets the number of texts just done."""
     longest = model.config.encoder.embedding.longest
     if not 3 <= length <= longest:
-        raise InputError(f"--length is {length}; allowed: 3 to {longest}, the most tokens the model takes")
+        raise InputError(f"--length is {length}; allowed: 3 to {longest}, the maximum length of the model")
     special = torch.tensor(_frame(model.require_tokenizer()), device=model.device)
     study = MapStudy(length)
     with model.evaluating():
@@ -197,28 +197,28 @@ def study_texts(
             study.add(maps, is_counted)
             progress(len(ids))
     if not study.queries:
-        raise InputError("the texts hold no token that counts; give texts with words in them")
+        raise InputError("the texts have no token to count; give texts with words in them")
     return study
 
 
 def _frame(tokenizer: Tokenizer) -> list[int]:
-    """The special tokens that stand around a text; an unknown word or a mask is a word of it."""
+    """Special tokens around a text; unknown and mask tokens are words of it."""
     words = {*ROLES["unknown"], *ROLES["mask"]}
     ids = list(tokenizer.special_ids)
     return [token for token, piece in zip(ids, tokenizer.pieces(ids), strict=True) if piece not in words]
 
 
 def _batches(model: Model, texts: Sequence[str], length: int) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-    """Ids, types and is_token of batches of texts of about one length; the sums do not depend on the order."""
+    """Yield ids, types and is_token of batches of texts of similar length; the sums do not depend on the order."""
     tokenizer, encoder = model.require_tokenizer(), model.config.encoder
     rows = tokenizer.encode(list(texts), max_length=length, padding=False)["input_ids"]
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     heads = sum(layer.mixer.heads for layer in encoder.layers)
     start = 0
     while start < len(order):
-        # the last of a batch is its longest; four maps for each head are the most there are
-        stop = min(len(order), start + LARGEST_BATCH)
-        while stop > start + 1 and (stop - start) * heads * 4 * len(rows[order[stop - 1]]) ** 2 > LARGEST_MAPS:
+        # the last text of a batch is its longest; a head has at most four maps
+        stop = min(len(order), start + MAX_BATCH)
+        while stop > start + 1 and (stop - start) * heads * 4 * len(rows[order[stop - 1]]) ** 2 > MAX_WEIGHTS:
             stop = start + (stop - start) // 2
         chosen = [texts[index] for index in order[start:stop]]
         arrays = tokenizer.encode(chosen, max_length=length)
@@ -229,13 +229,13 @@ def _batches(model: Model, texts: Sequence[str], length: int) -> Iterator[tuple[
 
 
 def study_figures(study: MapStudy) -> dict[str, Any]:
-    """Every figure of a study but the average maps themselves, as plain data."""
+    """Return the statistics of a study without the average maps, as JSON-ready data."""
     maps: dict[str, Any] = {}
     for name in study.names:
         layers = [layer for layer, heads in enumerate(study.heads(name)) if heads]
         kind = MAP_KINDS[name]
         found: dict[str, Any] = {"kind": "scores" if kind.is_score else "weights", "heads": study.heads(name)}
-        if kind.is_score:  # their mass cannot be shared out
+        if kind.is_score:  # signed scores have no mass
             found["mean_by_distance"] = _plain(study.mean(name))
             found["mean_by_distance_by_layer"] = {str(layer + 1): _plain(study.mean(name, layer)) for layer in layers}
         else:

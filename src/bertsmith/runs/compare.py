@@ -12,7 +12,15 @@ from rich.table import Table
 from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.data.shards import read_manifest
 from bertsmith.errors import InputError
-from bertsmith.report.comparison import NOTE, Run, cells, comparison_page, headings, run_of, table
+from bertsmith.report.comparison import (
+    NOTE,
+    ComparedRun,
+    RecipeSummary,
+    read_run,
+    render_comparison_page,
+    summarize,
+    table_headings,
+)
 from bertsmith.runs.folder import finished_result
 from bertsmith.runs.output import REPORT, RESULT, check_out, claim, write_result
 from bertsmith.runs.pretrain import plain_settings, run_pretraining
@@ -95,7 +103,7 @@ def compare(
         steps = {name: steps_for(own, Budget.parse(budget), device) for name, own in settings.items()}
         claim(out, force, *inputs)
         write_json(out / PLAN, {**plan, "steps": steps})
-    runs: dict[str, list[Run]] = {name: [] for name in settings}
+    runs: dict[str, list[ComparedRun]] = {name: [] for name in settings}
     for seed in range(seeds):
         for name, own in settings.items():
             folder, every = out / name / f"seed-{seed}", max(1, steps[name] // evaluations)
@@ -111,14 +119,21 @@ def compare(
                 if isinstance(single, StoppedRun):
                     print_plain("asked to stop; continue with --resume")
                     return StoppedRun(steps=single.steps, stage=f"{name}, seed {seed}")
-            runs[name].append(run_of(seed, read_json(folder / RESULT), read_log(folder / LOG)))
-    result = _summarise(budget, runs)
+            runs[name].append(read_run(seed, read_json(folder / RESULT), read_log(folder / LOG)))
+    summaries = summarize(runs)
+    result = CompareResult(
+        budget=budget,
+        unigram_level=next(iter(runs.values()))[0].result.get("unigram_level"),
+        recipes={name: summary.plain() for name, summary in summaries.items()},
+        curves={name: [run.held_out for run in seeds] for name, seeds in runs.items()},
+    )
     facts = {"each run may spend": budget, "seeds": str(seeds)}
     if result.unigram_level is not None:
         facts["unigram level"] = f"{result.unigram_level:.3f}"
-    (out / REPORT).write_text(comparison_page(out.name, runs, facts, result.unigram_level), encoding="utf-8")
+    page = render_comparison_page(out.name, runs, facts, result.unigram_level)
+    (out / REPORT).write_text(page, encoding="utf-8")
     write_result(out, result.to_json())
-    _print_table(result, out)
+    _print_table(summaries, out)
     return result
 
 
@@ -163,23 +178,14 @@ def _planned_steps(out: Path, plan: dict[str, Any]) -> dict[str, int]:
     return steps
 
 
-def _summarise(budget: str, runs: dict[str, list[Run]]) -> CompareResult:
-    return CompareResult(
-        budget=budget,
-        unigram_level=next(iter(runs.values()))[0].figures.get("unigram_level"),
-        recipes=table(runs),
-        curves={name: [run.held_out for run in seeds] for name, seeds in runs.items()},
-    )
-
-
-def _print_table(result: CompareResult, out: Path) -> None:
-    columns = [heading for heading in headings(result.recipes) if heading not in _NOT_PRINTED]
+def _print_table(summaries: dict[str, RecipeSummary], out: Path) -> None:
+    columns = [heading for heading in table_headings(summaries) if heading not in _NOT_PRINTED]
     printed = Table(box=None, pad_edge=False)
     printed.add_column("")
     for heading in columns:
         printed.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
-    for name, row in result.recipes.items():
-        texts = cells(row)
+    for name, summary in summaries.items():
+        texts = summary.cells()
         printed.add_row(name, *(texts.get(heading, "–") for heading in columns))
     console = Console()
     console.print(printed)

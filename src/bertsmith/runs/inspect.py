@@ -13,11 +13,11 @@ from bertsmith.bundled import model_folder
 from bertsmith.checkpoint.store import load
 from bertsmith.errors import InputError
 from bertsmith.layers.mixers.base import MAP_KINDS
-from bertsmith.report.attention import attention_page, told_heads
-from bertsmith.report.maps import NEAR, TextMap, figures_of, maps_of, text_maps
-from bertsmith.report.pictures import NO_PICTURE, attention_picture, has_matplotlib, study_picture
+from bertsmith.report.attention import describe_heads, render_attention_page
+from bertsmith.report.maps import NEAR, TextMap, compute_maps, plain_statistics, text_maps
+from bertsmith.report.pictures import NO_PICTURE, has_matplotlib, save_attention_picture, save_study_picture
 from bertsmith.report.study import MapStudy, study_figures, study_texts
-from bertsmith.report.study_page import study_page
+from bertsmith.report.study_page import render_study_page
 from bertsmith.runs.output import check_out, claim, write_result
 from bertsmith.runs.result import OneShotResult, print_plain
 from bertsmith.text.readers import first_texts
@@ -36,7 +36,7 @@ class MapSummary:
 
     @classmethod
     def of(cls, tokens: list[str], shown: TextMap) -> "MapSummary":
-        return cls("scores" if shown.is_score else "weights", shown.heads, figures_of(tokens, shown))
+        return cls("scores" if shown.is_score else "weights", shown.heads, plain_statistics(tokens, shown))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ def inspect(
 def _inspect_text(model: str | Path, text: str, pair: str | None, out: Path, force: bool) -> TextMapsResult:
     """Write the page, the pictures and the statistics of every head on one text."""
     loaded = load(model)
-    tokens, maps = maps_of(loaded, text, pair)
+    tokens, maps = compute_maps(loaded, text, pair)
     folder = claim(out, force, model_folder(model))
     shown = text_maps(tokens, maps)
     encoder = loaded.config.encoder
@@ -144,11 +144,12 @@ def _inspect_text(model: str | Path, text: str, pair: str | None, out: Path, for
         "maps": ", ".join(one.label for one in shown),
         "tokens": str(len(tokens)),
     }
-    (folder / "attention.html").write_text(attention_page(tokens, maps, title=text, facts=facts), encoding="utf-8")
+    page = render_attention_page(tokens, maps, title=text, facts=facts)
+    (folder / "attention.html").write_text(page, encoding="utf-8")
     files = ["attention.html"]
     if has_matplotlib():
         for one in shown:
-            attention_picture(tokens, one, folder / f"{one.name}.png", title=text)
+            save_attention_picture(tokens, one, folder / f"{one.name}.png", title=text)
             files.append(f"{one.name}.png")
     summaries = {one.name: MapSummary.of(tokens, one) for one in shown}
     result = TextMapsResult(
@@ -160,7 +161,9 @@ def _inspect_text(model: str | Path, text: str, pair: str | None, out: Path, for
         maps=summaries,
     )
     write_result(folder, result.to_json())
-    print_plain(f"{result.layers} layers of {told_heads(shown)} on {len(tokens)} tokens: {', '.join(files)} in {out}")
+    print_plain(
+        f"{result.layers} layers of {describe_heads(shown)} on {len(tokens)} tokens: {', '.join(files)} in {out}"
+    )
     if not has_matplotlib():
         print_plain(NO_PICTURE)
     return result
@@ -178,7 +181,7 @@ def _inspect_texts(
         "cut at": f"{length} tokens",
         "special tokens": "counted" if counts_special else "left out",
     }
-    (folder / "study.html").write_text(study_page(studies, facts), encoding="utf-8")
+    (folder / "study.html").write_text(render_study_page(studies, facts), encoding="utf-8")
     files = ["study.html", "maps.npz"]
     # too many numbers for result.json: under "model/map" the average over all layers, then that of each layer
     averages = {
@@ -190,7 +193,7 @@ def _inspect_texts(
     }
     np.savez_compressed(folder / "maps.npz", **averages)  # type: ignore[arg-type]
     if has_matplotlib():
-        study_picture(studies, folder / "study.png")
+        save_study_picture(studies, folder / "study.png")
         files.append("study.png")
     result = StudyResult(
         texts=len(texts),
@@ -203,7 +206,7 @@ def _inspect_texts(
     write_result(folder, result.to_json())
     for model, study in studies.items():
         shares = [f"{name} {study.near(name):.1%}" for name in study.names if not MAP_KINDS[name].is_score]
-        print_plain(f"{model}: within ±{NEAR} {', '.join([*shares, f'spread evenly {study.even_near:.1%}'])}")
+        print_plain(f"{model}: within ±{NEAR} {', '.join([*shares, f'uniform {study.even_near:.1%}'])}")
     print_plain(f"{', '.join(files)} in {out}")
     if not has_matplotlib():
         print_plain(NO_PICTURE)

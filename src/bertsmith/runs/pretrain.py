@@ -11,7 +11,8 @@ from bertsmith.checkpoint.store import write_model
 from bertsmith.errors import InputError
 from bertsmith.models.generator import fold
 from bertsmith.recipes import laid_over, read_recipe
-from bertsmith.report.pretraining import FilledMask, PretrainingReport, pretraining_page
+from bertsmith.report.attention import Explorer
+from bertsmith.report.pretraining import FilledMask, PretrainingReport, render_pretraining_page
 from bertsmith.runs.folder import RECIPE, RunFolder, read_recipe_file
 from bertsmith.runs.output import REPORT, RESULT
 from bertsmith.runs.result import Explanation, Result, StoppedRun, print_explanation, print_plain, spread
@@ -249,7 +250,7 @@ def write_report(
     *,
     title: str,
     filled: tuple[FilledMask, ...] = (),
-    attention: str | None = None,
+    attention: Explorer | None = None,
     commands: tuple[str, ...] = (),
 ) -> None:
     """Writes the page of a finished run (its log.jsonl, result.json, recipe.toml and config.json)."""
@@ -268,17 +269,17 @@ def write_report(
         settings=(run / RECIPE).read_text(encoding="utf-8"),
         commands=commands,
         notices=tuple(row["text"] for row in rows if row["kind"] == "notice"),
-        guessed=_guessed(term),
+        predicted=_predicted(term),
     )
-    page.write_text(pretraining_page(report), encoding="utf-8")
+    page.write_text(render_pretraining_page(report), encoding="utf-8")
 
 
 def _named(row: dict[str, Any], term: str) -> dict[str, Any]:
-    """A log row under the page's names: its loss is that of guessed tokens, which the unigram level compares with."""
+    """A log row under the page's names: its loss is that of the predicted tokens, comparable with the unigram level."""
     return {**row, "loss": row[f"{term}_loss"], "masked_accuracy": row[f"{term}_accuracy"]}
 
 
-def _guessed(term: str) -> str:
+def _predicted(term: str) -> str:
     """What the tokens of a term are called on the page."""
     return "next tokens" if term == "next_token" else "masked tokens"
 
@@ -300,13 +301,13 @@ def _facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[str, str]:
         term = figures["token_term"]
         facts["held-out loss"] = f"{held_out[f'{term}_loss']:.3f}"
         facts["unigram level"] = f"{figures['unigram_level']:.3f}"
-        facts[f"{_guessed(term)} guessed"] = f"{held_out[f'{term}_accuracy']:.1%}"
+        facts[f"{_predicted(term)} accuracy"] = f"{held_out[f'{term}_accuracy']:.1%}"
         if "next_sentence_accuracy" in held_out:
-            facts["next sentences told apart"] = f"{held_out['next_sentence_accuracy']:.1%}"
+            facts["NSP accuracy"] = f"{held_out['next_sentence_accuracy']:.1%}"
         if "replaced_recall" in held_out:
             facts["tokens replaced"] = f"{held_out['replaced_share']:.1%}"
-            facts["replaced tokens found"] = f"{held_out['replaced_recall']:.1%}"
-            facts["finds that are right"] = f"{held_out['replaced_precision']:.1%}"
+            facts["recall of replaced tokens"] = f"{held_out['replaced_recall']:.1%}"
+            facts["precision"] = f"{held_out['replaced_precision']:.1%}"
     return facts
 
 

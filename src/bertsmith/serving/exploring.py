@@ -7,8 +7,8 @@ import torch
 
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.cost import parameters
-from bertsmith.report.attention import explorer_data, explorer_markup
-from bertsmith.report.maps import sequence_maps, text_maps
+from bertsmith.report.attention import Explorer
+from bertsmith.report.maps import sequence_maps
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import Operation, TokenSequence
 from bertsmith.serving.sizes import cut_model, described_sizes, parameters_of
@@ -73,8 +73,8 @@ def maps_of(served: ServedModel, asked: TokenSequence, subnet: Subnet | None) ->
     ids = torch.from_numpy(asked.tokens)[None].to(model.device)
     types = None if asked.types is None else torch.from_numpy(asked.types)[None].to(model.device)
     tokens = served.tokenizer.pieces(asked.tokens.tolist())
-    shown = text_maps(tokens, sequence_maps(model, ids, types, subnet=subnet))
-    return {"data": explorer_data(tokens, shown), "markup": explorer_markup(tokens, shown)}
+    explorer = Explorer.from_arrays(tokens, sequence_maps(model, ids, types, subnet=subnet))
+    return {"data": explorer.data, "markup": str(explorer.markup)}
 
 
 def why_no_maps(served: ServedModel, asked: TokenSequence) -> str | None:

@@ -71,5 +71,5 @@ def test_a_run_leaves_a_report_with_its_figures(tmp_path: Path) -> None:
     for member in figures["grid"]:
         assert f"<b>{member['score']:.2f}</b>" in page
         assert f"{member['parameters']:,} parameters, {member['flops']:,.0f} FLOP" in page
-    for part in ("How it learned", "Which heads survive", "Where heads look", "bertsmith fit", "bertsmith.load("):
+    for part in ("Training curves", "Surviving heads", "mean entropy", "bertsmith fit", "bertsmith.load("):
         assert part in page

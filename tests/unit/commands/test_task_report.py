@@ -41,7 +41,7 @@ def test_result_has_the_interval_and_the_report_stands_beside_it(run: Path, name
     assert f"Accuracy {result['score']:.1f} on 30 dev examples" in page
     assert f"95 % interval {low:.1f} to {high:.1f}" in page
     assert HOSTILE not in page
-    assert ("How it learned" in page) == (name == "out")
+    assert ("Training curves" in page) == (name == "out")
 
 
 def test_both_give_the_same_figures(run: Path) -> None:

@@ -1,5 +1,6 @@
-"""Pages taken apart: their elements and what a reader sees."""
+"""A parser for rendered pages: their elements and the text that a reader sees."""
 
+import re
 from html.parser import HTMLParser
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -7,7 +8,7 @@ HOSTILE = "</script><script>alert('x')</script><b title=\"&\">"
 
 
 class Outline(HTMLParser):
-    """The elements and visible texts of a page; a closing tag that does not fit raises."""
+    """The elements and visible texts of a page; an unmatched closing tag fails."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -34,12 +35,31 @@ class Outline(HTMLParser):
         self.texts.append((self.open[-1] if self.open else "", data))
 
     def count(self, tag: str, class_: str | None = None) -> int:
-        """The elements of a tag, all or those of a class."""
+        """Number of elements of a tag, all or those of a class."""
         return sum(
             name == tag and (class_ is None or class_ in (found.get("class") or "").split())
             for name, found in self.elements
         )
 
     @property
+    def titles(self) -> list[str]:
+        """Hover titles inside charts."""
+        return [text for tag, text in self.texts if tag == "title"]
+
+    @property
     def visible(self) -> str:
-        return "".join(text for tag, text in self.texts if tag not in {"script", "style"})
+        """The visible text; line breaks of the source are spaces."""
+        return " ".join("".join(text for tag, text in self.texts if tag not in {"script", "style"}).split("\n"))
+
+
+def check_page(text: str, *, scripts: int = 0) -> Outline:
+    """Parse a page and check that it is balanced, self-contained and has as many scripts as expected."""
+    outline = Outline(text)
+    assert outline.count("h1") == 1
+    assert outline.count("script") == scripts
+    assert outline.count("link") == outline.count("img") == 0
+    assert not any(key in ("src", "href") for _, attributes in outline.elements for key in attributes)
+    assert not any(key.startswith("on") for _, attributes in outline.elements for key in attributes)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(|nan%|:nan", text)
+    assert "prefers-color-scheme: dark" in text
+    return outline

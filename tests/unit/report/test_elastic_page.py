@@ -1,4 +1,4 @@
-"""The page of an elastic training: well-formed, escaped, self-contained, and true to the record it was given."""
+"""The page of an elastic model."""
 
 import math
 import re
@@ -8,26 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers_pages import HOSTILE, Outline
+from helpers_pages import HOSTILE, Outline, check_page
 
 import bertsmith
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.model import Model
+from bertsmith.report.charts import heat_colour
 from bertsmith.report.elastic import (
-    TOKENS_DRAWN,
+    MAX_TOKENS,
     ElasticReport,
-    HeadComparison,
-    HeadPair,
-    cheapest_that_keeps,
-    compared_heads,
-    kept_share,
+    cheapest_with,
+    compare_heads,
     mean_score,
     narrowest_widths,
+    render_elastic_page,
+    retained_share,
     shallowest_depths,
 )
-from bertsmith.report.elastic_page import elastic_page
-from bertsmith.report.head_heat import looks, looks_note, shade
-from bertsmith.report.maps import maps_of
+from bertsmith.report.maps import compute_maps
 from bertsmith.shrinking.elastic_metadata import ElasticRecord
 from bertsmith.shrinking.importance import Orders, rewire
 from bertsmith.text.tokenizer import Tokenizer
@@ -76,20 +74,16 @@ def full(**changes: Any) -> ElasticReport:
 
 
 def check(text: str) -> Outline:
-    outline = Outline(text)
-    assert outline.count("h1") == 1
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(|nan%|:nan", text)
-    assert not any(key in ("src", "href") for _, attributes in outline.elements for key in attributes)
-    return outline
+    return check_page(text, scripts=1)
 
 
 def cells(outline: Outline) -> list[dict[str, str | None]]:
     return [found for tag, found in outline.elements if tag == "td" and "--share" in (found.get("style") or "")]
 
 
-def test_every_size_has_its_figures() -> None:
+def test_every_size_has_score_and_costs() -> None:
     of = record()
-    outline = check(elastic_page(report(of)))
+    outline = check(render_elastic_page(report(of)))
     assert len(cells(outline)) == 12
     for member in of.grid:
         assert (
@@ -98,9 +92,8 @@ def test_every_size_has_its_figures() -> None:
         assert f"{member.latency_ms:.2f} ms" in outline.visible
     assert f"Accuracy {mean_score(of):.2f} on average over 12 sizes of one model: 87.0\u00a0%" in outline.visible
     assert "base, fine-tuned for classification, has 92.00." in outline.visible
-    assert (
-        "keeps 76.1\u00a0% of that with 12\u00a0% of the parameters and 12\u00a0% of the operations" in outline.visible
-    )
+    retained = "retains 76.1\u00a0% of that with 12\u00a0% of the parameters and 12\u00a0% of the operations"
+    assert retained in outline.visible
     shares = [float((found["style"] or "").partition(":")[2]) for found in cells(outline)]
     assert shares[0] == 1.0  # the widest and deepest stands first and is the best
     assert shares[-1] == 0.0
@@ -111,25 +104,26 @@ def test_small_differences_look_small() -> None:
     close = [{**member.plain(), "score": 90 + member.width} for member in record().grid]
     shares = [
         float((found["style"] or "").partition(":")[2])
-        for found in cells(Outline(elastic_page(report(record(grid=close)))))
+        for found in cells(Outline(render_elastic_page(report(record(grid=close)))))
     ]
     assert min(shares) > 0.9
 
 
-def test_points_lie_where_their_figures_are() -> None:
-    outline = Outline(elastic_page(report(record(teacher_score=90.0))))
+def test_markers_lie_at_cost_and_score() -> None:
+    outline = Outline(render_elastic_page(report(record(teacher_score=90.0))))
     circles = [found for tag, found in outline.elements if tag == "circle"]
     assert len(circles) == 24  # by latency and by operations
     largest = circles[0]
     assert float((largest["cx"] or "").rstrip("%")) == pytest.approx(90.0)  # 9 ms on an axis up to 10
-    assert float(largest["cy"] or "") == pytest.approx(0.0)  # the best score is the top of the plane
-    assert [found["r"] for found in circles[:4]] == ["6.50", "5.50", "4.50", "3.50"]
-    assert sum(tag == "polyline" for tag, _ in outline.elements) == 6
-    assert "width 1, depth 1: 90.00 at 9 latency, ms" in [text for tag, text in outline.texts if tag == "title"]
+    assert float(largest["cy"] or "") == pytest.approx(0.0)  # the best score is the top of the chart
+    radii = [float(found["r"] or "") for found in circles[:4]]
+    assert radii == sorted(radii, reverse=True)  # wider sub-networks have larger markers
+    assert outline.count("path", "curve") == 6
+    assert "width 1, depth 1: 90.00 at 9 latency, ms" in outline.titles
 
 
-def test_curves_of_the_stages_stand_where_their_logs_do() -> None:
-    outline = check(elastic_page(full()))
+def test_training_curves_follow_the_logs() -> None:
+    outline = check(render_elastic_page(full()))
     labels = [str(found.get("aria-label")) for tag, found in outline.elements if tag == "svg"]
     assert any("mean from 72 to 74; width 1, depth 1 from 66 to 72; width 0.25, depth 1 from" in one for one in labels)
     assert any("width 0.25, depth 0.5 from 66 to 72" in one for one in labels)
@@ -138,10 +132,10 @@ def test_curves_of_the_stages_stand_where_their_logs_do() -> None:
 
 
 @pytest.mark.parametrize("stages", [{}, {"width": [], "depth": []}, {"width": [{"kind": "notice", "step": 1}]}])
-def test_missing_logs_leave_the_rest(stages: dict[str, Any]) -> None:
-    outline = check(elastic_page(full(stages=stages)))
-    assert "How it learned" not in outline.visible
-    assert "Every size" in outline.visible
+def test_page_without_logs(stages: dict[str, Any]) -> None:
+    outline = check(render_elastic_page(full(stages=stages)))
+    assert "Training curves" not in outline.visible
+    assert "All sizes" in outline.visible
 
 
 @pytest.mark.parametrize(
@@ -176,15 +170,15 @@ def test_missing_logs_leave_the_rest(stages: dict[str, Any]) -> None:
     ],
 )
 def test_any_record_has_a_page(of: ElasticRecord) -> None:
-    outline = check(elastic_page(full(record=of)))
+    outline = check(render_elastic_page(full(record=of)))
     heads = sum(len(scores) for scores in of.head_scores)
     assert outline.visible.count("Importance") == 1
-    assert sum("of the layer's, number" in (found.get("title") or "") for _, found in outline.elements) == heads
-    assert ("Kept down to" in outline.visible) == (len(of.grid) > 1)
+    assert sum("of the layer's sum, rank" in (found.get("title") or "") for _, found in outline.elements) == heads
+    assert ("Narrowest width" in outline.visible) == (len(of.grid) > 1)
     assert ("By latency" in outline.visible) == (len(of.grid) > 1)
 
 
-def test_what_people_name_does_no_harm() -> None:
+def test_hostile_names_are_escaped() -> None:
     hostile = full(
         title=HOSTILE,
         model=HOSTILE,
@@ -194,14 +188,14 @@ def test_what_people_name_does_no_harm() -> None:
         facts={HOSTILE: HOSTILE},
     )
     told = {"commands": (HOSTILE,), "settings": HOSTILE, "stages": {HOSTILE: rows(())}}
-    outline = check(elastic_page(ElasticReport(**{**vars(hostile), **told})))
+    outline = check(render_elastic_page(ElasticReport(**{**vars(hostile), **told})))
     assert outline.count("script") == 1  # the page's own
     assert outline.count("b") == 1 + 12  # the name in the masthead, and the scores
     assert outline.visible.count("alert('x')") > 8
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 12])
-def test_survivors_are_the_heads_that_a_cut_keeps(heads: int) -> None:
+def test_narrowest_widths_match_the_cuts(heads: int) -> None:
     order = np.random.default_rng(heads).permutation(heads).tolist()
     of = record(heads=(heads,), head_order=[order])
     (found,) = narrowest_widths(of)
@@ -214,37 +208,37 @@ def test_survivors_are_the_heads_that_a_cut_keeps(heads: int) -> None:
 @pytest.mark.parametrize(
     ("rule", "shallowest"), [("keep_last", [0.75, 0.5, 1.0, 0.5]), ("drop_last", [0.5, 0.75, 0.5, 1.0])]
 )
-def test_layers_survive_by_the_rule_of_the_record(rule: str, shallowest: list[float]) -> None:
+def test_shallowest_depths_follow_the_depth_rule(rule: str, shallowest: list[float]) -> None:
     assert shallowest_depths(record(depth_rule=rule)) == shallowest
-    outline = Outline(elastic_page(report(record(depth_rule=rule))))
+    outline = Outline(render_elastic_page(report(record(depth_rule=rule))))
     titles = [str(found.get("title")) for tag, found in outline.elements if "layer" in (found.get("class") or "")]
     assert [one for one in titles if one != "None"] == [
         f"layer {number}: kept down to depth {depth:g}" for number, depth in enumerate(shallowest, start=1)
     ]
 
 
-def test_the_darkest_head_is_kept_by_the_narrowest() -> None:
-    text = elastic_page(report(record()))
+def test_heads_kept_longest_are_darkest() -> None:
+    text = render_elastic_page(report(record()))
     shades = {
         title: style
         for style, title in re.findall(r'style="background:([^"]+)" title="layer 1, head (\d: kept[^"]+)"', text)
     }
-    assert shades["4: kept down to width 0.25"] == shade(1.0)
-    assert shades["1: kept down to width 1"] == shade(0.0)
+    assert shades["4: kept down to width 0.25"] == heat_colour(1.0)
+    assert shades["1: kept down to width 1"] == heat_colour(0.0)
     assert len(set(shades.values())) == 4
 
 
-def test_shares_need_something_to_be_shares_of() -> None:
-    assert kept_share(record(), 46.0) == 0.5
-    assert kept_share(record(teacher_score=0.0), 46.0) is None
-    assert kept_share(record(teacher_score=-1.0), 46.0) is None
+def test_retained_share_requires_a_positive_score() -> None:
+    assert retained_share(record(), 46.0) == 0.5
+    assert retained_share(record(teacher_score=0.0), 46.0) is None
+    assert retained_share(record(teacher_score=-1.0), 46.0) is None
 
 
-def test_the_cheapest_that_is_good_enough() -> None:
-    good = cheapest_that_keeps(record(), 0.9)
+def test_cheapest_sub_network_that_is_good_enough() -> None:
+    good = cheapest_with(record(), 0.9)
     assert good is not None
     assert (good.width, good.depth) == (1.0, 0.5)  # width 0.75 at the whole depth is as good, for half as much again
-    assert cheapest_that_keeps(record(), 1.5) is None
+    assert cheapest_with(record(), 1.5) is None
 
 
 @pytest.fixture(scope="module")
@@ -265,59 +259,44 @@ def tiny(tokenizer: Tokenizer, name: str = "bert-tiny") -> Model:
     return model
 
 
-def test_heads_are_compared_by_the_numbers_they_had(tokenizer: Tokenizer) -> None:
+def test_heads_are_compared_by_their_index_before_rewiring(tokenizer: Tokenizer) -> None:
     model = tiny(tokenizer)
     text = " ".join(WORDS)
-    _, before = maps_of(model, text)
+    _, before = compute_maps(model, text)
     orders = [torch.randperm(4, generator=torch.Generator().manual_seed(layer)) for layer in range(4)]
     rewire(model, Orders(tuple(orders), (torch.arange(model.encoder.units[0].neurons),) * 4))
     of = record(widths=(0.5, 1.0), head_order=[order.tolist() for order in orders])
-    found = compared_heads(model, of, text)
+    found = compare_heads(model, of, text)
     assert found is not None
     assert [layer for layer, _ in found.layers] == [1, 3]
-    _, small = maps_of(bertsmith.extract(model, Subnet(width=0.5, depth=0.5)), text)
+    _, small = compute_maps(bertsmith.extract(model, Subnet(width=0.5, depth=0.5)), text)
     for place, (layer, pairs) in enumerate(found.layers):
-        assert [pair.number for pair in pairs] == orders[layer][:2].tolist()
+        assert [pair.index for pair in pairs] == orders[layer][:2].tolist()
         for head, pair in enumerate(pairs):
-            np.testing.assert_allclose(pair.whole, before["attention"][layer][pair.number], atol=1e-5)
+            np.testing.assert_allclose(pair.whole, before["attention"][layer][pair.index], atol=1e-5)
             np.testing.assert_allclose(pair.small, small["attention"][place][head], atol=1e-6)
-    assert len(found.whole_figures) == 16
-    assert len(found.small_figures) == 4
-    outline = check(elastic_page(report(of, heads=found)))
-    assert "Where heads look" in outline.visible
+    assert len(found.whole_statistics) == 16
+    assert len(found.small_statistics) == 4
+    outline = check(render_elastic_page(report(of, heads=found)))
+    assert "mean entropy" in outline.visible
     assert f"head {orders[1][0] + 1}" in outline.visible
     first = found.layers[0][1][0]
-    assert f"entropy {first.whole_figures.entropy:.2f} → {first.small_figures.entropy:.2f}" in outline.visible
-    assert "of the weight lie on separators" in looks_note(found)
+    assert f"entropy {first.whole_statistics.entropy:.2f} → {first.small_statistics.entropy:.2f}" in outline.visible
+    assert "of the weight are on separators" in outline.visible
 
 
-def test_only_the_beginning_of_a_long_text_is_drawn(tokenizer: Tokenizer) -> None:
+def test_long_texts_are_cut_to_their_beginning(tokenizer: Tokenizer) -> None:
     model = tiny(tokenizer)
     for text in (" ".join(WORDS * 20), "a" * 90):
-        found = compared_heads(model, record(), text)
+        found = compare_heads(model, record(), text)
         assert found is not None
-        assert 3 <= len(found.tokens) <= TOKENS_DRAWN
+        assert 3 <= len(found.tokens) <= MAX_TOKENS
 
 
-def test_nothing_is_compared_where_there_is_nothing_to_compare(tokenizer: Tokenizer) -> None:
+def test_no_comparison_without_text_sizes_or_finite_weights(tokenizer: Tokenizer) -> None:
     model = tiny(tokenizer)
-    assert compared_heads(model, record(), "  ") is None
-    assert compared_heads(model, record(widths=(1.0,), depths=(1.0,)), "the smith") is None
+    assert compare_heads(model, record(), "  ") is None
+    assert compare_heads(model, record(widths=(1.0,), depths=(1.0,)), "the smith") is None
     with torch.no_grad():
         next(model.parameters()).fill_(math.nan)
-    assert compared_heads(model, record(), "the smith") is None
-
-
-def test_small_maps_fill_every_weight_once(tokenizer: Tokenizer) -> None:
-    model = tiny(tokenizer)
-    found = compared_heads(model, record(), "the smith hammers")
-    assert found is not None
-    ones = [
-        (layer, [HeadPair(pair.number, np.eye(5), np.eye(5), pair.whole_figures, pair.small_figures)])
-        for layer, (pair, *_) in found.layers
-    ]
-    text = looks(HeadComparison(["<i>"] * 5, found.subnet, ones, found.whole_figures, found.small_figures))
-    paths = re.findall(r' d="([^"]+)"', text)
-    assert paths == ["".join(f"M{place} {place}h1v1h-1z" for place in range(5))] * (2 * len(ones))
-    assert "separator" not in text
-    assert Outline(text).count("i") == 0
+    assert compare_heads(model, record(), "the smith") is None

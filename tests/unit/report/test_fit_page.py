@@ -1,13 +1,12 @@
-"""The page and the card of a search for a budget."""
+"""The page and the model card of a search for a budget."""
 
 import re
 from typing import Any
 
 import pytest
-from helpers_pages import HOSTILE, Outline
+from helpers_pages import HOSTILE, Outline, check_page
 
-from bertsmith.report.fit_card import fit_card
-from bertsmith.report.fit_page import fit_page
+from bertsmith.report.fit import render_fit_card, render_fit_page
 
 
 def row(name: str, score: float, latency: float, **more: Any) -> dict[str, Any]:
@@ -48,47 +47,40 @@ def figures(**more: Any) -> dict[str, Any]:
     return {**plain, **more}
 
 
-def test_the_page_shows_the_front_the_budget_and_every_candidate() -> None:
-    outline = Outline(fit_page(figures(), "mine"))
-    marks = [found for tag, found in outline.elements if tag == "svg" and "candidate" in (found.get("class") or "")]
-    assert len(marks) == 3
-    assert sum("estimated" in (found["class"] or "") for found in marks) == 1
+def test_page_shows_the_front_the_budget_and_every_candidate() -> None:
+    outline = check_page(render_fit_page(figures(), "mine"))
+    assert outline.count("path", "marker") == 3
+    assert outline.count("path", "hollow") == 1
     assert outline.count("circle", "ring") == 1
     assert outline.count("line", "reference") == 1
-    (line,) = [found["points"] for tag, found in outline.elements if tag == "polyline"]
-    assert len((line or "").split()) == 3
+    assert outline.count("path", "curve") == 1
     assert outline.count("tr") == 4
     for words in ("Accuracy 88.00 at 7.00\u00a0ms (p95)", "budget 8 ms", "~3.00", "int8 is slower", "A processor"):
         assert words in outline.visible
 
 
-def test_points_lie_where_their_figures_are() -> None:
-    outline = Outline(fit_page(figures(), "mine"))
-    places = [
-        float((found["x"] or "").rstrip("%"))
-        for tag, found in outline.elements
-        if tag == "svg" and "candidate" in (found.get("class") or "")
-    ]
+def test_markers_lie_at_their_latency() -> None:
+    outline = Outline(render_fit_page(figures(), "mine"))
+    places = [float(str(found["x"]).rstrip("%")) for tag, found in outline.elements if tag == "svg" and "x" in found]
     assert sorted(places) == pytest.approx([15.0, 35.0, 100.0])
 
 
-def test_a_floor_is_drawn_and_a_miss_is_told() -> None:
+def test_floor_and_miss_are_shown() -> None:
     limits = {"percentile": 95, "at_least": 95.0}
     misses = [{"words": "score 90.00 instead of 95 (5.00 too low)"}]
     nothing = figures(fits=False, chosen=None, nearest=figures()["reference"], misses=misses, limits=limits)
-    visible = Outline(fit_page(nothing, "mine")).visible
-    assert "Nothing keeps the budget. Nearest came whole, torch float32: score 90.00 instead of 95" in visible
+    visible = check_page(render_fit_page(nothing, "mine")).visible
+    assert "No candidate meets the budget. The nearest is whole, torch float32: score 90.00 instead of 95" in visible
     assert "at least 95" in visible
 
 
-def test_what_people_name_does_no_harm() -> None:
-    outline = Outline(fit_page(figures(model=HOSTILE, metric=HOSTILE, notices=[HOSTILE]), HOSTILE))
-    assert outline.count("script") == 0
+def test_hostile_names_are_escaped() -> None:
+    outline = check_page(render_fit_page(figures(model=HOSTILE, metric=HOSTILE, notices=[HOSTILE]), HOSTILE))
     assert outline.count("b") == 1  # the name in the masthead
 
 
-def test_the_card_has_what_the_model_costs_and_how_to_run_it() -> None:
-    card = fit_card(figures(), "mine")
+def test_card_shows_costs_and_usage() -> None:
+    card = render_fit_card(figures(), "mine")
     assert "**p95 ≤ 8 ms at 128 tokens**" in card
     assert "| latency p95, ms | 7.00 | 20.00 |" in card
     assert len(re.findall(r"^\| \d \| 128 tokens \| 6\.50 \| 7\.00 \| 200 \| 351 \|$", card, re.MULTILINE)) == 5

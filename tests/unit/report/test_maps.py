@@ -1,4 +1,4 @@
-"""Named maps of a text: weights and scores told apart, layers that differ, kernels, the explorer's data, pictures."""
+"""Maps of a text: weights and scores, layers that differ, kernels, the explorer page and its data, pictures."""
 
 import base64
 import json
@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers_pages import check_page
 
 from bertsmith.errors import InputError
-from bertsmith.report.attention import attention_fragment, attention_page, told_heads
-from bertsmith.report.maps import Maps, figures_of, head_figures, kernels_of, text_maps
-from bertsmith.report.pictures import attention_picture
+from bertsmith.report.attention import Explorer, describe_heads, render_attention_page
+from bertsmith.report.maps import Maps, average_kernels, head_statistics, plain_statistics, text_maps
+from bertsmith.report.pictures import save_attention_picture
 
 TOKENS = ["[CLS]", "</script><b>", "é", "日本", "$x", "[SEP]"]
 
@@ -37,7 +38,7 @@ def banded(kernels: np.ndarray, length: int = 6) -> np.ndarray:
 
 
 def mixed(length: int = 6) -> dict[str, list[np.ndarray]]:
-    """Three layers: convolution alone, both with other numbers of heads, attention with the terms of its scores."""
+    """Three layers: convolution, convolution and attention with other numbers of heads, attention with a score term."""
     none = np.zeros((0, length, length))
     terms = np.random.default_rng(3).normal(size=(2, length, length)) * 4
     return {
@@ -47,8 +48,8 @@ def mixed(length: int = 6) -> dict[str, list[np.ndarray]]:
     }
 
 
-def decoded(body: str) -> dict[str, dict[str, object]]:
-    match = re.search(r'class="attention-data">(.*?)</script>', body, re.DOTALL)
+def decode(page: str) -> dict[str, dict[str, object]]:
+    match = re.search(r'class="attention-data">(.*?)</script>', page, re.DOTALL)
     assert match is not None
     data = json.loads(match.group(1))
     for one in data["maps"]:
@@ -60,9 +61,9 @@ def decoded(body: str) -> dict[str, dict[str, object]]:
     return {one["label"]: one for one in data["maps"]}
 
 
-def test_maps_decode_to_what_was_given() -> None:
+def test_packed_maps_decode_to_the_input() -> None:
     maps = mixed()
-    found = decoded(attention_fragment(TOKENS, maps)[0])
+    found = decode(render_attention_page(TOKENS, maps, title="t", facts={}))
     assert list(found) == ["attention", "convolution", "content to position"]
     for name, layers in maps.items():
         one = found[name.replace("_", " ")]
@@ -73,8 +74,9 @@ def test_maps_decode_to_what_was_given() -> None:
         assert np.abs(one["values"] - np.concatenate(layers)).max() < scale / 250  # type: ignore[operator]
 
 
-def test_page_has_a_choice_a_scale_and_a_table_for_every_map() -> None:
-    page = attention_page(TOKENS, mixed(), title="t", facts={})
+def test_page_has_a_button_a_scale_and_a_table_for_every_map() -> None:
+    page = render_attention_page(TOKENS, mixed(), title="t", facts={})
+    check_page(page, scripts=2)
     assert re.findall(r'<button type="button" data-map="\d">([^<]+)<', page) == [
         "attention",
         "convolution",
@@ -86,46 +88,46 @@ def test_page_has_a_choice_a_scale_and_a_table_for_every_map() -> None:
     assert "signed scores" in page
     assert "Average kernel per head" in page
     assert "3 layers of 2–4 attention and 1–3 convolution heads on 6 tokens." in page
-    plain = attention_page(TOKENS, {"attention": [attention(4)]}, title="t", facts={})
+    plain = render_attention_page(TOKENS, {"attention": [attention(4)]}, title="t", facts={})
     assert '<button type="button" data-map' not in plain
     assert "Average kernel" not in plain
     assert "1 layer of 4 heads on 6 tokens." in plain
 
 
 @pytest.mark.parametrize("name", ["convolution", "content_to_content"])
-def test_models_without_attention_have_a_page_and_figures(name: str, tmp_path: Path) -> None:
+def test_models_without_attention_have_a_page_and_statistics(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     maps: Maps = {name: mixed()[name if name == "convolution" else "content_to_position"]}
-    assert "<tr data-layer" in attention_page(TOKENS, maps, title="t", facts={})
+    assert "<tr data-layer" in render_attention_page(TOKENS, maps, title="t", facts={})
     (one,) = text_maps(TOKENS, maps)
-    figures = figures_of(TOKENS, one)
+    figures = plain_statistics(TOKENS, one)
     assert [len(layer) for layer in figures] == one.heads
     assert set(next(layer for layer in figures if layer)[0]) == (
         {"mean", "deviation", "lowest", "highest"}
         if one.is_score
         else {"entropy", "distance", "near", "first", "separator"}
     )
-    attention_picture(TOKENS, one, tmp_path / "grid.png", title="$x^$")
+    save_attention_picture(TOKENS, one, tmp_path / "grid.png", title="$x^$")
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_heads_are_told_once_where_scores_belong_to_them() -> None:
+def test_score_terms_add_no_heads() -> None:
     terms = {"attention": [attention(2)], "content_to_position": [attention(2) - 1]}
-    assert told_heads(text_maps(TOKENS, terms)) == "2 heads"
+    assert describe_heads(text_maps(TOKENS, terms)) == "2 heads"
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_free_taps_are_scores_whatever_their_numbers(sign: int) -> None:
+def test_depthwise_kernels_are_scores(sign: int) -> None:
     shown = text_maps(TOKENS, {"attention": [attention(2)], "depthwise_convolution": [sign * attention(3)]})
     assert [(one.is_score, one.is_convolution) for one in shown] == [(False, False), (True, True)]
-    assert told_heads(shown) == "2 attention and 3 depthwise convolution heads"
+    assert describe_heads(shown) == "2 attention and 3 depthwise convolution heads"
 
 
-def test_kernels_are_the_taps_with_borders_left_out() -> None:
+def test_kernels_are_trimmed_to_their_taps() -> None:
     given = np.random.default_rng(5).normal(size=(2, 3))
     none = np.zeros((0, 6, 6))
     (one,) = text_maps(TOKENS, {"depthwise_convolution": [banded(given), none]})
-    kernels = kernels_of(one)
+    kernels = average_kernels(one)
     assert kernels.distances == [-1, 0, 1]
     # the distance is query − key, a tap's place key − query
     np.testing.assert_allclose(kernels.layers[0], given[:, ::-1], atol=1e-6)
@@ -134,16 +136,16 @@ def test_kernels_are_the_taps_with_borders_left_out() -> None:
 
 def test_a_causal_kernel_looks_back_only() -> None:
     causal = np.eye(6) * 0.25 + np.eye(6, k=-1) * 0.5 + np.eye(6, k=-2) * 0.125
-    kernels = kernels_of(text_maps(TOKENS, {"convolution": [causal[None]]})[0])
+    kernels = average_kernels(text_maps(TOKENS, {"convolution": [causal[None]]})[0])
     assert kernels.distances == [0, 1, 2]
     np.testing.assert_allclose(kernels.layers[0], [[0.25, 0.5, 0.125]])
 
 
-def test_head_figures_of_heads_that_are_known() -> None:
+def test_statistics_of_known_heads() -> None:
     tokens = ["[CLS]", "a", "b", "c", "d", "[SEP]"]
     itself, to_first, even = np.eye(6), np.zeros((6, 6)), np.full((6, 6), 1 / 6)
     to_first[:, 0] = 1
-    first, second, third = head_figures(tokens, [np.stack([itself, to_first, even])])[0]
+    first, second, third = head_statistics(tokens, [np.stack([itself, to_first, even])])[0]
     assert (first.entropy, first.distance, first.near) == (0, 0, 1)
     assert (second.first, second.separator, second.distance) == (1, 0, 2.5)
     assert second.near == pytest.approx(5 / 6)  # the last token is five positions away
@@ -151,9 +153,10 @@ def test_head_figures_of_heads_that_are_known() -> None:
     assert third.separator == pytest.approx(1 / 6)
 
 
-def test_separator_column_only_where_there_is_a_separator() -> None:
-    assert "On separator" in attention_fragment(["a", "[SEP]"], {"attention": [attention(1, 2)]})[0]
-    assert "On separator" not in attention_fragment(["a", "b"], {"attention": [attention(1, 2)]})[0]
+def test_separator_column_requires_a_separator() -> None:
+    for tokens, has_separator in ((["a", "[SEP]"], True), (["a", "b"], False)):
+        (table,) = Explorer.from_arrays(tokens, {"attention": [attention(1, 2)]}).tables
+        assert ("On separator" in table.headings) == has_separator
 
 
 @pytest.mark.parametrize(
@@ -166,22 +169,29 @@ def test_separator_column_only_where_there_is_a_separator() -> None:
         ({}, "no map"),
     ],
 )
-def test_what_is_no_map_is_refused(maps: dict[str, list[np.ndarray]], message: str) -> None:
+def test_invalid_maps_are_rejected(maps: dict[str, list[np.ndarray]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        attention_fragment(["a", "b"], maps)
+        Explorer.from_arrays(["a", "b"], maps)
 
 
-def test_weights_keep_their_range() -> None:
+def test_weights_outside_their_range_are_rejected() -> None:
     with pytest.raises(ValueError, match="'attention' holds weights below 0 or above 1"):
         text_maps(["a", "b"], {"attention": [np.full((1, 2, 2), 1.5)]})
     (rounded,) = text_maps(["a", "b"], {"attention": [np.full((1, 2, 2), 1.004)]})
     assert rounded.layers[0].max() == 1
 
 
-def test_picture_without_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picture_without_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("matplotlib", "matplotlib.colors", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
     (one,) = text_maps(["a"], {"attention": [np.ones((1, 1, 1))]})
     with pytest.raises(InputError, match=re.escape("pip install 'bertsmith[report]'")):
-        attention_picture(["a"], one, tmp_path / "grid.png", title="")
+        save_attention_picture(["a"], one, tmp_path / "grid.png", title="")
     assert not list(tmp_path.iterdir())
+
+
+def test_page_of_a_base_model_is_small() -> None:
+    maps = {"attention": [attention(12, 40)] * 12}
+    page = render_attention_page(["token"] * 40, maps, title="base", facts={})
+    assert len(page.encode()) < 1_500_000
+    assert check_page(page, scripts=2).count("tr") == 1 + 12 * 12

@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers_pages import check_page
 from torch import Tensor
 
 import bertsmith
 from bertsmith.errors import InputError
 from bertsmith.models.encoder import Encoder
 from bertsmith.models.model import Model
-from bertsmith.report.pictures import study_picture
+from bertsmith.report.pictures import save_study_picture
 from bertsmith.report.study import MapStudy, main_map, study_figures, study_texts
-from bertsmith.report.study_page import headline, study_page
+from bertsmith.report.study_page import headline, render_study_page
 from bertsmith.text.tokenizer import Tokenizer
 
 LENGTHS = [[5, 3], [1, 2, 8]]
@@ -24,7 +25,7 @@ LONGEST = 8
 
 
 def batches() -> list[tuple[list[dict[str, Tensor]], Tensor]]:
-    """Two batches of three layers that differ in maps and heads; what stands at pads is no number."""
+    """Two batches of three layers that differ in maps and heads; padding holds NaN."""
     made = []
     for lengths in LENGTHS:
         longest = max(lengths)
@@ -97,7 +98,7 @@ def test_study_equals_loops(name: str, layers: list[int], layer: int | None, ski
         assert study.near(name, layer) == pytest.approx(near)
 
 
-def test_masses_of_attention_sum_to_one_and_heads_weigh_alike() -> None:
+def test_attention_mass_sums_to_one_and_heads_weigh_equally() -> None:
     study = studied(batches())
     assert study.names == ["attention", "convolution", "content_to_position"]
     assert study.heads("attention") == [0, 4, 2]
@@ -110,7 +111,7 @@ def test_masses_of_attention_sum_to_one_and_heads_weigh_alike() -> None:
         study.mass("attention", 0)
 
 
-def test_even_share_is_that_of_even_attention() -> None:
+def test_even_share_equals_uniform_attention() -> None:
     study = MapStudy(LONGEST)
     for _, is_token in batches():
         even = torch.where(is_token[:, None], 1 / is_token.sum(-1)[:, None, None], 0.0)
@@ -120,14 +121,14 @@ def test_even_share_is_that_of_even_attention() -> None:
     assert study.even_near == pytest.approx((19 - 12 / 8) / 19)  # in the text of 8 tokens 12 pairs are further apart
 
 
-def test_kernels_are_found_again() -> None:
+def test_kernels_are_recovered() -> None:
     kernels = studied(batches()).kernels("convolution")
     assert kernels.distances == [-1, 0, 1]
     np.testing.assert_allclose(kernels.layers[0], np.full((3, 3), 1 / 3), atol=1e-7)
     assert [len(layer) for layer in kernels.layers] == [3, 0, 0]
 
 
-def test_a_broken_map_is_named() -> None:
+def test_non_finite_map_is_rejected() -> None:
     with pytest.raises(InputError, match="attention map of layer 2 holds values that are not finite"):
         MapStudy(2).add([{}, {"attention": torch.full((1, 1, 2, 2), torch.nan)}], torch.ones(1, 2, dtype=torch.bool))
 
@@ -143,14 +144,14 @@ def model(corpus_folder: Path) -> Model:
 TEXTS = ["the smith forges", "a traveller carries the letter by the river before sunrise " * 4, "x", "my neighbour"]
 
 
-def test_texts_are_studied_one_by_one_or_together(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches, their order and pads change nothing, dropout is off, and the mode comes back."""
+def test_batching_and_order_do_not_change_the_study(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout is off and the mode of the model is restored, too."""
     model.train()
     done: list[int] = []
     together = study_texts(model, TEXTS, length=20, progress=done.append)
     assert model.training
     assert sum(done) == len(TEXTS)
-    monkeypatch.setattr("bertsmith.report.study.LARGEST_BATCH", 1)
+    monkeypatch.setattr("bertsmith.report.study.MAX_BATCH", 1)
     alone = study_texts(model, TEXTS[::-1], length=20)
     assert together.queries == alone.queries
     np.testing.assert_allclose(together.average("attention"), alone.average("attention"), atol=1e-7)
@@ -158,9 +159,9 @@ def test_texts_are_studied_one_by_one_or_together(model: Model, monkeypatch: pyt
     assert together.mass("attention").sum() == pytest.approx(1, abs=1e-6)
 
 
-def test_maps_at_once_are_bounded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_size_is_bounded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    monkeypatch.setattr("bertsmith.report.study.LARGEST_MAPS", 2 * 2 * 4 * 20**2 * 2)  # two texts of the full length
+    monkeypatch.setattr("bertsmith.report.study.MAX_WEIGHTS", 2 * 2 * 4 * 20**2 * 2)  # two texts of the full length
     study_texts(model, [TEXTS[1]] * 5, length=20, progress=sizes.append)
     assert max(sizes) <= 2
     assert sum(sizes) == 5
@@ -170,7 +171,7 @@ def test_special_tokens_can_be_left_out(model: Model) -> None:
     with_special, without = (study_texts(model, TEXTS, length=20, counts_special=flag) for flag in (True, False))
     assert with_special.queries - without.queries == 2 * len(TEXTS)
     assert without.mass("attention").sum() < with_special.mass("attention").sum()
-    with pytest.raises(InputError, match="no token that counts"):
+    with pytest.raises(InputError, match="no token to count"):
         study_texts(model, ["", " "], length=20, counts_special=False)
     with pytest.raises(InputError, match="--length is 25; allowed: 3 to 24"):
         study_texts(model, TEXTS, length=25)
@@ -182,16 +183,15 @@ def other_maps(self: Encoder, tokens: Tensor, layout: object, types: Tensor | No
     return [{"convolution": torch.eye(length).expand(batch, 2, length, length) * 0.5} for _ in range(2)]
 
 
-def test_page_tells_every_model_and_map(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_page_shows_every_model_and_map(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mixed = studied(batches())
     first = study_texts(model, TEXTS, length=LONGEST)
     monkeypatch.setattr(Encoder, "attention_maps", other_maps)
     pure = study_texts(model, TEXTS, length=LONGEST)
     assert main_map(pure) == "convolution"
     studies = {"</script><i>": first, "mixed": mixed, "pure": pure}
-    page = study_page(studies, {"texts": "4"})
-    assert "<script><i>" not in page
-    assert not re.search(r"https?://|@import|url\(", page)
+    page = render_study_page(studies, {"texts": "4"})
+    check_page(page, scripts=2)
     for expected in ("Attention by distance", "Convolution by distance", "Scores by distance: mixed"):
         assert expected in page
     assert page.count("Average kernel per head") == 2
@@ -206,21 +206,20 @@ def test_page_tells_every_model_and_map(model: Model, monkeypatch: pytest.Monkey
     shares = (levels[2] / 255) ** 2 * packed["scales"][3]
     np.testing.assert_allclose(shares, mixed.average("attention", 2), atol=0.01)
     pytest.importorskip("matplotlib")
-    study_picture(studies, tmp_path / "study.png")
-    study_picture({"pure": pure}, tmp_path / "pure.png")
+    save_study_picture(studies, tmp_path / "study.png")
+    save_study_picture({"pure": pure}, tmp_path / "pure.png")
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_headline_follows_the_shares() -> None:
     mixed = studied(batches())
     near, even = f"{100 * mixed.near('attention'):.0f}\u00a0%", f"{100 * mixed.even_near:.0f}\u00a0%"
-    assert (
-        headline({"m": mixed}) == f"m puts {near} of its attention within ±4 tokens; spread evenly it would be {even}."
-    )
+    uniform = f"uniform weights would put {even} there."
+    assert headline({"m": mixed}) == f"m puts {near} of its attention within ±4 tokens; {uniform}"
     assert headline({"a": mixed, "b": mixed}).startswith(f"Within ±4 tokens a puts {near} of its attention and b puts")
 
 
-def test_figures_are_plain_and_whole() -> None:
+def test_statistics_are_json_ready_and_complete() -> None:
     figures = json.loads(json.dumps(study_figures(studied(batches()))))
     assert figures["distances"] == list(range(-7, 8))
     attention = figures["maps"]["attention"]

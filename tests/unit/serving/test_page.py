@@ -15,7 +15,7 @@ from page_models import running, served
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from task_cases import TASK_CASES
 
-from bertsmith.report.attention import attention_page
+from bertsmith.report.attention import render_attention_page
 from bertsmith.serving.settings import ServeSettings
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -264,7 +264,8 @@ def test_the_explorer_of_a_report_draws_as_before(browser: Browser, tmp_path: Pa
     weights = np.random.default_rng(1).dirichlet(np.ones(4), size=(2, 4))
     path = tmp_path / "attention.html"
     maps = {"attention": [weights, weights], "convolution": [weights, weights]}
-    path.write_text(attention_page(["[CLS]", "a", HOSTILE, "[SEP]"], maps, title="t", facts={}), encoding="utf-8")
+    text = render_attention_page(["[CLS]", "a", HOSTILE, "[SEP]"], maps, title="t", facts={})
+    path.write_text(text, encoding="utf-8")
     found = Watched(browser.new_page())
     found.page.goto(path.as_uri())
     expect(found.page.locator(".attention-grid canvas")).to_have_count(4)

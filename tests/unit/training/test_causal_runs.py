@@ -43,7 +43,7 @@ def test_a_left_to_right_bert(corpus_folder: Path, tmp_path: Path) -> None:
     assert figures["token_term"] == "next_token"
     assert figures["held_out"]["next_token_loss"] < figures["unigram_level"]
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "next tokens guessed" in page
+    assert "next tokens accuracy" in page
     assert "masked tokens" not in page.replace("masked_tokens", "")
     model = bertsmith.load(tmp_path / "run")
     assert model.config.family == "bert"

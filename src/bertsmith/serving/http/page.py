@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 
 from bertsmith import __version__
-from bertsmith.report import attention, explorer
-from bertsmith.report.page import STYLE
+from bertsmith.report.page import read_asset
 from bertsmith.serving.exploring import described
 from bertsmith.serving.http.errors import ApiError
 from bertsmith.serving.http.explore import Drawing, Explored, ExploreRequest, explored
@@ -79,9 +78,9 @@ def page_files() -> dict[str, tuple[str, bytes, str]]:
     """The files of the page by name: their type, their content and its tag. Some are those of the reports."""
     folder = files("bertsmith.serving") / "page"
     texts = {entry.name: entry.read_text(encoding="utf-8") for entry in folder.iterdir() if "." in entry.name}
-    texts["house.css"] = STYLE
-    texts["explorer.css"] = attention.STYLE
-    texts["explorer.js"] = explorer.BEHAVIOUR + "\nexport { explore };\n"
+    texts["house.css"] = read_asset("base.css")
+    texts["explorer.css"] = read_asset("explorer.css") + read_asset("kernels.css")
+    texts["explorer.js"] = read_asset("explorer.js") + "\nexport { explore };\n"
     found = {}
     for name, text in texts.items():
         content = text.encode()

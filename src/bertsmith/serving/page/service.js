@@ -4,7 +4,10 @@ const KEY = "bertsmith-key";
 
 export const key = {
   get value() { return sessionStorage.getItem(KEY) || ""; },
-  set value(given) { given ? sessionStorage.setItem(KEY, given) : sessionStorage.removeItem(KEY); },
+  set value(given) {
+    if (given) sessionStorage.setItem(KEY, given);
+    else sessionStorage.removeItem(KEY);
+  },
 };
 
 export class Refusal extends Error {

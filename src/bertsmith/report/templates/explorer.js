@@ -1,18 +1,15 @@
-"""The behaviour of the explorer: script of the pages that hold one."""
-
-BEHAVIOUR = """
-// Fills an element of the class "attention", whose markup is there, with what its data say, and returns what ends it.
-// Where one text follows another, `kept` of the last one lets the reader go on with the head that was looked at.
-function explore(root, data, kept = {}) {
-  const find = selector => root.querySelector(selector), ended = new AbortController();
+// Draws the maps of `data` into the markup of explorer.html inside `root`; returns a function that stops all listeners.
+// `state` holds the selection; pass that of the previous text to keep the selected head.
+function explore(root, data, state = {}) {
+  const find = selector => root.querySelector(selector), abort = new AbortController();
   const { tokens, layers } = data, length = tokens.length, AVERAGE = -1;
   const total = numbers => numbers.reduce((sum, number) => sum + number, 0);
-  // Of each map: how many heads every layer has, and where the first one of every layer lies among all heads.
+  // `starts` is the index of the first head of every layer among all heads of a map.
   const maps = data.maps.map(one => ({ ...one, most: Math.max(...one.heads),
     starts: one.heads.map((_, layer) => total(one.heads.slice(0, layer))),
     bytes: Uint8Array.from(atob(one.levels), letter => letter.charCodeAt(0)) }));
-  const before = { map: 0, layer: 0, head: 0, view: "map", query: 1, key: 1, ...kept }, last = length - 1;
-  const chosen = Object.assign(kept, before, { map: maps[before.map] ? before.map : 0,
+  const before = { map: 0, layer: 0, head: 0, view: "map", query: 1, key: 1, ...state }, last = length - 1;
+  const chosen = Object.assign(state, before, { map: maps[before.map] ? before.map : 0,
     layer: Math.min(before.layer, layers - 1), query: Math.min(before.query, last), key: Math.min(before.key, last) });
   const layerChoice = find(".choose-layer"), headChoice = find(".choose-head"), grid = find(".attention-grid");
   const stage = find(".attention-stage"), readout = find(".attention-readout");
@@ -22,16 +19,17 @@ function explore(root, data, kept = {}) {
   const make = (tag, attributes, ...children) => {
     const element = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes))
-      name.startsWith("aria-") || name === "role" ? element.setAttribute(name, value) : element[name] = value;
+      if (name.startsWith("aria-") || name === "role") element.setAttribute(name, value);
+      else element[name] = value;
     element.append(...children);
     return element;
   };
   const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const told = value => maps[chosen.map].isScore ? value.toFixed(2).replace("-", "−")
+  const formatted = value => maps[chosen.map].isScore ? value.toFixed(2).replace("-", "−")
     : value < 0.005 ? "under 0.01" : value.toFixed(2);
-  const shown = (token, most) => token.length > most ? token.slice(0, most - 1) + "…" : token;
+  const shorten = (token, most) => token.length > most ? token.slice(0, most - 1) + "…" : token;
 
-  // Weights lie between 0 and 1, scores between minus the map's scale and plus it.
+  // Weights lie between 0 and 1, scores between −scale and +scale of the map.
   function values(layer, head) {
     const { bytes, heads, starts, isScore, scale } = maps[chosen.map], count = heads[layer], size = length * length;
     const read = isScore ? byte => (byte - 128) / 127 * scale : byte => byte / 255;
@@ -44,8 +42,8 @@ function explore(root, data, kept = {}) {
   }
   const strength = value => Math.abs(value) / maps[chosen.map].scale;
 
-  // Shade grows with the square root of a weight: most weights are small, and would all look empty. Scores have two
-  // colours, and grow evenly from none.
+  // Shade grows with the square root of a weight, because most weights are small. Scores have two colours and grow
+  // linearly from zero.
   let shades = {};
   function mixShades() {
     const mixed = (names, place) => {
@@ -78,7 +76,7 @@ function explore(root, data, kept = {}) {
     for (let head = 0; head < most; head++) grid.append(make("span", { textContent: head + 1 }));
     for (let layer = 0; layer < layers; layer++)
       for (let head = AVERAGE; head < most; head++) {
-        if (head >= heads[layer] || !heads[layer]) {  // layers may differ in heads, and lack the map
+        if (head >= heads[layer] || !heads[layer]) {  // layers may differ in heads or lack the map
           grid.append(make("span", { textContent: head === AVERAGE ? layer + 1 : "" }));
           continue;
         }
@@ -105,7 +103,7 @@ function explore(root, data, kept = {}) {
     event.preventDefault();
     const { heads } = maps[chosen.map];
     let layer = chosen.layer + step[0];
-    while (layer >= 0 && layer < layers && !heads[layer]) layer += step[0];  // past layers that lack the map
+    while (layer >= 0 && layer < layers && !heads[layer]) layer += step[0];  // skip layers that lack the map
     if (layer < 0 || layer >= layers) layer = chosen.layer;
     choose({ layer, head: clamp(chosen.head + step[1], AVERAGE, heads[layer] - 1) });
     thumbnails.find(one => one.layer === chosen.layer && one.head === chosen.head).button.focus();
@@ -113,10 +111,10 @@ function explore(root, data, kept = {}) {
 
   function drawMap(map) {
     const canvas = make("canvas", { className: "attention-map", tabIndex: 0, role: "img",
-      "aria-label": "Map: rows take from columns. The arrow keys move the cell that is read out." });
+      "aria-label": "Map: rows attend to columns. The arrow keys move the selected cell." });
     stage.replaceChildren(canvas);
     const pen = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
-    const names = tokens.map(token => shown(token, 12)), longest = Math.max(...names.map(name => name.length));
+    const names = tokens.map(token => shorten(token, 12)), longest = Math.max(...names.map(name => name.length));
     const setFont = pixels => { pen.font = `${pixels}px ${colour("--mono")}`; };
     const room = pixels => { setFont(pixels); return Math.ceil(pen.measureText("m".repeat(longest)).width) + 8; };
     const letters = clamp((stage.clientWidth - room(10)) / length - 0.5, 10, 12.5), margin = room(letters);
@@ -133,7 +131,7 @@ function explore(root, data, kept = {}) {
       setFont(letters);
       pen.textAlign = "right";
       pen.textBaseline = "middle";
-      // A label is left out where two would overlap, or where the pointed one needs the room.
+      // Leave out labels that would overlap another one or the selected one.
       const labels = (pointed, direction) => names.forEach((name, index) => {
         if (index !== pointed && (index % stride || Math.abs(index - pointed) * cell < letters - 0.5)) return;
         pen.fillStyle = colour(index === pointed ? "--accent" : "--muted");
@@ -141,13 +139,13 @@ function explore(root, data, kept = {}) {
       });
       pen.translate(margin, margin);
       labels(query, 1);
-      pen.rotate(Math.PI / 2);  // down is now to the left, so the upper edge runs backwards
+      pen.rotate(Math.PI / 2);  // rotated, the upper edge runs backwards
       labels(key, -1);
       pen.setTransform(ratio, 0, 0, ratio, 0, 0);
       pen.strokeStyle = colour("--series-2");
       pen.lineWidth = 1.5;
       pen.strokeRect(margin + key * cell, margin + query * cell, cell, cell);
-      readout.textContent = `${tokens[query]} (${query + 1}) → ${tokens[key]} (${key + 1}): ${told(value)}`;
+      readout.textContent = `${tokens[query]} (${query + 1}) → ${tokens[key]} (${key + 1}): ${formatted(value)}`;
     }
     const point = (query, key) => {
       Object.assign(chosen, { query: clamp(query, 0, length - 1), key: clamp(key, 0, length - 1) });
@@ -191,7 +189,7 @@ function explore(root, data, kept = {}) {
       chosen.query = query;
       pen.clearRect(0, 0, width, height);
       pen.strokeStyle = colour("--muted");
-      const { isScore } = maps[chosen.map], least = isScore ? 0.5 : 0.05;  // every pair has a score: the strong ones
+      const { isScore } = maps[chosen.map], least = isScore ? 0.5 : 0.05;  // every pair has a score: draw strong ones
       map.forEach((value, place) => {
         if (strength(value) > least) line(Math.floor(place / length), place % length, 0.3 * strength(value), 1);
       });
@@ -205,7 +203,7 @@ function explore(root, data, kept = {}) {
       });
       left.forEach((button, index) => button.setAttribute("aria-pressed", index === query));
       const most = [...looks.keys()].sort((a, b) => strength(looks[b]) - strength(looks[a])).slice(0, 3);
-      const answer = most.map(key => `${tokens[key]} (${key + 1}): ${told(looks[key])}`);
+      const answer = most.map(key => `${tokens[key]} (${key + 1}): ${formatted(looks[key])}`);
       readout.textContent = `${tokens[query]} (${query + 1}) → ${answer.join(", ")}`;
     }
     point(chosen.query);
@@ -222,7 +220,7 @@ function explore(root, data, kept = {}) {
     if ("map" in change) layOut();
     layerChoice.value = chosen.layer;
     const numbers = Array.from({ length: heads[chosen.layer] }, (_, head) => head);
-    // only when they change: a list that is open would close
+    // replacing the options would close an open list
     if (headChoice.length !== numbers.length + 1) headChoice.replaceChildren(
       make("option", { value: AVERAGE, textContent: "average" }),
       ...numbers.map(head => make("option", { value: head, textContent: head + 1 })));
@@ -230,7 +228,7 @@ function explore(root, data, kept = {}) {
     for (const { button, layer, head } of thumbnails) {
       const isChosen = layer === chosen.layer && head === chosen.head;
       button.setAttribute("aria-pressed", isChosen);
-      button.tabIndex = isChosen ? 0 : -1;  // one stop for the Tab key; the arrows move inside the grid
+      button.tabIndex = isChosen ? 0 : -1;  // one Tab stop; the arrow keys move inside the grid
     }
     for (const row of rows)
       row.classList.toggle("chosen", +row.dataset.layer === chosen.layer && +row.dataset.head === chosen.head);
@@ -251,7 +249,7 @@ function explore(root, data, kept = {}) {
   for (const table of root.querySelectorAll(".attention-table table")) {
     const headers = [...table.querySelectorAll("th")], body = table.tBodies[0];
     headers.forEach((header, column) => header.firstChild.onclick = () => {
-      const before = header.getAttribute("aria-sort") || (column ? "ascending" : "descending");  // largest first
+      const before = header.getAttribute("aria-sort") || (column ? "ascending" : "descending");  // sort descending first
       const order = before === "ascending" ? "descending" : "ascending";
       headers.forEach(other => other.removeAttribute("aria-sort"));
       header.setAttribute("aria-sort", order);
@@ -265,16 +263,11 @@ function explore(root, data, kept = {}) {
     if (stage.clientWidth !== seen) { seen = stage.clientWidth; draw(); }
   });
   watching.observe(stage);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint, { signal: ended.signal });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint, { signal: abort.signal });
   repaint();
-  return () => { watching.disconnect(); ended.abort(); };
+  return () => { watching.disconnect(); abort.abort(); };
 }
-"""
 
-SCRIPT = (
-    BEHAVIOUR
-    + """
-for (const root of document.querySelectorAll(".attention"))
-  explore(root, JSON.parse(root.querySelector(".attention-data").textContent));
-"""
-)
+// Reports contain the data; the service calls `explore` itself.
+for (const data of document.querySelectorAll(".attention-data"))
+  explore(data.parentElement, JSON.parse(data.textContent));

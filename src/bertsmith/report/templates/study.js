@@ -1,59 +1,22 @@
-"""The look and the behaviour of the average maps on the page of a study."""
-
-STYLE = """
-.study [hidden] { display: none; }
-.study-bar { display: flex; flex-wrap: wrap; gap: 8px 18px; align-items: center; margin-bottom: 14px; font-size: 14px;
-  color: var(--muted); }
-.study-names { display: flex; flex-wrap: wrap; gap: 6px; }
-.study-names button { border: 1px solid var(--line); border-radius: 7px; background: var(--surface);
-  padding: 4px 13px; cursor: pointer; color: var(--muted); }
-.study-names button[aria-pressed=true] { background: var(--wash); color: var(--accent); border-color: var(--accent); }
-.study-bar select { color: var(--ink); background: var(--surface); border: 1px solid var(--line);
-  border-radius: 7px; padding: 4px 6px; margin-left: 6px; }
-.study-maps { display: grid; gap: 20px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
-.study-maps figcaption { font-size: 15px; font-weight: 600; margin-bottom: 12px; }
-.study-map { max-width: 520px; margin: 0 auto; }
-.study-map canvas { display: block; width: 100%; cursor: crosshair; touch-action: pan-y; }
-.study-readout { min-height: 1.6em; margin-top: 10px; font: 13.5px/1.6 var(--mono); text-align: center; }
-.study-scale { display: flex; flex-wrap: wrap; align-items: center; gap: 4px 8px; margin-top: 14px;
-  color: var(--muted); font-size: 13px; font-variant-numeric: tabular-nums; }
-.study-scale i { width: 120px; height: 9px; border-radius: 3px;
-  background: linear-gradient(to right, var(--heat-low), var(--heat-middle), var(--heat-high)); }
-.study-scale i.signed { background: linear-gradient(to right, var(--diverging-low), var(--heat-low),
-  var(--diverging-high)); }
-.study-below { margin-top: 20px; }
-.study-table { overflow-x: auto; padding: 0; }
-.study-table table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
-.study-table th, .study-table td { padding: 8px 12px; text-align: right; white-space: nowrap;
-  border-top: 1px solid var(--line); }
-.study-table thead th { color: var(--muted); font-weight: 500; border-top: 0; }
-.study-table tbody th { font-weight: 600; }
-.study-table th:first-child, .study-table td:nth-child(2), .study-table th:nth-child(2) { text-align: left; }
-.study-table td.main { font-weight: 600; }
-.study-table td[style] { background: color-mix(in srgb, var(--accent) calc(.45 * var(--share)), transparent); }
-.study-table tr.even > * { color: var(--muted); font-weight: 400; }
-"""
-
-SCRIPT = """
 for (const root of document.querySelectorAll(".study")) {
   const { length, models } = JSON.parse(root.querySelector(".study-data").textContent), size = length * length;
   const names = [...root.querySelectorAll(".study-names button")], layerChoice = root.querySelector("select");
   const figures = [...root.querySelectorAll("figure")], scale = root.querySelector(".study-scale");
-  const [low, high, told] = scale.querySelectorAll("span"), chosen = { name: names[0].dataset.map, layer: -1 };
+  const [low, high, meaning] = scale.querySelectorAll("span"), chosen = { name: names[0].dataset.map, layer: -1 };
   const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const clamp = value => Math.max(0, Math.min(length - 1, value));
   const number = value => value.toPrecision(2).replace("-", "−");
   for (const model of models)
     for (const one of Object.values(model)) {
       const bytes = Uint8Array.from(atob(one.levels), letter => letter.charCodeAt(0));
-      let place = 0;  // a layer without the map has a scale of 0 and no bytes
+      let place = 0;  // a layer without the map has scale 0 and no bytes
       one.averages = one.scales.map(most => {
         if (!most) return null;
         const read = one.isScore ? byte => (byte - 128) / 127 * most : byte => (byte / 255) ** 2 * most;
         return Float32Array.from(bytes.subarray(place, place += size), read);
       });
     }
-  // The average over all layers stands first, then the layers; a model may lack the map or the layer.
+  // The average over all layers comes first, then the layers; a model may lack the map or the layer.
   const shown = model => model[chosen.name]?.averages[chosen.layer + 1];
 
   function mix(names) {
@@ -65,8 +28,7 @@ for (const root of document.querySelectorAll(".study")) {
   }
   function draw() {
     const isScore = models.some(model => model[chosen.name]?.isScore);
-    // A token that every other one looks at would leave all the rest pale: the strongest shade starts at the 98th
-    // percentile of the weights that are there.
+    // The strongest shade is the 98th percentile of the non-zero weights: one dominant token would leave the rest pale.
     const sizes = map => map.map(Math.abs).filter(Boolean).sort();
     const strongest = (all, share) => all.length ? all[Math.ceil(share * all.length) - 1] : 0;
     const all = models.map(model => sizes(shown(model) || new Float32Array()));
@@ -76,20 +38,20 @@ for (const root of document.querySelectorAll(".study")) {
       : mix(["--heat-low", "--heat-middle", "--heat-high"]);
     low.textContent = isScore ? number(-most) : "0";
     high.textContent = (isScore ? "+" : "") + number(most) + (isCut ? " and more" : "");
-    told.textContent = isScore ? "signed scores" : "shade grows with the root of the weight";
+    meaning.textContent = isScore ? "signed scores" : "shade grows with the square root of the weight";
     scale.querySelector("i").className = isScore ? "signed" : "";
     for (const button of names) button.setAttribute("aria-pressed", button.dataset.map === chosen.name);
     figures.forEach((figure, index) => drawOne(figure, shown(models[index]),
       value => shade(isScore ? (value / most + 1) / 2 : Math.sqrt(Math.min(1, Math.max(0, value) / most)))));
   }
-  const points = new Map();  // the cell pointed at in each figure; it stays when another map or layer is chosen
+  const points = new Map();  // selected cell of each figure; it stays when another map or layer is chosen
   function drawOne(figure, map, shade) {
     const canvas = figure.querySelector("canvas"), readout = figure.querySelector(".study-readout");
     const ratio = window.devicePixelRatio || 1, width = canvas.parentElement.clientWidth, margin = 30;
     const side = width - margin - 8, cell = side / length, pen = canvas.getContext("2d");
     canvas.hidden = !map;
     canvas.onpointermove = canvas.onpointerdown = canvas.onkeydown = null;
-    readout.textContent = map ? "" : "No such map here.";
+    readout.textContent = map ? "" : "This model has no such map.";
     if (!map) return;
     const heat = document.createElement("canvas"), image = new ImageData(length, length);
     heat.width = heat.height = length;
@@ -143,4 +105,3 @@ for (const root of document.querySelectorAll(".study")) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   draw();
 }
-"""

@@ -1,0 +1,118 @@
+"""The page of the demo: the model it started from, the result of every step, and commands to continue with."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertsmith.report import fit
+from bertsmith.report.elastic import largest, member_at, size_grid
+from bertsmith.report.page import format_duration, render
+from bertsmith.report.pretraining import FilledMask
+from bertsmith.shrinking.elastic_metadata import ElasticRecord
+
+STEPS = {  # what each step does, and the folder it writes
+    "pretrain": ("Learn a vocabulary and pre-train a small BERT on the messages of a support desk", "encoder"),
+    "look": ("Fill masks and find similar messages before any training", None),
+    "finetune": ("Fine-tune on labelled messages to predict their subject", "classifier"),
+    "shrink": ("Sort heads and neurons by importance and distil the whole model into every size", "elastic"),
+    "fit": ("Measure sizes, engines and precisions here; choose the best within the budget", "fitted"),
+    "export": ("Export the chosen size for ONNX Runtime, compare its outputs and time it", "onnx"),
+}
+HALF = 0.5
+
+
+@dataclass(frozen=True)
+class DemoStep:
+    """A finished step of the demo."""
+
+    name: str
+    outcome: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class DemoReport:
+    """Contents of the page; the results are those of the steps as in result.json."""
+
+    folder: Path
+    title: str
+    steps: Sequence[DemoStep]
+    look: Mapping[str, Any]
+    finetuned: Mapping[str, Any]
+    elastic: ElasticRecord
+    fitted: Mapping[str, Any]
+    exported: Mapping[str, Any]
+    answers: Sequence[tuple[str, str]]
+    """Messages and the answers of the fitted model."""
+    commands: Sequence[str]
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A row of the list of steps; `link` is the path of the step's own report, or ""."""
+
+    step: DemoStep
+    description: str
+    link: str
+
+
+def render_demo_page(report: DemoReport) -> str:
+    """Return the demo as one self-contained HTML document that links to the reports of its steps."""
+    return render(
+        "demo.html",
+        report=report,
+        name=report.folder.resolve().name,
+        headline=fit.headline(report.fitted),
+        duration=format_duration(sum(step.seconds for step in report.steps)),
+        metrics=_metrics(report),
+        model_facts=_model_facts(report.look["model"]),
+        front=fit.front_chart(report.fitted),
+        sizes=size_grid(report.elastic),
+        steps=[_step_row(report.folder, step) for step in report.steps],
+        export_facts=_export_facts(report),
+        filled=[FilledMask(one["text"], tuple(map(tuple, one["pieces"]))) for one in report.look["filled"]],
+    )
+
+
+def _metrics(report: DemoReport) -> dict[str, str]:
+    """The scores of the steps."""
+    whole, half = largest(report.elastic), member_at(report.elastic, HALF, HALF)
+    scores = {"Nearest message, untrained": report.look["alike"], "Fine-tuned": report.finetuned["score"]}
+    scores["Elastic, whole"] = whole.score
+    if half is not None:
+        scores["Elastic, half the width and depth"] = half.score
+    if report.fitted["fits"]:
+        scores["Fitted to the budget"] = report.fitted["score"]
+    return {name: f"{score:.1f}" for name, score in scores.items()}
+
+
+def _model_facts(model: Mapping[str, Any]) -> dict[str, str]:
+    facts = {
+        "Model": model["name"],
+        "Network": f"{model['family']}, {model['layers']} × {model['width']}",
+        "Parameters": f"{model['parameters'] / 1e6:.1f} M",
+        "Vocabulary": f"{model['vocabulary']:,} tokens",
+    }
+    if "generator_parameters" in model:
+        facts["Generator, fills masks"] = f"{model['generator_parameters'] / 1e6:.1f} M more"
+    return facts
+
+
+def _export_facts(report: DemoReport) -> dict[str, str]:
+    exported = report.exported
+    subnet = exported["subnet"]
+    return {
+        "Folder": f"{report.folder.name}/onnx",
+        "Size": f"width {subnet['width']:g}, depth {subnet['depth']:g}",
+        "model.onnx": f"{exported['bytes'] / 1e6:.1f} MB, {exported['precision']}",
+        "Latency p50": f"{exported['latency_ms']:.2f} ms in ONNX Runtime",
+        "Largest difference": f"{exported['largest_difference']:.0e} of the largest output",
+        "Requires": "onnxruntime and tokenizers, no PyTorch",
+    }
+
+
+def _step_row(folder: Path, step: DemoStep) -> StepRow:
+    description, home = STEPS[step.name]
+    has_report = home is not None and (folder / home / "report.html").is_file()
+    return StepRow(step, description, f"{home}/report.html" if has_report else "")

@@ -1,0 +1,276 @@
+"""The page of a fine-tuned model."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from helpers_pages import HOSTILE, Outline, check_page
+
+from bertsmith.answers.sequences import Features
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import HeadConfig
+from bertsmith.objectives.supervised import Supervised
+from bertsmith.report.finetuning import (
+    MAX_ERRORS,
+    MAX_LABELS,
+    SeedRun,
+    TaskReport,
+    build_task_report,
+    cut_middle,
+    format_answer,
+    metric_name,
+    most_confused,
+    render_finetuning_page,
+)
+from bertsmith.report.page import shorten
+from bertsmith.tasks.base import Encoding, Judgement, Task
+from bertsmith.tasks.classification import Classification, LabelledText
+from bertsmith.text.rows import Table
+
+
+class Anything(Task[tuple[str, Any]]):
+    """A task of an unknown kind: examples are a text and a target."""
+
+    kind: str = "anything"
+    roles: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+        return None
+
+    def settled(self, train: Table) -> "Anything":
+        return self
+
+    def head(self, model: ModelConfig) -> HeadConfig:
+        raise NotImplementedError
+
+    def examples(self, table: Table, *, has_targets: bool = True) -> list[tuple[str, Any]]:
+        return [(row["text"], row["right"]) for row in table]
+
+    def texts(self, examples: Sequence[tuple[str, Any]]) -> Iterator[str]:
+        return (text for text, _ in examples)
+
+    def features(self, examples: Sequence[tuple[str, Any]], encoding: Encoding) -> Features:
+        raise NotImplementedError
+
+    def objective(self, examples: Sequence[tuple[str, Any]]) -> Supervised:
+        raise NotImplementedError
+
+    def answers(
+        self, examples: Sequence[tuple[str, Any]], features: Features, outputs: Sequence[np.ndarray]
+    ) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def judged(self, examples: Sequence[tuple[str, Any]], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+        hits = np.array([one["answer"] == right for (_, right), one in zip(examples, answers, strict=True)])
+        return Judgement("hits", {"hits": 100 * float(hits.mean())}, lambda chosen: 100 * float(hits[chosen].mean()))
+
+    def right(self, example: tuple[str, Any]) -> Any:
+        return example[1]
+
+    def shown(self, example: tuple[str, Any]) -> str:
+        return example[0]
+
+
+class Amounts(Anything):
+    """A task whose answers are numbers."""
+
+    def mistake(self, example: tuple[str, Any], answer: Mapping[str, Any]) -> float:
+        return abs(float(answer["answer"]) - float(example[1]))
+
+
+LABELS = ("bad", HOSTILE, "good")
+
+
+def classified(examples: int = 60, labels: tuple[str, ...] = LABELS, **parts: Any) -> TaskReport:
+    """A report of answers of which every third is wrong, with increasing confidence."""
+    task = Classification(labels=labels)
+    given = [LabelledText(f"text {number}", None, number % len(labels)) for number in range(examples)]
+    answers = [
+        {"answer": labels[(one.label + (number % 3 == 0)) % len(labels)], "score": 0.5 + number / (2 * examples)}
+        for number, one in enumerate(given)
+    ]
+    judgement = task.judged(given, answers)
+    return build_task_report(task, given, answers, judgement, title=HOSTILE, kind="Fine-tuning", split="dev", **parts)
+
+
+def log_rows() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [{"kind": "training", "step": step, "loss": 1 / step} for step in range(1, 40)]
+    rows += [{"kind": "held_out", "step": step, "loss": 0.5, "score": 60.0 + step} for step in (13, 26, 39)]
+    return rows
+
+
+def full() -> TaskReport:
+    return classified(
+        interval=(50.0, 80.0),
+        rows=log_rows(),
+        runs=[SeedRun(60.0 + seed, seed, 1e-4) for seed in range(5)],
+        notices=[HOSTILE],
+        facts={HOSTILE: HOSTILE},
+        settings=f"# {HOSTILE}",
+    )
+
+
+def page_of(report: TaskReport) -> Outline:
+    outline = check_page(render_finetuning_page(report))
+    assert outline.count("b") == 1  # the title of the run: no text became an element
+    return outline
+
+
+def evaluated(task: Task[Any], examples: Sequence[Any], answers: Sequence[Mapping[str, Any]]) -> TaskReport:
+    judgement = task.judged(examples, answers)
+    return build_task_report(task, examples, answers, judgement, title="t", kind="Evaluation", split="dev")
+
+
+def test_page_is_complete_and_escaped() -> None:
+    outline = page_of(full())
+    assert outline.visible.count(HOSTILE) >= 6  # title, notice, facts, settings, label
+    assert "Accuracy 66.7 on 60 dev examples" in outline.visible
+    assert "The best evaluation was after step 39." in outline.visible
+    for heading in ("All runs", "Training curves", "Confusion matrix", "Most confident errors"):
+        assert heading in outline.visible
+
+
+def test_all_counts_of_the_confusion_matrix_are_shown() -> None:
+    report = classified(labels=("a", "b", "c"))
+    assert report.confusion is not None
+    counts = report.confusion[1]
+    assert counts.sum() == 60
+    cells = [found for tag, found in page_of(report).elements if tag == "td" and found.get("title")]
+    shown = [str(found["title"]).partition(": ")[2].partition(" of ")[0] for found in cells]
+    assert [int(count) for count in shown] == counts.flatten().tolist()
+    assert [found["class"] == "correct" for found in cells] == np.eye(3, dtype=bool).flatten().tolist()
+    shares = np.array([float(str(found["style"]).partition(":")[2]) for found in cells]).reshape(3, 3)
+    np.testing.assert_allclose(shares.sum(1), 100, atol=0.2)
+
+
+def test_most_confident_errors_come_first() -> None:
+    report = classified(120)
+    assert report.error_count == 40
+    assert [one.text for one in report.errors] == [f"text {number}" for number in range(117, 57, -3)]
+    assert report.errors[0].confidence == "98.8 %"
+    assert len(report.errors) == MAX_ERRORS
+    outline = page_of(classified(120, ("no", "yes")))
+    assert outline.count("li", "panel") == MAX_ERRORS
+    assert "40 of 120 answers are wrong; the 20 most confident are listed." in outline.visible
+
+
+def test_baseline_is_the_most_frequent_label() -> None:
+    task = Classification(labels=("no", "yes"), metric="f1")
+    given = [LabelledText("t", None, int(number < 6)) for number in range(8)]
+    report = evaluated(task, given, [{"answer": "yes", "score": 0.9}] * 8)
+    assert report.baseline == ("always “yes”", pytest.approx(100 * 12 / 14))
+    assert report.baseline[1] == pytest.approx(report.score)
+    visible = page_of(report).visible
+    assert "predicts yes for every example" in visible
+    assert "only 8 examples" in visible
+
+
+def test_score_within_the_baseline_is_flagged() -> None:
+    warning = "the model may be no better than that"
+    assert warning in page_of(classified(interval=(30.0, 80.0))).visible
+    assert warning not in page_of(classified(interval=(50.0, 80.0))).visible
+
+
+def test_labels_without_an_example_are_listed() -> None:
+    assert "Dev has no example of 2 of the labels: c, d." in page_of(classified(2, ("a", "b", "c", "d"))).visible
+
+
+def test_many_labels_show_the_most_confused() -> None:
+    counts = np.diag(np.full(50, 10))
+    counts[40, 45] = 7
+    counts[3, 49] = 2
+    chosen = most_confused(counts)
+    assert len(chosen) == MAX_LABELS
+    assert {3, 40, 45, 49} <= set(chosen.tolist())
+    assert list(chosen) == sorted(chosen)
+    outline = page_of(classified(200, tuple(f"label {number}" for number in range(50))))
+    assert outline.count("td", "correct") == MAX_LABELS
+    assert "The 30 of 50 labels with most errors are shown." in outline.visible
+
+
+def test_numbers_are_drawn_as_points() -> None:
+    right = np.random.default_rng(0).uniform(0, 5, size=80)
+    given = [(f"text {number} {HOSTILE}", float(value)) for number, value in enumerate(right)]
+    answers: list[dict[str, Any]] = [{"answer": value + 0.1} for value in right]
+    answers[7]["answer"] += 3.0
+    report = evaluated(Amounts(), given, answers)
+    assert len(report.values) == 80
+    assert report.errors[0].text.startswith("text 7 ")
+    assert report.errors[0].confidence == "3.1"
+    outline = page_of(report)
+    assert outline.count("circle") == 80
+    assert "Largest errors" in outline.visible
+    assert "confident" not in outline.visible
+
+
+@pytest.mark.parametrize(
+    ("target", "prediction", "shown"),
+    [
+        (["B-PER", "O"], ["O", "O"], "B-PER, O"),
+        ([], ["a"], "none"),
+        ("", "Paris", "none"),
+        (None, "x", "none"),
+        (2, 0, "2"),
+        ({"start": 1, "end": 4}, {"start": 0, "end": 4}, "start: 1, end: 4"),
+    ],
+)
+def test_answers_of_any_type_have_a_page(target: Any, prediction: Any, shown: str) -> None:
+    report = evaluated(Anything(), [(HOSTILE, target), ("fine", target)], [{"answer": prediction}, {"answer": target}])
+    assert report.confusion is None
+    assert not report.values
+    assert [one.target for one in report.errors] == [shown]
+    outline = page_of(report)
+    assert HOSTILE in outline.visible
+    assert "Hits 50.0 on 2 dev examples" in outline.visible
+
+
+def test_long_texts_are_cut() -> None:
+    report = evaluated(Anything(), [("word " * 4000, "x" * 999)], [{"answer": "y" * 999}])
+    assert len(render_finetuning_page(report)) < 30_000
+    assert cut_middle("a" * 30 + " | " + "b" * 30, 33) == "a" * 19 + " … " + "b" * 11
+    assert cut_middle("abc", 3) == "abc"
+    assert shorten("abcdef", 4) == "abc…"
+    assert shorten("abcd", 4) == "abcd"
+
+
+def test_evaluation_without_log_or_errors_has_a_page() -> None:
+    outline = page_of(TaskReport("t", "Evaluation", "test", 1, "exact_match", {"exact_match": 100.0}))
+    assert "Exact match 100.0 on 1 test example" in outline.visible
+    assert "Training curves" not in outline.visible
+
+
+def test_runs_are_grouped_by_learning_rate() -> None:
+    runs = [SeedRun(70.0 + seed, seed, rate) for rate in (1e-4, 3e-5) for seed in (0, 2)]
+    outline = page_of(classified(runs=runs))
+    assert outline.count("circle", "run") == 4
+    assert "learning rate 0.0001: 71.00 ± 1.41" in outline.visible
+    assert "72.00 (seed 2)" in outline.visible
+
+
+@pytest.mark.parametrize(
+    ("score", "interval", "positions"),
+    [(80.0, (75.0, 85.0), ["75.0%;width:10.0%", "80.0%"]), (-10.0, None, ["45.0%"]), (250.0, None, [])],
+    ids=["share", "correlation", "neither"],
+)
+def test_score_bar_positions(score: float, interval: tuple[float, float] | None, positions: list[str]) -> None:
+    report = TaskReport("t", "Evaluation", "test", 500, "m", {"m": score}, interval=interval)
+    styles = [str(found.get("style")) for tag, found in page_of(report).elements if tag == "span" and "style" in found]
+    assert styles == [f"left:{position}" for position in positions]
+
+
+def test_answers_are_formatted_in_one_line() -> None:
+    assert format_answer("a\n b") == "a b"
+    assert format_answer(2.71828182) == "2.718"
+    assert format_answer(0) == "0"
+    assert format_answer(False) == "False"
+
+
+@pytest.mark.parametrize(("metrics", "name"), [({"f1": 50.0}, "Macro F1"), ({"f1": 50.0, "recall": 50.0}, "F1")])
+def test_f1_of_chunks_is_not_a_macro_average(metrics: dict[str, float], name: str) -> None:
+    counts = np.ones((3, 3), dtype=np.int64)
+    report = TaskReport("run", "Fine-tuning", "dev", 9, "f1", metrics, confusion=(("O", "B-X", "I-X"), counts))
+    assert metric_name("f1", report) == name
+    assert metric_name("f1_PER") == "F1 PER"
+    assert metric_name("micro_f1") == "Micro F1"

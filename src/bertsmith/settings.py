@@ -27,11 +27,28 @@ class Record(BaseModel):
         """The record that plain data (from TOML, JSON or the command line) describes; raises InputError otherwise."""
         try:
             # JSON mode, because only there strict validation takes a list for a tuple and a string for a path
-            return cls.model_validate_json(json.dumps(_expand_repeats(data)))
+            return cls.model_validate_json(json.dumps(_expand_repeats(cls._expand_fields(data, source))))
         except ValidationError as error:
             raise InputError(f"{source}: {explain(cls, error)}") from None
         except TypeError as error:  # a TOML date, for example
             raise InputError(f"{source}: {error}; allowed: text, numbers, true and false, lists, tables") from None
+
+    @classmethod
+    def expand(cls, value: Any, path: str) -> Any:
+        """Return a short form of this record, such as a name alone, as plain data; `path` names it in errors."""
+        return value
+
+    @classmethod
+    def _expand_fields(cls, data: Mapping[str, Any], source: str) -> dict[str, Any]:
+        expanded = dict(data)
+        for name, field in cls.model_fields.items():
+            record = _record_in(field.annotation) if name in data else None
+            if record is not None:
+                try:
+                    expanded[name] = record.expand(data[name], name)
+                except InputError as error:
+                    raise InputError(f"{source}: {error}") from None
+        return expanded
 
     def changed(self, **updates: Any) -> Self:
         """The record with other values for some fields, checked as a whole; raises InputError if it cannot be."""

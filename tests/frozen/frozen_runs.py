@@ -368,7 +368,7 @@ def write(path: Path, text: str) -> None:
 
 # ---- content of output folders
 VOLATILE = {"seconds", "translation_seconds", "tokens_per_second", "megabytes_per_second", "data_wait"}
-VOLATILE |= {"at", "versions", "machine"}
+VOLATILE |= {"at", "versions", "machine", "peak_memory_mb"}
 TIMES = {"latency_ms"}  # measured, except in fit
 SKIPPED = {".html", ".png", ".md", ".toml"}
 
@@ -486,18 +486,18 @@ def differences(before: Any, after: Any, path: str) -> list[str]:
     return [line for key, pair in pairs.items() for line in differences(*pair, f"{path} {key}")]
 
 
-def compare(before: dict[str, Any], after: dict[str, Any]) -> int:
-    """Print what differs, file by file; return the number of files that differ."""
-    count = 0
+def compare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Print what differs, file by file; return the files that differ."""
+    found = []
     for job in {**before, **after}:
         own, other = before.get(job, {}), after.get(job, {})
         for file in {**own, **other}:
             lines = differences(own.get(file, "(absent)"), other.get(file, "(absent)"), f"{job}/{file}")
-            count += bool(lines)
+            found += [f"{job}/{file}"] if lines else []
             more = [f"    and {len(lines) - 8} more"] if len(lines) > 8 else []
             for line in [*lines[:8], *more]:
                 print(line)
-    return count
+    return found
 
 
 def main() -> int:
@@ -528,16 +528,17 @@ def main() -> int:
     if arguments.save:
         saved = {"torch": torch.__version__, "hashes": hashes, "content": content}
         arguments.save.write_text(json.dumps(saved, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    count = 0
+    differing: list[str] = []
     if arguments.compare:
         saved = json.loads(arguments.compare.read_text(encoding="utf-8"))
         if saved["torch"] != torch.__version__:
             print(f"saved with PyTorch {saved['torch']}, this is {torch.__version__}: differences are to be expected")
         before = {job: files for job, files in saved["content"].items() if job in content or not arguments.only}
-        count = compare(before, content)
-        print(f"{count} files differ")
+        differing = compare(before, content)
+        weights = sum(name.endswith((".safetensors", ".onnx")) for name in differing)
+        print(f"{len(differing)} files differ, {weights} of them weights")
     print(f"{len(content)} jobs, {len(failed)} failed {' '.join(failed)}")
-    return int(bool(failed) or count > 0)
+    return int(bool(failed or differing))
 
 
 if __name__ == "__main__":

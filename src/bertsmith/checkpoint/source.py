@@ -44,16 +44,13 @@ class ModelSource(Record):
 
     is_optional: ClassVar[bool] = False
 
-    @model_validator(mode="before")
     @classmethod
-    def _expand_name(cls, data: Any) -> Any:
-        if isinstance(data, str):
-            return source_fields(data)
-        if isinstance(data, Mapping) and "name" in data:
-            fields = source_fields(str(data["name"]))
-            key, name = next(iter(fields.items()))
-            raise ValueError(f'name is called {key} now: write model = "{name}", or model.{key} = "{name}" in a table')
-        return data
+    def expand(cls, value: Any, path: str) -> Any:
+        """Return a name as a table; refuse `name`, which the tables of earlier versions had."""
+        if isinstance(value, Mapping) and "name" in value:
+            [(key, name)] = source_fields(str(value["name"])).items()
+            raise InputError(f'{path}.name is called {path}.{key} now: write {path} = "{name}", or {key} in a table')
+        return source_fields(value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check(self) -> "ModelSource":

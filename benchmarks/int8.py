@@ -23,9 +23,10 @@ from torch.nn.functional import linear
 
 from bertsmith import Model, Predictor, load
 from bertsmith.data.examples import ExamplePlan, ExampleReader, TaskBatch
-from bertsmith.engines.artefact import TorchEngine, write_artefact
+from bertsmith.engines.artefact import write_artefact
 from bertsmith.engines.base import Artefact, Inputs
 from bertsmith.engines.int8 import Int8Linear, int8_model
+from bertsmith.engines.torch_engine import TorchEngine
 from bertsmith.layers.linear import ElasticLinear
 from bertsmith.tasks.data_source import task_parts
 from bertsmith.tasks.predictor import read_kept, write_kept

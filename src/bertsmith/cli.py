@@ -21,8 +21,8 @@ COMMANDS = {
     "predict": ("bertsmith.commands.predict:predict", "Answer new inputs with a fine-tuned model."),
     "shrink": ("bertsmith.commands.shrink:shrink", "Make a fine-tuned model smaller or elastic."),
     "inspect": ("bertsmith.runs.inspect:inspect", "Show what the heads of a model attend to."),
-    "import": ("bertsmith.commands.exchange:import_model", "Convert a Hugging Face folder into ours."),
-    "export": ("bertsmith.commands.exchange:export_model", "Write a model for Hugging Face or ONNX Runtime."),
+    "import": ("bertsmith.runs.exchange:import_model", "Convert a Hugging Face folder into ours."),
+    "export": ("bertsmith.runs.exchange:export_model", "Write a model for Hugging Face or ONNX Runtime."),
     "serve": ("bertsmith.runs.serve:serve", "Serve models over HTTP."),
 }
 """Function (imported when the command is called) and one line of help by command."""

@@ -177,7 +177,7 @@ def fitted(journey: Journey, before: Mapping[str, Any]) -> dict[str, Any]:
 
 def exported(journey: Journey, before: Mapping[str, Any]) -> dict[str, Any]:
     """The sub-network that was chosen, or came nearest, as a graph that needs no PyTorch, and how quick that is."""
-    from bertsmith.commands.exchange import export_model
+    from bertsmith.runs.exchange import export_model
     from bertsmith.shrinking.fit.measure import Conditions
 
     found, folder = before["fit"], journey.folder / "onnx"
@@ -185,7 +185,7 @@ def exported(journey: Journey, before: Mapping[str, Any]) -> dict[str, Any]:
     cut = {name: chosen["subnet"][name] for name in ("width", "depth")}
     figures = export_model(journey.folder / "elastic", out=folder, to="onnx", **cut)
     conditions = Conditions.parse(found["conditions"])  # so that it can be compared with what fit measured
-    return {**figures, "subnet": cut, "latency_ms": _median(folder, conditions)}
+    return {**figures.to_json(), "subnet": cut, "latency_ms": _median(folder, conditions)}
 
 
 def _median(folder: Path, conditions: "Conditions") -> float:

@@ -1,4 +1,4 @@
-"""The contract of an engine: it writes a model into a folder in one of its precisions, and runs it from there."""
+"""The contract of an engine: write a model into a folder in one of its precisions, and run it from there."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,13 +16,12 @@ from bertsmith.settings import Record
 from bertsmith.text.tokenizer import Tokenizer
 
 Precision = Literal["float32", "bfloat16", "int8", "int8_static", "int8_weights"]
-"""Of weights and products: as trained; half as wide; 8 bits with ranges of activations that are measured batch by batch
-(int8) or were measured before (int8_static); 8 bits for the weights alone, which are stored so and widened to multiply.
-"""
+"""float32 and bfloat16; 8 bits with activation ranges per batch (int8) or calibrated (int8_static); 8-bit weights
+multiplied in float32 (int8_weights)."""
 
 
 class Runner(Protocol):
-    """What answers batches: a model, or a file that another program runs."""
+    """Anything that maps batches to outputs: a model, or a file that another program runs."""
 
     config: ModelConfig
     tokenizer: Tokenizer | None
@@ -32,21 +31,21 @@ class Runner(Protocol):
 
     @property
     def is_for_tokens(self) -> bool:
-        """Whether its head speaks of every token, not of whole sequences."""
+        """Whether its head has an output per token, not per sequence."""
 
     def require_tokenizer(self) -> Tokenizer: ...
 
     def evaluating(self) -> AbstractContextManager[None]: ...
 
     def outputs(self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None) -> Tensor:
-        """What the task's head says of every sequence or token.
+        """Return the outputs of the task head for every sequence or token.
 
         Shape: tokens and types (batch, length) or (tokens,).
         """
 
 
 class Inputs(NamedTuple):
-    """A batch as a model reads it, to measure ranges of activations with.
+    """A batch of inputs, for calibration and comparison.
 
     Shape: tokens and types (batch, length).
     """
@@ -57,26 +56,26 @@ class Inputs(NamedTuple):
 
 
 class Engine(ABC):
-    """One way to run models; the table is in engines/artefact.py."""
+    """A program that runs models; `ENGINES` in engines/artefact.py lists them."""
 
     name: ClassVar[str]
     precisions: ClassVar[tuple[Precision, ...]]
 
     def missing(self) -> str | None:
-        """What keeps the engine from running on this machine, as half a sentence; None if nothing does."""
+        """Why the engine cannot run on this machine, as half a sentence, or None."""
         return None
 
     @abstractmethod
     def write(self, model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs] = ()) -> None:
-        """Puts the model's files into a folder that exists; `samples` are for precisions that measure activations."""
+        """Write the model into an existing folder; `samples` calibrate activations."""
 
     @abstractmethod
     def open(self, folder: Path, precision: Precision, *, threads: int | None = None) -> Runner:
-        """What was written, ready to answer; `threads` for its products, None for what the machine has."""
+        """Open what `write` wrote; `threads` None for one per core."""
 
 
 class Artefact(Record):
-    """What artefact.json in a folder says: how the model in it is run."""
+    """Content of artefact.json: how the model in a folder is run."""
 
     engine: Literal["torch", "compiled", "onnxruntime"]
     precision: Precision = "float32"

@@ -1,4 +1,4 @@
-"""A model with exits as something that answers batches: each item after as many layers as it needs."""
+"""Run a model with early exits: each item uses as many layers as it needs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 
 class ModelRunner:
-    """What runners that hold a model have in common."""
+    """Base of the runners that wrap a model."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -39,7 +39,7 @@ class ModelRunner:
 
 
 class ExitRunner(ModelRunner):
-    """Follows a rule, and counts the layers that were computed since `evaluating` was last entered."""
+    """Exit by a rule, and count the layers computed since `evaluating` was last entered."""
 
     def __init__(self, model: Model, rule: ExitRule) -> None:
         super().__init__(model)
@@ -55,26 +55,26 @@ class ExitRunner(ModelRunner):
 
     @property
     def layers_used(self) -> Tensor:
-        """The layers of every sequence in the order they were answered, (sequences,)."""
+        """Number of layers of every sequence so far, (sequences,)."""
         return torch.cat(self._layers) if self._layers else torch.empty(0, dtype=torch.long)
 
     @property
     def mean_layers(self) -> float | None:
-        """The mean over sequences; None before anything was answered."""
+        """Mean over sequences; None before the first."""
         return float(self.layers_used.double().mean()) if self._layers else None
 
     def outputs(
         self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, *, sizes: Tensor | None = None
     ) -> Tensor:
-        """What is said of every sequence; `sizes` as in `early`."""
+        """Return the outputs of every sequence; `sizes` as in `early`."""
         return self.early(tokens, layout, types, sizes=sizes).outputs
 
     def early(
         self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, *, sizes: Tensor | None = None
     ) -> EarlyAnswers:
-        """What is said of every sequence, and after how many layers.
+        """Return the outputs of every sequence, and the number of layers used.
 
-        Choices are sure of an item, not of a sequence: without `sizes`, the numbers of sequences, they take all layers.
+        Multiple choice decides per item: without `sizes`, its numbers of sequences, all layers are used.
         Shape: tokens and types (batch, length) or (tokens,); sizes (items,), int64.
         """
         if sizes is None and exits_config(self.model).answer == "choices":
@@ -87,14 +87,14 @@ class ExitRunner(ModelRunner):
 
 
 class AllExits(ModelRunner):
-    """Says what every exit says, side by side, the task's head last: (sequences, exits × outputs)."""
+    """Concatenate the outputs of all exits, the task head last: (sequences, exits × outputs)."""
 
     def outputs(self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None) -> Tensor:
         return torch.cat(exit_outputs(self.model, tokens, layout, types), dim=-1)
 
 
-def leaving_early(runner: Runner) -> Runner:
-    """The runner as it is, or, for a model with exits and a rule for them, one that uses them."""
+def with_exits(runner: Runner) -> Runner:
+    """Wrap a model with exits and an exit rule in an `ExitRunner`; return any other runner unchanged."""
     if not isinstance(runner, Model) or "exits" not in runner.heads:
         return runner
     rule = exits_config(runner).rule

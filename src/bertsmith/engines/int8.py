@@ -1,4 +1,4 @@
-"""A model with 8-bit codes in the place of its matrices: made from a trained one, written, and read again."""
+"""Models with 8-bit codes instead of matrices: quantise a trained model, write it, read it."""
 
 import copy
 from collections.abc import Sequence
@@ -32,33 +32,32 @@ from bertsmith.models.quantise import is_kernel, measuring, quantised, swap
 from bertsmith.text.tokenizer import Tokenizer
 
 Activations = Literal["float", "token", "measured"]
-"""How activations enter a product: as they are; in codes by the largest one of each token; or by ranges that were
-measured before."""
+"""Activations of a product: in floating point, quantised per token, or quantised with calibrated ranges."""
 
 BY_ROW = WeightRounding(QuantisationConfig(weight_ranges="row"), 8)
-"""How the weights of a model that never rounded are coded."""
+"""Quantisation of weights of a model trained without quantisation."""
 _BITS = 8
 
 
-def coded(rows: Tensor, rounding: WeightRounding) -> tuple[Tensor, Tensor]:
-    """The codes of a matrix and the step of every row: (rows, columns) and (rows,)."""
+def quantise_rows(rows: Tensor, rounding: WeightRounding) -> tuple[Tensor, Tensor]:
+    """Codes of a matrix, (rows, columns), and the step of every row, (rows,)."""
     steps = step_of(rounding.limits(rows), rounding.bits)
     return codes_of(rows.detach(), steps, rounding.bits).to(torch.int8), steps.flatten().float()
 
 
 def int_product(codes: Tensor, weights: Tensor) -> Tensor:
-    """Exact sums of products of codes: (tokens, inputs), (outputs, inputs) -> (tokens, outputs), int32."""
+    """Exact integer product of codes: (tokens, inputs), (outputs, inputs) -> (tokens, outputs), int32."""
     return torch._int_mm(codes, weights.t())
 
 
 def products_are_exact() -> bool:
-    """Whether this machine multiplies codes without overflow; some older processors saturate pairs of them."""
+    """Whether this machine multiplies codes without overflow; some older processors saturate."""
     extreme = torch.full((32, 64), 127, dtype=torch.int8)
     return bool((int_product(extreme, -extreme) == -64 * 127**2).all())
 
 
 class Int8Linear(LinearLayer):
-    """A linear layer of one size on codes; it stands where an elastic one stood and takes the same calls."""
+    """A linear layer of fixed size on codes, with the interface of ElasticLinear."""
 
     codes: Tensor
     steps: Tensor
@@ -68,12 +67,12 @@ class Int8Linear(LinearLayer):
         super().__init__()
         plain = layer.plain() if isinstance(layer, QuantisedLinear) else layer
         weight, bias = plain.prefix(None, None)
-        codes, steps = coded(weight, layer.rounding if isinstance(layer, QuantisedLinear) else BY_ROW)
+        codes, steps = quantise_rows(weight, layer.rounding if isinstance(layer, QuantisedLinear) else BY_ROW)
         self.parts = layer.parts
         self.register_buffer("codes", codes.contiguous())
         self.register_buffer("steps", steps)
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
-        self.entering = Entering(activations, layer.entering if isinstance(layer, QuantisedLinear) else None)
+        self.entering = ActivationProduct(activations, layer.entering if isinstance(layer, QuantisedLinear) else None)
         self.leaving: Ranges | None = None
         if activations == "measured" and isinstance(layer, QuantisedLinear):
             self.leaving = layer.leaving
@@ -86,13 +85,13 @@ class Int8Linear(LinearLayer):
             steps = steps.unflatten(0, (self.parts, -1))[parts].flatten()
             bias = None if bias is None else bias.unflatten(0, (self.parts, -1))[parts].flatten()
             use = parts.start + 1
-        left = self.entering(hidden, codes, use).mul_(steps)  # in place: fresh memory costs as much as the product
+        left = self.entering(hidden, codes, use).mul_(steps)  # in place: allocating costs as much as the product
         left = left if bias is None else left.add_(bias)
         return left if self.leaving is None else self.leaving(left, use, parts)
 
 
 class Int8GroupedLinear(LinearLayer):
-    """The linear layer in groups on codes: each block of inputs by the codes of its own block of outputs."""
+    """A grouped linear layer on codes: each block of inputs with the codes of its block of outputs."""
 
     codes: Tensor
     steps: Tensor
@@ -103,12 +102,12 @@ class Int8GroupedLinear(LinearLayer):
         rounding, ranges = BY_ROW, None
         if isinstance(layer, QuantisedGroupedLinear):
             rounding, ranges = layer.rounding, layer.entering
-        codes, steps = coded(grouped_rows(layer.weight), rounding)
+        codes, steps = quantise_rows(grouped_rows(layer.weight), rounding)
         self.groups = layer.groups
         self.register_buffer("codes", codes.contiguous())
         self.register_buffer("steps", steps)
         self.register_buffer("bias", layer.bias.detach().clone())
-        self.entering = Entering(activations, ranges)
+        self.entering = ActivationProduct(activations, ranges)
 
     def forward(self, hidden: Tensor, used: WeightSlice = ALL_UNITS) -> Tensor:
         _refuse_cut(used)
@@ -117,10 +116,10 @@ class Int8GroupedLinear(LinearLayer):
         return sums.mul_(self.steps).add_(self.bias)
 
 
-class Entering(nn.Module):
-    """The product of what enters a layer with codes of weights, before these have their steps.
+class ActivationProduct(nn.Module):
+    """The product of activations with codes of weights, before the steps of the weights are applied.
 
-    Shape: ranges' limits for calls of one size, (uses,).
+    Shape: limits of calibrated ranges (uses,).
     """
 
     limits: Tensor | None
@@ -137,7 +136,7 @@ class Entering(nn.Module):
         self.register_buffer("limits", torch.cat(uses).detach().float() if is_measured else None)
 
     def forward(self, hidden: Tensor, weights: Tensor, use: int = 0) -> Tensor:
-        """Sums over the inputs: (…, inputs), (outputs, inputs) -> (…, outputs)."""
+        """Multiply: (…, inputs), (outputs, inputs) -> (…, outputs)."""
         if self.activations == "float":
             return linear(hidden, weights.to(hidden.dtype))
         flat = hidden.flatten(0, -2)
@@ -148,14 +147,14 @@ class Entering(nn.Module):
 
 
 class Int8Rows(TokenRows):
-    """Token vectors from codes, each row with a step of its own."""
+    """Token embeddings from codes, with one step per row."""
 
     codes: Tensor
     steps: Tensor
 
     def __init__(self, table: Tensor, rounding: WeightRounding) -> None:
         super().__init__()
-        codes, steps = coded(table, rounding)
+        codes, steps = quantise_rows(table, rounding)
         self.register_buffer("codes", codes)
         self.register_buffer("steps", steps[:, None])
 
@@ -172,20 +171,20 @@ def _refuse_cut(used: WeightSlice) -> None:
 
 
 ACTIVATIONS: dict[Precision, Activations] = {"int8_weights": "float", "int8": "token", "int8_static": "measured"}
-"""The precisions there are, by how activations enter a product."""
+"""Treatment of activations by precision."""
 
 
 @torch.no_grad()
 def int8_model(model: Model, precision: Precision, samples: Sequence[Inputs] = ()) -> Model:
-    """A copy of a model on the CPU that computes with codes; one that learned with rounding keeps its own ranges.
+    """Return a copy on the CPU that computes with codes; a model trained with quantisation keeps its ranges.
 
-    For activations by ranges that were measured before, a model that has none is measured on the samples.
+    For int8_static, a model without ranges is calibrated on the samples.
     """
     if model.config.generator is not None or model.config.decoder is not None:
         raise InputError(f"precision is {precision!r} and the model has a generator or a decoder; allowed: float32")
     activations = ACTIVATIONS[precision]
     if activations == "measured" and model.config.quantisation is None:
-        model = _measured(model, samples)
+        model = _calibrate(model, samples)
     small = copy.deepcopy(model).to("cpu", torch.float32)
 
     def make(name: str, parent: nn.Module, part: nn.Module) -> nn.Module:
@@ -203,16 +202,16 @@ def int8_model(model: Model, precision: Precision, samples: Sequence[Inputs] = (
 
 
 def write_int8(model: Model, folder: Path, precision: Precision, samples: Sequence[Inputs] = ()) -> None:
-    """Writes codes, steps and what stays in floating point into a folder that exists."""
+    """Write codes, steps and the remaining floating-point tensors into an existing folder."""
     small = int8_model(model, precision, samples)
     for name, part in small.named_modules():
-        if isinstance(part, Entering) and part.limits is not None and not part.limits.any():
+        if isinstance(part, ActivationProduct) and part.limits is not None and not part.limits.any():
             raise InputError(f"precision is {precision!r}, and what enters {name[:-9]} was never measured; train first")
     write_model(small, folder, weights="int8")
 
 
 def open_int8(folder: Path, precision: Precision) -> Model:
-    """The model in a folder of codes, which are used as they were written."""
+    """Open a folder of codes; they are used as written."""
     if ACTIVATIONS[precision] != "float" and not products_are_exact():
         raise InputError(
             f"precision is {precision!r}, and this processor multiplies 8-bit numbers inexactly; allowed: int8_weights"
@@ -224,10 +223,10 @@ def open_int8(folder: Path, precision: Precision) -> Model:
     return model
 
 
-def _measured(model: Model, samples: Sequence[Inputs]) -> Model:
+def _calibrate(model: Model, samples: Sequence[Inputs]) -> Model:
     if not samples:
         raise InputError("precision is 'int8_static', which needs samples to measure activations with; give some")
-    rounding = quantised(model, QuantisationConfig(weight_ranges="row")).cpu()  # where samples are
+    rounding = quantised(model, QuantisationConfig(weight_ranges="row")).cpu()  # samples are on the CPU
     with measuring(rounding):
         for sample in samples:
             rounding.outputs(sample.tokens, sample.layout, sample.types)

@@ -1,15 +1,16 @@
-"""ONNX Runtime as an engine: the model is one file, model.onnx, and runs without PyTorch's kernels."""
+"""ONNX Runtime as an engine: the model is one file, model.onnx, compared with its PyTorch model when written."""
 
 import copy
-import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,129 +21,37 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.base import Engine, Inputs, Precision
 from bertsmith.engines.onnx_graph import (
     OPSET,
-    AskedHead,
+    HeadChoice,
     check_graph,
     graph_head,
     graph_notes,
     input_names,
-    quiet,
+    longest_input,
+    quantise_dynamic,
+    quantise_static,
+    reduces_range,
     write_graph,
 )
-from bertsmith.engines.onnx_probes import Difference, compared, probes
-from bertsmith.engines.onnx_session import GRAPH_FILE, NOTES_FILE, Graph, GraphHead, open_session
+from bertsmith.engines.onnx_session import GRAPH_FILE, NOTES_FILE, Graph, GraphHead, Session, open_session
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
+from bertsmith.text.support_desk import messages
 from bertsmith.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    import numpy as np
-
-_OPERATIONS = {"MatMul": 1, "Gather": 0}
-"""What is quantised, and which of its inputs the weights are."""
-
-
-def reduces_range() -> bool:
-    """Whether weights should have 7 bits on this machine: older x86 adds two products up in 16 bits, which overflow."""
-    is_x86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
-    return is_x86 and not torch.cpu._is_vnni_supported()
-
-
-def quantise_dynamic(graph: Path, path: Path) -> None:
-    """Writes a graph with 8-bit weights; the ranges of what they are multiplied with are measured batch by batch."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    with quiet():
-        quantize_dynamic(
-            str(graph),
-            str(path),
-            nodes_to_quantize=_with_weights(graph),
-            per_channel=True,
-            reduce_range=reduces_range(),
-            weight_type=QuantType.QInt8,
-        )
-
-
-def quantise_static(graph: Path, path: Path, names: Sequence[str], samples: Sequence[Inputs]) -> None:
-    """Writes a graph with 8-bit weights and activations, whose ranges are those of the samples."""
-    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
-
-    options = {
-        # the products' results stay float32: rounded twice, an output loses most of what 8 bits cost
-        "OpTypesToExcludeOutputQuantization": list(_OPERATIONS),
-        # the mean of the batches' ranges: the widest of all is that of an outlier
-        "CalibMovingAverage": True,
-    }
-    with quiet():
-        quantize_static(
-            str(graph),
-            str(path),
-            _Samples(names, samples),
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=list(_OPERATIONS),
-            nodes_to_quantize=_with_weights(graph),
-            per_channel=True,
-            reduce_range=reduces_range(),
-            weight_type=QuantType.QInt8,
-            activation_type=QuantType.QUInt8,
-            extra_options=options,
-        )
-
-
-def _with_weights(graph: Path) -> list[str]:
-    """The names of the operations that read matrices; products of two activations lose more than they gain.
-
-    So do those with the tables of positions by head, which are scores: they are no matrices.
-    """
-    import onnx
-
-    found = onnx.load(str(graph)).graph
-    weights = {tensor.name for tensor in found.initializer if len(tensor.dims) == 2}
-    place = _OPERATIONS
-    return [node.name for node in found.node if node.op_type in place and node.input[place[node.op_type]] in weights]
-
-
-def feed(inputs: Inputs, names: Sequence[str]) -> "dict[str, np.ndarray]":
-    """A batch in padded rows as a session reads it."""
-    rows, layout = inputs.layout.pad(inputs.tokens)
-    types = None if inputs.types is None else inputs.layout.pad(inputs.types)[0]
-    arrays = {
-        "input_ids": rows,
-        "attention_mask": torch.ones_like(rows) if layout.is_token is None else layout.is_token,
-        "token_type_ids": torch.zeros_like(rows) if types is None else types,
-    }
-    return {name: arrays[name].long().numpy() for name in names}
-
-
-class _Samples:
-    """What ONNX Runtime reads samples from."""
-
-    def __init__(self, names: Sequence[str], samples: Sequence[Inputs]) -> None:
-        self.names, self.samples = names, samples
-        self.rewind()
-
-    def rewind(self) -> None:
-        self.left: Iterator[Inputs] = iter(self.samples)
-
-    def get_next(self) -> "dict[str, np.ndarray] | None":
-        inputs = next(self.left, None)
-        return None if inputs is None else feed(inputs, self.names)
-
-
 TOLERANCE = 1e-4
-"""The largest difference from the model that a float32 graph may have; where outputs are above 1, as a share of the
-largest."""
+"""Largest allowed difference of a float32 graph from its model; relative to the largest output if that is above 1."""
 
 
 class OnnxEngine(Engine):
-    """Writes the model as an ONNX graph, compares the two, and runs it with ONNX Runtime."""
+    """Write a model as an ONNX graph, compare the two, and run it with ONNX Runtime."""
 
     name = "onnxruntime"
     precisions: ClassVar[tuple[Precision, ...]] = ("float32", "int8", "int8_static")
 
     def missing(self) -> str | None:
-        return _lacking("onnxruntime")
+        return missing_packages("onnxruntime")
 
     def write(
         self,
@@ -151,19 +60,19 @@ class OnnxEngine(Engine):
         precision: Precision,
         samples: Sequence[Inputs] = (),
         *,
-        head: AskedHead = "auto",
+        head: HeadChoice = "auto",
     ) -> None:
-        """Puts the graph and what belongs to it into a folder; `head` is what the graph ends with."""
-        lacking = _lacking("onnxruntime", "onnx", "onnxscript")
-        if lacking is not None:
-            raise InputError(f"engine is {self.name!r}, which {lacking}")
+        """Write the graph and its files into a folder; `head` is the output of the graph."""
+        missing = missing_packages("onnxruntime", "onnx", "onnxscript")
+        if missing is not None:
+            raise InputError(f"engine is {self.name!r}, which {missing}")
         if precision == "int8_static" and not samples:
             raise InputError("precision is 'int8_static' and there are no samples to measure ranges on; give samples")
         check_graph(model)
-        ends_with = graph_head(model.config, head)
-        with TemporaryDirectory(dir=folder, prefix=".onnx-") as place, torch.no_grad():
-            new = Path(place)
-            self._write(_plain(model), new, precision, samples, ends_with)
+        output_head = graph_head(model.config, head)
+        with TemporaryDirectory(dir=folder, prefix=".onnx-") as name, torch.no_grad():
+            new = Path(name)
+            self._write(_plain(model), new, precision, samples, output_head)
             for path in sorted(new.iterdir()):
                 path.replace(folder / path.name)
 
@@ -184,15 +93,15 @@ class OnnxEngine(Engine):
         if precision == "float32":
             write_graph(model, path, head)
         else:
-            with TemporaryDirectory(dir=folder, prefix=".float32-") as place:
-                graph = Path(place) / GRAPH_FILE
+            with TemporaryDirectory(dir=folder, prefix=".float32-") as name:
+                graph = Path(name) / GRAPH_FILE
                 write_graph(model, graph, head)
                 if precision == "int8":
                     quantise_dynamic(graph, path)
                 else:
                     quantise_static(graph, path, names, samples)
         runner = OnnxRunner(open_session(path, None), model.config, model.tokenizer, head)
-        found = _difference(model, runner, samples)
+        found = measure_difference(model, runner, samples)
         if precision == "float32" and not found.absolute <= TOLERANCE * max(1.0, found.largest_output):
             raise InputError(
                 f"the ONNX graph of this model differs from it by {found.absolute:.1e} where the largest output is "
@@ -209,9 +118,11 @@ class OnnxEngine(Engine):
 
 
 class OnnxRunner:
-    """An ONNX file that answers batches as its model did."""
+    """Run batches through an ONNX file."""
 
-    def __init__(self, session: Any, config: ModelConfig, tokenizer: Tokenizer | None, head: GraphHead | None) -> None:
+    def __init__(
+        self, session: Session, config: ModelConfig, tokenizer: Tokenizer | None, head: GraphHead | None
+    ) -> None:
         self.session, self.config, self.tokenizer, self.head = session, config, tokenizer, head
         self.graph = Graph(session, graph_notes(config, head))
         self.is_for_tokens = self.graph.is_for_tokens
@@ -229,50 +140,135 @@ class OnnxRunner:
         return nullcontext()
 
     def outputs(self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None) -> Tensor:
-        """What the task's head says of every sequence or token, or the last states; packed batches are padded for it.
+        """Return the outputs of the head or the last hidden states; packed batches are padded for it.
 
         Shape: tokens and types (batch, length) or (tokens,).
         """
         rows, padded = layout.pad(tokens)
-        kinds = None if types is None else layout.pad(types)[0].long().numpy()
+        token_types = None if types is None else layout.pad(types)[0].long().numpy()
         is_token = torch.ones_like(rows) if padded.is_token is None else padded.is_token
-        found = torch.from_numpy(self.graph.rows(rows.long().numpy(), is_token.numpy(), kinds))
-        return layout.unpad(found, tokens) if self.is_for_tokens else found
+        outputs = torch.from_numpy(self.graph.rows(rows.long().numpy(), is_token.numpy(), token_types))
+        return layout.unpad(outputs, tokens) if self.is_for_tokens else outputs
 
 
-def _lacking(*packages: str) -> str | None:
-    """Half a sentence on the packages that are not installed; None if all are."""
+def missing_packages(*packages: str) -> str | None:
+    """Half a sentence that names packages that are not installed, or None."""
     missing = [package for package in packages if find_spec(package) is None]
     return f"needs {' and '.join(missing)}: pip install 'bertsmith[onnx]'" if missing else None
 
 
 def _plain(model: Model) -> Model:
-    """The model in eval mode, in float32 and on the CPU; a copy if it is not so already."""
+    """The model in eval mode, in float32 and on the CPU; copied if needed."""
     is_plain = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters())
     return model if is_plain and not model.training else copy.deepcopy(model).to("cpu", torch.float32).eval()
 
 
-def _difference(model: Model, runner: OnnxRunner, samples: Sequence[Inputs]) -> Difference:
-    """The largest difference between a graph and its model at real tokens."""
+MAX_PROBE_LENGTH = 2048  # attention over longer sequences takes gigabytes
+_RAGGED_LENGTH = 128  # longest sequence of a batch of several
+_MESSAGES = 6
+_SAMPLE_BATCHES = 4
 
-    def real(outputs: Tensor, batch: Inputs) -> Tensor:
-        return outputs[batch.layout.is_token] if runner.is_for_tokens and batch.layout.is_token is not None else outputs
 
-    def wants(batch: Inputs) -> Tensor:
-        if runner.head == "masked_tokens":
-            # by the way that training takes, with the places of all real tokens
-            is_token = torch.ones_like(batch.tokens) if batch.layout.is_token is None else batch.layout.is_token
-            positions = is_token.flatten().nonzero().squeeze(-1)
-            output = model.run(EncoderInputs(*batch), Want(masked_positions=positions))
-            scores: Tensor = model.heads["masked_tokens"](output.masked_states, model.token_table)
-            return scores
-        if runner.head is None:
-            return real(model.run(EncoderInputs(*batch)).last, batch)
-        return real(model.outputs(*batch), batch)
+class Difference(NamedTuple):
+    """Largest difference between a graph and its model, and the inputs it was measured on."""
 
-    def finds(batch: Inputs) -> Tensor:
-        found = real(runner.outputs(*batch), batch)
-        return found.flatten(0, 1) if runner.head == "masked_tokens" and found.dim() == 3 else found
+    absolute: float
+    relative: float
+    """As a share of the model's largest output in the batch."""
+    largest_output: float
+    sequences: int
+    shortest: int
+    longest: int
+    inputs: str
+    """Description of the inputs."""
 
-    batches, said = probes(model, runner.head, samples)
-    return compared(batches, said, wants, finds)
+
+def measure_difference(model: Model, runner: OnnxRunner, samples: Sequence[Inputs]) -> Difference:
+    """Compare a graph with its model at the real tokens of probe batches and samples."""
+    batches, description = probe_batches(model, runner.head, samples)
+    absolute, relative, largest = [], [], []
+    lengths: list[int] = []
+    for batch in batches:
+        expected, found = _model_outputs(model, runner, batch), _real_tokens(runner, runner.outputs(*batch), batch)
+        if runner.head == "masked_tokens" and found.dim() == 3:
+            found = found.flatten(0, 1)
+        difference, size = float((found - expected).abs().max()), float(expected.abs().max())
+        absolute.append(difference)
+        relative.append(difference / max(size, 1e-12))
+        largest.append(size)
+        lengths += batch.layout.lengths().tolist()
+
+    def worst(differences: list[float]) -> float:
+        return max(differences, key=lambda value: float("inf") if value != value else value)  # NaN is the worst
+
+    return Difference(
+        worst(absolute), worst(relative), max(largest), len(lengths), min(lengths), max(lengths), description
+    )
+
+
+def _real_tokens(runner: OnnxRunner, outputs: Tensor, batch: Inputs) -> Tensor:
+    return outputs[batch.layout.is_token] if runner.is_for_tokens and batch.layout.is_token is not None else outputs
+
+
+def _model_outputs(model: Model, runner: OnnxRunner, batch: Inputs) -> Tensor:
+    """Outputs of the model itself at real tokens, (…, outputs)."""
+    if runner.head == "masked_tokens":
+        # as in training, with the positions of all real tokens
+        is_token = torch.ones_like(batch.tokens) if batch.layout.is_token is None else batch.layout.is_token
+        positions = is_token.flatten().nonzero().squeeze(-1)
+        output = model.run(EncoderInputs(*batch), Want(masked_positions=positions))
+        scores: Tensor = model.heads["masked_tokens"](output.masked_states, model.token_table)
+        return scores
+    if runner.head is None:
+        return _real_tokens(runner, model.run(EncoderInputs(*batch)).last, batch)
+    return _real_tokens(runner, model.outputs(*batch), batch)
+
+
+def probe_batches(model: Model, head: GraphHead | None, samples: Sequence[Inputs]) -> tuple[list[Inputs], str]:
+    """Batches of padded rows from one token to the model's limit and some samples, and their description."""
+    limit = min(longest_input(model.config, head) or model.config.encoder.embedding.longest, MAX_PROBE_LENGTH)
+    generator = np.random.default_rng(0)
+    tokenizer, vocabulary = model.tokenizer, model.config.encoder.vocabulary
+    stream = generator.integers(0, vocabulary, limit) if tokenizer is None else _message_tokens(tokenizer, limit)
+
+    def sequence(length: int) -> np.ndarray:
+        """The first tokens of the stream, between the tokenizer's special tokens."""
+        if tokenizer is None:
+            return stream[:length]
+        ends = [tokenizer.start], [tokenizer.separator]
+        return np.concatenate([ends[0], stream[: max(0, length - 2)], ends[1]])[:length]
+
+    some = min(limit, _RAGGED_LENGTH)
+    batch_lengths = ((1,), (2, 1), (some, 1, (some + 1) // 2), (limit,))
+    batches = [[sequence(length) for length in lengths] for lengths in batch_lengths]
+    if tokenizer is not None:
+        texts = list(islice(messages(), 0, 40 * _MESSAGES, 40))  # of different lengths
+        batches.append([row[:limit] for row in tokenizer.encode(texts, padding=False)["input_ids"]])
+    description = "random token ids, as the model has no tokenizer" if tokenizer is None else "English messages of ours"
+    if samples:
+        description += " and rows of the task's data"
+    types = model.config.encoder.embedding.types
+    return [*(_padded_rows(rows, types) for rows in batches), *samples[:_SAMPLE_BATCHES]], description
+
+
+def _message_tokens(tokenizer: Tokenizer, count: int) -> np.ndarray:
+    """`count` tokens of concatenated messages."""
+    found: list[int] = []
+    texts = list(messages())
+    for begin in range(0, len(texts), 64):
+        for ids in tokenizer.encode_plain(texts[begin : begin + 64]):
+            found += ids
+        if len(found) >= count:
+            break
+    return np.resize(np.array(found or [tokenizer.unknown]), count)
+
+
+def _padded_rows(rows: Sequence[np.ndarray], types: int) -> Inputs:
+    """Sequences as padded rows; if the model has token types, the second half of each has the second type."""
+    lengths = torch.tensor([len(row) for row in rows])
+    position = torch.arange(int(lengths.max()))
+    is_token = position < lengths[:, None]
+    tokens = torch.zeros(is_token.shape, dtype=torch.long)
+    tokens[is_token] = torch.from_numpy(np.concatenate(rows).astype(np.int64))
+    token_types = ((position >= (lengths / 2)[:, None]) & is_token).long() if types > 1 else None
+    return Inputs(tokens, SequenceLayout.padded(is_token), token_types)

@@ -1,17 +1,20 @@
-"""A model as one ONNX graph with a free batch and a free length, in operations that every ONNX program knows."""
+"""Write a model as one ONNX graph of standard operations with dynamic batch and length, in float32 or 8 bits."""
 
 import logging
+import platform
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.engines.base import Inputs
 from bertsmith.engines.onnx_session import GraphHead, GraphNotes
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
@@ -21,19 +24,19 @@ from bertsmith.models.heads.pretraining import MaskDecoder
 from bertsmith.models.model import Model
 
 OPSET = 20
-"""The version of the operations: the first with Gelu, and one that all programs of the last years read."""
-LARGEST = 2 * 1024**3 - 64 * 1024**2
-"""Bytes of weights: a file is one protobuf message, of which 2 GiB is the most; the rest is room for the graph."""
-_TRACED = (2, 6)  # sequences and tokens of the inputs it is traced with; neither stays in the graph
-_ANY = 2**20  # the most sequences, and tokens where a model has no limit: tracing wants a number
+"""The first version with Gelu; all recent programs read it."""
+MAX_BYTES = 2 * 1024**3 - 64 * 1024**2
+"""Maximum bytes of weights: a file is one protobuf message of at most 2 GiB, with some room for the graph."""
+_TRACED = (2, 6)  # sequences and tokens of the traced inputs; both are dynamic in the graph
+_ANY = 2**20  # upper bound for tracing where there is no limit
 
 
-AskedHead = Literal["auto", "masked_tokens"]
-"""What a graph should end with: the task's head or, where there is none, the last states; or the scores of tokens."""
+HeadChoice = Literal["auto", "masked_tokens"]
+"""Output of a graph: the task head if there is one, else the last hidden states; or the scores of masked tokens."""
 
 
 class RowsModel(nn.Module):
-    """The model as a function of padded rows: what a head says, or without one the last states."""
+    """The model as a function of padded rows: the output of a head, or the last hidden states."""
 
     def __init__(self, model: Model, head: GraphHead | None) -> None:
         super().__init__()
@@ -43,7 +46,7 @@ class RowsModel(nn.Module):
         self.backend = "products" if has_products else "auto"
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """Shape: (batch, length) each -> (batch, outputs), or (batch, length, outputs) where tokens are spoken of."""
+        """Shape: (batch, length) each -> (batch, outputs), or (batch, length, outputs) from token heads."""
         if self.head is None:
             return self.model(input_ids, attention_mask, token_type_ids, backend=self.backend)
         layout = SequenceLayout.rows(input_ids, attention_mask)
@@ -53,7 +56,7 @@ class RowsModel(nn.Module):
 
 
 def _token_scores(model: Model, tokens: Tensor, layout: SequenceLayout, types: Tensor | None, backend: str) -> Tensor:
-    """What the masked_tokens head says at every place, so that no shape depends on where masks stand.
+    """Scores of the masked_tokens head at every position, so that no shape depends on the masks.
 
     Shape: tokens and types (batch, length) -> (batch, length, vocabulary).
     """
@@ -70,32 +73,32 @@ def _token_scores(model: Model, tokens: Tensor, layout: SequenceLayout, types: T
 
 
 def has_task_head(config: ModelConfig) -> bool:
-    """Whether a model was fine-tuned for a task."""
+    """Whether a model has a task head."""
     return graph_head(config) is not None
 
 
-def graph_head(config: ModelConfig, asked: AskedHead = "auto") -> GraphHead | None:
-    """What the graph of a model ends with: the head asked for, or its task's; None for the last states."""
-    if asked not in get_args(AskedHead):
-        raise InputError(f"head is {asked!r}; {nearest(asked, get_args(AskedHead))}")
-    if asked == "masked_tokens":
+def graph_head(config: ModelConfig, choice: HeadChoice = "auto") -> GraphHead | None:
+    """The head whose output the graph has; None for the last hidden states."""
+    if choice not in get_args(HeadChoice):
+        raise InputError(f"head is {choice!r}; {nearest(choice, get_args(HeadChoice))}")
+    if choice == "masked_tokens":
         kinds = [head.kind for head in config.heads]
         if "masked_tokens" not in kinds:
             have = ", ".join(kinds) or "none"
             raise InputError(f"head is 'masked_tokens', which this model has not (its heads: {have}); allowed: auto")
-        return asked
+        return choice
     found = next((head.kind for head in config.heads if isinstance(head, TaskHeadConfig)), None)
     return cast(GraphHead | None, found)
 
 
 def input_names(config: ModelConfig) -> tuple[str, ...]:
-    """What the graph of a model reads, each (batch, length)."""
+    """Names of the inputs of the graph, each (batch, length)."""
     names = ("input_ids", "attention_mask", "token_type_ids")
     return names if config.encoder.embedding.types else names[:2]
 
 
 def longest_input(config: ModelConfig, head: GraphHead | None = None) -> int | None:
-    """The most tokens a sequence may have; None where places are only relative and any length goes."""
+    """Maximum length of a sequence; None if positions are relative only."""
     embedding, universal = config.encoder.embedding, config.encoder.universal
     limits = [embedding.longest] if embedding.positions != "none" or universal is not None else []
     if head == "masked_tokens":
@@ -104,14 +107,14 @@ def longest_input(config: ModelConfig, head: GraphHead | None = None) -> int | N
 
 
 def graph_notes(config: ModelConfig, head: GraphHead | None) -> GraphNotes:
-    """All that a run-time must know of the graph of a model that ends with a head."""
+    """Inputs and limits of the graph of a model with this output head."""
     embedding, longest = config.encoder.embedding, longest_input(config, head)
     cut = embedding.longest if longest is None else min(embedding.longest, longest)
     return GraphNotes(input_names(config), head, config.encoder.vocabulary, longest, cut, embedding.types)
 
 
 def check_graph(model: Model) -> None:
-    """Raises a sentence if a model cannot be one ONNX graph."""
+    """Raise if a model cannot be written as one ONNX graph."""
     if model.config.decoder is not None:
         raise InputError("this model has a decoder, whose steps are no single graph; allowed for ONNX: encoders")
     for head in model.config.heads:
@@ -120,12 +123,12 @@ def check_graph(model: Model) -> None:
                 "this model's head has a BiLSTM (head.recurrent), which is not written as ONNX; allowed: heads without"
             )
     size = sum(parameter.numel() for parameter in model.parameters()) * 4
-    if size > LARGEST:
+    if size > MAX_BYTES:
         raise InputError(f"this model has {size / 1024**3:.1f} GiB of weights; allowed in one ONNX file: up to 2 GiB")
 
 
 def write_graph(model: Model, path: Path, head: GraphHead | None) -> None:
-    """Writes a model that is in eval mode, in float32 and on the CPU as an ONNX file that ends with a head."""
+    """Write a model in eval mode, in float32 and on the CPU as an ONNX file with this output head."""
     check_graph(model)
     with TemporaryDirectory(dir=path.parent, prefix=".graph-") as folder:
         traced = Path(folder) / "traced.onnx"
@@ -155,9 +158,9 @@ def _trace(rows: RowsModel, config: ModelConfig, path: Path) -> None:
 
 
 def _simplify(traced: Path, path: Path) -> None:
-    """Writes the graph with all that follows from weights alone computed, and nothing of where it was made.
+    """Fold constants and remove metadata.
 
-    What several layers share is then one constant again, and every product with weights is one that can be quantised.
+    Shared weights are one constant again, and every product with weights can be quantised.
     """
     import onnx
     import onnxruntime
@@ -172,8 +175,8 @@ def _simplify(traced: Path, path: Path) -> None:
     kept = [opset for opset in found.opset_import if opset.domain in used]
     del found.opset_import[:]
     found.opset_import.extend(kept)
-    # without shapes in between ONNX Runtime leaves sums and norms apart, and its kernel for both at once is slower on a
-    # CPU (1.31: 5 % of a BERT, more in 8 bits); and those of weights turned round for 8 bits would be wrong
+    # without intermediate shapes ONNX Runtime does not fuse sums and norms; its fused kernel is slower on a CPU (1.31:
+    # 5 % of a BERT, more in 8 bits), and shapes of weights transposed for 8 bits would be wrong
     del found.graph.value_info[:]
     for part in (*found.graph.node, *found.graph.initializer, found.graph):
         part.doc_string = ""
@@ -185,7 +188,7 @@ def _simplify(traced: Path, path: Path) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the exporters' remarks inside, which are about their own insides."""
+    """Suppress warnings and logs of the exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -194,3 +197,93 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+_OPERATIONS = {"MatMul": 1, "Gather": 0}
+"""Quantised operations, and the index of their weight input."""
+
+
+def reduces_range() -> bool:
+    """Whether weights need 7 bits on this machine: older x86 sums pairs of products in 16 bits, which overflows."""
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+    return is_x86 and not torch.cpu._is_vnni_supported()
+
+
+def quantise_dynamic(graph: Path, path: Path) -> None:
+    """Quantise weights to 8 bits; activation ranges are measured per batch at run time."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with quiet():
+        quantize_dynamic(
+            str(graph),
+            str(path),
+            nodes_to_quantize=_with_weights(graph),
+            per_channel=True,
+            reduce_range=reduces_range(),
+            weight_type=QuantType.QInt8,
+        )
+
+
+def quantise_static(graph: Path, path: Path, names: Sequence[str], samples: Sequence[Inputs]) -> None:
+    """Quantise weights and activations to 8 bits, with activation ranges calibrated on samples."""
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+    options = {
+        # results of products stay float32: rounding them too causes most of the loss of quality
+        "OpTypesToExcludeOutputQuantization": list(_OPERATIONS),
+        # mean of the batches' ranges: the maximum is that of an outlier
+        "CalibMovingAverage": True,
+    }
+    with quiet():
+        quantize_static(
+            str(graph),
+            str(path),
+            _Samples(names, samples),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=list(_OPERATIONS),
+            nodes_to_quantize=_with_weights(graph),
+            per_channel=True,
+            reduce_range=reduces_range(),
+            weight_type=QuantType.QInt8,
+            activation_type=QuantType.QUInt8,
+            extra_options=options,
+        )
+
+
+def _with_weights(graph: Path) -> list[str]:
+    """Names of the operations with weight matrices; products of two activations, or with position tables, lose more
+    quality than they gain speed.
+    """
+    import onnx
+
+    found = onnx.load(str(graph)).graph
+    weights = {tensor.name for tensor in found.initializer if len(tensor.dims) == 2}
+    nodes = [node for node in found.node if node.op_type in _OPERATIONS]
+    return [node.name for node in nodes if node.input[_OPERATIONS[node.op_type]] in weights]
+
+
+def feed(inputs: Inputs, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """A batch as the inputs of a session."""
+    rows, layout = inputs.layout.pad(inputs.tokens)
+    types = None if inputs.types is None else inputs.layout.pad(inputs.types)[0]
+    arrays = {
+        "input_ids": rows,
+        "attention_mask": torch.ones_like(rows) if layout.is_token is None else layout.is_token,
+        "token_type_ids": torch.zeros_like(rows) if types is None else types,
+    }
+    return {name: arrays[name].long().numpy() for name in names}
+
+
+class _Samples:
+    """Calibration data reader for ONNX Runtime."""
+
+    def __init__(self, names: Sequence[str], samples: Sequence[Inputs]) -> None:
+        self.names, self.samples = names, samples
+        self.rewind()
+
+    def rewind(self) -> None:
+        self.left: Iterator[Inputs] = iter(self.samples)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        inputs = next(self.left, None)
+        return None if inputs is None else feed(inputs, self.names)

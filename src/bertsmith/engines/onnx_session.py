@@ -1,11 +1,11 @@
-"""The graph of an ONNX folder: token sequences of any lengths in, arrays out."""
+"""Run the graph of an ONNX folder with ONNX Runtime; imports no PyTorch, so that `bertsmith.runtime` can use it."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -15,32 +15,44 @@ GRAPH_FILE = "model.onnx"
 NOTES_FILE = "onnx.json"
 
 GraphHead = Literal["classifier", "tagger", "spans", "embedder", "masked_tokens"]
-"""What a graph ends with; one without any of these gives the last states."""
+"""The output of a graph: that of a head, or without one the last hidden states."""
+
+
+class _Output(Protocol):
+    shape: Sequence[int | str]
+
+
+class Session(Protocol):
+    """The part of onnxruntime.InferenceSession that is used here."""
+
+    def get_outputs(self) -> Sequence[_Output]: ...
+
+    def run(self, names: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True)
 class GraphNotes:
-    """What must be known of a graph to feed it; part of onnx.json."""
+    """Inputs and limits of a graph; part of onnx.json."""
 
     inputs: tuple[str, ...]
     head: GraphHead | None
     vocabulary: int
-    """Token ids are below this."""
+    """Number of token ids."""
     longest: int | None
-    """The most tokens of a sequence; None where any length goes."""
+    """Maximum length of a sequence; None if there is no limit."""
     text_length: int
-    """The tokens to which `encode` and `fill_mask` cut a text."""
+    """Length to which `encode` and `fill_mask` truncate texts."""
     types: int
-    """How many kinds of segments the model tells apart."""
+    """Number of token types."""
 
     @classmethod
     def read(cls, folder: Path) -> "GraphNotes":
-        """What onnx.json in a folder says."""
+        """Read the onnx.json of a folder."""
         notes = read_object(folder / NOTES_FILE)
         missing = [name for name in cls.__dataclass_fields__ if name not in notes]
         if missing:
             raise InputError(
-                f"{str(folder / NOTES_FILE)!r} does not say {', '.join(missing)}; export the model again with this "
+                f"{str(folder / NOTES_FILE)!r} has no {', '.join(missing)}; export the model again with this "
                 "version of Bertsmith"
             )
         found = {name: notes[name] for name in cls.__dataclass_fields__}
@@ -48,15 +60,15 @@ class GraphNotes:
 
 
 class Graph:
-    """An ONNX file as a function; may be shared between threads."""
+    """An ONNX file as a function; threads may share it."""
 
-    def __init__(self, session: Any, notes: GraphNotes) -> None:
+    def __init__(self, session: Session, notes: GraphNotes) -> None:
         self.session, self.notes = session, notes
         self.is_for_tokens: bool = len(session.get_outputs()[0].shape) == 3
-        """Whether it speaks of every token: (batch, length, outputs)."""
+        """Whether it has an output per token: (batch, length, outputs)."""
 
     def rows(self, tokens: np.ndarray, is_token: np.ndarray, types: np.ndarray | None = None) -> np.ndarray:
-        """What the graph says of one batch of padded rows; without types all tokens have type 0.
+        """Run one batch of padded rows; without types all tokens have type 0.
 
         Shape: (batch, length) each, int64 -> (batch, outputs) or (batch, length, outputs), float32.
         """
@@ -68,9 +80,8 @@ class Graph:
             "attention_mask": is_token.astype(np.int64),
             "token_type_ids": np.zeros_like(tokens) if types is None else types,
         }
-        (found,) = self.session.run(None, {name: arrays[name] for name in self.notes.inputs})
-        array: np.ndarray = found
-        return array
+        (outputs,) = self.session.run(None, {name: arrays[name] for name in self.notes.inputs})
+        return outputs
 
     def sequences(
         self,
@@ -79,10 +90,10 @@ class Graph:
         *,
         batch_tokens: int,
     ) -> list[np.ndarray]:
-        """What the graph says of each sequence; such as are about as long are run together.
+        """Run sequences in batches of similar lengths.
 
-        Shape: (tokens,) each -> (outputs,) or (tokens, outputs) each. A batch has at most `batch_tokens`, pads counted
-        in, or one sequence.
+        Shape: (tokens,) each -> (outputs,) or (tokens, outputs) each. A batch has at most `batch_tokens`, padding
+        included, or one sequence.
         """
         tokens = [self._checked(index, sequence) for index, sequence in enumerate(sequences)]
         kinds = None if types is None else [self._checked_types(i, own, tokens) for i, own in enumerate(types)]
@@ -92,10 +103,10 @@ class Graph:
         order = sorted(range(len(tokens)), key=lambda index: -len(tokens[index]))
         begin = 0
         while begin < len(order):
-            # the longest comes first, so the batch is that wide
+            # the first sequence is the longest: its length is that of the rows
             some = order[begin : begin + max(1, batch_tokens // len(tokens[order[begin]]))]
-            said = self._batch([tokens[i] for i in some], None if kinds is None else [kinds[i] for i in some])
-            for index, own in zip(some, said, strict=True):
+            outputs = self._batch([tokens[i] for i in some], None if kinds is None else [kinds[i] for i in some])
+            for index, own in zip(some, outputs, strict=True):
                 found[index] = own[: len(tokens[index])] if self.is_for_tokens else own
             begin += len(some)
         return found
@@ -104,12 +115,12 @@ class Graph:
         lengths = np.array([len(sequence) for sequence in tokens])
         is_token = np.arange(lengths.max()) < lengths[:, None]
 
-        def laid(parts: list[np.ndarray]) -> np.ndarray:
-            rows = np.zeros(is_token.shape, dtype=np.int64)  # what stands at pads means nothing
+        def pad(parts: list[np.ndarray]) -> np.ndarray:
+            rows = np.zeros(is_token.shape, dtype=np.int64)
             rows[is_token] = np.concatenate(parts)
             return rows
 
-        return self.rows(laid(tokens), is_token, None if types is None else laid(types))
+        return self.rows(pad(tokens), is_token, None if types is None else pad(types))
 
     def _checked(self, index: int, sequence: Sequence[int] | np.ndarray) -> np.ndarray:
         tokens = np.asarray(sequence)
@@ -130,8 +141,8 @@ class Graph:
         return types.astype(np.int64)
 
 
-def open_session(path: Path, threads: int | None) -> Any:
-    """ONNX Runtime's session of a file; `threads` for its products, None for as many as there are cores."""
+def open_session(path: Path, threads: int | None) -> Session:
+    """Open an ONNX file with ONNX Runtime; `threads` None for one per core."""
     if find_spec("onnxruntime") is None:
         raise InputError("running an ONNX folder needs onnxruntime: pip install onnxruntime")
     import onnxruntime
@@ -144,13 +155,14 @@ def open_session(path: Path, threads: int | None) -> Any:
     options.intra_op_num_threads = threads or 0
     options.log_severity_level = 3
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its own classes, of no common base that is public
+        session: Session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its classes have no common public base
         raise InputError(f"{str(path)!r} is not an ONNX file that this ONNX Runtime reads: {error}") from None
+    return session
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
+    """Read the JSON object in a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,1 +1,1 @@
-"""Models for other programs: ONNX and Hugging Face folders with a model card."""
+"""Write models for other programs: Hugging Face and ONNX folders with a model card."""

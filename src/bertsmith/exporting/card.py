@@ -1,9 +1,9 @@
-"""README.md of an exported folder, its model card: what it is, how good, how exact, how to run it."""
+"""The model card (README.md) of an exported folder: content, score, exactness, how to run it."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import bertsmith
 from bertsmith.checkpoint.files import read_json
@@ -12,6 +12,8 @@ from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
 CARD_FILE = "README.md"
+Json: TypeAlias = Mapping[str, Any]
+"""Content of a JSON file: onnx.json, config.json, result.json or the task of task.json."""
 
 _PIPELINES = {
     "classification": "text-classification",
@@ -22,9 +24,9 @@ _PIPELINES = {
     "spans": "question-answering",
     "embedding": "sentence-similarity",
 }
-"""Hugging Face's names of what a model does, by the kind of the task …"""
+"""Hugging Face's pipeline by kind of task …"""
 _HEADS = {"classifier": "text-classification", "tagger": "token-classification", "spans": "question-answering"}
-"""… and by the head, where the task is not known."""
+"""… and by head, if the task is unknown."""
 _AUTO = {
     "SequenceClassification": "text-classification",
     "TokenClassification": "token-classification",
@@ -33,8 +35,8 @@ _AUTO = {
     "MaskedLM": "fill-mask",
     "Seq2SeqLM": "translation",
 }
-"""The classes that `transformers` has an Auto class for, by the end of their name."""
-_SHOWN = 20  # labels of a task
+"""Pipeline of the classes with an Auto class in `transformers`, by the end of their name."""
+_MAX_LABELS = 20  # labels shown
 
 
 def write_card(
@@ -42,14 +44,14 @@ def write_card(
     model: Model,
     name: str,
     *,
-    result: Mapping[str, Any] | None = None,
+    result: Json | None = None,
     subnet: Mapping[str, float] | None = None,
     remark: str | None = None,
 ) -> None:
-    """Puts the card into a folder that has all else already, for Hugging Face or for ONNX.
+    """Write the card of a complete Hugging Face or ONNX folder.
 
-    `result` is what result.json of the model's own folder says, `subnet` the width and depth that were cut out of it,
-    `remark` a sentence on the form of the folder.
+    `result`: result.json of the model's own folder. `subnet`: width and depth of the exported part of it. `remark`: a
+    sentence on the form of the folder.
     """
     notes = read_json(folder / NOTES_FILE) if (folder / NOTES_FILE).is_file() else None
     task = read_json(folder / "task.json").get("task", {}) if (folder / "task.json").is_file() else None
@@ -81,8 +83,8 @@ def write_card(
     (folder / CARD_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def exactness(notes: Mapping[str, Any]) -> str:
-    """The precision and opset of a graph, and its largest difference from the model, in sentences."""
+def exactness(notes: Json) -> str:
+    """Describe the precision and opset of a graph and its largest difference from the model."""
     shortest, longest = notes["compared_lengths"]
     bits = " (weights of 7 bits, for x86 without VNNI)" if notes.get("weights_have_7_bits") else ""
     return (
@@ -94,18 +96,18 @@ def exactness(notes: Mapping[str, Any]) -> str:
     )
 
 
-class _Form(NamedTuple):
-    """What the two kinds of folders say differently."""
+class _Format(NamedTuple):
+    """The parts of a card that depend on the format of the folder."""
 
     library: str
     pipeline: str
     what: str
-    """The rest of the sentence that says what the folder is."""
+    """Continues the sentence that describes the folder."""
     run: list[str]
-    """The lines of Python that run it."""
+    """Lines of Python that run the model."""
 
 
-def _onnx(name: str, notes: Mapping[str, Any], task: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> _Form:
+def _onnx(name: str, notes: Json, task: Json | None, tokenizer: Tokenizer | None) -> _Format:
     head = notes["head"]
     ends = "gives the last states" if head is None else f"ends with its {head} head"
     if task is not None:
@@ -118,10 +120,10 @@ def _onnx(name: str, notes: Mapping[str, Any], task: Mapping[str, Any] | None, t
     else:
         pipeline, call = _HEADS[head], "model.outputs([[1, 2, 3]])  # token ids"
     run = ["from bertsmith.runtime import load  # needs onnxruntime, tokenizers and numpy alone"]
-    return _Form("onnx", pipeline, f"as an ONNX graph that {ends}", [*run, f"model = load({json.dumps(name)})", call])
+    return _Format("onnx", pipeline, f"as an ONNX graph that {ends}", [*run, f"model = load({json.dumps(name)})", call])
 
 
-def _hf(name: str, config: Mapping[str, Any], *, has_tokenizer: bool) -> _Form:
+def _hf(name: str, config: Json, *, has_tokenizer: bool) -> _Format:
     architecture, is_ours = str(config["architectures"][0]), config["model_type"] == "bertsmith"
     ending = architecture.partition("For")[2]
     auto = f"AutoModelFor{ending}" if ending in _AUTO else "AutoModel"
@@ -130,25 +132,25 @@ def _hf(name: str, config: Mapping[str, Any], *, has_tokenizer: bool) -> _Form:
     run += [f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)})"] if has_tokenizer else []
     opens = "after `import bertsmith.hf`" if is_ours else "without Bertsmith"
     what = f"as a Hugging Face folder, {architecture}, which transformers opens {opens}"
-    return _Form("bertsmith" if is_ours else "transformers", _AUTO.get(ending, "feature-extraction"), what, run)
+    return _Format("bertsmith" if is_ours else "transformers", _AUTO.get(ending, "feature-extraction"), what, run)
 
 
-def _sentences(name: str, form: _Form) -> _Form:
-    """The form of a folder whose vectors sentence-transformers makes."""
+def _sentences(name: str, form: _Format) -> _Format:
+    """The format of a folder for sentence-transformers."""
     run = [line for line in form.run if line.startswith("import bertsmith")]
     run += ["from sentence_transformers import SentenceTransformer", f"model = SentenceTransformer({json.dumps(name)})"]
     run += ['model.encode(["a text", "another one"])']
     return form._replace(library="sentence-transformers", pipeline="sentence-similarity", run=run)
 
 
-def _front(form: _Form, family: str) -> list[str]:
-    """The block that Hugging Face's hub reads."""
+def _front(form: _Format, family: str) -> list[str]:
+    """The YAML block for Hugging Face's hub."""
     tags = [f"- {tag}" for tag in dict.fromkeys(("bertsmith", family, form.library))]
     return ["---", f"library_name: {form.library}", f"pipeline_tag: {form.pipeline}", "tags:", *tags, "---"]
 
 
-def _facts(model: Model, task: Mapping[str, Any] | None, notes: Mapping[str, Any] | None) -> dict[str, str]:
-    """What the table says of the network and its task."""
+def _facts(model: Model, task: Json | None, notes: Json | None) -> dict[str, str]:
+    """The table of the network and its task."""
     encoder = model.config.encoder
     embedding = encoder.embedding
     longest = embedding.longest if embedding.positions != "none" else None
@@ -169,20 +171,22 @@ def _facts(model: Model, task: Mapping[str, Any] | None, notes: Mapping[str, Any
     facts["task"] = str(task["kind"]) + (f" ({task['name']})" if task.get("name") else "")
     labels = list(task.get("labels") or ())
     if labels:
-        shown = json.dumps(labels[:_SHOWN], ensure_ascii=False)[1:-1]
-        facts["labels"] = shown + (f" and {len(labels) - _SHOWN} more in task.json" if len(labels) > _SHOWN else "")
+        shown = json.dumps(labels[:_MAX_LABELS], ensure_ascii=False)[1:-1]
+        facts["labels"] = shown + (
+            f" and {len(labels) - _MAX_LABELS} more in task.json" if len(labels) > _MAX_LABELS else ""
+        )
     return facts
 
 
-def _score(result: Mapping[str, Any], subnet: Mapping[str, float] | None) -> str | None:
-    """How good the model was where it was trained; None where its folder does not say it of this network."""
+def _score(result: Json, subnet: Mapping[str, float] | None) -> str | None:
+    """The score of the model after training; None if its folder has none for this network."""
     if "metric" not in result or not isinstance(result.get("score"), float | int):
         return None
     metric, score = result["metric"], result["score"]
     part = result.get("part", "dev")
     size = subnet or {"width": 1.0, "depth": 1.0}
     if "grid" in result:
-        # the score of an elastic model is the mean of its sizes, so that of this one is looked up
+        # the score of an elastic model is the mean over its sizes: look up this one
         own = [member["score"] for member in result["grid"] if {**member, **size} == member]
         return f"{metric} {own[0]:.2f} on {part}, before the export" if own else None
     low_high = result.get("interval")
@@ -191,8 +195,8 @@ def _score(result: Mapping[str, Any], subnet: Mapping[str, float] | None) -> str
     return f"{metric} {score:.2f} on {part}{spread}{whole}, before the export"
 
 
-def _example(task: Mapping[str, Any]) -> str:
-    """An input of a task, as Python writes it."""
+def _example(task: Json) -> str:
+    """An example input of a task as Python code."""
     if task["kind"] == "spans":
         return '("who forged it?", "Anna forged the gate.")'
     if task["kind"] == "choice":
@@ -204,5 +208,5 @@ def _example(task: Mapping[str, Any]) -> str:
 
 
 def _cell(value: str) -> str:
-    """A value as a cell of a table."""
+    """Escape a value for a table cell."""
     return " ".join(value.split()).replace("|", "\\|")

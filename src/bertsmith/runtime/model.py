@@ -89,7 +89,7 @@ class OnnxModel:
         found = self._texts(list(texts))
         if self.graph.notes.head is None:
             found = [states.mean(0) for states in found]
-        width = self.graph.session.get_outputs()[0].shape[-1]
+        width = int(self.graph.session.get_outputs()[0].shape[-1])
         return np.stack(found) if found else np.empty((0, width), dtype=np.float32)
 
     def fill_mask(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:

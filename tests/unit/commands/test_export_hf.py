@@ -8,8 +8,8 @@ from helpers_finetune import ROWS, tune, write_task
 
 import bertsmith
 from bertsmith.checkpoint.hf.writing import plan_hf
-from bertsmith.commands.exchange import export_model
 from bertsmith.errors import InputError
+from bertsmith.runs.exchange import export_model
 
 TEXTS = [text for text, _ in ROWS[:6]]
 

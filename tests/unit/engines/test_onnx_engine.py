@@ -208,7 +208,7 @@ def test_flags_that_do_not_go_together(trained: Path, tmp_path: Path) -> None:
         bertsmith.export(bertsmith.load(trained), out, precision="int8")
     with pytest.raises(InputError, match="to is 'onx'; did you mean 'onnx'"):
         bertsmith.export(bertsmith.load(trained), out, to="onx")
-    from bertsmith.commands.exchange import export_model
+    from bertsmith.runs.exchange import export_model
 
     with pytest.raises(InputError, match="--precision is 'int8_static' and no --data is given"):
         export_model(trained, out=out, to="onnx", precision="int8_static")
@@ -224,7 +224,7 @@ def test_flags_that_do_not_go_together(trained: Path, tmp_path: Path) -> None:
 def test_what_was_made_from_a_model_is_not_exported_again(
     exported: dict[str, Path], trained: Path, tmp_path: Path
 ) -> None:
-    from bertsmith.commands.exchange import export_model
+    from bertsmith.runs.exchange import export_model
 
     with pytest.raises(
         InputError, match=r"is an ONNX folder already, in int8: bertsmith\.runtime\.load and bertsmith pre"

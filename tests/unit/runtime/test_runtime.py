@@ -102,7 +102,7 @@ def test_folders_that_cannot_be_opened(folders: dict[str, Path], model: Model, t
     broken = shutil.copytree(folders["auto"], tmp_path / "broken")
     notes = json.loads((broken / "onnx.json").read_text())
     (broken / "onnx.json").write_text(json.dumps({name: notes[name] for name in notes if name != "longest"}))
-    with pytest.raises(InputError, match=r"onnx\.json' does not say longest; export the model again"):
+    with pytest.raises(InputError, match=r"onnx\.json' has no longest; export the model again"):
         load(broken)
     (broken / "onnx.json").write_text("{")
     with pytest.raises(InputError, match=r"onnx\.json' cannot be read as JSON"):

@@ -11,7 +11,7 @@ from serving_cases import LENGTH, TEXTS, engines, serving
 from task_cases import TASK_CASES
 
 import bertsmith
-from bertsmith.commands.exchange import export_model
+from bertsmith.runs.exchange import export_model
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers_fit import MadeUp, made_up_scores, searched, write_folders
 
-from bertsmith.engines.artefact import TorchEngine
+from bertsmith.engines.torch_engine import TorchEngine
 from bertsmith.models.build import build
 from bertsmith.models.model import Model
 from bertsmith.shrinking.fit import search as run

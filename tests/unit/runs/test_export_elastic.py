@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.commands.exchange import export_model
 from bertsmith.layers.subnet import Subnet
+from bertsmith.runs.exchange import export_model
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, write_record
 
 

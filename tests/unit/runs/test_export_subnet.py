@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.commands.exchange import export_model
 from bertsmith.errors import InputError
+from bertsmith.runs.exchange import export_model
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, write_record
 
 

@@ -1,0 +1,261 @@
+"""`bertsmith import` and `bertsmith export`: models from and for other programs."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from bertsmith.bundled import model_folder
+from bertsmith.checkpoint.files import NewFolder, read_json
+from bertsmith.checkpoint.hf.writing import NativeChoice, plan_hf
+from bertsmith.checkpoint.store import load, write_model
+from bertsmith.engines.artefact import ARTEFACT_FILE, read_artefact
+from bertsmith.engines.base import Precision
+from bertsmith.engines.onnx_graph import HeadChoice
+from bertsmith.engines.onnx_session import GRAPH_FILE, NOTES_FILE
+from bertsmith.errors import InputError
+from bertsmith.exporting.card import exactness, write_card
+from bertsmith.exporting.export import check_options, read_result, write_onnx
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.build import extract
+from bertsmith.models.generator import part_of
+from bertsmith.models.model import Model
+from bertsmith.runs.folder import MARK, RunFolder, check_out, write_result
+from bertsmith.runs.result import Result, print_plain, spread
+from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_record
+from bertsmith.tasks.data_source import task_parts
+from bertsmith.tasks.predictor import TASK_FILE, read_kept, sample_inputs, write_kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSummary:
+    """Size and heads of a model."""
+
+    family: str
+    parameters: int
+    layers: int
+    width: int
+    vocabulary: int
+    heads: list[str]
+    has_tokenizer: bool
+
+    @classmethod
+    def of(cls, model: Model) -> "ModelSummary":
+        encoder = model.config.encoder
+        return cls(
+            family=model.config.family,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            layers=len(encoder.layers),
+            width=encoder.width,
+            vocabulary=encoder.vocabulary,
+            heads=list(model.heads),
+            has_tokenizer=model.tokenizer is not None,
+        )
+
+
+class GraphSummary(TypedDict):
+    """Precision of an ONNX graph and its difference from the model, as in onnx.json."""
+
+    precision: str
+    opset: int
+    head: str | None
+    largest_difference: float
+    largest_absolute_difference: float
+    compared_on: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportResult(Result):
+    """Result of `bertsmith import`."""
+
+    is_finished: bool = field(default=True, metadata={"hidden": True})
+    model: ModelSummary = spread()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HfExportResult(ImportResult):
+    """Result of `bertsmith export --to hf`."""
+
+    form: Literal["native", "bertsmith"]
+    """Whether a class of transformers opens the folder, or one of `bertsmith.hf`."""
+    architecture: str
+    remark: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxExportResult(ImportResult):
+    """Result of `bertsmith export --to onnx`."""
+
+    graph: GraphSummary = spread()
+    bytes: int
+
+
+def import_model(
+    model: str | Path,
+    *,
+    out: Path,
+    ignore: list[str] | None = None,
+    force: bool = False,
+) -> ImportResult:
+    """Turn a Hugging Face folder into one of ours, every weight mapped exactly.
+
+    Parameters
+    ----------
+    model
+        The folder with config.json, model.safetensors and, if there is one, the tokenizer; or a bundled model (small).
+    out
+        The folder to write.
+    ignore
+        The start of the names of tensors to leave out, such as "classifier"; may be given several times.
+    force
+        Replace what --out holds.
+    """
+    model, out = model_folder(model), Path(out)
+    loaded = load(model, ignore=tuple(ignore or ()))
+    with RunFolder(out, inputs=[model], force=force) as run:
+        run.claim()
+        write_model(loaded, out)
+        result = run.finish(ImportResult(model=ModelSummary.of(loaded)))
+    _print_summary(result.model, out)
+    return result
+
+
+def export_model(
+    model: str | Path,
+    *,
+    out: Path,
+    to: Literal["hf", "onnx"] = "hf",
+    precision: Literal["float32", "int8", "int8_static"] = "float32",
+    width: float = 1.0,
+    depth: float = 1.0,
+    head: Literal["auto", "masked_tokens"] = "auto",
+    data: str | None = None,
+    part: Literal["encoder", "generator"] = "encoder",
+    native: Literal["auto", "always", "never"] = "auto",
+    force: bool = False,
+) -> HfExportResult | OnnxExportResult:
+    """Write a model for another program.
+
+    "hf" is a folder that transformers loads, without Bertsmith where it has a class that computes the same and after
+    `import bertsmith.hf` elsewhere; "onnx" one that ONNX Runtime runs, by bertsmith.runtime or, if the model was
+    fine-tuned, by evaluate and predict. README.md in the folder is its model card.
+
+    Parameters
+    ----------
+    model
+        A bundled model (small) or a model folder.
+    out
+        The folder to write.
+    to
+        The form to write.
+    precision
+        Of ONNX: as trained; int8 with ranges measured batch by batch; int8_static with ranges measured on --data.
+    width
+        Share of the heads and neurons to keep in every layer.
+    depth
+        Share of the layers to keep.
+    head
+        Of ONNX, what the graph ends with: the task's head or else the last states; or the scores that fill masks.
+    data
+        Of ONNX: data of the model's task, as fine-tuning reads it; on some of its training rows the graph is compared
+        with the model, and int8_static, which needs it, measures ranges.
+    part
+        Of a model that was trained against a generator: the encoder with its heads, or the generator.
+    native
+        Of hf: write a class of transformers' own where one computes the same, always, or never.
+    force
+        Replace what --out holds.
+    """
+    model, out = model_folder(model), Path(out)
+    check_options(to, precision, head)
+    if precision == "int8_static" and data is None:
+        raise InputError("--precision is 'int8_static' and no --data is given; it needs data to measure ranges on")
+    if to == "hf" and data is not None:
+        raise InputError(f"--data is {data!r} with --to hf, which reads none; allowed with --to onnx")
+    _check_source(model)
+    # an elastic model keeps the layers it was trained with
+    rule = {"depth_rule": read_record(model).depth_rule} if (model / ELASTIC_FILE).is_file() else {}
+    subnet = Subnet.parse({"width": width, "depth": depth, **rule}, source="the sub-network")
+    check_out(out, force, model)
+    loaded = part_of(load(model), part)
+    cut = None if (width, depth) == (1.0, 1.0) else {"width": width, "depth": depth}
+    if cut is not None:
+        loaded = extract(loaded, subnet)
+    if to == "hf":
+        return _export_hf(loaded, model, out, cut, native, force)
+    return _export_onnx(loaded, model, out, cut, precision, head, data)
+
+
+def _check_source(model: Path) -> None:
+    """Raise if a folder holds an artefact without the model's weights."""
+    if not (model / ARTEFACT_FILE).is_file():
+        return
+    artefact = read_artefact(model)
+    if artefact.engine == "onnxruntime":
+        raise InputError(
+            f"{str(model)!r} is an ONNX folder already, in {artefact.precision}: bertsmith.runtime.load and bertsmith "
+            "predict run it as it is; to export another form, give the model it was made from"
+        )
+    if artefact.precision.startswith("int8"):
+        raise InputError(
+            f"{str(model)!r} holds {artefact.precision} codes for PyTorch instead of weights, which cannot be "
+            "exported; give the model it was made from"
+        )
+
+
+def _export_hf(
+    loaded: Model, model: Path, out: Path, cut: dict[str, float] | None, native: NativeChoice, force: bool
+) -> HfExportResult:
+    task = read_kept(model).plain() if (model / TASK_FILE).is_file() else None
+    with RunFolder(out, inputs=[model], force=force) as run:
+        # before claiming: a model that cannot be exported must not cost the folder that is there
+        plan = plan_hf(loaded, native=native, task=task)
+        run.claim()
+        plan.write(out)
+        write_card(out, loaded, out.resolve().name, result=read_result(model), subnet=cut, remark=plan.remark)
+        result = run.finish(
+            HfExportResult(
+                model=ModelSummary.of(loaded), form=plan.form, architecture=plan.architecture, remark=plan.remark
+            )
+        )
+    _print_summary(result.model, out, plan.remark)
+    return result
+
+
+def _export_onnx(
+    loaded: Model,
+    model: Path,
+    out: Path,
+    cut: dict[str, float] | None,
+    precision: Precision,
+    head: HeadChoice,
+    data: str | None,
+) -> OnnxExportResult:
+    samples = () if data is None else sample_inputs(loaded, read_kept(model), task_parts(data).read("train"))
+    with NewFolder(out.resolve()) as new:
+        (new / MARK).touch()
+        write_onnx(loaded, new, precision, samples, head)
+        if (model / TASK_FILE).is_file() and head == "auto":
+            write_kept(read_kept(model), new)
+        notes, size = read_json(new / NOTES_FILE), (new / GRAPH_FILE).stat().st_size
+        write_card(new, loaded, out.resolve().name, result=read_result(model), subnet=cut)
+        graph = GraphSummary(
+            precision=notes["precision"],
+            opset=notes["opset"],
+            head=notes["head"],
+            largest_difference=notes["largest_difference"],
+            largest_absolute_difference=notes["largest_absolute_difference"],
+            compared_on=notes["compared_on"],
+        )
+        result = OnnxExportResult(model=ModelSummary.of(loaded), graph=graph, bytes=size)
+        write_result(new, result.to_json())
+    _print_summary(result.model, out, f"model.onnx: {size / 1e6:.1f} MB. {exactness(notes)}")
+    return result
+
+
+def _print_summary(model: ModelSummary, out: Path, remark: str | None = None) -> None:
+    print_plain(
+        f"{model.family}, {model.layers} layers of width {model.width}, {model.parameters:,} parameters, "
+        f"heads: {', '.join(model.heads) or 'none'}; written to {out}"
+    )
+    if remark is not None:
+        print_plain(remark)

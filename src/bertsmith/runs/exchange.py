@@ -1,6 +1,6 @@
 """`bertsmith import` and `bertsmith export`: models from and for other programs."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -19,8 +19,8 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.generator import part_of
 from bertsmith.models.model import Model
-from bertsmith.runs.folder import MARK, RunFolder, check_out, write_result
-from bertsmith.runs.result import Result, print_plain, spread
+from bertsmith.runs.output import MARK, check_out, claim, write_result
+from bertsmith.runs.result import OneShotResult, print_plain, spread
 from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_record
 from bertsmith.tasks.data_source import task_parts
 from bertsmith.tasks.predictor import TASK_FILE, read_kept, sample_inputs, write_kept
@@ -64,10 +64,9 @@ class GraphSummary(TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportResult(Result):
+class ImportResult(OneShotResult):
     """Result of `bertsmith import`."""
 
-    is_finished: bool = field(default=True, metadata={"hidden": True})
     model: ModelSummary = spread()
 
 
@@ -111,10 +110,9 @@ def import_model(
     """
     model, out = model_folder(model), Path(out)
     loaded = load(model, ignore=tuple(ignore or ()))
-    with RunFolder(out, inputs=[model], force=force) as run:
-        run.claim()
-        write_model(loaded, out)
-        result = run.finish(ImportResult(model=ModelSummary.of(loaded)))
+    write_model(loaded, claim(out, force, model))
+    result = ImportResult(model=ModelSummary.of(loaded))
+    write_result(out, result.to_json())
     _print_summary(result.model, out)
     return result
 
@@ -206,17 +204,13 @@ def _export_hf(
     loaded: Model, model: Path, out: Path, cut: dict[str, float] | None, native: NativeChoice, force: bool
 ) -> HfExportResult:
     task = read_kept(model).plain() if (model / TASK_FILE).is_file() else None
-    with RunFolder(out, inputs=[model], force=force) as run:
-        # before claiming: a model that cannot be exported must not cost the folder that is there
-        plan = plan_hf(loaded, native=native, task=task)
-        run.claim()
-        plan.write(out)
-        write_card(out, loaded, out.resolve().name, result=read_result(model), subnet=cut, remark=plan.remark)
-        result = run.finish(
-            HfExportResult(
-                model=ModelSummary.of(loaded), form=plan.form, architecture=plan.architecture, remark=plan.remark
-            )
-        )
+    # before claiming: a model that cannot be exported must not cost the folder that is there
+    plan = plan_hf(loaded, native=native, task=task)
+    plan.write(claim(out, force, model))
+    write_card(out, loaded, out.resolve().name, result=read_result(model), subnet=cut, remark=plan.remark)
+    summary = ModelSummary.of(loaded)
+    result = HfExportResult(model=summary, form=plan.form, architecture=plan.architecture, remark=plan.remark)
+    write_result(out, result.to_json())
     _print_summary(result.model, out, plan.remark)
     return result
 

@@ -31,14 +31,14 @@ from bertsmith.models.heads.exits import ExitRule
 from bertsmith.models.model import Model
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.data_source import task_parts
-from bertsmith.tasks.predictor import read_kept
+from bertsmith.tasks.predictor import read_task_record
 
 
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
     model = load(options.model)
-    kept, own = read_kept(options.model), exits_config(model).rule
+    kept, own = read_task_record(options.model), exits_config(model).rule
     examples = kept.task.examples(task_parts(options.data).read("dev"))[: options.texts]
     features = kept.task.features(examples, Encoding.of(model, kept.sequences.length))
     reader = ExampleReader(features, kept.sequences, model.require_tokenizer().pad)

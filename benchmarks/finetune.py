@@ -193,8 +193,8 @@ def _peer(task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         train = kind.features(data.train, encoding)
         trainer = peer_trainer(data.settings, train, Path(folder), device=options.device)
         trainer.train()
-        judgement = kind.judged(data.dev, kind.answers(data.dev, dev, peer_outputs(trainer, dev)))
-    return {"metric": judgement.metric, "score": judgement.score, "figures": judgement.figures}
+        evaluation = kind.evaluate(data.dev, kind.answers(data.dev, dev, peer_outputs(trainer, dev)))
+    return {"metric": evaluation.metric, "score": evaluation.score, "figures": evaluation.metrics}
 
 
 def _same(task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:

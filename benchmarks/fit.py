@@ -86,7 +86,7 @@ def _brute(options: argparse.Namespace) -> dict[str, Any]:
             timings = [bench.timing(candidate, number) for number in range(options.processes)]
             latency = statistics.median(_latency(timing["latency"], settings.budget) for timing in timings)
             memory = max(timing["memory_mb"] for timing in timings)
-            score = bench.judged(candidate)["score"]
+            score = bench.evaluate(candidate)["score"]
             costs = Costs(latency, bench.size_mb(candidate), memory, score)
             bench.discard(candidate)
             rows.append({"words": candidate.words, "fits": not settings.budget.misses(costs), **costs._asdict()})

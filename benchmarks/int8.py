@@ -29,7 +29,7 @@ from bertsmith.engines.int8 import Int8Linear, int8_model
 from bertsmith.engines.torch_engine import TorchEngine
 from bertsmith.layers.linear import ElasticLinear
 from bertsmith.tasks.data_source import task_parts
-from bertsmith.tasks.predictor import read_kept, write_kept
+from bertsmith.tasks.predictor import read_task_record, write_task_record
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _measure_quality(folder: Path, data: str) -> None:
-    model, kept, parts = load(folder), read_kept(folder), task_parts(data)
+    model, kept, parts = load(folder), read_task_record(folder), task_parts(data)
     predictor = Predictor(model, kept)
     features = kept.task.features(kept.task.examples(parts.read("train")), predictor.encoding)
     reader = ExampleReader(features, kept.sequences, model.require_tokenizer().pad)
@@ -73,9 +73,9 @@ def _measure_quality(folder: Path, data: str) -> None:
     for precision in TorchEngine.precisions:
         with tempfile.TemporaryDirectory() as made:
             write_artefact(model, Path(made), Artefact(engine="torch", precision=precision), samples)
-            write_kept(kept, Path(made))
+            write_task_record(kept, Path(made))
             size = (Path(made) / "model.safetensors").stat().st_size / 1e6
-            score = Predictor.load(made).judged(parts.read("dev"))[0].score
+            score = Predictor.load(made).evaluate(parts.read("dev"))[0].score
         print(f"{precision:<14}{size:>9.1f}{score:>9.2f}", flush=True)
 
 

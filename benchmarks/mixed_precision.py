@@ -99,7 +99,7 @@ def _batches(predictor: Predictor, rows: Sequence[Any], examples: int, count: in
 
 
 def _score(model: Model, predictor: Predictor, dev: Table) -> float:
-    return Predictor(model, predictor.kept).judged(dev)[0].score
+    return Predictor(model, predictor.kept).evaluate(dev)[0].score
 
 
 def _rounded_score(model: Model, config: QuantisationConfig, predictor: Predictor, train: Table, dev: Table) -> float:

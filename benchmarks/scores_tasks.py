@@ -113,14 +113,14 @@ def finetuned(run: Run) -> dict[str, Any]:
         out = Path(folder) / "run"
         out.mkdir()
         made = make_finetuning(data, out, start=start, device=device, show=False)
-        made.trainer.judge = None  # the judgement below is the one of result.json, in float32
+        made.trainer.judge = None  # the evaluation below is the one of result.json, in float32
         progress = made.trainer.run()
         if not made.trainer.is_finished:
             raise InputError(f"asked to stop after step {progress.step}: no figures")
-        judgement = made.judgement
+        evaluation = made.evaluation
     is_degenerate = answers_alike(data.settings.task, made.judge.examples, made.judge.answers)
     figures = {
-        "figures": {name: round(value, 4) for name, value in judgement.figures.items()},
+        "figures": {name: round(value, 4) for name, value in evaluation.metrics.items()},
         "is_degenerate": is_degenerate,
         "steps": progress.step,
         "tokens": progress.tokens,

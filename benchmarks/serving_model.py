@@ -13,7 +13,7 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.model import Model
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
-from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 
 SIZES = {"mini": (256, 4, 4), "minilm": (384, 6, 12), "base": (768, 12, 12)}  # width, layers, heads
@@ -29,12 +29,12 @@ def write_folder(folder: Path, size: str) -> None:
     model = bertsmith.build(config, seed=0)
     model.tokenizer = learn_tokenizer([" ".join(WORDS)] * 8, "wordpiece", 120, progress=False)
     task = {"kind": "classification", "text": "text", "label": "label", "labels": ["a", "b", "c"]}
-    kept = KeptTask.parse({"task": task, "sequences": {"length": LONGEST}})
+    kept = TaskRecord.parse({"task": task, "sequences": {"length": LONGEST}})
     model = with_task_head(model, kept.task.head(model.config), seed=0).eval()
     with torch.no_grad():  # so that different texts have different answers
         model.task_head.get_parameter(_last_matrix(model)).normal_(generator=torch.Generator().manual_seed(1))
     bertsmith.save(model, folder)
-    write_kept(kept, folder)
+    write_task_record(kept, folder)
     write_record(_record(model), folder)
 
 

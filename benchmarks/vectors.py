@@ -25,7 +25,7 @@ import bertsmith
 from bertsmith.models.convert import with_encoder
 from bertsmith.models.model import Model
 from bertsmith.tasks.data_source import task_parts
-from bertsmith.tasks.metrics.similarity import similarity_judgement
+from bertsmith.tasks.metrics.similarity import evaluate_similarity
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "finetune" / "vectors-small.toml"
 OWN = ("rows", "kinds")
@@ -40,7 +40,7 @@ def spearman(model: Model, dev: Rows, device: str) -> float:
         for name in ("sentence1", "sentence2")
     )
     cosines = (first * second).sum(-1).cpu().numpy()
-    return similarity_judgement(cosines, np.array([float(row["label"]) for row in dev]), None).score
+    return evaluate_similarity(cosines, np.array([float(row["label"]) for row in dev]), None).score
 
 
 def chosen(pairs: Rows, kinds: str | None, rows: int | None) -> Rows:

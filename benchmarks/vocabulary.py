@@ -18,7 +18,7 @@ from typing import Any
 
 from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary_folder
 from bertsmith.tasks.data_source import task_parts
-from bertsmith.tasks.predictor import Predictor, read_kept
+from bertsmith.tasks.predictor import Predictor, read_task_record
 from bertsmith.text.cut import Cut, changed_tokens
 from bertsmith.text.readers import find_files, read_documents
 from bertsmith.text.rows import Table
@@ -36,7 +36,7 @@ CUTS: dict[str, dict[str, int]] = {
 
 def main() -> None:
     options = _options()
-    parts, task = task_parts(options.data), read_kept(options.model).task
+    parts, task = task_parts(options.data), read_task_record(options.model).task
     texts = [*task.texts(task.examples(parts.read("train")))]
     if options.texts:
         texts += read_documents(find_files([options.texts]))
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _score(folder: Path, dev: Table) -> float:
-    return Predictor.load(folder).judged(dev)[0].score
+    return Predictor.load(folder).evaluate(dev)[0].score
 
 
 def _changed(model: Path, out: Path, texts: list[str]) -> float:

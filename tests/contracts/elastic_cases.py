@@ -21,7 +21,7 @@ from bertsmith.training.meter import Meter
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import ExamplePhase
 from bertsmith.training.run_config import Method, RunConfig
-from bertsmith.training.step import Engine
+from bertsmith.training.step import TrainStep
 
 # not the one with a decoder, which has no task's head, nor generators, which differ from their families in sizes
 ENCODERS = [name for name in FAMILIES if name != "transformer-tiny" and not name.endswith("-generator")]
@@ -91,7 +91,7 @@ def step_gradients(
     """The gradients that one optimiser step of the trainer's engine moves the weights by."""
     optimizer = OptimizerConfig(learning_rate=1e-3, clip=0.0)
     method = Method(RunConfig(steps=1), optimizer, ScheduleConfig(), (ExamplePhase(0.0, 16, len(batches), 1),))
-    engine = Engine(model, objective, method, out, device="cpu")
+    engine = TrainStep(model, objective, method, out, device="cpu")
     found: dict[str, Tensor] = {}
 
     def step() -> None:

@@ -13,7 +13,7 @@ import bertsmith
 from bertsmith import Subnet
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.shrinking.elastic_metadata import read_record
-from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
+from bertsmith.tasks.predictor import Predictor, TaskRecord, write_task_record
 from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
@@ -29,13 +29,13 @@ def write_folders(case: TaskCase, folder: Path) -> tuple[Path, Path]:
     kind = None if case.is_recognised else case.kind
     plain = {"model": "bert-tiny", **override({}, list(case.settings))}
     settings = FinetuneSettings.parse({**plain, "task": recognise(table, kind, [], case.task)})
-    kept = KeptTask(task=settings.task.settled(table), sequences=settings.sequences)
+    kept = TaskRecord(task=settings.task.resolve(table), sequences=settings.sequences)
     tokenizer = learn_tokenizer(kept.task.texts(kept.task.examples(table)), "bytes", 300, progress=False)
     config = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, layers=2, width=16, heads=4, deviation=0.2)
     model = bertsmith.build(config, seed=0)
     model.tokenizer = tokenizer
     bertsmith.save(with_task_head(model, kept.task.head(model.config), seed=0), folder / "model")
-    write_kept(kept, folder / "model")
+    write_task_record(kept, folder / "model")
     (folder / "data").mkdir()
     for part in ("train", "dev"):
         lines = [json.dumps(row) + "\n" for row in case.rows]
@@ -64,9 +64,9 @@ def test_every_task_can_be_made_elastic(name: str, tmp_path: Path) -> None:
         small = tmp_path / f"{member.width} {member.depth}"
         bertsmith.save(bertsmith.load(out, subnet=subnet), small)
         predictor = Predictor.load(out)
-        write_kept(predictor.kept, small)
-        judgement, _ = Predictor.load(small).judged(table)
-        assert judgement.metric == record.metric
-        assert judgement.score == member.score
-    judgement, _ = Predictor.load(model).judged(table)
-    assert judgement.score == record.teacher_score
+        write_task_record(predictor.kept, small)
+        evaluation, _ = Predictor.load(small).evaluate(table)
+        assert evaluation.metric == record.metric
+        assert evaluation.score == member.score
+    evaluation, _ = Predictor.load(model).evaluate(table)
+    assert evaluation.score == record.teacher_score

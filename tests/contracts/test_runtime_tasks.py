@@ -20,7 +20,7 @@ from bertsmith.models.attach_heads import with_task_head
 from bertsmith.runtime import OnnxModel, load
 from bertsmith.runtime.tasks import EXPORTED_TASKS
 from bertsmith.tasks import TASKS
-from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
+from bertsmith.tasks.predictor import Predictor, TaskRecord, write_task_record
 from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
@@ -50,16 +50,16 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     plain = recognise(table, None if case.is_recognised else case.kind, [], case.task)
     if case.kind == "spans":
         plain |= {"stride": 3, "may_be_unanswered": True}
-    task = KeptTask.parse({"task": plain}).task.settled(table)
+    task = TaskRecord.parse({"task": plain}).task.resolve(table)
     texts = list(task.texts(task.examples(table)))
     tokenizer = learn_tokenizer(texts * 4, "wordpiece", 120, progress=False)
     sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "longest": 32, "deviation": 0.3}
     model = bertsmith.build(bertsmith.preset("bert-tiny", **sizes), seed=0)
     model.tokenizer = tokenizer
     model = bertsmith.extract(with_task_head(model, task.head(model.config), seed=0).eval(), Subnet(width=0.5))
-    kept = KeptTask.parse({"task": task.plain(), "sequences": {"length": LENGTH}})
+    kept = TaskRecord.parse({"task": task.plain(), "sequences": {"length": LENGTH}})
     bertsmith.save(model, folder / "model")
-    write_kept(kept, folder / "model")
+    write_task_record(kept, folder / "model")
     bertsmith.export(model, folder / "onnx", to="onnx", task=folder / "model")
     rows = [{name: row[name] for name in row if name not in case.targets} for row in case.rows]
     if case.kind == "spans":

@@ -19,7 +19,7 @@ from bertsmith.data.examples import ExampleConfig
 from bertsmith.models.model import Model
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.base import Task
-from bertsmith.tasks.predictor import KeptTask, Predictor, item_outputs
+from bertsmith.tasks.predictor import Predictor, TaskRecord, item_outputs
 from bertsmith.tasks.recognise import recognise
 from bertsmith.text.rows import Table, table_of
 from bertsmith.toml import override, to_toml
@@ -27,7 +27,7 @@ from bertsmith.training.finetuning import FinetuneSettings, Finetuning, make_fin
 from bertsmith.training.trainer import Trainer
 
 SETTINGS = [
-    "model={name='bert-tiny', overrides={layers=2, width=16, heads=2, dropout=0.1, deviation=0.2}}",
+    "model={preset='bert-tiny', overrides={layers=2, width=16, heads=2, dropout=0.1, deviation=0.2}}",
     "tokenizer.vocabulary=300",
     "batch.examples=64",
     "run.epochs=2",
@@ -81,7 +81,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     started = {name: weight.detach().clone() for name, weight in run.trainer.model.named_parameters()}
     run.trainer.run()
     model = run.trainer.model.eval()
-    predictor = Predictor(model, KeptTask(task=data.settings.task, sequences=data.settings.sequences))
+    predictor = Predictor(model, TaskRecord(task=data.settings.task, sequences=data.settings.sequences))
     return Made(case, data.settings.task, table, data.dev, started, run, predictor)
 
 
@@ -93,18 +93,18 @@ def test_rows_are_recognised_by_their_kind_alone(made: Made) -> None:
     if not made.case.is_recognised:
         assert recognise(made.table, made.case.kind, [], {})["kind"] == made.case.kind
         return
-    columns = TASKS[made.case.kind].recognised(made.case.rows[0])
+    columns = TASKS[made.case.kind].find_columns(made.case.rows[0])
     assert columns is not None
     assert set(columns.values()) <= set(made.case.rows[0])
     assert recognise(made.table, None, [], {})["kind"] == made.case.kind
 
 
 def test_the_record_goes_through_toml_and_json(made: Made) -> None:
-    kept = KeptTask(task=made.task, sequences=ExampleConfig(length=64))
-    assert KeptTask.parse(tomllib.loads(to_toml(kept.plain()))) == kept
-    assert KeptTask.parse(json.loads(json.dumps(kept.plain()))) == kept
+    kept = TaskRecord(task=made.task, sequences=ExampleConfig(length=64))
+    assert TaskRecord.parse(tomllib.loads(to_toml(kept.plain()))) == kept
+    assert TaskRecord.parse(json.loads(json.dumps(kept.plain()))) == kept
     assert made.task.kind == made.case.kind
-    assert made.task.settled(made.table) == made.task
+    assert made.task.resolve(made.table) == made.task
 
 
 def test_packed_and_padded_outputs_are_the_same(made: Made) -> None:
@@ -124,20 +124,20 @@ def test_answers_are_one_for_each_example_and_plain_data(made: Made) -> None:
     assert all("answer" in answer for answer in answers)
     assert json.loads(json.dumps(answers, allow_nan=False)) == answers
     for example in made.examples:
-        assert "\n" not in made.task.shown(example)
+        assert "\n" not in made.task.describe(example)
 
 
 def test_what_is_right_is_judged_so(made: Made) -> None:
     right = [
-        {**answer, "answer": made.task.right(example)}
+        {**answer, "answer": made.task.gold(example)}
         for example, answer in zip(made.examples, made.answers(made.examples), strict=True)
     ]
-    judgement = made.task.judged(made.examples, right)
+    evaluation = made.task.evaluate(made.examples, right)
     if made.case.is_scored_alone:
-        assert judgement.score == pytest.approx(100.0)
-    assert judgement.measure(np.arange(len(right))) == pytest.approx(judgement.score)
-    assert all(isinstance(value, float) for value in judgement.figures.values())
-    assert [made.task.mistake(*pair) for pair in zip(made.examples, right, strict=True)] == [0.0] * len(right)
+        assert evaluation.score == pytest.approx(100.0)
+    assert evaluation.measure(np.arange(len(right))) == pytest.approx(evaluation.score)
+    assert all(isinstance(value, float) for value in evaluation.metrics.values())
+    assert [made.task.error(*pair) for pair in zip(made.examples, right, strict=True)] == [0.0] * len(right)
     confusion = made.task.confusion(made.examples, right)
     if confusion is not None:
         labels, counts = confusion
@@ -169,13 +169,13 @@ def test_two_steps_move_the_weights_and_keep_them_finite(made: Made) -> None:
 
 
 def test_a_predictor_loaded_again_says_the_same(made: Made, tmp_path: Path) -> None:
-    from bertsmith.tasks.predictor import write_kept
+    from bertsmith.tasks.predictor import write_task_record
 
     bertsmith.save(made.model, tmp_path / "model")
-    write_kept(made.predictor.kept, tmp_path / "model")
+    write_task_record(made.predictor.record, tmp_path / "model")
     loaded = Predictor.load(tmp_path / "model")
     assert loaded.task == made.task
     assert loaded.details(made.inputs) == made.predictor.details(made.inputs)
-    judgement, answers = loaded.judged(made.table)
+    evaluation, answers = loaded.evaluate(made.table)
     assert answers == made.predictor.details(made.inputs)
-    assert judgement.score == pytest.approx(made.run.judgement.score)
+    assert evaluation.score == pytest.approx(made.run.evaluation.score)

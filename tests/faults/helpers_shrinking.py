@@ -10,7 +10,7 @@ from helpers_training import losses
 
 import bertsmith
 from bertsmith.models.attach_heads import with_task_head
-from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 
 SMALL = ["grid.widths=[1.0, 0.5]", "grid.depths=[1.0, 0.5]", "batch.examples=8", "run.epochs=1", "run.log_every=1"]
@@ -25,10 +25,12 @@ def write_folders(folder: Path, dropout: float = 0.1) -> tuple[Path, Path]:
     sizes = {"width": 16, "heads": 2, "layers": 2, "longest": 32, "deviation": 0.3, "dropout": dropout}
     model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes), seed=0)
     model.tokenizer = tokenizer
-    kept = KeptTask.parse({"task": {"kind": "classification", "labels": ["bad", "good"]}, "sequences": {"length": 16}})
-    head = kept.task.head(model.config).changed(dropout=dropout)
+    record = TaskRecord.parse(
+        {"task": {"kind": "classification", "labels": ["bad", "good"]}, "sequences": {"length": 16}}
+    )
+    head = record.task.head(model.config).changed(dropout=dropout)
     bertsmith.save(with_task_head(model, head, seed=0), folder / "model")
-    write_kept(kept, folder / "model")
+    write_task_record(record, folder / "model")
     return folder / "model", data
 
 

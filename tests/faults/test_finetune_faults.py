@@ -24,7 +24,7 @@ from bertsmith.commands import output
 from bertsmith.errors import InputError
 from bertsmith.training import checkpoint, finetuning, trainer
 from bertsmith.training.checkpoint import find_checkpoint
-from bertsmith.training.judging import DevJudge
+from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.trainer import Trainer
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "accelerate"
@@ -111,7 +111,7 @@ def test_asked_to_stop(recipe: Path, data: Path, straight: Path, tmp_path: Path)
 
 MOMENTS = {
     "before the first step": (Trainer, "_step", 1, True),
-    "between evaluation and checkpoint": (DevJudge, "__call__", 3, False),
+    "between evaluation and checkpoint": (Evaluator, "__call__", 3, False),
     "while a checkpoint is written": (checkpoint, "write_tensors", 3, True),
     "after a checkpoint, before old ones go": (checkpoint, "_prune", 3, True),
     "after old checkpoints went": (checkpoint, "_prune", 4, False),

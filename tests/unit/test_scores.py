@@ -67,7 +67,7 @@ def test_tasks_name_figures_and_settings_that_exist() -> None:
     kinds = {"STS-B": "regression", "SQuAD": "spans"}
     for name, task in TASKS.items():
         assert set(task.figures) <= known, name
-        plain = {"model": {"name": "bert-tiny"}, "task": {"kind": kinds.get(name, "classification")}}
+        plain = {"model": "bert-tiny", "task": {"kind": kinds.get(name, "classification")}}
         given = [*LEAN, *flags({**COMMON, **task.settings, **FRESH})]
         settings = FinetuneSettings.parse(override(plain, given), source=name)
         assert settings.optimizer.learning_rate == FRESH["optimizer.learning_rate"]

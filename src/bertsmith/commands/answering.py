@@ -95,17 +95,17 @@ def evaluate_task(
     predictor = _loaded(model, task, device)
     with _shown(predictor, "evaluate"):
         answers = predictor.answers(examples)
-    judgement = task.judged(examples, answers)
+    evaluation = task.evaluate(examples, answers)
     claim(out, force, model, _file_of(data))
     write_answers(out / "predictions.jsonl", named_answers(table, answers))
     task = task.changed(name=name_in_part(task.name, part))
     write_files(out / "official", task.files(examples, answers))
     named = Path(data).name if Path(data).is_file() else part
     figures = {
-        "metric": judgement.metric,
-        "score": judgement.score,
-        **interval_of(judgement, len(table)),
-        **judgement.figures,
+        "metric": evaluation.metric,
+        "score": evaluation.score,
+        **interval_of(evaluation, len(table)),
+        **evaluation.metrics,
         **_layers_used(predictor),
         "examples": len(table),
         "part": named,
@@ -114,7 +114,7 @@ def evaluate_task(
     }
     facts = {"Task": task.kind, "Model": str(model), "Data": str(data), "Part": part, "Examples": f"{len(table):,}"}
     write_result(out, figures)
-    write_report(out, task, examples, answers, judgement, figures, kind="Evaluation", split=part, facts=facts)
+    write_report(out, task, examples, answers, evaluation, figures, kind="Evaluation", split=part, facts=facts)
     layers = f"; {figures['mean_layers']:.2f} layers in the mean" if "mean_layers" in figures else ""
     line = f"{score_line(named, figures)}{layers}; written to {out}: report.html tells more"
     Console().print(line, markup=False, highlight=False, soft_wrap=True)
@@ -206,10 +206,10 @@ def _file_of(data: str | None) -> Path | None:
 
 def _task_of(model: Path, columns: Sequence[str]) -> "Task[Any]":
     """The task of a model, with columns of other names than in training."""
-    from bertsmith.tasks.predictor import read_kept
+    from bertsmith.tasks.predictor import read_task_record
     from bertsmith.tasks.recognise import named_columns
 
-    task = read_kept(model).task
+    task = read_task_record(model).task
     return task.changed(**named_columns(columns, type(task)))
 
 

@@ -48,7 +48,7 @@ def evaluate_translation(
     claim(out, force, model, data)
     write_translations(out / "translations.jsonl", pairs, evaluation.hypotheses)
     figures = {
-        **evaluation.figures,
+        **evaluation.metrics,
         "part": part,
         "source": columns[0],
         "target": columns[1],

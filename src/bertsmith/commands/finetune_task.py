@@ -120,7 +120,7 @@ def task_settings(
     settings = FinetuneSettings.parse(plain, source=source)
     if answered is None:
         # all labels are known before rows are taken away, so that none is new to what is held out
-        settings = settings.changed(task=settings.task.settled(rows))
+        settings = settings.changed(task=settings.task.resolve(rows))
         rows, answered, said = held_out(settings.task, rows, "there is no dev part")
         notices.append(said)
     return settings, Tables(rows, answered, tuple(notices))
@@ -204,7 +204,7 @@ def _run(
     )
     result = Finetuned(figures)
     if made[0].trainer.is_finished:
-        result.predictor = Predictor(made[0].trainer.model.eval(), settings.kept)
+        result.predictor = Predictor(made[0].trainer.model.eval(), settings.task_record)
     return result
 
 
@@ -239,20 +239,20 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path, told: "
     from bertsmith.commands.task_report import interval_of, write_finetuning_report
     from bertsmith.runs.output import write_answers, write_files, write_result
     from bertsmith.tasks.degenerate import answers_alike
-    from bertsmith.tasks.predictor import write_kept
+    from bertsmith.tasks.predictor import write_task_record
 
     trainer = made.trainer
     write_model(trainer.model, out)
-    write_kept(settings.kept, out)
-    judgement = made.judgement
-    write_answers(out / "dev.predictions.jsonl", made.judge.answers)
-    write_files(out / "dev.official", settings.task.files(made.judge.examples, made.judge.answers))
-    is_degenerate = answers_alike(settings.task, made.judge.examples, made.judge.answers)
+    write_task_record(settings.task_record, out)
+    evaluation = made.evaluate()
+    write_answers(out / "dev.predictions.jsonl", made.evaluator.answers)
+    write_files(out / "dev.official", settings.task.files(made.evaluator.examples, made.evaluator.answers))
+    is_degenerate = answers_alike(settings.task, made.evaluator.examples, made.evaluator.answers)
     figures = {
-        "metric": judgement.metric,
-        "score": judgement.score,
-        **interval_of(judgement, len(made.judge.examples)),
-        **judgement.figures,
+        "metric": evaluation.metric,
+        "score": evaluation.score,
+        **interval_of(evaluation, len(made.evaluator.examples)),
+        **evaluation.metrics,
         **({} if made.teacher is None else {"teacher_score": made.teacher.score}),
         **run_figures(trainer),
         "best_step": trainer.progress.best_step,
@@ -261,7 +261,7 @@ def _finish(settings: "FinetuneSettings", made: "Finetuning", out: Path, told: "
         "is_degenerate": is_degenerate,
     }
     write_result(out, figures)
-    write_finetuning_report(settings, made, judgement, out, figures)
+    write_finetuning_report(settings, made, evaluation, out, figures)
     # the model is written; what it took to get there is not needed
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
     if trainer.show:

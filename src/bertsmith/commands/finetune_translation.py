@@ -80,7 +80,7 @@ def _finish(task: "TranslationTask", trainer: "Trainer", out: Path) -> dict[str,
     evaluation = evaluated(trainer.model, task.dev, settings.generation, settings.sequences, show=trainer.show)
     write_translations(out / "dev.translations.jsonl", task.dev, evaluation.hypotheses)
     # the main figures first, by the names every fine-tuning has
-    figures = {**evaluation.figures, **run_figures(trainer), "training_pairs": pair_counts(task, trainer)}
+    figures = {**evaluation.metrics, **run_figures(trainer), "training_pairs": pair_counts(task, trainer)}
     write_result(out, figures)
     print_evaluation("dev", task.dev, evaluation)
     return figures

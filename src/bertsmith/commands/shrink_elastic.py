@@ -150,14 +150,14 @@ def _members(work: "Work[ElasticSettings]", model: "Model") -> list["Member"]:
     settings = work.settings
     grid = settings.stage_grid("depth" if "depth" in settings.stages else "width")
     task = settings.task.objective(work.train[0]).for_evaluation()
-    judge = GridJudge(settings.task, work.dev[0], work.dev[1], settings.sequences, task, grid.subnets)
-    return judge.members(model.to(work.teacher.device).eval())
+    evaluator = GridJudge(settings.task, work.dev[0], work.dev[1], settings.sequences, task, grid.subnets)
+    return evaluator.members(model.to(work.teacher.device).eval())
 
 
 def _is_better(work: "Work[ElasticSettings]", model: "Model", other: "Model") -> bool:
     from statistics import fmean
 
-    mine, theirs = (fmean(m.judgement.score for m in _members(work, one)) for one in (model, other))
+    mine, theirs = (fmean(m.evaluation.score for m in _members(work, one)) for one in (model, other))
     return mine > theirs
 
 
@@ -171,10 +171,10 @@ def _finish(work: "Work[ElasticSettings]", model: "Model", seconds: float) -> di
     from bertsmith.runs.output import write_result
     from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
     from bertsmith.shrinking.subnet_costs import member_costs
-    from bertsmith.tasks.predictor import write_kept
+    from bertsmith.tasks.predictor import write_task_record
 
     settings, out = work.settings, work.out
-    teacher, members, length = work.judged(work.teacher), _members(work, model), work.length
+    teacher, members, length = work.evaluate(work.teacher), _members(work, model), work.length
     model = model.cpu()  # where bertsmith fit measures, too: latencies are to be compared with its budgets
     costs = member_costs(model, [member.subnet for member in members], length)
     record = ElasticRecord.parse(
@@ -187,7 +187,7 @@ def _finish(work: "Work[ElasticSettings]", model: "Model", seconds: float) -> di
                 MemberFigures(
                     width=member.subnet.width,
                     depth=member.subnet.depth,
-                    score=member.judgement.score,
+                    score=member.evaluation.score,
                     parameters=cost.parameters,
                     flops=cost.flops,
                     latency_ms=cost.latency_ms,
@@ -199,7 +199,7 @@ def _finish(work: "Work[ElasticSettings]", model: "Model", seconds: float) -> di
         source="the elastic training",
     )
     write_model(model, out)
-    write_kept(settings.kept, out)
+    write_task_record(settings.task_record, out)
     write_record(record, out)
     figures = {
         "metric": record.metric,

@@ -33,7 +33,7 @@ def shrink_exits(
 
     answer_of(settings.task)
     task = settings.task
-    examples = {"train": task.augmented(task.examples(tables.train)), "dev": task.examples(tables.dev)}
+    examples = {"train": task.augment(task.examples(tables.train)), "dev": task.examples(tables.dev)}
     model = with_exits(steady(load(settings.model).float()), settings)
     if explain:
         return print_explanation(settings, _costs(settings, model, len(examples["train"])))
@@ -72,25 +72,25 @@ def _finish(settings: "ExitSettings", trainer: "Trainer", out: Path) -> dict[str
     from bertsmith.models.exiting import exits_config, with_rule
     from bertsmith.runs.output import write_result
     from bertsmith.shrinking.exits import ExitJudge, best_row, rules_of
-    from bertsmith.tasks.predictor import item_outputs, write_kept
+    from bertsmith.tasks.predictor import item_outputs, write_task_record
 
-    judge, model = trainer.judge, trainer.model
-    assert isinstance(judge, ExitJudge)
-    answers = judge.answers(model)
-    *on_the_way, last = judge.judgements(answers)
+    evaluator, model = trainer.evaluator, trainer.model
+    assert isinstance(evaluator, ExitJudge)
+    answers = evaluator.answers(model)
+    *on_the_way, last = evaluator.evaluations(answers)
     config = exits_config(model)
     rules = rules_of(settings.measure, settings.leave.thresholds, len(config.layers), _within(settings, answers))
-    rows = judge.rows(model, answers, rules)
+    rows = evaluator.rows(model, answers, rules)
     place = best_row(rows, last.score, settings.leave.tolerance)
     rule = None if place is None else rules[place]
     with_rule(model, rule)
     used: dict[str, Any] = {"score": last.score, "mean_layers": float(len(model.config.encoder.layers))}
     if rule is not None:
         runner = ExitRunner(model, rule)
-        outputs = item_outputs(runner, judge.features, settings.sequences)
-        used = {"score": judge.judged(outputs).score, "mean_layers": runner.mean_layers}
+        outputs = item_outputs(runner, evaluator.features, settings.sequences)
+        used = {"score": evaluator.evaluate(outputs).score, "mean_layers": runner.mean_layers}
     write_model(model.cpu(), out)
-    write_kept(settings.kept, out)
+    write_task_record(settings.task_record, out)
     figures = {
         "metric": last.metric,
         **used,

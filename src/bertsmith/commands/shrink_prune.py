@@ -143,7 +143,7 @@ def _cut(work: "Work[PruneSettings]", folder: Path, model: "Model", shares: "Sha
             "heads": [own.tolist() for own in kept.heads],
             "neurons": [own.tolist() for own in kept.neurons],
             "head_scores": [own.tolist() for own in scores.heads],
-            "figures": {"heads": sum(heads), "neurons": sum(neurons), "score": work.judged(small).score},
+            "figures": {"heads": sum(heads), "neurons": sum(neurons), "score": work.evaluate(small).score},
         }
         folder.parent.mkdir(exist_ok=True)
         with NewFolder(folder) as new:
@@ -188,20 +188,20 @@ def _finish(work: "Work[PruneSettings]", model: "Model", cuts: int, seconds: flo
     from bertsmith.checkpoint.store import load, write_model
     from bertsmith.runs.output import write_result
     from bertsmith.shrinking.prune.units import PrunedRecord, write_pruned
-    from bertsmith.tasks.predictor import write_kept
+    from bertsmith.tasks.predictor import write_task_record
 
     settings, out, units = work.settings, work.out, work.teacher.encoder.units
     write_model(model.cpu(), out)
-    write_kept(settings.kept, out)
-    judgement, before = work.judged(load(out)), work.judged(work.teacher)
+    write_task_record(settings.task_record, out)
+    evaluation, before = work.evaluate(load(out)), work.evaluate(work.teacher)
     told = [read_json(out / CUTS / str(number) / "kept.json") for number in range(1, cuts + 1)]
     record = PrunedRecord.parse(
         {
             "by": settings.prune.by,
             "scope": settings.prune.scope,
-            "metric": judgement.metric,
+            "metric": evaluation.metric,
             "teacher_score": before.score,
-            "score": judgement.score,
+            "score": evaluation.score,
             "heads_before": [layer.heads for layer in units],
             "neurons_before": [layer.neurons for layer in units],
             "heads": told[-1]["heads"],
@@ -212,11 +212,11 @@ def _finish(work: "Work[PruneSettings]", model: "Model", cuts: int, seconds: flo
     )
     write_pruned(record, out)
     figures = {
-        "metric": judgement.metric,
-        "score": judgement.score,
+        "metric": evaluation.metric,
+        "score": evaluation.score,
         "teacher_score": before.score,
         "cut_score": told[-1]["figures"]["score"],
-        **judgement.figures,
+        **evaluation.metrics,
         **_sizes(work, model),
         "heads": [len(own) for own in record.heads],
         "neurons": [len(own) for own in record.neurons],

@@ -28,7 +28,7 @@ def shrink_vocabulary(
     from bertsmith.checkpoint.store import load, write_model
     from bertsmith.runs.output import check_out, claim, write_result
     from bertsmith.shrinking.vocabulary import cut_vocabulary
-    from bertsmith.tasks.predictor import Predictor, write_kept
+    from bertsmith.tasks.predictor import Predictor, write_task_record
     from bertsmith.toml import to_toml
     from bertsmith.training.hardware import device_type
 
@@ -41,10 +41,10 @@ def shrink_vocabulary(
     inputs = inputs_of(settings)
     check_out(out, force, *inputs)
     model = load(settings.model)
-    kept = settings.kept
+    kept = settings.task_record
     small, figures = cut_vocabulary(model, texts, settings.vocabulary)
     device = device_type(device)
-    before, after = (Predictor(one.to(device).eval(), kept).judged(tables.dev)[0] for one in (model, small))
+    before, after = (Predictor(one.to(device).eval(), kept).evaluate(tables.dev)[0] for one in (model, small))
     figures = {
         "metric": after.metric,
         "score": after.score,
@@ -55,7 +55,7 @@ def shrink_vocabulary(
     claim(out, force, *inputs)
     (out / RECIPE).write_text(to_toml(settings.plain()), encoding="utf-8")
     write_model(small.cpu(), out)
-    write_kept(kept, out)
+    write_task_record(kept, out)
     write_result(out, figures)
     Console().print(
         f"dev: {after.metric} {after.score:.2f} (before: {before.score:.2f}) with {figures['pieces_after']:,} of "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bertsmith.shrinking.importance import Importance
     from bertsmith.shrinking.prune.prune import PruneSettings
     from bertsmith.shrinking.settings import ShrinkSettings
-    from bertsmith.tasks.base import Judgement
+    from bertsmith.tasks.base import Evaluation
     from bertsmith.training.trainer import Trainer
 
 Settings = TypeVar("Settings", "ElasticSettings", "PruneSettings")
@@ -44,13 +44,13 @@ class Work(Generic[Settings]):
         """The mean length of the sequences of dev, for which costs are told."""
         return max(1, round(float(self.dev[1].tokens.lengths.mean())))
 
-    def judged(self, model: "Model") -> "Judgement":
+    def evaluate(self, model: "Model") -> "Evaluation":
         """How good a model is on dev; it is moved to where the teacher is."""
-        from bertsmith.training.judging import DevJudge
+        from bertsmith.training.evaluator import Evaluator
 
         task = self.settings.task.objective(self.train[0]).for_evaluation()
-        judge = DevJudge(self.settings.task, *self.dev, self.settings.sequences, task)
-        return judge.judgement(model.to(self.teacher.device).eval())
+        evaluator = Evaluator(self.settings.task, *self.dev, self.settings.sequences, task)
+        return evaluator.evaluate(model.to(self.teacher.device).eval())
 
     def importance(self, model: "Model") -> "Importance":
         """What the loss over some training examples would change by without each unit of a model."""
@@ -70,13 +70,13 @@ def shrink_settings(
     Where learning goes on, the learning rate and the batch are those of the fine-tuning unless others are given.
     """
     from bertsmith.tasks.data_source import held_out, task_parts
-    from bertsmith.tasks.predictor import read_kept
+    from bertsmith.tasks.predictor import read_task_record
     from bertsmith.tasks.recognise import named_columns
 
     folder = model_folder(plain["model"])
     if not folder.is_dir():
         raise InputError(f"MODEL is {plain['model']!r}, which is no folder; give that of a fine-tuned model")
-    kept = read_kept(plain["model"])
+    kept = read_task_record(plain["model"])
     if plain.get("data") is None:
         raise InputError("data is not given: pass --data with the folder the model was fine-tuned on")
     parts = task_parts(plain["data"])
@@ -145,7 +145,7 @@ def begun(
     from bertsmith.training.hardware import device_type
 
     task = settings.task
-    examples = {"train": task.augmented(task.examples(tables.train)), "dev": task.examples(tables.dev)}
+    examples = {"train": task.augment(task.examples(tables.train)), "dev": task.examples(tables.dev)}
     teacher = fine_tuned(settings)
     processes = processes_of(device)
     state = PartialState(cpu=device_type(device) == "cpu" or None)

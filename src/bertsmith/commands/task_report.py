@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bertsmith.commands.finetune_task import Tables
-    from bertsmith.tasks.base import Judgement, Task
+    from bertsmith.tasks.base import Evaluation, Task
     from bertsmith.tasks.predictor import Predictor
     from bertsmith.training.finetuning import FinetuneSettings, Finetuning
 
 REPORT = "report.html"
 
 
-def interval_of(judgement: "Judgement", examples: int) -> dict[str, list[float]]:
+def interval_of(evaluation: "Evaluation", examples: int) -> dict[str, list[float]]:
     """The 95 % interval of the main figure, as result.json has it; nothing where there is none."""
     from bertsmith.tasks.metrics.base import confidence_interval
 
-    found = confidence_interval(judgement, examples)
+    found = confidence_interval(evaluation, examples)
     return {} if found is None else {"interval": list(found)}
 
 
 def write_finetuning_report(
     settings: "FinetuneSettings",
     made: "Finetuning",
-    judgement: "Judgement",
+    evaluation: "Evaluation",
     out: Path,
     figures: Mapping[str, Any],
 ) -> None:
@@ -34,9 +34,9 @@ def write_finetuning_report(
     write_report(
         out,
         settings.task,
-        made.judge.examples,
-        made.judge.answers,
-        judgement,
+        made.evaluator.examples,
+        made.evaluator.answers,
+        evaluation,
         figures,
         kind="Fine-tuning",
         split="dev",
@@ -58,14 +58,14 @@ def write_search_report(
     task = predictor.task
     examples = task.examples(tables.dev)
     answers = predictor.answers(examples)
-    judgement = task.judged(examples, answers)
+    evaluation = task.evaluate(examples, answers)
     own = read_json(out / figures["best"]["run"] / "result.json")
     write_report(
         out,
         task,
         examples,
         answers,
-        judgement,
+        evaluation,
         {**own, "runs": [run for run in figures["runs"].values() if "score" in run]},
         kind="Fine-tuning",
         split="dev",
@@ -81,7 +81,7 @@ def write_report(
     task: "Task[Any]",
     examples: Sequence[Any],
     answers: Sequence[Mapping[str, Any]],
-    judgement: "Judgement",
+    evaluation: "Evaluation",
     figures: Mapping[str, Any],
     **told: Any,
 ) -> None:
@@ -94,7 +94,7 @@ def write_report(
         task,
         examples,
         answers,
-        judgement,
+        evaluation,
         title=out.resolve().name,
         interval=None if interval is None else (interval[0], interval[1]),
         runs=[SeedRun(run["score"], run.get("seed"), run.get("learning_rate")) for run in figures.get("runs", ())],

@@ -23,7 +23,7 @@ SAMPLES = 4  # translations that are printed
 class Evaluation:
     """The figures of a model on some pairs, and what it wrote."""
 
-    figures: dict[str, Any]
+    metrics: dict[str, Any]
     hypotheses: list[str]
 
 
@@ -103,7 +103,7 @@ def print_evaluation(part: str, pairs: "TextPairs", evaluation: Evaluation) -> N
 
     from bertsmith.training.translation_metrics import NO_BLEU
 
-    console, figures = Console(), evaluation.figures
+    console, figures = Console(), evaluation.metrics
     step = max(1, len(pairs) // SAMPLES)
     for index in range(0, len(pairs), step)[:SAMPLES]:
         console.print(f"  {pairs.sources[index]}", markup=False, highlight=False, soft_wrap=True)

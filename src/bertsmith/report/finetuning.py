@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from bertsmith.report.charts import Panel, Series, column, line_chart, scatter_chart, strip_chart
 from bertsmith.report.page import format_count, render, shorten
-from bertsmith.tasks.base import Judgement, Task
+from bertsmith.tasks.base import Evaluation, Task
 from bertsmith.tasks.metrics.classes import ClassCounts
 
 MAX_ERRORS = 20
@@ -110,7 +110,7 @@ def build_task_report(
     task: Task[Any],
     examples: Sequence[Any],
     answers: Sequence[Mapping[str, Any]],
-    judgement: Judgement,
+    evaluation: Evaluation,
     *,
     title: str,
     kind: str,
@@ -125,14 +125,14 @@ def build_task_report(
     """Collect the contents of the page from the answers of a model."""
     confusion = task.confusion(examples, answers)
     values = [] if confusion is not None else _numeric_values(task, examples, answers)
-    badness = [task.mistake(example, answer) for example, answer in zip(examples, answers, strict=True)]
+    badness = [task.error(example, answer) for example, answer in zip(examples, answers, strict=True)]
     wrong = [index for index, bad in enumerate(badness) if bad > 0]
     errors = []
     for index in heapq.nsmallest(MAX_ERRORS, wrong, key=lambda index: (-badness[index], index)):
         example, answer = examples[index], answers[index]
-        both = [task.shown_answer(example, value) for value in (task.right(example), answer["answer"])]
+        both = [task.describe_answer(example, value) for value in (task.gold(example), answer["answer"])]
         target, prediction = (shorten(format_answer(value), MAX_ANSWER) for value in both)
-        text = cut_middle(" ".join(task.shown(example).split()), MAX_TEXT)
+        text = cut_middle(" ".join(task.describe(example).split()), MAX_TEXT)
         confidence = _confidence(answer, badness[index], is_value=bool(values))
         errors.append(WrongAnswer(text, target, prediction, confidence))
     return TaskReport(
@@ -140,10 +140,10 @@ def build_task_report(
         kind,
         split,
         len(examples),
-        judgement.metric,
-        judgement.figures,
+        evaluation.metric,
+        evaluation.metrics,
         interval=interval,
-        baseline=_baseline(task, examples, answers, confusion, judgement.metric),
+        baseline=_baseline(task, examples, answers, confusion, evaluation.metric),
         confusion=confusion,
         values=values,
         errors=errors,
@@ -222,7 +222,7 @@ def _numeric_values(
     task: Task[Any], examples: Sequence[Any], answers: Sequence[Mapping[str, Any]]
 ) -> list[tuple[float, float]]:
     """Targets and predictions if all are numbers; integers alone are class indices."""
-    pairs = [(task.right(example), answer["answer"]) for example, answer in zip(examples, answers, strict=True)]
+    pairs = [(task.gold(example), answer["answer"]) for example, answer in zip(examples, answers, strict=True)]
     is_number = all(isinstance(value, float | int) and not isinstance(value, bool) for pair in pairs for value in pair)
     has_floats = any(isinstance(value, float) for pair in pairs for value in pair)
     return [(float(target), float(value)) for target, value in pairs] if is_number and has_floats else []
@@ -247,7 +247,7 @@ def _baseline(
         return None
     labels, counts = confusion
     label = labels[int(counts.sum(1).argmax())]
-    always = task.judged(examples, [{**answer, "answer": label} for answer in answers])
+    always = task.evaluate(examples, [{**answer, "answer": label} for answer in answers])
     return f"always “{shorten(label, 24)}”", always.figures[metric]
 
 

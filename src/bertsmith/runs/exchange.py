@@ -23,7 +23,7 @@ from bertsmith.runs.output import MARK, check_out, claim, write_result
 from bertsmith.runs.result import OneShotResult, print_plain, spread
 from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_record
 from bertsmith.tasks.data_source import task_parts
-from bertsmith.tasks.predictor import TASK_FILE, read_kept, sample_inputs, write_kept
+from bertsmith.tasks.predictor import TASK_FILE, read_task_record, sample_inputs, write_task_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ def _check_source(model: Path) -> None:
 def _export_hf(
     loaded: Model, model: Path, out: Path, cut: dict[str, float] | None, native: NativeChoice, force: bool
 ) -> HfExportResult:
-    task = read_kept(model).plain() if (model / TASK_FILE).is_file() else None
+    task = read_task_record(model).plain() if (model / TASK_FILE).is_file() else None
     # before claiming: a model that cannot be exported must not cost the folder that is there
     plan = plan_hf(loaded, native=native, task=task)
     plan.write(claim(out, force, model))
@@ -224,12 +224,12 @@ def _export_onnx(
     head: HeadChoice,
     data: str | None,
 ) -> OnnxExportResult:
-    samples = () if data is None else sample_inputs(loaded, read_kept(model), task_parts(data).read("train"))
+    samples = () if data is None else sample_inputs(loaded, read_task_record(model), task_parts(data).read("train"))
     with NewFolder(out.resolve()) as new:
         (new / MARK).touch()
         write_onnx(loaded, new, precision, samples, head)
         if (model / TASK_FILE).is_file() and head == "auto":
-            write_kept(read_kept(model), new)
+            write_task_record(read_task_record(model), new)
         notes, size = read_json(new / NOTES_FILE), (new / GRAPH_FILE).stat().st_size
         write_card(new, loaded, out.resolve().name, result=read_result(model), subnet=cut)
         graph = GraphSummary(

@@ -25,7 +25,7 @@ from bertsmith.serving.size_schedule import SizeSchedule
 from bertsmith.serving.worker import Rows, answers
 from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, ElasticRecord, read_record
 from bertsmith.tasks.base import Encoding
-from bertsmith.tasks.predictor import TASK_FILE, KeptTask, read_kept
+from bertsmith.tasks.predictor import TASK_FILE, TaskRecord, read_task_record
 from bertsmith.text.tokenizer import Tokenizer
 
 _WARM = (8, 33)  # tokens of the sequences with which every work is tried before a model counts as ready
@@ -43,7 +43,7 @@ class ServedModel:
     """What it can do."""
     schedule: SizeSchedule = field(default_factory=SizeSchedule)
     """The sizes it may answer in of its own accord; one for a model that is not elastic."""
-    kept: KeptTask | None = None
+    kept: TaskRecord | None = None
     """The task of a fine-tuned model."""
     model: Model | None = None
     """The model itself where PyTorch runs it."""
@@ -81,7 +81,7 @@ class ServedModel:
         model = runner if isinstance(runner, Model) else runner.model if isinstance(runner, ModelRunner) else None
         if runner.tokenizer is None:
             raise InputError(f"{str(folder)!r} has no tokenizer.json, so no text can be given to its model")
-        kept = read_kept(folder) if (folder / TASK_FILE).is_file() and has_task_head(runner.config) else None
+        kept = read_task_record(folder) if (folder / TASK_FILE).is_file() and has_task_head(runner.config) else None
         works = _works(runner, model, kept)
         if not works:
             raise InputError(f"{str(folder)!r} has a task's head and no {TASK_FILE}, so nothing can be asked of it")
@@ -177,7 +177,7 @@ def _check_folder(folder: Path) -> None:
         raise InputError(f"{str(folder)!r} holds a model with a decoder; allowed: encoders")
 
 
-def _works(runner: Runner, model: Model | None, kept: KeptTask | None) -> frozenset[Operation]:
+def _works(runner: Runner, model: Model | None, kept: TaskRecord | None) -> frozenset[Operation]:
     works: set[Operation] = {"task"} if kept is not None else set()
     if isinstance(runner, OnnxRunner):  # a graph has one end
         if runner.head in (None, "embedder"):

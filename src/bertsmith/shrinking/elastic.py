@@ -128,7 +128,7 @@ def make_stage(
         units=student.encoder.units,
         teacher_width=settings.teacher_width if stage == "depth" else "full",
     )
-    judge = GridJudge(settings.task, dev[0], dev[1], settings.sequences, task.for_evaluation(), grid.subnets)
+    evaluator = GridJudge(settings.task, dev[0], dev[1], settings.sequences, task.for_evaluation(), grid.subnets)
     learned = grid.subnets if grid.is_whole else grid.drawn(student.encoder.units, 0)
     shares = [subnet.width * subnet.depth for subnet in learned]
     return task_trainer(
@@ -136,7 +136,7 @@ def make_stage(
         student,
         objective,
         train[1],
-        judge,
+        evaluator,
         out,
         processes=processes,
         cost=sum(shares) + (1 / 3 if needs_teacher else 0),

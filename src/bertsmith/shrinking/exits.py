@@ -26,11 +26,11 @@ from bertsmith.objectives.exits import ExitLearning, Weighting, freeze_all_but_e
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 from bertsmith.shrinking.settings import ShrinkSettings
-from bertsmith.tasks.base import Judgement, Task
+from bertsmith.tasks.base import Evaluation, Task
 from bertsmith.tasks.multi_label import MultiLabel
 from bertsmith.tasks.predictor import item_outputs
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
-from bertsmith.training.step import Engine
+from bertsmith.training.step import TrainStep
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import Trainer
 
@@ -81,7 +81,7 @@ class ExitJudge:
         self.task, self.examples, self.features = task, examples, features
         self.config, self.objective = config, objective
 
-    def __call__(self, engine: Engine) -> dict[str, Any]:
+    def __call__(self, engine: TrainStep) -> dict[str, Any]:
         """The row of an evaluation: the score is the mean over all exits and the task's head."""
         model = engine.model
         heads = self._heads(model)
@@ -94,13 +94,13 @@ class ExitJudge:
 
         with engine.accelerator.autocast():
             answers = self.answers(model, watch)
-        judgements = self.judgements(answers)
+        evaluations = self.evaluations(answers)
         row = {
             "loss": loss / max(1.0, count),
-            "metric": judgements[0].metric,
-            "score": fmean(judgement.score for judgement in judgements),
+            "metric": evaluations[0].metric,
+            "score": fmean(evaluation.score for evaluation in evaluations),
         }
-        return row | {f"layer {layer}": own.score for layer, own in zip(heads, judgements, strict=True)}
+        return row | {f"layer {layer}": own.score for layer, own in zip(heads, evaluations, strict=True)}
 
     def answers(self, model: Model, watch: Any = None) -> ExitAnswers:
         """What every head says."""
@@ -109,13 +109,13 @@ class ExitJudge:
         split = [np.split(own, len(heads), axis=-1) for own in outputs]
         return ExitAnswers([[own[place] for own in split] for place in range(len(heads))])
 
-    def judgements(self, answers: ExitAnswers) -> list[Judgement]:
+    def evaluations(self, answers: ExitAnswers) -> list[Evaluation]:
         """How good each head is."""
-        return [self.judged(outputs) for outputs in answers.by_head]
+        return [self.evaluate(outputs) for outputs in answers.by_head]
 
-    def judged(self, outputs: Sequence[np.ndarray]) -> Judgement:
+    def evaluate(self, outputs: Sequence[np.ndarray]) -> Evaluation:
         """How good some outputs are."""
-        return self.task.judged(self.examples, self.task.answers(self.examples, self.features, outputs))
+        return self.task.evaluate(self.examples, self.task.answers(self.examples, self.features, outputs))
 
     def rows(self, model: Model, answers: ExitAnswers, rules: Sequence[ExitRule]) -> list[RuleFigures]:
         """What each rule does: items decide by themselves, so one pass over dev tells it for all rules."""
@@ -129,7 +129,7 @@ class ExitJudge:
             found.append(
                 RuleFigures(
                     threshold=rule.threshold,
-                    score=self.judged(answers.chosen(leaves)).score,
+                    score=self.evaluate(answers.chosen(leaves)).score,
                     mean_layers=float(np.average(heads[leaves], weights=np.diff(self.features.items))),
                     flops=flops,
                     saving=1 - flops / whole,

@@ -14,9 +14,9 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Supervised
-from bertsmith.tasks.base import Judgement, Task
-from bertsmith.training.judging import DevJudge
-from bertsmith.training.step import Engine
+from bertsmith.tasks.base import Evaluation, Task
+from bertsmith.training.evaluator import Evaluator
+from bertsmith.training.step import TrainStep
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Member:
     """A sub-network and how good it is."""
 
     subnet: Subnet
-    judgement: Judgement
+    evaluation: Evaluation
     loss: float
 
 
@@ -40,23 +40,23 @@ class GridJudge:
         objective: Supervised,
         subnets: Sequence[Subnet],
     ) -> None:
-        self.single = DevJudge(task, examples, features, config, objective)
+        self.single = Evaluator(task, examples, features, config, objective)
         self.subnets = subnets
 
-    def __call__(self, engine: Engine) -> dict[str, Any]:
+    def __call__(self, engine: TrainStep) -> dict[str, Any]:
         """The row of an evaluation."""
         with engine.accelerator.autocast():
             members = self.members(engine.model)
         row: dict[str, Any] = {
             "loss": fmean(member.loss for member in members),
-            "metric": members[0].judgement.metric,
-            "score": fmean(member.judgement.score for member in members),
+            "metric": members[0].evaluation.metric,
+            "score": fmean(member.evaluation.score for member in members),
         }
-        return row | {name_of(member.subnet): member.judgement.score for member in members}
+        return row | {name_of(member.subnet): member.evaluation.score for member in members}
 
     @torch.no_grad()
     def members(self, model: Model) -> list[Member]:
-        """Every sub-network with its judgement."""
+        """Every sub-network with its evaluation."""
         found = []
         for subnet in self.subnets:
             loss, count = torch.zeros(()), torch.zeros(())
@@ -66,8 +66,8 @@ class GridJudge:
                 loss = loss + self.single.objective.sums(outputs, batch).loss.cpu()
                 count = count + self.single.objective.count(batch).cpu()
 
-            judgement = self.single.judgement(extract(model, subnet), watch)
-            found.append(Member(subnet, judgement, float(loss / count.clamp(min=1))))
+            evaluation = self.single.evaluate(extract(model, subnet), watch)
+            found.append(Member(subnet, evaluation, float(loss / count.clamp(min=1))))
         return found
 
 

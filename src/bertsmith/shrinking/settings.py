@@ -3,7 +3,7 @@
 from bertsmith.data.examples import ExampleConfig
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
-from bertsmith.tasks.predictor import KeptTask
+from bertsmith.tasks.predictor import TaskRecord
 
 
 class ShrinkSettings(Record):
@@ -18,6 +18,6 @@ class ShrinkSettings(Record):
     sequences: ExampleConfig = ExampleConfig()
 
     @property
-    def kept(self) -> KeptTask:
+    def task_record(self) -> TaskRecord:
         """What is kept of them beside the model."""
-        return KeptTask(task=self.task, sequences=self.sequences)
+        return TaskRecord(task=self.task, sequences=self.sequences)

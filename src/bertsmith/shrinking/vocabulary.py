@@ -17,7 +17,7 @@ from bertsmith.models.vocabulary import keep_tokens
 from bertsmith.settings import Record
 from bertsmith.shrinking.embedding_repair import Surroundings, embedding_error, repair
 from bertsmith.shrinking.settings import ShrinkSettings
-from bertsmith.tasks.predictor import TASK_FILE, read_kept, write_kept
+from bertsmith.tasks.predictor import TASK_FILE, read_task_record, write_task_record
 from bertsmith.text.cut import changed_tokens, cut_tokenizer, piece_counts, used_pieces
 
 Figures = dict[str, Any]
@@ -82,12 +82,12 @@ def cut_vocabulary_folder(folder: str | Path, texts: Iterable[str], config: Voca
             "before that: give the model it was made from"
         )
     model = load(folder)
-    kept = read_kept(folder) if (folder / TASK_FILE).is_file() else None
+    kept = read_task_record(folder) if (folder / TASK_FILE).is_file() else None
     small, figures = cut_vocabulary(model, texts, config)
     with NewFolder(out.resolve()) as new:
         write_model(small, new)
         if kept is not None:
-            write_kept(kept, new)
+            write_task_record(kept, new)
     return figures
 
 

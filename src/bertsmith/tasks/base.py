@@ -1,6 +1,6 @@
 """The contract of a task: from the rows of a table to sequences and targets, and from scores to answers and figures.
 
-Table → examples → Features → (Objective, training) → outputs of the head → answers → Judgement
+Table → examples → Features → (Objective, training) → outputs of the head → answers → Evaluation
 """
 
 from abc import ABC, abstractmethod
@@ -34,19 +34,19 @@ class Encoding(TextEncoding):
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Evaluation:
     """How good some answers are."""
 
     metric: str
     """The name of the main figure."""
-    figures: dict[str, float]
+    metrics: dict[str, float]
     """All of them, in percent where they are shares or correlations."""
     measure: Callable[[np.ndarray], float]
     """The main figure over some of the examples, given by their numbers, repeats allowed: for an interval."""
 
     @property
     def score(self) -> float:
-        return self.figures[self.metric]
+        return self.metrics[self.metric]
 
 
 Example = TypeVar("Example")
@@ -81,11 +81,11 @@ class Task(Record, ABC, Generic[Example]):
 
     @classmethod
     @abstractmethod
-    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
         """The columns by role if a row looks like one of this kind of task, else None."""
 
     @abstractmethod
-    def settled(self, train: Table) -> Self:
+    def resolve(self, train: Table) -> Self:
         """The task with what only the training rows can tell, such as the names of the labels."""
 
     @abstractmethod
@@ -119,24 +119,24 @@ class Task(Record, ABC, Generic[Example]):
         """
 
     @abstractmethod
-    def judged(self, examples: Sequence[Example], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+    def evaluate(self, examples: Sequence[Example], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
         """How good the answers are."""
 
     @abstractmethod
-    def right(self, example: Example) -> Any:
+    def gold(self, example: Example) -> Any:
         """The right answer of an example, in the form of "answer"."""
 
     @abstractmethod
-    def shown(self, example: Example) -> str:
+    def describe(self, example: Example) -> str:
         """An example as a person reads it, in one line."""
 
-    def shown_answer(self, example: Example, answer: Any) -> Any:
+    def describe_answer(self, example: Example, answer: Any) -> Any:
         """An answer to an example, or the right one, as a person reads it."""
         return answer
 
-    def mistake(self, example: Example, answer: Mapping[str, Any]) -> float:
+    def error(self, example: Example, answer: Mapping[str, Any]) -> float:
         """How bad an answer is, for a list of the worst: 0 if it is right, else how sure the model was of it."""
-        return 0.0 if answer["answer"] == self.right(example) else float(answer.get("score", 1.0))
+        return 0.0 if answer["answer"] == self.gold(example) else float(answer.get("score", 1.0))
 
     def confusion(
         self, examples: Sequence[Example], answers: Sequence[Mapping[str, Any]]
@@ -160,6 +160,6 @@ class Task(Record, ABC, Generic[Example]):
         """What a person gives for one prediction as a row: a mapping as it is, else its values by role."""
         return row_of(given, self.input_columns)
 
-    def augmented(self, examples: Sequence[Example]) -> list[Example]:
+    def augment(self, examples: Sequence[Example]) -> list[Example]:
         """What is trained on, given the training examples."""
         return list(examples)

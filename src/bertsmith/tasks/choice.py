@@ -19,8 +19,8 @@ from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Choices
-from bertsmith.tasks.base import Encoding, Judgement, Task
-from bertsmith.tasks.metrics.base import table_judgement
+from bertsmith.tasks.base import Encoding, Evaluation, Task
+from bertsmith.tasks.metrics.base import evaluate_metrics
 from bertsmith.tasks.texts import classifier_head
 from bertsmith.text.rows import Table
 
@@ -58,7 +58,7 @@ class Choice(Task[ChoiceExample]):
     target_roles: ClassVar[tuple[str, ...]] = ("label",)
 
     @classmethod
-    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
         found = {role: next((name for name in names if name in row), None) for role, names in _USUAL.items()}
         found["choices"] = next((name for name in _LISTS if isinstance(row.get(name), list)), None)
         if found["choices"] is None:
@@ -67,7 +67,7 @@ class Choice(Task[ChoiceExample]):
             return None
         return {role: name for role, name in found.items() if name is not None}
 
-    def settled(self, train: Table) -> "Choice":
+    def resolve(self, train: Table) -> "Choice":
         if self.context is None and self.question is None:
             raise InputError("task.context and task.question are not given; name the column of at least one of them")
         return self
@@ -101,21 +101,21 @@ class Choice(Task[ChoiceExample]):
     ) -> Sequence[Answer]:
         return choice_answers(examples, outputs)
 
-    def judged(self, examples: Sequence[ChoiceExample], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+    def evaluate(self, examples: Sequence[ChoiceExample], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
         is_right = np.array([a["answer"] == example.label for a, example in zip(answers, examples, strict=True)])
-        return table_judgement({"accuracy": lambda hits: 100 * float(hits.mean())}, (is_right,), self.metric)
+        return evaluate_metrics({"accuracy": lambda hits: 100 * float(hits.mean())}, (is_right,), self.metric)
 
-    def right(self, example: ChoiceExample) -> int:
+    def gold(self, example: ChoiceExample) -> int:
         return example.label
 
     def label_counts(self, examples: Sequence[ChoiceExample]) -> Counter[str]:
         return Counter(str(example.label) for example in examples)
 
-    def shown(self, example: ChoiceExample) -> str:
+    def describe(self, example: ChoiceExample) -> str:
         before = [" ".join(text.split()) for text in (example.context, example.question) if text]
         return " | ".join([*before, " / ".join(" ".join(choice.split()) for choice in example.choices)])
 
-    def shown_answer(self, example: ChoiceExample, answer: Any) -> str:
+    def describe_answer(self, example: ChoiceExample, answer: Any) -> str:
         return f"{answer}: {' '.join(example.choices[answer].split())}"
 
 

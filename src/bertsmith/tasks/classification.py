@@ -14,8 +14,8 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Classes
-from bertsmith.tasks.base import Encoding, Judgement
-from bertsmith.tasks.metrics.classes import class_judgement
+from bertsmith.tasks.base import Encoding, Evaluation
+from bertsmith.tasks.metrics.classes import evaluate_classes
 from bertsmith.tasks.texts import (
     ClassWeights,
     TextTask,
@@ -55,13 +55,13 @@ class Classification(TextTask[LabelledText]):
     """Train on every pair in both orders, for tasks where the order means nothing (ELECTRA)."""
 
     @classmethod
-    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
         columns = text_columns(row)
         if columns is None or isinstance(row.get("label"), float | list | None):
             return None
         return {**columns, "label": "label"}
 
-    def settled(self, train: Table) -> "Classification":
+    def resolve(self, train: Table) -> "Classification":
         if self.labels:
             return self
         names = {label_name(train, index, self.label) for index in range(len(train))}
@@ -93,7 +93,7 @@ class Classification(TextTask[LabelledText]):
         labels = np.array([example.label for example in examples], dtype=np.int64)
         return text_features(examples, encoding, {"label": labels})
 
-    def augmented(self, examples: Sequence[LabelledText]) -> list[LabelledText]:
+    def augment(self, examples: Sequence[LabelledText]) -> list[LabelledText]:
         return in_both_orders(examples, has_pairs=self.pair is not None) if self.both_orders else list(examples)
 
     def objective(self, examples: Sequence[LabelledText]) -> Classes:
@@ -104,13 +104,13 @@ class Classification(TextTask[LabelledText]):
     ) -> Sequence[Answer]:
         return class_answers(outputs, self.labels)
 
-    def judged(self, examples: Sequence[LabelledText], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+    def evaluate(self, examples: Sequence[LabelledText], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
         numbers = {name: number for number, name in enumerate(self.labels)}
         said = np.array([numbers[answer["answer"]] for answer in answers])
         right = np.array([example.label for example in examples])
-        return class_judgement(said, right, len(self.labels), self.metric, self._positive())
+        return evaluate_classes(said, right, len(self.labels), self.metric, self._positive())
 
-    def right(self, example: LabelledText) -> str:
+    def gold(self, example: LabelledText) -> str:
         return self.labels[example.label]
 
     def confusion(
@@ -120,7 +120,7 @@ class Classification(TextTask[LabelledText]):
         return self.labels, confusion_counts(self.labels, right, said)
 
     def label_counts(self, examples: Sequence[LabelledText]) -> Counter[str]:
-        return Counter(map(self.right, examples))
+        return Counter(map(self.gold, examples))
 
     def notices(self, examples: Sequence[LabelledText]) -> list[str]:
         counts = self.label_counts(examples)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, permutations
 from typing import Any
 
-from bertsmith.tasks.base import Judgement, Task
+from bertsmith.tasks.base import Evaluation, Task
 
 _MOST_ORDERS = 6  # labels of which all orders are tried
 _BETTER = 5.0  # points of accuracy by which another order must be better to be believed
@@ -14,21 +14,21 @@ _BETTER = 5.0  # points of accuracy by which another order must be better to be 
 
 def answers_alike(task: Task[Any], examples: Sequence[Any], answers: Sequence[Mapping[str, Any]]) -> bool:
     """Whether all answers are the same and the right ones are not, as after a run that went wrong."""
-    said, right = [answer["answer"] for answer in answers], [task.right(example) for example in examples]
+    said, right = [answer["answer"] for answer in answers], [task.gold(example) for example in examples]
     if task.kind == "tagging":  # one and the same tag for every word
         said, right = (list(chain.from_iterable(tags)) for tags in (said, right))
     return len(set(map(json.dumps, said))) == 1 and len({json.dumps(answer, default=str) for answer in right}) > 1
 
 
 def unfitness(
-    task: Task[Any], examples: Sequence[Any], answers: Sequence[Mapping[str, Any]], judgement: Judgement
+    task: Task[Any], examples: Sequence[Any], answers: Sequence[Mapping[str, Any]], evaluation: Evaluation
 ) -> str | None:
     """What shows that a model was not trained for this task, as a clause; None where nothing does."""
     if answers_alike(task, examples, answers):
         return "gives one and the same answer to all of dev"
     confusion = task.confusion(examples, answers)
     if confusion is None or task.kind == "tagging":
-        return f"has {judgement.score:.2f} of {judgement.metric} on dev" if judgement.score <= 0 else None
+        return f"has {evaluation.score:.2f} of {evaluation.metric} on dev" if evaluation.score <= 0 else None
     labels, counts = confusion
     share = 100 / counts.sum()
     right = share * counts.trace()
@@ -49,5 +49,5 @@ def unfitness(
 
 def guessed(task: Task[Any], examples: Sequence[Any]) -> float:
     """The percentage of right answers of one who guesses each label as often as it is right."""
-    counts = Counter(json.dumps(task.right(example), default=str) for example in examples)
+    counts = Counter(json.dumps(task.gold(example), default=str) for example in examples)
     return 100 * sum((count / len(examples)) ** 2 for count in counts.values())

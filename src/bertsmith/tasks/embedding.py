@@ -22,12 +22,12 @@ from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import EmbedderConfig
 from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity
 from bertsmith.objectives.supervised import Supervised
-from bertsmith.tasks.base import Encoding, Judgement, Task
+from bertsmith.tasks.base import Encoding, Evaluation, Task
 from bertsmith.tasks.metrics.similarity import (
-    finding_judgement,
-    likeness_judgement,
-    similarity_judgement,
-    spread_judgement,
+    evaluate_likeness,
+    evaluate_retrieval,
+    evaluate_similarity,
+    evaluate_spread,
 )
 from bertsmith.tasks.texts import label_name, text_columns
 from bertsmith.text.rows import Table
@@ -138,12 +138,12 @@ class Embedding(Task[EmbeddingExample]):
     target_roles: ClassVar[tuple[str, ...]] = ("negative", "label")
 
     @classmethod
-    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
         if "anchor" not in row or "positive" not in row:
             return None
         return {role: name for role, name in embedding_columns(row).items() if name is not None}
 
-    def settled(self, train: Table) -> "Embedding":
+    def resolve(self, train: Table) -> "Embedding":
         task = self
         if self.text is None:
             found = embedding_columns(train.rows[0] if len(train) else {})
@@ -192,7 +192,7 @@ class Embedding(Task[EmbeddingExample]):
     def texts(self, examples: Sequence[EmbeddingExample]) -> Iterator[str]:
         return (text for example in examples for text in example.texts)
 
-    def augmented(self, examples: Sequence[EmbeddingExample]) -> list[EmbeddingExample]:
+    def augment(self, examples: Sequence[EmbeddingExample]) -> list[EmbeddingExample]:
         """With "dropout" every text with itself; with "in_batch" only pairs of likes."""
         if self.loss == "dropout":
             return [EmbeddingExample((text, text)) for text in dict.fromkeys(self.texts(examples))]
@@ -218,27 +218,27 @@ class Embedding(Task[EmbeddingExample]):
         is_told = any(not math.isnan(example.value) for example in examples)
         return embedding_answers(examples, outputs, all_alike=self.label is None and not is_told)
 
-    def judged(self, examples: Sequence[EmbeddingExample], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+    def evaluate(self, examples: Sequence[EmbeddingExample], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
         if len(examples[0].texts) == 1:
-            return spread_judgement(unit(np.array([answer["answer"] for answer in answers])), self.metric)
+            return evaluate_spread(unit(np.array([answer["answer"] for answer in answers])), self.metric)
         values = np.array([example.value for example in examples])
         if np.isnan(values).any():
-            return finding_judgement(np.array([answer["rank"] for answer in answers]), self.metric)
+            return evaluate_retrieval(np.array([answer["rank"] for answer in answers]), self.metric)
         cosines = np.array([answer["answer"] for answer in answers])
         if self.loss in ("similarity", "ranking") or not np.isin(values, (0, 1)).all():
-            return similarity_judgement(cosines, values, self.metric)
-        return likeness_judgement(cosines, values > 0.5, self.metric)
+            return evaluate_similarity(cosines, values, self.metric)
+        return evaluate_likeness(cosines, values > 0.5, self.metric)
 
-    def right(self, example: EmbeddingExample) -> float | None:
+    def gold(self, example: EmbeddingExample) -> float | None:
         """How alike the texts of a pair are; None of a text alone, whose vector no one knows."""
         if len(example.texts) == 1:
             return None
         return 1.0 if math.isnan(example.value) else example.value
 
-    def shown(self, example: EmbeddingExample) -> str:
+    def describe(self, example: EmbeddingExample) -> str:
         return " | ".join(" ".join(text.split()) for text in example.texts)
 
-    def mistake(self, example: EmbeddingExample, answer: Mapping[str, Any]) -> float:
+    def error(self, example: EmbeddingExample, answer: Mapping[str, Any]) -> float:
         """How far the cosine is off; how far down the like was found; 0 of a text alone."""
         if len(example.texts) == 1:
             return 0.0
@@ -247,7 +247,7 @@ class Embedding(Task[EmbeddingExample]):
         return abs(float(answer["answer"]) - example.value)
 
     def notices(self, examples: Sequence[EmbeddingExample]) -> list[str]:
-        left_out = 0 if self.loss == "dropout" else len(examples) - len(self.augmented(examples))
+        left_out = 0 if self.loss == "dropout" else len(examples) - len(self.augment(examples))
         return [f"{left_out} of {len(examples)} training pairs are not alike and are left out"] if left_out else []
 
     @property

@@ -14,8 +14,8 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Labels
-from bertsmith.tasks.base import Encoding, Judgement
-from bertsmith.tasks.metrics.labels import label_judgement
+from bertsmith.tasks.base import Encoding, Evaluation
+from bertsmith.tasks.metrics.labels import evaluate_labels
 from bertsmith.tasks.texts import TextTask, classifier_head, ordered_labels, text_columns
 from bertsmith.text.rows import Table
 
@@ -46,12 +46,12 @@ class MultiLabel(TextTask[ManyLabelledText]):
     as much as all its no."""
 
     @classmethod
-    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
         columns = text_columns(row)
         label = next((name for name in _COLUMNS if isinstance(row.get(name), list)), None)
         return None if columns is None or label is None else {**columns, "label": label}
 
-    def settled(self, train: Table) -> "MultiLabel":
+    def resolve(self, train: Table) -> "MultiLabel":
         if self.labels:
             return self
         names = {name for index in range(len(train)) for name in self._names(train, index)}
@@ -91,23 +91,23 @@ class MultiLabel(TextTask[ManyLabelledText]):
     ) -> Sequence[Answer]:
         return label_answers(outputs, self.labels, self.threshold)
 
-    def judged(self, examples: Sequence[ManyLabelledText], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+    def evaluate(self, examples: Sequence[ManyLabelledText], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
         scores = np.array([[answer["scores"][name] for name in self.labels] for answer in answers])
         said = np.array([[name in answer["answer"] for name in self.labels] for answer in answers])
-        return label_judgement(said, scores, self._table(examples), self.metric)
+        return evaluate_labels(said, scores, self._table(examples), self.metric)
 
-    def right(self, example: ManyLabelledText) -> list[str]:
+    def gold(self, example: ManyLabelledText) -> list[str]:
         return [self.labels[number] for number in example.labels]
 
-    def mistake(self, example: ManyLabelledText, answer: Mapping[str, Any]) -> float:
+    def error(self, example: ManyLabelledText, answer: Mapping[str, Any]) -> float:
         """How far off the worst score of a wrong answer is; 0 for a right one."""
-        right = self.right(example)
+        right = self.gold(example)
         if answer["answer"] == right:
             return 0.0
         return max(abs(score - (name in right)) for name, score in answer["scores"].items())
 
     def label_counts(self, examples: Sequence[ManyLabelledText]) -> Counter[str]:
-        return Counter(name for example in examples for name in self.right(example))
+        return Counter(name for example in examples for name in self.gold(example))
 
     def notices(self, examples: Sequence[ManyLabelledText]) -> list[str]:
         has_none = sum(not example.labels for example in examples)

@@ -86,7 +86,7 @@ def _counts(task: Task[Any], examples: Sequence[Any]) -> Counter[str] | list[flo
     counts = task.label_counts(examples)
     if counts is not None:
         return counts
-    right = [task.right(example) for example in examples]
+    right = [task.gold(example) for example in examples]
     return right if all(isinstance(answer, float) for answer in right) else None
 
 
@@ -113,7 +113,7 @@ def _contradictions(task: Task[Any], train: Table, examples: Sequence[Any]) -> I
     found = []
     for index, (key, example) in enumerate(zip(_keys(task, train), examples, strict=True)):
         own = answers.setdefault(key, set())
-        own.add(repr(task.right(example)))
+        own.add(repr(task.gold(example)))
         if len(own) == 2 and first.setdefault(key, index) == index:
             found.append(index)
     if found:

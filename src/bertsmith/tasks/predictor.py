@@ -18,25 +18,28 @@ from bertsmith.engines.exit_runner import ExitRunner
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
-from bertsmith.tasks.base import Encoding, Judgement
+from bertsmith.tasks.base import Encoding, Evaluation
 from bertsmith.text.rows import Table, table_of
 
-MICRO_TOKENS = 8192  # of one batch where nothing is learned
+EVALUATION_TOKENS = 8192
+"""Tokens of one batch during evaluation and prediction."""
+WatchBatch = Callable[[TaskBatch, Tensor], None]
+"""Called with each batch and the outputs for it."""
 
 
 @torch.no_grad()
 def item_outputs(
-    model: Runner, features: Features, config: ExampleConfig, watch: Callable[[TaskBatch, Tensor], None] | None = None
+    model: Runner, features: Features, sequences: ExampleConfig, watch: WatchBatch | None = None
 ) -> list[np.ndarray]:
     """The outputs of every item, as a task's `answers` reads them; `watch` sees each batch and what was said of it."""
     found: list[np.ndarray] = [np.empty(0)] * len(features)
-    reader = ExampleReader(features, config, model.require_tokenizer().pad)
+    reader = ExampleReader(features, sequences, model.require_tokenizer().pad)
     with model.evaluating():
-        for plan in EvaluationPlan(features, MICRO_TOKENS).one_epoch():
+        for plan in EvaluationPlan(features, EVALUATION_TOKENS).one_epoch():
             batch = reader[plan].batch
             assert isinstance(batch, TaskBatch)
             batch = batch.to(model.device)
-            outputs = _said(model, features, batch)
+            outputs = _outputs(model, features, batch)
             if watch is not None:
                 watch(batch, outputs)
             for item, own in zip(plan.sequences.tolist(), _split(model, features, batch, outputs), strict=True):
@@ -44,7 +47,7 @@ def item_outputs(
     return found
 
 
-def _said(model: Runner, features: Features, batch: TaskBatch) -> Tensor:
+def _outputs(model: Runner, features: Features, batch: TaskBatch) -> Tensor:
     """What is said of a batch; one who may stop early must know which sequences are answered together."""
     if not isinstance(model, ExitRunner):
         return model.outputs(batch.tokens, batch.layout, batch.types)
@@ -79,7 +82,7 @@ Watch = Callable[[int, int], None]
 """Called with how many items were answered, of how many."""
 
 
-class KeptTask(Record):
+class TaskRecord(Record):
     """What the folder of a fine-tuned model says of its task."""
 
     task: AnyTask
@@ -89,16 +92,16 @@ class KeptTask(Record):
 class Predictor:
     """Answers a task's questions with a fine-tuned model."""
 
-    def __init__(self, model: Runner, kept: KeptTask) -> None:
-        self.model, self.kept, self.task = model, kept, kept.task
+    def __init__(self, model: Runner, record: TaskRecord) -> None:
+        self.model, self.record, self.task = model, record, record.task
         self.watch: Watch | None = None
-        self.encoding = Encoding.of(model, kept.sequences.length)
+        self.encoding = Encoding.of(model, record.sequences.length)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "cpu") -> Self:
         """The predictor in the folder of a fine-tuned model, or of an artefact made from one."""
-        kept = read_kept(folder)
-        return cls(open_runner(model_folder(folder), device=device), kept)
+        record = read_task_record(folder)
+        return cls(open_runner(model_folder(folder), device=device), record)
 
     @property
     def mean_layers(self) -> float | None:
@@ -122,11 +125,11 @@ class Predictor:
         """The answers to the rows of a table, which need no targets."""
         return self.answers(self.task.examples(table, has_targets=False)) if len(table) else []
 
-    def judged(self, table: Table) -> tuple[Judgement, Sequence[Answer]]:
+    def evaluate(self, table: Table) -> tuple[Evaluation, Sequence[Answer]]:
         """How good the answers to the rows of a table are, and the answers."""
         examples = self.task.examples(table)
         answers = self.answers(examples)
-        return self.task.judged(examples, answers), answers
+        return self.task.evaluate(examples, answers), answers
 
     def answers(self, examples: Sequence[Any]) -> Sequence[Answer]:
         """The answers to examples of the task."""
@@ -139,16 +142,16 @@ class Predictor:
             if self.watch is not None:
                 self.watch(done, len(features))
 
-        outputs = item_outputs(self.model, features, self.kept.sequences, watch)
+        outputs = item_outputs(self.model, features, self.record.sequences, watch)
         return self.task.answers(examples, features, outputs)
 
 
-def write_kept(kept: KeptTask, folder: Path) -> None:
+def write_task_record(record: TaskRecord, folder: Path) -> None:
     """Puts the task beside a model."""
-    write_json(folder / TASK_FILE, kept.plain())
+    write_json(folder / TASK_FILE, record.plain())
 
 
-def read_kept(folder: str | Path) -> KeptTask:
+def read_task_record(folder: str | Path) -> TaskRecord:
     """The task of the model in a folder."""
     path = model_folder(folder) / TASK_FILE
     if not path.is_file():
@@ -156,19 +159,19 @@ def read_kept(folder: str | Path) -> KeptTask:
             f"{str(folder)!r} has no {TASK_FILE}, so its model was not fine-tuned; use bertsmith finetune"
             f"{namesake_hint(folder)}"
         )
-    return KeptTask.parse(read_json(path), source=str(path))
+    return TaskRecord.parse(read_json(path), source=str(path))
 
 
-_MICRO_TOKENS = 2048  # of one batch: ranges of activations are kept for each
+_MICRO_TOKENS = 2048  # of one batch: ranges of activations are stored for each
 
 
-def sample_inputs(model: Runner, kept: KeptTask, table: Table, *, rows: int = 128) -> list[Inputs]:
+def sample_inputs(model: Runner, record: TaskRecord, table: Table, *, rows: int = 128) -> list[Inputs]:
     """Some rows of a table, evenly spread over it, as batches of padded rows; they need no targets."""
     count = min(rows, len(table))
     chosen = table.take([index * len(table) // count for index in range(count)])
-    examples = kept.task.examples(chosen, has_targets=False)
-    features = kept.task.features(examples, Encoding.of(model, kept.sequences.length))
-    reader = ExampleReader(features, kept.sequences, model.require_tokenizer().pad)
+    examples = record.task.examples(chosen, has_targets=False)
+    features = record.task.features(examples, Encoding.of(model, record.sequences.length))
+    reader = ExampleReader(features, record.sequences, model.require_tokenizer().pad)
     samples = []
     for plan in EvaluationPlan(features, _MICRO_TOKENS).one_epoch():
         batch = reader[plan].batch

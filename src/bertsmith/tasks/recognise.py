@@ -41,7 +41,7 @@ def recognise(
     # a column of another name is looked at under the name of its role
     row = {**sample, **{role: sample[name] for role, name in named.items()}}
     kinds = TASKS if kind is None else {kind: TASKS[kind]}
-    fitting = {name: found for name, task in kinds.items() if (found := task.recognised(row)) is not None}
+    fitting = {name: found for name, task in kinds.items() if (found := task.find_columns(row)) is not None}
     fitting = {name: found for name, found in fitting.items() if set(named) <= set(roles_of(TASKS[name]))}
     if fitting:
         chosen, found = next(iter(fitting.items()))

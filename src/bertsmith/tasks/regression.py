@@ -13,8 +13,8 @@ from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Values
-from bertsmith.tasks.base import Encoding, Judgement
-from bertsmith.tasks.metrics.values import value_judgement
+from bertsmith.tasks.base import Encoding, Evaluation
+from bertsmith.tasks.metrics.values import evaluate_values
 from bertsmith.tasks.texts import TextTask, classifier_head, in_both_orders, text_columns
 from bertsmith.text.rows import Table
 
@@ -44,11 +44,11 @@ class Regression(TextTask[ValuedText]):
     """Train on every pair in both orders, for tasks where the order means nothing (ELECTRA)."""
 
     @classmethod
-    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
         columns = text_columns(row)
         return {**columns, "label": "label"} if columns is not None and isinstance(row.get("label"), float) else None
 
-    def settled(self, train: Table) -> "Regression":
+    def resolve(self, train: Table) -> "Regression":
         values = [train.number(index, self.label) for index in range(len(train))]
         lowest = min(values) if self.lowest is None else self.lowest
         highest = max(values) if self.highest is None else self.highest
@@ -72,7 +72,7 @@ class Regression(TextTask[ValuedText]):
         lowest, span = value_scale(self.lowest, self.highest, scale=self.scale)
         return text_features(examples, encoding, {"value": ((values - lowest) / span).astype(np.float32)})
 
-    def augmented(self, examples: Sequence[ValuedText]) -> list[ValuedText]:
+    def augment(self, examples: Sequence[ValuedText]) -> list[ValuedText]:
         return in_both_orders(examples, has_pairs=self.pair is not None) if self.both_orders else list(examples)
 
     def objective(self, examples: Sequence[ValuedText]) -> Values:
@@ -83,13 +83,13 @@ class Regression(TextTask[ValuedText]):
     ) -> Sequence[Answer]:
         return value_answers(outputs, self.lowest, self.highest, scale=self.scale, clip=self.clip)
 
-    def judged(self, examples: Sequence[ValuedText], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+    def evaluate(self, examples: Sequence[ValuedText], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
         said = np.array([answer["answer"] for answer in answers])
-        return value_judgement(said, np.array([example.value for example in examples]), self.metric)
+        return evaluate_values(said, np.array([example.value for example in examples]), self.metric)
 
-    def right(self, example: ValuedText) -> float:
+    def gold(self, example: ValuedText) -> float:
         return example.value
 
-    def mistake(self, example: ValuedText, answer: Mapping[str, Any]) -> float:
+    def error(self, example: ValuedText, answer: Mapping[str, Any]) -> float:
         """How far an answer is from the right number."""
         return abs(float(answer["answer"]) - example.value)

@@ -14,8 +14,8 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import SpansConfig
 from bertsmith.objectives.supervised import Spans
-from bertsmith.tasks.base import Encoding, Judgement, Task
-from bertsmith.tasks.metrics.answers import answer_judgement, f1
+from bertsmith.tasks.base import Encoding, Evaluation, Task
+from bertsmith.tasks.metrics.answers import evaluate_answers, f1
 from bertsmith.text.rows import Table
 
 
@@ -123,12 +123,12 @@ class SpanAnswers(Task[SpanExample]):
     target_roles: ClassVar[tuple[str, ...]] = ("answer", "impossible", "id")
 
     @classmethod
-    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
         is_text = all(isinstance(row.get(name), str) for name in ("question", "context"))
         is_answered = isinstance(row.get("answer"), Mapping | list) or isinstance(row.get("answers"), Mapping | list)
         return {"question": "question", "context": "context", "answer": "answers"} if is_text and is_answered else None
 
-    def settled(self, train: Table) -> "SpanAnswers":
+    def resolve(self, train: Table) -> "SpanAnswers":
         if self.may_be_unanswered is not None:
             return self
         return self.changed(may_be_unanswered=any(not example.golds for example in self.examples(train)))
@@ -171,23 +171,23 @@ class SpanAnswers(Task[SpanExample]):
             may_be_unanswered=self.may_be_unanswered,
         )
 
-    def judged(self, examples: Sequence[SpanExample], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+    def evaluate(self, examples: Sequence[SpanExample], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
         said = [answer["answer"] for answer in answers]
         golds = [example.golds or () for example in examples]
         if not self.may_be_unanswered and all(golds):
-            return answer_judgement(said, golds, self.metric)
+            return evaluate_answers(said, golds, self.metric)
         texts = [next((one["text"] for one in answer["n_best"] if one["text"]), "") for answer in answers]
         odds = [answer["null_odds"] for answer in answers]
-        return answer_judgement(said, golds, self.metric, texts=texts, null_odds=odds)
+        return evaluate_answers(said, golds, self.metric, texts=texts, null_odds=odds)
 
-    def right(self, example: SpanExample) -> str:
+    def gold(self, example: SpanExample) -> str:
         """All right answers with bars between them; empty where there is none."""
         return " | ".join(dict.fromkeys(example.golds or ()))
 
-    def mistake(self, example: SpanExample, answer: Mapping[str, Any]) -> float:
+    def error(self, example: SpanExample, answer: Mapping[str, Any]) -> float:
         return (1 - f1(answer["answer"], example.golds or ())) * float(answer["score"])
 
-    def shown(self, example: SpanExample) -> str:
+    def describe(self, example: SpanExample) -> str:
         """The question and the passage around the answer, or its beginning."""
         begin = max(0, example.begin - _AROUND)
         end = (example.end if example.golds else _AROUND) + _AROUND

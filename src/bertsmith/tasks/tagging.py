@@ -23,8 +23,8 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.objectives.supervised import Tags
-from bertsmith.tasks.base import Encoding, Judgement, Task
-from bertsmith.tasks.metrics.entities import main_tag_metric, tag_judgement
+from bertsmith.tasks.base import Encoding, Evaluation, Task
+from bertsmith.tasks.metrics.entities import evaluate_tags, main_tag_metric
 from bertsmith.tasks.texts import ClassWeights, confusion_counts, weights_of
 from bertsmith.text.rows import Table
 
@@ -55,12 +55,12 @@ class Tagging(Task[TaggedWords]):
     target_roles: ClassVar[tuple[str, ...]] = ("tags", "document")
 
     @classmethod
-    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
         words = next((name for name in _WORDS if _is_words(row.get(name))), None)
         tags = next((name for name in _TAGS if isinstance(row.get(name), list | tuple)), None)
         return None if words is None or tags is None else {"words": words, "tags": tags}
 
-    def settled(self, train: Table) -> "Tagging":
+    def resolve(self, train: Table) -> "Tagging":
         if self.labels:
             main_tag_metric(self.metric, has_chunks=self.has_chunks)
             return self.changed(scheme=self.scheme or tagging_scheme(self.labels))
@@ -122,20 +122,20 @@ class Tagging(Task[TaggedWords]):
     ) -> Sequence[Answer]:
         return tag_answers(examples, features, outputs, self.labels, has_chunks=self.has_chunks)
 
-    def judged(self, examples: Sequence[TaggedWords], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+    def evaluate(self, examples: Sequence[TaggedWords], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
         said = [answer["answer"] for answer in answers]
-        right = [self.right(example) for example in examples]
-        return tag_judgement(said, right, self.metric, has_chunks=self.has_chunks)
+        right = [self.gold(example) for example in examples]
+        return evaluate_tags(said, right, self.metric, has_chunks=self.has_chunks)
 
-    def right(self, example: TaggedWords) -> list[str]:
+    def gold(self, example: TaggedWords) -> list[str]:
         return [self.labels[tag] for tag in example.tags]
 
-    def shown(self, example: TaggedWords) -> str:
+    def describe(self, example: TaggedWords) -> str:
         return " ".join(" ".join(example.words).split())
 
-    def mistake(self, example: TaggedWords, answer: Mapping[str, Any]) -> float:
+    def error(self, example: TaggedWords, answer: Mapping[str, Any]) -> float:
         """How sure the model was of the surest wrong tag."""
-        parts = zip(self.right(example), answer["answer"], answer["scores"], strict=True)
+        parts = zip(self.gold(example), answer["answer"], answer["scores"], strict=True)
         return max((score for right, said, score in parts if said != right), default=0.0)
 
     def confusion(
@@ -145,7 +145,7 @@ class Tagging(Task[TaggedWords]):
         return self.labels, confusion_counts(self.labels, _tags_of(examples), said)
 
     def label_counts(self, examples: Sequence[TaggedWords]) -> Counter[str]:
-        return Counter(tag for example in examples for tag in self.right(example))
+        return Counter(tag for example in examples for tag in self.gold(example))
 
     def notices(self, examples: Sequence[TaggedWords]) -> list[str]:
         found = []
@@ -165,7 +165,7 @@ class Tagging(Task[TaggedWords]):
         sentences = []
         for example, answer in zip(examples, answers, strict=True):
             words = ("_".join(word.split()) or "_" for word in example.words)
-            columns = (words, self.right(example), answer["answer"]) if example.tags else (words, answer["answer"])
+            columns = (words, self.gold(example), answer["answer"]) if example.tags else (words, answer["answer"])
             sentences.append("".join(" ".join(line) + "\n" for line in zip(*columns, strict=True)))
         return {"predictions.conll": "\n".join(sentences)}
 

@@ -36,7 +36,7 @@ class TextTask(Task[TextKind], Generic[TextKind]):
     def texts(self, examples: Sequence[TextKind]) -> Iterator[str]:
         return (text for example in examples for text in example.texts)
 
-    def shown(self, example: TextKind) -> str:
+    def describe(self, example: TextKind) -> str:
         return " | ".join(" ".join(text.split()) for text in example.texts)
 
     def files(self, examples: Sequence[TextKind], answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -19,11 +19,11 @@ from bertsmith.objectives.distillation import AnyTerm
 from bertsmith.objectives.distillation.base import DistillationTerm, LayerMap, counterparts
 from bertsmith.objectives.distillation.terms import LabelTerm, OutputTerm
 from bertsmith.settings import Record
-from bertsmith.tasks.base import Judgement, Task
+from bertsmith.tasks.base import Evaluation, Task
 from bertsmith.tasks.degenerate import unfitness
-from bertsmith.tasks.predictor import TASK_FILE, read_kept
+from bertsmith.tasks.predictor import TASK_FILE, read_task_record
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.judging import DevJudge
+from bertsmith.training.evaluator import Evaluator
 
 
 class DistillationConfig(Record):
@@ -57,7 +57,7 @@ def check_task(config: DistillationConfig, task: Task[Any], student: Model, teac
         raise InputError(
             f"distillation.teacher {config.teacher!r} was not fine-tuned for a task; bertsmith finetune does that"
         )
-    kind = read_kept(folder).task.kind if (folder / TASK_FILE).is_file() else task.kind
+    kind = read_task_record(folder).task.kind if (folder / TASK_FILE).is_file() else task.kind
     if kind != task.kind or own.kind != head.kind:
         raise InputError(
             f"distillation.teacher {config.teacher!r} was fine-tuned for a task of kind {kind!r} (head {own.kind}); "
@@ -80,7 +80,7 @@ def _check_scale(folder: Path, task: Task[Any]) -> None:
     """Numbers are learned from the teacher as they are, so both must be on one scale."""
     if task.kind != "regression" or not (folder / TASK_FILE).is_file():
         return
-    theirs = read_kept(folder).task
+    theirs = read_task_record(folder).task
     names = ("scale", "lowest", "highest") if getattr(task, "scale", False) else ("scale",)
     for name in names:
         own, other = getattr(task, name), getattr(theirs, name)
@@ -128,13 +128,13 @@ def width_head(
     return TeacherWidthConfig(teacher=teacher.encoder.width)
 
 
-def teacher_judgement(teacher: Model, judge: DevJudge, folder: str) -> Judgement:
+def evaluate_teacher(teacher: Model, evaluator: Evaluator, folder: str) -> Evaluation:
     """How good the teacher is on dev; a sentence if it cannot have been trained for this task."""
-    judgement = judge.judgement(teacher)
-    trouble = unfitness(judge.task, judge.examples, judge.answers, judgement)
+    evaluation = evaluator.evaluate(teacher)
+    trouble = unfitness(evaluator.task, evaluator.examples, evaluator.answers, evaluation)
     if trouble is not None:
         raise InputError(f"distillation.teacher {folder!r} {trouble}; allowed: a model fine-tuned for this task")
-    return judgement
+    return evaluation
 
 
 def teaching_cost(student: ModelConfig, teacher: ModelConfig, length: int) -> float:

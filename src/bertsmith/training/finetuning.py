@@ -24,9 +24,9 @@ from bertsmith.objectives.distillation.objective import Distillation, named
 from bertsmith.objectives.supervised import Frozen, Supervised
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
-from bertsmith.tasks.base import Encoding, Judgement
+from bertsmith.tasks.base import Encoding, Evaluation
 from bertsmith.tasks.notices import data_notices, length_notices, without_empty
-from bertsmith.tasks.predictor import KeptTask
+from bertsmith.tasks.predictor import TaskRecord
 from bertsmith.text.rows import Table
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import sharding
@@ -34,13 +34,13 @@ from bertsmith.training.distilling import (
     DistillationConfig,
     check_task,
     check_tokenizer,
+    evaluate_teacher,
     fitted_student,
     read_teacher,
-    teacher_judgement,
     teaching_cost,
 )
+from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.hardware import device_type
-from bertsmith.training.judging import DevJudge
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.quantising import QuantisedLearning, give_ranges, with_rounding
 from bertsmith.training.starting_model import TokenizerConfig, finetuning_encoder
@@ -134,9 +134,9 @@ class FinetuneSettings(Record):
     run: FinetuneRunConfig = FinetuneRunConfig()
 
     @property
-    def kept(self) -> KeptTask:
-        """What is kept of them beside the model."""
-        return KeptTask(task=self.task, sequences=self.sequences)
+    def task_record(self) -> TaskRecord:
+        """The task as it is stored beside the model."""
+        return TaskRecord(task=self.task, sequences=self.sequences)
 
     @model_validator(mode="after")
     def _check_batch(self) -> "FinetuneSettings":
@@ -191,19 +191,18 @@ class Finetuning:
     """A run and what belongs to it."""
 
     trainer: Trainer
-    judge: DevJudge
+    evaluator: Evaluator
     train_features: Features
     notices: list[str] = field(default_factory=list)
     """What was said of the data before training."""
     counts: dict[str, Any] = field(default_factory=dict)
     """Rows, labels and what was cut, by part."""
-    teacher: Judgement | None = None
+    teacher: Evaluation | None = None
     """How good the teacher is on dev, where there is one."""
 
-    @property
-    def judgement(self) -> Judgement:
-        """How good the model is on dev now."""
-        return self.judge.judgement(self.trainer.model)
+    def evaluate(self) -> Evaluation:
+        """Evaluate the model on dev."""
+        return self.evaluator.evaluate(self.trainer.model)
 
 
 def read_data(settings: FinetuneSettings, train: Table, dev: Table, notices: Sequence[str] = ()) -> TaskData:
@@ -212,7 +211,7 @@ def read_data(settings: FinetuneSettings, train: Table, dev: Table, notices: Seq
     `notices` are what was to be said of the tables before.
     """
     train, left_out = without_empty(settings.task, train)
-    settings = settings.changed(task=settings.task.settled(train))
+    settings = settings.changed(task=settings.task.resolve(train))
     tables = {"train": train, "dev": dev}
     examples = {part: settings.task.examples(table) for part, table in tables.items()}
     said, counts = data_notices(settings.task, tables, examples)
@@ -230,7 +229,7 @@ def make_finetuning(
     encoding = Encoding.of(model, sequences.length)
     if teacher is not None:
         encoding = _read_by_both(encoding, model, teacher, sequences.length)
-    train = task.features(task.augmented(data.train), encoding)
+    train = task.features(task.augment(data.train), encoding)
     dev = task.features(data.dev, encoding)
     cut, lost = length_notices({"train": train, "dev": dev}, sequences.length)
     notices = [*_fresh_weights(settings, start), *data.notices, *cut]
@@ -239,19 +238,19 @@ def make_finetuning(
         plan = ExamplePlan(train, sequences, settings.batch.examples, settings.run.seed)
         give_ranges(model, plan, settings.quantisation.calibration)
     objective = learning(task.objective(data.train), settings, teacher)
-    judge = DevJudge(task, data.dev, dev, sequences, objective.for_evaluation())
-    cost, judged = settings.adversarial.cost, None
+    evaluator = Evaluator(task, data.dev, dev, sequences, objective.for_evaluation())
+    cost, teacher_evaluation = settings.adversarial.cost, None
     if settings.distillation is not None and teacher is not None:
         folder = settings.distillation.teacher
-        judged = teacher_judgement(teacher.to(device_type(device)), judge, folder)
-        notices.append(f"the teacher {folder}: {judged.metric} {judged.score:.2f} on dev")
+        teacher_evaluation = evaluate_teacher(teacher.to(device_type(device)), evaluator, folder)
+        notices.append(f"the teacher {folder}: {teacher_evaluation.metric} {teacher_evaluation.score:.2f} on dev")
         cost = teaching_cost(model.config, teacher.config, max(1, int(train.tokens.lengths.mean())))
     trainer = task_trainer(
         settings,
         model,
         objective,
         train,
-        judge,
+        evaluator,
         out,
         processes=processes,
         cost=cost,
@@ -259,7 +258,7 @@ def make_finetuning(
         show=show,
         notices=notices,
     )
-    return Finetuning(trainer, judge, train, notices, {**counts, "notices": notices}, judged)
+    return Finetuning(trainer, evaluator, train, notices, {**counts, "notices": notices}, teacher_evaluation)
 
 
 def _read_by_both(encoding: Encoding, student: Model, teacher: Model, length: int) -> Encoding:

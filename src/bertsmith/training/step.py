@@ -38,7 +38,7 @@ class _Step(nn.Module):
         return self.evaluation(self.model, prepared) if is_evaluation else self.compute(self.model, prepared)
 
 
-class Engine:
+class TrainStep:
     """Computes and moves the weights of one model; knows nothing of data, logs or files."""
 
     def __init__(

@@ -18,7 +18,7 @@ from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import ExamplePhase
 from bertsmith.training.run_config import Method, RunConfig
-from bertsmith.training.trainer import Judge, Trainer
+from bertsmith.training.trainer import EvaluateStep, Trainer
 
 
 class ExampleBatchConfig(Record):
@@ -103,7 +103,7 @@ def task_trainer(
     model: Model,
     objective: Objective[Any, Any],
     train: Features,
-    judge: Judge,
+    evaluator: EvaluateStep,
     out: Path,
     *,
     processes: int,
@@ -132,7 +132,7 @@ def task_trainer(
         method,
         out,
         fingerprint=_fingerprint(train, tokenizer.hash, is_half=run.run(1).is_half(device)),
-        judge=judge,
+        evaluator=evaluator,
         device=device,
         show=show,
         notices=notices,

@@ -46,9 +46,9 @@ from bertsmith.training.log import LOG, RunLog
 from bertsmith.training.meter import Meter
 from bertsmith.training.run_config import Method
 from bertsmith.training.sharding import whole_model
-from bertsmith.training.step import Engine
+from bertsmith.training.step import TrainStep
 
-Judge = Callable[[Engine], dict[str, Any]]
+EvaluateStep = Callable[[TrainStep], dict[str, Any]]
 """Says how good the model is, as the row of an evaluation: "loss", and "score", the higher the better, of "metric"."""
 
 
@@ -64,17 +64,17 @@ class Trainer:
         out: Path,
         *,
         fingerprint: str,
-        judge: Judge | None = None,
+        evaluator: EvaluateStep | None = None,
         baseline: Baseline | None = None,
         branch: Path | None = None,
         device: str = "auto",
         show: bool = True,
         notices: Sequence[str] = (),
     ) -> None:
-        self.notices, self.judge = notices, judge
+        self.notices, self.evaluator = notices, evaluator
         self.data, self.method, self.out = data, method, out
         self.fingerprint, self.baseline, self.branch = fingerprint, baseline, branch
-        self.engine = Engine(model, objective, method, out, device=device)
+        self.engine = TrainStep(model, objective, method, out, device=device)
         self.model, self.processes = self.engine.model, self.engine.processes
         for number, phase in enumerate(method.phases):
             phase.check(number, self.processes)
@@ -196,10 +196,10 @@ class Trainer:
     def evaluate(self) -> dict[str, Any] | None:
         """The losses and accuracies on the held-out part with masks that never change; None without such a part.
 
-        A judge says more: its "score" then decides which evaluation is the best, else the loss does.
+        With an evaluator its "score" decides which evaluation is the best, otherwise the loss.
         """
-        if self.judge is not None:
-            return self.judge(self.engine)
+        if self.evaluator is not None:
+            return self.evaluator(self.engine)
         if self.data.held_out_plan is None or self.data.held_out_reader is None:
             return None
         engine = self.engine

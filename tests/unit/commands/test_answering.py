@@ -12,7 +12,7 @@ from bertsmith.commands.answering import one_line
 from bertsmith.errors import InputError
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.tasks.classification import Classification
-from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 
 
@@ -23,11 +23,11 @@ def fine_tuned(folder: Path, **task: Any) -> Path:
     model = bertsmith.build(config, seed=0)
     model.tokenizer = tokenizer
     settings = {"kind": "classification", "labels": ["no", "yes"], **task}
-    kept = KeptTask.parse({"task": settings, "sequences": {"length": 16}})
+    kept = TaskRecord.parse({"task": settings, "sequences": {"length": 16}})
     assert isinstance(kept.task, Classification)
     model = with_task_head(model, kept.task.head(model.config), seed=0)
     bertsmith.save(model, folder)
-    write_kept(kept, folder)
+    write_task_record(kept, folder)
     return folder
 
 

@@ -17,7 +17,7 @@ from bertsmith.tasks.degenerate import answers_alike
 from bertsmith.text.rows import table_of
 from bertsmith.toml import read_toml
 from bertsmith.training.display import Display
-from bertsmith.training.judging import DevJudge
+from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.trainer import Trainer
 
 
@@ -105,12 +105,12 @@ def test_a_model_given_in_python_stays_as_it_is(run: Path, tmp_path: Path) -> No
 
 def scripted(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> None:
     """Evaluations with these scores, one after the other."""
-    left, real = iter(scores), DevJudge.__call__
+    left, real = iter(scores), Evaluator.__call__
 
-    def call(self: DevJudge, engine: Any) -> dict[str, Any]:
+    def call(self: Evaluator, engine: Any) -> dict[str, Any]:
         return real(self, engine) | {"score": next(left)}
 
-    monkeypatch.setattr(DevJudge, "__call__", call)
+    monkeypatch.setattr(Evaluator, "__call__", call)
 
 
 def test_early_stop_and_the_best_weights(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,12 +213,12 @@ def test_signs_of_a_model_that_is_not_for_the_task() -> None:
 
     def clause(order: str) -> str | None:
         answers = [{"answer": order[example.label], "score": 1.0} for example in examples]
-        return unfitness(task, examples, answers, task.judged(examples, answers))
+        return unfitness(task, examples, answers, task.evaluate(examples, answers))
 
     assert clause("abc") is None
     assert "in the order b, c, a" in str(clause("bca"))
     assert "one and the same answer" in str(clause("aaa"))
     mixed = [{"answer": "abc"[(n // 3) % 3], "score": 1.0} for n in range(30)]
     assert "guessing by the labels' shares does (33.3 %)" in str(
-        unfitness(task, examples[:9], mixed[:9], task.judged(examples[:9], mixed[:9]))
+        unfitness(task, examples[:9], mixed[:9], task.evaluate(examples[:9], mixed[:9]))
     )

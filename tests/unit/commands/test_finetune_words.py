@@ -111,7 +111,7 @@ def test_choices_are_asked_by_a_file(tmp_path: Path) -> None:
 
 def test_a_choice_is_shown_with_its_text() -> None:
     example = ChoiceExample(context="the day", question="", choices=("it  rains", "it snows"), label=1)
-    assert Choice().shown_answer(example, 0) == "0: it rains"
+    assert Choice().describe_answer(example, 0) == "0: it rains"
 
 
 @pytest.mark.parametrize("metric", ["f1", "average_precision"])

@@ -18,7 +18,7 @@ from bertsmith.errors import InputError
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.heads.base import FeaturesConfig
 from bertsmith.shrinking.elastic_metadata import read_record
-from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 
 SMALL = ["grid.widths=[1.0, 0.5]", "grid.depths=[1.0, 0.5]", "batch.examples=16", "run.epochs=1", "run.log_every=1"]
@@ -35,9 +35,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes), seed=0)
     model.tokenizer = tokenizer
     bertsmith.save(model, folder / "untuned")
-    kept = KeptTask.parse({"task": {"kind": "classification", "labels": ["bad", "good"]}, "sequences": {"length": 16}})
-    bertsmith.save(with_task_head(model, kept.task.head(model.config), seed=0), folder / "model")
-    write_kept(kept, folder / "model")
+    record = TaskRecord.parse(
+        {"task": {"kind": "classification", "labels": ["bad", "good"]}, "sequences": {"length": 16}}
+    )
+    bertsmith.save(with_task_head(model, record.task.head(model.config), seed=0), folder / "model")
+    write_task_record(record, folder / "model")
     return folder / "model", data
 
 
@@ -142,7 +144,7 @@ def test_labels_are_kept_only_if_better(
 def test_better_is_a_higher_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     class Told:
         def __init__(self, score: float) -> None:
-            self.judgement = self
+            self.evaluation = self
             self.score = score
 
     monkeypatch.setattr(shrink_elastic, "_members", lambda work, model: [Told(score) for score in model])
@@ -244,10 +246,10 @@ def test_a_head_that_reads_what_is_cut_away(
 ) -> None:
     """Said at once, not after the stage of widths, which could be trained."""
     model, data = bertsmith.load(folders[0]), folders[1]
-    kept = KeptTask.parse(json.loads((folders[0] / "task.json").read_text()))
-    head = kept.task.head(model.config).changed(features=FeaturesConfig(layers=layers))
+    record = TaskRecord.parse(json.loads((folders[0] / "task.json").read_text()))
+    head = record.task.head(model.config).changed(features=FeaturesConfig(layers=layers))
     bertsmith.save(with_task_head(model, head, seed=0), tmp_path / "model")
-    write_kept(kept, tmp_path / "model")
+    write_task_record(record, tmp_path / "model")
     with pytest.raises(InputError, match=match):
         shrunk((tmp_path / "model", data), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -265,16 +267,16 @@ def test_a_broken_record_is_refused(folders: tuple[Path, Path], tmp_path: Path) 
 
 def test_random_features_stay_the_same(folders: tuple[Path, Path], tmp_path: Path) -> None:
     """A teacher and its student see through the same features, and those of the result are never drawn anew."""
-    kept = KeptTask.parse(json.loads((folders[0] / "task.json").read_text()))
+    record = TaskRecord.parse(json.loads((folders[0] / "task.json").read_text()))
     tokenizer = bertsmith.load(folders[0]).tokenizer
     assert tokenizer is not None
     sizes = {"width": 16, "heads": 2, "layers": 2, "longest": 32, "features": 16, "deviation": 0.3}
     config = bertsmith.preset("performer-small", vocabulary=tokenizer.size, **sizes)
     model = bertsmith.build(config, seed=0)
     model.tokenizer = tokenizer
-    model = with_task_head(model, kept.task.head(model.config), seed=0)
+    model = with_task_head(model, record.task.head(model.config), seed=0)
     bertsmith.save(model, tmp_path / "model")
-    write_kept(kept, tmp_path / "model")
+    write_task_record(record, tmp_path / "model")
     shrunk((tmp_path / "model", folders[1]), tmp_path / "out", "stages=['width']", "run.choose=last")
     found = bertsmith.load(tmp_path / "out", subnet=Subnet())
     before = read_tensors(tmp_path / "model" / "model.safetensors")

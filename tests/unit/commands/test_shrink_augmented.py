@@ -16,7 +16,7 @@ from bertsmith.shrinking import elastic
 from bertsmith.shrinking.augmentation import masked_words as shards
 from bertsmith.shrinking.augmentation.masked_words import MaskedWords
 from bertsmith.tasks.classification import Classification
-from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 
 QUICK = ["run.epochs=0.1", "batch.examples=16", "run.log_every=1", "augmentation.copies=2"]
@@ -35,7 +35,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = bertsmith.build(one, seed=0)
         model.tokenizer = tokenizer
         bertsmith.save(model, folder / name)
-    write_kept(KeptTask(task=Classification(labels=labels), sequences=ExampleConfig(length=16)), folder / "tuned")
+    write_task_record(
+        TaskRecord(task=Classification(labels=labels), sequences=ExampleConfig(length=16)), folder / "tuned"
+    )
     return folder
 
 

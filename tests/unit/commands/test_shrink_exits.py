@@ -16,7 +16,7 @@ from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.exiting import exits_config
 from bertsmith.models.heads.exits import ExitRule
 from bertsmith.models.model import Model
-from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
+from bertsmith.tasks.predictor import Predictor, TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
 from bertsmith.training.trainer import Trainer
@@ -50,11 +50,11 @@ def fine_tuned(folder: Path, kind: str, layers: int = 3) -> Path:
     model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes), seed=0)
     model.tokenizer = tokenizer
     columns = {"choice": {"question": "question"}, "tagging": {"words": "tokens", "tags": "ner"}}
-    kept = KeptTask.parse({"task": {"kind": kind, **columns.get(kind, {})}, "sequences": {"length": 16}})
-    kept = kept.changed(task=kept.task.settled(table_of(ROWS[kind], "rows")))
+    kept = TaskRecord.parse({"task": {"kind": kind, **columns.get(kind, {})}, "sequences": {"length": 16}})
+    kept = kept.changed(task=kept.task.resolve(table_of(ROWS[kind], "rows")))
     model = with_task_head(model, kept.task.head(model.config), seed=0)
     bertsmith.save(model, folder)
-    write_kept(kept, folder)
+    write_task_record(kept, folder)
     return folder
 
 

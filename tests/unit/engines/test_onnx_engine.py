@@ -20,7 +20,7 @@ from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.heads.base import RecurrentConfig
 from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.models.model import Model
-from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
+from bertsmith.tasks.predictor import Predictor, TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import Table
 from bertsmith.text.tables import read_file
@@ -50,12 +50,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "longest": 32, "deviation": 0.2}
     model = bertsmith.build(bertsmith.preset("bert-tiny", **sizes), seed=0)
     model.tokenizer = tokenizer
-    kept = KeptTask.parse(
+    kept = TaskRecord.parse(
         {"task": {"kind": "tagging", "labels": ["A", "O"], "tags": "tags"}, "sequences": {"length": 16}}
     )
     model = with_task_head(model, kept.task.head(model.config), seed=0)
     bertsmith.save(model, folder)
-    write_kept(kept, folder)
+    write_task_record(kept, folder)
     return folder
 
 
@@ -112,18 +112,18 @@ def test_8_bits_are_smaller(exported: dict[str, Path]) -> None:
 def test_a_score_is_the_same_wherever_the_folder_is_opened(
     precision: str, exported: dict[str, Path], dev: Table, tmp_path: Path
 ) -> None:
-    judgement, answers = Predictor.load(exported[precision]).judged(dev)
+    evaluation, answers = Predictor.load(exported[precision]).evaluate(dev)
     moved = shutil.copytree(exported[precision], tmp_path / "elsewhere")
-    again, answers_again = Predictor.load(moved).judged(dev)
-    assert judgement.figures == again.figures
+    again, answers_again = Predictor.load(moved).evaluate(dev)
+    assert evaluation.metrics == again.metrics
     assert answers == answers_again
 
 
 def test_evaluate_runs_the_folder_with_the_models_score(
     exported: dict[str, Path], cut: Model, trained: Path, data: Path, dev: Table, tmp_path: Path
 ) -> None:
-    kept = Predictor.load(trained).kept
-    expected, _ = Predictor(cut, kept).judged(dev)
+    kept = Predictor.load(trained).record
+    expected, _ = Predictor(cut, kept).evaluate(dev)
     figures = bertsmith.evaluate(exported["float32"], data=str(data), out=tmp_path / "out", device="cpu")
     assert figures["score"] == expected.score
 

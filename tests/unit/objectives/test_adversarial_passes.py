@@ -241,7 +241,7 @@ def test_a_frozen_encoder_is_refused() -> None:
         Adversarial(Classes(frozen="all"), AdversarialConfig(kind="vat"))
 
 
-SETTINGS = {"model": {"name": "bert-tiny"}, "task": {"kind": "classification"}}
+SETTINGS = {"model": "bert-tiny", "task": {"kind": "classification"}}
 
 
 def test_settings_choose_it() -> None:

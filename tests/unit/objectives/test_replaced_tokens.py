@@ -35,7 +35,7 @@ from bertsmith.training.meter import Meter
 from bertsmith.training.optimizer import OptimizerConfig
 from bertsmith.training.run_config import RunConfig
 from bertsmith.training.starting_model import pretraining_config
-from bertsmith.training.step import Engine
+from bertsmith.training.step import TrainStep
 
 SHARINGS = ["none", "full", "gradient_disentangled"]
 PAD, START, SEPARATOR, MASK, SIZE = 0, 1, 2, 3, 8
@@ -320,7 +320,7 @@ def test_two_optimizers_clip_apart(sharing: str, tmp_path: Path) -> None:
             task = objective(optimizers=optimizers)
             task.terms["generator"] = Term(("accuracy",), weight=weight)
             method = SimpleNamespace(run=RunConfig(), optimizer=OptimizerConfig(clip=0.5))  # all that an engine reads
-            engine = Engine(model, task, method, tmp_path, device="cpu")
+            engine = TrainStep(model, task, method, tmp_path, device="cpu")
             engine.objective.terms = task.terms
             engine.learn([task.prepare(batch("packed"), 1)], [(0,)], 1e-2, Meter(task.terms, engine.device))
             moved[optimizers, weight] = flat(model.encoder) - before

@@ -22,7 +22,7 @@ from bertsmith.objectives.supervised import Classes, Supervised, Tags
 from bertsmith.training.meter import Meter
 from bertsmith.training.optimizer import OptimizerConfig
 from bertsmith.training.run_config import RunConfig
-from bertsmith.training.step import Engine
+from bertsmith.training.step import TrainStep
 
 POOLED = ClassifierConfig(labels=("a", "b", "c"), pooling="pooler")
 
@@ -91,7 +91,7 @@ def step_gradients(
 ) -> dict[str, Tensor]:
     """What the optimiser gets to see in a step of several micro-batches."""
     method = SimpleNamespace(run=RunConfig(), optimizer=OptimizerConfig(clip=clip))  # all that an engine reads
-    engine, seen = Engine(model, objective, method, out, device="cpu"), {}
+    engine, seen = TrainStep(model, objective, method, out, device="cpu"), {}
 
     def look() -> None:
         seen.update({name: own.grad.clone() for name, own in model.named_parameters() if own.grad is not None})

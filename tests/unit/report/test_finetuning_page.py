@@ -24,7 +24,7 @@ from bertsmith.report.finetuning import (
     render_finetuning_page,
 )
 from bertsmith.report.page import shorten
-from bertsmith.tasks.base import Encoding, Judgement, Task
+from bertsmith.tasks.base import Encoding, Evaluation, Task
 from bertsmith.tasks.classification import Classification, LabelledText
 from bertsmith.text.rows import Table
 
@@ -36,10 +36,10 @@ class Anything(Task[tuple[str, Any]]):
     roles: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def recognised(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
         return None
 
-    def settled(self, train: Table) -> "Anything":
+    def resolve(self, train: Table) -> "Anything":
         return self
 
     def head(self, model: ModelConfig) -> HeadConfig:
@@ -62,21 +62,21 @@ class Anything(Task[tuple[str, Any]]):
     ) -> list[dict[str, Any]]:
         raise NotImplementedError
 
-    def judged(self, examples: Sequence[tuple[str, Any]], answers: Sequence[Mapping[str, Any]]) -> Judgement:
+    def evaluate(self, examples: Sequence[tuple[str, Any]], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
         hits = np.array([one["answer"] == right for (_, right), one in zip(examples, answers, strict=True)])
-        return Judgement("hits", {"hits": 100 * float(hits.mean())}, lambda chosen: 100 * float(hits[chosen].mean()))
+        return Evaluation("hits", {"hits": 100 * float(hits.mean())}, lambda chosen: 100 * float(hits[chosen].mean()))
 
-    def right(self, example: tuple[str, Any]) -> Any:
+    def gold(self, example: tuple[str, Any]) -> Any:
         return example[1]
 
-    def shown(self, example: tuple[str, Any]) -> str:
+    def describe(self, example: tuple[str, Any]) -> str:
         return example[0]
 
 
 class Amounts(Anything):
     """A task whose answers are numbers."""
 
-    def mistake(self, example: tuple[str, Any], answer: Mapping[str, Any]) -> float:
+    def error(self, example: tuple[str, Any], answer: Mapping[str, Any]) -> float:
         return abs(float(answer["answer"]) - float(example[1]))
 
 
@@ -91,8 +91,8 @@ def classified(examples: int = 60, labels: tuple[str, ...] = LABELS, **parts: An
         {"answer": labels[(one.label + (number % 3 == 0)) % len(labels)], "score": 0.5 + number / (2 * examples)}
         for number, one in enumerate(given)
     ]
-    judgement = task.judged(given, answers)
-    return build_task_report(task, given, answers, judgement, title=HOSTILE, kind="Fine-tuning", split="dev", **parts)
+    evaluation = task.evaluate(given, answers)
+    return build_task_report(task, given, answers, evaluation, title=HOSTILE, kind="Fine-tuning", split="dev", **parts)
 
 
 def log_rows() -> list[dict[str, Any]]:
@@ -119,8 +119,8 @@ def page_of(report: TaskReport) -> Outline:
 
 
 def evaluated(task: Task[Any], examples: Sequence[Any], answers: Sequence[Mapping[str, Any]]) -> TaskReport:
-    judgement = task.judged(examples, answers)
-    return build_task_report(task, examples, answers, judgement, title="t", kind="Evaluation", split="dev")
+    evaluation = task.evaluate(examples, answers)
+    return build_task_report(task, examples, answers, evaluation, title="t", kind="Evaluation", split="dev")
 
 
 def test_page_is_complete_and_escaped() -> None:

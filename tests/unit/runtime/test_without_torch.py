@@ -10,7 +10,7 @@ import bertsmith
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.tasks.classification import Classification
-from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 
 TEXTS = ["a quiet, lovely film", "a loud and dull one"]
@@ -36,7 +36,7 @@ def test_predicts_without_torch(tmp_path: Path) -> None:
     task = Classification(labels=("bad", "good"))
     model = bertsmith.extract(with_task_head(model, task.head(model.config), seed=0).eval(), Subnet())
     bertsmith.save(model, tmp_path / "model")
-    write_kept(KeptTask.parse({"task": task.plain(), "sequences": {"length": 16}}), tmp_path / "model")
+    write_task_record(TaskRecord.parse({"task": task.plain(), "sequences": {"length": 16}}), tmp_path / "model")
     bertsmith.export(model, tmp_path / "onnx", to="onnx", task=tmp_path / "model")
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "onnx"), json.dumps(TEXTS)]
     done = subprocess.run(command, capture_output=True, text=True)

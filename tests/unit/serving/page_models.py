@@ -26,7 +26,7 @@ from bertsmith.serving.size_schedule import SizeSchedule
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.base import Encoding
-from bertsmith.tasks.predictor import KeptTask
+from bertsmith.tasks.predictor import TaskRecord
 from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
@@ -64,12 +64,12 @@ def served(
         sample = TASK_CASES[case]
         table = table_of(sample.rows, "rows")
         settings = {**recognise(table, sample.kind, [], {}), **sample.task}
-        task = TASKS[sample.kind].parse(settings).settled(table)
+        task = TASKS[sample.kind].parse(settings).resolve(table)
         model = with_task_head(model, task.head(model.config), seed=1).eval()
         with torch.no_grad():
             for weight in model.task_head.parameters():
                 weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)) * 0.4)
-        kept = KeptTask(task=task, sequences=ExampleConfig(length=128))
+        kept = TaskRecord(task=task, sequences=ExampleConfig(length=128))
         works.add("task")
     if "masked_tokens" in model.heads or (model.generator is not None and "masked_tokens" in model.generator.heads):
         works.add("fill_mask")

@@ -14,7 +14,7 @@ from bertsmith.models.attach_heads import with_task_head
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import Operation, TokenSequence
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
-from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -55,14 +55,14 @@ def tiny_folder(folder: Path, task: str | None = None, *, is_elastic: bool = Fal
     model.tokenizer = tokenizer
     kept = None
     if task is not None:
-        kept = KeptTask.parse({"task": TASKS[task], "sequences": {"length": LENGTH}})
+        kept = TaskRecord.parse({"task": TASKS[task], "sequences": {"length": LENGTH}})
         model = with_task_head(model, kept.task.head(model.config), seed=0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
     bertsmith.save(model, folder)
     if kept is not None:
-        write_kept(kept, folder)
+        write_task_record(kept, folder)
     if is_elastic:
         write_record(record_of(), folder)
     return folder

@@ -22,7 +22,7 @@ from bertsmith.models.published import overridable
 from bertsmith.shrinking.embedding_repair import Surroundings, embedding_error, repair
 from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary, cut_vocabulary_folder
 from bertsmith.tasks.classification import Classification
-from bertsmith.tasks.predictor import KeptTask, Predictor, write_kept
+from bertsmith.tasks.predictor import Predictor, TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.readers import find_files, read_documents
 
@@ -157,7 +157,7 @@ def test_surroundings_are_those_of_the_texts(stories: list[str]) -> None:
 def test_a_folder_keeps_its_task(stories: list[str], few: list[str], tmp_path: Path) -> None:
     model = model_of("bert-tiny", stories)
     bertsmith.save(model, tmp_path / "model")
-    write_kept(KeptTask(task=Classification(labels=("no", "yes"))), tmp_path / "model")
+    write_task_record(TaskRecord(task=Classification(labels=("no", "yes"))), tmp_path / "model")
     figures = cut_vocabulary_folder(tmp_path / "model", few, VocabularyConfig(), tmp_path / "out")
     assert figures["pieces_after"] < figures["pieces_before"]
     first, second = (Predictor.load(tmp_path / name).details(few) for name in ("model", "out"))

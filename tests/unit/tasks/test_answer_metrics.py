@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.tasks.metrics.answers import answer_judgement, best_threshold, exact, f1, normalised
+from bertsmith.tasks.metrics.answers import best_threshold, evaluate_answers, exact, f1, normalised
 
 WORDS = ["the", "The", "a", "an", "AN", "theory", "an-apple", "Denver", "Broncos", "24–10", "U.S.", "café", "naïve"]
 WORDS += [
@@ -121,31 +121,31 @@ def test_best_threshold_as_published() -> None:
 
 
 def test_figures_apart_for_questions_with_and_without_an_answer() -> None:
-    judgement = answer_judgement(
+    evaluation = evaluate_answers(
         ["Denver", "", "wrong", ""],
         [["denver", "Denver Broncos"], [], [], ["Carolina Panthers"]],
         None,
         texts=["Denver", "noise", "wrong", "Carolina"],
         null_odds=[-3.0, 4.0, -1.0, 0.5],
     )
-    figures = judgement.figures
+    figures = evaluation.metrics
     assert figures["f1"] == figures["exact"] == 50
     assert figures["has_answer_f1"] == figures["has_answer_exact"] == 50
     assert figures["no_answer_f1"] == figures["no_answer_exact"] == 50
     # null everywhere scores 2, the first answer lifts it to 3; "wrong" costs 1, "Carolina" gives back 2/3
     assert figures["best_f1"] == 75
     assert figures["best_f1_threshold"] == -3
-    assert judgement.score == 50
+    assert evaluation.score == 50
 
 
 def test_measure_is_the_main_figure_over_a_sample() -> None:
-    judgement = answer_judgement(["a b", "c", "x"], [["b"], ["c d"], ["y"]], None)
-    assert judgement.measure(np.array([0, 1, 2])) == judgement.score
-    assert judgement.measure(np.array([1, 1])) == pytest.approx(200 / 3)
-    assert judgement.measure(np.array([2])) == 0
-    assert math.isclose(answer_judgement(["c"], [["c d"]], "exact").score, 0.0)
+    evaluation = evaluate_answers(["a b", "c", "x"], [["b"], ["c d"], ["y"]], None)
+    assert evaluation.measure(np.array([0, 1, 2])) == evaluation.score
+    assert evaluation.measure(np.array([1, 1])) == pytest.approx(200 / 3)
+    assert evaluation.measure(np.array([2])) == 0
+    assert math.isclose(evaluate_answers(["c"], [["c d"]], "exact").score, 0.0)
 
 
 def test_an_unknown_metric_is_named() -> None:
     with pytest.raises(InputError, match=r"task\.metric is 'accuracy'"):
-        answer_judgement(["a"], [["a"]], "accuracy")
+        evaluate_answers(["a"], [["a"]], "accuracy")

@@ -29,8 +29,8 @@ def test_recognised_forms(row: dict[str, object], columns: dict[str, str]) -> No
 
 
 def test_other_tasks_are_not_choices() -> None:
-    assert Choice.recognised({"question": "a", "passage": "b", "label": 1}) is None
-    assert Choice.recognised({"choices": ["a", "b"], "label": 1}) is None
+    assert Choice.find_columns({"question": "a", "passage": "b", "label": 1}) is None
+    assert Choice.find_columns({"choices": ["a", "b"], "label": 1}) is None
 
 
 def test_swag_goes_on_from_its_second_sentence() -> None:
@@ -43,7 +43,7 @@ def test_swag_goes_on_from_its_second_sentence() -> None:
 @pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
 def test_sequences_are_pairs_as_the_tokenizer_makes_them(kind: str) -> None:
     rows = [DIALOGUE, {**DIALOGUE, "choices": ["fish", "stone", "tree"], "label": "C"}]
-    task, made = TASK.settled(table_of(rows, "train")), encoding(WORDS, kind=kind)
+    task, made = TASK.resolve(table_of(rows, "train")), encoding(WORDS, kind=kind)
     examples = task.examples(table_of(rows, "train"))
     features = task.features(examples, made)
     choices = [choice for row in rows for choice in row["choices"]]  # type: ignore[attr-defined]
@@ -97,7 +97,7 @@ def test_bad_rows_are_named(change: dict[str, object], sentence: str) -> None:
 
 def test_columns_are_asked_for() -> None:
     with pytest.raises(InputError, match=r"task\.context and task\.question are not given"):
-        Choice().settled(table_of([DIALOGUE], "train"))
+        Choice().resolve(table_of([DIALOGUE], "train"))
     with pytest.raises(InputError, match=r"train row 0 has no field 'ends'"):
         TASK.changed(choices="ends").examples(table_of([DIALOGUE], "train"))
 

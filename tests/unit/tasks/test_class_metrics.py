@@ -10,7 +10,7 @@ from bertsmith.tasks.metrics.classes import (
     UNKNOWN,
     ClassCounts,
     class_figure,
-    class_judgement,
+    evaluate_classes,
     matthews,
 )
 
@@ -79,9 +79,9 @@ def test_figures_equal_scikit_learn_on_random_cases() -> None:
 )
 def test_adversarial_cases_equal_scikit_learn(said: list[int], right: list[int], classes: int) -> None:
     arrays = np.array(said), np.array(right)
-    judgement = class_judgement(*arrays, classes, "accuracy")
+    evaluation = evaluate_classes(*arrays, classes, "accuracy")
     expected = by_scikit_learn(*arrays, classes)
-    assert judgement.figures == pytest.approx({name: expected[name] for name in judgement.figures}, abs=NEAR)
+    assert evaluation.metrics == pytest.approx({name: expected[name] for name in evaluation.metrics}, abs=NEAR)
 
 
 def test_matthews_is_zero_where_nothing_varies() -> None:
@@ -94,11 +94,11 @@ def test_measure_is_the_figure_of_the_chosen_examples(metric: str) -> None:
     generator = np.random.default_rng(2)
     for _ in range(100):
         said, right, classes = random_case(generator)
-        judgement = class_judgement(said, right, classes, metric)
-        assert judgement.measure(np.arange(len(said))) == judgement.score
+        evaluation = evaluate_classes(said, right, classes, metric)
+        assert evaluation.measure(np.arange(len(said))) == evaluation.score
         chosen = generator.integers(len(said), size=len(said))
         expected = by_scikit_learn(said[chosen], right[chosen], classes)[metric]
-        assert judgement.measure(chosen) == pytest.approx(expected, abs=NEAR)
+        assert evaluation.measure(chosen) == pytest.approx(expected, abs=NEAR)
 
 
 def test_examples_of_an_unknown_class_count_nowhere() -> None:
@@ -106,16 +106,16 @@ def test_examples_of_an_unknown_class_count_nowhere() -> None:
     said, right = generator.integers(3, size=50), generator.integers(3, size=50)
     hidden = np.where(np.arange(50) % 4 == 0, UNKNOWN, right)
     kept = hidden != UNKNOWN
-    assert class_judgement(said, hidden, 3, None).figures == class_judgement(said[kept], right[kept], 3, None).figures
-    nobody_knows = class_judgement(said, np.full(50, UNKNOWN), 3, None)
-    assert set(nobody_knows.figures.values()) == {0.0}
+    assert evaluate_classes(said, hidden, 3, None).metrics == evaluate_classes(said[kept], right[kept], 3, None).metrics
+    nobody_knows = evaluate_classes(said, np.full(50, UNKNOWN), 3, None)
+    assert set(nobody_knows.metrics.values()) == {0.0}
 
 
 def test_positive_class_is_the_second_unless_told() -> None:
     said, right = np.array([1, 0, 0, 1, 0]), np.array([1, 1, 0, 0, 0])
-    assert class_judgement(said, right, 2, "f1").score == pytest.approx(50.0)
-    assert class_judgement(said, right, 2, "f1", positive=0).score == pytest.approx(200 / 3)
-    assert class_judgement(said, right, 2, "f1", positive=0).measure(np.arange(5)) == pytest.approx(200 / 3)
+    assert evaluate_classes(said, right, 2, "f1").score == pytest.approx(50.0)
+    assert evaluate_classes(said, right, 2, "f1", positive=0).score == pytest.approx(200 / 3)
+    assert evaluate_classes(said, right, 2, "f1", positive=0).measure(np.arange(5)) == pytest.approx(200 / 3)
 
 
 def test_confusion_gives_the_same_counts() -> None:
@@ -128,4 +128,4 @@ def test_confusion_gives_the_same_counts() -> None:
 
 def test_unknown_metric_is_named() -> None:
     with pytest.raises(InputError, match=r"task\.metric is 'f2'"):
-        class_judgement(np.array([0]), np.array([0]), 2, "f2")
+        evaluate_classes(np.array([0]), np.array([0]), 2, "f2")

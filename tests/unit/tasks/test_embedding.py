@@ -31,10 +31,10 @@ TEXTS = [{"text": f"{a} {b}"} for a in WORDS[:4] for b in WORDS[4:8]]
 ROWS = {"positives": POSITIVES, "triples": TRIPLES, "graded": GRADED, "binary": BINARY, "texts": TEXTS}
 
 
-def settled(rows: list[dict[str, Any]], **settings: Any) -> Embedding:
+def resolve(rows: list[dict[str, Any]], **settings: Any) -> Embedding:
     table = table_of(rows, "train")
     found = recognise(table, "embedding", [], settings)
-    return Embedding.parse(found).settled(table)
+    return Embedding.parse(found).resolve(table)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def settled(rows: list[dict[str, Any]], **settings: Any) -> Embedding:
     ],
 )
 def test_the_loss_is_found_from_the_columns(form: str, loss: str, objective: type) -> None:
-    task = settled(ROWS[form])
+    task = resolve(ROWS[form])
     assert task.loss == loss
     assert type(task.objective([])) is objective
     assert Embedding.parse(task.plain()) == task
@@ -61,20 +61,20 @@ def test_recognised_by_anchors_only() -> None:
         "pair": "positive",
         "negative": "negative",
     }
-    assert [Embedding.recognised(rows[0]) for rows in (GRADED, BINARY, TEXTS)] == [None] * 3
+    assert [Embedding.find_columns(rows[0]) for rows in (GRADED, BINARY, TEXTS)] == [None] * 3
 
 
 def test_values_lie_between_0_and_1() -> None:
-    task = settled(GRADED)
+    task = resolve(GRADED)
     assert {example.value for example in task.examples(table_of(GRADED, "train"))} == {0.0, 1.0}
     assert task.examples(table_of([{**GRADED[0], "label": 2}], "dev"))[0].value == 0.5
-    wider = settled(GRADED, lowest=0.0, highest=6.0, loss="ranking", scale=7.0)
+    wider = resolve(GRADED, lowest=0.0, highest=6.0, loss="ranking", scale=7.0)
     assert wider.examples(table_of([{**GRADED[0], "label": 3}], "dev"))[0].value == 0.5
     assert wider.objective([]) == Ranking(scale=7.0)
 
 
 def test_targets() -> None:
-    task = settled(TRIPLES)
+    task = resolve(TRIPLES)
     examples = [EmbeddingExample(("red", "iron", "gold")), EmbeddingExample(("iron", "rain", "red"))]
     features = task.features(examples, encoding(WORDS))
     assert features.items.tolist() == [0, 3, 6]
@@ -84,9 +84,9 @@ def test_targets() -> None:
 
 
 def test_only_likes_are_learned_in_batch() -> None:
-    task = settled(BINARY, loss="in_batch")
+    task = resolve(BINARY, loss="in_batch")
     examples = task.examples(table_of(BINARY, "train"))
-    kept = task.augmented(examples)
+    kept = task.augment(examples)
     assert 0 < len(kept) < len(examples)
     assert {example.value for example in kept} == {1.0}
     left = len(examples) - len(kept)
@@ -94,20 +94,20 @@ def test_only_likes_are_learned_in_batch() -> None:
 
 
 def test_dropout_learns_from_every_text_once() -> None:
-    task = settled(GRADED, loss="dropout")
-    learned = task.augmented(task.examples(table_of(GRADED, "train")))
+    task = resolve(GRADED, loss="dropout")
+    learned = task.augment(task.examples(table_of(GRADED, "train")))
     assert all(first == second for first, second in (example.texts for example in learned))
     assert len({example.texts for example in learned}) == len(learned)
     assert all(math.isnan(example.value) for example in learned)
 
 
 def test_texts_may_be_evaluated_on_pairs() -> None:
-    task = settled(TEXTS)
+    task = resolve(TEXTS)
     examples = task.examples(table_of(GRADED, "dev"))
     assert [len(example.texts) for example in examples] == [2] * len(GRADED)
-    judgement = task.judged(examples, [{"answer": example.value} for example in examples])
-    assert judgement.metric == "spearman"
-    assert judgement.score == pytest.approx(100)
+    evaluation = task.evaluate(examples, [{"answer": example.value} for example in examples])
+    assert evaluation.metric == "spearman"
+    assert evaluation.score == pytest.approx(100)
 
 
 def test_pairs_may_be_evaluated_on_numbers_elsewhere(tmp_path: Path) -> None:
@@ -142,11 +142,11 @@ def test_pairs_may_be_evaluated_on_numbers_elsewhere(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_learned_is_named(rows: list[dict[str, Any]], settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence.replace(".", r"\.")):
-        settled(rows, **settings)
+        resolve(rows, **settings)
 
 
 def test_bad_rows_are_named() -> None:
-    task = settled(POSITIVES)
+    task = resolve(POSITIVES)
     with pytest.raises(InputError, match=r"dev row 0 has no field 'positive'"):
         task.examples(table_of([{"anchor": "a"}], "dev"))
     with pytest.raises(InputError, match=r"dev row 0: field 'positive' is null"):

@@ -8,7 +8,7 @@ from sklearn.metrics import accuracy_score
 
 from bertsmith.answers.tagging import chunks, complete_labels, tagging_scheme, to_iob2
 from bertsmith.errors import InputError
-from bertsmith.tasks.metrics.entities import tag_judgement
+from bertsmith.tasks.metrics.entities import evaluate_tags
 
 # (tag before, tag) between which a chunk of one type ends, or begins; S, and B after E, which conlleval lacks, are as
 # in its ports to BIOES
@@ -68,30 +68,30 @@ def _sentences(places: str, kinds: str, count: int, seed: int) -> tuple[list[lis
 def test_counts_are_those_of_the_published_rules(places: str, kinds: str) -> None:
     right, said = _sentences(places, kinds, 1500, seed=len(places) * 10 + len(kinds))
     correct, found, there = _published(right, said)
-    judgement = tag_judgement(said, right, None, has_chunks=True)
-    assert judgement.metric == "f1"
-    assert judgement.figures["precision"] == pytest.approx(100 * correct / found, abs=1e-9)
-    assert judgement.figures["recall"] == pytest.approx(100 * correct / there, abs=1e-9)
+    evaluation = evaluate_tags(said, right, None, has_chunks=True)
+    assert evaluation.metric == "f1"
+    assert evaluation.metrics["precision"] == pytest.approx(100 * correct / found, abs=1e-9)
+    assert evaluation.metrics["recall"] == pytest.approx(100 * correct / there, abs=1e-9)
     precision, recall = correct / found, correct / there
-    assert judgement.score == pytest.approx(100 * 2 * precision * recall / (precision + recall), abs=1e-9)
+    assert evaluation.score == pytest.approx(100 * 2 * precision * recall / (precision + recall), abs=1e-9)
     flat = [[tag for row in rows for tag in row] for rows in (right, said)]
-    assert judgement.figures["accuracy"] == pytest.approx(100 * accuracy_score(*flat), abs=1e-9)
+    assert evaluation.metrics["accuracy"] == pytest.approx(100 * accuracy_score(*flat), abs=1e-9)
 
 
 def test_measure_over_all_sentences_is_the_score_and_repeats_count() -> None:
     right, said = _sentences("BI", "XY", 60, seed=7)
     for metric in ("f1", "precision", "recall", "accuracy"):
-        judgement = tag_judgement(said, right, metric, has_chunks=True)
-        assert judgement.measure(np.arange(60)) == pytest.approx(judgement.score)
+        evaluation = evaluate_tags(said, right, metric, has_chunks=True)
+        assert evaluation.measure(np.arange(60)) == pytest.approx(evaluation.score)
         chosen = np.array([3, 3, 10, 41])
-        part = tag_judgement([said[i] for i in chosen], [right[i] for i in chosen], metric, has_chunks=True)
-        assert judgement.measure(chosen) == pytest.approx(part.score)
+        part = evaluate_tags([said[i] for i in chosen], [right[i] for i in chosen], metric, has_chunks=True)
+        assert evaluation.measure(chosen) == pytest.approx(part.score)
 
 
 def test_figures_type_by_type() -> None:
     right = [["B-PER", "I-PER", "O", "B-LOC"], ["B-LOC", "O"]]
     said = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "B-PER"]]
-    figures = tag_judgement(said, right, None, has_chunks=True).figures
+    figures = evaluate_tags(said, right, None, has_chunks=True).metrics
     assert figures["precision_LOC"] == figures["recall_LOC"] == figures["f1_LOC"] == 100.0
     assert figures["precision_PER"] == figures["recall_PER"] == figures["f1_PER"] == 0.0
     assert figures["precision"] == 50.0
@@ -120,7 +120,7 @@ def test_chunks_by_hand(tags: str, expected: list[tuple[str, int, int]]) -> None
 
 
 def test_no_chunk_anywhere_is_a_score_of_0() -> None:
-    assert tag_judgement([["O"]], [["O"]], None, has_chunks=True).score == 0.0
+    assert evaluate_tags([["O"]], [["O"]], None, has_chunks=True).score == 0.0
 
 
 def test_iob1_becomes_iob2_with_the_same_chunks() -> None:
@@ -151,8 +151,8 @@ def test_labels_have_all_places_of_every_type() -> None:
 
 
 def test_plain_tags_have_accuracy_only() -> None:
-    judgement = tag_judgement([["NN", "VB"], ["NN"]], [["NN", "NN"], ["NN"]], None, has_chunks=False)
-    assert judgement.figures == {"accuracy": pytest.approx(200 / 3)}
-    assert judgement.measure(np.array([0])) == 50.0
+    evaluation = evaluate_tags([["NN", "VB"], ["NN"]], [["NN", "NN"], ["NN"]], None, has_chunks=False)
+    assert evaluation.metrics == {"accuracy": pytest.approx(200 / 3)}
+    assert evaluation.measure(np.array([0])) == 50.0
     with pytest.raises(InputError, match=r"task\.metric is 'f1'; allowed: accuracy"):
-        tag_judgement([["NN"]], [["NN"]], "f1", has_chunks=False)
+        evaluate_tags([["NN"]], [["NN"]], "f1", has_chunks=False)

@@ -76,10 +76,10 @@ def test_positive_label_by_name() -> None:
     table = table_of([{"text": "a", "label": label} for label in ("no", "no", "yes", "yes")], "dev")
     answers = [{"answer": label} for label in ("no", "no", "no", "yes")]
     task = Classification(labels=("no", "yes"), metric="f1")
-    assert task.judged(task.examples(table), answers).score == pytest.approx(200 / 3)
-    assert task.changed(positive="no").judged(task.examples(table), answers).score == pytest.approx(80.0)
+    assert task.evaluate(task.examples(table), answers).score == pytest.approx(200 / 3)
+    assert task.changed(positive="no").evaluate(task.examples(table), answers).score == pytest.approx(80.0)
     with pytest.raises(InputError, match=r"task\.positive is 'maybe'"):
-        task.changed(positive="maybe").judged(task.examples(table), answers)
+        task.changed(positive="maybe").evaluate(task.examples(table), answers)
 
 
 def test_parts_of_mnli() -> None:
@@ -127,10 +127,10 @@ def test_an_official_folder_is_a_task(tmp_path: Path) -> None:
     labels = ("not_entailment", "entailment", "not_entailment")
     written(tmp_path / "RTE", "train.tsv", WIDE, *(["0", "P", "H", label] for label in labels))
     table = task_parts(tmp_path / "RTE").read("train")
-    task = Classification.parse(recognise(table, None, [], {}, str(tmp_path / "RTE"))).settled(table)
+    task = Classification.parse(recognise(table, None, [], {}, str(tmp_path / "RTE"))).resolve(table)
     assert (task.name, task.metric, task.labels) == ("RTE", "accuracy", ("entailment", "not_entailment"))
     examples = task.examples(table)
-    assert [task.right(example) for example in examples] == list(labels)
+    assert [task.gold(example) for example in examples] == list(labels)
     files = task.files(examples, [{"answer": label} for label in labels])
     assert files["RTE.tsv"].splitlines()[1:] == ["0\tnot_entailment", "1\tentailment", "2\tnot_entailment"]
 

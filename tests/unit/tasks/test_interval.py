@@ -5,25 +5,25 @@ import math
 import numpy as np
 import pytest
 
-from bertsmith.tasks.base import Judgement
+from bertsmith.tasks.base import Evaluation
 from bertsmith.tasks.metrics.base import confidence_interval
-from bertsmith.tasks.metrics.classes import class_judgement
+from bertsmith.tasks.metrics.classes import evaluate_classes
 
 
-def mean_of(values: np.ndarray) -> Judgement:
-    return Judgement("mean", {"mean": float(values.mean())}, lambda chosen: float(values[chosen].mean()))
+def mean_of(values: np.ndarray) -> Evaluation:
+    return Evaluation("mean", {"mean": float(values.mean())}, lambda chosen: float(values[chosen].mean()))
 
 
 def test_it_holds_the_figure_and_repeats() -> None:
     generator = np.random.default_rng(0)
     right = generator.integers(2, size=300)
     said = np.where(generator.random(300) < 0.8, right, 1 - right)
-    judgement = class_judgement(said, right, 2, "f1")
-    found = confidence_interval(judgement, 300)
+    evaluation = evaluate_classes(said, right, 2, "f1")
+    found = confidence_interval(evaluation, 300)
     assert found is not None
-    assert found[0] < judgement.score < found[1]
-    assert confidence_interval(judgement, 300) == found
-    assert confidence_interval(judgement, 300, seed=1) != found
+    assert found[0] < evaluation.score < found[1]
+    assert confidence_interval(evaluation, 300) == found
+    assert confidence_interval(evaluation, 300, seed=1) != found
 
 
 def test_it_is_as_wide_as_the_normal_interval_of_a_mean() -> None:
@@ -64,7 +64,7 @@ def test_draws_without_a_figure_are_left_out() -> None:
     def measure(chosen: np.ndarray) -> float:
         return math.nan if len(set(chosen)) == 1 else float(values[chosen].mean())
 
-    found = confidence_interval(Judgement("mean", {"mean": 2.0}, measure), 3)
+    found = confidence_interval(Evaluation("mean", {"mean": 2.0}, measure), 3)
     assert found is not None
     assert 1.0 < found[0] < found[1] < 3.0
-    assert confidence_interval(Judgement("mean", {"mean": 2.0}, lambda _: math.nan), 3) is None
+    assert confidence_interval(Evaluation("mean", {"mean": 2.0}, lambda _: math.nan), 3) is None

@@ -21,11 +21,11 @@ TASK = MultiLabel(label="labels")
 def test_recognised_by_a_list() -> None:
     found = recognise(table_of(ROWS, "train"), None, [], {})
     assert found == {"kind": "multi_label", "text": "text", "label": "labels"}
-    assert MultiLabel.recognised({"text": "a", "label": "b"}) is None
+    assert MultiLabel.find_columns({"text": "a", "label": "b"}) is None
 
 
 def test_labels_and_targets() -> None:
-    task = TASK.settled(table_of(ROWS, "train"))
+    task = TASK.resolve(table_of(ROWS, "train"))
     assert task.labels == ("colour", "weather")
     examples = task.examples(table_of(ROWS, "train"))
     targets = task.features(examples, encoding(WORDS)).targets["labels"]
@@ -43,31 +43,31 @@ def test_answers() -> None:
     (answer,) = task.answers(examples, task.features(examples, encoding(WORDS)), outputs)
     assert answer["answer"] == ["colour"]
     assert answer["scores"] == pytest.approx({"colour": 1.0, "weather": 0.6})
-    assert task.right(examples[0]) == ["weather"]
-    assert task.mistake(examples[0], answer) == pytest.approx(1.0)
-    assert task.mistake(examples[0], {"answer": ["weather"], "scores": {}}) == 0.0
+    assert task.gold(examples[0]) == ["weather"]
+    assert task.error(examples[0], answer) == pytest.approx(1.0)
+    assert task.error(examples[0], {"answer": ["weather"], "scores": {}}) == 0.0
 
 
 def test_strings_are_split_where_told() -> None:
     rows = [{"text": "a", "labels": "x; y"}, {"text": "b", "labels": ""}]
-    task = TASK.changed(separator=";").settled(table_of(rows, "train"))
-    assert [task.right(example) for example in task.examples(table_of(rows, "train"))] == [["x", "y"], []]
+    task = TASK.changed(separator=";").resolve(table_of(rows, "train"))
+    assert [task.gold(example) for example in task.examples(table_of(rows, "train"))] == [["x", "y"], []]
     with pytest.raises(InputError, match=r"train row 0: 'labels' is the string 'x; y'.*task\.separator"):
-        TASK.settled(table_of(rows, "train"))
+        TASK.resolve(table_of(rows, "train"))
 
 
 @pytest.mark.parametrize("value", [None, 3, ["a", None], [True], [""]])
 def test_what_is_no_list_of_names_is_named(value: object) -> None:
     with pytest.raises(InputError, match=r"train row 4: 'labels' is .*; a list of names is needed"):
-        TASK.settled(table_of([*ROWS, {"text": "a", "labels": value}], "train"))
+        TASK.resolve(table_of([*ROWS, {"text": "a", "labels": value}], "train"))
 
 
 def test_unknown_labels_are_named() -> None:
-    task = TASK.settled(table_of(ROWS, "train"))
+    task = TASK.resolve(table_of(ROWS, "train"))
     with pytest.raises(InputError, match=r"dev row 0: 'labels' has 'colours', .*did you mean 'colour'\?"):
         task.examples(table_of([{"text": "a", "labels": ["colours"]}], "dev"))
     with pytest.raises(InputError, match=r"train: column 'labels' has no label in any row"):
-        TASK.settled(table_of(ROWS[1:2], "train"))
+        TASK.resolve(table_of(ROWS[1:2], "train"))
 
 
 def test_a_run_learns_labels() -> None:

@@ -16,14 +16,14 @@ TASK = Regression(text="sentence1", pair="sentence2")
 def test_recognised_by_a_fraction() -> None:
     found = recognise(table_of(ROWS, "train"), None, [], {})
     assert found == {"kind": "regression", "text": "sentence1", "pair": "sentence2", "label": "label"}
-    assert Regression.recognised({"text": "a", "label": 3}) is None
-    assert Regression.recognised({"label": 3.0}) is None
+    assert Regression.find_columns({"text": "a", "label": 3}) is None
+    assert Regression.find_columns({"label": 3.0}) is None
 
 
 @pytest.mark.parametrize("scale", [False, True])
 def test_scale_is_undone_in_answers(scale: bool) -> None:
     table = table_of(ROWS, "train")
-    task = TASK.changed(scale=scale).settled(table)
+    task = TASK.changed(scale=scale).resolve(table)
     examples = task.examples(table)
     features = task.features(examples, encoding(WORDS))
     targets = features.targets["value"]
@@ -33,14 +33,14 @@ def test_scale_is_undone_in_answers(scale: bool) -> None:
     assert [answer["answer"] for answer in answers] == [5.0, 1.0]
     above = task.changed(clip=True).answers(examples, features, [np.array([9.0]), np.array([-9.0])])
     assert [answer["answer"] for answer in above] == [5.0, 1.0]
-    assert task.mistake(examples[0], {"answer": 3.5}) == 1.5
+    assert task.error(examples[0], {"answer": 3.5}) == 1.5
 
 
 @pytest.mark.parametrize("value", ["many", None, True, float("nan"), [1.0]])
 def test_what_is_no_number_is_named(value: object) -> None:
     rows = [*ROWS, {**ROWS[0], "label": value}]
     with pytest.raises(InputError, match=r"train row 2: field 'label' is .*; it must be a finite number"):
-        TASK.settled(table_of(rows, "train"))
+        TASK.resolve(table_of(rows, "train"))
 
 
 def test_numbers_may_be_written_as_text() -> None:
@@ -49,18 +49,18 @@ def test_numbers_may_be_written_as_text() -> None:
 
 def test_one_number_for_all_is_refused() -> None:
     with pytest.raises(InputError, match=r"column 'label' is 5 in every row"):
-        TASK.settled(table_of(ROWS[:1], "train"))
+        TASK.resolve(table_of(ROWS[:1], "train"))
     with pytest.raises(InputError, match=r"task\.lowest is 7 and task\.highest 5"):
-        TASK.changed(lowest=7.0).settled(table_of(ROWS, "train"))
+        TASK.changed(lowest=7.0).resolve(table_of(ROWS, "train"))
 
 
 def test_both_orders() -> None:
     examples = TASK.examples(table_of(ROWS, "train"))
-    doubled = TASK.changed(both_orders=True).augmented(examples)
+    doubled = TASK.changed(both_orders=True).augment(examples)
     assert [(e.text, e.pair, e.value) for e in doubled[2:]] == [("iron", "red", 5.0), ("b", "a", 1.0)]
-    assert TASK.augmented(examples) == examples
+    assert TASK.augment(examples) == examples
     with pytest.raises(InputError, match=r"task\.both_orders is true and the task has no pairs"):
-        Regression(both_orders=True).augmented(examples)
+        Regression(both_orders=True).augment(examples)
 
 
 def test_a_run_learns_numbers() -> None:

@@ -67,8 +67,8 @@ def tokenizer(request):
 def test_rows_are_recognised_and_tell_whether_answers_may_be_missing() -> None:
     table = table_of(_rows(), "train")
     assert recognise(table, None, [], {})["kind"] == "spans"
-    assert SpanAnswers().settled(table).may_be_unanswered is True
-    assert SpanAnswers().settled(table_of(_rows(has_unanswerable=False), "train")).may_be_unanswered is False
+    assert SpanAnswers().resolve(table).may_be_unanswered is True
+    assert SpanAnswers().resolve(table_of(_rows(has_unanswerable=False), "train")).may_be_unanswered is False
     other = [{"frage": row["question"], "context": STORY, "gold": row["answers"]} for row in _rows()]
     found = recognise(table_of(other, "train"), None, ["question=frage", "answer=gold"], {})
     task = SpanAnswers.parse(found)
@@ -201,10 +201,10 @@ def test_perfect_scores_give_the_right_answers(tokenizer) -> None:
         # a window without the answer points at its first token, but not as surely as the other one does at the answer
         outputs.append(scores if features.targets["start"][item] else scores / 3)
     answers = task.answers(examples, features, outputs)
-    judgement = task.judged(examples, answers)
-    assert judgement.figures["f1"] > 90
-    assert judgement.figures["no_answer_exact"] == 100
-    assert [task.mistake(example, answer) for example, answer in zip(examples, answers, strict=True)][8:] == [0, 0]
+    evaluation = task.evaluate(examples, answers)
+    assert evaluation.metrics["f1"] > 90
+    assert evaluation.metrics["no_answer_exact"] == 100
+    assert [task.error(example, answer) for example, answer in zip(examples, answers, strict=True)][8:] == [0, 0]
     json.dumps(answers, allow_nan=False)
     files = task.files(examples, answers)
     assert set(files) == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
@@ -299,10 +299,10 @@ def test_ten_questions_are_learned_and_answered(tmp_path: Path) -> None:
 
 def test_an_example_reads_as_one_line() -> None:
     long = SpanExample("0", "Which  gate?", "x" * 200 + " oak " + "y" * 200, ("oak", "oak", "an oak"), 201, 204)
-    shown = SpanAnswers().shown(long)
+    shown = SpanAnswers().describe(long)
     assert shown.startswith("Which gate? | … x")
     assert " oak y" in shown
     assert shown.endswith("y …")
     assert len(shown) < 160
-    assert SpanAnswers().right(long) == "oak | an oak"
-    assert SpanAnswers().shown(SpanExample("0", "q?", "short\ntext", ())) == "q? | short text"
+    assert SpanAnswers().gold(long) == "oak | an oak"
+    assert SpanAnswers().describe(SpanExample("0", "q?", "short\ntext", ())) == "q? | short text"

@@ -107,7 +107,7 @@ def test_a_word_without_a_piece_is_asked_for(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("length", [4, 7, 16, 40])
 def test_every_word_is_asked_for_once_whatever_the_length(tokenizer: Tokenizer, length: int, context: str) -> None:
     table = table_of([{**row, "document": index // 5} for index, row in enumerate(_rows(25, 2, 40))], "rows")
-    task = Tagging(context=context).settled(table)  # type: ignore[arg-type]
+    task = Tagging(context=context).resolve(table)  # type: ignore[arg-type]
     examples = task.examples(table)
     features = task.features(examples, Encoding(tokenizer, length, has_types=True))
     assert _asked(features, examples) == [[1] * len(example.words) for example in examples]
@@ -138,7 +138,7 @@ def test_the_document_fills_the_sequence_on_both_sides(wordpiece: Tokenizer) -> 
     rows = [{"tokens": ["gates"] * 3 + [name], "ner": ["O"] * 3 + ["B-X"], "document": "a"} for name in [*KINDS] * 3]
     rows += [{"tokens": ["smith"] * 4, "ner": ["O"] * 4, "document": "b"}]
     table = table_of(rows, "rows")
-    task = Tagging(context="document").settled(table)
+    task = Tagging(context="document").resolve(table)
     encoding = Encoding(wordpiece, 30, has_types=True)
     examples = task.examples(table)
     features = task.features(examples, encoding)
@@ -165,26 +165,26 @@ def test_documents_are_named_marked_or_one() -> None:
     assert numbers([{"tokens": [word]} for word in ("a", "-DOCSTART-", "b", "-DOCSTART-")]) == [0, 1, 1, 2]
     assert numbers([Tagging().row("a b"), Tagging().row(["a"])]) == [0, 1]
     table = table_of(_rows(8), "rows")
-    task = Tagging(context="document").settled(table)
+    task = Tagging(context="document").resolve(table)
     assert any("'document'" in notice for notice in task.notices(task.examples(table)))
 
 
 def test_what_rows_are_recognised() -> None:
     row = {"tokens": ["a"], "pos": ["NN"], "chunk": ["B-NP"], "ner": ["O"]}
-    assert Tagging.recognised(row) == {"words": "tokens", "tags": "ner"}
-    assert Tagging.recognised({"words": ["a"], "tags": ["O"]}) == {"words": "words", "tags": "tags"}
-    assert Tagging.recognised({"text": "a", "tags": ["O"]}) is None
-    assert Tagging.recognised({"tokens": ["a"], "label": "x"}) is None
+    assert Tagging.find_columns(row) == {"words": "tokens", "tags": "ner"}
+    assert Tagging.find_columns({"words": ["a"], "tags": ["O"]}) == {"words": "words", "tags": "tags"}
+    assert Tagging.find_columns({"text": "a", "tags": ["O"]}) is None
+    assert Tagging.find_columns({"tokens": ["a"], "label": "x"}) is None
     found = recognise(table_of([row], "rows"), None, ["tags=pos"], {})
     assert found == {"kind": "tagging", "words": "tokens", "tags": "pos"}
 
 
 def test_iob1_is_read_as_iob2_and_said() -> None:
     table = table_of([{"tokens": list("abcd"), "ner": ["I-A", "I-A", "B-A", "O"]}], "rows")
-    task = Tagging().settled(table)
+    task = Tagging().resolve(table)
     assert (task.scheme, task.labels) == ("iob", ("O", "B-A", "I-A"))
     examples = task.examples(table)
-    assert task.right(examples[0]) == ["B-A", "I-A", "B-A", "O"]
+    assert task.gold(examples[0]) == ["B-A", "I-A", "B-A", "O"]
     assert task.notices(examples) == ["tags are IOB1 in 1 of 1 sentences and are read as IOB2"]
 
 
@@ -203,7 +203,7 @@ def test_iob1_is_read_as_iob2_and_said() -> None:
 )
 def test_what_is_wrong_with_a_row_is_said_with_its_place(row: dict[str, Any], sentence: str) -> None:
     good = {"tokens": ["a", "b"], "ner": ["B-LOC", "O"]}
-    task = Tagging().settled(table_of([good], "rows"))
+    task = Tagging().resolve(table_of([good], "rows"))
     with pytest.raises(InputError) as raised:
         task.examples(table_of([good, row], "rows"))
     assert sentence in str(raised.value)
@@ -211,26 +211,26 @@ def test_what_is_wrong_with_a_row_is_said_with_its_place(row: dict[str, Any], se
 
 def test_one_tag_alone_is_refused() -> None:
     with pytest.raises(InputError, match="one tag only, 'NN'"):
-        Tagging().settled(table_of([{"tokens": ["a"], "ner": ["NN"]}], "rows"))
+        Tagging().resolve(table_of([{"tokens": ["a"], "ner": ["NN"]}], "rows"))
 
 
 def test_a_metric_that_tags_do_not_have_is_refused_before_anything_is_learned() -> None:
     plain = table_of([{"tokens": ["a", "b"], "ner": ["NN", "VB"]}], "rows")
     with pytest.raises(InputError, match=r"task\.metric is 'f1'; allowed: accuracy"):
-        Tagging(metric="f1").settled(plain)
+        Tagging(metric="f1").resolve(plain)
     with pytest.raises(InputError, match=r"task\.metric is 'recal'; did you mean 'recall'"):
-        Tagging(metric="recal", labels=("O", "B-A", "I-A")).settled(plain)
+        Tagging(metric="recal", labels=("O", "B-A", "I-A")).resolve(plain)
 
 
 def test_a_place_that_training_lacks_is_known_in_dev() -> None:
-    task = Tagging().settled(table_of([{"tokens": ["a", "b"], "ner": ["B-A", "O"]}], "rows"))
+    task = Tagging().resolve(table_of([{"tokens": ["a", "b"], "ner": ["B-A", "O"]}], "rows"))
     (example,) = task.examples(table_of([{"tokens": ["a", "b"], "ner": ["B-A", "I-A"]}], "rows"))
-    assert task.right(example) == ["B-A", "I-A"]
+    assert task.gold(example) == ["B-A", "I-A"]
 
 
 def test_weights_count_words() -> None:
     table = table_of([{"tokens": list("abcd"), "ner": ["A", "A", "A", "B"]}], "rows")
-    task = Tagging(class_weights="balanced").settled(table)
+    task = Tagging(class_weights="balanced").resolve(table)
     assert task.objective(task.examples(table)).weights == pytest.approx((4 / 6, 2.0))
     given = task.changed(class_weights=(1.0, 2.0, 3.0))
     with pytest.raises(InputError, match=r"task\.class_weights has 3 numbers; the task has 2 labels"):
@@ -255,19 +255,19 @@ def _said(task: Tagging, table: Table, wrong: dict[int, int], tokenizer: Tokeniz
 def test_answers_across_windows_and_what_is_made_of_them(wordpiece: Tokenizer) -> None:
     rows = [{"tokens": ["Anna", "Bert", "gates"] * 12, "ner": ["B-PER", "I-PER", "O"] * 12}, *_rows(3)]
     table = table_of(rows, "rows")
-    task = Tagging().settled(table)
+    task = Tagging().resolve(table)
     examples = task.examples(table)
     right = _said(task, table, {}, wordpiece)
-    assert [answer["answer"] for answer in right] == [task.right(example) for example in examples]
-    assert task.judged(examples, right).score == 100.0
-    assert [task.mistake(*pair) for pair in zip(examples, right, strict=True)] == [0.0] * 4
+    assert [answer["answer"] for answer in right] == [task.gold(example) for example in examples]
+    assert task.evaluate(examples, right).score == 100.0
+    assert [task.error(*pair) for pair in zip(examples, right, strict=True)] == [0.0] * 4
     answers = _said(task, table, {1: task.labels.index("B-LOC")}, wordpiece)
     share = np.exp(4) / (np.exp(4) + len(task.labels) - 1)
     assert answers[0]["entities"][:2] == [
         {"type": "PER", "begin": 0, "end": 1, "text": "Anna", "score": pytest.approx(share)},
         {"type": "LOC", "begin": 1, "end": 2, "text": "Bert", "score": pytest.approx(share)},
     ]
-    assert task.mistake(examples[0], answers[0]) == pytest.approx(share)
+    assert task.error(examples[0], answers[0]) == pytest.approx(share)
     labels, counts = task.confusion(examples, answers)
     assert counts[labels.index("I-PER"), labels.index("B-LOC")] == 1
     assert counts.sum() == sum(len(example.words) for example in examples)
@@ -275,7 +275,7 @@ def test_answers_across_windows_and_what_is_made_of_them(wordpiece: Tokenizer) -
     file = task.files(examples, answers)["predictions.conll"]
     assert file.split("\n")[:2] == ["Anna B-PER B-PER", "Bert I-PER B-LOC"]
     assert file.count("\n\n") == 3
-    assert task.shown(examples[0]).startswith("Anna Bert gates Anna")
+    assert task.describe(examples[0]).startswith("Anna Bert gates Anna")
 
 
 def test_running_text_is_split_and_entities_carry_its_characters(wordpiece: Tokenizer) -> None:

@@ -10,7 +10,7 @@ from runs import interrupted, rows, run
 from bertsmith.errors import InputError
 from bertsmith.training import health
 from bertsmith.training.health import Baseline, Health, not_finite
-from bertsmith.training.step import Engine
+from bertsmith.training.step import TrainStep
 
 
 @pytest.fixture(autouse=True)
@@ -74,16 +74,16 @@ def test_rows_of_other_kinds_say_nothing() -> None:
 
 def broken_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Makes a weight infinite after some optimiser steps, as an overflow would."""
-    real, done = Engine.learn, []
+    real, done = TrainStep.learn, []
 
-    def learn(self: Engine, *arguments: object) -> None:
+    def learn(self: TrainStep, *arguments: object) -> None:
         if len(done) == step:
             with torch.no_grad():
                 next(self.model.parameters()).fill_(float("inf"))
         done.append(1)
         real(self, *arguments)
 
-    monkeypatch.setattr(Engine, "learn", learn)
+    monkeypatch.setattr(TrainStep, "learn", learn)
 
 
 @pytest.mark.parametrize("log_every", [1, 50])

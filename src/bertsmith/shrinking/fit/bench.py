@@ -22,9 +22,9 @@ from bertsmith.shrinking.fit.measure import Conditions, Measurer, fingerprint, v
 from bertsmith.shrinking.fit.settings import MEGABYTE, MeasureConfig
 from bertsmith.shrinking.fit.store import Measurements, digest
 from bertsmith.shrinking.fit.table import Kind, WayTables, stack_config, table_stacks
-from bertsmith.tasks.base import Encoding, Judgement
+from bertsmith.tasks.base import Encoding, Evaluation
 from bertsmith.tasks.metrics.base import confidence_interval
-from bertsmith.tasks.predictor import KeptTask, Predictor, item_outputs, sample_inputs, write_kept
+from bertsmith.tasks.predictor import Predictor, TaskRecord, item_outputs, sample_inputs, write_task_record
 from bertsmith.text.rows import Table
 
 
@@ -42,7 +42,7 @@ class _Part(ModelRunner):
 class Quality:
     """Scores on one part of a task's data."""
 
-    def __init__(self, model: Model, kept: KeptTask, table: Table, ranking_examples: int, seed: int) -> None:
+    def __init__(self, model: Model, kept: TaskRecord, table: Table, ranking_examples: int, seed: int) -> None:
         self.model, self.kept, self.table = model, kept, table
         self.examples = kept.task.examples(table)
         encoding = Encoding.of(model, kept.sequences.length)
@@ -58,17 +58,17 @@ class Quality:
         examples, features = (self.examples, self.features) if on_all else (self.some, self.some_features)
         outputs = item_outputs(_Part(self.model, subnet), features, self.kept.sequences)
         answers = self.kept.task.answers(examples, features, outputs)
-        return _ordered(self.kept.task.judged(examples, answers))
+        return _ordered(self.kept.task.evaluate(examples, answers))
 
     def of_artefact(self, folder: Path) -> dict[str, Any]:
         """The figures of an artefact on all examples, as `bertsmith evaluate` has them."""
         predictor = Predictor.load(folder)
-        judgement = predictor.task.judged(self.examples, predictor.answers(self.examples))
+        evaluation = predictor.task.evaluate(self.examples, predictor.answers(self.examples))
         return {
-            "metric": judgement.metric,
-            "score": judgement.score,
-            "figures": judgement.figures,
-            **self._interval(judgement),
+            "metric": evaluation.metric,
+            "score": evaluation.score,
+            "figures": evaluation.metrics,
+            **self._interval(evaluation),
         }
 
     def lengths(self, count: int) -> tuple[int, ...]:
@@ -77,14 +77,14 @@ class Quality:
         places = (np.arange(count) + 0.5) / count
         return tuple(int(length) for length in np.quantile(lengths, places, method="nearest"))
 
-    def _interval(self, judgement: Judgement) -> dict[str, list[float]]:
-        found = confidence_interval(judgement, len(self.examples))
+    def _interval(self, evaluation: Evaluation) -> dict[str, list[float]]:
+        found = confidence_interval(evaluation, len(self.examples))
         return {} if found is None else {"interval": list(found)}
 
 
-def _ordered(judgement: Judgement) -> float:
+def _ordered(evaluation: Evaluation) -> float:
     """The score, or something below all scores where it is not defined."""
-    return judgement.score if np.isfinite(judgement.score) else -1e9
+    return evaluation.score if np.isfinite(evaluation.score) else -1e9
 
 
 SAMPLES = 64  # rows that ranges of activations are measured with
@@ -179,7 +179,7 @@ class Bench:
 
         return self.store.known(key, measure)
 
-    def judged(self, candidate: Candidate) -> dict[str, Any]:
+    def evaluate(self, candidate: Candidate) -> dict[str, Any]:
         """The figures of its artefact on all of dev."""
         key = {**self._key(candidate), "kind": "score", "data": self.data}
         return self.store.known(key, lambda: self.quality.of_artefact(self.folder(candidate)))
@@ -201,7 +201,7 @@ class Bench:
             # by its own tokenizer: ids of the whole vocabulary are none of one that was cut
             samples = sample_inputs(model, self.quality.kept, self.quality.table, rows=SAMPLES)
             write_artefact(model, new, way.artefact, samples)
-            write_kept(self.quality.kept, new)
+            write_task_record(self.quality.kept, new)
         return folder
 
     def _key(self, candidate: Candidate) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from bertsmith.shrinking.fit.settings import MEGABYTE, Costs, SearchConfig
 from bertsmith.shrinking.fit.store import digest
 from bertsmith.shrinking.fit.table import Kind, WayTables, first_alike, layer_kinds
 from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary
-from bertsmith.tasks.predictor import KeptTask
+from bertsmith.tasks.predictor import TaskRecord
 from bertsmith.text.rows import Table
 
 LENGTHS_TO_COMPILE = 4  # each is compiled for by itself, in every process anew
@@ -83,7 +83,7 @@ def slow_precisions(latencies: dict[Way, float]) -> list[str]:
     return said
 
 
-def cut_model(model: Model, kept: KeptTask, train: Table | None, dev: Table) -> tuple[Model, str]:
+def cut_model(model: Model, kept: TaskRecord, train: Table | None, dev: Table) -> tuple[Model, str]:
     """The model with the pieces that the training texts use, and a sentence on what that changed.
 
     Where there is no training part, the texts it is scored on stand in for it.

@@ -181,7 +181,7 @@ class Finals:
         try:
             size = self.bench.size_mb(candidate)
             candidate.timings = [self.bench.timing(candidate, 0)]
-            candidate.judged = self.bench.judged(candidate)
+            candidate.judged = self.bench.evaluate(candidate)
             self._note(candidate, size)
             self._settle(candidate)
         except OSError:  # a full disk is nothing of the candidate

@@ -30,7 +30,7 @@ from bertsmith.shrinking.fit.measure import Conditions, Measurer, Workload, in_f
 from bertsmith.shrinking.fit.settings import Costs, FitSettings
 from bertsmith.shrinking.fit.store import Measurements
 from bertsmith.tasks.data_source import held_out, task_parts
-from bertsmith.tasks.predictor import KeptTask, read_kept
+from bertsmith.tasks.predictor import TaskRecord, read_task_record
 from bertsmith.text.rows import Table
 from bertsmith.toml import read_toml
 
@@ -44,7 +44,7 @@ class Prepared:
 
     settings: FitSettings
     model: Model
-    kept: KeptTask
+    kept: TaskRecord
     table: Table
     """What candidates are scored on."""
     train: Table | None
@@ -69,7 +69,7 @@ def prepare(settings: FitSettings) -> Prepared:
     folder = model_folder(settings.model)
     if not folder.is_dir():
         raise InputError(f"MODEL {settings.model!r} is no folder; give that of a fine-tuned model")
-    kept = read_kept(settings.model)
+    kept = read_task_record(settings.model)
     table, train, notices = _tables(settings, kept)
     model = load(folder)
     if isinstance(model, Seq2Seq):
@@ -101,7 +101,7 @@ def prepare(settings: FitSettings) -> Prepared:
     return Prepared(settings, model, kept, table, train, quality, conditions, grid, is_elastic, found, notices)
 
 
-def _tables(settings: FitSettings, kept: KeptTask) -> tuple[Table, Table | None, list[str]]:
+def _tables(settings: FitSettings, kept: TaskRecord) -> tuple[Table, Table | None, list[str]]:
     """The rows that candidates are scored on, the training rows, and sentences about them.
 
     Where fine-tuning found no dev part and held rows out of train, these are the same rows: those that were trained on

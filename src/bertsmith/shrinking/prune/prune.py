@@ -20,8 +20,8 @@ from bertsmith.settings import Record
 from bertsmith.shrinking.importance import Importance, ImportanceConfig
 from bertsmith.shrinking.prune.units import Kept, closed, cut_down, fold
 from bertsmith.shrinking.settings import ShrinkSettings
-from bertsmith.tasks.base import Judgement
-from bertsmith.training.judging import DevJudge
+from bertsmith.tasks.base import Evaluation
+from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import Trainer
@@ -123,7 +123,7 @@ def make_recovery(
         copy.deepcopy(model),
         objective,
         train[1],
-        DevJudge(settings.task, *dev, settings.sequences, task.for_evaluation()),
+        Evaluator(settings.task, *dev, settings.sequences, task.for_evaluation()),
         out,
         processes=processes,
         cost=4 / 3 if needs_teacher else 1.0,
@@ -164,12 +164,12 @@ def make_gating(
     )
 
 
-class GatedJudge(DevJudge):
+class GatedJudge(Evaluator):
     """Judges a model that learns gates as it would be if they stayed what they are."""
 
-    def judgement(self, model: Model, watch: Callable[[TaskBatch, Tensor], None] | None = None) -> Judgement:
+    def evaluate(self, model: Model, watch: Callable[[TaskBatch, Tensor], None] | None = None) -> Evaluation:
         """How good it is with its gates in its weights."""
-        return super().judgement(settled(model), watch)
+        return super().evaluate(settled(model), watch)
 
 
 def with_gates(model: Model) -> Model:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertsmith.tasks.base import Judgement
+from bertsmith.tasks.base import Evaluation
 from bertsmith.tasks.metrics.base import main_metric
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -64,18 +64,18 @@ def best_threshold(
     return 100 * float(sums[best]) / len(scores), threshold
 
 
-def answer_judgement(
+def evaluate_answers(
     said: Sequence[str],
     golds: Sequence[Sequence[str]],
     metric: str | None,
     *,
     texts: Sequence[str] | None = None,
     null_odds: Sequence[float] | None = None,
-) -> Judgement:
-    """The figures of some answers; the main one is F1 unless told otherwise.
+) -> Evaluation:
+    """The metrics of some answers; the main one is F1 unless told otherwise.
 
     Where a question may have no answer, `texts` are the best that are not empty, with the odds of no answer over each:
-    then the figures are also given apart for questions with and without an answer, and so are those that the best
+    then the metrics are also given apart for questions with and without an answer, and so are those that the best
     threshold would give.
     """
     values = {
@@ -83,19 +83,19 @@ def answer_judgement(
         "exact": np.array([exact(one, right) for one, right in zip(said, golds, strict=True)]),
     }
     main = main_metric(metric, values)
-    figures = {name: _percent(value) for name, value in values.items()}
+    metrics = {name: _percent(value) for name, value in values.items()}
     if texts is not None and null_odds is not None:
         has_answer = np.array([_normalised_golds(right) != [""] for right in golds])
         odds, says_text = np.array(null_odds), np.array([text != "" for text in texts])
         for name, compute in (("f1", f1), ("exact", exact)):
             if has_answer.any():
-                figures[f"has_answer_{name}"] = _percent(values[name][has_answer])
+                metrics[f"has_answer_{name}"] = _percent(values[name][has_answer])
             if not has_answer.all():
-                figures[f"no_answer_{name}"] = _percent(values[name][~has_answer])
+                metrics[f"no_answer_{name}"] = _percent(values[name][~has_answer])
             scores = np.array([compute(text, right) for text, right in zip(texts, golds, strict=True)])
             best, threshold = best_threshold(scores, odds, has_answer, says_text)
-            figures[f"best_{name}"], figures[f"best_{name}_threshold"] = best, threshold
-    return Judgement(main, figures, lambda chosen: _percent(values[main][chosen]))
+            metrics[f"best_{name}"], metrics[f"best_{name}_threshold"] = best, threshold
+    return Evaluation(main, metrics, lambda chosen: _percent(values[main][chosen]))
 
 
 def _percent(values: np.ndarray) -> float:

@@ -1,11 +1,11 @@
-"""A judgement from a table of metrics: each a function of arrays with a row for every example."""
+"""A evaluation from a table of metrics: each a function of arrays with a row for every example."""
 
 from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
 from bertsmith.errors import InputError, nearest
-from bertsmith.tasks.base import Judgement
+from bertsmith.tasks.base import Evaluation
 
 
 def main_metric(asked: str | None, allowed: Collection[str]) -> str:
@@ -16,16 +16,16 @@ def main_metric(asked: str | None, allowed: Collection[str]) -> str:
     return main
 
 
-def table_judgement(
+def evaluate_metrics(
     metrics: Mapping[str, Callable[..., float]], arrays: tuple[np.ndarray, ...], asked: str | None
-) -> Judgement:
-    """All figures of a table, the main one being what was asked for, or else the first.
+) -> Evaluation:
+    """Evaluate all metrics of a table; the main one is the requested one, or else the first.
 
     Shape: arrays (examples, …) each.
     """
     main = main_metric(asked, metrics)
-    figures = {name: compute(*arrays) for name, compute in metrics.items()}
-    return Judgement(main, figures, lambda chosen: metrics[main](*(array[chosen] for array in arrays)))
+    values = {name: compute(*arrays) for name, compute in metrics.items()}
+    return Evaluation(main, values, lambda chosen: metrics[main](*(array[chosen] for array in arrays)))
 
 
 LEVEL = 0.95
@@ -33,7 +33,7 @@ RESAMPLES = 1000
 
 
 def confidence_interval(
-    judgement: Judgement, examples: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
+    evaluation: Evaluation, examples: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
 ) -> tuple[float, float] | None:
     """The percentile bootstrap interval of the main figure: between which values it lies for the share `level` of as
     many examples drawn anew from those there are.
@@ -43,7 +43,7 @@ def confidence_interval(
     if examples == 0:
         return None
     generator = np.random.default_rng(seed)
-    drawn = np.array([judgement.measure(generator.integers(examples, size=examples)) for _ in range(resamples)])
+    drawn = np.array([evaluation.measure(generator.integers(examples, size=examples)) for _ in range(resamples)])
     # a correlation is not defined where a draw happens to hold one value only
     drawn = drawn[np.isfinite(drawn)]
     if not len(drawn):

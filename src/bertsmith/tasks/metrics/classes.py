@@ -1,6 +1,6 @@
 """How good answers are that are one of several classes.
 
-All figures come from three counts per class, in double precision: of a thousand resamples each must cost microseconds.
+All metrics come from three counts per class, in double precision: of a thousand resamples each must cost microseconds.
 The tests compare them with scikit-learn.
 """
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bertsmith.tasks.base import Judgement
+from bertsmith.tasks.base import Evaluation
 from bertsmith.tasks.metrics.base import main_metric
 
 UNKNOWN = -1  # the class of an example of which nobody knows what is right: it counts nowhere
@@ -69,7 +69,7 @@ class ClassCounts:
 
 
 def accuracy(counts: ClassCounts) -> float:
-    """The share of answers that are right, in percent, as all figures here."""
+    """The share of answers that are right, in percent, as all metrics here."""
     return 100 * float(counts.hits.sum()) / max(1, counts.examples)
 
 
@@ -109,10 +109,10 @@ def class_figure(metric: str, counts: ClassCounts, positive: int = 1) -> float:
     return compute[metric](counts)
 
 
-def class_judgement(
+def evaluate_classes(
     said: np.ndarray, right: np.ndarray, classes: int, metric: str | None, positive: int = 1
-) -> Judgement:
-    """The figures of some answers; the main one is accuracy unless told otherwise.
+) -> Evaluation:
+    """The metrics of some answers; the main one is accuracy unless told otherwise.
 
     `positive` is the class whose F1 is "f1" where there are two.
     Shape: said and right (examples,), the numbers of classes.
@@ -121,12 +121,12 @@ def class_judgement(
     counts = ClassCounts.of(said, right, classes)
     # of more than two classes "f1" is the macro mean already
     names = [name for name in CLASS_METRICS if name != "macro_f1" or classes == 2 or main == name]
-    figures = {name: class_figure(name, counts, positive) for name in names}
+    metrics = {name: class_figure(name, counts, positive) for name in names}
 
     def measure(chosen: np.ndarray) -> float:
         return class_figure(main, ClassCounts.of(said[chosen], right[chosen], classes), positive)
 
-    return Judgement(main, figures, measure)
+    return Evaluation(main, metrics, measure)
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

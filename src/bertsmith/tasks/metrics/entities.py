@@ -6,34 +6,34 @@ from collections.abc import Sequence
 import numpy as np
 
 from bertsmith.answers.tagging import chunks
-from bertsmith.tasks.base import Judgement
+from bertsmith.tasks.base import Evaluation
 from bertsmith.tasks.metrics.base import main_metric
 
 _RATES = ("f1", "precision", "recall")
 
 
-def tag_judgement(
+def evaluate_tags(
     said: Sequence[Sequence[str]], right: Sequence[Sequence[str]], metric: str | None, *, has_chunks: bool
-) -> Judgement:
-    """The figures of some sentences' tags; the main one is f1 where tags mark chunks and accuracy where not.
+) -> Evaluation:
+    """The metrics of some sentences' tags; the main one is f1 where tags mark chunks and accuracy where not.
 
     f1, precision and recall are over all chunks together, then type by type, such as f1_PER; accuracy is of tags.
     """
     main = main_tag_metric(metric, has_chunks=has_chunks)
     hits = np.array([_hits(ours, theirs) for ours, theirs in zip(said, right, strict=True)])
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     counts = np.zeros((len(hits), 3), dtype=np.int64)
     if has_chunks:
         counts, by_type = chunk_counts(said, right)
-        figures |= _rates(counts.sum(0))
+        metrics |= _rates(counts.sum(0))
         for kind, own in sorted(by_type.items()):
-            figures |= {f"{name}_{kind}": value for name, value in _rates(own).items() if kind}
-    figures["accuracy"] = _share(*hits.sum(0))
+            metrics |= {f"{name}_{kind}": value for name, value in _rates(own).items() if kind}
+    metrics["accuracy"] = _share(*hits.sum(0))
 
     def measure(chosen: np.ndarray) -> float:
         return _share(*hits[chosen].sum(0)) if main == "accuracy" else _rates(counts[chosen].sum(0))[main]
 
-    return Judgement(main, figures, measure)
+    return Evaluation(main, metrics, measure)
 
 
 def main_tag_metric(metric: str | None, *, has_chunks: bool) -> str:

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.tasks.base import Judgement
-from bertsmith.tasks.metrics.base import table_judgement
+from bertsmith.tasks.base import Evaluation
+from bertsmith.tasks.metrics.base import evaluate_metrics
 
 
 def micro_f1(said: np.ndarray, scores: np.ndarray, right: np.ndarray) -> float:
@@ -63,12 +63,12 @@ LABEL_METRICS = {
 }
 
 
-def label_judgement(said: np.ndarray, scores: np.ndarray, right: np.ndarray, metric: str | None) -> Judgement:
-    """The figures of some answers; the main one is micro F1 unless told otherwise.
+def evaluate_labels(said: np.ndarray, scores: np.ndarray, right: np.ndarray, metric: str | None) -> Evaluation:
+    """The metrics of some answers; the main one is micro F1 unless told otherwise.
 
     Shape: (examples, labels) each; said and right bool, scores between 0 and 1.
     """
-    return table_judgement(LABEL_METRICS, (said, scores, right), metric)
+    return evaluate_metrics(LABEL_METRICS, (said, scores, right), metric)
 
 
 def _f1(hits: np.ndarray, said: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -3,44 +3,44 @@
 import numpy as np
 import torch
 
-from bertsmith.tasks.base import Judgement
-from bertsmith.tasks.metrics.base import table_judgement
+from bertsmith.tasks.base import Evaluation
+from bertsmith.tasks.metrics.base import evaluate_metrics
 from bertsmith.tasks.metrics.labels import average_precision, ranked_counts
 from bertsmith.tasks.metrics.values import pearson, spearman
 
 _CHUNK = 1024  # texts that are compared with all others at once
 
 
-def similarity_judgement(cosines: np.ndarray, values: np.ndarray, metric: str | None) -> Judgement:
+def evaluate_similarity(cosines: np.ndarray, values: np.ndarray, metric: str | None) -> Evaluation:
     """How well cosines follow how alike texts are; the main figure is Spearman's correlation.
 
     Shape: cosines and values (pairs,).
     """
-    return table_judgement({"spearman": spearman, "pearson": pearson}, (cosines, values), metric)
+    return evaluate_metrics({"spearman": spearman, "pearson": pearson}, (cosines, values), metric)
 
 
-def likeness_judgement(cosines: np.ndarray, is_alike: np.ndarray, metric: str | None) -> Judgement:
+def evaluate_likeness(cosines: np.ndarray, is_alike: np.ndarray, metric: str | None) -> Evaluation:
     """How well cosines tell like pairs from unlike ones; the main figure is average precision.
 
     Shape: cosines and is_alike (pairs,).
     """
-    return table_judgement({"average_precision": _precision, "roc_area": roc_area}, (cosines, is_alike), metric)
+    return evaluate_metrics({"average_precision": _precision, "roc_area": roc_area}, (cosines, is_alike), metric)
 
 
-def finding_judgement(ranks: np.ndarray, metric: str | None) -> Judgement:
+def evaluate_retrieval(ranks: np.ndarray, metric: str | None) -> Evaluation:
     """How well texts find their likes; the main figure is the mean reciprocal rank.
 
     Shape: ranks (pairs,), those of the likes, from 1.
     """
-    return table_judgement({"mrr": mean_reciprocal_rank, "accuracy_at_1": accuracy_at_1}, (ranks,), metric)
+    return evaluate_metrics({"mrr": mean_reciprocal_rank, "accuracy_at_1": accuracy_at_1}, (ranks,), metric)
 
 
-def spread_judgement(vectors: np.ndarray, metric: str | None) -> Judgement:
+def evaluate_spread(vectors: np.ndarray, metric: str | None) -> Evaluation:
     """How evenly vectors of length 1 lie, all that can be said of texts alone.
 
     Shape: (texts, width).
     """
-    return table_judgement({"uniformity": uniformity}, (vectors,), metric)
+    return evaluate_metrics({"uniformity": uniformity}, (vectors,), metric)
 
 
 def roc_area(cosines: np.ndarray, is_alike: np.ndarray) -> float:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from bertsmith.tasks.base import Judgement
-from bertsmith.tasks.metrics.base import table_judgement
+from bertsmith.tasks.base import Evaluation
+from bertsmith.tasks.metrics.base import evaluate_metrics
 
 
 def pearson(said: np.ndarray, right: np.ndarray) -> float:
@@ -29,14 +29,14 @@ def squared_error(said: np.ndarray, right: np.ndarray) -> float:
 VALUE_METRICS = {"spearman": spearman, "pearson": pearson}
 
 
-def value_judgement(said: np.ndarray, right: np.ndarray, metric: str | None) -> Judgement:
-    """The figures of some answers; the main one is Spearman's correlation unless told otherwise.
+def evaluate_values(said: np.ndarray, right: np.ndarray, metric: str | None) -> Evaluation:
+    """The metrics of some answers; the main one is Spearman's correlation unless told otherwise.
 
     The mean squared error is among them and cannot be the main one: less of it is better.
     Shape: said and right (examples,).
     """
-    judgement = table_judgement(VALUE_METRICS, (said, right), metric)
-    return replace(judgement, figures={**judgement.figures, "mse": squared_error(said, right)})
+    evaluation = evaluate_metrics(VALUE_METRICS, (said, right), metric)
+    return replace(evaluation, metrics={**evaluation.metrics, "mse": squared_error(said, right)})
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

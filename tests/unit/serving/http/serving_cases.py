@@ -23,7 +23,7 @@ from bertsmith.serving.settings import ServeSettings
 from bertsmith.settings import Record
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
 from bertsmith.tasks import AnyTask
-from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
@@ -53,12 +53,12 @@ def write_task(folder: Path, case: str, *, seed: int = 0, elastic: bool = False)
     found = TASK_CASES[case]
     table = table_of(found.rows, "rows")
     plain = recognise(table, None if found.is_recognised else found.kind, [], found.task)
-    task = _Chosen.parse({"task": plain}).task.settled(table)
+    task = _Chosen.parse({"task": plain}).task.resolve(table)
     encoder = _encoder(LENGTH, seed)
     model = with_task_head(encoder, task.head(encoder.config), seed=seed)
     model.tokenizer = encoder.tokenizer
     bertsmith.save(model, folder)
-    write_kept(KeptTask(task=task, sequences=ExampleConfig(length=LENGTH)), folder)
+    write_task_record(TaskRecord(task=task, sequences=ExampleConfig(length=LENGTH)), folder)
     if elastic:
         sizes = ((1.0, 90.0, 8.0), (0.5, 89.0, 2.0))
         grid = tuple(

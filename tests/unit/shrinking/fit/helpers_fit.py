@@ -16,7 +16,7 @@ from bertsmith.shrinking.fit.measure import Conditions, Timing
 from bertsmith.shrinking.fit.search import Fitted, Search, prepare
 from bertsmith.shrinking.fit.settings import FitSettings
 from bertsmith.shrinking.fit.store import MEASUREMENTS, Measurements
-from bertsmith.tasks.predictor import KeptTask, write_kept
+from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 
 LAYERS, HEADS, NEURONS = 4, 4, 64
@@ -29,10 +29,10 @@ def write_folders(folder: Path) -> tuple[Path, Path]:
     sizes = {"width": 16, "heads": HEADS, "layers": LAYERS, "longest": 32}
     model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes), seed=0)
     model.tokenizer = tokenizer
-    kept = KeptTask.parse({"task": {"kind": "classification", "labels": ["no", "yes"]}, "sequences": {"length": 16}})
+    kept = TaskRecord.parse({"task": {"kind": "classification", "labels": ["no", "yes"]}, "sequences": {"length": 16}})
     model = with_task_head(model, kept.task.head(model.config), seed=0)
     bertsmith.save(model, folder / "model")
-    write_kept(kept, folder / "model")
+    write_task_record(kept, folder / "model")
     (folder / "data").mkdir()
     rows = [json.dumps({"text": text, "label": "yes" if "good" in text else "no"}) + "\n" for text in TEXTS]
     for part in ("train", "dev"):

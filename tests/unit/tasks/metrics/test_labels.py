@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, f1_score
 
-from bertsmith.tasks.metrics.labels import label_judgement
+from bertsmith.tasks.metrics.labels import evaluate_labels
 
 
 @pytest.mark.parametrize("labels", [1, 2, 7])
@@ -15,7 +15,7 @@ def test_figures_are_those_of_scikit_learn(labels: int, is_tied: bool) -> None:
     scores = scores.round(1) if is_tied else scores
     right = draw.random((60, labels)) < 0.3
     said = scores >= 0.5
-    figures = label_judgement(said, scores, right, None).figures
+    figures = evaluate_labels(said, scores, right, None).metrics
     asked = {"zero_division": 0.0, "y_true": right.astype(int), "y_pred": said.astype(int)}
     if labels > 1:  # scikit-learn takes one column for two classes
         assert figures["micro_f1"] == pytest.approx(100 * f1_score(average="micro", **asked))
@@ -28,13 +28,13 @@ def test_figures_are_those_of_scikit_learn(labels: int, is_tied: bool) -> None:
 def test_labels_that_no_example_has() -> None:
     right = np.array([[True, False], [False, False]])
     scores = np.array([[0.9, 0.2], [0.1, 0.3]])
-    judgement = label_judgement(scores > 0.5, scores, right, "macro_f1")
-    assert judgement.figures == {
+    evaluation = evaluate_labels(scores > 0.5, scores, right, "macro_f1")
+    assert evaluation.metrics == {
         "micro_f1": 100.0,
         "macro_f1": 50.0,
         "subset_accuracy": 100.0,
         "mean_average_precision": 100.0,
     }
-    assert judgement.measure(np.array([1, 1])) == 0.0
-    nothing = label_judgement(scores > 0.5, scores, np.zeros_like(right), None)
-    assert nothing.figures["mean_average_precision"] == nothing.score == 0.0
+    assert evaluation.measure(np.array([1, 1])) == 0.0
+    nothing = evaluate_labels(scores > 0.5, scores, np.zeros_like(right), None)
+    assert nothing.metrics["mean_average_precision"] == nothing.score == 0.0

@@ -9,10 +9,10 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from bertsmith.answers.embedding import partner_ranks
 from bertsmith.errors import InputError
 from bertsmith.tasks.metrics.similarity import (
-    finding_judgement,
-    likeness_judgement,
-    similarity_judgement,
-    spread_judgement,
+    evaluate_likeness,
+    evaluate_retrieval,
+    evaluate_similarity,
+    evaluate_spread,
 )
 
 
@@ -27,24 +27,24 @@ def test_likeness_is_that_of_scikit_learn(is_tied: bool) -> None:
     is_alike = draw.random(80) < 0.4
     cosines = np.clip(draw.normal(size=80) / 3 + 0.3 * is_alike, -1, 1)
     cosines = cosines.round(1) if is_tied else cosines
-    judgement = likeness_judgement(cosines, is_alike, None)
-    assert judgement.metric == "average_precision"
-    assert judgement.score == pytest.approx(100 * average_precision_score(is_alike, cosines), abs=1e-4)
-    assert judgement.figures["roc_area"] == pytest.approx(100 * roc_auc_score(is_alike, cosines), abs=1e-4)
+    evaluation = evaluate_likeness(cosines, is_alike, None)
+    assert evaluation.metric == "average_precision"
+    assert evaluation.score == pytest.approx(100 * average_precision_score(is_alike, cosines), abs=1e-4)
+    assert evaluation.metrics["roc_area"] == pytest.approx(100 * roc_auc_score(is_alike, cosines), abs=1e-4)
 
 
 def test_samples_of_one_side_only() -> None:
-    judgement = likeness_judgement(np.array([0.1, 0.2]), np.array([False, False]), None)
-    assert judgement.figures == {"average_precision": 0.0, "roc_area": 50.0}
+    evaluation = evaluate_likeness(np.array([0.1, 0.2]), np.array([False, False]), None)
+    assert evaluation.metrics == {"average_precision": 0.0, "roc_area": 50.0}
 
 
 def test_similarity() -> None:
-    judgement = similarity_judgement(np.array([0.1, 0.5, 0.2]), np.array([0.0, 1.0, 0.5]), "pearson")
-    assert judgement.metric == "pearson"
-    assert judgement.figures["spearman"] == pytest.approx(100)
-    assert judgement.measure(np.array([0, 2, 2])) == pytest.approx(100)
+    evaluation = evaluate_similarity(np.array([0.1, 0.5, 0.2]), np.array([0.0, 1.0, 0.5]), "pearson")
+    assert evaluation.metric == "pearson"
+    assert evaluation.metrics["spearman"] == pytest.approx(100)
+    assert evaluation.measure(np.array([0, 2, 2])) == pytest.approx(100)
     with pytest.raises(InputError, match=r"task\.metric is 'mrr'; allowed: pearson, spearman"):
-        similarity_judgement(np.ones(2), np.ones(2), "mrr")
+        evaluate_similarity(np.ones(2), np.ones(2), "mrr")
 
 
 def test_ranks_of_partners() -> None:
@@ -58,9 +58,9 @@ def test_ranks_of_partners() -> None:
     ranks = partner_ranks(first, second, own)
     assert ranks.tolist() == expected
     assert len(set(expected)) > 2
-    judgement = finding_judgement(ranks, None)
-    assert judgement.score == pytest.approx(100 * sum(1 / rank for rank in expected) / 7)
-    assert judgement.figures["accuracy_at_1"] == pytest.approx(100 * expected.count(1) / 7)
+    evaluation = evaluate_retrieval(ranks, None)
+    assert evaluation.score == pytest.approx(100 * sum(1 / rank for rank in expected) / 7)
+    assert evaluation.metrics["accuracy_at_1"] == pytest.approx(100 * expected.count(1) / 7)
 
 
 def test_vectors_that_are_all_one_find_nothing() -> None:
@@ -72,5 +72,5 @@ def test_uniformity() -> None:
     vectors = unit(6, 3)
     distances = [((vectors[i] - vectors[j]) ** 2).sum() for i in range(6) for j in range(6) if i != j]
     expected = -math.log(sum(math.exp(-2 * distance) for distance in distances) / len(distances))
-    assert spread_judgement(vectors, None).score == pytest.approx(expected)
-    assert spread_judgement(np.ones((4, 4)) / 2, None).score == pytest.approx(0)
+    assert evaluate_spread(vectors, None).score == pytest.approx(expected)
+    assert evaluate_spread(np.ones((4, 4)) / 2, None).score == pytest.approx(0)

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from bertsmith.errors import InputError
-from bertsmith.tasks.metrics.values import pearson, ranks, spearman, value_judgement
+from bertsmith.tasks.metrics.values import evaluate_values, pearson, ranks, spearman
 
 
 def numbers(kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -33,9 +33,9 @@ def test_one_answer_for_all_has_no_correlation() -> None:
 
 def test_judgement() -> None:
     said, right = numbers("random")
-    judgement = value_judgement(said, right, None)
-    assert judgement.metric == "spearman"
-    assert judgement.figures["mse"] == pytest.approx(np.mean((said - right) ** 2))
-    assert judgement.measure(np.arange(50)) == pytest.approx(spearman(said[:50], right[:50]))
+    evaluation = evaluate_values(said, right, None)
+    assert evaluation.metric == "spearman"
+    assert evaluation.metrics["mse"] == pytest.approx(np.mean((said - right) ** 2))
+    assert evaluation.measure(np.arange(50)) == pytest.approx(spearman(said[:50], right[:50]))
     with pytest.raises(InputError, match=r"task\.metric is 'mse'"):
-        value_judgement(said, right, "mse")
+        evaluate_values(said, right, "mse")

@@ -89,7 +89,7 @@ def _losses(
 
 
 def _batches(predictor: Predictor, rows: Sequence[Any], examples: int, count: int) -> Iterator[TaskBatch]:
-    sequences = predictor.kept.sequences
+    sequences = predictor.record.sequences
     features = predictor.task.features(rows, predictor.encoding)
     reader = ExampleReader(features, sequences, predictor.model.require_tokenizer().pad)
     for plan in islice(ExamplePlan(features, sequences, examples, seed=0).one_epoch(), count):
@@ -99,7 +99,7 @@ def _batches(predictor: Predictor, rows: Sequence[Any], examples: int, count: in
 
 
 def _score(model: Model, predictor: Predictor, dev: Table) -> float:
-    return Predictor(model, predictor.kept).evaluate(dev)[0].score
+    return Predictor(model, predictor.record).evaluate(dev)[0].score
 
 
 def _rounded_score(model: Model, config: QuantisationConfig, predictor: Predictor, train: Table, dev: Table) -> float:

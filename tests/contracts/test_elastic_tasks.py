@@ -64,7 +64,7 @@ def test_every_task_can_be_made_elastic(name: str, tmp_path: Path) -> None:
         small = tmp_path / f"{member.width} {member.depth}"
         bertsmith.save(bertsmith.load(out, subnet=subnet), small)
         predictor = Predictor.load(out)
-        write_task_record(predictor.kept, small)
+        write_task_record(predictor.record, small)
         evaluation, _ = Predictor.load(small).evaluate(table)
         assert evaluation.metric == record.metric
         assert evaluation.score == member.score

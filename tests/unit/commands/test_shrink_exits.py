@@ -105,7 +105,7 @@ def test_a_tolerance_that_nothing_meets_uses_all_layers(tmp_path: Path) -> None:
 def test_one_text_is_answered_as_in_a_batch(tmp_path: Path) -> None:
     shrunk(tmp_path, "run.epochs=1", tolerance=100.0)
     model = bertsmith.load(tmp_path / "out")
-    kept = Predictor.load(tmp_path / "out").kept
+    kept = Predictor.load(tmp_path / "out").record
     runner = ExitRunner(model, ExitRule(measure="probability", threshold=0.6))
     predictor = Predictor(runner, kept)
     together = predictor.details(TEXTS)

@@ -248,7 +248,7 @@ def _baseline(
     labels, counts = confusion
     label = labels[int(counts.sum(1).argmax())]
     always = task.evaluate(examples, [{**answer, "answer": label} for answer in answers])
-    return f"always “{shorten(label, 24)}”", always.figures[metric]
+    return f"always “{shorten(label, 24)}”", always.metrics[metric]
 
 
 def _score_bar(report: TaskReport) -> ScoreBar | None:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.text.small_world import small_world
+from small_world import small_world
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ from bertsmith.data.plan import Cursor, Plan, SequenceConfig
 from bertsmith.data.shards import TokenCorpus
 from bertsmith.objectives.masked_lm import MaskedLMConfig, vocabulary_of
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.text.small_world import small_world
 from bertsmith.text.tokenizer import Tokenizer
+from small_world import small_world
 
 CUTS = ("pieces", "sentence_pairs", "segments", "convbert_segments")
 UNITS = ("token", "word", "ngram")

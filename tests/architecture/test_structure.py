@@ -1,4 +1,4 @@
-"""The shape of the code base: imports go one way, references stand beside fast forms, files stay small."""
+"""The shape of the code base: import direction, no re-exports, a reference for every op, light imports."""
 
 import ast
 import subprocess
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from layers import DOCUMENTS, LAYERS, ROOT, updated
 from pydantic_core import PydanticUndefined
 
 import bertsmith
@@ -14,33 +15,77 @@ from bertsmith.models.published import PRESETS
 from bertsmith.settings import Record
 
 SOURCE = Path(bertsmith.__file__).parent
-ORDER = ["errors", "bundled", "settings", "toml", "text", "answers", "data", "ops", "layers", "models", "checkpoint"]
-ORDER += ["engines", "runtime", "exporting", "objectives", "tasks", "training", "recipes", "shrinking", "report", "hf"]
-ORDER += ["serving", "runs", "commands", "cli", "__main__"]
-FILES = sorted(SOURCE.rglob("*.py"))
+ORDER = list(LAYERS)
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 
 
-def _home(path: Path) -> str:
+def _folder(path: Path) -> str:
     return path.relative_to(SOURCE).with_suffix("").parts[0]
 
 
-def _imports(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("bertsmith."):
-            found.add(node.module.split(".")[1])
-        elif isinstance(node, ast.Import):
-            found |= {name.name.split(".")[1] for name in node.names if name.name.startswith("bertsmith.")}
-    return found
+def _imports(tree: ast.AST) -> list[ast.ImportFrom]:
+    """Return the imports of our own modules, also those inside functions."""
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    return [node for node in nodes if (node.module or "").startswith("bertsmith.")]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_go_one_way(path: Path) -> None:
-    home = _home(path)
-    if home == "__init__":
-        return
-    for target in _imports(path):
-        assert ORDER.index(target) <= ORDER.index(home), f"{home} must not import {target}"
+def test_imports_go_one_way() -> None:
+    wrong = [
+        f"{path.relative_to(SOURCE)} imports {node.module}"
+        for path, tree in TREES.items()
+        if _folder(path) != "__init__"
+        for node in _imports(tree)
+        if ORDER.index(str(node.module).split(".")[1]) > ORDER.index(_folder(path))
+    ]
+    assert wrong == []
+
+
+def test_nothing_imports_the_runtime() -> None:
+    users = {
+        _folder(path)
+        for path, tree in TREES.items()
+        for node in _imports(tree)
+        if str(node.module).startswith("bertsmith.runtime")
+    }
+    assert users <= {"runtime"}
+
+
+def test_names_are_imported_from_the_module_that_defines_them() -> None:
+    modules = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): tree for path, tree in TREES.items()}
+    imported = {
+        (module, alias.asname or alias.name)
+        for module, tree in modules.items()
+        if not module.endswith("__init__")
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    wrong = [
+        f"{module} takes {alias.name} from {node.module}"
+        for module, tree in modules.items()
+        for node in _imports(tree)
+        for alias in node.names
+        if (node.module, alias.name) in imported
+    ]
+    assert wrong == []
+
+
+def test_our_own_modules_are_imported_at_the_top() -> None:
+    """Only the kernels of ops/ are imported inside functions: Triton is optional."""
+    inside = [
+        f"{path.relative_to(SOURCE)}: {inner.module}"
+        for path, tree in TREES.items()
+        if _folder(path) not in ("ops", "commands")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for inner in _imports(node)
+    ]
+    assert len(inside) <= 10, inside
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents_show_the_layers(name: str) -> None:
+    assert (ROOT / name).read_text(encoding="utf-8") == updated(name), "run python tests/architecture/layers.py"
 
 
 def test_every_op_has_a_reference() -> None:

@@ -10,9 +10,9 @@ import bertsmith
 from bertsmith.cli import main
 from bertsmith.models.published import PRESETS
 from bertsmith.recipes import TIERS, laid_over, names, presets, read_recipe, recipe, resolved
-from bertsmith.recipes.overview import overview
 from bertsmith.toml import read_toml
 from bertsmith.training.pretraining import PretrainSettings
+from tables import recipe_tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -220,5 +220,5 @@ def test_the_help_and_the_document_show_every_recipe(capsys: pytest.CaptureFixtu
     listed = str(bertsmith.pretrain.__doc__).split("Names: ")[1].split(".\n")[0]
     assert [name.strip() for name in listed.split(",")] == presets()
     assert "crammed" in shown
-    # `python -m bertsmith.recipes.overview` prints what belongs there
-    assert overview() in (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    # python docs/tables.py recipes
+    assert recipe_tables() in (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")

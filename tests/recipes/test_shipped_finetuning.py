@@ -7,8 +7,8 @@ from helpers_finetuning import write_task
 
 import bertsmith
 from bertsmith.cli import main
-from bertsmith.recipes.finetune_overview import overview
 from bertsmith.toml import read_toml
+from tables import finetuning_tables
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes" / "finetune").glob("*.toml"))
@@ -49,5 +49,5 @@ def test_explain(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> N
 
 
 def test_the_defaults_in_the_documentation_are_those_of_the_tables() -> None:
-    # `python -m bertsmith.recipes.finetune_overview` prints what belongs there
-    assert overview() in (ROOT / "docs" / "finetuning.md").read_text(encoding="utf-8")
+    # python docs/tables.py finetuning
+    assert finetuning_tables() in (ROOT / "docs" / "finetuning.md").read_text(encoding="utf-8")

@@ -1,10 +1,46 @@
-"""Fine-tuning's defaults as tables for docs/finetuning.md: `python -m bertsmith.recipes.finetune_overview`."""
+"""Tables of the documents that follow from the code: `python docs/tables.py recipes` or `finetuning` prints them."""
 
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 from bertsmith.models.published import preset
+from bertsmith.recipes import TIERS, find, recipe
 from bertsmith.recipes.finetune import finetune_recipe, size_of
 from bertsmith.recipes.parts import Table
+
+_COLUMNS = ("recipe", "objective", "masked", "length", "tokens a step", "steps", "peak rate", "schedule", "from")
+
+
+def recipe_tables() -> str:
+    """Return one Markdown table for each tier; recipes with equal cells share a row."""
+    return "\n".join(f"### {tier}\n\n{_table(tier)}\n" for tier in TIERS).rstrip() + "\n"
+
+
+def _table(tier: str) -> str:
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for size in TIERS[tier]:
+        name = f"{size}:{tier}"
+        rows.setdefault((*_cells(recipe(name)), find(name)[1].source), []).append(size)
+    lines = [_line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
+    return "\n".join([*lines, *(_line([", ".join(sizes), *cells]) for cells, sizes in rows.items())])
+
+
+def _cells(plain: dict[str, Any]) -> list[str]:
+    objective, batch, schedule, run = (plain[name] for name in ("objective", "batch", "schedule", "run"))
+    terms = {"masked_lm": "masked tokens", "replaced_tokens": "replaced tokens"}[objective["kind"]]
+    masking = objective["masking"]
+    ramp = f"{batch['ramp_from']:,} → " if "ramp_from" in batch else ""
+    return [
+        terms + (" + next sentence" if objective.get("next_sentence") else ""),
+        f"{masking['rate']:.0%}" + (" in n-grams" if masking.get("unit") == "ngram" else ""),
+        ", then ".join(str(part["length"]) for part in (plain["sequences"], *plain.get("phases", ()))),
+        f"{ramp}{batch['tokens']:,}",
+        f"{run['steps']:,}",
+        f"{plain['optimizer']['learning_rate']:g}",
+        f"{schedule['kind']}, {round(schedule['warmup'] * run['steps']):,} warm-up",
+    ]
+
 
 _SIZES = {
     "BERT and families without a paper": (
@@ -37,8 +73,8 @@ _TASKS = {
 _BASES = ("bert-base", "electra-base", "deberta-base", "deberta-v3-large", "modern-base")
 
 
-def overview() -> str:
-    """Two Markdown tables: by family and size for data of one's own, and by task for some presets."""
+def finetuning_tables() -> str:
+    """Return two Markdown tables: defaults by family and size, and by task for some presets."""
     columns = ("family", "size", "such as", "peak rate", "layer decay", "head dropout", "rate of fresh weights")
     lines = [_line(columns), _line(["---"] * len(columns))]
     for family, names in _SIZES.items():
@@ -67,4 +103,4 @@ def _line(cells: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    print(overview(), end="")
+    print({"recipes": recipe_tables, "finetuning": finetuning_tables}[sys.argv[1]](), end="")

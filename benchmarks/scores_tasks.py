@@ -12,7 +12,7 @@ from typing import Any
 
 from bertsmith.errors import InputError
 from bertsmith.text.rows import Table
-from bertsmith.text.tables import read_part
+from bertsmith.text.tables import read_split
 from side_by_side import Run
 
 COMMON: dict[str, Any] = {
@@ -70,7 +70,7 @@ LEAN = ["run.evaluations=0", "run.keep=0", "run.log_every=100"]
 @functools.cache
 def rows_of(folder: str, part: str, rows: int | None) -> Table:
     """A part of a task: all of it, or so many rows, which are the same in every run. Read once in a process."""
-    table = read_part(folder, part)
+    table = read_split(folder, part)
     if rows is None or rows >= len(table):
         return table
     order = list(range(len(table)))

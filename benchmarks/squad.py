@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import bertsmith
-from bertsmith.text.tables import read_part
+from bertsmith.text.tables import read_split
 
 SETTINGS = ["sequences.length=384", "batch.examples=32", "optimizer.learning_rate=3e-5", "run.epochs=2"]
 FIGURES = ("f1", "exact", "has_answer_f1", "no_answer_f1", "best_f1", "best_f1_threshold", "seconds", "best_step")
@@ -25,7 +25,7 @@ FIGURES = ("f1", "exact", "has_answer_f1", "no_answer_f1", "best_f1", "best_f1_t
 
 def measured(arguments: argparse.Namespace, seed: int) -> dict[str, object]:
     """The figures of one run."""
-    parts = [list(read_part(arguments.data, part))[: arguments.rows] for part in ("train", "dev")]
+    parts = [list(read_split(arguments.data, part))[: arguments.rows] for part in ("train", "dev")]
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         result = bertsmith.finetune(

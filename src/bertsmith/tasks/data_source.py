@@ -12,10 +12,10 @@ from bertsmith.tasks.base import Task
 from bertsmith.tasks.glue import GLUE, official_file, read_glue
 from bertsmith.text.rows import Table
 from bertsmith.text.table_files import squad_table
-from bertsmith.text.tables import PART_NAMES, Parts, folder_parts, parts_of
+from bertsmith.text.tables import SPLIT_NAMES, Splits, folder_splits, open_splits
 
 
-class GlueParts(Parts):
+class GlueParts(Splits):
     """An official folder of GLUE."""
 
     def __init__(self, folder: Path) -> None:
@@ -30,7 +30,7 @@ class GlueParts(Parts):
         return InputError(f"--data {str(self.folder)!r} has no {part}.tsv; {nearest(part, there)}")
 
 
-class SquadParts(Parts):
+class SquadParts(Splits):
     """SQuAD's own files, such as train-v1.1.json: those of a folder, or one of them."""
 
     def __init__(self, path: Path, file_is: str) -> None:
@@ -39,7 +39,7 @@ class SquadParts(Parts):
     def find(self, part: str) -> Table | None:
         if self.path.is_file():
             return squad_table(self.path) if part == self.file_is else None
-        names = PART_NAMES.get(part, (part,))
+        names = SPLIT_NAMES.get(part, (part,))
         found = sorted(file for name in names for file in self.path.glob(f"{name}*.json"))
         if len(found) > 1:
             listed = " and ".join(file.name for file in found)
@@ -50,14 +50,14 @@ class SquadParts(Parts):
         return InputError(f"--data {str(self.path)!r} has no {part} part, such as {part}-v1.1.json")
 
 
-def task_parts(data: str | Path, *, file_is: str = "train") -> Parts:
+def task_parts(data: str | Path, *, file_is: str = "train") -> Splits:
     """The parts of what --data names; a single file is the part `file_is`."""
     path = Path(data)
     is_json = path.suffix.lower() == ".json" and path.is_file()
-    if is_json or (path.is_dir() and not folder_parts(path) and any(path.glob("*.json"))):
+    if is_json or (path.is_dir() and not folder_splits(path) and any(path.glob("*.json"))):
         return SquadParts(path, file_is)
     is_glue = path.name in GLUE and path.is_dir()
-    return GlueParts(path) if is_glue and any(path.glob("*.tsv")) else parts_of(data, file_is=file_is)
+    return GlueParts(path) if is_glue and any(path.glob("*.tsv")) else open_splits(data, file_is=file_is)
 
 
 SHARE = 10  # one row in so many

@@ -1,4 +1,4 @@
-"""A tokenizer with fewer pieces: those that texts use, and those that it takes to spell anything else.
+"""Cut the vocabulary of a tokenizer to the tokens that texts use and those needed to spell any other text.
 
 What must stay, and what else a piece that stays asks for, differs by kind:
 
@@ -17,12 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from bertsmith.errors import InputError
-from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.tokenizer import Tokenizer, TokenizerContent
 
 KINDS = ("BPE", "Unigram", "WordPiece")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -31,20 +30,20 @@ _BATCH = 1000
 
 @dataclass(frozen=True)
 class Cut:
-    """A tokenizer with fewer pieces, and where they stood before."""
+    """A tokenizer with a smaller vocabulary, and the old ids of its tokens."""
 
     tokenizer: Tokenizer
     ids: tuple[int, ...]
-    """The old id of every piece, in the order of the new ones."""
+    """The old id of every token, in the order of the new ids."""
 
     @cached_property
     def new_ids(self) -> dict[int, int]:
-        """The new id of every old one that was kept."""
+        """New id of every old id that remains."""
         return {old: new for new, old in enumerate(self.ids)}
 
 
 def piece_counts(base: Tokenizer, texts: Sequence[str]) -> np.ndarray:
-    """How often each piece occurs in texts, every one of them with its special tokens.
+    """Count the occurrences of each token in texts, special tokens included.
 
     Shape: (size,), int64
     """
@@ -56,7 +55,7 @@ def piece_counts(base: Tokenizer, texts: Sequence[str]) -> np.ndarray:
 
 
 def used_pieces(base: Tokenizer, counts: np.ndarray, *, at_least: int = 1, pieces: int | None = None) -> list[int]:
-    """The ids of the pieces that a cut keeps, in order: those that must stay and those counted `at_least` times.
+    """Ids of the tokens that a cut keeps, sorted: those that must stay and those counted `at_least` times.
 
     With `pieces` there are at most so many, the most frequent ones and of equals the first; a piece that would not fit
     together with the parts it is joined from is passed over for the next.
@@ -75,7 +74,7 @@ def used_pieces(base: Tokenizer, counts: np.ndarray, *, at_least: int = 1, piece
 
 
 def cut_tokenizer(base: Tokenizer, kept: Collection[int]) -> Cut:
-    """The tokenizer with these pieces, and with those that must stay or that they are joined from.
+    """Cut a tokenizer to these tokens, those that must stay and those they are merged from.
 
     New ids have no holes: special tokens come first, then the other pieces, both in their old order. Added tokens that
     are outside the table of pieces stay behind it, as every tokenizer.json has them.
@@ -103,7 +102,7 @@ def cut_tokenizer(base: Tokenizer, kept: Collection[int]) -> Cut:
 
 
 def needed_pieces(base: Tokenizer) -> set[int]:
-    """The ids without which a text that this tokenizer can split could no longer be."""
+    """Ids that are needed to tokenise any text that the tokenizer can tokenise."""
     model, table = base.content["model"], _table(base)
     if model["type"] not in KINDS:
         raise InputError(f"the tokenizer's model is {model['type']}; allowed for a cut: {', '.join(KINDS)}")
@@ -126,7 +125,7 @@ def needed_pieces(base: Tokenizer) -> set[int]:
 
 
 def changed_tokens(base: Tokenizer, cut: Cut, texts: Sequence[str]) -> tuple[int, int]:
-    """How many tokens of texts are no longer there, the same piece at the same characters, and how many there were."""
+    """Number of tokens of texts that change (another token or other characters), and their total number."""
     changed = total = 0
     is_kept = np.zeros(base.size, dtype=bool)
     is_kept[list(cut.ids)] = True
@@ -145,27 +144,27 @@ def changed_tokens(base: Tokenizer, cut: Cut, texts: Sequence[str]) -> tuple[int
 
 
 def _table(base: Tokenizer) -> dict[str, int]:
-    """The pieces of the model that splits words, without added tokens that only stand beside it."""
+    """Tokens of the model, without added tokens that are not part of it."""
     vocab = base.content["model"]["vocab"]
     return {piece: index for index, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else vocab
 
 
 def _is_spelled(piece: str, prefix: str, table: Mapping[str, int]) -> bool:
-    """Whether each character of a WordPiece is a piece of its own, as vocabularies of this kind usually have it."""
+    """Whether each character of a WordPiece is a token, as is usual in such vocabularies."""
     mark = prefix if piece.startswith(prefix) else ""
     letters = piece.removeprefix(prefix)
     return mark + letters[0] in table and all(prefix + letter in table for letter in letters[1:])
 
 
 def _parts_of(base: Tokenizer) -> Callable[[int], set[int]]:
-    """id → the ids of the pieces that it is joined from, those of these, and so on, with itself."""
+    """id → itself and, recursively, the ids of the tokens it is merged from."""
     model, table = base.content["model"], _table(base)
     if model["type"] != "BPE":
         return lambda token: {token}
     prefix = model.get("continuing_subword_prefix") or ""
     parents: dict[int, set[int]] = {}
     for left, right in model["merges"]:
-        # one piece may be joined in several ways, and which of them a word takes depends on the word
+        # a token may result from several merges, depending on the word
         parents.setdefault(table[left + right.removeprefix(prefix)], set()).update((table[left], table[right]))
 
     def closed(token: int) -> set[int]:
@@ -179,7 +178,7 @@ def _parts_of(base: Tokenizer) -> Callable[[int], set[int]]:
     return closed
 
 
-def _renumber_model(model: dict[str, Any], new_ids: Mapping[int, int]) -> None:
+def _renumber_model(model: TokenizerContent, new_ids: Mapping[int, int]) -> None:
     if model["type"] == "Unigram":
         rows = {new_ids[old]: row for old, row in enumerate(model["vocab"]) if old in new_ids}
         model["vocab"] = [rows[new] for new in sorted(rows)]
@@ -195,8 +194,8 @@ def _renumber_model(model: dict[str, Any], new_ids: Mapping[int, int]) -> None:
         ]
 
 
-def _frame_ids(processor: dict[str, Any] | None) -> Iterator[tuple[list[Any], int]]:
-    """Where the ids of the special tokens around a text are kept: lists and the places in them."""
+def _frame_ids(processor: TokenizerContent | None) -> Iterator[tuple[list[int], int]]:
+    """Where the ids of the special tokens around a text are stored: lists and indices in them."""
     if processor is None:
         return
     for inner in processor.get("processors", ()):

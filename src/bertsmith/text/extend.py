@@ -1,4 +1,4 @@
-"""A tokenizer that has learned the words of a domain: new pieces after its own, whose ids never move.
+"""Extend a tokenizer by the words of a domain: new tokens are appended, old ids do not change.
 
 Byte-pair encoding, begun where the tokenizer ends: of all neighbouring pieces inside a word, the two that stand
 together most often become one, again and again; each such join saves as many tokens as it is seen. What a new piece
@@ -18,17 +18,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from bertsmith.errors import InputError
-from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.tokenizer import Tokenizer, TokenizerContent
 
 KINDS = ("BPE", "Unigram", "WordPiece")
 BEST = 10
-LONGEST_PIECE = 40  # letters; what is longer is an address or a formula, not a word
+LONGEST_PIECE = 40  # characters; longer ones are addresses or formulas
 # kinds that can leave out a piece on the way to a longer one make more than they need and keep the best
 _SURPLUS = 2
-_MARGIN = 1e-4  # by which a Unigram piece beats its parts, for every join
+_MARGIN = 1e-4  # score of a Unigram token above the sum of its parts, per merge
 _CHUNKS_KEPT = 5_000_000
 _BATCH = 10_000
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -36,33 +35,33 @@ _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 
 @dataclass(frozen=True)
 class Gain:
-    """What one new piece gives on the text it was learned from."""
+    """Tokens that one new token saves on the text it was learned from."""
 
     piece: str
     parts: tuple[str, ...]
-    """What the tokenizer made of it before."""
+    """Its tokens before the extension."""
     tokens_saved: int
 
 
 @dataclass(frozen=True)
 class Extension:
-    """An extended tokenizer, and what the extension does to the text it was learned from."""
+    """An extended tokenizer, and its effect on the text it was learned from."""
 
     tokenizer: Tokenizer
     pieces: tuple[str, ...]
     words: int
-    """Of the text, told apart by white space."""
+    """Number of words, separated by white space."""
     tokens_before: int
     tokens_after: int
     words_unchanged: int
     best: tuple[Gain, ...]
-    """The new pieces that save most, best first."""
+    """The new tokens that save most, best first."""
 
 
 def extend_tokenizer(
     base: Tokenizer, documents: Iterable[str], pieces: int, *, minimum_frequency: int = 2
 ) -> Extension:
-    """The tokenizer with at most `pieces` new ones for what it splits most often in documents.
+    """Add at most `pieces` tokens for the words that the tokenizer splits most often in documents.
 
     Two pieces that stand together fewer than `minimum_frequency` times are never joined. The same documents give the
     same tokenizer.
@@ -76,7 +75,7 @@ def extend_tokenizer(
         raise InputError(f"minimum_frequency is {minimum_frequency}; it must be at least 1")
     chunks = _counted(documents)
     wanted = pieces if kind == "BPE" else _SURPLUS * pieces
-    joining = _Joining(_split(base, chunks), _joins_of(base))
+    joining = _Merger(_split(base, chunks), _joins_of(base))
     while len(joining.parts) < wanted and joining.join_most_frequent(minimum_frequency):
         pass
     if not joining.parts:
@@ -91,11 +90,11 @@ def extend_tokenizer(
 
 
 def _counted(documents: Iterable[str]) -> Counter[str]:
-    """How often each stretch between white space occurs."""
+    """Count the words between white space."""
     counts: Counter[str] = Counter()
     for document in documents:
         counts.update(document.split())
-        if len(counts) > _CHUNKS_KEPT:  # a text of any size: what was seen once so far is forgotten
+        if len(counts) > _CHUNKS_KEPT:  # bound memory: drop words seen once so far
             counts = Counter({chunk: count for chunk, count in counts.items() if count > 1})
     if not counts:
         raise InputError("the data holds no text to learn new pieces from")
@@ -103,7 +102,7 @@ def _counted(documents: Iterable[str]) -> Counter[str]:
 
 
 def _split(base: Tokenizer, chunks: Counter[str]) -> Counter[tuple[str, ...]]:
-    """The pieces of every word that is more than one, with the number of times it occurs."""
+    """Tokens of every word of more than one token, with its count."""
     words: Counter[tuple[str, ...]] = Counter()
     for texts in _batches(chunks):
         for text, found in zip(texts, base.split_words(_spaced(texts)), strict=True):
@@ -114,7 +113,7 @@ def _split(base: Tokenizer, chunks: Counter[str]) -> Counter[tuple[str, ...]]:
 
 
 def _spaced(texts: Sequence[str]) -> list[str]:
-    """Stretches as they stand inside a text; byte-level kinds tell the first word of a text from the others."""
+    """Words as inside a text: byte-level tokenizers treat the first word of a text differently."""
     return [f" {text}" for text in texts]
 
 
@@ -124,11 +123,11 @@ def _batches(chunks: Counter[str]) -> Iterable[list[str]]:
 
 
 def _joins_of(base: Tokenizer) -> Callable[[str, str], str | None]:
-    """(left, right) → the piece they would make, or None where they must stay two."""
+    """(left, right) → the merged token, or None if they must not be merged."""
     model = base.content["model"]
     prefix = model.get("continuing_subword_prefix") or ""
     known, special = base.vocabulary, {*base.pieces(base.special_ids)}
-    # the bytes of one letter may look like anything; and a byte-level splitter keeps signs apart by itself
+    # bytes of a letter may look like punctuation, and byte-level pre-tokenizers split punctuation themselves
     is_bytes = '"ByteLevel"' in json.dumps([base.content["normalizer"], base.content["pre_tokenizer"]])
 
     def joined(left: str, right: str) -> str | None:
@@ -144,16 +143,16 @@ def _joins_of(base: Tokenizer) -> Callable[[str, str], str | None]:
 
 
 def _has_signs(letters: str) -> bool:
-    """Whether there is punctuation or a symbol in it, which no word of ours takes in."""
+    """Whether it contains punctuation or a symbol."""
     return any(unicodedata.category(letter)[0] in "PS" for letter in letters.removeprefix("▁"))
 
 
-class _Joining:
-    """The words of a text, whose pieces are joined pair by pair."""
+class _Merger:
+    """The words of a text, whose tokens are merged pair by pair."""
 
     def __init__(self, words: Counter[tuple[str, ...]], join: Callable[[str, str], str | None]) -> None:
         self.parts: dict[str, tuple[str, ...]] = {}
-        """The pieces of the tokenizer that each new one is made of."""
+        """Tokens of the base tokenizer in each new token."""
         self.joins: list[tuple[str, str]] = []
         self._join = join
         self._words = [list(pieces) for pieces in words]
@@ -167,7 +166,7 @@ class _Joining:
         heapq.heapify(self._heap)
 
     def join_most_frequent(self, minimum: int) -> bool:
-        """Makes one piece of the pair that is seen most often, the first in the alphabet of several; False if none."""
+        """Merge the most frequent pair (ties: the first in the alphabet); return False if there is none."""
         while self._heap:
             negative, pair = heapq.heappop(self._heap)
             count = self._pairs[pair]
@@ -176,11 +175,11 @@ class _Joining:
             if count == -negative:
                 self._replace(pair)
                 return True
-            heapq.heappush(self._heap, (-count, pair))  # it was seen more often before other joins took some of it
+            heapq.heappush(self._heap, (-count, pair))  # outdated: other merges have reduced its count
         return False
 
     def savings(self) -> Counter[str]:
-        """The tokens that each new piece saves as the words stand now."""
+        """Tokens that each new token saves at present."""
         saved: Counter[str] = Counter()
         for pieces, count in zip(self._words, self._counts, strict=True):
             for piece in pieces:
@@ -204,7 +203,7 @@ class _Joining:
             heapq.heappush(self._heap, (-self._pairs[other], other))
 
     def _count(self, index: int, sign: int) -> set[tuple[str, str]]:
-        """Adds a word's pairs, or takes them away; returns them."""
+        """Add (or subtract) the pairs of a word, and return them."""
         pieces = self._words[index]
         found = [pair for pair in pairwise(pieces) if self._piece_of(pair) is not None]
         for pair in found:
@@ -220,7 +219,7 @@ class _Joining:
 
 
 def _replaced(pieces: list[str], pair: tuple[str, str], piece: str) -> list[str]:
-    """The pieces with every such pair, from the left, as one."""
+    """Replace every occurrence of the pair, from the left."""
     result: list[str] = []
     index = 0
     while index < len(pieces):
@@ -231,13 +230,13 @@ def _replaced(pieces: list[str], pair: tuple[str, str], piece: str) -> list[str]
 
 
 def _with_pieces(base: Tokenizer, parts: dict[str, tuple[str, ...]], merges: list[tuple[str, str]]) -> Tokenizer:
-    """The tokenizer with new pieces at its end."""
+    """The tokenizer with new tokens appended."""
     content = json.loads(json.dumps(base.content))
-    model: dict[str, Any] = content["model"]
+    model: TokenizerContent = content["model"]
     if model["type"] == "Unigram":
         _append_scored(model["vocab"], base, parts)
     else:
-        # added tokens get ids after the model's pieces, unless they are among these
+        # added tokens get ids after the model's tokens, unless they are among them
         model["vocab"] = {**model["vocab"], **base.vocabulary}
         model["vocab"] |= {piece: base.size + index for index, piece in enumerate(parts)}
     if model["type"] == "BPE":
@@ -249,9 +248,9 @@ def _with_pieces(base: Tokenizer, parts: dict[str, tuple[str, ...]], merges: lis
     return extended
 
 
-def _append_scored(table: list[list[Any]], base: Tokenizer, parts: dict[str, tuple[str, ...]]) -> None:
-    """Puts pieces at the end of a Unigram table, where places are ids; added tokens come to stand in it, too."""
-    scores = dict(table)
+def _append_scored(table: list[list[str | float]], base: Tokenizer, parts: dict[str, tuple[str, ...]]) -> None:
+    """Append tokens to a Unigram table, whose indices are ids; added tokens are inserted as well."""
+    scores = {str(piece): float(score) for piece, score in table}
     lowest = min(scores.values()) - 1000.0
     for index in range(len(table), base.size):
         table.append([base.pieces([index])[0] or f"<unused {index}>", lowest])
@@ -278,10 +277,10 @@ def _measured(
     return Extension(extended, tuple(parts), chunks.total(), before, after, unchanged, tuple(best))
 
 
-def first_difference(base: Tokenizer, other: Tokenizer) -> str | None:
-    """Where `other` gives a text other ids than `base`, in words; None if it is `base`, or `base` with more pieces.
+def tokenizer_difference(base: Tokenizer, other: Tokenizer) -> str | None:
+    """Describe why `other` gives a text other ids than `base`; None if it equals or extends `base`.
 
-    An extension has every piece of its base under the same id, and prepares and splits text in the same way.
+    An extension has every token of its base under the same id, and normalises and splits text in the same way.
     """
     if base.hash == other.hash:
         return None
@@ -293,11 +292,11 @@ def first_difference(base: Tokenizer, other: Tokenizer) -> str | None:
     for part in ("normalizer", "pre_tokenizer"):
         if base.content[part] != other.content[part]:
             return f"all pieces are the same, but its {part} is another"
-    return _first_difference_of_models(base.content["model"], other.content["model"])
+    return _model_difference(base.content["model"], other.content["model"])
 
 
-def _first_difference_of_models(base: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """The same for what splits words into pieces."""
+def _model_difference(base: TokenizerContent, other: TokenizerContent) -> str | None:
+    """The same for the models."""
     for name, value in base.items():
         if name == "merges" and other.get(name, [])[: len(value)] != value:
             return "all pieces are the same, but it joins them otherwise"
@@ -309,13 +308,13 @@ def _first_difference_of_models(base: dict[str, Any], other: dict[str, Any]) -> 
 
 
 def new_pieces(base: Tokenizer, extended: Tokenizer) -> dict[int, list[int]]:
-    """The id of every piece that an extension adds, with the ids that `base` has for its letters; none if it cannot."""
+    """Ids of the tokens that an extension adds, with the ids of their spelling in `base`, empty if impossible."""
     added = {token["content"] for token in extended.content["added_tokens"]}
     nothing = {*base.special_ids, base.vocabulary.get(str(base.content["model"].get("unk_token")), -1)}
     found: dict[int, list[int]] = {}
     for piece, token in sorted(extended.vocabulary.items(), key=lambda entry: entry[1]):
         if piece not in base.vocabulary:
-            # an added token is plain text, without the marks that pieces carry
+            # added tokens have no prefix
             ids = base.encode_plain([piece])[0] if piece in added else base.spell(piece)
             found[token] = [part for part in ids if part not in nothing]
     return found

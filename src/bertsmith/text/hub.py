@@ -1,12 +1,12 @@
-"""Tasks by their name on the Hugging Face hub, through the package `datasets`."""
+"""Data sets of the Hugging Face hub, through the package `datasets`."""
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from bertsmith.errors import InputError
+from bertsmith.text.rows import Row
 
 _NAME = re.compile(r"[\w-][\w.-]*((/[\w-][\w.-]*){1,2}|(/[\w-][\w.-]*)?:[\w.-]+)")
 
@@ -16,8 +16,8 @@ def is_hub_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def hub_parts(name: str) -> Mapping[str, Any]:
-    """The parts of a data set by their names: "glue/mrpc", "owner/name", "owner/name:config", or a local folder."""
+def load_hub_splits(name: str) -> Mapping[str, Iterable[Row]]:
+    """Load the splits of a data set by name: "glue/mrpc", "owner/name", "owner/name:config", or a local folder."""
     try:
         import datasets
     except ImportError:
@@ -27,19 +27,19 @@ def hub_parts(name: str) -> Mapping[str, Any]:
         ) from None
     log = logging.getLogger("huggingface_hub")
     level = log.level
-    log.setLevel(logging.ERROR)  # it tells of every attempt; one sentence at the end is enough
+    log.setLevel(logging.ERROR)  # it logs every attempt
     is_here = Path(name).is_dir()
     has_bars = is_here and datasets.is_progress_bar_enabled()
     if has_bars:
         datasets.disable_progress_bars()  # nothing is downloaded
     reasons = []
     try:
-        for path, config in _readings(name):
+        for path, config in _interpretations(name):
             try:
                 found = datasets.load_dataset(path, config)
-            except Exception as error:  # whatever the package raises: the name is one of several readings
+            except Exception as error:  # any error: the name may have another interpretation
                 reasons.append(next(iter(str(error).strip().splitlines()), type(error).__name__))
-                # a hub that cannot be reached is tried for half a minute, which once is enough
+                # an unreachable hub takes half a minute: try it once
                 if isinstance(error, ConnectionError) and "offline" not in str(error).lower():
                     break
             else:
@@ -58,8 +58,8 @@ def hub_parts(name: str) -> Mapping[str, Any]:
     )
 
 
-def _readings(name: str) -> list[tuple[str, str | None]]:
-    """What a name may mean, as name and config, the likeliest first."""
+def _interpretations(name: str) -> list[tuple[str, str | None]]:
+    """Interpretations of a name as name and config, the most likely first."""
     if name.startswith("/"):
         return [(name, None)]
     path, colon, config = name.partition(":")
@@ -72,27 +72,27 @@ def _readings(name: str) -> list[tuple[str, str | None]]:
     return [(path, None), (first, rest[0])] if rest else [(path, None)]
 
 
-def named_rows(part: Any) -> list[dict[str, Any]]:
-    """The rows of a part, class numbers turned into the names that the data set gives them."""
-    features = getattr(part, "features", None) or {}
+def named_rows(split: Iterable[Row]) -> list[Row]:
+    """The rows of a split, with class indices replaced by the names that the data set has for them."""
+    features = getattr(split, "features", None) or {}
     names = {column: found for column, feature in features.items() if (found := _class_names(feature)) is not None}
-    rows = [dict(row) for row in part]
+    rows = [dict(row) for row in split]
     for row in rows:
         for column, known in names.items():
             row[column] = _by_name(row[column], known)
-    return rows
+    return [*rows]
 
 
-def _class_names(feature: Any) -> Sequence[str] | None:
-    """The names of the classes that a feature, or each entry of a list of them, counts."""
+def _class_names(feature: object) -> Sequence[str] | None:
+    """The class names of a feature, or of the entries of a list feature."""
     inner = feature[0] if isinstance(feature, list) and feature else getattr(feature, "feature", feature)
     names = getattr(inner, "names", None)
     return list(names) if isinstance(names, list | tuple) else None
 
 
-def _by_name(value: Any, names: Sequence[str]) -> Any:
+def _by_name(value: object, names: Sequence[str]) -> object:
     if isinstance(value, list):
         return [_by_name(entry, names) for entry in value]
     if isinstance(value, int):
-        return names[value] if 0 <= value < len(names) else None  # -1 stands for a label that is kept secret
+        return names[value] if 0 <= value < len(names) else None  # -1: the label is not published
     return value

@@ -1,4 +1,4 @@
-"""A tokenizer learned from documents: WordPiece, byte-level BPE or Unigram, with BERT's special tokens and layout.
+"""Train a tokenizer on documents: WordPiece, byte-level BPE or Unigram, with BERT's special tokens and layout.
 
 The same documents give the same tokenizer, byte for byte, in every run. The library's own WordPiece and Unigram
 trainers do not promise that, because they number some pieces in the random order of a hash table; so WordPiece is
@@ -8,7 +8,7 @@ learned as BPE over words with a mark in front, and Unigram's scores are put in 
 import json
 import tempfile
 from collections.abc import Iterable, Iterator
-from typing import IO, Any, Literal, get_args
+from typing import IO, Literal, get_args
 
 import numpy as np
 import tokenizers
@@ -37,7 +37,7 @@ def learn_tokenizer(
     minimum_frequency: int = 2,
     progress: bool = True,
 ) -> Tokenizer:
-    """The tokenizer of a kind whose vocabulary, at most `vocabulary` pieces, was learned from documents.
+    """Train a tokenizer with at most `vocabulary` tokens on documents.
 
     The vocabulary comes out smaller when the text is too short to fill it. A pair of pieces seen fewer than
     `minimum_frequency` times is never joined ("unigram" weighs pieces in another way and takes no notice of it).
@@ -63,8 +63,8 @@ def _learn_wordpiece(
     marked = tokenizers.Tokenizer(models.BPE())
     marked.normalizer = normalizer
     marked.pre_tokenizer = pre_tokenizers.Sequence([splitter, pre_tokenizers.Metaspace(_SPACE_MARK)])
-    tally = _Tally()
-    # room for the joins of the mark with each first letter, which give no piece of their own, and for rare letters
+    tally = _CharacterCounts()
+    # room for merges of the prefix with first letters, which give no token, and for rare letters
     room = vocabulary + max(vocabulary, 10_000)
     trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=minimum_frequency, show_progress=progress)
     marked.train_from_iterator(tally.counted(documents), trainer)
@@ -100,7 +100,7 @@ def _learn_bytes(
         backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    tally = _Tally()
+    tally = _CharacterCounts()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         min_frequency=minimum_frequency,
@@ -116,12 +116,12 @@ def _learn_bytes(
 def _learn_unigram(
     documents: Iterable[str], vocabulary: int, lowercase: bool, minimum_frequency: int, progress: bool
 ) -> tokenizers.Tokenizer:
-    steps: list[Any] = [normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(r"\s+"), " ")]
+    steps: list[normalizers.Normalizer] = [normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(r"\s+"), " ")]
     normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps] if lowercase else steps)
     splitter = pre_tokenizers.Metaspace(_SPACE_MARK, prepend_scheme="always")
-    tally = _Tally()
+    tally = _CharacterCounts()
     with tempfile.TemporaryFile() as spool:
-        # two passes, because rare letters must be known before training: bytes stand for them later
+        # two passes: rare letters, which become bytes, must be known before training
         _spool(tally.counted(documents), spool)
         letters = {*tally.frequent(normalizer), *_BYTE_PIECE_LETTERS, " "} - {_SPACE_MARK}
         needed = len(SPECIAL_TOKENS) + len(_BYTE_PIECES) + len(letters)
@@ -140,7 +140,7 @@ def _learn_unigram(
         )
         learned.train_from_iterator((text.translate(rare) for text in _despool(spool)), trainer)
     scored = _in_order(json.loads(learned.to_str())["model"]["vocab"])
-    # byte pieces only stand in for letters without a piece; with this score no text matches them
+    # byte tokens only replace letters without a token; with this score no text matches them
     lowest = min(score for _, score in scored) - 1000.0
     table = [*((piece, 0.0) for piece in SPECIAL_TOKENS), *((piece, lowest) for piece in _BYTE_PIECES), *scored]
     unknown = SPECIAL_TOKENS.index("[UNK]")
@@ -152,15 +152,15 @@ def _learn_unigram(
     return backend
 
 
-def _in_order(scored: list[list[Any]]) -> list[tuple[str, float]]:
-    """Unigram pieces with their scores, best first, freed from the random order of the trainer's hash tables."""
+def _in_order(scored: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Sort Unigram tokens by score; the trainer's order is random."""
     pieces = [(piece, score) for piece, score in scored if piece not in SPECIAL_TOKENS]
     lowest = min(score for _, score in pieces)
     letters = sum(len(piece) == 1 for piece, _ in pieces)
-    # letters that no sampled piece covers get the lowest score plus a ten-thousandth more each, in random order
+    # letters without a sampled token get the lowest score plus 1e-4 each, in random order
     band = lowest + 1e-4 * (letters + 1)
     even = [(piece, lowest if len(piece) == 1 and score < band else score) for piece, score in pieces]
-    # sums of floats depend on their order in the last digits
+    # the last digits of float sums depend on the order
     rounded = [(piece, round(score, 5)) for piece, score in even]
     return sorted(rounded, key=lambda entry: (-entry[1], entry[0]))
 
@@ -173,19 +173,19 @@ def _refuse_small(vocabulary: int, needed: int, letters: int) -> None:
         )
 
 
-def _normalized(normalizer: Any, text: str) -> str:
+def _normalized(normalizer: normalizers.Normalizer, text: str) -> str:
     result: str = normalizer.normalize_str(text)
     return result
 
 
-class _Tally:
-    """How often each character occurs in the documents that pass by."""
+class _CharacterCounts:
+    """Counts of the characters of a stream of documents."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(0x110000, dtype=np.int64)
 
     def counted(self, documents: Iterable[str]) -> Iterator[str]:
-        """The documents unchanged, counted on their way."""
+        """Yield the documents unchanged, and count their characters."""
         for document in documents:
             points = np.frombuffer(document.encode("utf-32-le"), dtype=np.uint32)
             found = np.bincount(points)
@@ -199,8 +199,8 @@ class _Tally:
         if not self.counts.any():
             raise InputError("the data holds no text to learn a tokenizer from")
 
-    def frequent(self, normalizer: Any) -> list[str]:
-        """The normalized characters that make up nearly all of the text, sorted."""
+    def frequent(self, normalizer: normalizers.Normalizer) -> list[str]:
+        """The normalised characters that cover nearly all of the text, sorted."""
         self.refuse_nothing()
         totals: dict[str, int] = {}
         for letter in self.letters():

@@ -1,4 +1,4 @@
-"""Pairs of passages of one document that speak of the same: what vectors of texts are learned from without labels."""
+"""Pairs of related passages of one document, to train text embeddings without labels."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -13,18 +13,18 @@ from bertsmith.text.sentences import split_sentences
 Pair = tuple[str, str]
 
 DEFAULT_KINDS = {"title": 1, "neighbours": 5, "together": 2, "spans": 3, "crop": 2, "altered": 3, "same": 4}
-"""How many pairs of each kind are drawn of a document: 20 in all."""
-_TRIES = 3  # draws for each pair that is wanted, before a document counts as too short for it
-_HEADING = 10  # a line of one sentence with fewer words is a heading or an entry of a list
-_LETTERS = 0.7  # the least share of letters among the signs of a sentence that are no spaces
-_CROPPED = (0.5, 0.9)  # the least and the greatest share of a sentence's words in a crop of it
-_ALTERED = 0.1  # the chance of a word to be left out, and that to be said twice
+"""Pairs per document by kind: 20 in total."""
+_TRIES = 3  # draws per pair before a document counts as too short
+_HEADING = 10  # a line of one sentence with fewer words is a heading or a list item
+_LETTERS = 0.7  # minimum share of letters among the non-space characters of a sentence
+_CROPPED = (0.5, 0.9)  # minimum and maximum share of the words in a crop of a sentence
+_ALTERED = 0.1  # probability that a word is dropped, and that it is repeated
 _STOP = re.compile(r"""[.!?…。！？｡।][\"'”’»)\]}」』】》〉]*$""")
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """The words of a sentence or a span."""
+    """Allowed numbers of words of a sentence or a span."""
 
     shortest: int = 5
     longest: int = 40
@@ -36,13 +36,13 @@ class Lengths:
             )
 
     def allow(self, text: str) -> bool:
-        """Whether a text has as many words as it may."""
+        """Whether a text has an allowed number of words."""
         return self.shortest <= text.count(" ") + 1 <= self.longest
 
 
 @dataclass(frozen=True)
 class Passages:
-    """The paragraphs of a document as those of their sentences that can be learned from; headings are left out."""
+    """The usable sentences of a document by paragraph; headings are dropped."""
 
     paragraphs: tuple[tuple[str, ...], ...]
     lengths: Lengths
@@ -50,10 +50,10 @@ class Passages:
 
     @classmethod
     def of(cls, document: str, lengths: Lengths, title: str | None = None) -> "Passages":
-        """A line is a paragraph; where every line is one sentence, the document is."""
+        """Each line is a paragraph; if every line is one sentence, the document is one paragraph."""
         lines = [sentences for line in document.splitlines() if (sentences := split_sentences(line))]
         if all(len(sentences) == 1 for sentences in lines):
-            # lines of a few words are sentences here if they end as such
+            # short lines count as sentences if they end like one
             lines = [[line[0] for line in lines if not _is_short(line[0]) or _STOP.search(line[0])]]
         else:
             lines = [sentences for sentences in lines if len(sentences) > 1 or not _is_short(sentences[0])]
@@ -66,17 +66,17 @@ class Passages:
 
     @cached_property
     def next_to(self) -> list[Pair]:
-        """All sentences with the one that follows in their paragraph."""
+        """All pairs of adjacent sentences of a paragraph."""
         return [pair for paragraph in self.paragraphs for pair in pairwise(paragraph)]
 
     @cached_property
     def long_paragraphs(self) -> list[tuple[str, ...]]:
-        """Those with sentences that are not next to each other."""
+        """Paragraphs with sentences that are not adjacent."""
         return [paragraph for paragraph in self.paragraphs if len(paragraph) > 2]
 
     @cached_property
     def words(self) -> list[list[str]]:
-        """The words of the paragraphs that have some to spare around a span."""
+        """Words of the paragraphs that are longer than a span."""
         found = (" ".join(paragraph).split() for paragraph in self.paragraphs)
         return [words for words in found if len(words) >= 3 * self.lengths.shortest]
 
@@ -86,7 +86,7 @@ def _is_short(line: str) -> bool:
 
 
 def _is_prose(sentence: str, lengths: Lengths) -> bool:
-    """Whether this is as long as it may be, and no formula or row of a table."""
+    """Whether a sentence has an allowed length and is not a formula or a table row."""
     if not lengths.allow(sentence):
         return False
     signs = len(sentence) - sentence.count(" ")
@@ -138,7 +138,7 @@ def _crop(passages: Passages, draw: Random) -> Pair | None:
 
 
 def _altered(passages: Passages, draw: Random) -> Pair | None:
-    """A sentence and itself, some words left out and some said twice (ConSERT, ESimCSE)."""
+    """A sentence and itself with some words dropped and some repeated (ConSERT, ESimCSE)."""
     sentence = _sentence(passages, draw)
     if sentence is None:
         return None
@@ -169,7 +169,7 @@ KINDS: dict[str, Callable[[Passages, Random], Pair | None]] = {
 
 
 def kinds_of(asked: list[str]) -> dict[str, int]:
-    """How many pairs of each kind are asked for, in words such as "neighbours=4"; a bare name asks for the usual.
+    """Parse numbers of pairs by kind, such as "neighbours=4"; a bare name means the default number.
 
     >>> kinds_of(["title", "neighbours=4"])
     {'title': 1, 'neighbours': 4}
@@ -186,7 +186,7 @@ def kinds_of(asked: list[str]) -> dict[str, int]:
 
 
 def pairs_of(passages: Passages, kinds: Mapping[str, int], draw: Random) -> Iterator[tuple[str, Pair]]:
-    """Different pairs of a document with their kinds: as many as asked for, or as its length gives."""
+    """Distinct pairs of a document with their kinds: as many as requested, or as its length allows."""
     for kind, wanted in kinds.items():
         seen: set[Pair] = set()
         for _ in range(wanted * _TRIES):

@@ -1,4 +1,4 @@
-"""Documents streamed from .txt and .jsonl (plain, .gz, .xz, .zst) and .parquet files, never a whole file in memory."""
+"""Stream documents from .txt and .jsonl (plain, .gz, .xz, .zst) and .parquet files without loading whole files."""
 
 import gzip
 import json
@@ -7,15 +7,17 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
 from bertsmith.errors import InputError, nearest
+from bertsmith.text.rows import Row
+
+NumberedRows: TypeAlias = Iterator[tuple[int, Row]]
+"""Rows with the number of their line (of their row in .parquet files), from 1."""
 
 
-def parquet_rows(
-    file: Path, field: str | None = None, watch: Callable[[int], None] | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows with their numbers from 1, all columns or one; `watch` is told how many bytes were read."""
+def parquet_rows(file: Path, field: str | None = None, watch: Callable[[int], None] | None = None) -> NumberedRows:
+    """Read all columns or one; `watch` is called with the number of bytes read."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -59,7 +61,7 @@ Watch = Callable[[int], None]
 
 
 def find_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The readable files among `paths` and inside the folders among them, sorted and without repeats."""
+    """List the readable files of `paths` and of the folders among them, sorted, without duplicates."""
     found: set[Path] = set()
     for path in map(Path, paths):
         if path.is_dir():
@@ -79,7 +81,7 @@ def find_files(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def read_documents(files: Iterable[str | Path], field: str = "text", watch: Watch | None = None) -> Iterator[str]:
-    """The documents of all files in order; empty ones are skipped.
+    """Read the documents of all files in order; empty ones are skipped.
 
     In .txt files blank lines separate documents, in .jsonl files every line is an object whose `field` holds one, in
     .parquet files every row of the column `field` is one.
@@ -100,7 +102,7 @@ def read_documents(files: Iterable[str | Path], field: str = "text", watch: Watc
 def read_titled(
     files: Iterable[str | Path], field: str = "text", title: str = "title", watch: Watch | None = None
 ) -> Iterator[tuple[str | None, str]]:
-    """The documents as `read_documents` gives them, each after its title; None where a row has no text in `title`."""
+    """Read documents with their titles; None where a row has no text in `title`."""
     for file in map(Path, files):
         ending = _known_ending(file)
         if ending.startswith(".txt"):
@@ -115,10 +117,10 @@ def read_titled(
 
 
 def first_texts(file: Path, most: int, field: str = "text") -> list[str]:
-    """The first texts of a file: the lines of a .txt file that are not blank, the documents of the others."""
+    """Read the first texts of a file: non-blank lines of a .txt file, documents of other files."""
     found: list[str] = []
     for document in read_documents(find_files([file]), field):
-        # in a .txt file lines without a blank one between them are one document
+        # adjacent lines of a .txt file are one document
         found += document.split("\n") if _ending(file).startswith(".txt") else [document]
         if len(found) >= most:
             break
@@ -128,13 +130,13 @@ def first_texts(file: Path, most: int, field: str = "text") -> list[str]:
 
 
 def _ending(file: Path) -> str:
-    """The known ending of a file name, or nothing."""
+    """The known ending of a file name, or an empty string."""
     name = file.name.lower()
     return next((ending for ending in ENDINGS if name.endswith(ending)), "")
 
 
 def _known_ending(file: Path) -> str:
-    """The ending of a file name, or a sentence if it is not known."""
+    """The ending of a file name; raise if it is unknown."""
     ending = _ending(file)
     if not ending:
         raise InputError(f"file {str(file)!r} has no known ending; allowed: {', '.join(ENDINGS)}")
@@ -164,7 +166,7 @@ def _json_documents(file: Path, field: str, watch: Watch | None) -> Iterator[str
 
 
 def read_lines(file: Path) -> list[str]:
-    """The lines of a .txt file (plain or packed), empty ones included."""
+    """Read the lines of a .txt file (plain or compressed), with empty ones."""
     if not file.is_file():
         reason = "is a folder; give a file" if file.is_dir() else "does not exist"
         raise InputError(f"data {str(file)!r} {reason}")
@@ -176,18 +178,18 @@ def read_lines(file: Path) -> list[str]:
 
 
 def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file (plain or packed) with their numbers from 1, without line ends."""
+    """Read the lines of a text file (plain or compressed) with their numbers from 1, without line ends."""
     for number, raw in _lines(file, None):
         yield number, _decode(raw, file, number)
 
 
-def read_rows(file: Path, watch: Watch | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a .jsonl file (plain or packed) with the numbers of their lines; blank lines are skipped."""
+def read_rows(file: Path, watch: Watch | None = None) -> NumberedRows:
+    """Read the objects of a .jsonl file (plain or compressed); blank lines are skipped."""
     for number, raw in _lines(file, watch):
         if not raw or raw.isspace():
             continue
         try:
-            # decoding comes first: json.loads would guess UTF-16 or UTF-32 from zero bytes
+            # decode first: json.loads would guess UTF-16 or UTF-32 from zero bytes
             row = json.loads(_decode(raw, file, number))
         except (ValueError, RecursionError) as error:
             if isinstance(error, InputError):
@@ -202,15 +204,15 @@ def read_rows(file: Path, watch: Watch | None = None) -> Iterator[tuple[int, dic
         yield number, row
 
 
-def text_of(row: dict[str, Any], field: str, file: Path, number: int, place: str = "line") -> str:
-    """The text in a field of a row; `file` and `number` say where the row stands, for the sentence if there is none."""
+def text_of(row: Row, field: str, file: Path, number: int, place: str = "line") -> str:
+    """Return the text in a field of a row; `file` and `number` are for the error message."""
     if field not in row:
         raise InputError(f"file {str(file)!r} {place} {number} has no field {field!r}; {nearest(field, row)}")
     return _checked(row[field], field, file, f"{place} {number}")
 
 
 def is_visible(text: str) -> bool:
-    """Whether a reader could see anything of a text."""
+    """Whether a text has a visible character."""
     return _VISIBLE.search(text) is not None
 
 
@@ -219,8 +221,8 @@ def _parquet_documents(file: Path, field: str, watch: Watch | None) -> Iterator[
         yield _checked(row[field], field, file, f"row {number}")
 
 
-def _checked(value: Any, field: str, file: Path, place: str) -> str:
-    """The value when it is text that can be encoded."""
+def _checked(value: object, field: str, file: Path, place: str) -> str:
+    """Return the value if it is valid text, else raise."""
     if not isinstance(value, str):
         kind = "null" if value is None else type(value).__name__
         raise InputError(f"file {str(file)!r} {place}: field {field!r} is {kind}; it must be a string")
@@ -246,7 +248,7 @@ def _decode(raw: bytes, file: Path, number: int) -> str:
 
 
 def _lines(file: Path, watch: Watch | None) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file with their numbers from 1, without line ends."""
+    """Lines of a file with their numbers from 1, without line ends."""
     number = 0
     rest: list[bytes] = []
     waiting = 0
@@ -285,10 +287,14 @@ class _BrokenArchive(Exception):
     """A damaged zstandard stream."""
 
 
-class _Watched:
-    """A file that tells how many bytes were read; just enough of a file for gzip and lzma."""
+class _Source(Protocol):
+    def read(self, size: int = ..., /) -> bytes: ...
 
-    def __init__(self, file: Any, watch: Watch) -> None:
+
+class _Watched:
+    """A file that reports the number of bytes read; implements what gzip and lzma need of a file."""
+
+    def __init__(self, file: BinaryIO, watch: Watch) -> None:
         self.file = file
         self.watch = watch
 
@@ -302,13 +308,13 @@ class _Watched:
 
 
 def _chunks(file: Path, watch: Watch | None) -> Iterator[bytes]:
-    """The unpacked content of a file in chunks; a truncated archive ends in EOFError."""
+    """Decompressed content of a file in chunks; a truncated archive raises EOFError."""
     with file.open("rb") as source:
         raw: Any = _Watched(source, watch) if watch else source
         if file.suffix.lower() == ".zst":
             yield from _zstandard_chunks(raw)
             return
-        opened: Any = raw
+        opened: _Source = raw
         if file.suffix.lower() == ".gz":
             opened = gzip.GzipFile(fileobj=raw)
         elif file.suffix.lower() == ".xz":
@@ -317,8 +323,8 @@ def _chunks(file: Path, watch: Watch | None) -> Iterator[bytes]:
             yield chunk
 
 
-def _zstandard_chunks(source: Any) -> Iterator[bytes]:
-    """The frames of a zstandard file unpacked; the library's own reader says nothing when the last one is cut off."""
+def _zstandard_chunks(source: _Source) -> Iterator[bytes]:
+    """Decompress the frames of a zstandard file; the library's own reader does not report a truncated last frame."""
     import zstandard
 
     unpacker = None

@@ -1,4 +1,4 @@
-"""Sentences of a document by rules: line ends always end one, full stops only where they do not belong to a word."""
+"""Split documents into sentences by rules: at line ends, and at full stops that are not part of a word."""
 
 import re
 
@@ -23,7 +23,7 @@ _LONGEST_ABBREVIATION = 12
 
 
 def split_sentences(document: str) -> list[str]:
-    """The sentences of a document in order, without the white space around them; none is empty.
+    """Split a document into non-empty, stripped sentences.
 
     >>> split_sentences('Dr. A. Smith paid 3.50 euros. "Why?" he asked. 東京です。はい。')
     ['Dr. A. Smith paid 3.50 euros.', '"Why?" he asked.', '東京です。', 'はい。']
@@ -35,7 +35,7 @@ def split_sentences(document: str) -> list[str]:
 
 
 def _marked(match: re.Match[str]) -> str:
-    """The candidate with a line end in place of its space when a sentence ends there, otherwise as it was."""
+    """Replace the space by a line end if a sentence ends there."""
     stop, following = match["stop"], match["next"]
     if following.islower() or (stop == "." and _belongs_to_word(match.string, match.start(), following)):
         return match[0]

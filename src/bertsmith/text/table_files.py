@@ -1,6 +1,6 @@
-"""The rows of one file of a task: .jsonl, .csv, .tsv (plain, .gz, .xz, .zst) or .parquet.
+"""Read the rows of one file of a task: .jsonl, .csv, .tsv (plain, .gz, .xz, .zst) or .parquet.
 
-Fields of .csv and .tsv files stay texts: whether "3" is a label or a number is for the task to say.
+Fields of .csv and .tsv files stay texts: the task decides whether "3" is a label or a number.
 """
 
 import csv
@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError
-from bertsmith.text.readers import LONGEST_LINE, PACKINGS, numbered_lines, parquet_rows, read_rows
-from bertsmith.text.rows import Table
+from bertsmith.text.readers import LONGEST_LINE, PACKINGS, NumberedRows, numbered_lines, parquet_rows, read_rows
+from bertsmith.text.rows import Row, Table
 
 TABLE_FORMATS = (".jsonl", ".csv", ".tsv")
 TABLE_ENDINGS = (*(format_ + packing for format_ in TABLE_FORMATS for packing in PACKINGS), ".parquet")
 
-Numbered = Iterator[tuple[int, dict[str, Any]]]
-
 
 def table_ending(file: Path) -> str:
-    """The ending of a file name that rows can be read from, or nothing."""
+    """The table ending of a file name, or an empty string."""
     name = file.name.lower()
     return next((ending for ending in sorted(TABLE_ENDINGS, key=len, reverse=True) if name.endswith(ending)), "")
 
 
-def table_rows(file: Path) -> Numbered:
-    """The rows of a file with the numbers of their lines (of their rows, in .parquet files)."""
+def table_rows(file: Path) -> NumberedRows:
+    """Read the rows of a file with the numbers of their lines (of their rows in .parquet files)."""
     ending = table_ending(file)
     if not ending:
         raise InputError(
@@ -40,8 +38,8 @@ def table_rows(file: Path) -> Numbered:
     return _named_fields(file, _comma_fields(file) if ending.startswith(".csv") else _tab_fields(file))
 
 
-def _named_fields(file: Path, lines: Iterator[tuple[int, list[str]]]) -> Numbered:
-    """The fields of every line after the first by the names that stand there."""
+def _named_fields(file: Path, lines: Iterator[tuple[int, list[str]]]) -> NumberedRows:
+    """Fields of every line by the column names of the first line."""
     _, first = next(lines, (0, None))
     if first is None:
         raise InputError(f"file {str(file)!r} is empty; its first line must name the columns")
@@ -74,16 +72,16 @@ def _column_names(file: Path, fields: list[str]) -> list[str]:
 
 
 def _tab_fields(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """Lines cut at tabs; quotes mean nothing, as in the files of GLUE."""
+    """Split lines at tabs; quotes have no meaning, as in the files of GLUE."""
     for number, line in numbered_lines(file):
         if line:
             yield number, _whole(file, number, line).split("\t")
 
 
 def _comma_fields(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """Records of a .csv file with the line each begins on; fields in quotes may hold commas and line ends."""
+    """Records of a .csv file with their first line; quoted fields may contain commas and line ends."""
     reader = csv.reader(_ended(file, numbered_lines(file)), strict=True)
-    # the limit is one for all readers; a text may be as long as a line of any other file
+    # the limit is global; a text may be as long as a line of any other file
     earlier = csv.field_size_limit(LONGEST_LINE)
     records: list[tuple[int, list[str]]] = []
     begin = 1
@@ -114,14 +112,14 @@ def _whole(file: Path, number: int, line: str) -> str:
     return line
 
 
-def is_squad(content: Any) -> bool:
-    """Whether the content of a JSON file has the form of SQuAD's."""
+def is_squad(content: object) -> bool:
+    """Whether the content of a JSON file has SQuAD's format."""
     articles = content.get("data") if isinstance(content, Mapping) else None
     return isinstance(articles, list) and all(isinstance(one, Mapping) and "paragraphs" in one for one in articles)
 
 
 def squad_table(file: Path) -> Table:
-    """The questions of a SQuAD file, numbered from 1."""
+    """Read the questions of a SQuAD file, numbered from 1."""
     try:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
@@ -137,19 +135,19 @@ def squad_table(file: Path) -> Table:
     return Table(f"file {str(file)!r}", rows, range(1, len(rows) + 1), "question")
 
 
-def _rows(articles: list[Any]) -> Iterator[dict[str, Any]]:
+def _rows(articles: list[Any]) -> Iterator[Row]:
     for article in articles:
         for paragraph in article["paragraphs"]:
-            for asked in paragraph["qas"]:
+            for question in paragraph["qas"]:
                 row = {
-                    "id": asked["id"],
+                    "id": question["id"],
                     "title": article.get("title", ""),
                     "context": paragraph["context"],
-                    "question": asked["question"],
+                    "question": question["question"],
                 }
-                if "answers" in asked:
-                    answers = asked["answers"]
+                if "answers" in question:
+                    answers = question["answers"]
                     row["answers"] = {key: [answer[key] for answer in answers] for key in ("text", "answer_start")}
-                if "is_impossible" in asked:
-                    row["is_impossible"] = asked["is_impossible"]
+                if "is_impossible" in question:
+                    row["is_impossible"] = question["is_impossible"]
                 yield row

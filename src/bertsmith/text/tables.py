@@ -1,47 +1,43 @@
-"""Rows of named columns, each knowing where it stands, so that what is wrong with one can be said; and where the parts
-of a task come from: a folder, one file, or a name on the hub.
-"""
+"""The splits (train, dev, test) of a task's data: a folder, one file, or a data set of the hub."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bertsmith.errors import InputError, nearest
-from bertsmith.text.hub import hub_parts, is_hub_name, named_rows
+from bertsmith.text.hub import is_hub_name, load_hub_splits, named_rows
 from bertsmith.text.readers import is_visible, text_of
 from bertsmith.text.rows import Table
 from bertsmith.text.table_files import TABLE_ENDINGS, table_ending, table_rows
 
-PART_NAMES = {
+SPLIT_NAMES = {
     "train": ("train",),
     "dev": ("dev", "valid", "validation"),
     "valid": ("valid", "validation", "dev"),
     "validation": ("validation", "valid", "dev"),
     "test": ("test",),
 }
-"""The names under which each part is looked for."""
-ROW_NAMES = ("id", "idx", "index", "guid")  # columns that only name a row
+"""File names of each split."""
+ROW_NAMES = ("id", "idx", "index", "guid")  # columns with an identifier
 
 
 @dataclass(frozen=True)
 class TextPairs:
-    """Two columns of texts, row by row."""
+    """Two columns of texts."""
 
     sources: list[str]
     targets: list[str]
     empty: int = 0
-    """Rows left out because one of their texts was empty."""
+    """Number of rows dropped because of an empty text."""
 
     def __len__(self) -> int:
         return len(self.sources)
 
 
-def part_file(folder: Path, part: str) -> Path | None:
-    """The file of one part of a task, or None if the folder has none; one part in two formats is refused."""
-    for name in PART_NAMES.get(part, (part,)):
-        # of one format the plain file comes before the packed ones
+def split_file(folder: Path, part: str) -> Path | None:
+    """Find the file of a split, or None; raise if it exists in two formats."""
+    for name in SPLIT_NAMES.get(part, (part,)):
+        # the plain file of a format comes before the compressed ones
         files = [folder / f"{name}{ending}" for ending in TABLE_ENDINGS if (folder / f"{name}{ending}").is_file()]
         formats = {file.name.removeprefix(name).split(".")[1] for file in files}
         if len(formats) > 1:
@@ -52,19 +48,19 @@ def part_file(folder: Path, part: str) -> Path | None:
     return None
 
 
-def folder_parts(folder: Path) -> list[str]:
-    """The parts that a folder has files of."""
+def folder_splits(folder: Path) -> list[str]:
+    """Splits that a folder has files of."""
     return sorted(
         {file.name.removesuffix(table_ending(file)) for file in folder.iterdir() if table_ending(file)}
-        & {name for names in PART_NAMES.values() for name in names}
+        & {name for names in SPLIT_NAMES.values() for name in names}
     )
 
 
-def find_part(folder: Path, part: str) -> Path:
-    """The file of one part of a task."""
+def find_split_file(folder: Path, part: str) -> Path:
+    """Find the file of a split; raise if there is none."""
     if not folder.is_dir():
         raise InputError(f"--data {str(folder)!r} is not a folder; give one with train.jsonl and dev.jsonl")
-    file = part_file(folder, part)
+    file = split_file(folder, part)
     if file is not None:
         return file
     there = sorted({path.name.removesuffix(table_ending(path)) for path in folder.iterdir() if table_ending(path)})
@@ -75,8 +71,8 @@ def find_part(folder: Path, part: str) -> Path:
 
 
 def pair_columns(folder: Path, part: str, source: str | None, target: str | None) -> tuple[str, str]:
-    """The names of the two columns: those given, or the only two that hold text, in the order of the file."""
-    file = find_part(folder, part)
+    """Names of the two text columns: those given, or the only two that contain text, in the order of the file."""
+    file = find_split_file(folder, part)
     _, row = next(table_rows(file), (0, None))
     if row is None:
         raise InputError(f"file {str(file)!r} has no rows")
@@ -101,8 +97,8 @@ def pair_columns(folder: Path, part: str, source: str | None, target: str | None
 
 
 def read_pairs(folder: Path, part: str, source: str, target: str) -> TextPairs:
-    """The pairs of one part; rows with an empty text are left out and counted."""
-    file = find_part(folder, part)
+    """Read the pairs of a split; rows with an empty text are dropped and counted."""
+    file = find_split_file(folder, part)
     sources, targets, empty = [], [], 0
     for number, row in table_rows(file):
         texts = text_of(row, source, file, number), text_of(row, target, file, number)
@@ -116,45 +112,45 @@ def read_pairs(folder: Path, part: str, source: str, target: str) -> TextPairs:
     return TextPairs(sources, targets, empty)
 
 
-class Parts(ABC):
-    """The parts of one task."""
+class Splits(ABC):
+    """The splits of a task's data."""
 
     @abstractmethod
     def find(self, part: str) -> Table | None:
-        """The rows of a part, or None if there is no such part."""
+        """Return the rows of a split, or None."""
 
     @abstractmethod
     def missing(self, part: str) -> InputError:
-        """The sentence that a part is not there."""
+        """Return the error for a missing split."""
 
     def read(self, part: str) -> Table:
-        """The rows of a part, or a sentence that there is none."""
+        """Return the rows of a split; raise if there is none."""
         table = self.find(part)
         if table is None:
             raise self.missing(part)
         return table
 
 
-class FolderParts(Parts):
-    """A folder with a file for every part."""
+class FolderSplits(Splits):
+    """A folder with one file per split."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, part: str) -> Table | None:
-        file = part_file(self.folder, part)
+        file = split_file(self.folder, part)
         return None if file is None else read_file(file)
 
     def missing(self, part: str) -> InputError:
         try:
-            find_part(self.folder, part)
+            find_split_file(self.folder, part)
         except InputError as error:
             return error
         raise AssertionError("the part is there")
 
 
-class OneFile(Parts):
-    """One file, which is whatever part is asked for first of all: that to learn from, or that to answer."""
+class SingleFile(Splits):
+    """One file, which is the split `part`."""
 
     def __init__(self, file: Path, part: str) -> None:
         self.file, self.part = file, part
@@ -166,46 +162,46 @@ class OneFile(Parts):
         return InputError(f"--data {str(self.file)!r} is one file, the {self.part} part; it has no {part} part")
 
 
-class HubParts(Parts):
-    """A data set that the package `datasets` reads."""
+class HubSplits(Splits):
+    """A data set read by the package `datasets`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.parts: Mapping[str, Any] = hub_parts(name)
+        self.splits = load_hub_splits(name)
 
     def find(self, part: str) -> Table | None:
-        names = (*PART_NAMES.get(part, (part,)), *(("validation_matched",) if part == "dev" else ()))
-        found = next((name for name in names if name in self.parts), None)
+        names = (*SPLIT_NAMES.get(part, (part,)), *(("validation_matched",) if part == "dev" else ()))
+        found = next((name for name in names if name in self.splits), None)
         if found is None:
             return None
-        rows = named_rows(self.parts[found])
+        rows = named_rows(self.splits[found])
         if not rows:
             raise InputError(f"{self.name} ({found}) has no rows")
         return Table(f"{self.name} ({found})", rows, range(len(rows)), "row")
 
     def missing(self, part: str) -> InputError:
-        return InputError(f"--data {self.name!r} has no part {part!r}; {nearest(part, self.parts)}")
+        return InputError(f"--data {self.name!r} has no part {part!r}; {nearest(part, self.splits)}")
 
 
-def parts_of(data: str | Path, *, file_is: str = "train") -> Parts:
-    """The parts of what --data names; a single file is the part `file_is`."""
+def open_splits(data: str | Path, *, file_is: str = "train") -> Splits:
+    """Open the data that --data names; a single file is the split `file_is`."""
     path = Path(data)
     if path.is_dir():
-        is_readable = not folder_parts(path) and any(table_ending(file) for file in path.rglob("*"))
-        return HubParts(str(path.absolute())) if is_readable else FolderParts(path)
+        is_readable = not folder_splits(path) and any(table_ending(file) for file in path.rglob("*"))
+        return HubSplits(str(path.absolute())) if is_readable else FolderSplits(path)
     if path.is_file():
-        return OneFile(path, file_is)
+        return SingleFile(path, file_is)
     name = str(data)
-    # a folder with a slip in its name is not looked for elsewhere
+    # a misspelled folder name is not looked up on the hub
     if table_ending(path) or not is_hub_name(name) or (path.parent != Path() and path.parent.is_dir()):
         raise InputError(
             f"--data {name!r} does not exist; give a folder, a file, or a name on the hub (owner/name, name:config)"
         )
-    return HubParts(name)
+    return HubSplits(name)
 
 
 def read_file(file: Path) -> Table:
-    """The rows of a file, at least one."""
+    """Read the rows of a file; raise if there are none."""
     if not file.is_file():
         raise InputError(f"data {str(file)!r} {'is a folder; give a file' if file.is_dir() else 'does not exist'}")
     found = list(table_rows(file))
@@ -215,6 +211,6 @@ def read_file(file: Path) -> Table:
     return Table(f"file {str(file)!r}", [row for _, row in found], [number for number, _ in found], unit)
 
 
-def read_part(data: str | Path, part: str) -> Table:
-    """One part of what --data names; a single file is whatever part is asked for."""
-    return parts_of(data, file_is=part).read(part)
+def read_split(data: str | Path, part: str) -> Table:
+    """Read one split of the data that --data names; a single file is any split."""
+    return open_splits(data, file_is=part).read(part)

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, NamedTuple, Self, overload
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, cast, overload
 
 import numpy as np
 import tokenizers
@@ -17,11 +17,13 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bertsmith.errors import InputError
 
+TokenizerContent: TypeAlias = dict[str, Any]
+"""The content of a tokenizer.json, or a part of it."""
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def read_backend(path: Path) -> tokenizers.Tokenizer:
-    """The tokenizer that a folder or one of the two kinds of file describes."""
+    """Read a tokenizer from a folder, a tokenizer.json or a vocab.txt."""
     if not path.exists():
         raise InputError(f"tokenizer {str(path)!r} does not exist")
     if path.is_dir():
@@ -53,13 +55,13 @@ def _read_json(path: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # the library raises bare exceptions, and panics that are not even those
+    except BaseException as error:  # the library raises bare exceptions, and panics
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"tokenizer file {str(path)!r} is not a usable tokenizer.json: {reason}") from None
 
 
 def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
-    """BERT's WordPiece tokenizer over a vocabulary with one piece per line."""
+    """BERT's WordPiece tokenizer with a vocabulary of one token per line."""
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -76,9 +78,9 @@ def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
     )
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
-        handle_chinese_chars=settings["tokenize_chinese_chars"],
+        handle_chinese_chars=bool(settings["tokenize_chinese_chars"]),
         strip_accents=settings["strip_accents"],
-        lowercase=settings["do_lower_case"],
+        lowercase=bool(settings["do_lower_case"]),
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
@@ -87,9 +89,9 @@ def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _bert_settings(path: Path) -> dict[str, Any]:
-    """The three settings of BERT's normalizer, from a tokenizer_config.json where there is one."""
-    settings: dict[str, Any] = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+def _bert_settings(path: Path) -> dict[str, bool | None]:
+    """The three settings of BERT's normalizer, from a tokenizer_config.json if there is one."""
+    settings: dict[str, bool | None] = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
     if not path.is_file():
         return settings
     try:
@@ -117,23 +119,23 @@ ROLES = {
 
 
 class PairFrame(NamedTuple):
-    """The special tokens a tokenizer puts around the two texts of a pair."""
+    """Special tokens around the two texts of a pair."""
 
     before: list[int]
     between: list[int]
     after: list[int]
     types: tuple[int, int, int, int, int]
-    """Of what is before, the first text, what is between, the second text, what is after."""
+    """Token type ids of prefix, first text, separator, second text, suffix."""
 
 
 class Tokenizer:
-    """Texts to ids with the special tokens found by their role; padding is always on the right.
+    """Texts to token ids, with special tokens found by their role; padding is always on the right.
 
-    Safe to share between threads and cheap enough to send to another process.
+    Threads may share it, and it is cheap to send to another process.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        # a file may carry settings of whoever saved it last; here they belong to the call
+        # files carry padding and truncation of their last use; here they are arguments of `encode`
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
@@ -143,40 +145,40 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The tokenizer in a folder (tokenizer.json, or vocab.txt with an optional tokenizer_config.json) or a file."""
+        """Load a folder (tokenizer.json, or vocab.txt with an optional tokenizer_config.json) or a file."""
         return cls(read_backend(Path(path)))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The tokenizer that the content of a tokenizer.json describes."""
+        """Create a tokenizer from the content of a tokenizer.json."""
         return cls(tokenizers.Tokenizer.from_str(text))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self).from_json, (self._text,)
 
     @property
     def pad(self) -> int:
-        """The id that fills a sequence up."""
+        """Id of the padding token."""
         return self._role("pad")
 
     @property
     def unknown(self) -> int:
-        """The id of a word no piece covers."""
+        """Id of the unknown token."""
         return self._role("unknown")
 
     @property
     def start(self) -> int:
-        """The id at the start of every sequence."""
+        """Id of the token at the start of every sequence."""
         return self._role("start")
 
     @property
     def separator(self) -> int:
-        """The id after every segment."""
+        """Id of the token after every segment."""
         return self._role("separator")
 
     @property
     def mask(self) -> int:
-        """The id that hides a token."""
+        """Id of the mask token."""
         return self._role("mask")
 
     def _role(self, role: str) -> int:
@@ -197,41 +199,41 @@ class Tokenizer:
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """The id of every piece, added tokens among them."""
+        """Id of every token, added tokens included."""
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return vocabulary
 
     @property
-    def normalizer(self) -> Any:
-        """The part of the backend that prepares text, or nothing; it has `normalize_str`."""
+    def normalizer(self) -> normalizers.Normalizer | None:
+        """The normaliser of the backend."""
         return self._backend.normalizer
 
     @cached_property
     def special_ids(self) -> tuple[int, ...]:
-        """The ids that stand for no text, in order: the roles found and every added token marked as special."""
+        """Ids of special tokens, sorted: those with a role and every added token marked as special."""
         added = self._backend.get_added_tokens_decoder()
         return tuple(sorted({*self._roles.values(), *(token for token, content in added.items() if content.special)}))
 
     @cached_property
     def size(self) -> int:
-        """The rows an embedding needs: the highest id plus one."""
+        """Number of embedding rows: the highest id plus one."""
         return max(self.vocabulary.values()) + 1
 
     @cached_property
-    def content(self) -> dict[str, Any]:
+    def content(self) -> TokenizerContent:
         """The content of tokenizer.json, without padding and truncation."""
-        content: dict[str, Any] = json.loads(self._text)
+        content: TokenizerContent = json.loads(self._text)
         return content
 
     @cached_property
     def hash(self) -> str:
-        """The sha256 of the content, the same however the file was laid out."""
+        """SHA-256 of the content, independent of the formatting of the file."""
         canonical = json.dumps(self.content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     @cached_property
     def starts_word(self) -> np.ndarray:
-        """Which pieces begin a word; special tokens count as words.
+        """Which tokens begin a word; special tokens count as words.
 
         Shape: (size,), bool
         """
@@ -248,13 +250,13 @@ class Tokenizer:
         return starts
 
     def _word_marks(self) -> tuple[str, str]:
-        """The mark of pieces that continue a word and the mark of those that begin one; at most one is not empty."""
+        """Prefix of tokens that continue a word, and of those that begin one; at most one is not empty."""
         model = self.content["model"]
         if model.get("continuing_subword_prefix"):
             return model["continuing_subword_prefix"], ""
         if model["type"] == "WordLevel":
             return "", ""
-        # a normalizer may set the mark as well as a pre-tokenizer, so all the text of both counts
+        # the normaliser may add the prefix as well as the pre-tokenizer: search both
         before = json.dumps([self.content["normalizer"], self.content["pre_tokenizer"]], ensure_ascii=False)
         if '"ByteLevel"' in before:
             return "", "Ġ"
@@ -285,14 +287,14 @@ class Tokenizer:
         max_length: int | None = None,
         *,
         padding: bool = True,
-    ) -> dict[str, Any]:
-        """The input_ids, attention_mask and token_type_ids of texts, or of pairs of texts, with special tokens.
+    ) -> dict[str, np.ndarray] | dict[str, list[np.ndarray]]:
+        """Return input_ids, attention_mask and token_type_ids of texts, or of pairs of texts, with special tokens.
 
-        Longer inputs are cut to `max_length`, the longer text of a pair first. With `padding` every value is one array
-        of shape (texts, longest), else a list of arrays.
+        Longer inputs are truncated to `max_length`, the longer text of a pair first. With `padding` every value is an
+        array of shape (texts, longest), else a list of arrays.
         """
         _check_texts("texts", texts)
-        inputs: list[Any] = list(texts)
+        inputs: list[str] | list[tuple[str, str]] = list(texts)
         if pairs is not None:
             _check_texts("pairs", pairs)
             if len(pairs) != len(texts):
@@ -302,7 +304,7 @@ class Tokenizer:
             needed = self._backend.num_special_tokens_to_add(pairs is not None) + 1
             if max_length < needed:
                 raise InputError(f"max_length is {max_length}; at least {needed} is needed to hold the special tokens")
-        encodings = self._encoded(inputs, max_length, add_special_tokens=True)
+        encodings = self._encode(inputs, max_length, add_special_tokens=True)
         rows = [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
         types = [np.asarray(encoding.type_ids, dtype=np.int64) for encoding in encodings]
         if not padding:
@@ -323,46 +325,46 @@ class Tokenizer:
         }
 
     def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text without special tokens, however long."""
+        """Token ids of each text without special tokens, not truncated."""
         _check_texts("texts", texts)
-        return [encoding.ids for encoding in self._encoded(list(texts), None, add_special_tokens=False)]
+        return [encoding.ids for encoding in self._encode(list(texts), None, add_special_tokens=False)]
 
     def encode_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The ids of each text without special tokens, and where in its characters each begins and ends.
+        """Token ids of each text without special tokens, and their character offsets.
 
         Shape: (tokens,) and (tokens, 2), int32.
         """
         _check_texts("texts", texts)
-        rows = self._encoded(list(texts), None, has_words=True, add_special_tokens=False)
+        rows = self._encode(list(texts), None, has_words=True, add_special_tokens=False)
         return [(np.array(row.ids, np.int32), np.array(row.offsets, np.int32).reshape(-1, 2)) for row in rows]
 
     def pair_frame(self) -> PairFrame:
-        """What stands around two texts that are one sequence."""
-        (row,) = self._encoded([("a", "a")], None, has_words=True, add_special_tokens=True)
-        places, ids, types = row.sequence_ids, row.ids, row.type_ids
-        if 0 not in places or 1 not in places or places[0] is not None:
+        """Special tokens and types of a pair of texts."""
+        (row,) = self._encode([("a", "a")], None, has_words=True, add_special_tokens=True)
+        texts, ids, types = row.sequence_ids, row.ids, row.type_ids
+        if 0 not in texts or 1 not in texts or texts[0] is not None:
             raise InputError("the tokenizer puts no special token before a pair of texts; one such as [CLS] is needed")
-        first, second = places.index(0), places.index(1)
-        first_end = len(places) - places[::-1].index(0)
-        second_end = len(places) - places[::-1].index(1)
+        first, second = texts.index(0), texts.index(1)
+        first_end = len(texts) - texts[::-1].index(0)
+        second_end = len(texts) - texts[::-1].index(1)
         between, after = ids[first_end:second], ids[second_end:]
         kinds = (types[0], types[first], types[second - 1], types[second], types[-1])
         return PairFrame(ids[:first], between, after, kinds)
 
     def encode_words(self, words: list[str]) -> tuple[list[int], list[int]]:
-        """The ids of all words, each encoded as a text of its own, and for every id the index of its word."""
-        (encoding,) = self._encoded([words], None, has_words=True, add_special_tokens=False, is_pretokenized=True)
-        return encoding.ids, encoding.word_ids
+        """Token ids of all words, each encoded as a separate text, and the index of the word of every token."""
+        (encoding,) = self._encode([words], None, has_words=True, add_special_tokens=False, is_pretokenized=True)
+        return encoding.ids, cast(list[int], encoding.word_ids)  # only special tokens have no word
 
     def split_words(self, texts: Sequence[str]) -> list[list[list[str]]]:
-        """For each text the pieces of every word in it, words being what the tokenizer itself never joins."""
+        """Tokens of every word of each text; words are the units of the pre-tokenizer."""
         _check_texts("texts", texts)
-        rows = self._encoded(list(texts), None, has_words=True, add_special_tokens=False)
+        rows = self._encode(list(texts), None, has_words=True, add_special_tokens=False)
         pairs = (zip(row.word_ids, row.tokens, strict=True) for row in rows)
         return [[[piece for _, piece in word] for _, word in groupby(row, itemgetter(0))] for row in pairs]
 
     def spell(self, piece: str) -> list[int]:
-        """The ids this tokenizer has for the letters of a piece of another vocabulary, marks included."""
+        """Ids of the letters of a token of another vocabulary, prefix included."""
         model = self.content["model"]
         if model["type"] != "WordPiece":
             return [token.id for token in self._backend.model.tokenize(piece)]
@@ -377,10 +379,15 @@ class Tokenizer:
             mark, letters = prefix, letters[length:]
         return ids
 
-    def _encoded(
-        self, inputs: list[Any], max_length: int | None, *, has_words: bool = False, **settings: bool
-    ) -> list[Any]:
-        # the backend keeps truncation as its state and refuses to change it while another thread encodes
+    def _encode(
+        self,
+        inputs: Sequence[str | tuple[str, str] | list[str]],
+        max_length: int | None,
+        *,
+        has_words: bool = False,
+        **settings: bool,
+    ) -> list[tokenizers.Encoding]:
+        # truncation is a state of the backend, which must not change while another thread encodes
         with self._lock:
             if max_length != self._truncation:
                 if max_length is None:
@@ -388,23 +395,23 @@ class Tokenizer:
                 else:
                     self._backend.enable_truncation(max_length, strategy="longest_first", direction="right")
                 self._truncation = max_length
-            # the fast form leaves out character offsets and word indices
+            # the fast method omits offsets and word indices
             fast = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)
             encode = self._backend.encode_batch if has_words else fast
-            encodings: list[Any] = encode(inputs, **settings)
+            encodings: list[tokenizers.Encoding] = encode(inputs, **settings)
             return encodings
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, without special tokens."""
+        """Decode ids to text, without special tokens."""
         text: str = self._backend.decode([int(token) for token in ids], skip_special_tokens=True)
         return text
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The piece of each id; an id outside the vocabulary gives an empty one."""
+        """The token of each id; empty for an id outside the vocabulary."""
         return [self._backend.id_to_token(int(token)) or "" for token in ids]
 
     def save(self, folder: str | Path) -> Path:
-        """The path of the tokenizer.json written into `folder`; a killed run never leaves half of one."""
+        """Write tokenizer.json into `folder`, complete or not at all, and return its path."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "tokenizer.json"

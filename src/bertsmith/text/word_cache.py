@@ -1,4 +1,4 @@
-"""Many sentences to tokens at once, each distinct word encoded a single time.
+"""Tokenise many sentences at once, encoding each distinct word only once.
 
 Most tokenizers treat the words between two spaces one by one, so a table from word to pieces gives exactly the same
 ids several times faster. Where that does not hold (another kind of tokenizer, a sentence with unusual white space) the
@@ -6,11 +6,10 @@ tokenizer itself encodes the whole sentence.
 """
 
 import re
-from typing import Any
 
 import numpy as np
 
-from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.tokenizer import Tokenizer, TokenizerContent
 
 _WHITE_SPACE = re.compile(r"\s")
 # BERT makes every punctuation sign a word of its own, so spaces around the common ones change nothing but keep
@@ -22,7 +21,7 @@ CHARACTERS_KEPT = 8_000_000
 
 
 class WordCache:
-    """Tokens of sentences, the same as from `Tokenizer.encode_plain`, with bounded memory."""
+    """The same tokens as `Tokenizer.encode_plain`, with bounded memory."""
 
     _index: "_WordIndex"
     _words: int
@@ -46,7 +45,7 @@ class WordCache:
         self._clear()
 
     def encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of all sentences one after another, and how many belong to each.
+        """Concatenated tokens of all sentences, and the number of tokens of each.
 
         Shape: (tokens,), uint32; (sentences,), int64
         """
@@ -79,7 +78,7 @@ class WordCache:
     def _replaced(
         self, tokens: np.ndarray, lengths: np.ndarray, doubtful: np.ndarray, sentences: list[str]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens and lengths with the doubtful sentences encoded as a whole."""
+        """Tokens and lengths, with doubtful sentences encoded as a whole."""
         parts = np.split(tokens, np.cumsum(lengths)[:-1])
         exact = self._tokenizer.encode_plain([sentences[index] for index in doubtful])
         for index, ids in zip(doubtful, exact, strict=True):
@@ -87,8 +86,8 @@ class WordCache:
         return np.concatenate(parts), np.array([len(part) for part in parts], dtype=np.int64)
 
     def _learn(self, words: list[str]) -> None:
-        """Adds the pieces of words seen for the first time to the table."""
-        # small groups: the library's records of a token are a hundred times larger than the token
+        """Add the tokens of new words to the table."""
+        # small groups: the library's records are a hundred times larger than the tokens
         for first in range(0, len(words), 1024):
             group = words[first : first + 1024]
             ids, owners = self._tokenizer.encode_words(group)
@@ -142,7 +141,7 @@ class WordCache:
 
 
 class _WordIndex(dict[str, int]):
-    """The number of each word; a new word gets the next number and is noted in `new`."""
+    """Index of each word; a new word gets the next index and is listed in `new`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +160,7 @@ def _joined(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _grown(array: np.ndarray, needed: int) -> np.ndarray:
-    """The array itself when it is long enough, else a copy with room to spare."""
+    """The array if it is long enough, else a larger copy."""
     if needed <= len(array):
         return array
     larger = np.zeros(max(needed, 2 * len(array)), dtype=array.dtype)
@@ -169,8 +168,8 @@ def _grown(array: np.ndarray, needed: int) -> np.ndarray:
     return larger
 
 
-def _scheme(content: dict[str, Any]) -> str:
-    """How words between spaces are separable: "bert" always, "marked" by a space mark on each word, "" not at all."""
+def _scheme(content: TokenizerContent) -> str:
+    """How words can be tokenised separately: "bert" always, "marked" by a leading space mark, "" not at all."""
     if any(_WHITE_SPACE.search(token["content"]) for token in content["added_tokens"]):
         return ""
     if content["model"].get("dropout"):
@@ -190,8 +189,8 @@ def _scheme(content: dict[str, Any]) -> str:
     return "marked" if (adds_space or adds_mark) and _keeps_white_space(normalizer) else ""
 
 
-def _keeps_white_space(normalizer: dict[str, Any] | None) -> bool:
-    """Whether no white space that a normalizer sees or makes can vanish unnoticed."""
+def _keeps_white_space(normalizer: TokenizerContent | None) -> bool:
+    """Whether a normaliser keeps every white space."""
     if normalizer is None:
         return True
     if normalizer["type"] == "Sequence":

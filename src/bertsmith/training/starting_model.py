@@ -16,7 +16,7 @@ from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, preset
 from bertsmith.models.vocabulary import add_tokens
 from bertsmith.settings import Record
-from bertsmith.text.extend import first_difference, new_pieces
+from bertsmith.text.extend import new_pieces, tokenizer_difference
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -168,7 +168,7 @@ def extend_vocabulary(model: Model, tokenizer: Tokenizer, folder: str) -> list[s
                 "put its tokenizer.json there and make the corpus with it"
             )
         return [f"{folder!r} holds no tokenizer: the corpus's {tokenizer.size:,} pieces are taken to be its own"]
-    difference = first_difference(own, tokenizer)
+    difference = tokenizer_difference(own, tokenizer)
     if difference is not None:
         raise InputError(
             f"the corpus's tokenizer is not that of {folder!r}: {difference}; make the corpus with "

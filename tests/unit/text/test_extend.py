@@ -11,7 +11,7 @@ from tokenizers import models, pre_tokenizers
 import bertsmith
 from bertsmith.data.build_corpus import build_corpus
 from bertsmith.errors import InputError
-from bertsmith.text.extend import extend_tokenizer, first_difference, new_pieces
+from bertsmith.text.extend import extend_tokenizer, new_pieces, tokenizer_difference
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -161,18 +161,18 @@ def test_added_tokens_keep_their_ids(kind: str) -> None:
 def test_kinship(base: Tokenizer) -> None:
     extension = extend_tokenizer(base, DOMAIN, 25)
     extended = extension.tokenizer
-    assert first_difference(base, base) is None
-    assert first_difference(base, extended) is None
-    assert f"id {base.size} is missing instead of {extension.pieces[0]!r}" == first_difference(extended, base)
+    assert tokenizer_difference(base, base) is None
+    assert tokenizer_difference(base, extended) is None
+    assert f"id {base.size} is missing instead of {extension.pieces[0]!r}" == tokenizer_difference(extended, base)
     parts = new_pieces(base, extended)
     assert sorted(parts) == [*range(base.size, extended.size)]
     for gain in extension.best:
         assert base.pieces(parts[extended.vocabulary[gain.piece]]) == [*gain.parts]
     other = learn_tokenizer(DOMAIN, "wordpiece", 300, progress=False)
-    assert str(first_difference(base, other)).startswith("id ")
+    assert str(tokenizer_difference(base, other)).startswith("id ")
     cased = json.loads(json.dumps(base.content))
     cased["normalizer"] = None
-    assert "normalizer is another" in str(first_difference(base, Tokenizer.from_json(json.dumps(cased))))
+    assert "normalizer is another" in str(tokenizer_difference(base, Tokenizer.from_json(json.dumps(cased))))
 
 
 def test_new_added_tokens_are_spelled_as_text() -> None:
@@ -195,7 +195,7 @@ def test_the_command(texts: Path, corpus_folder: Path, tmp_path: Path, capsys: p
     assert len(figures["best"]) == 10
     assert json.loads((tmp_path / "out" / "result.json").read_text()) == figures.to_json()
     extended = Tokenizer.load(tmp_path / "out")
-    assert first_difference(Tokenizer.load(corpus_folder), extended) is None
+    assert tokenizer_difference(Tokenizer.load(corpus_folder), extended) is None
     manifest = build_corpus([tmp_path / "domain.txt"], extended, tmp_path / "corpus", held_out=0.0, workers=1)
     assert manifest.vocabulary == extended.size
 

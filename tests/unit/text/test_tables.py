@@ -14,7 +14,7 @@ import zstandard
 
 from bertsmith.errors import InputError
 from bertsmith.text.rows import Table, table_of
-from bertsmith.text.tables import parts_of, read_part
+from bertsmith.text.tables import open_splits, read_split
 
 ROWS = [{"text": 'a "b", c', "label": "1"}, {"text": "über\nzwei", "label": "0"}, {"text": "", "label": "1"}]
 
@@ -45,9 +45,9 @@ def test_every_form_gives_the_same_rows(form: str, packing: str, tmp_path: Path)
     }[form]
     file = packed(tmp_path / f"train{form}{packing}", content)
     for data in (tmp_path, file):
-        assert list(read_part(data, "train")) == rows
+        assert list(read_split(data, "train")) == rows
     # the text of the second row goes over two lines in .csv
-    assert read_part(file, "dev").numbers == {".jsonl": [1, 2, 3], ".csv": [2, 3, 5], ".tsv": [2, 3, 4]}[form]
+    assert read_split(file, "dev").numbers == {".jsonl": [1, 2, 3], ".csv": [2, 3, 5], ".tsv": [2, 3, 4]}[form]
 
 
 def test_parquet_keeps_lists_and_counts_rows(tmp_path: Path) -> None:
@@ -55,37 +55,37 @@ def test_parquet_keeps_lists_and_counts_rows(tmp_path: Path) -> None:
     rows = [{"tokens": ["a", "b"], "ner": ["O", "B-x"], "score": 1.5}, {"tokens": [], "ner": [], "score": None}]
     parquet = importlib.import_module("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "test.parquet")
-    table = read_part(tmp_path, "test")
+    table = read_split(tmp_path, "test")
     assert list(table) == rows
     assert table.place(1).endswith("test.parquet' row 2")
     (tmp_path / "test.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(InputError, match=r"cannot be read as parquet after row 0"):
-        read_part(tmp_path, "test")
+        read_split(tmp_path, "test")
 
 
 @pytest.mark.parametrize("name", ["dev", "valid", "validation"])
 def test_dev_has_three_names(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.tsv").write_text("text\na\n")
     for part in ("dev", "valid", "validation"):
-        assert list(read_part(tmp_path, part)) == [{"text": "a"}]
+        assert list(read_split(tmp_path, part)) == [{"text": "a"}]
 
 
 def test_a_byte_order_mark_and_windows_line_ends_leave_no_trace(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_bytes(b"\xef\xbb\xbftext,label\r\na,b\r\n\r\nc,d\r\n")
-    table = read_part(tmp_path, "train")
+    table = read_split(tmp_path, "train")
     assert list(table) == [{"text": "a", "label": "b"}, {"text": "c", "label": "d"}]
     assert table.numbers == [2, 4]
 
 
 def test_the_unnamed_first_column_of_pandas_is_an_index(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(",text\n0,a\n")
-    assert list(read_part(tmp_path, "train")) == [{"index": "0", "text": "a"}]
+    assert list(read_split(tmp_path, "train")) == [{"index": "0", "text": "a"}]
 
 
 def test_a_long_field_is_read_and_the_limit_of_others_stays(tmp_path: Path) -> None:
     before = csv.field_size_limit()
     (tmp_path / "train.csv").write_text("text\n" + "a" * 200_000 + "\n")
-    assert len(read_part(tmp_path, "train").text(0, "text")) == 200_000
+    assert len(read_split(tmp_path, "train").text(0, "text")) == 200_000
     assert csv.field_size_limit() == before
 
 
@@ -116,14 +116,14 @@ def test_a_long_field_is_read_and_the_limit_of_others_stays(tmp_path: Path) -> N
 def test_what_is_wrong_is_said_with_its_place(name: str, content: str | bytes, sentence: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=sentence):
-        read_part(tmp_path, "train")
+        read_split(tmp_path, "train")
 
 
 def test_one_part_in_two_forms_is_refused(tmp_path: Path) -> None:
     for name in ("train.csv", "train.jsonl.gz"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(InputError, match=r"has train.jsonl.gz and train.csv for one part"):
-        read_part(tmp_path, "train")
+        read_split(tmp_path, "train")
 
 
 @pytest.mark.parametrize("data", ["nowhere", "missing.csv", "./a/b", "a b/c", "TMP/slip", "/no/such"])
@@ -134,12 +134,12 @@ def test_data_that_does_not_exist_is_not_looked_for_elsewhere(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "TMP").mkdir()
     with pytest.raises(InputError, match=r"does not exist; give a folder, a file, or a name on the hub"):
-        parts_of(data)
+        open_splits(data)
 
 
 def test_a_single_file_is_one_part_only(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("text\na\n")
-    parts = parts_of(tmp_path / "mine.csv")
+    parts = open_splits(tmp_path / "mine.csv")
     assert parts.find("dev") is None
     assert len(parts.read("train")) == 1
     with pytest.raises(InputError, match=r"is one file, the train part; it has no dev part"):
@@ -166,7 +166,7 @@ def test_names_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"train": _Part(rows), "validation": _Part(rows[:1]), "empty": _Part()}
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    parts = parts_of("glue/mrpc")
+    parts = open_splits("glue/mrpc")
     assert asked == [("glue/mrpc", None), ("glue", "mrpc")]
     assert list(parts.read("dev")) == [{"text": "a", "label": "yes", "tags": ["no", "yes"]}]
     assert list(parts.read("train"))[1] == {"text": "b", "label": None, "tags": []}
@@ -176,13 +176,13 @@ def test_names_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"has no rows"):
         parts.read("empty")
     asked.clear()
-    parts_of("some/set:de"), parts_of("some/set/de"), parts_of("set:de")
+    open_splits("some/set:de"), open_splits("some/set/de"), open_splits("set:de")
     assert asked == [("some/set", "de"), ("some/set", "de"), ("set", "de")]
     with pytest.raises(InputError, match=r"'gone:x' is neither a file .* nor to be had from the hub: nothing"):
-        parts_of("gone:x")
+        open_splits("gone:x")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"needs datasets, which is not installed: pip install 'bertsmith\[hf\]'"):
-        parts_of("glue/mrpc")
+        open_splits("glue/mrpc")
 
 
 def test_a_folder_in_the_layout_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_a_folder_in_the_layout_of_the_hub(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "set" / "data").mkdir(parents=True)
     for part, text in (("train", "a"), ("validation", "b")):
         (tmp_path / "set" / "data" / f"{part}-00000-of-00001.jsonl").write_text(json.dumps({"text": text, "label": 1}))
-    assert list(read_part(tmp_path / "set", "dev")) == [{"text": "b", "label": 1}]
+    assert list(read_split(tmp_path / "set", "dev")) == [{"text": "b", "label": 1}]
 
 
 @pytest.mark.parametrize(("value", "number"), [(" 3.5 ", 3.5), ("1e-3", 0.001), (4, 4.0), (-0.5, -0.5)])

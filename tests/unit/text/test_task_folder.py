@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.text.tables import find_part, pair_columns, read_pairs
+from bertsmith.text.tables import find_split_file, pair_columns, read_pairs
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -22,9 +22,9 @@ def test_plain_and_packed_parts_are_found(tmp_path: Path) -> None:
     assert read_pairs(tmp_path, "train", "en", "de").sources == ["a"]
     assert read_pairs(tmp_path, "dev", "en", "de").targets == ["Öl"]
     with pytest.raises(InputError, match=r"has no test.jsonl .*; allowed: dev, train"):
-        find_part(tmp_path, "test")
+        find_split_file(tmp_path, "test")
     with pytest.raises(InputError, match=r"is not a folder"):
-        find_part(tmp_path / "train.jsonl", "train")
+        find_split_file(tmp_path / "train.jsonl", "train")
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,16 @@
 """`bertsmith inspect` as a person calls it: one text, many texts, two models, and what it refuses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import bertsmith
 from bertsmith.cli import main
-from bertsmith.models.encoder import Encoder
+from bertsmith.models.encoder import Encoder, EncoderInputs, EncoderOutput, Want
 from bertsmith.text.tokenizer import Tokenizer
 
 TEXT = "The smith forges an iron gate."
@@ -32,18 +32,16 @@ def models(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
 @pytest.fixture
 def convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model has convolutions in its first layer, and beside other numbers of attention heads in the others."""
-    attention_maps = Encoder.attention_maps
+    run = Encoder.run
 
-    def faked(
-        self: Encoder, tokens: Tensor, layout: object, types: Tensor | None = None, **settings: object
-    ) -> list[dict[str, Tensor]]:
-        batch, length = tokens.shape
+    def run_with_convolutions(self: Encoder, inputs: EncoderInputs, want: Want) -> EncoderOutput:
+        output, (batch, length) = run(self, inputs, want), inputs.tokens.shape
         band = (torch.ones(length, length).tril(1).triu(-1) / 3).expand(batch, 3, length, length)
-        _, *others = attention_maps(self, tokens, layout, types, **settings)  # type: ignore[arg-type]
         scores = {"position_to_content": torch.randn(batch, 2, length, length)}
-        return [{"convolution": band}, *({**other, "convolution": band[:, :1], **scores} for other in others)]
+        others = [{**other, "convolution": band[:, :1], **scores} for other in output.maps[1:]]
+        return replace(output, maps=({"convolution": band}, *others))
 
-    monkeypatch.setattr(Encoder, "attention_maps", faked)
+    monkeypatch.setattr(Encoder, "run", run_with_convolutions)
 
 
 @pytest.fixture
@@ -143,6 +141,6 @@ def test_an_output_folder_in_use_is_refused_before_the_work(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").touch()
-    monkeypatch.setattr(Encoder, "attention_maps", None)
+    monkeypatch.setattr(Encoder, "run", None)
     with pytest.raises(bertsmith.InputError, match="is not empty"):
         bertsmith.inspect(models[0], texts=lines, length=8, out=tmp_path / "out")

@@ -26,7 +26,7 @@ from bertsmith.report.maps import NEAR, Kernels, order_names, trim_kernels
 from bertsmith.text.tokenizer import ROLES, Tokenizer
 
 MAX_BATCH = 32  # texts
-MAX_WEIGHTS = 64 << 20  # of all maps computed at once: 256 MB
+MAX_WEIGHTS = 64 << 20  # in all maps of a batch: 256 MB
 
 
 @dataclass
@@ -228,7 +228,7 @@ def _batches(model: Model, texts: Sequence[str], length: int) -> Iterator[tuple[
         start = stop
 
 
-def study_figures(study: MapStudy) -> dict[str, Any]:
+def study_statistics(study: MapStudy) -> dict[str, Any]:
     """Return the statistics of a study without the average maps, as JSON-ready data."""
     maps: dict[str, Any] = {}
     for name in study.names:

@@ -16,7 +16,7 @@ from bertsmith.layers.mixers.base import MAP_KINDS
 from bertsmith.report.attention import describe_heads, render_attention_page
 from bertsmith.report.maps import NEAR, TextMap, compute_maps, plain_statistics, text_maps
 from bertsmith.report.pictures import NO_PICTURE, has_matplotlib, save_attention_picture, save_study_picture
-from bertsmith.report.study import MapStudy, study_figures, study_texts
+from bertsmith.report.study import MapStudy, study_statistics, study_texts
 from bertsmith.report.study_page import render_study_page
 from bertsmith.runs.output import check_out, claim, write_result
 from bertsmith.runs.result import OneShotResult, print_plain
@@ -201,7 +201,7 @@ def _inspect_texts(
         length=length,
         special_tokens=counts_special,
         files=files,
-        models={model: study_figures(study) for model, study in studies.items()},
+        models={model: study_statistics(study) for model, study in studies.items()},
     )
     write_result(folder, result.to_json())
     for model, study in studies.items():

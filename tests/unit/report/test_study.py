@@ -13,10 +13,9 @@ from torch import Tensor
 
 import bertsmith
 from bertsmith.errors import InputError
-from bertsmith.models.encoder import Encoder
 from bertsmith.models.model import Model
 from bertsmith.report.pictures import save_study_picture
-from bertsmith.report.study import MapStudy, main_map, study_figures, study_texts
+from bertsmith.report.study import MapStudy, main_map, study_statistics, study_texts
 from bertsmith.report.study_page import headline, render_study_page
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -177,17 +176,18 @@ def test_special_tokens_can_be_left_out(model: Model) -> None:
         study_texts(model, TEXTS, length=25)
 
 
-def other_maps(self: Encoder, tokens: Tensor, layout: object, types: Tensor | None = None) -> list[dict[str, Tensor]]:
-    """Convolutions of a model without attention."""
-    batch, length = tokens.shape
-    return [{"convolution": torch.eye(length).expand(batch, 2, length, length) * 0.5} for _ in range(2)]
+def convolution_study() -> MapStudy:
+    """A study of a model without attention."""
+    study = MapStudy(LONGEST)
+    convolution = torch.eye(LONGEST).expand(3, 2, LONGEST, LONGEST) * 0.5
+    study.add([{"convolution": convolution}] * 2, torch.ones(3, LONGEST, dtype=torch.bool))
+    return study
 
 
-def test_page_shows_every_model_and_map(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_page_shows_every_model_and_map(model: Model, tmp_path: Path) -> None:
     mixed = studied(batches())
     first = study_texts(model, TEXTS, length=LONGEST)
-    monkeypatch.setattr(Encoder, "attention_maps", other_maps)
-    pure = study_texts(model, TEXTS, length=LONGEST)
+    pure = convolution_study()
     assert main_map(pure) == "convolution"
     studies = {"</script><i>": first, "mixed": mixed, "pure": pure}
     page = render_study_page(studies, {"texts": "4"})
@@ -220,7 +220,7 @@ def test_headline_follows_the_shares() -> None:
 
 
 def test_statistics_are_json_ready_and_complete() -> None:
-    figures = json.loads(json.dumps(study_figures(studied(batches()))))
+    figures = json.loads(json.dumps(study_statistics(studied(batches()))))
     assert figures["distances"] == list(range(-7, 8))
     attention = figures["maps"]["attention"]
     assert set(attention["near_by_layer"]) == {"2", "3"}

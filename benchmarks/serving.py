@@ -29,8 +29,8 @@ import torch
 
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import TokenSequence
-from bertsmith.serving.scheduler import Scheduler, SchedulerLimits
-from bertsmith.serving.settings import cores
+from bertsmith.serving.scheduler import Scheduler
+from bertsmith.serving.settings import SchedulerLimits, cores
 from bertsmith.shrinking.fit.measure import fingerprint
 from serving_load import Asking, EngineTarget, HttpTarget, Known, Load, Target, softmax
 from serving_model import SIZES, make_texts, write_folder
@@ -52,11 +52,11 @@ class Bench:
         made = served.tokenizer.encode(self.texts, None, served.encoding.length, padding=False)
         self.asked = [TokenSequence(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
         self.known: Known = {}
-        for size in served.schedule.sizes:
-            size = (1.0, 1.0) if size.subnet is None else (size.subnet.width, size.subnet.depth)
-            alone = [softmax(served.answers("task", [own], size.subnet)[0]) for own in self.asked]
+        for entry in served.schedule.sizes:
+            size = (1.0, 1.0) if entry.subnet is None else (entry.subnet.width, entry.subnet.depth)
+            alone = [softmax(served.run("task", [own], entry.subnet)[0]) for own in self.asked]
             self.known[size] = np.stack(alone)
-        self.speeds = {size: size.speed for size, size in zip(self.known, served.schedule.sizes, strict=True)}
+        self.speeds = {size: entry.speed for size, entry in zip(self.known, served.schedule.sizes, strict=True)}
 
     @asynccontextmanager
     async def serving(

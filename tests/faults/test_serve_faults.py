@@ -1,4 +1,4 @@
-"""`bertsmith serve` from outside: what cannot be served is said in a sentence, and a signal loses nothing it took."""
+"""`bertsmith serve` as a process: invalid arguments, and a graceful shutdown that loses no request."""
 
 import json
 import os
@@ -94,7 +94,7 @@ class _Clients:
             assert not thread.is_alive()
 
 
-def test_a_signal_under_load_loses_no_request(folder: Path) -> None:
+def test_signal_under_load_loses_no_request(folder: Path) -> None:
     vectors = bertsmith.load(folder).encode(TEXTS).numpy()
     with _served(str(folder)) as (process, url):
         clients = _Clients(url, vectors)
@@ -111,13 +111,13 @@ def test_a_signal_under_load_loses_no_request(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_signal_under_load_loses_no_request_ten_times(folder: Path) -> None:
+def test_signal_under_load_loses_no_request_ten_times(folder: Path) -> None:
     for _ in range(10):
-        test_a_signal_under_load_loses_no_request(folder)
+        test_signal_under_load_loses_no_request(folder)
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_at_once(folder: Path) -> None:
+def test_second_signal_stops_at_once(folder: Path) -> None:
     with _served(str(folder), "--drain-delay", "0.5") as (process, url):
         address = urlsplit(url)
         with socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=10) as line:
@@ -165,7 +165,7 @@ def test_a_second_signal_ends_at_once(folder: Path) -> None:
         (["{folder}", "--key-file", "{blank}"], "holds no key"),
     ],
 )
-def test_what_cannot_be_served_is_said(
+def test_invalid_arguments_are_reported(
     folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

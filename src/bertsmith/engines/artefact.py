@@ -58,4 +58,5 @@ def open_runner(folder: Path, *, device: str = "cpu", threads: int | None = None
         raise InputError(f"--device is {device!r}; {str(folder)!r} was made for the CPU; allowed: auto, cpu")
     runner = engine.open(folder, artefact.precision, threads=threads)
     # compiled models cannot exit early: batches that shrink have too many shapes
-    return with_exits(runner) if artefact.engine == "torch" else runner
+    model = runner.torch_model if artefact.engine == "torch" else None
+    return runner if model is None else with_exits(model)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.encoder import EncoderInputs
 from bertsmith.models.model import Model
 from bertsmith.settings import Record
 from bertsmith.text.tokenizer import Tokenizer
@@ -21,7 +23,10 @@ multiplied in float32 (int8_weights)."""
 
 
 class Runner(Protocol):
-    """Anything that maps batches to outputs: a model, or a file that another program runs."""
+    """Runs batches: a PyTorch model, a model with early exits, or an ONNX graph.
+
+    Shape: tokens and types (batch, length) or (tokens,).
+    """
 
     config: ModelConfig
     tokenizer: Tokenizer | None
@@ -30,17 +35,57 @@ class Runner(Protocol):
     def device(self) -> torch.device: ...
 
     @property
+    def torch_model(self) -> Model | None:
+        """The PyTorch model, from which sub-networks and attention maps are taken; None for an ONNX graph."""
+
+    @property
     def is_for_tokens(self) -> bool:
-        """Whether its head has an output per token, not per sequence."""
+        """Whether `outputs` has one row per token, not per sequence."""
+
+    @property
+    def has_subnets(self) -> bool:
+        """Whether `subnet` may be given."""
+
+    @property
+    def has_early_exits(self) -> bool:
+        """Whether sequences may leave the batch before the last layer."""
+
+    @property
+    def mean_layers(self) -> float | None:
+        """Mean number of layers per sequence since `evaluating` was entered; None without early exits."""
+
+    @property
+    def can_embed(self) -> bool: ...
+
+    @property
+    def can_fill_masks(self) -> bool: ...
 
     def require_tokenizer(self) -> Tokenizer: ...
 
-    def evaluating(self) -> AbstractContextManager[None]: ...
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Evaluation mode; entering resets the counters of early exits."""
 
-    def outputs(self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None) -> Tensor:
-        """Return the outputs of the task head for every sequence or token.
+    def outputs(
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        *,
+        subnet: Subnet | None = None,
+        sizes: Tensor | None = None,
+    ) -> Tensor:
+        """Return the outputs of the task head: (sequences, outputs), or one row per token.
 
-        Shape: tokens and types (batch, length) or (tokens,).
+        `sizes` (items,) counts the sequences of each item, which exit together; without early exits it has no effect.
+        """
+
+    def vectors(self, inputs: EncoderInputs) -> Tensor:
+        """Return one vector per sequence: the embedder's output, or the mean of the hidden states."""
+
+    def mask_probabilities(self, inputs: EncoderInputs, positions: Tensor) -> Tensor:
+        """Return the probability of every vocabulary entry at some positions of the flattened tokens.
+
+        Shape: positions (positions,) -> (positions, vocabulary).
         """
 
 

@@ -1,5 +1,6 @@
-"""Run a model with early exits: each item uses as many layers as it needs."""
+"""Run a model with early exits: every item leaves the batch at the first exit that is confident enough."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.base import Runner
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.encoder import EncoderInputs
 from bertsmith.models.exiting import EarlyAnswers, answer_early, exit_outputs, exits_config
 from bertsmith.models.heads.exits import ExitRule
 from bertsmith.models.model import Model
@@ -15,7 +18,11 @@ from bertsmith.text.tokenizer import Tokenizer
 
 
 class ModelRunner:
-    """Base of the runners that wrap a model."""
+    """Base of runners that wrap a PyTorch model: everything is delegated to it."""
+
+    has_subnets = False
+    has_early_exits = False
+    mean_layers: float | None = None
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -26,8 +33,20 @@ class ModelRunner:
         return self.model.device
 
     @property
+    def torch_model(self) -> Model | None:
+        return self.model
+
+    @property
     def is_for_tokens(self) -> bool:
         return self.model.is_for_tokens
+
+    @property
+    def can_embed(self) -> bool:
+        return self.model.can_embed
+
+    @property
+    def can_fill_masks(self) -> bool:
+        return self.model.can_fill_masks
 
     def require_tokenizer(self) -> Tokenizer:
         return self.model.require_tokenizer()
@@ -37,44 +56,68 @@ class ModelRunner:
         with self.model.evaluating():
             yield
 
+    def outputs(
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        *,
+        subnet: Subnet | None = None,
+        sizes: Tensor | None = None,
+    ) -> Tensor:
+        return self.model.outputs(tokens, layout, types, subnet=subnet)
+
+    def vectors(self, inputs: EncoderInputs) -> Tensor:
+        return self.model.vectors(inputs)
+
+    def mask_probabilities(self, inputs: EncoderInputs, positions: Tensor) -> Tensor:
+        return self.model.mask_probabilities(inputs, positions)
+
 
 class ExitRunner(ModelRunner):
-    """Exit by a rule, and count the layers computed since `evaluating` was last entered."""
+    """Applies an exit rule and counts the layers that were computed since `evaluating` was last entered."""
+
+    has_early_exits = True
 
     def __init__(self, model: Model, rule: ExitRule) -> None:
         super().__init__(model)
         exits_config(model).check_rule(rule)
         self.rule = rule
-        self._layers: list[Tensor] = []
+        self.layers_used: Counter[int] = Counter()
+        """Number of sequences by the layers computed for them."""
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        self._layers = []
+        self.layers_used = Counter()
         with self.model.evaluating():
             yield
 
     @property
-    def layers_used(self) -> Tensor:
-        """Number of layers of every sequence so far, (sequences,)."""
-        return torch.cat(self._layers) if self._layers else torch.empty(0, dtype=torch.long)
-
-    @property
-    def mean_layers(self) -> float | None:
-        """Mean over sequences; None before the first."""
-        return float(self.layers_used.double().mean()) if self._layers else None
+    def mean_layers(self) -> float | None:  # type: ignore[override]
+        """Mean over sequences; None before the first batch."""
+        sequences = self.layers_used.total()
+        return sum(depth * count for depth, count in self.layers_used.items()) / sequences if sequences else None
 
     def outputs(
-        self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, *, sizes: Tensor | None = None
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        *,
+        subnet: Subnet | None = None,
+        sizes: Tensor | None = None,
     ) -> Tensor:
-        """Return the outputs of every sequence; `sizes` as in `early`."""
+        """Return the outputs of every sequence; a sub-network computes all of its layers."""
+        if subnet is not None:
+            return self.model.outputs(tokens, layout, types, subnet=subnet)
         return self.early(tokens, layout, types, sizes=sizes).outputs
 
     def early(
         self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None, *, sizes: Tensor | None = None
     ) -> EarlyAnswers:
-        """Return the outputs of every sequence, and the number of layers used.
+        """Return the outputs of every sequence and the layers they took.
 
-        Multiple choice decides per item: without `sizes`, its numbers of sequences, all layers are used.
+        The confidence of a choice is that of an item: without `sizes`, choices take all layers.
         Shape: tokens and types (batch, length) or (tokens,); sizes (items,), int64.
         """
         if sizes is None and exits_config(self.model).answer == "choices":
@@ -82,20 +125,26 @@ class ExitRunner(ModelRunner):
             answers = EarlyAnswers(self.model.outputs(tokens, layout, types), torch.full((layout.batch,), depth))
         else:
             answers = answer_early(self.model, tokens, layout, types, rule=self.rule, sizes=sizes)
-        self._layers.append(answers.layers.cpu())
+        self.layers_used.update(answers.layers.tolist())
         return answers
 
 
 class AllExits(ModelRunner):
-    """Concatenate the outputs of all exits, the task head last: (sequences, exits × outputs)."""
+    """Concatenates the outputs of every exit, the task head last: (sequences, exits × outputs)."""
 
-    def outputs(self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None) -> Tensor:
+    def outputs(
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        *,
+        subnet: Subnet | None = None,
+        sizes: Tensor | None = None,
+    ) -> Tensor:
         return torch.cat(exit_outputs(self.model, tokens, layout, types), dim=-1)
 
 
-def with_exits(runner: Runner) -> Runner:
-    """Wrap a model with exits and an exit rule in an `ExitRunner`; return any other runner unchanged."""
-    if not isinstance(runner, Model) or "exits" not in runner.heads:
-        return runner
-    rule = exits_config(runner).rule
-    return runner if rule is None else ExitRunner(runner, rule)
+def with_exits(model: Model) -> Runner:
+    """Return a runner that uses the model's exits, or the model itself if it has no exits or no rule for them."""
+    rule = exits_config(model).rule if "exits" in model.heads else None
+    return model if rule is None else ExitRunner(model, rule)

@@ -34,6 +34,7 @@ from bertsmith.engines.onnx_graph import (
 )
 from bertsmith.engines.onnx_session import GRAPH_FILE, NOTES_FILE, Graph, GraphHead, Session, open_session
 from bertsmith.errors import InputError
+from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
@@ -118,7 +119,12 @@ class OnnxEngine(Engine):
 
 
 class OnnxRunner:
-    """Run batches through an ONNX file."""
+    """Run batches through an ONNX graph, which has one output (`head`) and one size."""
+
+    torch_model = None
+    has_subnets = False
+    has_early_exits = False
+    mean_layers = None
 
     def __init__(
         self, session: Session, config: ModelConfig, tokenizer: Tokenizer | None, head: GraphHead | None
@@ -131,6 +137,14 @@ class OnnxRunner:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
+    @property
+    def can_embed(self) -> bool:
+        return self.head in (None, "embedder")
+
+    @property
+    def can_fill_masks(self) -> bool:
+        return self.head == "masked_tokens"
+
     def require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise InputError("this ONNX folder has no tokenizer.json; export a model that has a tokenizer")
@@ -139,16 +153,37 @@ class OnnxRunner:
     def evaluating(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def outputs(self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None) -> Tensor:
+    def outputs(
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        *,
+        subnet: Subnet | None = None,
+        sizes: Tensor | None = None,
+    ) -> Tensor:
         """Return the outputs of the head or the last hidden states; packed batches are padded for it.
 
         Shape: tokens and types (batch, length) or (tokens,).
         """
+        if subnet is not None:
+            raise InputError("subnet is given, and an ONNX graph has one size; allowed: None")
         rows, padded = layout.pad(tokens)
         token_types = None if types is None else layout.pad(types)[0].long().numpy()
         is_token = torch.ones_like(rows) if padded.is_token is None else padded.is_token
         outputs = torch.from_numpy(self.graph.rows(rows.long().numpy(), is_token.numpy(), token_types))
         return layout.unpad(outputs, tokens) if self.is_for_tokens else outputs
+
+    def vectors(self, inputs: EncoderInputs) -> Tensor:
+        """Return the embedder's output, or the mean of the hidden states."""
+        outputs = self.outputs(inputs.tokens, inputs.layout, inputs.types, subnet=inputs.subnet)
+        return outputs if self.head == "embedder" else inputs.layout.means(outputs)
+
+    def mask_probabilities(self, inputs: EncoderInputs, positions: Tensor) -> Tensor:
+        """Return the probability of every vocabulary entry at some positions, (positions, vocabulary)."""
+        scores = self.outputs(inputs.tokens, inputs.layout, inputs.types, subnet=inputs.subnet)
+        scores = scores.flatten(0, -2)  # (tokens, vocabulary)
+        return scores.index_select(0, positions).float().softmax(-1)
 
 
 def missing_packages(*packages: str) -> str | None:

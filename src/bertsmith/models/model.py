@@ -21,6 +21,10 @@ from bertsmith.text.tokenizer import Tokenizer
 class Model(nn.Module):
     """What `load` and `build` return."""
 
+    can_embed = True
+    has_early_exits = False
+    mean_layers: float | None = None
+
     def __init__(
         self, config: ModelConfig, encoder: Encoder, heads: dict[str, nn.Module], generator: "Model | None" = None
     ) -> None:
@@ -72,9 +76,11 @@ class Model(nn.Module):
         *,
         subnet: Subnet | None = None,
         backend: str = "auto",
+        sizes: Tensor | None = None,
     ) -> Tensor:
         """Return the outputs of the task head for every sequence or token: the short form of `run`.
 
+        `sizes` is part of the contract of runners (engines/base.py) and has no effect without early exits.
         Shape: tokens and types (batch, length) or (tokens,).
         """
         return self.run(EncoderInputs(tokens, layout, types, subnet, backend), Want(task=True)).outputs
@@ -83,6 +89,43 @@ class Model(nn.Module):
     def pooler(self) -> nn.Module | None:
         """The pooler head, or None."""
         return self.heads["pooler"] if "pooler" in self.heads else None  # noqa: SIM401 (a ModuleDict has no get)
+
+    def vectors(self, inputs: EncoderInputs) -> Tensor:
+        """Return one vector per sequence: the embedder's output, or the mean of the hidden states.
+
+        Shape: (sequences, width).
+        """
+        if "embedder" in self.heads:
+            return self.run(inputs, Want(task=True)).outputs
+        return inputs.layout.means(self.run(inputs).last)
+
+    def mask_probabilities(self, inputs: EncoderInputs, positions: Tensor) -> Tensor:
+        """Return the probability of every vocabulary entry at some positions of the flattened tokens.
+
+        A model without a masked_tokens head uses its generator, which has no sub-networks.
+        Shape: positions (positions,) -> (positions, vocabulary).
+        """
+        if "masked_tokens" not in self.heads and self.generator is not None:
+            return self.generator.mask_probabilities(replace(inputs, subnet=None), positions)
+        states = self.run(inputs, Want(masked_positions=positions)).masked_states
+        scores: Tensor = self.heads["masked_tokens"](states, self.token_table)
+        return scores.float().softmax(-1)
+
+    @property
+    def torch_model(self) -> "Model":
+        """The model itself: part of the contract of runners (engines/base.py)."""
+        return self
+
+    @property
+    def has_subnets(self) -> bool:
+        """Whether sub-networks can be run: quantised weights cannot be cut."""
+        return self.config.quantisation is None
+
+    @property
+    def can_fill_masks(self) -> bool:
+        """Whether the model or its generator has a masked_tokens head."""
+        beside = self.generator
+        return "masked_tokens" in self.heads or (beside is not None and "masked_tokens" in beside.heads)
 
     @property
     def task_head(self) -> TaskHead:

@@ -1,21 +1,21 @@
-"""`bertsmith serve`: models as a service over HTTP."""
+"""Serve models over HTTP until a signal."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
+
+from rich.console import Console
 
 from bertsmith.bundled import model_folder, model_text
 from bertsmith.errors import InputError
+from bertsmith.serving.model import ServedModel
+from bertsmith.serving.scheduler import Scheduler
+from bertsmith.serving.settings import SchedulerLimits, ServeSettings
 
-if TYPE_CHECKING:
-    from bertsmith.serving.model import ServedModel
-    from bertsmith.serving.scheduler import Scheduler, SchedulerLimits
-    from bertsmith.serving.settings import ServeSettings
-
-KEY = "BERTSMITH_KEY"
-"""The environment's name for the key that clients must send."""
-_FLOOR = 0.95
+KEY_VARIABLE = "BERTSMITH_KEY"
+_DEFAULT_FLOOR = 0.95
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -42,104 +42,106 @@ def serve(
     drain: int = 40,
     drain_delay: float = 0.0,
 ) -> None:
-    """Answer over HTTP with models: vectors, predictions, rankings, masks; docs/serving.md has it all.
+    """Serve models over HTTP: vectors, predictions, rankings, masks (docs/serving.md).
 
-    Ends on SIGTERM or Ctrl-C after it has answered all it took; a second signal ends it at once.
+    SIGTERM or Ctrl-C shut it down after all accepted requests are answered; a second signal stops it at once.
 
     Parameters
     ----------
     folders
-        Bundled models (small), folders of models or of artefacts made from them, each by itself or as name=folder;
-        requests choose by the name, which is the folder's unless given, and get the first where they name none.
+        Bundled models (small), model folders or artefacts made from them, each as folder or name=folder; requests
+        choose a model by name, which is the folder's by default, and get the first one if they name none.
     host
-        The address to listen on; this machine alone unless another is given.
+        The address to listen on; by default reachable from this machine only.
     port
         The port; 0 takes a free one.
     device
-        Where to compute; "auto" takes a GPU if there is one.
+        Where to compute; "auto" uses a GPU if there is one.
     threads
-        Threads of one product; if not given 1, or more where there are cores for more than eight batches at a time.
+        Threads of one matrix product; by default 1, or more on machines with more than eight cores.
     workers
-        Batches of a model that are worked on at a time; on a CPU as many as there are cores for, if not given.
+        Batches of a model that are computed at the same time; on a CPU by default one per core.
     elastic
-        Let elastic models answer in smaller sizes while work piles up; on if --floor is given.
+        Let elastic models answer with smaller sizes under load; on if --floor is given.
     floor
         The share of the whole model's score that a smaller size must keep; 0.95 if only --elastic is given.
     truncate
-        Cut texts that are too long where a request does not say; else they are refused.
+        Truncate texts that are too long unless a request says otherwise; by default they are rejected.
     key_file
         A file with the key that clients must send as `Authorization: Bearer …`; or set BERTSMITH_KEY.
     timeout
-        Seconds after which a request that has no answer is given up.
+        Seconds after which a request without an answer fails.
     max_body
-        The most bytes of a request.
+        Maximum bytes of a request.
     max_texts
-        The most texts of a request.
+        Maximum texts of a request.
     max_tokens
-        The most tokens of a request.
+        Maximum tokens of a request.
     max_requests
-        The most requests at a time; further ones are told to come back.
+        Maximum concurrent requests; further ones get status 429.
     queue_tokens
-        The most tokens that wait for a model; further requests are told to come back.
+        Maximum tokens in the queue of a model; further requests get status 429.
     queue_sequences
-        The most sequences that wait for a model.
+        Maximum sequences in the queue of a model.
     batch_tokens
-        The most tokens of a batch; 1024 on a CPU and 16384 on a GPU if not given.
+        Maximum tokens of a batch; by default 1024 on a CPU and 16384 on a GPU.
     drain
-        Seconds after the signal to end in which all that was taken must be answered.
+        Seconds after the signal in which all accepted requests must be answered.
     drain_delay
-        Seconds after the signal in which requests are still taken, so that a load balancer can see /health first.
+        Seconds after the signal in which requests are still accepted, so that a load balancer can see /health first.
     """
-    _check_installed()
-    from bertsmith.serving.http.app import make_app
-    from bertsmith.serving.scheduler import SchedulerLimits
-    from bertsmith.serving.server import address, bound, run
-    from bertsmith.serving.settings import ServeSettings
+    _check_packages()
+    from bertsmith.serving.http.app import make_app  # needs the optional packages
+    from bertsmith.serving.server import Server, base_url, bind_socket
 
     limits = {"body_bytes": max_body, "texts": max_texts, "tokens": max_tokens, "requests": max_requests}
     times = {"answer": timeout, "drain": drain, "drain_delay": drain_delay}
-    plain = {"host": host, "port": port, "key": _key(key_file), "truncate": truncate, "limits": limits, "times": times}
-    settings = ServeSettings.parse(plain, "serve")
-    waiting = {"waiting_tokens": queue_tokens, "waiting_sequences": queue_sequences}
-    engine_limits = SchedulerLimits.parse({"batch_tokens": batch_tokens, "workers": workers, **waiting}, "serve")
-    named = _named([folders] if isinstance(folders, str | Path) else folders)
-    listener = bound(settings.host, settings.port)  # before models are read, which takes longer
+    address = {"host": host, "port": port, "key": _read_key(key_file), "truncate": truncate}
+    settings = ServeSettings.parse({**address, "limits": limits, "times": times}, "serve")
+    batches = {"batch_tokens": batch_tokens, "workers": workers}
+    queue = {"waiting_tokens": queue_tokens, "waiting_sequences": queue_sequences}
+    scheduler_limits = SchedulerLimits.parse({**batches, **queue}, "serve")
+    if elastic is False and floor is not None:
+        raise InputError(f"--no-elastic and --floor {floor:g} are given; a floor is for elastic models")
+    floor = _DEFAULT_FLOOR if elastic and floor is None else floor
+    named = _name_folders([folders] if isinstance(folders, str | Path) else folders)
+    listener = bind_socket(settings.host, settings.port)  # before the models are loaded, which takes longer
     try:
-        chosen = _floor(elastic, floor)
-        models = _open(named, engine_limits, device=device, threads=threads, floor=chosen)
-        if elastic and all(len(served.schedule) == 1 for served, _ in models.values()):
-            raise InputError(f"--elastic is given and no model has a smaller size that keeps {chosen:g} of its score")
-        for _, engine in models.values():
-            engine.start()
-        app = make_app(models, settings)
-        run(app, listener, settings, lambda: _say(address(listener), models, settings))
+        served = [
+            ServedModel.open(folder, name=name, device=device, threads=threads, floor=floor)
+            for name, folder in named.items()
+        ]
+        if elastic and all(len(one.schedule) == 1 for one in served):
+            raise InputError(f"--elastic is given and no model has a smaller size that keeps {floor:g} of its score")
+        schedulers = {one.name: Scheduler(one, scheduler_limits) for one in served}
+        for scheduler in schedulers.values():
+            scheduler.start()
+        app = make_app(schedulers, settings)
+        Server(app, settings, lambda: _print_models(base_url(listener), served, settings)).run([listener])
     finally:
         listener.close()
-    for _, engine in models.values():
-        engine.close()
+    for scheduler in schedulers.values():
+        scheduler.close()
 
 
-def _check_installed() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as missing:
-        raise InputError(
-            f"serve needs {missing.name}, which is not installed: pip install 'bertsmith[serve]'"
-        ) from None
+def _check_packages() -> None:
+    for package in ("fastapi", "prometheus_client", "uvicorn"):
+        if find_spec(package) is None:
+            raise InputError(f"serve needs {package}, which is not installed: pip install 'bertsmith[serve]'")
 
 
-def _named(folders: list[str]) -> dict[str, Path]:
-    """The folders by the names of their models."""
+def _name_folders(folders: list[str]) -> dict[str, Path]:
+    """Return the folders by the names of their models."""
     named: dict[str, Path] = {}
     for given in map(model_text, folders):
         before, equals, after = given.partition("=")
-        is_named = bool(equals) and not Path(given).exists()
-        folder = model_folder(after if is_named else given)
-        name = before if is_named else folder.resolve().name
+        has_name = bool(equals) and not Path(given).exists()
+        folder = model_folder(after if has_name else given)
+        name = before if has_name else folder.resolve().name
         if not name or not name.isprintable() or "/" in name:
-            raise InputError(f"the name of a model is {name!r}; allowed: printable signs without /, as in name=folder")
+            raise InputError(
+                f"the name of a model is {name!r}; allowed: printable characters without /, as in name=folder"
+            )
         if name in named:
             raise InputError(f"two models are called {name!r}; give them names, as in one={folder} two=…")
         named[name] = folder
@@ -148,56 +150,34 @@ def _named(folders: list[str]) -> dict[str, Path]:
     return named
 
 
-def _floor(elastic: bool | None, floor: float | None) -> float | None:
-    """The share of its score that a model must keep; None to answer with whole models alone."""
-    if elastic is False and floor is not None:
-        raise InputError(f"--no-elastic and --floor {floor:g} are given; a floor is for elastic models")
-    return _FLOOR if elastic and floor is None else floor
-
-
-def _key(file: Path | None) -> str | None:
-    """The key that clients must send, from a file or from the environment."""
-    source = KEY if file is None else f"--key-file {str(file)!r}"
+def _read_key(file: Path | None) -> str | None:
+    """Return the key that clients must send, from a file or from the environment."""
+    source = KEY_VARIABLE if file is None else f"--key-file {str(file)!r}"
     if file is None:
-        key = os.environ.get(KEY)
+        key = os.environ.get(KEY_VARIABLE)
         if key is None:
             return None
     else:
         try:
             key = Path(file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"{source} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}"
-            ) from None
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise InputError(f"{source} cannot be read: {reason}") from None
     if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise InputError(f"{source} holds no key; allowed: ASCII letters, digits and signs, without spaces")
+        raise InputError(f"{source} holds no key; allowed: printable ASCII characters without spaces")
     return key
 
 
-def _open(
-    named: Mapping[str, Path], limits: "SchedulerLimits", **settings: Any
-) -> "dict[str, tuple[ServedModel, Scheduler]]":
-    from bertsmith.serving.model import ServedModel
-    from bertsmith.serving.scheduler import Scheduler
-
-    models = {}
-    for name, folder in named.items():
-        served = ServedModel.open(folder, name=name, **settings)
-        models[name] = (served, Scheduler(served, limits))
-    return models
-
-
-def _say(where: str, models: "Mapping[str, tuple[ServedModel, Scheduler]]", settings: "ServeSettings") -> None:
-    """Where the service listens and what each model can do."""
-    from rich.console import Console
-
+def _print_models(url: str, models: Sequence[ServedModel], settings: ServeSettings) -> None:
+    """Print the URL and what each model supports."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"Listening on {where} (documentation at {where}/docs)")
-    for name, (served, _) in models.items():
-        can = {"task": "" if served.kept is None else served.kept.task.kind, "vectors": "vectors", "fill_mask": "masks"}
-        works = ", ".join(can[work] for work in sorted(served.works))
+    console.print(f"Listening on {url} (documentation at {url}/docs)")
+    for served in models:
+        task = "" if served.kept is None else served.kept.task.kind
+        names = {"task": task, "vectors": "vectors", "fill_mask": "masks"}
+        operations = ", ".join(names[one] for one in sorted(served.operations))
         sizes = "one size" if len(served.schedule) == 1 else f"{len(served.schedule)} sizes"
-        family = served.runner.config.family
-        console.print(f"  {name}: {family}; {works}; up to {served.encoding.length} tokens; {sizes}")
+        family, length = served.runner.config.family, served.encoding.length
+        console.print(f"  {served.name}: {family}; {operations}; up to {length} tokens; {sizes}")
     if settings.key is None and not settings.host.startswith(_LOOPBACK):
-        console.print("  Anyone who reaches this address may ask: no key is set (--key-file, BERTSMITH_KEY)")
+        console.print("  No key is set, so every client is accepted (--key-file, BERTSMITH_KEY)")

@@ -1,6 +1,7 @@
-"""A folder as something that can be asked: the model, its task, its tokenizer and the sizes it may answer in."""
+"""A model folder opened for serving: runner, task, tokenizer, and the sizes in which it may answer."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -10,51 +11,49 @@ from bertsmith.bundled import bundled_hint, model_folder
 from bertsmith.checkpoint.files import read_json
 from bertsmith.engines.artefact import open_runner, read_artefact
 from bertsmith.engines.base import Runner
-from bertsmith.engines.exit_runner import ModelRunner
-from bertsmith.engines.onnx_engine import OnnxRunner
 from bertsmith.engines.onnx_graph import has_task_head, longest_input
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.config import ModelConfig
+from bertsmith.models.cost import parameters
 from bertsmith.models.heads import MaskDecoderConfig
 from bertsmith.models.model import Model
 from bertsmith.serving.requests import Operation, TokenSequence
 from bertsmith.serving.settings import default_threads
 from bertsmith.serving.size_schedule import SizeSchedule
-from bertsmith.serving.worker import Rows, answers
+from bertsmith.serving.worker import Rows, run_batch
 from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, ElasticRecord, read_record
+from bertsmith.shrinking.fit.table import layer_kinds, stack_config
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.predictor import TASK_FILE, TaskRecord, read_task_record
 from bertsmith.text.tokenizer import Tokenizer
 
-_WARM = (8, 33)  # tokens of the sequences with which every work is tried before a model counts as ready
+_WARM_UP_LENGTHS = (8, 33)  # tokens of the sequences on which every operation is tried before a model is ready
+_ROWS: dict[str, Rows] = {"torch": "packed", "compiled": "fixed", "onnxruntime": "padded"}
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model and all that is needed to ask it; make one with `open`."""
+    """A model with everything needed to run requests; create it with `open`."""
 
     name: str
     runner: Runner
     tokenizer: Tokenizer
     encoding: Encoding
-    works: frozenset[Operation]
-    """What it can do."""
+    operations: frozenset[Operation]
     schedule: SizeSchedule = field(default_factory=SizeSchedule)
-    """The sizes it may answer in of its own accord; one for a model that is not elastic."""
+    """The sizes that the scheduler may choose; one for a model that is not elastic."""
     kept: TaskRecord | None = None
     """The task of a fine-tuned model."""
-    model: Model | None = None
-    """The model itself where PyTorch runs it."""
     record: ElasticRecord | None = None
-    """What is known of the sub-networks of an elastic model."""
+    """Scores and latencies of the sub-networks of an elastic model."""
     rows: Rows = "packed"
-    """How its batches lie."""
+    """Layout of its batches."""
     threads: int = 1
-    """Of one product; several batches may be worked on at a time."""
+    """Threads of one matrix product."""
     networks: dict[Subnet, Model] = field(default_factory=dict)
-    """The smaller sizes of the schedule as models of their own."""
+    """The smaller sizes of the schedule, extracted."""
 
     @classmethod
     def open(
@@ -66,10 +65,10 @@ class ServedModel:
         threads: int | None = None,
         floor: float | None = None,
     ) -> "ServedModel":
-        """What a folder holds, tried and ready; raises InputError with a sentence if it cannot be served.
+        """Open and warm up the model in a folder; raise InputError if it cannot be served.
 
-        `threads` are those of one product (None: serving/settings.py); `floor` is the share of its whole score that an
-        elastic model must keep when it answers in a smaller size, which it does only if one is given.
+        `threads` are those of one matrix product. `floor` is the share of the whole model's score that a smaller size
+        must keep; without it an elastic model always answers with the whole network.
         """
         folder = model_folder(folder)
         _check_folder(folder)
@@ -78,126 +77,159 @@ class ServedModel:
             raise InputError(f"threads is {threads}; allowed: 1 or more")
         runner = open_runner(folder, device=device, threads=threads)
         torch.set_num_threads(threads)
-        model = runner if isinstance(runner, Model) else runner.model if isinstance(runner, ModelRunner) else None
+        model = runner.torch_model
         if runner.tokenizer is None:
-            raise InputError(f"{str(folder)!r} has no tokenizer.json, so no text can be given to its model")
+            raise InputError(f"{str(folder)!r} has no tokenizer.json, so its model cannot read texts")
         kept = read_task_record(folder) if (folder / TASK_FILE).is_file() and has_task_head(runner.config) else None
-        works = _works(runner, model, kept)
-        if not works:
-            raise InputError(f"{str(folder)!r} has a task's head and no {TASK_FILE}, so nothing can be asked of it")
+        operations = _operations(runner, kept)
+        if not operations:
+            raise InputError(f"{str(folder)!r} has a task head but no {TASK_FILE}; copy it from the model's folder")
         record = read_record(folder) if model is not None and (folder / ELASTIC_FILE).is_file() else None
         schedule = SizeSchedule.of(record, floor)
-        longest = runner.config.encoder.embedding.longest
-        engine = read_artefact(folder).engine
+        max_length = runner.config.encoder.embedding.longest
         served = cls(
             name=name or folder.resolve().name,
             runner=runner,
             tokenizer=runner.tokenizer,
-            encoding=Encoding.of(runner, kept.sequences.length if kept is not None else longest),
-            works=works,
+            encoding=Encoding.of(runner, kept.sequences.length if kept is not None else max_length),
+            operations=operations,
             schedule=schedule,
             kept=kept,
-            model=model,
             record=record,
-            rows="packed" if engine == "torch" else "fixed" if engine == "compiled" else "padded",
+            rows=_ROWS[read_artefact(folder).engine],
             threads=threads,
-            networks={} if model is None else _networks(model, schedule),
+            networks={} if model is None else _extract_networks(model, schedule),
         )
         served.warm_up()
         return served
 
-    def longest(self, work: Operation) -> int:
-        """The most tokens a sequence may have; where a model takes any number, as many as it was made for."""
+    @property
+    def model(self) -> Model | None:
+        """The PyTorch model; None for an ONNX graph."""
+        return self.runner.torch_model
+
+    @property
+    def has_subnets(self) -> bool:
+        """Whether a request may choose a sub-network."""
+        return self.runner.has_subnets and self.rows != "fixed"
+
+    @property
+    def has_embedder(self) -> bool:
+        """Whether a trained head makes the vectors; else they are means of hidden states."""
+        return any(head.kind == "embedder" for head in self.runner.config.heads)
+
+    def max_length(self, operation: Operation) -> int:
+        """Return the maximum tokens of a sequence; for a model without a limit, the length it was trained with."""
         embedding = self.runner.config.encoder.embedding
         limits = [longest_input(self.runner.config) or max(embedding.longest, self.encoding.length)]
-        if work == "fill_mask":
-            limits += [head.longest for head in self._filling.heads if isinstance(head, MaskDecoderConfig)]
+        if operation == "fill_mask":
+            limits += [head.longest for head in self._mask_config.heads if isinstance(head, MaskDecoderConfig)]
         return min(limits)
 
     @property
-    def _filling(self) -> ModelConfig:
-        """The config of what fills masks: the model, or the generator beside it."""
+    def _mask_config(self) -> ModelConfig:
+        """The config of the network that fills masks: the model or its generator."""
         config = self.runner.config
         has_head = any(head.kind == "masked_tokens" for head in config.heads)
         return config if has_head or config.generator is None else config.generator.model
 
-    @property
-    def has_embedder(self) -> bool:
-        """Whether its head was trained to make vectors; else they are means of token states."""
-        return any(head.kind == "embedder" for head in self.runner.config.heads)
-
-    def check(self, work: Operation, asked: TokenSequence, subnet: Subnet | None = None) -> None:
-        """Raises InputError if a sequence cannot be worked on, so that none spoils the batch it would stand in."""
-        if work not in self.works:
-            raise InputError(f"work is {work!r}; {self.name!r} does {', '.join(sorted(self.works))}")
-        tokens, types, places = asked.tokens, asked.types, asked.places
+    def check(self, operation: Operation, sequence: TokenSequence, subnet: Subnet | None = None) -> None:
+        """Raise InputError if a sequence is invalid, so that it cannot break the batch of other requests."""
+        if operation not in self.operations:
+            raise InputError(f"operation is {operation!r}; {self.name!r} supports {', '.join(sorted(self.operations))}")
+        tokens, types, positions = sequence.tokens, sequence.types, sequence.mask_positions
         encoder = self.runner.config.encoder
-        longest = self.longest(work)
-        if tokens.ndim != 1 or not 1 <= len(tokens) <= longest:
-            raise InputError(f"a sequence has the shape {tokens.shape}; {self.name!r} takes 1 to {longest} tokens")
+        max_length = self.max_length(operation)
+        if tokens.ndim != 1 or not 1 <= len(tokens) <= max_length:
+            raise InputError(f"a sequence has the shape {tokens.shape}; {self.name!r} takes 1 to {max_length} tokens")
         if int(tokens.min()) < 0 or int(tokens.max()) >= encoder.vocabulary:
-            raise InputError(f"a sequence holds a token outside of 0 to {encoder.vocabulary - 1}")
-        kinds = max(1, encoder.embedding.types)
-        if types is not None and (types.shape != tokens.shape or int(types.min()) < 0 or int(types.max()) >= kinds):
-            raise InputError(f"types must be as many as tokens, each from 0 to {kinds - 1}")
-        if work == "fill_mask" and (places is None or not set(places.tolist()) <= set(range(len(tokens)))):
-            raise InputError(f"places must be given for fill_mask, each from 0 to {len(tokens) - 1}")
-        if work == "fill_mask" and places is not None and not 0 < len(np.unique(places)) == len(places):
-            raise InputError("places must hold one place or more, and none twice")
+            raise InputError(f"a sequence has a token id outside of 0 to {encoder.vocabulary - 1}")
+        type_count = max(1, encoder.embedding.types)
+        if types is not None and (
+            types.shape != tokens.shape or int(types.min()) < 0 or int(types.max()) >= type_count
+        ):
+            raise InputError(f"types must have one entry per token, each from 0 to {type_count - 1}")
+        if operation == "fill_mask":
+            if not set(positions.tolist()) <= set(range(len(tokens))):
+                raise InputError(f"mask_positions must be from 0 to {len(tokens) - 1}")
+            if not 0 < len(np.unique(positions)) == len(positions):
+                raise InputError("mask_positions must have at least one entry and no duplicates")
         if subnet is not None:
-            if self.model is None or (work == "fill_mask" and self._filling is not self.runner.config):
-                raise InputError(f"subnet is given, and {self.name!r} has one size for {work}; allowed: None")
+            if self.model is None or (operation == "fill_mask" and self._mask_config is not self.runner.config):
+                raise InputError(f"subnet is given, and {self.name!r} has one size for {operation}; allowed: None")
             subnet.cuts(self.model.encoder.units)
 
-    def answers(self, work: Operation, asked: list[TokenSequence], subnet: Subnet | None = None) -> list[np.ndarray]:
-        """What is said of sequences that are worked on together, in their order (serving/requests.py)."""
-        network = None if subnet is None or work == "fill_mask" else self.networks.get(subnet)
+    def run(
+        self, operation: Operation, sequences: list[TokenSequence], subnet: Subnet | None = None
+    ) -> list[np.ndarray]:
+        """Return the outputs of sequences that are computed together (shapes: serving/requests.py)."""
+        network = None if subnet is None or operation == "fill_mask" else self.networks.get(subnet)
         if network is not None:
-            return answers(network, work, asked, rows=self.rows, pad=self.tokenizer.pad)
-        return answers(self.runner, work, asked, rows=self.rows, pad=self.tokenizer.pad, subnet=subnet)
+            return run_batch(network, operation, sequences, rows=self.rows, pad=self.tokenizer.pad)
+        return run_batch(self.runner, operation, sequences, rows=self.rows, pad=self.tokenizer.pad, subnet=subnet)
 
     def warm_up(self) -> None:
-        """Does every work at every size once, so that the first caller waits for no preparation."""
-        for work in sorted(self.works):
-            lengths = [min(length, self.longest(work)) for length in _WARM]
+        """Run every operation once at every size, so that the first request is as fast as later ones."""
+        for operation in sorted(self.operations):
+            lengths = [min(length, self.max_length(operation)) for length in _WARM_UP_LENGTHS]
             tokens = [np.full(length, self.tokenizer.start, dtype=np.int64) for length in lengths]
-            asked = [TokenSequence(own, None, np.zeros(1, dtype=np.int64)) for own in tokens]
+            sequences = [TokenSequence(own, None, np.zeros(1, dtype=np.int64)) for own in tokens]
             for size in self.schedule.sizes:
-                self.answers(work, asked, size.subnet)
+                self.run(operation, sequences, size.subnet)
+
+    def choose_subnet(self, width: float, depth: float) -> Subnet | None:
+        """Return the sub-network of a width and a depth; None for a model that has one size.
+
+        The whole network is `Subnet()` here, so that the scheduler runs exactly this size.
+        """
+        is_whole = width == 1 and depth == 1
+        if not self.has_subnets:
+            if not is_whole:
+                raise InputError(f"width is {width:g} and depth {depth:g}; {self.name!r} has one size, 1 and 1")
+            return None
+        if self.record is None:
+            return Subnet(width=width, depth=depth)
+        grid = self.record.grid
+        if not is_whole and not any((member.width, member.depth) == (width, depth) for member in grid):
+            known = ", ".join(f"{member.width:g} × {member.depth:g}" for member in grid)
+            raise InputError(f"width × depth is {width:g} × {depth:g}; {self.name!r} was trained for {known}")
+        return Subnet(width=width, depth=depth, depth_rule=self.record.depth_rule)
+
+    def parameters(self, subnet: Subnet | None = None) -> int:
+        """Return the parameters of the model, or of a sub-network without its generator."""
+        model = self.model if self.has_subnets else None
+        return parameters(self.runner.config) if model is None else _subnet_parameters(model, subnet or Subnet())
 
 
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise InputError(f"model folder {str(folder)!r} does not exist{bundled_hint(folder)}")
     if not (folder / "config.json").is_file():
-        raise InputError(f"{str(folder)!r} has no config.json, so it is no folder of a model")
-    data = read_json(folder / "config.json")
-    told = data.get("model")
-    if isinstance(told, dict) and told.get("decoder") is not None:
+        raise InputError(f"{str(folder)!r} has no config.json, so it is not a model folder")
+    config = read_json(folder / "config.json").get("model")
+    if isinstance(config, dict) and config.get("decoder") is not None:
         raise InputError(f"{str(folder)!r} holds a model with a decoder; allowed: encoders")
 
 
-def _works(runner: Runner, model: Model | None, kept: TaskRecord | None) -> frozenset[Operation]:
-    works: set[Operation] = {"task"} if kept is not None else set()
-    if isinstance(runner, OnnxRunner):  # a graph has one end
-        if runner.head in (None, "embedder"):
-            works.add("vectors")
-        if runner.head == "masked_tokens":
-            works.add("fill_mask")
-    if model is not None:
-        works.add("vectors")
-        beside = model.generator
-        if "masked_tokens" in model.heads or (beside is not None and "masked_tokens" in beside.heads):
-            works.add("fill_mask")
-    return frozenset(works)
+def _operations(runner: Runner, kept: TaskRecord | None) -> frozenset[Operation]:
+    operations: set[Operation] = {"task"} if kept is not None else set()
+    operations |= {"vectors"} if runner.can_embed else set()
+    operations |= {"fill_mask"} if runner.can_fill_masks else set()
+    return frozenset(operations)
 
 
-def _networks(model: Model, schedule: SizeSchedule) -> dict[Subnet, Model]:
-    """The smaller sizes as models of their own, which are faster than the whole one cut in every call.
+@lru_cache(maxsize=256)
+def _subnet_parameters(model: Model, subnet: Subnet) -> int:
+    units = model.encoder.units
+    return parameters(stack_config(model.config, layer_kinds(range(len(units)), units, subnet)))
 
-    They share what is not cut, the embedding first of all, and layers that are cut alike.
+
+def _extract_networks(model: Model, schedule: SizeSchedule) -> dict[Subnet, Model]:
+    """Return the smaller sizes as models of their own, which run faster than the whole one cut in every call.
+
+    They share the embedding, the heads and all layers that are cut in the same way.
     """
-    made: dict[Subnet, Model] = {}
+    networks: dict[Subnet, Model] = {}
     units, whole = model.encoder.units, model.encoder
     blocks = {(index, cut): whole.blocks[index] for index, cut in enumerate(units)}
     for size in schedule.sizes:
@@ -206,9 +238,9 @@ def _networks(model: Model, schedule: SizeSchedule) -> dict[Subnet, Model]:
         small = extract(model, size.subnet)
         small.encoder.embedding, small.encoder.final_norm = whole.embedding, whole.final_norm
         small.encoder.relative = whole.relative
-        for place, cut in enumerate(size.subnet.cuts(units)):
-            small.encoder.blocks[place] = blocks.setdefault(cut, small.encoder.blocks[place])
+        for index, cut in enumerate(size.subnet.cuts(units)):
+            small.encoder.blocks[index] = blocks.setdefault(cut, small.encoder.blocks[index])
         for kind in small.heads:
             small.heads[kind] = model.heads[kind]
-        made[size.subnet] = small.eval()
-    return made
+        networks[size.subnet] = small.eval()
+    return networks

@@ -1,4 +1,4 @@
-"""What waits to be worked on, in the order it came: calls, each of some sequences, and the batches taken from them."""
+"""The queue of a scheduler: requests of one or more sequences in order of arrival, and batches taken from its front."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,36 +9,36 @@ import numpy as np
 from bertsmith.layers.subnet import Subnet
 from bertsmith.serving.requests import Operation, TokenSequence
 
-_PLACE = 8192  # entries of the vocabulary that count like one token, where probabilities of all of it are given
+_VOCABULARY_PER_TOKEN = 8192  # computing the probabilities of this many vocabulary entries counts as one token
 
 
 @dataclass(eq=False)
 class QueuedRequest:
-    """One call and how far it is."""
+    """One request and its progress."""
 
-    work: Operation
-    asked: Sequence[TokenSequence]
+    operation: Operation
+    sequences: Sequence[TokenSequence]
     costs: list[int]
-    """The tokens of every sequence, or what counts as many."""
+    """Tokens of every sequence, masks counted in (`cost`)."""
     subnet: Subnet | None
-    """The sub-network it asked for; None leaves the choice."""
+    """The requested sub-network; None leaves the choice to the scheduler."""
     future: "asyncio.Future[None]"
-    """Done when all sequences are answered."""
-    came: float
+    """Done when all sequences are computed."""
+    submitted_at: float
     outputs: list[np.ndarray | None] = field(default_factory=list)
     taken: int = 0
-    """Sequences that are answered or in a batch."""
-    answered: int = 0
+    """Number of sequences that are computed or in a batch."""
+    computed: int = 0
     level: int | None = None
-    """The size it is answered on, which its first batch settles; None before, and where it asked for a size."""
-    is_settled: bool = False
-    """Whether it is known what its caller is told: it was answered, it failed, or its caller is gone."""
+    """Index into the size schedule, set by the first batch; None before, and if a sub-network was requested."""
+    is_finished: bool = False
+    """Whether it was computed, failed or was cancelled."""
     error: Exception | None = None
-    began: float = 0.0
-    ended: float = 0.0
+    started_at: float = 0.0
+    ended_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.outputs = [None] * len(self.asked)
+        self.outputs = [None] * len(self.sequences)
 
     @property
     def waiting_tokens(self) -> int:
@@ -46,95 +46,92 @@ class QueuedRequest:
 
     @property
     def waiting_sequences(self) -> int:
-        return len(self.asked) - self.taken
+        return len(self.sequences) - self.taken
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences that are worked on together: of one work and one size."""
+    """Sequences that are computed together: the same operation with the same network."""
 
-    work: Operation
+    operation: Operation
     subnet: Subnet | None
     level: int | None
     members: list[tuple[QueuedRequest, int]]
-    """Each is a call and the number of the sequence in it."""
+    """A request and the index of one of its sequences."""
     tokens: int
 
     @property
-    def asked(self) -> list[TokenSequence]:
-        return [call.asked[index] for call, index in self.members]
+    def sequences(self) -> list[TokenSequence]:
+        return [request.sequences[index] for request, index in self.members]
 
 
-def cost(work: Operation, asked: TokenSequence, vocabulary: int) -> int:
-    """How many tokens a sequence counts as: what is said of a mask is as long as the vocabulary."""
-    if work != "fill_mask" or asked.places is None:
-        return len(asked.tokens)
-    return len(asked.tokens) + len(asked.places) * -(-vocabulary // _PLACE)
+def cost(operation: Operation, sequence: TokenSequence, vocabulary: int) -> int:
+    """Return the number of tokens a sequence counts as; every mask needs probabilities of the whole vocabulary."""
+    if operation != "fill_mask":
+        return len(sequence.tokens)
+    return len(sequence.tokens) + len(sequence.mask_positions) * -(-vocabulary // _VOCABULARY_PER_TOKEN)
 
 
 class Queue:
-    """Calls in the order they came. It has no lock of its own: its owner holds one."""
+    """Requests in order of arrival. Not thread-safe: the scheduler holds a lock."""
 
     def __init__(self) -> None:
-        self._calls: dict[QueuedRequest, None] = {}
+        self._requests: dict[QueuedRequest, None] = {}
         self.tokens = 0
         self.sequences = 0
 
     def __len__(self) -> int:
-        """Calls of which something waits."""
-        return len(self._calls)
+        """Number of requests with waiting sequences."""
+        return len(self._requests)
 
-    def put(self, call: QueuedRequest) -> None:
-        self._calls[call] = None
-        self.tokens += call.waiting_tokens
-        self.sequences += call.waiting_sequences
+    def put(self, request: QueuedRequest) -> None:
+        self._requests[request] = None
+        self.tokens += request.waiting_tokens
+        self.sequences += request.waiting_sequences
 
-    def drop(self, call: QueuedRequest) -> bool:
-        """Forgets what still waits of a call, and says whether there was anything."""
-        if call not in self._calls:
-            return False
-        del self._calls[call]
-        self.tokens -= call.waiting_tokens
-        self.sequences -= call.waiting_sequences
-        return True
+    def drop(self, request: QueuedRequest) -> None:
+        """Remove the waiting sequences of a request, if there are any."""
+        if request in self._requests:
+            del self._requests[request]
+            self.tokens -= request.waiting_tokens
+            self.sequences -= request.waiting_sequences
 
     def first(self) -> QueuedRequest:
-        """The call that is next."""
-        return next(iter(self._calls))
+        return next(iter(self._requests))
 
-    def take(self, most: int, level: int | None, subnet: Subnet | None) -> Batch:
-        """The first call's next sequences, and those of later calls that can stand with them, up to `most` tokens.
+    def take(self, max_tokens: int, level: int | None, subnet: Subnet | None) -> Batch:
+        """Take the next sequences of the first request, and of later requests that can share its batch.
 
-        They come in strictly as they came, so that a long one is never passed by: the first that does not fit ends the
-        batch. One that is longer than `most` by itself has a batch of its own. `level` and `subnet` are those of the
-        first call; a call that may be answered at any size joins it.
+        Sequences are taken strictly in order of arrival: the first that does not fit ends the batch, so that long ones
+        are never overtaken. A sequence longer than `max_tokens` gets a batch of its own. `level` and `subnet` are those
+        of the first request.
         """
-        head = self.first()
+        first = self.first()
         members: list[tuple[QueuedRequest, int]] = []
         tokens = 0
         emptied: list[QueuedRequest] = []
-        for call in self._calls:
-            if call is not head and not _may_join(call, head, level):
+        for request in self._requests:
+            if request is not first and not _can_share(request, first, level):
                 continue
-            begin = call.taken
-            while call.taken < len(call.asked) and (not members or tokens + call.costs[call.taken] <= most):
-                members.append((call, call.taken))
-                tokens += call.costs[call.taken]
-                call.taken += 1
-            self.sequences -= call.taken - begin
-            if call.taken > begin and call.subnet is None:
-                call.level = level
-            if call.taken < len(call.asked):
+            start = request.taken
+            while request.waiting_sequences and (not members or tokens + request.costs[request.taken] <= max_tokens):
+                members.append((request, request.taken))
+                tokens += request.costs[request.taken]
+                request.taken += 1
+            self.sequences -= request.taken - start
+            if request.taken > start and request.subnet is None:
+                request.level = level
+            if request.waiting_sequences:
                 break
-            emptied.append(call)
+            emptied.append(request)
         self.tokens -= tokens
-        for call in emptied:
-            del self._calls[call]
-        return Batch(head.work, subnet, level, members, tokens)
+        for request in emptied:
+            del self._requests[request]
+        return Batch(first.operation, subnet, level, members, tokens)
 
 
-def _may_join(call: QueuedRequest, head: QueuedRequest, level: int | None) -> bool:
-    """Whether a call can be worked on in the batch that begins with another."""
-    if call.work != head.work or call.subnet != head.subnet:
+def _can_share(request: QueuedRequest, first: QueuedRequest, level: int | None) -> bool:
+    """Whether a request can be computed in the batch of another one."""
+    if request.operation != first.operation or request.subnet != first.subnet:
         return False
-    return call.level is None or call.level == level
+    return request.level is None or request.level == level

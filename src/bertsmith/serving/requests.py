@@ -1,6 +1,6 @@
-"""What the endpoints ask of an engine, and what it answers: sequences in, arrays out."""
+"""What endpoints submit to a scheduler, what they get back, and the errors that end a request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -8,38 +8,43 @@ import numpy as np
 from bertsmith.layers.subnet import Subnet
 
 Operation = Literal["task", "vectors", "fill_mask"]
-"""What the task's head says; one vector for each text; what may stand at places that are masked."""
+"""Run the task head; embed; predict the tokens at masks."""
+
+
+def _no_positions() -> np.ndarray:
+    return np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """One sequence to be worked on, marks of the tokenizer included.
+    """One input of the model, special tokens included.
 
-    Shape: tokens, types (length,); places (places,), the masks of fill_mask. All int64.
+    Shape: tokens and types (length,), mask_positions (masks,), int64.
     """
 
     tokens: np.ndarray
     types: np.ndarray | None = None
-    places: np.ndarray | None = None
+    mask_positions: np.ndarray = field(default_factory=_no_positions)
+    """Where fill_mask predicts tokens."""
 
 
 @dataclass(frozen=True)
 class RequestResult:
-    """What the engine says of the sequences of one call, in their order.
+    """Outputs of one request.
 
-    Shape: outputs are float32, for each sequence (outputs,) from a head for sequences, (length, outputs) from one for
-    tokens, (width,) for vectors, (places, vocabulary) of probabilities for fill_mask.
+    Shape: for each sequence, in float32, (outputs,) of a head for sequences, (length, outputs) of a head for tokens,
+    (width,) for vectors, (masks, vocabulary) of probabilities for fill_mask.
     """
 
     outputs: list[np.ndarray]
     subnet: Subnet | None
-    """The sub-network that answered; None for the whole model."""
+    """The sub-network that was used; None for the whole model."""
     queued_seconds: float
     computed_seconds: float
 
 
 class SchedulerError(Exception):
-    """The engine did not take the work, or did not finish it."""
+    """The request was not accepted, or not finished."""
 
 
 class QueueFull(SchedulerError):
@@ -51,20 +56,20 @@ class QueueFull(SchedulerError):
 
 
 class DeadlineExceeded(SchedulerError):
-    """The answer was not there in the time allowed."""
+    """The request took longer than its timeout."""
 
 
 class BatchFailed(SchedulerError):
-    """The model broke on the batch in which the work was; others are worked on as before."""
+    """The model raised an exception on the batch of this request."""
 
 
 class ShuttingDown(SchedulerError):
-    """The service is ending and takes nothing new."""
+    """The service is shutting down and accepts no new requests."""
 
 
 @dataclass(frozen=True)
 class SchedulerStats:
-    """How an engine fares right now; rates and times are of the last seconds."""
+    """State of a scheduler; rates and latencies are of the last seconds, counts since the start."""
 
     waiting_sequences: int
     waiting_tokens: int
@@ -72,18 +77,14 @@ class SchedulerStats:
     sequences_per_second: float
     tokens_per_second: float
     median_seconds: float | None
-    """From being asked to being answered; None if nothing was answered lately."""
+    """Latency of requests; None if none was answered in the last seconds."""
     slowest_seconds: float | None
-    """Of 99 in 100."""
+    """99th percentile of the latency."""
     subnet: Subnet | None
-    """The sub-network that answers now; None for the whole model."""
+    """The sub-network in use; None for the whole model."""
     answered: int
     refused: int
     late: int
-    """Since the start."""
     batches: int = 0
-    """Batches run since the start …"""
     batched_sequences: int = 0
-    """… the sequences in them …"""
     batched_tokens: int = 0
-    """… and their tokens: what a metric of batch sizes is made of."""

@@ -1,12 +1,12 @@
-"""The process that serves: it listens, and it ends without losing what it took.
+"""The server process: it listens, and shuts down without losing an accepted request.
 
-SIGTERM or SIGINT → /health says "draining" and answers say `Connection: close` → (drain_delay) → no new connections
-→ every accepted request is answered, for at most `drain` seconds → engines end → exit code 0. A second signal ends the
-process at once.
+SIGTERM or SIGINT → /health returns 503 and responses carry `Connection: close` → (drain_delay) → no new connections →
+every accepted request is answered, within `drain` seconds → schedulers drain → exit code 0. A second signal ends the
+process at once. docs/decisions.md has the measurements that show why uvicorn's own shutdown is not enough.
 """
 
+import array
 import asyncio
-import ctypes
 import os
 import signal
 import socket
@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -29,60 +28,53 @@ from bertsmith.serving.settings import ServeSettings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
-_ATTACH_FILTER = 26  # SO_ATTACH_FILTER, which Python does not name
-_TURNS = 4
-_GRACE = 1.0  # seconds in which a request that was on its way when the signal came is still read …
-_LOOK = 0.05  # … unless all connections are closed before
-_BEYOND = 5.0  # seconds after all others have passed, when a process that hangs is ended
-_IDLE = 4  # connections for each request at a time: clients keep some open
+_SO_ATTACH_FILTER = 26
+_ACCEPT_TURNS = 4  # turns of the event loop in which waiting connections are accepted before the socket is closed
+_GRACE_SECONDS = 1.0  # for requests that were on their way when the signal came
+_POLL_SECONDS = 0.05
+_KILL_AFTER = 5.0  # seconds after all other timeouts of a shutdown
+_CONNECTIONS_PER_REQUEST = 4  # clients keep idle connections open
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """The socket that will listen, or a sentence why there is none. Who connects before it listens is refused."""
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Return a bound socket that does not listen yet; raise InputError if the address cannot be used."""
     try:
-        family, kind, number, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind, number)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
         try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            made.bind(where)
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound.bind(address)
         except OSError:
-            made.close()
+            bound.close()
             raise
-        return made
+        return bound
     except (OSError, OverflowError, UnicodeError) as error:
         reason = str(error)
-        if isinstance(
-            error, OSError
-        ):  # a bind that fails tells the address once more; a name that is none has no number
-            known = error.errno is not None and error.errno > 0
-            reason = os.strerror(error.errno or 0) if known else error.strerror or reason
-        raise InputError(
-            f"cannot listen on {host} port {port}: {reason}; choose others with --host and --port"
-        ) from None
+        if isinstance(error, OSError):  # without the address, which a failed bind repeats
+            has_number = error.errno is not None and error.errno > 0
+            reason = os.strerror(error.errno or 0) if has_number else error.strerror or reason
+        message = f"cannot listen on {host} port {port}: {reason}; choose others with --host and --port"
+        raise InputError(message) from None
 
 
-def address(listener: socket.socket) -> str:
-    """Where a socket listens, as a client writes it."""
+def base_url(listener: socket.socket) -> str:
+    """Return the URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(app: FastAPI, listener: socket.socket, settings: ServeSettings, ready: Callable[[], None]) -> None:
-    """Serves until a signal; `ready` is called when the first request can come."""
-    Server(app, settings, ready).run([listener])
-
-
 class Server(uvicorn.Server):
-    """uvicorn, with an end that loses nothing and a clock for the heads of requests."""
+    """uvicorn with a shutdown that loses no request and a timeout for request headers."""
 
     def __init__(self, app: FastAPI, settings: ServeSettings, ready: Callable[[], None] = lambda: None) -> None:
+        """`ready` is called when the server accepts requests."""
         super().__init__(
             uvicorn.Config(
                 app,
-                loop="asyncio",  # whatever else is installed: how the end takes connections in is tested with it
-                http=protocol(settings.times.body),
+                loop="asyncio",  # the shutdown is tested with this event loop
+                http=protocol_with_header_timeout(settings.times.body),
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -90,14 +82,14 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 backlog=_BACKLOG,
-                limit_concurrency=_IDLE * settings.limits.requests,
+                limit_concurrency=_CONNECTIONS_PER_REQUEST * settings.limits.requests,
                 timeout_keep_alive=settings.times.keep_alive,
                 timeout_graceful_shutdown=settings.times.drain,
             )
         )
         self.service: Service = app.state.service
         self.times, self.ready = settings.times, ready
-        self.ends_at: float | None = None
+        self.stops_at: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -105,7 +97,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals end the service in order, and the process then ends as one that did its work."""
+        """Handle signals; unlike uvicorn, do not raise them again, so that the exit code is 0."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -117,92 +109,87 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.ends_at is not None:
-            print("bertsmith: ended at once by a second signal", file=sys.stderr, flush=True)
+        """Start the shutdown, and kill the process if it takes longer than all its timeouts."""
+        if self.stops_at is not None:
+            print("bertsmith: stopped at once by a second signal", file=sys.stderr, flush=True)
             os._exit(128 + sig)
-        self.end()
-
-    def end(self) -> None:
-        """Begins to end the service."""
         self.service.is_draining = True
-        self.ends_at = time.monotonic() + self.times.drain_delay
-        watch = threading.Timer(self.times.drain_delay + self.times.drain + _BEYOND, os._exit, (1,))
-        watch.daemon = True
-        watch.start()
-        self._watch = watch
+        self.stops_at = time.monotonic() + self.times.drain_delay
+        self._kill = threading.Timer(self.times.drain_delay + self.times.drain + _KILL_AFTER, os._exit, (1,))
+        self._kill.daemon = True
+        self._kill.start()
 
     async def on_tick(self, counter: int) -> bool:
-        if self.ends_at is not None and time.monotonic() >= self.ends_at:
+        if self.stops_at is not None and time.monotonic() >= self.stops_at:
             self.should_exit = True
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.service.is_draining = True
         for listener in sockets or ():
-            _refuse(listener)
-        for _ in range(_TURNS):  # of the loop, which takes in the connections that wait
+            refuse_connections(listener)
+        for _ in range(_ACCEPT_TURNS):
             await asyncio.sleep(0)
         for server in self.servers:
             server.close()
-        # uvicorn would close idle connections now, though a request may be on its way
-        end = time.monotonic() + _GRACE
+        # uvicorn closes idle connections at once, although a request may be on its way
+        end = time.monotonic() + _GRACE_SECONDS
         while self.server_state.connections and time.monotonic() < end:
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_SECONDS)
         await super().shutdown(sockets)
-        if self.ends_at is not None:
-            self._watch.cancel()
+        if self.stops_at is not None:
+            self._kill.cancel()
 
 
-def _refuse(listener: socket.socket) -> None:
-    """Lets nobody connect any more, while those who have are still taken in.
+def refuse_connections(listener: socket.socket) -> None:
+    """Let nobody connect any more, while connections that are established can still be accepted (Linux only).
 
-    A socket that is closed resets the connections that wait in it, and between the last one taken in and the close
-    there may always be another. So a filter drops what asks to connect, until the close refuses it: Linux has that.
+    Closing a listening socket resets connections that were not accepted yet, and another one may always arrive between
+    the last accept and the close. A packet filter that drops everything closes that gap.
     """
     if sys.platform != "linux":
         return
-    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0, keep no byte
-    program = struct.pack("HL", 1, ctypes.addressof(drop_all))
+    drop_all = array.array("B", struct.pack("HBBI", 0x06, 0, 0, 0))  # one BPF instruction: accept 0 bytes
     with suppress(OSError):
-        listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, drop_all.buffer_info()[0]))
 
 
-def protocol(seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP over httptools, closing a connection whose next request has no whole head after so many seconds.
+def protocol_with_header_timeout(seconds: float) -> type[asyncio.Protocol]:
+    """Return uvicorn's HTTP protocol with a timeout for the header of a request, which uvicorn does not have.
 
-    uvicorn itself knows no such clock: clients that send a byte now and then would hold all connections there may be.
+    Without it, clients that send a byte now and then could hold all connections.
     """
 
-    class Clocked(HttpToolsProtocol):
-        _late: asyncio.TimerHandle | None = None
+    class HeaderTimeoutProtocol(HttpToolsProtocol):
+        _timer: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: Any) -> None:
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._watch()
+            self._update_timer()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            self._watch()
+            self._update_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._stop()
+            self._cancel_timer()
             super().connection_lost(exc)
 
-        def _watch(self) -> None:
+        def _update_timer(self) -> None:
             is_idle = self.cycle is None or self.cycle.response_complete
             if not is_idle or self.timeout_keep_alive_task is not None:
-                self._stop()
-            elif self._late is None:
-                self._late = self.loop.call_later(seconds, self._close)
+                self._cancel_timer()
+            elif self._timer is None:
+                self._timer = self.loop.call_later(seconds, self._close)
 
-        def _stop(self) -> None:
-            if self._late is not None:
-                self._late.cancel()
-                self._late = None
+        def _cancel_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
         def _close(self) -> None:
-            self._late = None
+            self._timer = None
             if self.cycle is None or self.cycle.response_complete:
                 self.transport.close()
 
-    return Clocked
+    return HeaderTimeoutProtocol

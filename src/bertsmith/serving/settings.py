@@ -1,4 +1,4 @@
-"""What an operator settles: where the service listens, who may ask, and how much of anything it takes."""
+"""Settings of the service: address, key, limits, timeouts, batches; and the number of CPU cores to use."""
 
 from pathlib import Path
 
@@ -7,75 +7,90 @@ from pydantic import Field
 from bertsmith.settings import Record
 from bertsmith.shrinking.fit.measure import usable_cores
 
+MAX_CPU_WORKERS = 8
+"""Batches computed at the same time; more would wait for each other in Python, so further cores become threads."""
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
 
 class Limits(Record):
-    """How much one request may hold, and how many there may be at a time."""
+    """Limits on one request and on concurrent requests."""
 
     body_bytes: int = Field(default=2_000_000, ge=1)
-    """The most bytes of a body; counted while it is read."""
+    """Maximum size of a request body, checked while it is read."""
     texts: int = Field(default=256, ge=1)
-    """The most texts of a request."""
+    """Maximum number of texts in a request."""
     tokens: int = Field(default=65_536, ge=1)
-    """The most tokens of a request, all its texts together. One text has at most those that its model takes."""
+    """Maximum number of tokens in a request; the model limits the length of each text."""
     masks: int = Field(default=64, ge=1)
-    """The most masks of a request: for each the share of every piece is computed."""
+    """Maximum number of masks in a request: each needs the probabilities of the whole vocabulary."""
     requests: int = Field(default=512, ge=1)
-    """The most requests that are read, wait or are worked on at a time; the next ones are told to come back."""
+    """Maximum number of concurrent requests; further ones get status 429."""
     held_bytes: int = Field(default=64_000_000, ge=1)
-    """The most bytes of all bodies together that are being read or worked on."""
+    """Maximum size of all request bodies in memory."""
 
 
 class Times(Record):
-    """How long anything may take, in seconds."""
+    """Timeouts in seconds."""
 
     answer: float = Field(default=30.0, gt=0)
-    """From the first byte of a request to its answer."""
+    """From the first byte of a request to its response."""
     body: float = Field(default=10.0, gt=0)
-    """Until the head of a request is there, and from then until its body is."""
+    """For the header of a request, and again for its body."""
     sending: float = Field(default=30.0, gt=0)
-    """Until a client has taken a piece of its answer."""
+    """For a client to read a chunk of its response."""
     keep_alive: int = Field(default=5, gt=0)
-    """How long an idle connection stays open."""
+    """For an idle connection."""
     drain: int = Field(default=40, gt=0)
-    """From the signal to end until every accepted request must be answered."""
+    """For a graceful shutdown: from the signal until every accepted request is answered."""
     drain_delay: float = Field(default=0.0, ge=0)
-    """How long the service still takes requests after the signal, while /health says that it is ending."""
+    """How long new requests are still accepted after the signal, while /health returns 503."""
 
 
 class ServeSettings(Record):
-    """All there is to settle about the service itself; models and their engines have settings of their own."""
+    """Settings of the HTTP service."""
 
     host: str = "127.0.0.1"
-    """The address to listen on: this machine alone unless another is given."""
+    """The address to listen on."""
     port: int = Field(default=8080, ge=0, le=65535)
     """The port; 0 takes a free one."""
     key: str | None = Field(default=None, min_length=1, repr=False)
-    """What clients must send as `Authorization: Bearer …`; None for no such thing."""
+    """The key that clients must send as `Authorization: Bearer …`; None accepts every client."""
     truncate: bool = False
-    """Whether a text that is too long is cut where a request does not say; else it is refused."""
+    """Whether texts that are too long are truncated if a request does not set `truncate`; else they are rejected."""
     limits: Limits = Limits()
     times: Times = Times()
 
 
-MOST_WORKERS = 8
-"""Batches at a time: more than that wait for each other in Python, so products get further cores."""
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+class SchedulerLimits(Record):
+    """Sizes of batches and queue, and when an elastic model changes its size."""
+
+    batch_tokens: int | None = Field(default=None, ge=1)
+    """Maximum tokens of a batch; a longer sequence gets its own batch. None: 1024 on a CPU, 16384 on a GPU."""
+    waiting_tokens: int = Field(default=65_536, ge=1)
+    """Maximum tokens in the queue; further requests are rejected."""
+    waiting_sequences: int = Field(default=4096, ge=1)
+    """Maximum sequences in the queue."""
+    workers: int | None = Field(default=None, ge=1)
+    """Threads that each compute a batch. None: cores divided by threads on a CPU, one on a GPU."""
+    wait_target: float = Field(default=0.25, gt=0)
+    """Seconds: if the expected wait is longer, an elastic model goes down one size."""
+    quiet_seconds: float = Field(default=5.0, gt=0)
+    """Duration of low load after which an elastic model goes up one size."""
 
 
 def cores(quota: Path = _QUOTA) -> int:
-    """The cores this process may use; in a container no more than it is allowed the time of, rounded up."""
-    found = usable_cores()
+    """Return the number of CPU cores this process may use, limited by the quota of its container."""
+    available = usable_cores()
     try:
         allowed, period = quota.read_text(encoding="utf-8").split()
-        return min(found, max(1, -(-int(allowed) // int(period))))
-    except (OSError, ValueError):  # no such limit: no file, or the word "max"
-        return found
+        return min(available, max(1, -(-int(allowed) // int(period))))
+    except (OSError, ValueError):  # no quota: no file, or the word "max"
+        return available
 
 
 def default_threads() -> int:
-    """Threads of one product: one, unless there are more cores than batches at a time.
+    """Return the threads of one matrix product: 1, unless there are more cores than workers.
 
-    Threads of one product wait for each other many times in a batch, for long where other programs want the cores too;
-    batches that each have a core wait for nothing.
+    The threads of a product wait for each other many times in a batch; batches on cores of their own never do.
     """
-    return max(1, cores() // MOST_WORKERS)
+    return max(1, cores() // MAX_CPU_WORKERS)

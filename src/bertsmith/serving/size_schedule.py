@@ -1,8 +1,7 @@
-"""The sizes an elastic model may answer in, and the switch that goes down them when work piles up and up again after.
+"""The sizes in which an elastic model may answer, and the controller that picks one of them by load.
 
-Down is quick: when what waits would take longer than a target at the size of now, or the queue was full, the next batch
-is one size smaller.
-Up is slow: only after a while in which nothing piled up and the next larger size could have done all that was asked.
+Down is fast: if the expected wait exceeds a target, or a request was refused, the next batch runs one size smaller.
+Up is slow: only after a quiet period in which the next larger size could have handled all requests.
 """
 
 from collections import deque
@@ -14,27 +13,27 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.shrinking.elastic_metadata import ElasticRecord
 from bertsmith.shrinking.fit.finals import pareto_front
 
-_CALM = 0.5  # of the target: the longest expected wait that counts as quiet
-_ROOM = 0.8  # of what a larger size can do: the most that may be asked of it
-_PARTS = 20  # of the quiet time in which what is asked is counted
-_MEMORY = 0.8  # of what was known of a rate, when a batch tells more of it
+_QUIET_WAIT = 0.5  # share of the target: a longer expected wait is not quiet
+_MAX_UTILISATION = 0.8  # share of its speed that may be requested of the next larger size
+_SLOTS = 20  # the requested tokens of a quiet period are counted in this many slots
+_SMOOTHING = 0.8  # weight of the old estimate of a speed when a batch is measured
 
 
 @dataclass(frozen=True)
 class Size:
-    """One size."""
+    """One entry of a size schedule."""
 
     subnet: Subnet | None
     """None for the whole model."""
     score: float | None = None
-    """On dev, by the record's metric; None for a model without a record."""
+    """Score on the dev split in the metric of elastic.json; None for a model that is not elastic."""
     speed: float = 1.0
-    """How often as fast as the whole model, as it was recorded."""
+    """Recorded speed relative to the whole model."""
 
 
 @dataclass(frozen=True)
 class SizeSchedule:
-    """The sizes a model may answer in, from the whole one to the smallest that is good enough."""
+    """The sizes of a model, from the whole one down to the smallest that is good enough."""
 
     sizes: tuple[Size, ...] = (Size(None),)
 
@@ -43,9 +42,9 @@ class SizeSchedule:
 
     @classmethod
     def of(cls, record: ElasticRecord | None, floor: float | None) -> "SizeSchedule":
-        """The sub-networks that keep at least a share `floor` of the whole model's score, none beaten by another.
+        """Return the Pareto-optimal sub-networks that keep at least the share `floor` of the whole model's score.
 
-        Without a floor the whole model answers everything.
+        Without a floor there is the whole model alone.
         """
         if floor is not None and not 0 < floor <= 1:
             raise InputError(f"floor is {floor}; allowed: a share of the whole model's score, above 0 and up to 1")
@@ -63,7 +62,7 @@ class SizeSchedule:
 
 
 class SizeController:
-    """Chooses the size of every batch from what waits, what is asked and how fast each size is."""
+    """Chooses the size of every batch from the waiting tokens, the recent demand and the measured speeds."""
 
     def __init__(
         self,
@@ -74,50 +73,50 @@ class SizeController:
         tokens_per_second: float,
         clock: Callable[[], float],
     ) -> None:
-        """`target` and `quiet` are seconds; `tokens_per_second` is a first guess for the whole model."""
+        """`target` and `quiet` are seconds; `tokens_per_second` is a first estimate for the whole model."""
         self.schedule, self.target, self.quiet, self.clock = schedule, target, quiet, clock
         self.level = 0
-        self._rates = [tokens_per_second * size.speed for size in schedule.sizes]
-        self._asked: deque[tuple[float, int]] = deque()
+        self._speeds = [tokens_per_second * size.speed for size in schedule.sizes]
+        self._demand: deque[tuple[float, int]] = deque()
         self._quiet_since: float | None = None
         self._has_refused = False
 
     @property
     def size(self) -> Size:
-        """The size of now."""
+        """The current size."""
         return self.schedule.sizes[self.level]
 
     @property
     def tokens_per_second(self) -> float:
-        """What can be done at the size of now."""
-        return self._rates[self.level]
+        """The estimated speed of the current size."""
+        return self._speeds[self.level]
 
     def expected_wait(self, tokens: int) -> float:
-        """How long so many tokens take at the size of now, in seconds."""
+        """Return the seconds that this many tokens take at the current size."""
         return tokens / self.tokens_per_second
 
-    def ask(self, tokens: int) -> None:
-        """Counts what is asked of the engine, taken or not."""
-        now, part = self.clock(), self.quiet / _PARTS
-        if self._asked and now - self._asked[-1][0] < part:
-            began, before = self._asked[-1]
-            self._asked[-1] = (began, before + tokens)
+    def count_demand(self, tokens: int) -> None:
+        """Count the tokens of a request, accepted or not."""
+        now, duration = self.clock(), self.quiet / _SLOTS
+        if self._demand and now - self._demand[-1][0] < duration:
+            start, before = self._demand[-1]
+            self._demand[-1] = (start, before + tokens)
         else:
-            self._asked.append((now, tokens))
-        while self._asked and self._asked[0][0] <= now - self.quiet:
-            self._asked.popleft()
+            self._demand.append((now, tokens))
+        while self._demand and self._demand[0][0] <= now - self.quiet:
+            self._demand.popleft()
 
-    def refuse(self) -> None:
-        """Takes in that the queue was full: however short what waits is, a smaller size would have taken more."""
+    def count_refusal(self) -> None:
+        """Note that the queue was full: a smaller size would have accepted more, however short the queue is now."""
         self._has_refused = True
 
-    def learn(self, level: int, tokens: float, seconds: float) -> None:
-        """Takes in how long a well filled batch took; `tokens` are those all workers did in that time."""
+    def update_speed(self, level: int, tokens: float, seconds: float) -> None:
+        """Update the speed of a size with a measured batch; `tokens` are those of all workers in that time."""
         if seconds > 0 and tokens > 0:
-            self._rates[level] = _MEMORY * self._rates[level] + (1 - _MEMORY) * tokens / seconds
+            self._speeds[level] = _SMOOTHING * self._speeds[level] + (1 - _SMOOTHING) * tokens / seconds
 
     def choose(self, waiting: int) -> int:
-        """The level for the next batch, with so many tokens waiting."""
+        """Return the level of the next batch, given the number of waiting tokens."""
         if self._has_refused or self.expected_wait(waiting) > self.target:
             self._quiet_since, self._has_refused = None, False
             self.level = min(self.level + 1, len(self.schedule) - 1)
@@ -125,15 +124,15 @@ class SizeController:
         return self.relax(waiting)
 
     def relax(self, waiting: int) -> int:
-        """The level of now, after going up as far as quiet times allow."""
+        """Return the level after going up one size per quiet period that has passed."""
         now = self.clock()
         if self.level == 0:
             return 0
         if not self._is_quiet(waiting, now):
             self._quiet_since = None
             return self.level
-        # from when nothing was asked any more, though no batch was there to see it
-        last = self._asked[-1][0] if self._asked else now
+        # the period began with the last request, even if no batch has run since
+        last = self._demand[-1][0] if self._demand else now
         self._quiet_since = min(now, last) if self._quiet_since is None else self._quiet_since
         while self.level and now - self._quiet_since >= self.quiet:
             self.level -= 1
@@ -141,7 +140,7 @@ class SizeController:
         return self.level
 
     def _is_quiet(self, waiting: int, now: float) -> bool:
-        """Whether little waits, and the size above could have done all that was asked lately."""
-        asked = sum(tokens for when, tokens in self._asked if when > now - self.quiet)
-        above = self._rates[self.level - 1]
-        return self.expected_wait(waiting) <= _CALM * self.target and asked / self.quiet <= _ROOM * above
+        """Whether few tokens wait and the next larger size could have handled the recent demand."""
+        demand = sum(tokens for start, tokens in self._demand if start > now - self.quiet) / self.quiet
+        larger = self._speeds[self.level - 1]
+        return self.expected_wait(waiting) <= _QUIET_WAIT * self.target and demand <= _MAX_UTILISATION * larger

@@ -1,60 +1,60 @@
-"""How an engine fared in the last seconds: counts since the start, and windows whose memory is bounded."""
+"""Counts since the start, and rates and latencies over the last seconds, in bounded memory."""
 
 from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 
-WINDOW = 10.0  # seconds that rates and times are of
-_LATENCIES = 4096  # the most that are kept for percentiles: the last ones
-_SLOTS = 100  # of the window
+WINDOW = 10.0  # seconds over which rates and latencies are computed
+_MAX_LATENCIES = 4096
+_SLOTS = 100  # counts of the window are kept in this many slots of equal duration
 
 
 class Throughput:
-    """Counts what happens. It has no lock of its own: its owner holds one."""
+    """Counters of one scheduler. Not thread-safe: the scheduler holds a lock."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.began = clock()
-        self.answered = self.refused = self.late = self.dropped = self.failed = 0
+        self.started_at = clock()
+        self.answered = self.refused = self.late = self.cancelled = self.failed = 0
         self.batches = self.batched_sequences = self.batched_tokens = 0
         self._slots: deque[tuple[float, int, int]] = deque(maxlen=_SLOTS + 1)
-        self._latencies: deque[tuple[float, float]] = deque(maxlen=_LATENCIES)
+        self._latencies: deque[tuple[float, float]] = deque(maxlen=_MAX_LATENCIES)
 
     @property
-    def usual_tokens(self) -> int:
-        """The mean of all sequences, at least 1."""
+    def mean_tokens(self) -> int:
+        """Mean length of all sequences so far, at least 1."""
         return max(1, self.batched_tokens // max(1, self.batched_sequences))
 
-    def batch(self, sequences: int, tokens: int) -> None:
-        """Counts a batch that was answered."""
+    def count_batch(self, sequences: int, tokens: int) -> None:
+        """Count a computed batch."""
         self.batches += 1
         self.batched_sequences += sequences
         self.batched_tokens += tokens
         now = self.clock()
         if self._slots and now - self._slots[-1][0] < WINDOW / _SLOTS:
-            when, some, more = self._slots.pop()
-            self._slots.append((when, some + sequences, more + tokens))
+            start, slot_sequences, slot_tokens = self._slots.pop()
+            self._slots.append((start, slot_sequences + sequences, slot_tokens + tokens))
         else:
             self._slots.append((now, sequences, tokens))
 
-    def answer(self, seconds: float) -> None:
-        """Counts a call that was answered, and how long it took from being asked."""
+    def count_answer(self, seconds: float) -> None:
+        """Count an answered request and its latency."""
         self.answered += 1
         self._latencies.append((self.clock(), seconds))
 
     def per_second(self) -> tuple[float, float]:
-        """Sequences and tokens per second of the window, or of the time since the start if that is shorter."""
+        """Return sequences and tokens per second over the window, or since the start if that is shorter."""
         now = self.clock()
-        lately = [(sequences, tokens) for when, sequences, tokens in self._slots if when > now - WINDOW]
-        seconds = max(1e-3, min(WINDOW, now - self.began))
-        return sum(some for some, _ in lately) / seconds, sum(more for _, more in lately) / seconds
+        recent = [(sequences, tokens) for start, sequences, tokens in self._slots if start > now - WINDOW]
+        seconds = max(1e-3, min(WINDOW, now - self.started_at))
+        return sum(sequences for sequences, _ in recent) / seconds, sum(tokens for _, tokens in recent) / seconds
 
-    def percentiles(self) -> tuple[float, float] | None:
-        """The median and the 99th percentile of the window's times; None if nothing was answered in it."""
+    def latency_percentiles(self) -> tuple[float, float] | None:
+        """Return the median and the 99th percentile over the window; None if nothing was answered in it."""
         now = self.clock()
-        times = [seconds for when, seconds in self._latencies if when > now - WINDOW]
-        if not times:
+        latencies = [seconds for when, seconds in self._latencies if when > now - WINDOW]
+        if not latencies:
             return None
-        median, slowest = np.percentile(times, [50, 99]).tolist()
+        median, slowest = np.percentile(latencies, [50, 99]).tolist()
         return median, slowest

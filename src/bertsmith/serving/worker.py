@@ -1,4 +1,4 @@
-"""Sequences as one batch, and what a model says of each: the only place of the service that knows tensors."""
+"""Run the token sequences of one batch through the model: the only module of the service that handles tensors."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -7,179 +7,137 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.answers.texts import softmax
 from bertsmith.data.batch import packed, padded
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.base import Runner
-from bertsmith.engines.exit_runner import ModelRunner
 from bertsmith.engines.onnx_graph import longest_input
 from bertsmith.layers.subnet import Subnet
-from bertsmith.models.encoder import EncoderInputs, Want
-from bertsmith.models.model import Model
+from bertsmith.models.encoder import EncoderInputs
 from bertsmith.serving.requests import Operation, TokenSequence
 
 Rows = Literal["packed", "padded", "fixed"]
-"""How a batch lies: one sequence after the other; rows filled up to the longest, for programs that know nothing else;
-rows of few shapes, for code that is compiled for each."""
+"""Layout of a batch: packed, for PyTorch; padded to the longest row, for ONNX; padded to one of a few shapes, for
+compiled models."""
 
-_NEAR = 0.75  # of the longest of a group of rows: what is shorter begins the next group
-_ENOUGH = 192  # tokens of a pass from which its products are about as fast as they get on a CPU
-_SHORT = 16  # tokens below which nothing is gained by another group
+_MIN_LENGTH_RATIO = 0.75  # a sequence shorter than this share of the longest one starts the next group
+_MIN_CPU_TOKENS = 192  # from this many tokens on, matrix products on a CPU reach their full speed
+_MIN_ROW_LENGTH = 16  # shorter sequences are not split into further groups
 
 
 @torch.inference_mode()
-def answers(
+def run_batch(
     runner: Runner,
-    work: Operation,
-    asked: Sequence[TokenSequence],
+    operation: Operation,
+    sequences: Sequence[TokenSequence],
     *,
     rows: Rows = "packed",
     pad: int = 0,
     subnet: Subnet | None = None,
 ) -> list[np.ndarray]:
-    """What is said of every sequence, in the order they are given; float32."""
-    found: list[np.ndarray] = [np.empty(0)] * len(asked)
-    for group in groups([len(own.tokens) for own in asked], rows, is_cpu=runner.device.type == "cpu"):
-        chosen = [asked[index] for index in group]
-        for index, own in zip(group, _said(runner, work, chosen, rows, pad, subnet), strict=True):
-            found[index] = own
-    return found
+    """Return the float32 outputs of every sequence, in order (shapes: serving/requests.py)."""
+    outputs: list[np.ndarray] = [np.empty(0)] * len(sequences)
+    for group in length_groups([len(one.tokens) for one in sequences], rows, is_cpu=runner.device.type == "cpu"):
+        chosen = [sequences[index] for index in group]
+        for index, output in zip(group, _run_group(runner, operation, chosen, rows, pad, subnet), strict=True):
+            outputs[index] = output
+    return outputs
 
 
-def groups(lengths: Sequence[int], rows: Rows, *, is_cpu: bool = True) -> list[list[int]]:
-    """The numbers of the sequences that are computed in one pass, those of about one length together, longest first.
+def length_groups(lengths: Sequence[int], rows: Rows, *, is_cpu: bool = True) -> list[list[int]]:
+    """Group the indices of sequences of similar length for one forward pass each, longest first.
 
-    Packed sequences need that only for attention on a CPU, which works on rows as long as the longest; there a pass has
-    enough tokens for its products first of all. On a GPU they are one pass.
+    A packed batch needs groups only on a CPU, where attention works on rows as long as the longest sequence; a group
+    there has at least `_MIN_CPU_TOKENS` tokens. On a GPU it is one group.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     if rows == "packed" and not is_cpu:
         return [order]
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     tokens = 0
     for index in order:
-        length, longest = lengths[index], lengths[found[-1][0]] if found else 0
-        is_near = _shape(length) == _shape(longest) if rows == "fixed" else length >= _NEAR * longest
-        if found and (is_near or longest <= _SHORT or (rows == "packed" and tokens < _ENOUGH)):
-            found[-1].append(index)
+        length, longest = lengths[index], lengths[groups[-1][0]] if groups else 0
+        is_similar = (
+            _fixed_length(length) == _fixed_length(longest)
+            if rows == "fixed"
+            else length >= _MIN_LENGTH_RATIO * longest
+        )
+        if groups and (is_similar or longest <= _MIN_ROW_LENGTH or (rows == "packed" and tokens < _MIN_CPU_TOKENS)):
+            groups[-1].append(index)
             tokens += length
         else:
-            found.append([index])
+            groups.append([index])
             tokens = length
-    return found
+    return groups
 
 
-def _said(
-    runner: Runner, work: Operation, asked: Sequence[TokenSequence], rows: Rows, pad: int, subnet: Subnet | None
+def _run_group(
+    runner: Runner, operation: Operation, group: Sequence[TokenSequence], rows: Rows, pad: int, subnet: Subnet | None
 ) -> list[np.ndarray]:
-    """What is said of sequences that are computed in one pass, in their order."""
-    is_rounded = rows == "packed" and runner.device.type == "cpu" and isinstance(runner, Model)
-    filled = [*asked, *_filling(sum(len(own.tokens) for own in asked), pad)] if is_rounded else asked
-    tokens, layout, types = _laid(filled, rows, pad, longest_input(runner.config))
+    """Return the outputs of sequences that are computed in one forward pass."""
+    is_rounded = rows == "packed" and runner.device.type == "cpu" and not runner.has_early_exits
+    filled = [*group, *padding_sequence(sum(len(one.tokens) for one in group), pad)] if is_rounded else group
+    tokens, layout, types = _tensors(filled, rows, pad, longest_input(runner.config))
     tokens, layout = tokens.to(runner.device), layout.to(runner.device)
-    types = None if types is None else types.to(runner.device)
-    model = runner if isinstance(runner, Model) else runner.model if isinstance(runner, ModelRunner) else None
-    if work == "fill_mask":
-        if model is not None:
-            return _filled(model, tokens, layout, types, asked, subnet)
-        scores = _by_sequence(_array(runner.outputs(tokens, layout, types)), asked, layout)
-        return [softmax(own[_places(one)]).astype(np.float32) for own, one in zip(scores, asked, strict=True)]
-    if work == "vectors" and not _is_embedder(runner):
-        if model is not None:
-            states = model.run(EncoderInputs(tokens, layout, types, subnet)).last
-        else:
-            states = runner.outputs(tokens, layout, types)
-        return list(_array(layout.means(states)))[: len(asked)]
-    if subnet is not None and model is not None:
-        outputs = model.outputs(tokens, layout, types, subnet=subnet)
-    elif isinstance(runner, Model):
-        outputs = runner.outputs(tokens, layout, types)
-    else:
-        with runner.evaluating():  # where those who leave early forget what they counted
-            outputs = runner.outputs(tokens, layout, types)
+    inputs = EncoderInputs(tokens, layout, None if types is None else types.to(runner.device), subnet)
+    if operation == "fill_mask":
+        positions = [start + one.mask_positions for start, one in zip(_starts(group, layout), group, strict=True)]
+        flat = torch.from_numpy(np.concatenate(positions)).to(runner.device)
+        shares = _array(runner.mask_probabilities(inputs, flat))
+        return np.split(shares, np.cumsum([len(one) for one in positions])[:-1])
+    if operation == "vectors":
+        return list(_array(runner.vectors(inputs)))[: len(group)]
+    outputs = _array(runner.outputs(tokens, layout, inputs.types, subnet=subnet))
     if not runner.is_for_tokens:
-        return list(_array(outputs))[: len(asked)]
-    return _by_sequence(_array(outputs), asked, layout)
+        return list(outputs)[: len(group)]
+    lengths = [len(one.tokens) for one in group]
+    if layout.is_packed:
+        return [part.copy() for part in np.split(outputs, np.cumsum(lengths))[: len(group)]]
+    return [row[:length].copy() for row, length in zip(outputs, lengths, strict=False)]
 
 
-def _filled(
-    model: Model,
-    tokens: Tensor,
-    layout: SequenceLayout,
-    types: Tensor | None,
-    asked: Sequence[TokenSequence],
-    subnet: Subnet | None,
-) -> list[np.ndarray]:
-    """Of every sequence the probabilities of all pieces at its places, (places, vocabulary)."""
-    if "masked_tokens" not in model.heads and model.generator is not None:
-        model, subnet = model.generator, None
-    begins = _begins(asked, layout)
-    own = [begin + _places(one) for begin, one in zip(begins, asked, strict=True)]
-    places = torch.from_numpy(np.concatenate(own)).to(tokens.device)
-    inputs = EncoderInputs(tokens, layout, types, subnet)
-    output = model.run(inputs, Want(masked_positions=places))
-    shares = _array(model.heads["masked_tokens"](output.masked_states, model.token_table).float().softmax(-1))
-    return np.split(shares, np.cumsum([len(part) for part in own])[:-1])
-
-
-def _laid(
-    asked: Sequence[TokenSequence], rows: Rows, pad: int, longest: int | None
+def _tensors(
+    group: Sequence[TokenSequence], rows: Rows, pad: int, max_length: int | None
 ) -> tuple[Tensor, SequenceLayout, Tensor | None]:
-    """Tokens, their layout and types, which are 0 where none are given."""
-    lie = packed if rows == "packed" else padded
-    sequences = [own.tokens for own in asked]
-    has_types = any(own.types is not None for own in asked)
-    types = [np.zeros_like(own.tokens) if own.types is None else own.types for own in asked] if has_types else None
-    if rows == "fixed":  # rows of one token each fill a batch up to the next shape
-        missing = 2 ** (len(asked) - 1).bit_length() - len(asked)
+    """Return tokens, layout and token types (0 where a sequence has none; None if none of them has any)."""
+    collate = packed if rows == "packed" else padded
+    sequences = [one.tokens for one in group]
+    has_types = any(one.types is not None for one in group)
+    types = [np.zeros_like(one.tokens) if one.types is None else one.types for one in group] if has_types else None
+    if rows == "fixed":  # round the number of rows up to a power of two with rows of one token
+        missing = 2 ** (len(group) - 1).bit_length() - len(group)
         sequences = sequences + [np.array([pad])] * missing
         types = None if types is None else types + [np.zeros(1, dtype=np.int64)] * missing
-    tokens, layout = lie(sequences, pad)
-    kinds = None if types is None else lie(types, 0)[0]
+    tokens, layout = collate(sequences, pad)
+    token_types = None if types is None else collate(types, 0)[0]
     if rows == "fixed" and layout.is_token is not None:
-        extra = min(_shape(layout.longest), longest or _shape(layout.longest)) - layout.longest
+        length = _fixed_length(layout.longest)
+        extra = min(length, max_length or length) - layout.longest
         tokens = torch.nn.functional.pad(tokens, (0, extra), value=pad)
         layout = SequenceLayout.padded(torch.nn.functional.pad(layout.is_token, (0, extra)))
-        kinds = None if kinds is None else torch.nn.functional.pad(kinds, (0, extra))
-    return tokens, layout, kinds
+        token_types = None if token_types is None else torch.nn.functional.pad(token_types, (0, extra))
+    return tokens, layout, token_types
 
 
-def _filling(tokens: int, pad: int) -> list[TokenSequence]:
-    """A sequence of pads, or none, that rounds the tokens of a pass up to one of few numbers.
+def padding_sequence(tokens: int, pad: int) -> list[TokenSequence]:
+    """Return at most one sequence of padding that rounds the tokens of a pass up to one of a few numbers.
 
-    PyTorch's products on a CPU keep some megabytes for each number of rows they have met, a thousand of them.
+    PyTorch's matrix products on a CPU cache some megabytes for every number of rows they meet.
     """
     step = min(64, max(8, 2 ** (tokens.bit_length() - 4)))
     missing = -tokens % step
     return [TokenSequence(np.full(missing, pad, dtype=np.int64))] if missing else []
 
 
-def _shape(length: int) -> int:
-    """The next power of two, from 16 up: compiled code is made for each."""
-    return max(_SHORT, 2 ** (length - 1).bit_length())
+def _fixed_length(length: int) -> int:
+    """Round up to a power of two: a model is compiled for each length."""
+    return max(_MIN_ROW_LENGTH, 2 ** (length - 1).bit_length())
 
 
-def _begins(asked: Sequence[TokenSequence], layout: SequenceLayout) -> list[int]:
-    """Where every sequence begins among the flattened tokens."""
+def _starts(group: Sequence[TokenSequence], layout: SequenceLayout) -> list[int]:
+    """Return the index of the first token of every sequence among the flattened tokens."""
     if layout.is_packed:
-        return [0, *np.cumsum([len(own.tokens) for own in asked])[:-1].tolist()]
-    return [index * layout.longest for index in range(len(asked))]
-
-
-def _by_sequence(values: np.ndarray, asked: Sequence[TokenSequence], layout: SequenceLayout) -> list[np.ndarray]:
-    """What was said of tokens, sequence by sequence: (length, outputs) each."""
-    lengths = [len(own.tokens) for own in asked]
-    if layout.is_packed:
-        return [part.copy() for part in np.split(values, np.cumsum(lengths))[: len(asked)]]
-    return [row[:length].copy() for row, length in zip(values, lengths, strict=False)]
-
-
-def _places(asked: TokenSequence) -> np.ndarray:
-    return np.empty(0, dtype=np.int64) if asked.places is None else asked.places
-
-
-def _is_embedder(runner: Runner) -> bool:
-    return any(head.kind == "embedder" for head in runner.config.heads)
+        return [0, *np.cumsum([len(one.tokens) for one in group])[:-1].tolist()]
+    return [index * layout.longest for index in range(len(group))]
 
 
 def _array(tensor: Tensor) -> np.ndarray:

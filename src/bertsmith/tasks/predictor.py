@@ -14,7 +14,6 @@ from bertsmith.checkpoint.files import read_json, write_json
 from bertsmith.data.examples import EvaluationPlan, ExampleConfig, ExampleReader, TaskBatch
 from bertsmith.engines.artefact import open_runner
 from bertsmith.engines.base import Inputs, Runner
-from bertsmith.engines.exit_runner import ExitRunner
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
@@ -39,20 +38,13 @@ def item_outputs(
             batch = reader[plan].batch
             assert isinstance(batch, TaskBatch)
             batch = batch.to(model.device)
-            outputs = _outputs(model, features, batch)
+            sizes = torch.from_numpy(_sequences(features, batch.item.cpu().numpy())).to(model.device)
+            outputs = model.outputs(batch.tokens, batch.layout, batch.types, sizes=sizes)
             if watch is not None:
                 watch(batch, outputs)
             for item, own in zip(plan.sequences.tolist(), _split(model, features, batch, outputs), strict=True):
                 found[item] = own
     return found
-
-
-def _outputs(model: Runner, features: Features, batch: TaskBatch) -> Tensor:
-    """What is said of a batch; one who may stop early must know which sequences are answered together."""
-    if not isinstance(model, ExitRunner):
-        return model.outputs(batch.tokens, batch.layout, batch.types)
-    sizes = torch.from_numpy(_sequences(features, batch.item.cpu().numpy())).to(model.device)
-    return model.outputs(batch.tokens, batch.layout, batch.types, sizes=sizes)
 
 
 def _sequences(features: Features, items: np.ndarray) -> np.ndarray:
@@ -105,8 +97,8 @@ class Predictor:
 
     @property
     def mean_layers(self) -> float | None:
-        """How many layers the last answers took in the mean; None for a model that always takes all of them."""
-        return self.model.mean_layers if isinstance(self.model, ExitRunner) else None
+        """Mean number of layers of the last predictions; None without early exits."""
+        return self.model.mean_layers
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
         """The answer for each input: a label, a number, tags, a text … as the task has it.

@@ -97,7 +97,7 @@ def test_commands_know_the_name(boxed: Path, desk: Path, command: list[str]) -> 
 def test_it_is_served_by_its_name(boxed: Path) -> None:
     served = ServedModel.open("small", device="cpu", threads=1)
     assert served.name == "small"
-    assert served.works == {"vectors", "fill_mask"}
+    assert served.operations == {"vectors", "fill_mask"}
 
 
 def test_a_fine_tuning_keeps_the_name_and_goes_on(boxed: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,12 +109,12 @@ def test_one_text_is_answered_as_in_a_batch(tmp_path: Path) -> None:
     runner = ExitRunner(model, ExitRule(measure="probability", threshold=0.6))
     predictor = Predictor(runner, kept)
     together = predictor.details(TEXTS)
-    used = sorted(runner.layers_used.tolist())
+    used = sorted(runner.layers_used.elements())
     assert len(set(used)) > 1
     alone, layers = [], []
     for text in TEXTS:
         alone += predictor.details([text])
-        layers += runner.layers_used.tolist()
+        layers += runner.layers_used.elements()
     assert sorted(layers) == used
     for own, other in zip(alone, together, strict=True):
         assert own["answer"] == other["answer"]

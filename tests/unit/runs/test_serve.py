@@ -1,4 +1,4 @@
-"""`bertsmith.serve` from Python: the function of the command, beside the package that does the work."""
+"""`bertsmith.serve` from Python."""
 
 import os
 import signal
@@ -26,12 +26,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "encoder"
 
 
-def test_the_name_is_the_function_beside_the_package() -> None:
+def test_serve_is_the_function_of_runs() -> None:
     assert bertsmith.serve is serve
     assert bertsmith.serving.server is process
 
 
-def test_it_serves_until_a_signal(
+def test_serves_until_a_signal(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BERTSMITH_KEY", "from-the-environment")
@@ -52,7 +52,7 @@ def test_it_serves_until_a_signal(
 
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=ask)
-    signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the service did not listen"))
+    signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the service did not start"))
     try:
         thread.start()
         assert bertsmith.serve([f"mine={folder}", f"two={folder}"], port=port, device="cpu", workers=1) is None

@@ -20,7 +20,7 @@ from bertsmith.models.published import overridable, preset
 from bertsmith.serving.http.app import make_app
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import Operation
-from bertsmith.serving.scheduler import Scheduler, SchedulerLimits
+from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import ServeSettings
 from bertsmith.serving.size_schedule import SizeSchedule
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
@@ -59,7 +59,8 @@ def served(
     case: str | None, family: str = "bert-tiny", *, name: str, is_elastic: bool = False, floor: float | None = None
 ) -> ServedModel:
     """A model with the task of one of the cases, or for masks and vectors alone."""
-    model, kept, works = network(family), None, {"vectors"}
+    model, kept = network(family), None
+    operations: set[Operation] = {"vectors"}
     if case is not None:
         sample = TASK_CASES[case]
         table = table_of(sample.rows, "rows")
@@ -70,21 +71,19 @@ def served(
             for weight in model.task_head.parameters():
                 weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)) * 0.4)
         kept = TaskRecord(task=task, sequences=ExampleConfig(length=128))
-        works.add("task")
-    if "masked_tokens" in model.heads or (model.generator is not None and "masked_tokens" in model.generator.heads):
-        works.add("fill_mask")
+        operations.add("task")
+    if model.can_fill_masks:
+        operations.add("fill_mask")
     record = elastic_record(model) if is_elastic else None
-    names: set[Operation] = works  # type: ignore[assignment]
     encoding = Encoding.of(model, 128)
     return ServedModel(
         name=name,
         runner=model,
         tokenizer=tokenizer(),
         encoding=encoding,
-        works=frozenset(names),
+        operations=frozenset(operations),
         schedule=SizeSchedule.of(record, floor),
         kept=kept,
-        model=model,
         record=record,
     )
 
@@ -118,22 +117,22 @@ def elastic_record(model: Model) -> ElasticRecord:
 @contextmanager
 def running(models: Sequence[ServedModel], settings: ServeSettings | None = None) -> Iterator[str]:
     """The address of a service of these models on this machine."""
-    engines = {model.name: (model, Scheduler(model, SchedulerLimits())) for model in models}
-    for _, engine in engines.values():
-        engine.start()
+    schedulers = {model.name: Scheduler(model) for model in models}
+    for scheduler in schedulers.values():
+        scheduler.start()
     config = uvicorn.Config(
-        make_app(engines, settings or ServeSettings()), port=0, log_level="warning", ws="none", timeout_keep_alive=1
+        make_app(schedulers, settings or ServeSettings()), port=0, log_level="warning", ws="none", timeout_keep_alive=1
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         while not server.started:
-            assert thread.is_alive(), "the service ended before it began"
+            assert thread.is_alive(), "the service stopped before it was ready"
             time.sleep(0.01)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(timeout=20)
-        for _, engine in engines.values():
-            engine.close()
+        for scheduler in schedulers.values():
+            scheduler.close()

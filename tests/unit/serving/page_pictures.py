@@ -97,7 +97,7 @@ def overview(browser: Browser, address: str, path: Path) -> None:
 def load(address: str, model: ServedModel, is_over: threading.Event) -> None:
     """Asks without end, so that the charts have something to show."""
     texts = ["my parcel was due on monday and there is still no sign of it " * (1 + number % 4) for number in range(64)]
-    work, key = ("predict", "inputs") if "task" in model.works else ("embed", "inputs")
+    work, key = ("predict", "inputs") if "task" in model.operations else ("embed", "inputs")
     with httpx.Client(base_url=address) as client:
         while not is_over.is_set():
             client.post(f"/{work}", json={key: texts, "model": model.name, "truncate": True})

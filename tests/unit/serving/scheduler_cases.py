@@ -1,4 +1,4 @@
-"""Folders of tiny models as trainings leave them, sequences to ask about, and a model that works only when it may."""
+"""Folders of tiny models, random sequences, and a model whose batches the test controls."""
 
 import threading
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ TASKS = {
 }
 LENGTH = 24
 GRID = ((1.0, 1.0, 90.0, 8.0), (0.5, 1.0, 89.0, 5.0), (1.0, 0.5, 85.0, 6.0), (0.5, 0.5, 86.0, 3.0))
-"""Width, depth, score and latency of sub-networks; the third is beaten by the last in both."""
+"""Width, depth, score and latency of sub-networks; the third is dominated by the last."""
 
 
 def record_of(grid: Sequence[tuple[float, float, float, float]] = GRID) -> ElasticRecord:
-    """A record with these figures."""
+    """Return a record with these scores and latencies."""
     members = [
         MemberFigures(width=width, depth=depth, score=score, latency_ms=latency, parameters=1, flops=1.0)
         for width, depth, score, latency in grid
@@ -48,7 +48,7 @@ def record_of(grid: Sequence[tuple[float, float, float, float]] = GRID) -> Elast
 
 
 def tiny_folder(folder: Path, task: str | None = None, *, is_elastic: bool = False, preset: str = "bert-tiny") -> Path:
-    """The folder of a tiny model, pre-trained or with the head of a task."""
+    """Write the folder of a tiny model, pre-trained or with a task head."""
     tokenizer = _tokenizer()
     sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 2, "longest": 32, "deviation": 0.2}
     model = bertsmith.build(bertsmith.preset(preset, **sizes), seed=0).eval()
@@ -69,7 +69,7 @@ def tiny_folder(folder: Path, task: str | None = None, *, is_elastic: bool = Fal
 
 
 def sequences(count: int, seed: int = 0, longest: int = LENGTH) -> list[TokenSequence]:
-    """Random sequences of random lengths, half of them with types; every one can be told by its content."""
+    """Random sequences of random lengths, half of them with types."""
     random, size = np.random.default_rng(seed), _tokenizer().size
     made = []
     for index in range(count):
@@ -83,9 +83,9 @@ def of_length(length: int, token: int = 1) -> TokenSequence:
 
 
 class Held(ServedModel):
-    """A model that works on a batch only when it is let, remembers batches, and fails where it is told to.
+    """A model that computes a batch only after `let.release()`, records batches, and fails on request.
 
-    What it says of a sequence is its tokens.
+    The output of a sequence is its tokens.
     """
 
     def __init__(self, served: ServedModel) -> None:
@@ -100,21 +100,23 @@ class Held(ServedModel):
     is_free: bool
 
     def hold(self, error: Exception | None = None) -> None:
-        """From now on every batch waits for `let.release()`, and then fails with the error."""
+        """Make every batch wait for `let.release()` and then fail with the error, if one is given."""
         self.__dict__.update(is_free=False, error=error)
 
     def free(self) -> None:
         self.__dict__.update(is_free=True, error=None)
         self.let.release(100)
 
-    def answers(self, work: Operation, asked: list[TokenSequence], subnet: Subnet | None = None) -> list[np.ndarray]:
+    def run(
+        self, operation: Operation, sequences: list[TokenSequence], subnet: Subnet | None = None
+    ) -> list[np.ndarray]:
         if not self.is_free:
-            self.batches.append((work, [len(own.tokens) for own in asked], subnet))
+            self.batches.append((operation, [len(own.tokens) for own in sequences], subnet))
             self.began.release()
             self.let.acquire()
             if self.error is not None:
                 raise self.error
-        return [own.tokens.astype(np.float32) for own in asked]
+        return [own.tokens.astype(np.float32) for own in sequences]
 
 
 @lru_cache(maxsize=1)

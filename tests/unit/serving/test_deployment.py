@@ -49,7 +49,7 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in joined.splitlines())]
 
 
-def test_the_image_starts_the_service_as_nobody_in_particular(instructions: list[tuple[str, str]]) -> None:
+def test_image_starts_the_service_as_an_unprivileged_user(instructions: list[tuple[str, str]]) -> None:
     last = dict(instructions)  # of the last stage where one is given twice
     assert json.loads(last["ENTRYPOINT"]) == ["bertsmith", "serve", *STARTED]
     assert _flags([*json.loads(last["ENTRYPOINT"])[2:], *json.loads(last["CMD"])])["folders"] == ["/models/model"]
@@ -65,7 +65,7 @@ def test_the_image_starts_the_service_as_nobody_in_particular(instructions: list
     assert "http://127.0.0.1:8080/health" in command[-1]
 
 
-def test_the_image_is_built_from_what_is_there(instructions: list[tuple[str, str]]) -> None:
+def test_image_copies_existing_files(instructions: list[tuple[str, str]]) -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = [
         part for word, rest in instructions if word == "COPY" and "--from" not in rest for part in rest.split()[:-1]
@@ -77,7 +77,7 @@ def test_the_image_is_built_from_what_is_there(instructions: list[tuple[str, str
     assert all((ROOT / name).exists() for name in allowed)
 
 
-def test_compose_has_both_images(instructions: list[tuple[str, str]]) -> None:
+def test_compose_has_a_cpu_and_a_cuda_service(instructions: list[tuple[str, str]]) -> None:
     services = _read(ROOT / "compose.yaml")["services"]
     assert set(services) == {"bertsmith", "cuda"}
     known = {rest.partition("=")[0] for word, rest in instructions if word == "ARG"}
@@ -90,7 +90,7 @@ def test_compose_has_both_images(instructions: list[tuple[str, str]]) -> None:
         assert int(service["stop_grace_period"].rstrip("s")) > ServeSettings().times.drain
 
 
-def test_every_manifest_is_applied() -> None:
+def test_kustomization_lists_every_manifest() -> None:
     listed = _read(MANIFESTS / "kustomization.yaml")["resources"]
     assert sorted(listed) == sorted(path.name for path in MANIFESTS.glob("*.yaml") if path.stem != "kustomization")
     for name in listed:
@@ -99,7 +99,7 @@ def test_every_manifest_is_applied() -> None:
         assert {"apiVersion", "kind", "spec"} <= set(manifest)
 
 
-def test_a_pod_speaks_to_the_service_as_it_is(container: dict[str, Any]) -> None:
+def test_pod_uses_the_flags_ports_and_paths_of_the_service(container: dict[str, Any]) -> None:
     flags = _flags([*STARTED, *container["args"]])
     assert flags["workers"] == int(container["resources"]["requests"]["cpu"])
     (port,) = container["ports"]
@@ -123,7 +123,7 @@ def test_a_pod_speaks_to_the_service_as_it_is(container: dict[str, Any]) -> None
     assert flags["folders"][0].startswith(f"{mounted[0]['mountPath']}/")
 
 
-def test_a_pod_has_time_to_answer_all_it_took(container: dict[str, Any]) -> None:
+def test_grace_period_covers_the_drain(container: dict[str, Any]) -> None:
     pod = _read(MANIFESTS / "deployment.yaml")["spec"]["template"]["spec"]
     flags = _flags([*STARTED, *container["args"]])
     before = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
@@ -138,7 +138,7 @@ def test_a_pod_has_time_to_answer_all_it_took(container: dict[str, Any]) -> None
     assert container["securityContext"]["readOnlyRootFilesystem"]
 
 
-def test_pods_are_found_by_one_label(container: dict[str, Any]) -> None:
+def test_selectors_match_the_pod_labels(container: dict[str, Any]) -> None:
     deployment = _read(MANIFESTS / "deployment.yaml")["spec"]
     labels = deployment["template"]["metadata"]["labels"]
     assert deployment["selector"]["matchLabels"] == labels
@@ -147,12 +147,12 @@ def test_pods_are_found_by_one_label(container: dict[str, Any]) -> None:
         assert _read(MANIFESTS / f"{name}.yaml")["spec"]["selector"]["matchLabels"] == labels
 
 
-def test_the_autoscaler_reads_a_metric_that_there_is() -> None:
+def test_autoscaler_reads_an_existing_metric() -> None:
     scaler = _read(MANIFESTS / "autoscaler.yaml")["spec"]
     name = scaler["metrics"][0]["pods"]["metric"]["name"]
     (rule,) = _read(ROOT / "deploy" / "prometheus-adapter.yaml")["rules"]["custom"]
     assert rule["name"]["as"] == name
     assert rule["seriesQuery"].startswith(name)
-    figures = Metrics({"model": (None, _Idle())})  # type: ignore[dict-item]
+    figures = Metrics({"model": _Idle()})  # type: ignore[dict-item]
     assert f'\n{name}{{model="model"}}' in figures.text().decode()
     assert scaler["scaleTargetRef"]["name"] == _read(MANIFESTS / "deployment.yaml")["metadata"]["name"]

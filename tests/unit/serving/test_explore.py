@@ -1,8 +1,9 @@
-"""/explore, /live and the files of the page: answers and maps are those of the network that was asked for."""
+"""/explore, /live and the files of the page: answers and maps of the requested network."""
 
 import base64
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,19 @@ from page_models import served
 from task_cases import TASK_CASES
 
 from bertsmith.data.layout import SequenceLayout
+from bertsmith.engines.exit_runner import ModelRunner
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.cost import parameters
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.serving.http.app import make_app
-from bertsmith.serving.http.explore import Drawing
+from bertsmith.serving.http.explore import MapDrawer
 from bertsmith.serving.http.page import page_files
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import QueueFull
 from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import Limits, ServeSettings
-from bertsmith.serving.sizes import parameters_of, size_of
 from bertsmith.tasks.predictor import Predictor
 
 HALF = Subnet(width=0.5, depth=0.5)
@@ -44,20 +45,20 @@ INPUTS: dict[str, dict[str, Any]] = {
 
 
 class Asking:
-    """A service of some models, asked in this process."""
+    """A service of some models in this process."""
 
     def __init__(self, *models: ServedModel, settings: ServeSettings | None = None) -> None:
-        self.engines = {model.name: (model, Scheduler(model)) for model in models}
-        self.client = TestClient(make_app(self.engines, settings or ServeSettings()), raise_server_exceptions=False)
+        self.schedulers = {model.name: Scheduler(model) for model in models}
+        self.client = TestClient(make_app(self.schedulers, settings or ServeSettings()), raise_server_exceptions=False)
 
     def __enter__(self) -> "Asking":
-        for _, engine in self.engines.values():
-            engine.start()
+        for scheduler in self.schedulers.values():
+            scheduler.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for _, engine in self.engines.values():
-            engine.close()
+        for scheduler in self.schedulers.values():
+            scheduler.close()
 
     def __call__(self, status: int = 200, **body: Any) -> dict[str, Any]:
         response = self.client.post("/explore", json=body)
@@ -73,7 +74,7 @@ def elastic() -> Iterator[Asking]:
 
 
 @pytest.mark.parametrize("case", INPUTS)
-def test_the_answer_is_that_of_the_network_that_is_asked(case: str) -> None:
+def test_answer_is_that_of_the_requested_network(case: str) -> None:
     family = "convbert-small" if "pairs" in case else "bert-tiny"
     own = served(case, family, name="own")
     assert own.model is not None
@@ -102,7 +103,7 @@ def _rounded(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", ["bert-tiny", "deberta-base", "convbert-small"])
-def test_maps_are_those_of_the_network_that_is_asked(family: str) -> None:
+def test_maps_are_those_of_the_requested_network(family: str) -> None:
     own = served("regression", family, name="own")
     assert own.model is not None
     with Asking(own) as asking:
@@ -123,19 +124,19 @@ def test_maps_are_those_of_the_network_that_is_asked(family: str) -> None:
         np.testing.assert_allclose(values, right, atol=0.006 * one["scale"])
 
 
-def test_nothing_of_the_text_and_no_style_stands_in_the_markup(elastic: Asking) -> None:
+def test_markup_has_no_text_and_no_style(elastic: Asking) -> None:
     found = elastic(work="task", inputs={"text": "harbour <b>lanterns</b>"}, maps=True)
     assert "harbour" in found["maps"]["data"]["tokens"]
     assert not re.search(r"harbour|lanterns|<script|style=|\son\w+=", found["maps"]["markup"])
 
 
-def test_texts_are_compared_and_masks_filled(elastic: Asking) -> None:
+def test_similarities_and_masks(elastic: Asking) -> None:
     found = elastic(model="masks", work="vectors", inputs=["the smith", "the river", "the smith"])
     table = np.array(found["answer"]["similarities"])
     np.testing.assert_allclose(table, table.T)
     assert table[0, 2] == pytest.approx(1)
     assert table[0, 1] < 0.999
-    model = elastic.engines["masks"][0].model
+    model = elastic.schedulers["masks"].served.model
     assert model is not None
     right = model.fill_mask("the [MASK] forges", top=8)[0]
     (mask,) = elastic(model="masks", work="fill_mask", inputs="the [MASK] forges")["answer"]["masks"]
@@ -152,33 +153,38 @@ def test_texts_are_compared_and_masks_filled(elastic: Asking) -> None:
         ({"work": "task", "inputs": {"text": " "}}, "one of the inputs is empty"),
         ({"work": "task", "inputs": {"texts": "a"}}, "field 'texts'"),
         ({"work": "vectors", "inputs": {"text": "a"}}, "it must be a text or a list of texts"),
-        ({"work": "vectors", "inputs": ["a"] * 25}, "at most 24 are taken here"),
+        ({"work": "vectors", "inputs": ["a"] * 25}, "at most 24 are accepted here"),
         ({"work": "task", "inputs": {"text": "a"}, "sequence": 3}, "the input has 1"),
-        ({"work": "fill_mask", "inputs": "no mask", "model": "masks"}, r"the text has no \[MASK\] to fill"),
+        ({"work": "fill_mask", "inputs": "no mask", "model": "masks"}, r"text 0 has no \[MASK\] to fill"),
         ({"work": "fill_mask", "inputs": "a [MASK]"}, "cannot fill masks"),
         ({"work": "task", "inputs": {"text": "a"}, "width": 2}, "width: "),
     ],
 )
-def test_what_cannot_be_answered_is_said(elastic: Asking, body: dict[str, Any], sentence: str) -> None:
+def test_invalid_requests_return_422(elastic: Asking, body: dict[str, Any], sentence: str) -> None:
     assert re.search(sentence, elastic(422, **body)["error"])
 
 
-def test_limits_are_those_of_the_service() -> None:
+def test_limits_of_the_service_apply() -> None:
     settings = ServeSettings(limits=Limits(tokens=40))
     with Asking(served("choice", name="own"), settings=settings) as asking:
         inputs = {**INPUTS["choice"], "choices": ["by the river"] * 9}
-        assert "tokens; at most 40 are taken" in asking(413, work="task", inputs=inputs)["error"]
+        assert "tokens; at most 40 are accepted" in asking(413, work="task", inputs=inputs)["error"]
         assert asking(404, work="task", inputs="a", model="none")["error_type"] == "NotFound"
 
 
-def test_a_model_that_pytorch_does_not_run_has_one_size_and_no_maps() -> None:
+class _Exported(ModelRunner):
+    """Stands for a runner without a PyTorch model."""
+
+    torch_model = None
+
+
+def test_exported_model_has_one_size_and_no_maps() -> None:
     own = served("classification", name="own")
-    exported = ServedModel(
-        name="own", runner=own.runner, tokenizer=own.tokenizer, encoding=own.encoding, works=own.works, kept=own.kept
-    )
-    assert size_of(exported, 1, 1) is None
+    assert own.model is not None
+    exported = replace(own, runner=_Exported(own.model))
+    assert exported.choose_subnet(1, 1) is None
     with pytest.raises(InputError, match="has one size"):
-        size_of(exported, 0.5, 1)
+        exported.choose_subnet(0.5, 1)
     with Asking(exported) as asking:
         (told,) = asking.client.get("/explore").json()["models"]
         assert told["sizes"] == {"kind": "one"}
@@ -188,14 +194,14 @@ def test_a_model_that_pytorch_does_not_run_has_one_size_and_no_maps() -> None:
         assert "not run by PyTorch" in found["maps_refused"]
 
 
-def test_the_whole_model_is_asked_for_by_name_so_that_it_runs_alone(elastic: Asking) -> None:
-    own, _ = elastic.engines["elastic"]
+def test_whole_model_is_requested_as_a_subnet(elastic: Asking) -> None:
+    own = elastic.schedulers["elastic"].served
     assert own.model is not None
-    assert size_of(own, 1, 1) == Subnet()
-    assert parameters_of(own.model, Subnet()) == parameters(own.model.config)
+    assert own.choose_subnet(1, 1) == Subnet()
+    assert own.parameters(Subnet()) == parameters(own.model.config)
 
 
-def test_live_tells_how_every_engine_fares(elastic: Asking) -> None:
+def test_live_has_the_stats_of_every_scheduler(elastic: Asking) -> None:
     elastic(work="task", inputs={"text": "an iron gate"})
     states = elastic.client.get("/live").json()["models"]
     assert set(states) == {"elastic", "masks"}
@@ -204,7 +210,7 @@ def test_live_tells_how_every_engine_fares(elastic: Asking) -> None:
     assert (states["masks"]["width"], states["masks"]["depth"]) == (1, 1)
 
 
-def test_files_are_our_own_and_carry_a_strict_policy(elastic: Asking) -> None:
+def test_page_files_have_a_strict_policy(elastic: Asking) -> None:
     page = elastic.client.get("/")
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -213,20 +219,20 @@ def test_files_are_our_own_and_carry_a_strict_policy(elastic: Asking) -> None:
     assert len(addresses) >= 7
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*src=)|https?:", page.text)
     assert {elastic.client.get(f"/{one}").status_code for one in addresses} == {200}
-    for name, (_, content, tag) in page_files().items():
-        text = content.decode()
+    for name, file in page_files().items():
+        text = file.content.decode()
         assert not re.search(
             r"innerHTML|insertAdjacent|document\.write|\beval\b|https?://(?!www\.w3\.org/2000/svg)", text
         )
-        again = elastic.client.get(f"/page/{name}", headers={"If-None-Match": tag})
+        again = elastic.client.get(f"/page/{name}", headers={"If-None-Match": file.etag})
         assert again.status_code == 304
         assert all(f"{other}.js" in page_files() for other in re.findall(r'from "\./(\w+)\.js"', text))
     for name in ("none.js", "..%2F..%2Fsettings.py", "%2Fetc%2Fpasswd", "__init__.py"):
         assert elastic.client.get(f"/page/{name}").status_code == 404
 
 
-def test_maps_do_not_pile_up() -> None:
-    drawing = Drawing()
-    drawing._waiting = 8
+def test_too_many_waiting_maps_are_rejected() -> None:
+    drawer = MapDrawer()
+    drawer.waiting = 8
     with pytest.raises(QueueFull):
-        drawing(None).send(None)
+        drawer.draw(None, None, None).send(None)  # type: ignore[arg-type]

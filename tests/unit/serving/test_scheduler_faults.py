@@ -1,4 +1,4 @@
-"""The engine in trouble: too much is asked, callers leave, batches break, the service ends."""
+"""The scheduler under faults: overload, cancelled requests, failing batches, shutdown."""
 
 import asyncio
 import logging
@@ -11,7 +11,8 @@ from scheduler_cases import Held, of_length, tiny_folder
 
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import BatchFailed, DeadlineExceeded, QueueFull, RequestResult, ShuttingDown
-from bertsmith.serving.scheduler import Scheduler, SchedulerLimits
+from bertsmith.serving.scheduler import Scheduler
+from bertsmith.serving.settings import SchedulerLimits
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def held(served: ServedModel) -> Held:
 
 
 @pytest.fixture
-def engine(held: Held) -> Iterator[Scheduler]:
+def scheduler(held: Held) -> Iterator[Scheduler]:
     """One worker, batches of 10 tokens, room for 40 tokens in 8 sequences."""
     made = Scheduler(held, SchedulerLimits(workers=1, batch_tokens=10, waiting_tokens=40, waiting_sequences=8))
     made.start()
@@ -34,139 +35,141 @@ def engine(held: Held) -> Iterator[Scheduler]:
     made.close()
 
 
-async def begun(held: Held, engine: Scheduler, error: Exception | None = None) -> "asyncio.Task[RequestResult]":
-    """A call that is being worked on, and stays so until the model is let."""
+async def submit_and_hold(
+    held: Held, scheduler: Scheduler, error: Exception | None = None
+) -> "asyncio.Task[RequestResult]":
+    """Submit a request and return once its batch runs; it stays there until the model is released."""
     held.hold(error)
-    call = asyncio.create_task(engine.submit("task", [of_length(1)]))
+    call = asyncio.create_task(scheduler.submit("task", [of_length(1)]))
     assert await asyncio.to_thread(held.began.acquire, timeout=10)
     return call
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back(held: Held, engine: Scheduler) -> None:
+def test_full_queue_rejects_with_retry_after(held: Held, scheduler: Scheduler) -> None:
     async def play() -> None:
-        first = await begun(held, engine)
-        engine._switch.learn(0, 1.0, 1.0)
-        waiting = [asyncio.create_task(engine.submit("task", [of_length(10)])) for _ in range(4)]
+        first = await submit_and_hold(held, scheduler)
+        scheduler._controller.update_speed(0, 1.0, 1.0)
+        waiting = [asyncio.create_task(scheduler.submit("task", [of_length(10)])) for _ in range(4)]
         await asyncio.sleep(0.01)
         with pytest.raises(QueueFull):
-            engine.check_room()
+            scheduler.check_room()
         with pytest.raises(QueueFull) as refused:
-            await engine.submit("task", [of_length(1)])
-        assert refused.value.retry_after == pytest.approx(41 / engine._switch.tokens_per_second)
+            await scheduler.submit("task", [of_length(1)])
+        assert refused.value.retry_after == pytest.approx(41 / scheduler._controller.tokens_per_second)
         held.free()
         await asyncio.gather(first, *waiting)
-        engine.check_room()
-        await engine.submit("task", [of_length(1)])  # and then there is room again
+        scheduler.check_room()
+        await scheduler.submit("task", [of_length(1)])
 
     asyncio.run(play())
-    assert engine.stats().refused == 2
-    assert engine.stats().answered == 6
+    assert scheduler.stats().refused == 2
+    assert scheduler.stats().answered == 6
 
 
-def test_sequences_are_counted_besides_tokens(held: Held, engine: Scheduler) -> None:
+def test_queue_is_limited_by_sequences_as_well(held: Held, scheduler: Scheduler) -> None:
     async def play() -> None:
-        first = await begun(held, engine)
-        waiting = asyncio.create_task(engine.submit("task", [of_length(1)] * 8))
+        first = await submit_and_hold(held, scheduler)
+        waiting = asyncio.create_task(scheduler.submit("task", [of_length(1)] * 8))
         await asyncio.sleep(0.01)
         with pytest.raises(QueueFull):
-            await engine.submit("task", [of_length(1)])
+            await scheduler.submit("task", [of_length(1)])
         held.free()
         await asyncio.gather(first, waiting)
 
     asyncio.run(play())
 
 
-def test_what_is_larger_than_the_queue_may_wait_alone(engine: Scheduler) -> None:
-    assert len(asyncio.run(engine.submit("task", [of_length(10)] * 20)).outputs) == 20
+def test_request_larger_than_the_queue_may_wait_alone(scheduler: Scheduler) -> None:
+    assert len(asyncio.run(scheduler.submit("task", [of_length(10)] * 20)).outputs) == 20
 
 
-def test_late_work_that_was_not_begun_is_dropped(held: Held, engine: Scheduler) -> None:
+def test_late_request_in_the_queue_is_dropped(held: Held, scheduler: Scheduler) -> None:
     async def play() -> None:
-        first = await begun(held, engine)
-        late = asyncio.create_task(engine.submit("task", [of_length(7)] * 2, timeout=0.02))
-        patient = asyncio.create_task(engine.submit("task", [of_length(3)], timeout=10))
-        with pytest.raises(DeadlineExceeded, match=r"in 0\.02 s"):
+        first = await submit_and_hold(held, scheduler)
+        late = asyncio.create_task(scheduler.submit("task", [of_length(7)] * 2, timeout=0.02))
+        patient = asyncio.create_task(scheduler.submit("task", [of_length(3)], timeout=10))
+        with pytest.raises(DeadlineExceeded, match=r"within 0\.02 s"):
             await late
-        assert engine.stats().waiting_tokens == 3
-        assert engine.stats().waiting_sequences == 1
+        assert scheduler.stats().waiting_tokens == 3
+        assert scheduler.stats().waiting_sequences == 1
         held.free()
-        answered = await asyncio.gather(first, patient)
-        assert [len(one.outputs[0]) for one in answered] == [1, 3]
+        results = await asyncio.gather(first, patient)
+        assert [len(one.outputs[0]) for one in results] == [1, 3]
 
     asyncio.run(play())
-    assert engine.stats().late == 1
-    assert engine.stats().batched_tokens == 4
+    assert scheduler.stats().late == 1
+    assert scheduler.stats().batched_tokens == 4
 
 
-def test_a_call_that_is_late_in_its_batch_leaves_the_others_alone(held: Held, engine: Scheduler) -> None:
+def test_late_request_in_a_batch_does_not_affect_others(held: Held, scheduler: Scheduler) -> None:
     async def play() -> None:
         held.hold()
-        late = asyncio.create_task(engine.submit("task", [of_length(2)], timeout=0.02))
-        other = asyncio.create_task(engine.submit("task", [of_length(3)]))
+        late = asyncio.create_task(scheduler.submit("task", [of_length(2)], timeout=0.02))
+        other = asyncio.create_task(scheduler.submit("task", [of_length(3)]))
         with pytest.raises(DeadlineExceeded):
             await late
         held.free()
         np.testing.assert_array_equal((await other).outputs[0], np.ones(3))
-        await asyncio.wait_for(engine.drain(), 10)
+        await asyncio.wait_for(scheduler.drain(), 10)
 
     asyncio.run(play())
 
 
-def test_a_caller_who_left_is_dropped(held: Held, engine: Scheduler) -> None:
+def test_cancelled_request_is_dropped(held: Held, scheduler: Scheduler) -> None:
     async def play() -> None:
-        first = await begun(held, engine)
-        gone = [asyncio.create_task(engine.submit("task", [of_length(5)] * 2)) for _ in range(3)]
-        stays = asyncio.create_task(engine.submit("task", [of_length(4)]))
+        first = await submit_and_hold(held, scheduler)
+        gone = [asyncio.create_task(scheduler.submit("task", [of_length(5)] * 2)) for _ in range(3)]
+        stays = asyncio.create_task(scheduler.submit("task", [of_length(4)]))
         await asyncio.sleep(0.01)
         for call in gone:
             call.cancel()
         await asyncio.sleep(0.01)
-        assert engine.stats().waiting_tokens == 4
-        first.cancel()  # while it is worked on
+        assert scheduler.stats().waiting_tokens == 4
+        first.cancel()  # during its batch
         await asyncio.sleep(0.01)
         held.free()
         assert len((await stays).outputs[0]) == 4
         assert all(call.cancelled() for call in gone)
-        await asyncio.wait_for(engine.drain(), 10)
+        await asyncio.wait_for(scheduler.drain(), 10)
 
     asyncio.run(play())
-    assert engine.stats().answered == 1
+    assert scheduler.stats().answered == 1
 
 
-def test_a_broken_batch_reaches_its_callers_and_nobody_else(
-    held: Held, engine: Scheduler, caplog: pytest.LogCaptureFixture
+def test_failed_batch_affects_only_its_own_requests(
+    held: Held, scheduler: Scheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play() -> list[RequestResult | BaseException]:
-        first = await begun(held, engine, MemoryError("no room"))
-        spread = asyncio.create_task(engine.submit("task", [of_length(6)] * 3))
-        other = asyncio.create_task(engine.submit("vectors", [of_length(2)]))
+        first = await submit_and_hold(held, scheduler, MemoryError("no room"))
+        spread = asyncio.create_task(scheduler.submit("task", [of_length(6)] * 3))
+        other = asyncio.create_task(scheduler.submit("vectors", [of_length(2)]))
         await asyncio.sleep(0.01)
         held.let.release()
         assert await asyncio.to_thread(held.began.acquire, timeout=10)
         held.let.release()
         assert await asyncio.to_thread(held.began.acquire, timeout=10)
-        held.free()  # of the call that was spread no batch may follow the broken one
+        held.free()  # the rest of a request with a failed batch is not run
         return await asyncio.gather(first, spread, other, return_exceptions=True)
 
     with caplog.at_level(logging.CRITICAL):
         first, spread, other = asyncio.run(play())
     assert isinstance(first, BatchFailed)
-    assert str(first) == "the model failed on the batch of this call: MemoryError"
+    assert str(first) == "the model failed on the batch of this request: MemoryError"
     assert isinstance(spread, BatchFailed)
     assert isinstance(other, RequestResult)
     assert [lengths for _, lengths, _ in held.batches] == [[1], [6], [2]]
-    assert len(asyncio.run(engine.submit("task", [of_length(9)])).outputs[0]) == 9
+    assert len(asyncio.run(scheduler.submit("task", [of_length(9)])).outputs[0]) == 9
 
 
-def test_draining_answers_what_was_taken_and_takes_nothing_new(held: Held, engine: Scheduler) -> None:
+def test_drain_finishes_accepted_requests_and_rejects_new_ones(held: Held, scheduler: Scheduler) -> None:
     async def play() -> None:
-        first = await begun(held, engine)
-        waiting = [asyncio.create_task(engine.submit("task", [of_length(6)])) for _ in range(3)]
+        first = await submit_and_hold(held, scheduler)
+        waiting = [asyncio.create_task(scheduler.submit("task", [of_length(6)])) for _ in range(3)]
         await asyncio.sleep(0.01)
-        drained = asyncio.create_task(engine.drain())
+        drained = asyncio.create_task(scheduler.drain())
         await asyncio.sleep(0.01)
         with pytest.raises(ShuttingDown):
-            await engine.submit("task", [of_length(1)])
+            await scheduler.submit("task", [of_length(1)])
         assert not drained.done()
         held.free()
         await asyncio.wait_for(drained, 10)
@@ -176,27 +179,27 @@ def test_draining_answers_what_was_taken_and_takes_nothing_new(held: Held, engin
     asyncio.run(play())
 
 
-def test_closing_refuses_what_waits(held: Held, engine: Scheduler) -> None:
+def test_close_rejects_waiting_requests(held: Held, scheduler: Scheduler) -> None:
     async def play() -> None:
-        first = await begun(held, engine)
-        waiting = asyncio.create_task(engine.submit("task", [of_length(6)]))
+        first = await submit_and_hold(held, scheduler)
+        waiting = asyncio.create_task(scheduler.submit("task", [of_length(6)]))
         await asyncio.sleep(0.01)
-        closing = asyncio.create_task(asyncio.to_thread(engine.close))
+        closing = asyncio.create_task(asyncio.to_thread(scheduler.close))
         with pytest.raises(ShuttingDown):
             await waiting
         held.free()
         await closing
-        assert len((await first).outputs[0]) == 1  # what was begun is finished
+        assert len((await first).outputs[0]) == 1
 
     before = threading.active_count()
     asyncio.run(play())
     assert threading.active_count() < before
 
 
-def test_callers_whose_loop_has_ended_do_no_harm(held: Held, engine: Scheduler) -> None:
+def test_requests_of_a_closed_event_loop_are_ignored(held: Held, scheduler: Scheduler) -> None:
     async def leave() -> None:
-        await begun(held, engine)
+        await submit_and_hold(held, scheduler)
 
     asyncio.run(leave())
     held.free()
-    assert len(asyncio.run(engine.submit("task", [of_length(2)])).outputs[0]) == 2
+    assert len(asyncio.run(scheduler.submit("task", [of_length(2)])).outputs[0]) == 2

@@ -1,4 +1,4 @@
-"""The socket a service listens on: from bound to closed, nobody is taken in and then left without an answer."""
+"""The listening socket: no established connection is lost between bind and close."""
 
 import socket
 import sys
@@ -7,28 +7,28 @@ import threading
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.serving.server import _refuse, address, bound
+from bertsmith.serving.server import base_url, bind_socket, refuse_connections
 
 
-def test_who_comes_too_early_is_refused_and_the_port_is_taken() -> None:
-    with bound("127.0.0.1", 0) as listener:
+def test_bound_socket_refuses_connections_and_holds_the_port() -> None:
+    with bind_socket("127.0.0.1", 0) as listener:
         where = listener.getsockname()
-        assert address(listener) == f"http://127.0.0.1:{where[1]}"
+        assert base_url(listener) == f"http://127.0.0.1:{where[1]}"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(where, timeout=5)
         listener.listen()
         with pytest.raises(InputError, match=f"cannot listen on 127.0.0.1 port {where[1]}: Address already in use"):
-            bound("127.0.0.1", where[1])
+            bind_socket("127.0.0.1", where[1])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a filter on a socket is Linux's")
-def test_who_waits_at_the_end_is_taken_in_and_who_comes_then_is_refused() -> None:
-    with bound("127.0.0.1", 0) as listener:
+@pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux only")
+def test_refuse_connections_keeps_waiting_ones() -> None:
+    with bind_socket("127.0.0.1", 0) as listener:
         listener.listen()
         listener.settimeout(5)
         where = listener.getsockname()
         with socket.create_connection(where, timeout=5) as early:
-            _refuse(listener)
+            refuse_connections(listener)
             refused: list[Exception] = []
 
             def come() -> None:

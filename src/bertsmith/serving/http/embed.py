@@ -1,90 +1,176 @@
-"""Vectors of texts: /embed as text-embeddings-inference has it, /v1/embeddings as OpenAI has it."""
+"""Vectors and tokens of texts: /embed, /tokenize and /decode of text-embeddings-inference, OpenAI's /v1/embeddings."""
 
 import base64
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Response
 
 from bertsmith.serving.http.errors import invalid
-from bertsmith.serving.http.inputs import check_count, ids_asked, texts_asked
-from bertsmith.serving.http.openapi import OPENAI_ERRORS, WORK_ERRORS
-from bertsmith.serving.http.service import HttpRequest, RequestHere, StrictRoute
-from bertsmith.serving.http.wire import EmbedRequest, OpenAIAnswer, OpenAIRequest
+from bertsmith.serving.http.inputs import check_count, check_tokens, id_sequences, special_tokens, text_sequences
+from bertsmith.serving.http.openapi import MODEL_RESPONSES, OPENAI_RESPONSES, TEXT_RESPONSES
+from bertsmith.serving.http.service import CurrentRequest, HttpRequest, StrictRoute
+from bertsmith.serving.http.wire import (
+    DecodeRequest,
+    EmbedRequest,
+    OpenAIAnswer,
+    OpenAIRequest,
+    OpenAIUsage,
+    OpenAIVector,
+    Token,
+    TokenizeRequest,
+)
+from bertsmith.serving.model import ServedModel
+from bertsmith.serving.settings import Limits
 
-router = APIRouter(route_class=StrictRoute, tags=["vectors"])
+router = APIRouter(route_class=StrictRoute)
 
 
-@router.post("/embed", summary="One vector for each text", responses=WORK_ERRORS, response_model=list[list[float]])
-async def embed(body: EmbedRequest, call: RequestHere) -> Response:
-    """The vectors of texts, in their order; a list also for a single text."""
-    vectors = await vectors_of(
-        call,
-        _rows(call, body.inputs, "inputs"),
-        body.model,
-        truncate=body.truncate,
-        normalizes=body.normalize is not False,
-        dimensions=body.dimensions,
+@router.post(
+    "/embed",
+    summary="One vector per text",
+    tags=["vectors"],
+    responses=MODEL_RESPONSES,
+    response_model=list[list[float]],
+)
+async def embed(body: EmbedRequest, request: CurrentRequest) -> Response:
+    """Return the vectors of texts in order, as a list even for a single text."""
+    rows = _input_rows(body.inputs)
+    check_count(rows, request.settings.limits)
+    normalise = body.normalize is not False
+    vectors = await embed_rows(
+        request, rows, body.model, truncate=body.truncate, normalise=normalise, dimensions=body.dimensions
     )
-    return await call.answer(vectors.tolist)
+    return await request.respond(vectors.tolist)
 
 
-@router.post("/v1/embeddings", summary="OpenAI's embeddings", responses=OPENAI_ERRORS, response_model=OpenAIAnswer)
-async def embeddings(body: OpenAIRequest, call: RequestHere) -> Response:
-    """The vectors of texts as OpenAI's clients read them; they have length 1."""
-    rows = _rows(call, body.input, "input")
-    vectors = await vectors_of(call, rows, body.model, normalizes=True, dimensions=body.dimensions)
-    tokens = int(call.headers["X-Compute-Tokens"])
+@router.post(
+    "/v1/embeddings",
+    summary="OpenAI's embeddings",
+    tags=["vectors"],
+    responses=OPENAI_RESPONSES,
+    response_model=OpenAIAnswer,
+)
+async def embeddings(body: OpenAIRequest, request: CurrentRequest) -> Response:
+    """Return the vectors of texts in OpenAI's shape, normalised to length 1."""
+    rows = _input_rows(body.input)
+    check_count(rows, request.settings.limits, "input")
+    vectors = await embed_rows(request, rows, body.model, normalise=True, dimensions=body.dimensions)
+    tokens = int(request.headers["X-Compute-Tokens"])
 
-    def made() -> dict[str, Any]:
-        rows = _base64(vectors) if body.encoding_format == "base64" else vectors.tolist()
-        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"object": "list", "data": data, "model": call.served.name, "usage": usage}
+    def make() -> OpenAIAnswer:
+        values = _base64(vectors) if body.encoding_format == "base64" else vectors.tolist()
+        data = [OpenAIVector.model_construct(index=index, embedding=row) for index, row in enumerate(values)]
+        usage = OpenAIUsage(prompt_tokens=tokens, total_tokens=tokens)
+        return OpenAIAnswer.model_construct(data=data, model=request.served.name, usage=usage)
 
-    return await call.answer(made)
+    return await request.respond(make)
 
 
-async def vectors_of(
-    call: HttpRequest,
-    rows: Sequence[Any],
+async def embed_rows(
+    request: HttpRequest,
+    rows: Sequence[str | list[int]],
     model: str | None,
     *,
-    normalizes: bool,
+    normalise: bool,
     truncate: bool | None = None,
     dimensions: int | None = None,
 ) -> np.ndarray:
-    """The vector of every text, or of every list of token ids.
+    """Return the vectors of texts, or of lists of token ids.
 
     Shape: (texts, width).
     """
-    served = call.model(model, "vectors")
-    read = texts_asked if isinstance(rows[0], str) else ids_asked
-    asked = await call.read(read, served, rows, call.truncates(truncate), call.settings.limits)
-    vectors = np.stack(await call.work("vectors", asked))
+    served = request.select_model(model, "vectors")
+    limits, cuts = request.settings.limits, request.truncates(truncate)
+    texts = [row for row in rows if isinstance(row, str)]
+    ids = [row for row in rows if not isinstance(row, str)]
+    if texts:
+        sequences = await request.tokenise(lambda: text_sequences(served, texts, truncate=cuts, limits=limits))
+    else:
+        sequences = await request.tokenise(lambda: id_sequences(served, ids, truncate=cuts, limits=limits))
+    vectors = np.stack((await request.submit("vectors", sequences)).outputs)
     if dimensions is not None:
-        if dimensions > vectors.shape[1]:
-            width = vectors.shape[1]
+        width = vectors.shape[1]
+        if dimensions > width:
             raise invalid(f"dimensions is {str(dimensions)[:20]}; the vectors of {served.name!r} have {width}")
         vectors = vectors[:, :dimensions]
-    return unit(vectors) if normalizes else vectors
+    return normalise_vectors(vectors) if normalise else vectors
 
 
-def unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors of length 1; one of length 0 stays as it is."""
+def _input_rows(inputs: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """Return the texts of a request, or its lists of token ids, as a list."""
+    if isinstance(inputs, str):
+        return [inputs]
+    ids = [one for one in inputs if isinstance(one, int)]
+    return [ids] if ids else [one for one in inputs if not isinstance(one, int)]
+
+
+def normalise_vectors(vectors: np.ndarray) -> np.ndarray:
+    """Scale vectors to length 1; zero vectors stay zero."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=-1, keepdims=True)
-    found: np.ndarray = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
-    return found
-
-
-def _rows(call: HttpRequest, inputs: Any, name: str) -> Sequence[Any]:
-    """The texts of a request, or its lists of token ids, as a list, if they are not too many."""
-    rows = [inputs] if isinstance(inputs, str) or (inputs and isinstance(inputs[0], int)) else inputs
-    check_count(rows, call.settings.limits, name)
-    return rows
+    scaled: np.ndarray = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    return scaled
 
 
 def _base64(vectors: np.ndarray) -> list[str]:
-    """Every vector as OpenAI packs it: little-endian float32."""
+    """Encode vectors like OpenAI: little-endian float32."""
     return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
+
+
+@router.post(
+    "/tokenize",
+    summary="The tokens of texts",
+    tags=["tokens"],
+    responses=TEXT_RESPONSES,
+    response_model=list[list[Token]],
+)
+async def tokenize(body: TokenizeRequest, request: CurrentRequest) -> Response:
+    """Return the tokens of every text with their character offsets; added special tokens have none."""
+    served = request.service.find(body.model).served
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    limits = request.settings.limits
+    check_count(texts, limits)
+    tokens = await request.tokenise(lambda: _tokens(served, texts, body.add_special_tokens, limits))
+    return await request.respond(lambda: tokens)
+
+
+@router.post(
+    "/decode", summary="The texts of token ids", tags=["tokens"], responses=TEXT_RESPONSES, response_model=list[str]
+)
+async def decode(body: DecodeRequest, request: CurrentRequest) -> Response:
+    """Return the text of every list of ids, without special tokens."""
+    served = request.service.find(body.model).served
+    rows = [one for one in _input_rows(body.ids) if not isinstance(one, str)]
+    check_count(rows, request.settings.limits, "ids")
+    size = served.tokenizer.size
+    wrong = next((token for row in rows for token in row if not 0 <= token < size), None)
+    if wrong is not None:
+        raise invalid(f"ids has {str(wrong)[:20]}; allowed: 0 to {size - 1}")
+    texts = await request.tokenise(lambda: [served.tokenizer.decode(row) for row in rows])
+    return await request.respond(lambda: texts)
+
+
+def _tokens(served: ServedModel, texts: list[str], adds_special: bool, limits: Limits) -> list[list[Token]]:
+    tokenizer = served.tokenizer
+    before, after = special_tokens(served) if adds_special else ([], [])
+    special_ids = set(tokenizer.special_ids)
+    rows = tokenizer.encode_offsets(texts)
+    check_tokens(sum(len(ids) for ids, _ in rows), limits)
+
+    def added(ids: Sequence[int]) -> list[Token]:
+        named = zip(ids, tokenizer.pieces(ids), strict=True)
+        return [Token(id=token, text=text, special=True, start=None, stop=None) for token, text in named]
+
+    return [
+        [
+            *added(before),
+            *(
+                Token(id=token, text=text, special=token in special_ids, start=start, stop=stop)
+                for token, text, (start, stop) in zip(
+                    ids.tolist(), tokenizer.pieces(ids), offsets.tolist(), strict=True
+                )
+            ),
+            *added(after),
+        ]
+        for ids, offsets in rows
+    ]

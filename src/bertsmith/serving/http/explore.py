@@ -1,157 +1,297 @@
-"""/explore: one input at one size, with the time it took and the maps the model made of it; what the page asks."""
+"""/explore, for the page: one input at one size, with its latency and its attention maps."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+import torch
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
 
+from bertsmith import __version__
+from bertsmith.answers.embedding import unit
 from bertsmith.errors import InputError
-from bertsmith.models.cost import parameters
-from bertsmith.serving import exploring
-from bertsmith.serving.http.errors import ApiError, invalid
-from bertsmith.serving.http.inputs import check_count, task_asked, texts_asked
-from bertsmith.serving.http.service import HttpRequest
-from bertsmith.serving.http.wire import ModelName
+from bertsmith.layers.subnet import Subnet
+from bertsmith.report.attention import Explorer
+from bertsmith.report.maps import sequence_maps
+from bertsmith.serving.http.errors import invalid
+from bertsmith.serving.http.inputs import check_count, mask_sequences, task_inputs, text_sequences
+from bertsmith.serving.http.openapi import INFO_RESPONSES, TEXT_RESPONSES
+from bertsmith.serving.http.service import CurrentRequest, HttpRequest, StrictRoute
+from bertsmith.serving.http.wire import (
+    ExploreRequest,
+    PageColumn,
+    PageModel,
+    PageModels,
+    PageSizes,
+    PageTask,
+    RecordedSize,
+    TaskInput,
+)
+from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import Operation, QueueFull, TokenSequence
+from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import Limits
-from bertsmith.serving.sizes import cut_model, parameters_of, size_of
+from bertsmith.tasks import AnyTask
+from bertsmith.tasks.tagging import Tagging
+from bertsmith.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from bertsmith.serving.model import ServedModel
+MAX_COMPARED_TEXTS = 24
+MAX_MAP_TOKENS = 64  # the maps of 144 heads on 64 tokens take about 800 kB
+_MASK_CANDIDATES = 8
+_MAX_WAITING_MAPS = 8
+_OPERATIONS: tuple[Operation, ...] = ("task", "fill_mask", "vectors")
+ExploredAnswer = dict[str, Any]
+"""The answer of a task, similarities of texts, or candidates for masks, as the page reads them."""
 
-COMPARED = 24  # texts that are compared with each other at most
-_WAITING = 8  # inputs whose maps may wait to be drawn
 
-Read = Callable[[list[np.ndarray]], dict[str, Any]]
-"""From the outputs to what they mean."""
+class ExploredMaps(BaseModel):
+    """Attention maps as data and markup of the explorer."""
 
-
-class ExploreRequest(BaseModel):
-    """One input, asked of one size of one model."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
-
-    work: Annotated[
-        Operation,
-        Field(description="What the task's head says, how alike texts are, or what masks hide.", examples=["vectors"]),
-    ]
-    inputs: Annotated[
-        str | list[str] | dict[str, str | list[str]],
-        Field(
-            description="A text, texts to compare, or the columns of the task by their names.",
-            examples=[["a text", "another"]],
-        ),
-    ]
-    width: Annotated[float, Field(gt=0, le=1, description="Share of heads and neurons.")] = 1.0
-    depth: Annotated[float, Field(gt=0, le=1, description="Share of layers.")] = 1.0
-    maps: Annotated[bool, Field(description="Whether the maps of one sequence are wanted.")] = False
-    sequence: Annotated[int, Field(ge=0, le=1000, description="Which sequence: an input may become several.")] = 0
-    model: ModelName = None
+    data: dict[str, Any]
+    markup: str
 
 
 class Explored(BaseModel):
-    """What was said, by what, and how long it took."""
+    """The answer, the network that gave it, and its latency."""
 
     model: str
     width: float
     depth: float
     parameters: int
-    seconds: Annotated[float, Field(description="Of the network alone, on this input alone.")]
+    seconds: Annotated[float, Field(description="Latency of the network on this input alone.")]
     queued_seconds: float
     tokens: int
     sequences: int
-    cut: Annotated[bool, Field(description="Whether the input was longer than the model reads.")]
-    answer: dict[str, Any]
-    maps: dict[str, Any] | None = None
-    maps_refused: Annotated[str | None, Field(description="Why there are no maps though they were asked for.")] = None
+    cut: Annotated[bool, Field(description="Whether the input was truncated.")]
+    answer: ExploredAnswer
+    maps: ExploredMaps | None = None
+    maps_refused: Annotated[str | None, Field(description="Why there are no maps although they were requested.")] = None
 
 
-class Drawing:
-    """Draws maps one at a time in a thread of its own, so that no more than one core is ever busy with them."""
+@dataclass(frozen=True)
+class _Prepared:
+    """The sequences of an input, whether it was truncated, and how to read the outputs."""
+
+    sequences: list[TokenSequence]
+    is_truncated: bool
+    read: Callable[[list[np.ndarray]], ExploredAnswer]
+
+
+class MapDrawer:
+    """Draws maps in one thread, so that they never keep more than one core busy."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "bertsmith-maps")
-        self._waiting = 0
+        self.waiting = 0
 
-    async def __call__(self, *arguments: Any) -> dict[str, Any]:
-        if self._waiting >= _WAITING:
+    async def draw(self, served: ServedModel, sequence: TokenSequence, subnet: Subnet | None) -> ExploredMaps:
+        if self.waiting >= _MAX_WAITING_MAPS:
             raise QueueFull(1.0)
-        self._waiting += 1
+        self.waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, exploring.maps_of, *arguments)
+            return await loop.run_in_executor(self._thread, draw_maps, served, sequence, subnet)
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
 
 
-async def explored(body: ExploreRequest, call: HttpRequest, drawing: Drawing) -> Explored:
-    """What the network of the size that is asked for says of the input."""
-    served = call.model(body.model, body.work)
-    subnet = size_of(served, body.width, body.depth)
-    asked, cut, read = await call.service.aside(_asked, served, body, call.settings.limits)
-    if body.sequence >= len(asked):
-        raise invalid(f"sequence is {body.sequence}; the input has {len(asked)}, counted from 0")
-    answered = await call.engine.submit(body.work, asked, timeout=call.settings.times.answer, subnet=subnet)
-    if not all(np.isfinite(output).all() for output in answered.outputs):
-        raise ApiError(500, f"the model {served.name!r} gave numbers that are none (inf or nan)", "Backend")
-    tokens, size, model = sum(len(one.tokens) for one in asked), answered.subnet, cut_model(served)
-    call.service.metrics.call(served.name, tokens, answered)
-    refused = exploring.why_no_maps(served, asked[body.sequence]) if body.maps else None
+def make_router(schedulers: Mapping[str, Scheduler]) -> APIRouter:
+    """Return the endpoints for these models."""
+    router = APIRouter(route_class=StrictRoute, tags=["page"])
+    drawer = MapDrawer()
+    models = PageModels(version=__version__, models=[describe_model(own.served) for own in schedulers.values()])
+
+    @router.get(
+        "/explore",
+        summary="The models as the page shows them",
+        responses=INFO_RESPONSES,
+        response_model_exclude_unset=True,
+    )
+    async def describe() -> PageModels:
+        return models
+
+    @router.post("/explore", summary="One input at one size, with latency and maps", responses=TEXT_RESPONSES)
+    async def explore(body: ExploreRequest, request: CurrentRequest) -> Explored:
+        """Run one input through the network of a width and a depth, alone and not in a shared batch."""
+        return await explore_input(body, request, drawer)
+
+    return router
+
+
+async def explore_input(body: ExploreRequest, request: HttpRequest, drawer: MapDrawer) -> Explored:
+    """Run one input through the network of the requested size."""
+    served = request.select_model(body.model, body.work)
+    subnet = served.choose_subnet(body.width, body.depth)
+    limits = request.settings.limits
+    prepared = await request.service.run_in_thread(lambda: _prepare(served, body, limits))
+    sequences = prepared.sequences
+    if body.sequence >= len(sequences):
+        raise invalid(f"sequence is {body.sequence}; the input has {len(sequences)}, counted from 0")
+    result = await request.submit(body.work, sequences, subnet)
+    used, chosen = result.subnet, sequences[body.sequence]
+    refusal = why_no_maps(served, chosen) if body.maps else None
     return Explored(
         model=served.name,
-        width=1.0 if size is None else size.width,
-        depth=1.0 if size is None else size.depth,
-        parameters=parameters(served.runner.config) if model is None else parameters_of(model, size),
-        seconds=answered.computed_seconds,
-        queued_seconds=answered.queued_seconds,
-        tokens=tokens,
-        sequences=len(asked),
-        cut=cut,
-        answer=await call.service.aside(read, answered.outputs),
-        maps=await drawing(served, asked[body.sequence], size) if body.maps and refused is None else None,
-        maps_refused=refused,
+        width=1.0 if used is None else used.width,
+        depth=1.0 if used is None else used.depth,
+        parameters=served.parameters(used),
+        seconds=result.computed_seconds,
+        queued_seconds=result.queued_seconds,
+        tokens=sum(len(one.tokens) for one in sequences),
+        sequences=len(sequences),
+        cut=prepared.is_truncated,
+        answer=await request.service.run_in_thread(lambda: prepared.read(result.outputs)),
+        maps=await drawer.draw(served, chosen, used) if body.maps and refusal is None else None,
+        maps_refused=refusal,
     )
 
 
-def _asked(served: "ServedModel", body: ExploreRequest, limits: Limits) -> tuple[list[TokenSequence], bool, Read]:
-    """The sequences of an input, whether it was cut, and what reads the answer. Texts that are too long are cut."""
+def _prepare(served: ServedModel, body: ExploreRequest, limits: Limits) -> _Prepared:
+    """Tokenise an input; texts that are too long are truncated."""
     if body.work == "task":
-        return _task_asked(served, body.inputs, limits)
+        return _prepare_task(served, body.inputs, limits)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not isinstance(texts, list):
-        raise invalid(f"inputs holds columns; for {body.work!r} it must be a text or a list of texts")
+        raise invalid(f"inputs has columns; for {body.work!r} it must be a text or a list of texts")
     check_count(texts, limits)
-    most = COMPARED if body.work == "vectors" else 1
-    if len(texts) > most:
-        raise invalid(f"inputs holds {len(texts)} texts; at most {most} are taken here")
-    asked = texts_asked(served, texts, True, limits)
-    cut = any(len(one.tokens) == served.encoding.length for one in asked)
+    max_texts = MAX_COMPARED_TEXTS if body.work == "vectors" else 1
+    if len(texts) > max_texts:
+        raise invalid(f"inputs has {len(texts)} texts; at most {max_texts} are accepted here")
     if body.work == "vectors":
-        return asked, cut, exploring.similarities
-    tokenizer = served.tokenizer
-    places = np.flatnonzero(asked[0].tokens == tokenizer.mask)
-    if not len(places):
-        mask = tokenizer.pieces([tokenizer.mask])[0]
-        raise invalid(f"the text has no {mask} to fill, at least not in the first {served.encoding.length} tokens")
-    masked = TokenSequence(asked[0].tokens, asked[0].types, places)
-    return [masked], cut, lambda outputs: {"masks": [exploring.candidates(tokenizer, own) for own in outputs[0]]}
+        sequences = text_sequences(served, texts, truncate=True, limits=limits)
+        return _Prepared(sequences, _is_truncated(served, sequences), similarities)
+    sequences = mask_sequences(served, texts, truncate=True, limits=limits)
+    return _Prepared(
+        sequences,
+        _is_truncated(served, sequences),
+        lambda outputs: {"masks": [mask_candidates(served.tokenizer, one) for one in outputs[0]]},
+    )
 
 
-def _task_asked(served: "ServedModel", inputs: Any, limits: Limits) -> tuple[list[TokenSequence], bool, Read]:
-    values = inputs.values() if isinstance(inputs, dict) else [inputs]
+def _is_truncated(served: ServedModel, sequences: list[TokenSequence]) -> bool:
+    return any(len(one.tokens) == served.encoding.length for one in sequences)
+
+
+def _prepare_task(served: ServedModel, inputs: TaskInput, limits: Limits) -> _Prepared:
+    values = list(inputs.values()) if isinstance(inputs, dict) else [inputs]
     texts = [text for value in values for text in ([value] if isinstance(value, str) else value)]
     check_count(texts, limits)
     if not all(text.strip() for text in texts):
         raise InputError("one of the inputs is empty; each needs some words")
-    made = task_asked(served, [inputs], True, limits)
+    read = task_inputs(served, [inputs], truncate=True, limits=limits)
 
-    def read(outputs: list[np.ndarray]) -> dict[str, Any]:
-        own = made.outputs(outputs, is_for_tokens=served.runner.is_for_tokens)
-        answer = dict(made.task.answers(made.examples, made.features, own)[0])
-        offsets = getattr(made.examples[0], "offsets", ())  # of words in a text
-        return {**answer, "places": [list(offset) for offset in offsets]} if offsets else answer
+    def answer(outputs: list[np.ndarray]) -> ExploredAnswer:
+        items = read.item_outputs(outputs, is_for_tokens=served.runner.is_for_tokens)
+        found = dict(read.answers(items)[0])
+        offsets = getattr(read.examples[0], "offsets", ())  # of words in a text
+        return {**found, "places": [list(offset) for offset in offsets]} if offsets else found
 
-    return made.asked, bool(made.features.cut), read
+    return _Prepared(read.sequences, bool(read.features.cut), answer)
+
+
+def similarities(vectors: list[np.ndarray]) -> ExploredAnswer:
+    """Return the cosines of all pairs of vectors, and their width."""
+    scaled = unit(np.stack(vectors))
+    return {"similarities": np.round(scaled @ scaled.T, 4).tolist(), "width": scaled.shape[-1]}
+
+
+def mask_candidates(tokenizer: Tokenizer, probabilities: np.ndarray) -> list[ExploredAnswer]:
+    """Return the most probable tokens of one mask, their text, and whether they start a word.
+
+    Shape: probabilities (vocabulary,).
+    """
+    best = np.argsort(-probabilities)[:_MASK_CANDIDATES].tolist()
+    return [
+        {
+            "piece": piece,
+            "text": tokenizer.decode([token]).removeprefix("##").strip() or piece,
+            "starts_word": bool(tokenizer.starts_word[token]) if token < tokenizer.size else True,
+            "score": float(probabilities[token]),
+        }
+        for token, piece in zip(best, tokenizer.pieces(best), strict=True)
+    ]
+
+
+def draw_maps(served: ServedModel, sequence: TokenSequence, subnet: Subnet | None) -> ExploredMaps:
+    """Return the attention maps of one sequence."""
+    model = served.model
+    assert model is not None
+    ids = torch.from_numpy(sequence.tokens)[None].to(model.device)
+    types = None if sequence.types is None else torch.from_numpy(sequence.types)[None].to(model.device)
+    tokens = served.tokenizer.pieces(sequence.tokens.tolist())
+    explorer = Explorer.from_arrays(tokens, sequence_maps(model, ids, types, subnet=subnet))
+    return ExploredMaps(data=explorer.data, markup=str(explorer.markup))
+
+
+def why_no_maps(served: ServedModel, sequence: TokenSequence) -> str | None:
+    """Return why a sequence has no maps; None if it has."""
+    if served.model is None:
+        return f"{served.name!r} is not run by PyTorch, which computes the maps; serve the folder it was exported from"
+    if len(sequence.tokens) > MAX_MAP_TOKENS:
+        return f"The text has {len(sequence.tokens)} tokens; maps are shown for up to {MAX_MAP_TOKENS}."
+    return None
+
+
+def describe_model(served: ServedModel) -> PageModel:
+    """Return what the page needs to know about a model."""
+    encoder = served.runner.config.encoder
+    operations = [one for one in _OPERATIONS if one in served.operations]
+    task = None if served.kept is None else served.kept.task
+    if task is not None and task.kind == "embedding":
+        operations.remove("task")  # the page compares vectors instead of showing one
+    return PageModel(
+        name=served.name,
+        works=operations,
+        task=None if task is None else _describe_task(task),
+        mask=served.tokenizer.pieces([served.tokenizer.mask])[0] if "fill_mask" in operations else None,
+        sizes=describe_sizes(served),
+        parameters=served.parameters(),
+        layers=len(encoder.layers),
+        heads=max(layer.mixer.heads for layer in encoder.layers),
+        length=served.encoding.length,
+        maps=served.model is not None,
+    )
+
+
+def describe_sizes(served: ServedModel) -> PageSizes:
+    """Return the sizes that a request may choose."""
+    model, record = served.model, served.record
+    if model is None or not served.has_subnets:
+        return PageSizes(kind="one")
+    if record is None:
+        heads, layers = min(unit.heads for unit in model.encoder.units), len(model.encoder.units)
+        return PageSizes(
+            kind="free",
+            widths=[(count + 1) / heads for count in range(heads)],
+            depths=[(count + 1) / layers for count in range(layers)],
+        )
+    return PageSizes(
+        kind="recorded",
+        widths=sorted({member.width for member in record.grid}),
+        depths=sorted({member.depth for member in record.grid}),
+        grid=[
+            RecordedSize(
+                width=member.width,
+                depth=member.depth,
+                score=member.score,
+                parameters=member.parameters,
+                latency_ms=member.latency_ms,
+            )
+            for member in record.grid
+        ],
+        metric=record.metric,
+    )
+
+
+def _describe_task(task: AnyTask) -> PageTask:
+    roles = [(role, getattr(task, role)) for role in task.roles]
+    columns = [PageColumn(column=column, role=role) for role, column in roles if column is not None]
+    optional = {name: getattr(task, name) for name in ("threshold", "lowest", "highest") if hasattr(task, name)}
+    if isinstance(task, Tagging):
+        names = {label.split("-", 1)[-1] if task.has_chunks else label for label in task.labels}
+        optional["types"] = sorted(names - {"O"}) if task.has_chunks else sorted(names)
+    return PageTask(kind=task.kind, columns=columns, **optional)

@@ -1,104 +1,109 @@
-"""What the service says of itself: /info, /health, /metrics, and OpenAI's list of models."""
+"""The service itself: /info, /health, /metrics, /live and OpenAI's list of models."""
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from bertsmith import __version__
-from bertsmith.serving.http.openapi import ASK_ERRORS, OPENAI_ASK_ERRORS
-from bertsmith.serving.http.service import Service
-from bertsmith.serving.http.wire import Health, Info, OpenAIModel, OpenAIModels
+from bertsmith.serving.http.openapi import INFO_RESPONSES, OPENAI_INFO_RESPONSES
+from bertsmith.serving.http.service import service_of
+from bertsmith.serving.http.wire import Health, Info, Live, LoadInfo, ModelInfo, OpenAIModel, OpenAIModels, SizeInfo
 from bertsmith.serving.scheduler import Scheduler
 
-if TYPE_CHECKING:
-    from bertsmith.serving.model import ServedModel
-
 router = APIRouter(tags=["the service"])
-_TEXT_FORM = "text/plain; version=0.0.4; charset=utf-8"  # as Prometheus names it
+_PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_METRICS_RESPONSE = {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics"}
 
 
 @router.get(
     "/health",
-    summary="Whether the service takes requests",
+    summary="Whether the service accepts requests",
     response_model=Health,
-    responses={503: {"model": Health, "description": "The service is ending and should get no new requests."}},
+    responses={503: {"model": Health, "description": "The service is shutting down and should get no new requests."}},
 )
 async def health(request: Request) -> Response:
-    """`ready` with 200, or `draining` with 503; needs no key."""
-    is_draining = request.app.state.service.is_draining
+    """Return `ready` with 200, or `draining` with 503; needs no key."""
+    is_draining = service_of(request).is_draining
     return JSONResponse({"status": "draining" if is_draining else "ready"}, 503 if is_draining else 200)
 
 
 @router.get(
     "/metrics",
-    summary="Figures for Prometheus",
+    summary="Prometheus metrics",
     response_class=Response,
-    responses=ASK_ERRORS | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Figures"}},
+    responses=INFO_RESPONSES | {200: _METRICS_RESPONSE},
 )
 async def metrics(request: Request) -> Response:
-    """Requests, times, tokens, the queue, batches and the size that answers, in Prometheus' text form."""
-    service: Service = request.app.state.service
-    return Response(service.metrics.text(), media_type=_TEXT_FORM)
+    """Return requests, latencies, tokens, queues, batches and sizes in Prometheus' text format."""
+    return Response(service_of(request).metrics.text(), media_type=_PROMETHEUS_TYPE)
 
 
-@router.get("/info", summary="The models and the limits", response_model=Info, responses=ASK_ERRORS)
-async def info(request: Request) -> dict[str, Any]:
-    """What every model is and can do, and what one request may hold."""
-    service: Service = request.app.state.service
-    models = [_described(served, engine) for served, engine in service.models.values()]
+@router.get("/live", summary="The current load of every model", tags=["page"], responses=INFO_RESPONSES)
+async def live(request: Request) -> Live:
+    """Return the queue, the recent throughput and the network in use of every model."""
+    return Live(models={name: _live_stats(own) for name, own in service_of(request).schedulers.items()})
+
+
+def _live_stats(scheduler: Scheduler) -> dict[str, int | float | None]:
+    stats = asdict(scheduler.stats())
+    subnet = stats.pop("subnet")
+    return stats | {"width": 1.0 if subnet is None else subnet.width, "depth": 1.0 if subnet is None else subnet.depth}
+
+
+@router.get("/info", summary="The models and the limits", responses=INFO_RESPONSES)
+async def info(request: Request) -> Info:
+    """Return what every model is and supports, and the limits on one request."""
+    service = service_of(request)
+    models = [_model_info(scheduler) for scheduler in service.schedulers.values()]
     limits = service.settings.limits
-    return {
-        "model_id": models[0]["name"],
-        "version": __version__,
-        "max_input_length": models[0]["max_length"],
-        "max_client_batch_size": limits.texts,
-        "max_batch_tokens": limits.tokens,
-        "max_concurrent_requests": limits.requests,
-        "auto_truncate": service.settings.truncate,
-        "models": models,
-    }
+    return Info(
+        model_id=models[0].name,
+        version=__version__,
+        max_input_length=models[0].max_length,
+        max_client_batch_size=limits.texts,
+        max_batch_tokens=limits.tokens,
+        max_concurrent_requests=limits.requests,
+        auto_truncate=service.settings.truncate,
+        models=models,
+    )
 
 
-def _described(served: "ServedModel", engine: Scheduler) -> dict[str, Any]:
+def _model_info(scheduler: Scheduler) -> ModelInfo:
+    served, stats = scheduler.served, scheduler.stats()
     task = None if served.kept is None else served.kept.task
     subnets = [size.subnet for size in served.schedule.sizes]
-    state = engine.stats()
-    labels = getattr(task, "labels", None)
-    return {
-        "name": served.name,
-        "family": served.runner.config.family,
-        "works": sorted(served.works),
-        "task": None if task is None else task.kind,
-        "labels": list(labels) if labels else None,
-        "columns": None if task is None else task.input_columns,
-        "max_length": served.encoding.length,
-        "is_elastic": len(subnets) > 1,
-        "sizes": [{"width": 1.0, "depth": 1.0} if s is None else {"width": s.width, "depth": s.depth} for s in subnets],
-        "engine": {
-            "waiting_sequences": state.waiting_sequences,
-            "waiting_tokens": state.waiting_tokens,
-            "sequences_per_second": state.sequences_per_second,
-            "answered": state.answered,
-            "refused": state.refused,
-            "late": state.late,
-        },
-    }
+    return ModelInfo(
+        name=served.name,
+        family=served.runner.config.family,
+        works=sorted(served.operations),
+        task=None if task is None else task.kind,
+        labels=list(getattr(task, "labels", None) or ()) or None,
+        columns=None if task is None else task.input_columns,
+        max_length=served.encoding.length,
+        is_elastic=len(subnets) > 1,
+        sizes=[
+            SizeInfo(width=1.0 if one is None else one.width, depth=1.0 if one is None else one.depth)
+            for one in subnets
+        ],
+        engine=LoadInfo(
+            waiting_sequences=stats.waiting_sequences,
+            waiting_tokens=stats.waiting_tokens,
+            sequences_per_second=stats.sequences_per_second,
+            answered=stats.answered,
+            refused=stats.refused,
+            late=stats.late,
+        ),
+    )
 
 
-@router.get("/v1/models", summary="OpenAI's list of models", response_model=OpenAIModels, responses=OPENAI_ASK_ERRORS)
-async def models(request: Request) -> dict[str, Any]:
-    """The names that the field `model` of a request may have."""
-    service: Service = request.app.state.service
-    return {"object": "list", "data": [_openai(name) for name in service.models]}
+@router.get("/v1/models", summary="OpenAI's list of models", responses=OPENAI_INFO_RESPONSES)
+async def models(request: Request) -> OpenAIModels:
+    """Return the names that the field `model` of a request may have."""
+    return OpenAIModels(data=[OpenAIModel(id=name) for name in service_of(request).schedulers])
 
 
-@router.get("/v1/models/{name}", summary="OpenAI's model", response_model=OpenAIModel, responses=OPENAI_ASK_ERRORS)
-async def model(name: str, request: Request) -> dict[str, Any]:
-    """One of them."""
-    service: Service = request.app.state.service
-    return _openai(service.find(name)[0].name)
-
-
-def _openai(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "bertsmith"}
+@router.get("/v1/models/{name}", summary="OpenAI's model", responses=OPENAI_INFO_RESPONSES)
+async def model(name: str, request: Request) -> OpenAIModel:
+    """Return one of them."""
+    return OpenAIModel(id=service_of(request).find(name).served.name)

@@ -1,105 +1,101 @@
-"""What Prometheus reads: requests, times and tokens as they come, and the state of every engine when it is asked."""
+"""Prometheus metrics: requests, latencies and tokens as they occur, and the state of every scheduler on demand."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bertsmith.serving.requests import RequestResult, SchedulerStats
+from bertsmith.layers.subnet import Subnet
+from bertsmith.serving.requests import RequestResult
 from bertsmith.serving.scheduler import Scheduler
 
-if TYPE_CHECKING:
-    from bertsmith.serving.model import ServedModel
-
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_STATES: dict[str, str] = {
-    "waiting_sequences": "Sequences that wait to be worked on",
-    "waiting_tokens": "Tokens that wait to be worked on",
-    "running_tokens": "Tokens that are being worked on",
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_GAUGES = {
+    "waiting_sequences": "Sequences in the queue",
+    "waiting_tokens": "Tokens in the queue",
+    "running_tokens": "Tokens being computed",
 }
-_COUNTS: dict[str, str] = {
-    "answered": "Calls the engine answered",
-    "refused": "Calls the engine refused because its queue was full",
-    "late": "Calls whose answer was not there in time",
-    "batches": "Batches run",
-    "batched_sequences": "Sequences in the batches run",
-    "batched_tokens": "Tokens in the batches run",
+_COUNTERS = {
+    "answered": "Requests answered by the scheduler",
+    "refused": "Requests rejected because the queue was full",
+    "late": "Requests that exceeded their deadline",
+    "batches": "Batches computed",
+    "batched_sequences": "Sequences in the computed batches",
+    "batched_tokens": "Tokens in the computed batches",
 }
 
 
 class Metrics:
-    """The figures of one service, in a registry of its own, so that several in one process do not mix."""
+    """The metrics of one service, in a registry of its own."""
 
-    def __init__(self, models: "Mapping[str, tuple[ServedModel, Scheduler]]") -> None:
+    def __init__(self, schedulers: Mapping[str, Scheduler]) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Engines(models))
+        self.registry.register(_SchedulerCollector(schedulers))
         self._requests = Counter(
-            "bertsmith_requests", "Requests answered", ["endpoint", "status"], registry=self.registry
+            "bertsmith_requests", "HTTP requests answered", ["endpoint", "status"], registry=self.registry
         )
         self._seconds = Histogram(
             "bertsmith_request_seconds",
-            "From the head of a request to the end of its answer",
+            "From the header of a request to the end of its response",
             ["endpoint"],
-            buckets=_SECONDS,
+            buckets=_BUCKETS,
             registry=self.registry,
         )
         self._queued, self._computed = (
-            Histogram(f"bertsmith_{name}_seconds", text, ["model"], buckets=_SECONDS, registry=self.registry)
-            for name, text in (("queue", "How long calls waited"), ("compute", "How long calls were worked on"))
+            Histogram(f"bertsmith_{name}_seconds", text, ["model"], buckets=_BUCKETS, registry=self.registry)
+            for name, text in (("queue", "Time requests waited"), ("compute", "Time requests were computed"))
         )
-        self._tokens = Counter("bertsmith_tokens", "Tokens worked on", ["model"], registry=self.registry)
+        self._tokens = Counter("bertsmith_tokens", "Tokens computed", ["model"], registry=self.registry)
         self._sizes = Counter(
             "bertsmith_calls_by_size",
-            "Calls answered, by the size of the network that answered",
+            "Requests answered, by the size of the network",
             ["model", "width", "depth"],
             registry=self.registry,
         )
 
-    def request(self, endpoint: str, status: int | None, seconds: float) -> None:
-        """Counts a request; no status means that the client went away before its answer."""
+    def count_request(self, endpoint: str, status: int | None, seconds: float) -> None:
+        """Count an HTTP request; status None means that the client disconnected."""
         self._requests.labels(endpoint, "gone" if status is None else str(status)).inc()
         self._seconds.labels(endpoint).observe(seconds)
 
-    def call(self, model: str, tokens: int, answered: RequestResult) -> None:
-        """Counts what an engine answered."""
+    def count_result(self, model: str, tokens: int, result: RequestResult) -> None:
+        """Count the result of a scheduler."""
         self._tokens.labels(model).inc(tokens)
-        self._queued.labels(model).observe(answered.queued_seconds)
-        self._computed.labels(model).observe(answered.computed_seconds)
-        self._sizes.labels(model, *size_of(answered)).inc()
+        self._queued.labels(model).observe(result.queued_seconds)
+        self._computed.labels(model).observe(result.computed_seconds)
+        self._sizes.labels(model, *format_size(result.subnet)).inc()
 
     def text(self) -> bytes:
-        """All figures in Prometheus' text form."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-def size_of(answered: RequestResult | SchedulerStats) -> tuple[str, str]:
-    """Width and depth of the network that answered, or answers now, as shares of the whole one."""
-    subnet = answered.subnet
+def format_size(subnet: Subnet | None) -> tuple[str, str]:
+    """Return width and depth of a network as shares of the whole one."""
     return ("1", "1") if subnet is None else (f"{subnet.width:g}", f"{subnet.depth:g}")
 
 
-class _Engines(Collector):
-    """The state of every engine at the moment somebody asks."""
+class _SchedulerCollector(Collector):
+    """Reads the state of every scheduler when the metrics are requested."""
 
-    def __init__(self, models: "Mapping[str, tuple[ServedModel, Scheduler]]") -> None:
-        self.models = models
+    def __init__(self, schedulers: Mapping[str, Scheduler]) -> None:
+        self.schedulers = schedulers
 
     def collect(self) -> Iterator[Metric]:
-        states = {name: engine.stats() for name, (_, engine) in self.models.items()}
-        for field, text in _STATES.items():
+        stats = {name: scheduler.stats() for name, scheduler in self.schedulers.items()}
+        for field, text in _GAUGES.items():
             gauge = GaugeMetricFamily(f"bertsmith_{field}", text, labels=["model"])
-            for name, state in states.items():
-                gauge.add_metric([name], getattr(state, field))
+            for name, own in stats.items():
+                gauge.add_metric([name], getattr(own, field))
             yield gauge
-        for field, text in _COUNTS.items():
+        for field, text in _COUNTERS.items():
             counter = CounterMetricFamily(f"bertsmith_engine_{field}", text, labels=["model"])
-            for name, state in states.items():
-                counter.add_metric([name], getattr(state, field))
+            for name, own in stats.items():
+                counter.add_metric([name], getattr(own, field))
             yield counter
-        for place, side in enumerate(("width", "depth")):
-            gauge = GaugeMetricFamily(f"bertsmith_{side}", f"The {side} that answers now", labels=["model"])
-            for name, state in states.items():
-                gauge.add_metric([name], float(size_of(state)[place]))
+        for index, side in enumerate(("width", "depth")):
+            gauge = GaugeMetricFamily(f"bertsmith_{side}", f"The {side} of the network in use", labels=["model"])
+            for name, own in stats.items():
+                gauge.add_metric([name], float(format_size(own.subnet)[index]))
             yield gauge

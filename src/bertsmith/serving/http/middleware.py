@@ -1,7 +1,7 @@
-"""What stands before every endpoint: the key, the limits on bodies and on requests at a time, and the clock.
+"""Middleware in front of every endpoint: the key, the limits on bodies and concurrent requests, and timeouts.
 
-A body is read here, whole, with a count and a clock, before anything else looks at it: one that is too long is refused
-at the byte that is too many, whatever its head said, and one that trickles in does not hold a place for long.
+A body is read here completely, with a limit on its size and a timeout, before an endpoint sees it: one that is too long
+is rejected at the first byte over the limit, whatever its header says.
 """
 
 import asyncio
@@ -12,19 +12,17 @@ from contextlib import suppress
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bertsmith.serving.http.errors import ApiError, answer, too_large
+from bertsmith.serving.http.errors import ApiError, error_response, too_large
 from bertsmith.serving.http.service import Service
 
-PAGE = "/page/"
-"""Where the page's own files are."""
-_LINGER_SECONDS, _LINGER_BYTES = 1.0, 32_000_000
-_BODY_LATE = 408
-UNCOUNTED = frozenset({"/health", "/metrics", "/live"})
-"""What is answered however many requests there are: an overloaded service must say that it is one."""
+_PAGE_FILES = "/page/"
+_DISCARD_SECONDS, _DISCARD_BYTES = 1.0, 32_000_000
+_BODY_TIMEOUT = 408
+_UNLIMITED_PATHS = frozenset({"/health", "/metrics", "/live"})  # answered even if there are too many requests
 
 
 class RequestMiddleware:
-    """The outermost layer of the app."""
+    """The outermost middleware of the app."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service, self.settings = app, service, service.settings
@@ -35,90 +33,94 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        watched = _Watched(send, self.service)
-        scope["bertsmith.started"] = started = time.perf_counter()
-        is_counted = scope["path"] not in UNCOUNTED
+        sender = _Sender(send, self.service)
+        scope["bertsmith.started_at"] = started_at = time.perf_counter()
+        is_counted = scope["path"] not in _UNLIMITED_PATHS
         self.requests += is_counted
         try:
-            await self._guarded(scope, receive, watched, is_counted)
+            await self._handle(scope, receive, sender, is_counted)
         finally:
             self.requests -= is_counted
-            self.service.metrics.request(_endpoint(scope), watched.status, time.perf_counter() - started)
+            self.service.metrics.count_request(_endpoint(scope), sender.status, time.perf_counter() - started_at)
 
-    async def _guarded(self, scope: Scope, receive: Receive, watched: "_Watched", is_counted: bool) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, sender: "_Sender", is_counted: bool) -> None:
         held, is_read = 0, False
         try:
             self._check_key(scope)
             if is_counted and self.requests > self.settings.limits.requests:
-                raise ApiError(429, "too many requests at a time; try again in 1 s", "Overloaded", retry_after=1)
-            body = await self._body(scope, receive)
-            if body is None:  # the client went away
+                raise ApiError(429, "too many requests at the same time; try again in 1 s", "Overloaded", retry_after=1)
+            body = await self._read_body(scope, receive)
+            if body is None:  # the client disconnected
                 return
             held, is_read = len(body), True
-            await self.app(scope, _replay(body, receive), watched)
+            await self.app(scope, _replay(body, receive), sender)
         except Exception as error:
-            if watched.status is not None:
+            if sender.status is not None:
                 raise
-            response = answer(error, scope["path"])
+            response = error_response(error, scope["path"])
             if not is_read:
-                if response.status_code != _BODY_LATE and "expect" not in Request(scope).headers:
+                if response.status_code != _BODY_TIMEOUT and "expect" not in Request(scope).headers:
                     await _discard(receive)
-                # what is left of the body cannot be told from the next request
+                # the rest of the body would be read as the next request
                 response.headers["Connection"] = "close"
-            await response(scope, receive, watched)
+            await response(scope, receive, sender)
         finally:
             self.held_bytes -= held
 
     def _check_key(self, scope: Scope) -> None:
         key = self.settings.key
-        if key is None or _is_open(scope["method"], scope["path"]):
+        if key is None or _needs_no_key(scope["method"], scope["path"]):
             return
         scheme, _, given = Request(scope).headers.get("authorization", "").partition(" ")
-        # both are compared whole, so that the time it takes tells nothing of the key
         is_right = hmac.compare_digest(given.strip().encode(), key.encode())
         if scheme.lower() != "bearer" or not is_right:
-            raise ApiError(401, "this service wants its key as Authorization: Bearer …", "Unauthorized")
+            raise ApiError(401, "this service requires its key as Authorization: Bearer …", "Unauthorized")
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body, counted in held_bytes; None if the client went away before it was there."""
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """Return the body, counted in held_bytes; None if the client disconnected."""
         limit = self.settings.limits.body_bytes
-        said = Request(scope).headers.get("content-length", "")
-        if said.isdecimal() and (len(said) > 18 or int(said) > limit):
-            raise _too_long(limit)
-        pieces: list[bytes] = []
+        length = Request(scope).headers.get("content-length", "")
+        if length.isdecimal() and (len(length) > 18 or int(length) > limit):
+            raise _body_too_large(limit)
+        chunks: list[bytes] = []
         size = 0
-        is_whole = False
+        is_complete = False
         try:
             async with asyncio.timeout(self.settings.times.body):
-                while not is_whole:
+                while not is_complete:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return None
-                    piece = message.get("body", b"")
-                    size += len(piece)
-                    self.held_bytes += len(piece)
+                    chunk = message.get("body", b"")
+                    size += len(chunk)
+                    self.held_bytes += len(chunk)
                     if size > limit:
-                        raise _too_long(limit)
+                        raise _body_too_large(limit)
                     if self.held_bytes > self.settings.limits.held_bytes:
-                        raise ApiError(429, "too many bytes wait to be read; try again", "Overloaded", retry_after=1)
-                    pieces.append(piece)
-                    is_whole = not message.get("more_body", False)
+                        raise ApiError(
+                            429,
+                            "too many bytes in all requests together; try again in 1 s",
+                            "Overloaded",
+                            retry_after=1,
+                        )
+                    chunks.append(chunk)
+                    is_complete = not message.get("more_body", False)
         except TimeoutError:
             seconds = self.settings.times.body
-            raise ApiError(_BODY_LATE, f"the body was not there after {seconds:g} s", "Timeout") from None
+            raise ApiError(_BODY_TIMEOUT, f"the body did not arrive within {seconds:g} s", "Timeout") from None
         finally:
-            if not is_whole:
+            if not is_complete:
                 self.held_bytes -= size
-        return b"".join(pieces)
+        return b"".join(chunks)
 
 
-def _is_open(method: str, path: str) -> bool:
-    """Whether the key is not needed: probes have none, and the page must be there to ask for it."""
-    return path == "/health" or (method in ("GET", "HEAD") and (path == "/" or path.startswith(PAGE)))
+def _needs_no_key(method: str, path: str) -> bool:
+    """Whether a request needs no key: probes have none, and the page has to load before it can ask for one."""
+    return path == "/health" or (method in ("GET", "HEAD") and (path == "/" or path.startswith(_PAGE_FILES)))
 
 
-class _Watched:
-    """Sends on, remembers the status, and gives up on a client that takes nothing."""
+class _Sender:
+    """Sends messages with a timeout, remembers the status, and closes connections during a shutdown."""
 
     def __init__(self, send: Send, service: Service) -> None:
         self.send, self.service = send, service
@@ -127,7 +129,7 @@ class _Watched:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            if self.service.is_draining:  # the client's next request goes elsewhere
+            if self.service.is_draining:
                 headers = [header for header in message.get("headers", ()) if header[0].lower() != b"connection"]
                 message = {**message, "headers": [*headers, (b"connection", b"close")]}
         async with asyncio.timeout(self.service.settings.times.sending):
@@ -135,10 +137,10 @@ class _Watched:
 
 
 async def _discard(receive: Receive) -> None:
-    """Reads on for a while: a connection that is closed while its client still sends loses the answer, too."""
+    """Read the rest of a body: closing the connection while the client sends would lose the response."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_SECONDS):
-            left = _LINGER_BYTES
+        async with asyncio.timeout(_DISCARD_SECONDS):
+            left = _DISCARD_BYTES
             while left > 0:
                 message = await receive()
                 left -= len(message.get("body", b""))
@@ -147,26 +149,26 @@ async def _discard(receive: Receive) -> None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """What the app receives: the body that was read, then whatever the server has to say."""
-    is_given = False
+    """Return a receive function that yields the body and then the server's messages."""
+    is_sent = False
 
-    async def again() -> Message:
-        nonlocal is_given
-        if is_given:
+    async def receive_again() -> Message:
+        nonlocal is_sent
+        if is_sent:
             return await receive()
-        is_given = True
+        is_sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return again
+    return receive_again
 
 
-def _too_long(limit: int) -> ApiError:
-    return too_large(f"the body is longer than {limit} bytes; send fewer or shorter texts at a time")
+def _body_too_large(limit: int) -> ApiError:
+    return too_large(f"the body is longer than {limit} bytes; send fewer or shorter texts")
 
 
 def _endpoint(scope: Scope) -> str:
-    """The endpoint by its pattern, never by what a client made up."""
+    """Return the path pattern of the route: metrics must not have labels that clients can invent."""
     route = getattr(scope.get("route"), "path", None)
-    if route is None and scope["path"] in scope["app"].openapi()["paths"]:  # refused before it was looked for
+    if route is None and scope["path"] in scope["app"].openapi()["paths"]:  # rejected before routing
         return str(scope["path"])
     return route or "other"

@@ -1,60 +1,69 @@
-"""What the OpenAPI document says of answers other than the good one, and of the headers of good ones."""
+"""Documentation of responses in the OpenAPI document, and /docs: the document as one page without scripts."""
 
 import json
-from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse
+from pydantic import BaseModel
 
 from bertsmith.serving.http.errors import ErrorAnswer, OpenAIErrorAnswer
 
-_SAID = {
-    400: "The body is no JSON.",
-    401: "The service wants a key and was given none, or another.",
-    404: "No such model is served.",
-    408: "The body did not come in time.",
-    413: "The body, the number of texts or the number of tokens goes beyond a limit.",
-    422: "The request is not one that this model can answer.",
-    429: "The queue is full; Retry-After says when to come back.",
+Schema = dict[str, Any]
+"""An object of an OpenAPI document."""
+
+_STATUSES = {
+    400: "The body is not valid JSON.",
+    401: "The key is missing or wrong.",
+    404: "There is no such model.",
+    408: "The body did not arrive in time.",
+    413: "The body, the number of texts or the number of tokens exceeds a limit.",
+    422: "The request is invalid for this model.",
+    429: "The queue is full; Retry-After has the seconds to wait.",
     500: "The service failed.",
-    503: "The answer was not ready in time, or the service is ending.",
+    503: "The answer was not ready in time, or the service is shutting down.",
 }
 _HEADERS = {
     "X-Bertsmith-Model": ("string", "The model that answered."),
-    "X-Bertsmith-Width": ("number", "The share of heads and neurons that answered: 1 for the whole model."),
-    "X-Bertsmith-Depth": ("number", "The share of layers that answered: 1 for the whole model."),
-    "X-Queue-Time": ("number", "Milliseconds the request waited for the engine."),
-    "X-Inference-Time": ("number", "Milliseconds the engine worked on it."),
-    "X-Tokenization-Time": ("number", "Milliseconds its texts took to become tokens."),
-    "X-Total-Time": ("number", "Milliseconds from the head of the request to the answer."),
-    "X-Compute-Tokens": ("integer", "The tokens that were worked on."),
+    "X-Bertsmith-Width": ("number", "Share of heads and neurons in use: 1 for the whole model."),
+    "X-Bertsmith-Depth": ("number", "Share of layers in use: 1 for the whole model."),
+    "X-Queue-Time": ("number", "Milliseconds the request waited in the queue."),
+    "X-Inference-Time": ("number", "Milliseconds the model computed."),
+    "X-Tokenization-Time": ("number", "Milliseconds of tokenisation."),
+    "X-Total-Time": ("number", "Milliseconds from the header of the request to the response."),
+    "X-Compute-Tokens": ("integer", "Number of tokens computed."),
 }
 
-HEADERS = {name: {"schema": {"type": kind}, "description": text} for name, (kind, text) in _HEADERS.items()}
 
-
-def errors(model: type[Any], *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The documentation of some errors in one shape."""
-    found: dict[int | str, dict[str, Any]] = {
-        status: {"model": model, "description": _SAID[status]} for status in statuses
+def _errors(model: type[BaseModel], *statuses: int) -> dict[int | str, Schema]:
+    """Document error responses of one shape."""
+    responses: dict[int | str, Schema] = {
+        status: {"model": model, "description": _STATUSES[status]} for status in statuses
     }
-    if 429 in found:
-        wait = {"schema": {"type": "integer"}, "description": "Seconds to wait."}
-        found[429]["headers"] = {"Retry-After": wait}
-    return found
+    wait = {"schema": {"type": "integer"}, "description": "Seconds to wait."}
+    responses[429]["headers"] = {"Retry-After": wait}
+    return responses
 
 
-READ_ERRORS = errors(ErrorAnswer, 400, 401, 404, 408, 413, 422, 429, 500, 503)
-WORK_ERRORS = READ_ERRORS | {200: {"headers": HEADERS}}
-OPENAI_ERRORS = errors(OpenAIErrorAnswer, 400, 401, 404, 408, 413, 422, 429, 500, 503) | {200: {"headers": HEADERS}}
-ASK_ERRORS = errors(ErrorAnswer, 401, 429, 500)
-OPENAI_ASK_ERRORS = errors(OpenAIErrorAnswer, 401, 404, 429, 500)
+_POST_STATUSES = (400, 401, 404, 408, 413, 422, 429, 500, 503)
+_TIMES = {200: {"headers": {n: {"schema": {"type": kind}, "description": d} for n, (kind, d) in _HEADERS.items()}}}
+TEXT_RESPONSES = _errors(ErrorAnswer, *_POST_STATUSES)
+MODEL_RESPONSES = TEXT_RESPONSES | _TIMES
+OPENAI_RESPONSES = _errors(OpenAIErrorAnswer, *_POST_STATUSES) | _TIMES
+INFO_RESPONSES = _errors(ErrorAnswer, 401, 429, 500)
+OPENAI_INFO_RESPONSES = _errors(OpenAIErrorAnswer, 401, 404, 429, 500)
+
+
+def document_key(app: FastAPI) -> None:
+    """Document that requests need a key, which the middleware checks."""
+    document = app.openapi()
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"key": []}]
+    document["paths"]["/health"]["get"]["security"] = []
 
 
 router = APIRouter(include_in_schema=False)
-
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
 _STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -68,63 +77,60 @@ h2 { font-size: 1.1rem; } td { padding: 0 1rem 0 0; vertical-align: top; }
 
 @router.get("/docs", response_class=HTMLResponse)
 async def docs(request: Request) -> HTMLResponse:
-    """The endpoints with what they take and answer."""
+    """Return a page with all endpoints, their requests and responses."""
     document = request.app.openapi()
-    address = escape(str(request.base_url).rstrip("/"))
-    parts = "".join(_endpoint(document, *found, address) for found in _endpoints(document))
+    base_url = escape(str(request.base_url).rstrip("/"))
+    articles = "".join(
+        _endpoint(document, method, path, details, base_url)
+        for path, methods in document["paths"].items()
+        for method, details in methods.items()
+    )
     title = escape(document["info"]["title"])
     page = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style><h1>{title}</h1>'
         f"<p>{escape(document['info'].get('description', ''))} The document itself: "
-        f'<a href="openapi.json">openapi.json</a>.</p>{parts}</html>'
+        f'<a href="openapi.json">openapi.json</a>.</p>{articles}</html>'
     )
     return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"})
 
 
-def _endpoints(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    for path, methods in document["paths"].items():
-        for method, details in methods.items():
-            yield method, path, details
-
-
-def _endpoint(document: dict[str, Any], method: str, path: str, details: dict[str, Any], address: str) -> str:
+def _endpoint(document: Schema, method: str, path: str, details: Schema, base_url: str) -> str:
     rows = "".join(
-        f"<tr><td><code>{escape(status)}</code><td>{escape(answer['description'])}"
-        for status, answer in details["responses"].items()
+        f"<tr><td><code>{escape(status)}</code><td>{escape(response['description'])}"
+        for status, response in details["responses"].items()
     )
     text = "".join(f"<p>{escape(part)}</p>" for part in details.get("description", "").split("\n\n"))
     return (
         f"<article><h2><code>{method.upper()} {escape(path)}</code> {escape(details['summary'])}</h2>{text}"
-        f"{_request(document, method, path, details, address)}<table>{rows}</table></article>"
+        f"{_example(document, path, details, base_url)}<table>{rows}</table></article>"
     )
 
 
-def _request(document: dict[str, Any], method: str, path: str, details: dict[str, Any], address: str) -> str:
-    """A call to try, and the fields of the body."""
+def _example(document: Schema, path: str, details: Schema, base_url: str) -> str:
+    """Return a curl command and the table of the fields of the body."""
     if "requestBody" not in details:
-        return f"<pre>curl {address}{escape(path)}</pre>"
+        return f"<pre>curl {base_url}{escape(path)}</pre>"
     reference = details["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     schema = document["components"]["schemas"][reference.rsplit("/", 1)[-1]]
     fields = schema["properties"]
-    needed = {name: fields[name].get("examples", ["…"])[0] for name in schema.get("required", ())}
-    example = json.dumps(needed, ensure_ascii=False)
+    required = {name: fields[name].get("examples", ["…"])[0] for name in schema.get("required", ())}
     rows = "".join(
-        f"<tr><td><code>{escape(name)}</code><td>{escape(_kind(field))}<td>{escape(field.get('description', ''))}"
+        f"<tr><td><code>{escape(name)}</code><td>{escape(_type(field))}<td>{escape(field.get('description', ''))}"
         for name, field in fields.items()
     )
     return (
-        f"<pre>curl {address}{escape(path)} -H 'Content-Type: application/json' \\\n"
-        f"  -d '{escape(example)}'</pre><table>{rows}</table>"
+        f"<pre>curl {base_url}{escape(path)} -H 'Content-Type: application/json' \\\n"
+        f"  -d '{escape(json.dumps(required, ensure_ascii=False))}'</pre><table>{rows}</table>"
     )
 
 
-def _kind(field: dict[str, Any]) -> str:
-    """The type of a field in words."""
+def _type(field: Schema) -> str:
+    """Return the type of a field in words."""
     if "anyOf" in field:
-        return " or ".join(_kind(one) for one in field["anyOf"])
+        return " or ".join(_type(one) for one in field["anyOf"])
     if "enum" in field or "const" in field:
         return " or ".join(json.dumps(value) for value in field.get("enum", [field.get("const")]))
     if field.get("type") == "array":
-        return f"list of ({_kind(field['items'])})" if "anyOf" in field["items"] else f"list of {_kind(field['items'])}"
-    return str(field.get("type", field.get("$ref", "anything")).rsplit("/", 1)[-1])
+        return f"list of ({_type(field['items'])})" if "anyOf" in field["items"] else f"list of {_type(field['items'])}"
+    return str(field.get("type", field.get("$ref", "anything"))).rsplit("/", 1)[-1]

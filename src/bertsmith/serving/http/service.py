@@ -1,10 +1,10 @@
-"""What all endpoints share: the models, the engines, a place to tokenise, and how an answer goes out."""
+"""The state shared by all endpoints, and one HTTP request on its way from body to response."""
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import Depends, Request, Response
@@ -12,130 +12,128 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json, to_json
 
 from bertsmith.errors import nearest
+from bertsmith.layers.subnet import Subnet
 from bertsmith.serving.http.errors import ApiError, invalid
-from bertsmith.serving.http.metrics import Metrics, size_of
+from bertsmith.serving.http.metrics import Metrics, format_size
+from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import DeadlineExceeded, Operation, RequestResult, TokenSequence
 from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import ServeSettings
 
-if TYPE_CHECKING:
-    from bertsmith.serving.model import ServedModel
-
 Value = TypeVar("Value")
-_SMALL = 2048  # bytes of a request whose texts are tokenised sooner than a thread is told to
-_THREADS = 2  # a tokenizer serves one thread at a time; the second is for another model, or for writing answers
+_SMALL_BODY = 2048  # bytes: tokenising a smaller request takes less time than handing it to a thread
+_TEXT_THREADS = 2  # a tokenizer runs in one thread at a time; the second is for another model or for writing JSON
+_VERBS: dict[Operation, str] = {"task": "predict (it has a task)", "vectors": "embed", "fill_mask": "fill masks"}
 
 
 class Service:
-    """The state of one running service."""
+    """The schedulers by model name, the settings, the metrics, and threads for tokenising."""
 
-    def __init__(self, models: "Mapping[str, tuple[ServedModel, Scheduler]]", settings: ServeSettings) -> None:
-        self.models, self.settings = models, settings
-        self.metrics = Metrics(models)
+    def __init__(self, schedulers: Mapping[str, Scheduler], settings: ServeSettings) -> None:
+        self.schedulers, self.settings = schedulers, settings
+        self.metrics = Metrics(schedulers)
         self.is_draining = False
-        self._threads = ThreadPoolExecutor(_THREADS, "bertsmith-text")
+        self._threads = ThreadPoolExecutor(_TEXT_THREADS, "bertsmith-text")
 
-    def find(self, name: str | None) -> "tuple[ServedModel, Scheduler]":
-        """The model of this name; the first one if none is named."""
+    def find(self, name: str | None) -> Scheduler:
+        """Return the scheduler of a model, of the first one by default."""
         if name is None:
-            return next(iter(self.models.values()))
-        if name not in self.models:
-            clause = nearest(name, self.models)
-            raise ApiError(404, f"model is {name[:80]!a}, which is not served here; {clause}", "NotFound")
-        return self.models[name]
+            return next(iter(self.schedulers.values()))
+        if name not in self.schedulers:
+            hint = nearest(name, self.schedulers)
+            raise ApiError(404, f"model is {name[:80]!a}, which is not served here; {hint}", "NotFound")
+        return self.schedulers[name]
 
-    async def aside(self, function: Callable[..., Value], *arguments: Any) -> Value:
-        """What a function returns that would hold up the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+    async def run_in_thread(self, function: Callable[[], Value]) -> Value:
+        """Run a function that would block the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     async def drain(self) -> None:
-        """Finishes what was taken."""
+        """Finish all accepted requests."""
         self.is_draining = True
-        for _, engine in self.models.values():
-            await engine.drain()
+        for scheduler in self.schedulers.values():
+            await scheduler.drain()
         self._threads.shutdown(wait=False)
 
 
 class HttpRequest:
-    """One request on its way: its model, what was asked of the engine, and the times that its answer tells."""
+    """One request: its model, its deadline, and the timing headers of its response."""
 
-    def __init__(self, service: Service, started: float, *, is_small: bool = False) -> None:
-        self.service, self.settings, self.started, self.is_small = service, service.settings, started, is_small
+    def __init__(self, service: Service, started_at: float, *, is_small: bool = False) -> None:
+        self.service, self.settings, self.started_at = service, service.settings, started_at
+        self.is_small = is_small
         self.headers: dict[str, str] = {}
 
-    def model(self, name: str | None, work: Operation) -> "ServedModel":
-        """The model that is asked, if it does this kind of work."""
-        self.served, self.engine = self.service.find(name)
-        self.engine.check_room()  # whoever is refused hears it before anything is tokenised
-        if work not in self.served.works:
-            can = ", ".join(_SAID[kind] for kind in sorted(self.served.works))
-            raise invalid(f"the model {self.served.name!r} cannot {_SAID[work]}; it can {can}")
+    def select_model(self, name: str | None, operation: Operation) -> ServedModel:
+        """Return the requested model; raise if it is overloaded or does not support the operation."""
+        self.scheduler = self.service.find(name)
+        self.served = self.scheduler.served
+        self.scheduler.check_room()  # reject before anything is tokenised
+        if operation not in self.served.operations:
+            supported = ", ".join(_VERBS[one] for one in sorted(self.served.operations))
+            raise invalid(f"the model {self.served.name!r} cannot {_VERBS[operation]}; it can {supported}")
         return self.served
 
-    def truncates(self, asked: bool | None) -> bool:
-        """Whether texts that are too long are cut."""
-        return self.settings.truncate if asked is None else asked
+    def truncates(self, requested: bool | None) -> bool:
+        """Whether texts that are too long are truncated."""
+        return self.settings.truncate if requested is None else requested
 
-    async def read(self, function: Callable[..., Value], *arguments: Any) -> Value:
-        """What a function that tokenises returns; the time it takes is told."""
+    async def tokenise(self, function: Callable[[], Value]) -> Value:
+        """Run a function that tokenises, and record its duration."""
         begin = time.perf_counter()
-        found = function(*arguments) if self.is_small else await self.service.aside(function, *arguments)
+        result = function() if self.is_small else await self.service.run_in_thread(function)
         self.headers["X-Tokenization-Time"] = _milliseconds(time.perf_counter() - begin)
-        return found
+        return result
 
-    async def work(self, work: Operation, asked: Sequence[TokenSequence]) -> list[np.ndarray]:
-        """What the engine says of some sequences."""
-        left = self.settings.times.answer - (time.perf_counter() - self.started)
-        if left <= 0:
-            raise DeadlineExceeded("the request was not read in the time allowed")
-        name = self.served.name
-        answered = RequestResult([], None, 0.0, 0.0)
-        if asked:
-            answered = await self.engine.submit(work, asked, timeout=left)
-        if not all(np.isfinite(output).all() for output in answered.outputs):
-            raise ApiError(500, f"the model {name!r} gave numbers that are none (inf or nan)", "Backend")
-        tokens = sum(len(one.tokens) for one in asked)
-        self.service.metrics.call(name, tokens, answered)
-        width, depth = size_of(answered)
+    async def submit(
+        self, operation: Operation, sequences: Sequence[TokenSequence], subnet: Subnet | None = None
+    ) -> RequestResult:
+        """Run sequences through the selected model; raise if its outputs are not finite."""
+        seconds_left = self.settings.times.answer - (time.perf_counter() - self.started_at)
+        if seconds_left <= 0:
+            raise DeadlineExceeded("the request was not read in time")
+        result = RequestResult([], None, 0.0, 0.0)
+        if sequences:
+            result = await self.scheduler.submit(operation, sequences, timeout=seconds_left, subnet=subnet)
+        name, tokens = self.served.name, sum(len(one.tokens) for one in sequences)
+        if not all(np.isfinite(output).all() for output in result.outputs):
+            raise ApiError(500, f"The model {name!r} returned non-finite values.", "Backend")
+        self.service.metrics.count_result(name, tokens, result)
+        width, depth = format_size(result.subnet)
         self.headers |= {
             "X-Bertsmith-Model": name.encode("ascii", "backslashreplace").decode(),
             "X-Bertsmith-Width": width,
             "X-Bertsmith-Depth": depth,
-            "X-Queue-Time": _milliseconds(answered.queued_seconds),
-            "X-Inference-Time": _milliseconds(answered.computed_seconds),
+            "X-Queue-Time": _milliseconds(result.queued_seconds),
+            "X-Inference-Time": _milliseconds(result.computed_seconds),
             "X-Compute-Tokens": str(tokens),
         }
-        return answered.outputs
+        return result
 
-    async def answer(self, make: Callable[..., Any], *arguments: Any) -> Response:
-        """The response whose JSON a function makes; both are done beside the event loop where they may be long."""
-        if self.is_small:
-            body = to_json(make(*arguments))
-        else:
-            body = await self.service.aside(lambda: to_json(make(*arguments)))
-        self.headers["X-Total-Time"] = _milliseconds(time.perf_counter() - self.started)
+    async def respond(self, make: Callable[[], object]) -> Response:
+        """Return the JSON response of a value; large ones are made in a thread."""
+        body = to_json(make()) if self.is_small else await self.service.run_in_thread(lambda: to_json(make()))
+        self.headers["X-Total-Time"] = _milliseconds(time.perf_counter() - self.started_at)
         return Response(body, media_type="application/json", headers=self.headers)
-
-
-_SAID: dict[Operation, str] = {
-    "task": "predict (it has a task)",
-    "vectors": "embed",
-    "fill_mask": "fill masks",
-}
 
 
 def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.3f}"
 
 
-async def call_of(request: Request) -> HttpRequest:  # not async, it would be sent to a thread and waited for
-    started = request.scope.get("bertsmith.started", time.perf_counter())
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+async def _http_request(request: Request) -> HttpRequest:  # async, because FastAPI runs other functions in a thread
+    started_at = request.scope.get("bertsmith.started_at", time.perf_counter())
     size = request.headers.get("content-length", "")
-    is_small = size.isdecimal() and len(size) < 10 and int(size) <= _SMALL
-    return HttpRequest(request.app.state.service, started, is_small=is_small)
+    is_small = size.isdecimal() and len(size) < 10 and int(size) <= _SMALL_BODY
+    return HttpRequest(service_of(request), started_at, is_small=is_small)
 
 
-RequestHere = Annotated[HttpRequest, Depends(call_of)]
+CurrentRequest = Annotated[HttpRequest, Depends(_http_request)]
 
 
 class _StrictRequest(Request):
@@ -143,13 +141,13 @@ class _StrictRequest(Request):
         try:
             return from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:
-            raise ApiError(400, f"the body is no JSON: {error}", "Validation") from None
+            raise ApiError(400, f"the body is not valid JSON: {error}", "Validation") from None
 
 
 class StrictRoute(APIRoute):
-    """A route whose bodies are JSON as its standard has it: no NaN, no halves of characters, no endless nesting."""
+    """A route that accepts standard JSON only: no NaN, no unpaired surrogates, no deep nesting."""
 
-    def get_route_handler(self) -> Callable[[Request], Any]:
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:

@@ -1,85 +1,92 @@
-"""The shapes of requests and answers, as the OpenAPI document has them."""
+"""Request and response bodies, from which the OpenAPI document is generated."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+from bertsmith.serving.requests import Operation
 
 Row = dict[str, str | list[str]]
-"""An input of a task by the names of its columns."""
+"""An input of a task by column."""
+TaskInput = str | list[str] | Row
+"""One input of a task: a text, several texts or words, or a row."""
 Direction = Literal["right", "Right"]
-"""Texts are cut at their right end; the field is there because clients send it."""
+"""Texts are truncated on the right; the field exists because clients send it."""
 
 ModelName = Annotated[
-    str | None, Field(description="Which model is asked; the first one if not given.", examples=[None], max_length=200)
+    str | None, Field(description="The model to use; the first one by default.", examples=[None], max_length=200)
 ]
 Truncate = Annotated[
     bool | None,
-    Field(description="Whether texts that are too long are cut, not refused; the service's setting if not given."),
+    Field(description="Truncate texts that are too long instead of rejecting them; default: the service's setting."),
 ]
 
 
-class _Body(BaseModel):
+class RequestBody(BaseModel):
+    """Base of all request bodies: strict types, no unknown fields."""
+
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
 
-class EmbedRequest(_Body):
-    """Texts that each get a vector."""
+class EmbedRequest(RequestBody):
+    """Texts to embed."""
 
     inputs: Annotated[
         str | list[str] | list[int] | list[list[int]],
         Field(
-            description="A text, a list of texts, or their token ids without marks.", examples=[["a text", "another"]]
+            description="A text, a list of texts, or their token ids without special tokens.",
+            examples=[["a text", "another"]],
         ),
     ]
-    normalize: Annotated[bool | None, Field(description="Whether vectors have length 1; true if not given.")] = True
+    normalize: Annotated[bool | None, Field(description="Normalise vectors to length 1; true by default.")] = True
     truncate: Truncate = None
     truncation_direction: Direction = "right"
-    prompt_name: Annotated[None, Field(description="Models here have no prompts.")] = None
-    dimensions: Annotated[int | None, Field(ge=1, description="Keep the first numbers of a vector only.")] = None
+    prompt_name: Annotated[None, Field(description="Not supported; must be null.")] = None
+    dimensions: Annotated[int | None, Field(ge=1, description="Truncate vectors to this many dimensions.")] = None
     encoding_format: Literal["float"] = "float"
     model: ModelName = None
 
 
-class PredictRequest(_Body):
-    """Inputs that the model's task is done on."""
+class PredictRequest(RequestBody):
+    """Inputs of the model's task."""
 
     inputs: Annotated[
         str | Row | list[str | list[str] | Row],
         Field(
-            description="One input or a list of them. An input is a text, a list of texts where the task reads several "
+            description="One input or a list of them. An input is a text, a list of texts if the task reads several "
             "(a pair, a question and a passage; for tagging: words), or an object with the task's columns.",
             examples=["The gate was forged well."],
         ),
     ]
-    raw_scores: Annotated[bool, Field(description="Scores as the head gives them, not as shares.")] = False
+    raw_scores: Annotated[bool, Field(description="Return logits instead of probabilities.")] = False
     truncate: Truncate = None
     truncation_direction: Direction = "right"
     model: ModelName = None
 
 
-class RerankRequest(_Body):
-    """Texts to be put in order by how well they fit a query."""
+class RerankRequest(RequestBody):
+    """Texts to sort by relevance to a query."""
 
     query: Annotated[str, Field(examples=["who forged the gate?"])]
     texts: Annotated[list[str], Field(examples=[["a smith forged it", "the river is wide"]])]
-    raw_scores: Annotated[bool, Field(description="Scores as the head gives them, not from 0 to 1.")] = False
-    return_text: Annotated[bool, Field(description="Whether the texts are sent back.")] = False
+    raw_scores: Annotated[bool, Field(description="Return raw scores instead of scores from 0 to 1.")] = False
+    return_text: Annotated[bool, Field(description="Return the texts as well.")] = False
     truncate: Truncate = None
     truncation_direction: Direction = "right"
     model: ModelName = None
 
 
-class FillParameters(_Body):
-    """Settings as Hugging Face's clients nest them."""
+class FillParameters(RequestBody):
+    """Parameters as Hugging Face's clients nest them."""
 
-    top_k: Annotated[int | None, Field(ge=1, le=100, description="How many pieces are told.")] = None
+    top_k: Annotated[int | None, Field(ge=1, le=100, description="Number of tokens per mask.")] = None
     targets: Annotated[
-        list[str] | None, Field(max_length=1000, description="Pieces to choose among, instead of the vocabulary.")
+        list[str] | None, Field(max_length=1000, description="Tokens to choose from instead of the whole vocabulary.")
     ] = None
 
 
 class FillMaskRequest(FillParameters):
-    """Texts with masks in them."""
+    """Texts with masks."""
 
     inputs: Annotated[str | list[str], Field(examples=["the smith forges an iron [MASK]"])]
     parameters: FillParameters | None = None
@@ -87,74 +94,172 @@ class FillMaskRequest(FillParameters):
     model: ModelName = None
 
 
-class TokenizeRequest(_Body):
-    """Texts to be cut into tokens."""
+class TokenizeRequest(RequestBody):
+    """Texts to tokenise."""
 
     inputs: Annotated[str | list[str], Field(examples=[["a text"]])]
     add_special_tokens: bool = True
     model: ModelName = None
 
 
-class DecodeRequest(_Body):
-    """Token ids to be turned back into texts."""
+class DecodeRequest(RequestBody):
+    """Token ids to decode."""
 
     ids: Annotated[list[int] | list[list[int]], Field(examples=[[5, 6, 7]])]
     model: ModelName = None
 
 
-class OpenAIRequest(_Body):
-    """What OpenAI's clients send for embeddings."""
+class OpenAIRequest(RequestBody):
+    """Embeddings request of OpenAI's clients."""
 
     input: Annotated[
         str | list[str] | list[int] | list[list[int]],
         Field(
-            description="A text, a list of texts, or their token ids without marks.", examples=[["a text", "another"]]
+            description="A text, a list of texts, or their token ids without special tokens.",
+            examples=[["a text", "another"]],
         ),
     ]
     model: ModelName = None
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Annotated[int | None, Field(ge=1, description="Keep the first numbers of a vector only.")] = None
-    user: Annotated[str | None, Field(description="Taken and not looked at.")] = None
+    dimensions: Annotated[int | None, Field(ge=1, description="Truncate vectors to this many dimensions.")] = None
+    user: Annotated[str | None, Field(description="Ignored.")] = None
 
 
 class HubParameters(FillParameters):
-    """The settings of Hugging Face's pipelines that make sense here."""
+    """The supported parameters of Hugging Face's pipelines."""
 
     function_to_apply: Annotated[
-        Literal["softmax", "sigmoid", "none"] | None, Field(description="What turns scores into what is told.")
+        Literal["softmax", "sigmoid", "none"] | None, Field(description="Function applied to the logits.")
     ] = None
     aggregation_strategy: Annotated[
         Literal["none", "simple", "first", "average", "max"] | None,
-        Field(description="none: every word; else: the stretches that tags stand for."),
+        Field(description="none: one entry per word; else: one per entity."),
     ] = None
     ignore_labels: list[str] | None = None
 
 
-class HubRequest(_Body):
-    """What huggingface_hub's InferenceClient sends, whatever it is asked for."""
+class HubRequest(RequestBody):
+    """Request of huggingface_hub's InferenceClient, for every pipeline."""
 
     inputs: Annotated[str | list[str] | Row, Field(examples=["The gate was forged well."])]
     parameters: HubParameters = HubParameters()
     normalize: bool | None = None
     truncate: Truncate = None
     truncation_direction: Direction = "right"
-    prompt_name: Annotated[None, Field(description="Models here have no prompts.")] = None
+    prompt_name: Annotated[None, Field(description="Not supported; must be null.")] = None
     dimensions: Annotated[int | None, Field(ge=1)] = None
     encoding_format: Literal["float"] = "float"
 
 
-class Labelled(BaseModel):
+class ExploreRequest(RequestBody):
+    """One input for one size of one model."""
+
+    work: Annotated[
+        Operation,
+        Field(description="Run the task head, compare texts, or fill masks.", examples=["vectors"]),
+    ]
+    inputs: Annotated[
+        str | list[str] | Row,
+        Field(
+            description="A text, texts to compare, or the columns of the task by name.",
+            examples=[["a text", "another"]],
+        ),
+    ]
+    width: Annotated[float, Field(gt=0, le=1, description="Share of heads and neurons.")] = 1.0
+    depth: Annotated[float, Field(gt=0, le=1, description="Share of layers.")] = 1.0
+    maps: Annotated[bool, Field(description="Return the attention maps of one sequence.")] = False
+    sequence: Annotated[int, Field(ge=0, le=1000, description="Which sequence: an input may become several.")] = 0
+    model: ModelName = None
+
+
+class _OmitsNone(BaseModel):
+    """Base of responses whose optional fields are left out, not null."""
+
+    @model_serializer(mode="wrap")
+    def _omit_none(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        return {name: value for name, value in handler(self).items() if value is not None}
+
+
+class LabelScore(BaseModel):
     label: str
     score: float
 
 
-class Ranked(BaseModel):
+class Value(BaseModel):
+    """Answer of regression."""
+
+    value: float
+
+
+class Tag(_OmitsNone):
+    word: str
+    tag: str
+    score: float
+    start: int | None = None
+    end: int | None = None
+
+
+class Entity(BaseModel):
+    type: str
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+class Tags(_OmitsNone):
+    """Answer of tagging; entities only if the labels mark them (B-, I-)."""
+
+    tags: list[Tag]
+    entities: list[Entity] | None = None
+
+
+class Span(BaseModel):
+    text: str
+    start: int | None
+    end: int | None
+    score: float
+
+
+class SpanAnswer(Span):
+    """Answer of span extraction, empty if the passage has none, with the next best spans."""
+
+    others: list[Span]
+
+
+class Choice(BaseModel):
+    """Answer of multiple choice."""
+
+    index: int
+    text: str
+    score: float
+    scores: list[float]
+
+
+class Vector(BaseModel):
+    """Answer of embedding for one text."""
+
+    vector: list[float]
+
+
+class Similarity(BaseModel):
+    """Answer of embedding for two texts."""
+
+    similarity: float
+
+
+Prediction = list[LabelScore] | Value | Tags | SpanAnswer | Choice | Vector | Similarity
+
+
+class RankedText(_OmitsNone):
     index: int
     score: float
     text: str | None = None
 
 
-class Filled(BaseModel):
+class MaskToken(BaseModel):
+    """A token for a mask and the text with it."""
+
     score: float
     token: int
     token_str: str
@@ -169,8 +274,29 @@ class Token(BaseModel):
     stop: int | None
 
 
+class HubTag(_OmitsNone):
+    """A word or an entity of Hugging Face's token-classification pipeline."""
+
+    entity: str | None = None
+    entity_group: str | None = None
+    index: int | None = None
+    word: str
+    score: float
+    start: int | None = None
+    end: int | None = None
+
+
+class HubSpan(BaseModel):
+    """An answer of Hugging Face's question-answering pipeline."""
+
+    answer: str
+    score: float
+    start: int | None
+    end: int | None
+
+
 class OpenAIVector(BaseModel):
-    object: Literal["embedding"]
+    object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
 
@@ -181,7 +307,7 @@ class OpenAIUsage(BaseModel):
 
 
 class OpenAIAnswer(BaseModel):
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     data: list[OpenAIVector]
     model: str
     usage: OpenAIUsage
@@ -189,13 +315,13 @@ class OpenAIAnswer(BaseModel):
 
 class OpenAIModel(BaseModel):
     id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "bertsmith"
 
 
 class OpenAIModels(BaseModel):
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     data: list[OpenAIModel]
 
 
@@ -203,8 +329,22 @@ class Health(BaseModel):
     status: Literal["ready", "draining"]
 
 
+class SizeInfo(BaseModel):
+    width: float
+    depth: float
+
+
+class LoadInfo(BaseModel):
+    waiting_sequences: int
+    waiting_tokens: int
+    sequences_per_second: float
+    answered: int
+    refused: int
+    late: int
+
+
 class ModelInfo(BaseModel):
-    """What one model is and can do."""
+    """One model: what it is and what it supports."""
 
     name: str
     family: str
@@ -214,12 +354,12 @@ class ModelInfo(BaseModel):
     columns: list[str] | None
     max_length: int
     is_elastic: bool
-    sizes: list[dict[str, float]]
-    engine: dict[str, Any]
+    sizes: list[SizeInfo]
+    engine: LoadInfo
 
 
 class Info(BaseModel):
-    """What the service is, in the words of text-embeddings-inference where it has them."""
+    """The service, in the terms of text-embeddings-inference where it has them."""
 
     model_id: str
     version: str
@@ -229,3 +369,63 @@ class Info(BaseModel):
     max_concurrent_requests: int
     auto_truncate: bool
     models: list[ModelInfo]
+
+
+class Live(BaseModel):
+    """State of every scheduler: the fields of SchedulerStats, with width and depth of the network in use."""
+
+    models: dict[str, dict[str, int | float | None]]
+
+
+class RecordedSize(BaseModel):
+    """One sub-network of elastic.json."""
+
+    width: float
+    depth: float
+    score: float
+    parameters: int
+    latency_ms: float
+
+
+class PageSizes(BaseModel):
+    """Sizes the page offers; `kind` is "recorded", "free" for any size, or "one"."""
+
+    kind: Literal["recorded", "free", "one"]
+    widths: list[float] | None = None
+    depths: list[float] | None = None
+    grid: list[RecordedSize] | None = None
+    metric: str | None = None
+
+
+class PageColumn(BaseModel):
+    column: str
+    role: str
+
+
+class PageTask(BaseModel):
+    kind: str
+    columns: list[PageColumn]
+    threshold: float | None = None
+    lowest: float | None = None
+    highest: float | None = None
+    types: list[str] | None = None
+
+
+class PageModel(BaseModel):
+    """A model as the page shows it."""
+
+    name: str
+    works: list[Operation]
+    task: PageTask | None
+    mask: str | None
+    sizes: PageSizes
+    parameters: int
+    layers: int
+    heads: int
+    length: int
+    maps: bool
+
+
+class PageModels(BaseModel):
+    version: str
+    models: list[PageModel]

@@ -35,7 +35,15 @@ class _Part(ModelRunner):
         super().__init__(model)
         self.subnet = subnet
 
-    def outputs(self, tokens: Tensor, layout: SequenceLayout, types: Tensor | None = None) -> Tensor:
+    def outputs(
+        self,
+        tokens: Tensor,
+        layout: SequenceLayout,
+        types: Tensor | None = None,
+        *,
+        subnet: Subnet | None = None,
+        sizes: Tensor | None = None,
+    ) -> Tensor:
         return self.model.outputs(tokens, layout, types, subnet=self.subnet)
 
 

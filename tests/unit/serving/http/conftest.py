@@ -1,13 +1,12 @@
-"""One service for the tests that only ask: every kind of task, a pre-trained encoder, an elastic model."""
+"""One service for read-only tests: every kind of task and a pre-trained encoder."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving_cases import engines, serving, write_encoder, write_task
+from serving_cases import schedulers, serving, write_encoder, write_task
 from task_cases import TASK_CASES
 
-from bertsmith.serving.model import ServedModel
 from bertsmith.serving.scheduler import Scheduler
 
 KINDS = ["classification", "classification of pairs", "tagging", "regression", "multi_label", "choice", "spans"]
@@ -24,12 +23,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def models(folders: dict[str, Path]) -> Iterator[dict[str, tuple[ServedModel, Scheduler]]]:
-    with engines(folders) as found:
+def running(folders: dict[str, Path]) -> Iterator[dict[str, Scheduler]]:
+    with schedulers(folders) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
-def url(models: dict[str, tuple[ServedModel, Scheduler]]) -> Iterator[str]:
-    with serving(models) as found:
+def url(running: dict[str, Scheduler]) -> Iterator[str]:
+    with serving(running) as found:
         yield found

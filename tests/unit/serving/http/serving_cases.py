@@ -17,9 +17,9 @@ from bertsmith.models.published import preset
 from bertsmith.serving.http.app import make_app
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import Operation, RequestResult, SchedulerStats, TokenSequence
-from bertsmith.serving.scheduler import Scheduler, SchedulerLimits
-from bertsmith.serving.server import Server, address, bound
-from bertsmith.serving.settings import ServeSettings
+from bertsmith.serving.scheduler import Scheduler
+from bertsmith.serving.server import Server, base_url, bind_socket
+from bertsmith.serving.settings import SchedulerLimits, ServeSettings
 from bertsmith.settings import Record
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
 from bertsmith.tasks import AnyTask
@@ -43,13 +43,13 @@ def tokenizer() -> Tokenizer:
 
 
 def write_encoder(folder: Path, *, length: int = LENGTH, seed: int = 0) -> Path:
-    """A model that was pre-trained, as it were: it embeds and fills masks."""
+    """Write a pre-trained model: it embeds and fills masks."""
     bertsmith.save(_encoder(length, seed), folder)
     return folder
 
 
 def write_task(folder: Path, case: str, *, seed: int = 0, elastic: bool = False) -> Path:
-    """A model fine-tuned, as it were, for a kind of task."""
+    """Write a model with the head of a task."""
     found = TASK_CASES[case]
     table = table_of(found.rows, "rows")
     plain = recognise(table, None if found.is_recognised else found.kind, [], found.task)
@@ -92,35 +92,33 @@ def _encoder(length: int, seed: int) -> bertsmith.Model:
 
 
 @contextmanager
-def engines(
+def schedulers(
     folders: Mapping[str, Path], limits: SchedulerLimits | None = None, floor: float | None = None
-) -> Iterator[dict[str, tuple[ServedModel, Scheduler]]]:
-    """Models with their engines at work."""
+) -> Iterator[dict[str, Scheduler]]:
+    """Started schedulers of the models in some folders."""
     opened = {name: ServedModel.open(path, name=name, device="cpu", floor=floor) for name, path in folders.items()}
     own = {name: Scheduler(served, limits or SchedulerLimits()) for name, served in opened.items()}
-    for engine in own.values():
-        engine.start()
+    for scheduler in own.values():
+        scheduler.start()
     try:
-        yield {name: (served, own[name]) for name, served in opened.items()}
+        yield own
     finally:
-        for engine in own.values():
-            engine.close()
+        for scheduler in own.values():
+            scheduler.close()
 
 
 @contextmanager
-def serving(
-    models: Mapping[str, tuple[ServedModel, Scheduler]], settings: ServeSettings | None = None
-) -> Iterator[str]:
-    """The address of a service in a thread of this process."""
+def serving(models: Mapping[str, Scheduler], settings: ServeSettings | None = None) -> Iterator[str]:
+    """Run a service in a thread and return its URL."""
     settings = settings or ServeSettings()
-    listener = bound("127.0.0.1", 0)
+    listener = bind_socket("127.0.0.1", 0)
     is_ready = threading.Event()
     server = Server(make_app(models, settings), settings, is_ready.set)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
         assert is_ready.wait(20)
-        yield address(listener)
+        yield base_url(listener)
     finally:
         server.should_exit = True
         thread.join(30)
@@ -128,16 +126,21 @@ def serving(
         assert not thread.is_alive()
 
 
-class FakeEngine:
-    """An engine that does what a test says: it raises, or waits, or answers with what it is told."""
+class FakeScheduler:
+    """A scheduler whose results the test sets: exceptions, awaitables or results."""
 
-    def __init__(self, does: Any) -> None:
-        self.does = does
+    def __init__(self, served: ServedModel, does: Any = None) -> None:
+        self.served, self.does = served, does
 
     async def submit(
-        self, work: Operation, asked: Sequence[TokenSequence], *, timeout: float | None = None, subnet: Any = None
+        self,
+        operation: Operation,
+        sequences: Sequence[TokenSequence],
+        *,
+        timeout: float | None = None,
+        subnet: Any = None,
     ) -> RequestResult:
-        found = self.does(work, asked, timeout)
+        found = self.does(operation, sequences, timeout)
         if isinstance(found, Exception):
             raise found
         return await found if hasattr(found, "__await__") else found
@@ -153,7 +156,7 @@ class FakeEngine:
 
 
 def until(condition: Any, seconds: float = 10) -> None:
-    """Returns when something holds."""
+    """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

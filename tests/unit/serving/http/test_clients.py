@@ -7,7 +7,7 @@ import numpy as np
 import openai
 import pytest
 from huggingface_hub import InferenceClient
-from serving_cases import TEXTS, engines, serving
+from serving_cases import TEXTS, schedulers, serving
 from task_cases import TASK_CASES
 
 import bertsmith
@@ -63,10 +63,10 @@ def test_openai_reads_what_is_wrong(url: str) -> None:
 
 def test_openai_sends_the_key(folders: dict[str, Path]) -> None:
     settings = ServeSettings(key="open sesame".replace(" ", "-"), limits=Limits(texts=2))
-    with engines({"encoder": folders["encoder"]}) as models, serving(models, settings) as url:
+    with schedulers({"encoder": folders["encoder"]}) as models, serving(models, settings) as url:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="open-sesame", max_retries=0) as client:
             assert client.embeddings.create(model="encoder", input="a text").data
-            with pytest.raises(openai.APIStatusError, match="input holds 3 texts; at most 2") as caught:
+            with pytest.raises(openai.APIStatusError, match="input has 3 texts; at most 2") as caught:
                 client.embeddings.create(model="encoder", input=TEXTS[:3])
             assert caught.value.status_code == 413
         with (
@@ -141,7 +141,7 @@ def test_hugging_face_fills_masks(url: str, folders: dict[str, Path]) -> None:
     (right,) = bertsmith.load(folders["encoder"]).fill_mask(text, top=2)
     found = InferenceClient(f"{url}/models/encoder/pipeline/fill-mask").fill_mask(text, top_k=2)
     assert [(one.token_str, pytest.approx(one.score, abs=1e-5)) for one in found] == right
-    with engines({"encoder": folders["encoder"]}) as models, serving(models) as own:
+    with schedulers({"encoder": folders["encoder"]}) as models, serving(models) as own:
         found = InferenceClient(f"{own}/fill-mask").fill_mask(text, targets=["the", "no"])
         assert {one.token_str for one in found} == {"the", "no"}
         client = InferenceClient(own, provider="hf-inference")

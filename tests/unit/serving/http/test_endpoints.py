@@ -7,7 +7,7 @@ import httpx
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from serving_cases import LENGTH, TEXTS, engines, serving
+from serving_cases import LENGTH, TEXTS, schedulers, serving
 from task_cases import TASK_CASES
 
 import bertsmith
@@ -36,11 +36,11 @@ def _post(client: httpx.Client, path: str, **body: Any) -> Any:
 
 
 def _labels(said: list[dict[str, Any]]) -> dict[str, Any]:
-    """Scores by label, to be compared with those of another batch, where sums were made in another order."""
+    """Scores by label, comparable up to rounding."""
     return {one["label"]: pytest.approx(one["score"], abs=1e-5) for one in said}
 
 
-def test_vectors_are_those_of_the_model(client: httpx.Client, folders: dict[str, Path]) -> None:
+def test_embed_returns_the_vectors_of_the_model(client: httpx.Client, folders: dict[str, Path]) -> None:
     right = bertsmith.load(folders["encoder"]).encode(TEXTS).numpy()
     found = np.array(_post(client, "/embed", inputs=TEXTS, normalize=False, model="encoder"))
     assert np.abs(found - right).max() < 1e-5
@@ -51,7 +51,7 @@ def test_vectors_are_those_of_the_model(client: httpx.Client, folders: dict[str,
     assert np.abs(np.array(one) - cut).max() < 1e-5
 
 
-def test_token_ids_are_texts(client: httpx.Client) -> None:
+def test_token_ids_give_the_same_vectors(client: httpx.Client) -> None:
     rows = _post(client, "/tokenize", inputs=TEXTS, model="encoder", add_special_tokens=False)
     ids = [[token["id"] for token in row] for row in rows]
     assert "".join(TEXTS[0][token["start"] : token["stop"]] for token in rows[0]) == TEXTS[0].replace(" ", "")
@@ -63,7 +63,7 @@ def test_token_ids_are_texts(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("case", ["classification", "multi_label"])
-def test_labels_come_the_best_first(client: httpx.Client, folders: dict[str, Path], case: str) -> None:
+def test_labels_are_sorted_by_score(client: httpx.Client, folders: dict[str, Path], case: str) -> None:
     right = _details(folders[case], TEXTS)
     found = _post(client, "/predict", inputs=TEXTS, model=case)
     for said, own in zip(found, right, strict=True):
@@ -77,7 +77,7 @@ def test_labels_come_the_best_first(client: httpx.Client, folders: dict[str, Pat
     assert raw != found[0]
 
 
-def test_pairs_are_one_input_or_many(client: httpx.Client, folders: dict[str, Path]) -> None:
+def test_pairs_as_columns_and_lists(client: httpx.Client, folders: dict[str, Path]) -> None:
     rows = _inputs("classification of pairs")
     right = [own["answer"] for own in _details(folders["pairs"], rows)]
     by_column = _post(client, "/predict", inputs=rows, model="pairs")
@@ -88,7 +88,7 @@ def test_pairs_are_one_input_or_many(client: httpx.Client, folders: dict[str, Pa
     assert _labels(alone) == {one["label"]: one["score"] for one in by_column[0]}
 
 
-def test_every_other_task_has_its_own_answer(client: httpx.Client, folders: dict[str, Path]) -> None:
+def test_predictions_of_other_tasks(client: httpx.Client, folders: dict[str, Path]) -> None:
     found = {
         kind: (_post(client, "/predict", inputs=_inputs(case), model=kind), _details(folders[kind], _inputs(case)))
         for kind, case in (("regression", "regression"), ("choice", "choice"), ("spans", "spans"))
@@ -103,7 +103,7 @@ def test_every_other_task_has_its_own_answer(client: httpx.Client, folders: dict
         assert said["score"] == pytest.approx(own["score"], abs=1e-5)
 
 
-def test_tags_know_their_places(client: httpx.Client, folders: dict[str, Path]) -> None:
+def test_tags_have_offsets(client: httpx.Client, folders: dict[str, Path]) -> None:
     text = "in New Rome, Bert Smith forgets"
     (own,) = _details(folders["tagging"], [text])
     said = _post(client, "/predict", inputs=text, model="tagging")
@@ -115,7 +115,7 @@ def test_tags_know_their_places(client: httpx.Client, folders: dict[str, Path]) 
     assert _post(client, "/predict", inputs=[[]], model="tagging") == [{"tags": [], "entities": []}]
 
 
-def test_embedding_models_compare(client: httpx.Client, folders: dict[str, Path]) -> None:
+def test_embedding_model_predicts_similarity(client: httpx.Client, folders: dict[str, Path]) -> None:
     rows = _inputs("embedding of alike texts")
     right = [own["answer"] for own in _details(folders["texts"], rows)]
     assert [one["similarity"] for one in _post(client, "/predict", inputs=rows, model="texts")] == pytest.approx(
@@ -135,11 +135,11 @@ def test_reranking(client: httpx.Client, folders: dict[str, Path]) -> None:
     assert [one["index"] for one in found] == np.argsort(-right).tolist()
     assert [one["score"] for one in found] == pytest.approx(sorted(right, reverse=True), abs=1e-5)
     refused = client.post("/rerank", json={"query": query, "texts": texts, "model": "pairs"})
-    assert refused.status_code == 422  # three labels are no order
-    assert "cannot rank" in refused.json()["error"]
+    assert refused.status_code == 422  # it has three labels
+    assert "cannot rerank" in refused.json()["error"]
 
 
-def test_masks_are_filled_as_the_model_fills_them(client: httpx.Client, folders: dict[str, Path]) -> None:
+def test_fill_mask_equals_the_model(client: httpx.Client, folders: dict[str, Path]) -> None:
     text = "the smith forges an iron [MASK]"
     (right,) = bertsmith.load(folders["encoder"]).fill_mask(text, top=3)
     found = _post(client, "/fill-mask", inputs=text, top_k=3, model="encoder")
@@ -150,7 +150,7 @@ def test_masks_are_filled_as_the_model_fills_them(client: httpx.Client, folders:
     assert {one["token_str"] for one in two[1]} == {"the", "no"}
 
 
-def test_every_answer_says_what_answered(client: httpx.Client) -> None:
+def test_timing_and_model_headers(client: httpx.Client) -> None:
     headers = client.post("/predict", json={"inputs": TEXTS}).headers
     assert (headers["X-Bertsmith-Width"], headers["X-Bertsmith-Depth"]) == ("1", "1")
     assert headers["X-Bertsmith-Model"] == "classification"  # the first one
@@ -161,7 +161,7 @@ def test_every_answer_says_what_answered(client: httpx.Client) -> None:
     assert times[3] >= times[2] > 0
 
 
-def test_the_service_says_what_it_is(client: httpx.Client, folders: dict[str, Path]) -> None:
+def test_info_health_and_docs(client: httpx.Client, folders: dict[str, Path]) -> None:
     assert client.get("/health").json() == {"status": "ready"}
     info = client.get("/info").json()
     assert [model["name"] for model in info["models"]] == list(folders)
@@ -176,7 +176,7 @@ def test_the_service_says_what_it_is(client: httpx.Client, folders: dict[str, Pa
     assert "https://" not in page
 
 
-def test_metrics_are_read_by_prometheus(client: httpx.Client) -> None:
+def test_prometheus_reads_the_metrics(client: httpx.Client) -> None:
     def value(name: str, **labels: str) -> float:
         families = text_string_to_metric_families(client.get("/metrics").text)
         samples = [sample for family in families for sample in family.samples if sample.name == name]
@@ -195,11 +195,11 @@ def test_metrics_are_read_by_prometheus(client: httpx.Client) -> None:
 
 
 @pytest.mark.slow
-def test_an_onnx_folder_answers_as_its_model(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_onnx_folder_answers_like_its_model(folders: dict[str, Path], tmp_path: Path) -> None:
     export_model(folders["classification"], out=tmp_path / "onnx", to="onnx")
     export_model(folders["encoder"], out=tmp_path / "vectors", to="onnx")
     own = {"onnx": tmp_path / "onnx", "vectors": tmp_path / "vectors"}
-    with engines(own) as models, serving(models) as url, httpx.Client(base_url=url, timeout=20) as client:
+    with schedulers(own) as models, serving(models) as url, httpx.Client(base_url=url, timeout=20) as client:
         said = _post(client, "/predict", inputs=TEXTS, model="onnx")
         right = _details(folders["classification"], TEXTS)
         assert [_labels(one) for one in said] == [own["scores"] for own in right]

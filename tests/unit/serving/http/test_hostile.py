@@ -1,4 +1,4 @@
-"""What clients should not send, and what they should not do: all of it is answered with a sentence, or survived."""
+"""Hostile clients: invalid bodies, limits, slow and broken connections."""
 
 import json
 import socket
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
-from serving_cases import TEXTS, FakeEngine, engines, serving, until, write_encoder
+from serving_cases import TEXTS, FakeScheduler, schedulers, serving, until, write_encoder
 
 from bertsmith.layers.subnet import Subnet
 from bertsmith.serving.model import ServedModel
@@ -34,20 +34,19 @@ def served(folder: Path) -> ServedModel:
 
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
-    with engines({"encoder": folder}) as models, serving(models, SETTINGS) as found:
+    with schedulers({"encoder": folder}) as models, serving(models, SETTINGS) as found:
         yield found
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[httpx.Client]:
-    """A client of a service that must be well at the end of the test."""
+    """A client of a service that must still answer at the end of the test."""
     with httpx.Client(base_url=url, timeout=20) as found:
         yield found
-        # what a test left half sent may take a moment to be given up
         until(lambda: found.post("/embed", json={"inputs": TEXTS}).status_code == 200, 3)
 
 
-def _refused(answer: httpx.Response, status: int, *words: str) -> None:
+def _rejected(answer: httpx.Response, status: int, *words: str) -> None:
     assert answer.status_code == status, answer.text
     assert set(answer.json()) == {"error", "error_type"}
     for word in words:
@@ -57,13 +56,13 @@ def _refused(answer: httpx.Response, status: int, *words: str) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "word"),
     [
-        (b'{"inputs": ["a"', 400, "no JSON"),
+        (b'{"inputs": ["a"', 400, "not valid JSON"),
         (b"", 422, "required"),
         (b"null", 422, "body"),
         (b"[1]", 422, "body"),
-        (b'{"inputs": "a", "dimensions": NaN}', 400, "no JSON"),
-        (b'{"inputs": "half \\ud800 a pair"}', 400, "no JSON"),
-        (b'{"inputs": "\xff\xfe"}', 400, "no JSON"),
+        (b'{"inputs": "a", "dimensions": NaN}', 400, "not valid JSON"),
+        (b'{"inputs": "half \\ud800 a pair"}', 400, "not valid JSON"),
+        (b'{"inputs": "\xff\xfe"}', 400, "not valid JSON"),
         (b"[" * 300_000, 400, "recursion"),
         (b'{"inputs": ' + b"[" * 150 + b"]" * 150 + b"}", 422, "inputs"),
         (b'{"inputs": [' + b"9" * 5000 + b"]}", 400, "number"),
@@ -82,15 +81,15 @@ def _refused(answer: httpx.Response, status: int, *words: str) -> None:
         (b'{"inputs": "a", "truncation_direction": "left"}', 422, "truncation_direction"),
     ],
 )
-def test_bodies_that_are_none(client: httpx.Client, body: bytes, status: int, word: str) -> None:
+def test_invalid_bodies_are_rejected(client: httpx.Client, body: bytes, status: int, word: str) -> None:
     answer = client.post("/embed", content=body, headers={"Content-Type": "application/json"})
     if status == 200:
         assert answer.status_code == 200
     else:
-        _refused(answer, status, word)
+        _rejected(answer, status, word)
 
 
-def test_only_json_is_read(client: httpx.Client) -> None:
+def test_only_json_is_accepted(client: httpx.Client) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=a"):
         answer = client.post("/embed", content=b'{"inputs": "a"}', headers={"Content-Type": kind})
         assert 400 <= answer.status_code < 500
@@ -98,7 +97,7 @@ def test_only_json_is_read(client: httpx.Client) -> None:
     assert client.get("/embed").headers["Allow"] == "POST"
 
 
-def test_odd_characters_are_text(client: httpx.Client) -> None:
+def test_unusual_characters_are_accepted(client: httpx.Client) -> None:
     odd = ["\x00\x00", "a\x00b", "", " ", "\ufeff\u202e", "🙂" * 20, "\U0010ffff", "e\u0301" * 30, "[CLS] [SEP] [PAD]"]
     for start in range(0, len(odd), 8):
         texts = odd[start : start + 8]
@@ -106,16 +105,16 @@ def test_odd_characters_are_text(client: httpx.Client) -> None:
         assert (answer.status_code, len(answer.json())) == (200, len(texts))
 
 
-def test_long_bodies_are_refused_while_they_are_read(client: httpx.Client) -> None:
+def test_long_bodies_are_rejected_while_reading(client: httpx.Client) -> None:
     whole = json.dumps({"inputs": "a " * 5_000_000}).encode()
     assert len(whole) > 10_000_000
     headers = {"Content-Type": "application/json"}
-    _refused(client.post("/embed", content=whole, headers=headers), 413, "1000000 bytes")
+    _rejected(client.post("/embed", content=whole, headers=headers), 413, "1000000 bytes")
     pieces = (whole[start : start + 65_536] for start in range(0, len(whole), 65_536))
-    _refused(client.post("/embed", content=pieces, headers=headers), 413, "1000000 bytes")
+    _rejected(client.post("/embed", content=pieces, headers=headers), 413, "1000000 bytes")
 
 
-def test_a_lie_about_the_length_is_no_way_in(url: str, client: httpx.Client) -> None:
+def test_wrong_content_length_is_rejected(url: str, client: httpx.Client) -> None:
     for length, status in (("9999999999", b" 413 "), ("9" * 23, b" 400 "), ("-1", b" 400 ")):
         with _connected(url) as line:
             line.sendall(_head("/embed", f"Content-Length: {length}", "Expect: 100-continue"))
@@ -123,48 +122,50 @@ def test_a_lie_about_the_length_is_no_way_in(url: str, client: httpx.Client) -> 
 
 
 def test_limits_on_texts_and_tokens(client: httpx.Client) -> None:
-    _refused(client.post("/embed", json={"inputs": ["a"] * 9}), 413, "9 texts", "at most 8")
+    _rejected(client.post("/embed", json={"inputs": ["a"] * 9}), 413, "9 texts", "at most 8")
     long = "no " * 100_000
-    _refused(client.post("/embed", json={"inputs": long}), 413, "100002 tokens", "at most 48", "truncate: true")
+    _rejected(client.post("/embed", json={"inputs": long}), 413, "100002 tokens", "at most 48", "truncate: true")
     assert client.post("/embed", json={"inputs": long, "truncate": True}).status_code == 200
     ids = {"inputs": [[5] * 100_000]}
-    _refused(client.post("/embed", json=ids), 413, "100000 token ids")
+    _rejected(client.post("/embed", json=ids), 413, "100000 token ids")
     assert client.post("/embed", json={**ids, "truncate": True}).status_code == 200
-    _refused(client.post("/embed", json={"inputs": ["no " * 46] * 8}), 413, "384 tokens", "at most 300")
-    _refused(client.post("/fill-mask", json={"inputs": "[MASK] " * 5}), 413, "5 masks", "at most 4")
-    _refused(client.post("/fill-mask", json={"inputs": "none"}), 422, "no [MASK]")
-    _refused(client.post("/tokenize", json={"inputs": long}), 413, "100000 tokens")
-    _refused(client.post("/predict", json={"inputs": "a"}), 422, "cannot predict", "it can fill masks, embed")
-    _refused(client.post("/rerank", json={"query": long, "texts": ["a"]}), 413, "tokens")
+    _rejected(client.post("/embed", json={"inputs": ["no " * 46] * 8}), 413, "384 tokens", "at most 300")
+    _rejected(client.post("/fill-mask", json={"inputs": "[MASK] " * 5}), 413, "5 masks", "at most 4")
+    _rejected(client.post("/fill-mask", json={"inputs": "none"}), 422, "no [MASK]")
+    _rejected(client.post("/tokenize", json={"inputs": long}), 413, "100000 tokens")
+    _rejected(client.post("/predict", json={"inputs": "a"}), 422, "cannot predict", "it can fill masks, embed")
+    _rejected(client.post("/rerank", json={"query": long, "texts": ["a"]}), 413, "tokens")
     assert client.post("/rerank", json={"query": "a", "texts": ["b"] * 8}).status_code == 200
-    _refused(client.post("/rerank", json={"query": "a", "texts": ["b"] * 9}), 413, "9 texts")
+    _rejected(client.post("/rerank", json={"query": "a", "texts": ["b"] * 9}), 413, "9 texts")
 
 
-def test_what_an_engine_refuses_is_said(served: ServedModel) -> None:
-    engine = FakeEngine(None)
-    with serving({"encoder": (served, engine)}) as own, httpx.Client(base_url=own) as client:
+def test_scheduler_errors_become_statuses(served: ServedModel) -> None:
+    scheduler = FakeScheduler(served)
+    with serving({"encoder": scheduler}) as own, httpx.Client(base_url=own) as client:
 
         def raised(error: Exception) -> httpx.Response:
-            engine.does = lambda *_: error
+            scheduler.does = lambda *_: error
             return client.post("/embed", json={"inputs": "a"})
 
         busy = raised(QueueFull(2.3))
-        _refused(busy, 429, "the queue is full")
+        _rejected(busy, 429, "the queue is full")
         assert busy.headers["Retry-After"] == "3"
         late = raised(DeadlineExceeded("the answer was not there in 5 s"))
-        _refused(late, 503, "5 s")
+        _rejected(late, 503, "5 s")
         assert late.headers["Retry-After"] == "1"
-        _refused(raised(ShuttingDown()), 503, "ending")
-        _refused(raised(BatchFailed("secret")), 500, "the model failed")
+        _rejected(raised(ShuttingDown()), 503, "shutting down")
+        _rejected(raised(BatchFailed("secret")), 500, "the model failed")
         unknown = raised(RuntimeError("a path such as /secret"))
-        _refused(unknown, 500, "its log says why")
+        _rejected(unknown, 500, "see its log")
         assert "secret" not in unknown.text
 
 
-def test_the_size_that_answered_is_said(served: ServedModel) -> None:
+def test_headers_have_the_size_of_the_network(served: ServedModel) -> None:
     small = Subnet(width=0.5, depth=0.25)
-    engine = FakeEngine(lambda work, asked, _: RequestResult([np.ones(4)] * len(asked), small, 0.002, 0.001))
-    with serving({"encoder": (served, engine)}) as own:
+    scheduler = FakeScheduler(
+        served, lambda operation, sequences, _: RequestResult([np.ones(4)] * len(sequences), small, 0.002, 0.001)
+    )
+    with serving({"encoder": scheduler}) as own:
         headers = httpx.post(f"{own}/embed", json={"inputs": ["a", "b"]}).headers
         assert (headers["X-Bertsmith-Width"], headers["X-Bertsmith-Depth"]) == ("0.5", "0.25")
         assert (headers["X-Queue-Time"], headers["X-Inference-Time"]) == ("2.000", "1.000")
@@ -172,16 +173,19 @@ def test_the_size_that_answered_is_said(served: ServedModel) -> None:
         assert counted in httpx.get(f"{own}/metrics").text
 
 
-def test_numbers_that_are_none_are_no_answer(served: ServedModel) -> None:
-    broken = FakeEngine(lambda work, asked, _: RequestResult([np.array([np.nan, 1.0])] * len(asked), None, 0.0, 0.0))
-    with serving({"encoder": (served, broken)}) as own:
-        _refused(httpx.post(f"{own}/embed", json={"inputs": "a"}), 500, "inf or nan")
+def test_non_finite_output_returns_500(served: ServedModel) -> None:
+    broken = FakeScheduler(
+        served,
+        lambda operation, sequences, _: RequestResult([np.array([np.nan, 1.0])] * len(sequences), None, 0.0, 0.0),
+    )
+    with serving({"encoder": broken}) as own:
+        _rejected(httpx.post(f"{own}/embed", json={"inputs": "a"}), 500, "returned non-finite values")
 
 
-def test_the_key_is_needed_for_all_but_health(served: ServedModel) -> None:
-    engine = FakeEngine(lambda *_: ShuttingDown())
+def test_key_is_required_except_for_health(served: ServedModel) -> None:
+    scheduler = FakeScheduler(served, lambda *_: ShuttingDown())
     with (
-        serving({"encoder": (served, engine)}, ServeSettings(key="right")) as own,
+        serving({"encoder": scheduler}, ServeSettings(key="right")) as own,
         httpx.Client(base_url=own) as client,
     ):
         assert client.get("/health").status_code == 200
@@ -225,7 +229,7 @@ def _answer(line: socket.socket) -> bytes:
     return found
 
 
-def test_a_body_that_does_not_come_is_given_up(url: str, client: httpx.Client) -> None:
+def test_slow_body_times_out(url: str, client: httpx.Client) -> None:
     began = time.monotonic()
     with _connected(url) as line:
         line.sendall(_head("/embed", "Content-Length: 100") + b'{"inp')
@@ -239,7 +243,7 @@ def test_a_body_that_does_not_come_is_given_up(url: str, client: httpx.Client) -
     assert time.monotonic() - began < 8
 
 
-def test_a_head_that_does_not_come_is_given_up(url: str, client: httpx.Client) -> None:
+def test_slow_header_times_out(url: str, client: httpx.Client) -> None:
     began = time.monotonic()
     lines = [_connected(url) for _ in range(3)]
     lines[0].sendall(b"POST /embed HTTP/1.1\r\nHost: a\r\nX-Slow: ")
@@ -255,7 +259,7 @@ def test_a_head_that_does_not_come_is_given_up(url: str, client: httpx.Client) -
     assert time.monotonic() - began < 6
 
 
-def test_clients_that_hang_up_are_survived(url: str, client: httpx.Client) -> None:
+def test_disconnected_clients_are_dropped(url: str, client: httpx.Client) -> None:
     body = json.dumps({"inputs": TEXTS}).encode()
     whole = _head("/embed", f"Content-Length: {len(body)}") + body
     for end in (1, 30, len(whole) - 5, len(whole)):
@@ -271,14 +275,14 @@ def _gauge(client: httpx.Client, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
 
 
-def test_no_more_requests_than_allowed_at_a_time(url: str, client: httpx.Client) -> None:
+def test_concurrent_requests_are_limited(url: str, client: httpx.Client) -> None:
     lines = [_connected(url) for _ in range(LIMITS.requests)]
     try:
         for line in lines:
             line.sendall(_head("/embed", "Content-Length: 100"))  # each waits for its body
         answers: list[Any] = []
         until(lambda: answers.append(client.post("/embed", json={"inputs": "a"})) or answers[-1].status_code == 429, 3)
-        _refused(answers[-1], 429, "too many requests")
+        _rejected(answers[-1], 429, "too many requests")
         assert answers[-1].headers["Retry-After"] == "1"
         assert client.get("/health").status_code == 200
         assert 'requests_total{endpoint="/embed",status="429"}' in client.get("/metrics").text
@@ -288,10 +292,10 @@ def test_no_more_requests_than_allowed_at_a_time(url: str, client: httpx.Client)
     until(lambda: client.post("/embed", json={"inputs": "a"}).status_code == 200)
 
 
-def test_no_more_bytes_are_held_than_allowed(folder: Path) -> None:
+def test_bytes_in_memory_are_limited(folder: Path) -> None:
     limits = Limits(body_bytes=1_000_000, held_bytes=1_500_000)
     settings = ServeSettings(limits=limits, times=Times(body=3.0))
-    with engines({"encoder": folder}) as models, serving(models, settings) as own, _connected(own) as line:
+    with schedulers({"encoder": folder}) as models, serving(models, settings) as own, _connected(own) as line:
         line.sendall(_head("/embed", "Content-Length: 1000000") + b" " * 999_000)
         body = b" " * 900_000 + b'{"inputs": "a"}'
         headers = {"Content-Type": "application/json"}

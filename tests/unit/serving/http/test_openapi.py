@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: schemathesis makes requests from it, and every answer is one that it tells of."""
+"""The OpenAPI document matches the service: schemathesis generates requests and checks every response."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,7 +15,7 @@ from schemathesis.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from serving_cases import engines, serving
+from serving_cases import schedulers, serving
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 QUICK: dict[str, Any] = {
@@ -29,9 +29,9 @@ QUICK: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def address(folders: dict[str, Path]) -> Iterator[str]:
-    """A service whose first model does all but one thing, so that most requests get as far as a model."""
+    """A service whose first model supports most operations."""
     order = ["encoder", "classification", "tagging", "spans"]
-    with engines({name: folders[name] for name in order}) as models, serving(models) as found:
+    with schedulers({name: folders[name] for name in order}) as models, serving(models) as found:
         yield found
 
 
@@ -41,7 +41,7 @@ def document(address: str) -> Any:
 
 
 def _asked(document: Any, examples: int) -> set[int]:
-    """The statuses of requests made from the document, good ones and bad ones, to all endpoints."""
+    """Return the statuses of valid and invalid generated requests to all endpoints."""
     found: set[int] = set()
     for result in document.get_all_operations():
         operation = result.ok()
@@ -57,16 +57,16 @@ def _asked(document: Any, examples: int) -> set[int]:
     return found
 
 
-def test_no_request_of_the_document_breaks_the_service(document: Any) -> None:
+def test_generated_requests_conform(document: Any) -> None:
     assert {200, 404, 422} <= _asked(document, 5)
 
 
 @pytest.mark.slow
-def test_many_requests_of_the_document(document: Any) -> None:
+def test_many_generated_requests_conform(document: Any) -> None:
     assert {200, 404, 422} <= _asked(document, 300)
 
 
-def test_every_endpoint_has_an_example_and_says_what_may_go_wrong(document: Any) -> None:
+def test_endpoints_have_examples_and_error_responses(document: Any) -> None:
     raw = document.raw_schema
     for path, methods in raw["paths"].items():
         for method, details in methods.items():

@@ -14,6 +14,8 @@ from pydantic_core import CoreSchema, core_schema
 
 from bertsmith.errors import InputError, nearest
 
+Plain = dict[str, Any]
+"""Settings as plain data, as TOML and JSON hold them."""
 _TYPE = re.compile(r"(literal|tuple|list|dict)\[")  # how pydantic names a type in a location
 
 
@@ -39,7 +41,7 @@ class Record(BaseModel):
         return value
 
     @classmethod
-    def _expand_fields(cls, data: Mapping[str, Any], source: str) -> dict[str, Any]:
+    def _expand_fields(cls, data: Mapping[str, Any], source: str) -> Plain:
         expanded = dict(data)
         for name, field in cls.model_fields.items():
             record = _record_in(field.annotation) if name in data else None
@@ -70,7 +72,7 @@ class Record(BaseModel):
                 texts |= {f"{name}.{inner}": text for inner, text in value.help().items()}
         return texts
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Plain:
         """The record as JSON-ready data; `parse` turns it back into an equal record."""
         return self.model_dump(mode="json")
 

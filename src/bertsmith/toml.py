@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import InputError
+from bertsmith.settings import Plain
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> Plain:
     """The content of a TOML file as plain data."""
     try:
         with path.open("rb") as file:
@@ -22,7 +23,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"recipe {str(path)!r} is not valid TOML: {error}") from None
 
 
-def override(data: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:
+def override(data: Mapping[str, Any], assignments: list[str]) -> Plain:
     """A copy of `data` with assignments such as `schedule.warmup=0.1` applied; values are TOML, bare words are text."""
     result = json.loads(json.dumps(data))
     for assignment in assignments:

@@ -16,7 +16,7 @@ from bertsmith.models.build import extract, rebuild
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, preset
-from bertsmith.settings import Record
+from bertsmith.settings import Plain, Record
 
 SOURCES = ("preset", "folder", "network")
 TRAINABLE_OVERRIDES = ("dropout", "layer_drop")
@@ -37,7 +37,7 @@ class ModelSource(Record):
     """A bundled model, or the folder of a model, ours or Hugging Face's, with its weights."""
     network: ModelConfig | None = None
     """A config written out, with fresh weights."""
-    overrides: dict[str, Any] = Field(default_factory=dict)
+    overrides: Plain = Field(default_factory=dict)
     """Settings of the preset to change, such as layers or dropout; of a folder only dropout and layer_drop."""
     subnet: Subnet | None = None
     """The part of a folder's model to take, such as every second layer: subnet.depth = 0.5. None for all of it."""
@@ -164,7 +164,7 @@ def source_fields(name: str) -> dict[str, str]:
     return {"preset" if name in PRESETS and name not in NAMES else "folder": name}
 
 
-def replace_source(recipe: Any, model: str) -> dict[str, Any]:
+def replace_source(recipe: Any, model: str) -> Plain:
     """Return the `model` table of a recipe with another model given by name; only its subnet is kept then."""
     fields = source_fields(model)
     table = expand_source(recipe)
@@ -173,7 +173,7 @@ def replace_source(recipe: Any, model: str) -> dict[str, Any]:
     return {**fields, **({"subnet": table["subnet"]} if "subnet" in table else {})}
 
 
-def expand_source(recipe: Any) -> dict[str, Any]:
+def expand_source(recipe: Any) -> Plain:
     """Return the `model` setting of a recipe as a table."""
     if isinstance(recipe, str):
         return dict(source_fields(recipe))

@@ -12,14 +12,14 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from hashlib import blake2b
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypedDict
 
-from bertsmith.data.corpus_worker import Block, Job, Worker, peak_memory_mb, receive, send
+from bertsmith.data.corpus_worker import Block, BlockRecords, Job, ShardRecord, Worker, peak_memory_mb, receive, send
 from bertsmith.data.shards import (
     JOURNAL,
     MANIFEST,
@@ -38,13 +38,33 @@ from bertsmith.text.tokenizer import Tokenizer
 _START = "import sys; sys.path[:] = {path!r}; from bertsmith.data.corpus_worker import serve; serve()"
 
 
-class Result(NamedTuple):
+class SourceFile(TypedDict):
+    """A text file of a corpus."""
+
+    name: str
+    bytes: int
+
+
+class CorpusSettings(TypedDict):
+    """Everything that a corpus depends on: an unfinished build is continued only with the same."""
+
+    tokenizer_hash: str
+    vocabulary: int
+    dtype: Literal["uint16", "uint32"]
+    field: str
+    seed: int
+    held_out: float
+    shard_megabytes: float
+    sources: list[SourceFile]
+
+
+class BlockResult(NamedTuple):
     """What became of one block."""
 
     block: int
     text_bytes: int
     documents: int
-    records: dict[str, Any]
+    records: BlockRecords
 
 
 class WorkerPool:
@@ -84,15 +104,15 @@ class WorkerPool:
         """The peaks of all worker processes together; the calling process is not among them."""
         return sum(self.memory.values())
 
-    def results(self, blocks: Iterator[Block]) -> Iterator[Result]:
+    def results(self, blocks: Iterator[Block]) -> Iterator[BlockResult]:
         """The result of every block, in the order they finish."""
         if self.local:
             for block in blocks:
-                yield Result(block.number, len(block.text), len(block.ends), self.local.build(block))
+                yield BlockResult(block.number, len(block.text), len(block.ends), self.local.build(block))
             return
         # a thread per worker waits for its answer; one block more than workers is read ahead
         threads = ThreadPoolExecutor(self.workers)
-        running: set[Future[Result]] = set()
+        running: set[Future[BlockResult]] = set()
         try:
             for block in blocks:
                 running.add(threads.submit(self._build, block))
@@ -109,7 +129,7 @@ class WorkerPool:
         finally:
             threads.shutdown(cancel_futures=True)
 
-    def _build(self, block: Block) -> Result:
+    def _build(self, block: Block) -> BlockResult:
         process = self.processes.get()
         assert process.stdin
         assert process.stdout
@@ -129,7 +149,7 @@ class WorkerPool:
             self.processes.put(process)
         if isinstance(records, str):
             raise RuntimeError(f"block {block.number} could not be tokenised: {records}")
-        return Result(block.number, len(block.text), len(block.ends), records)
+        return BlockResult(block.number, len(block.text), len(block.ends), records)
 
 
 class Progress(NamedTuple):
@@ -167,7 +187,7 @@ def build_corpus(
         raise InputError(f"shard_megabytes is {shard_megabytes}; it must be above 0")
     if not files:
         raise InputError("data names no file; give text files or folders that hold them")
-    settings: dict[str, Any] = {
+    settings: CorpusSettings = {
         "tokenizer_hash": tokenizer.hash,
         "vocabulary": tokenizer.size,
         "dtype": token_dtype(tokenizer.size),
@@ -237,10 +257,10 @@ def _chance(seed: int, number: int) -> float:
 class _Journal:
     """The finished blocks of a build, one line each after a first line with the settings; kept until the manifest."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: CorpusSettings) -> None:
         self.folder = folder
         self.path = folder / JOURNAL
-        self.blocks: dict[int, dict[str, Any]] = {}
+        self.blocks: dict[int, BlockRecords] = {}
         if self.path.is_file():
             self._read(settings)
         elif any(not name.startswith(".") for name in os.listdir(folder)):
@@ -258,7 +278,7 @@ class _Journal:
     def __exit__(self, *error: object) -> None:
         self.file.close()
 
-    def _read(self, settings: dict[str, Any]) -> None:
+    def _read(self, settings: CorpusSettings) -> None:
         lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
         try:
             started = json.loads(lines[0])
@@ -272,14 +292,14 @@ class _Journal:
             if all(record is None or self._is_whole(record) for record in entry.values()):
                 self.blocks[index] = entry
 
-    def _is_whole(self, record: dict[str, Any]) -> bool:
+    def _is_whole(self, record: ShardRecord) -> bool:
         file = self.folder / record["file"]
         return file.is_file() and file.stat().st_size == record["bytes"]
 
     def has(self, index: int) -> bool:
         return index in self.blocks
 
-    def add(self, index: int, records: dict[str, Any]) -> None:
+    def add(self, index: int, records: BlockRecords) -> None:
         self.blocks[index] = records
         self.file.write(json.dumps({"block": index, **records}) + "\n")
         self.file.flush()
@@ -309,7 +329,7 @@ class _Report:
             self.progress(self.state)
 
 
-def _refuse_other(settings: dict[str, Any], started: dict[str, Any], folder: Path) -> None:
+def _refuse_other(settings: CorpusSettings, started: Mapping[str, object], folder: Path) -> None:
     for name, value in settings.items():
         if started.get(name) != value:
             raise InputError(
@@ -318,15 +338,14 @@ def _refuse_other(settings: dict[str, Any], started: dict[str, Any], folder: Pat
             )
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _manifest(settings: dict[str, Any], blocks: dict[int, dict[str, Any]], files: list[Path]) -> Manifest:
-    shards = {
-        part: tuple(Shard(**blocks[index][part]) for index in sorted(blocks) if blocks[index][part]) for part in PARTS
-    }
+def _manifest(settings: CorpusSettings, blocks: dict[int, BlockRecords], files: list[Path]) -> Manifest:
+    records = {part: [blocks[index][part] for index in sorted(blocks)] for part in PARTS}
+    shards = {part: tuple(Shard(**record) for record in own if record is not None) for part, own in records.items()}
     if not shards["train"]:
         raise InputError(f"data holds no text: not one token came out of {', '.join(str(file) for file in files[:3])}")
     parts = {
@@ -334,7 +353,7 @@ def _manifest(settings: dict[str, Any], blocks: dict[int, dict[str, Any]], files
         for part, held in shards.items()
     }
     sources = tuple(Source(**source) for source in settings["sources"])
-    return Manifest(**{**settings, "sources": sources}, parts=parts, shards=shards)
+    return Manifest(**{**settings, "sources": sources}, parts=parts, shards=shards)  # type: ignore[arg-type]
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -6,7 +6,7 @@ import pickle
 import struct
 import sys
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -29,6 +29,22 @@ class Block(NamedTuple):
     """Whether this first block makes sure that the first document trains and another one is held out."""
 
 
+class ShardRecord(TypedDict):
+    """A shard file as the journal and the manifest list it."""
+
+    file: str
+    documents: int
+    sentences: int
+    tokens: int
+    bytes: int
+    sha256: str
+    text_bytes: int
+
+
+BlockRecords = dict[str, ShardRecord | None]
+"""The shard of each part of a block; None for a part without documents."""
+
+
 class Job(NamedTuple):
     """What a worker needs to know before its first block."""
 
@@ -46,7 +62,7 @@ class Worker:
         self.dtype = np.dtype(job.dtype).newbyteorder("<")
         self.cache = WordCache(Tokenizer.from_json(job.tokenizer_json))
 
-    def build(self, block: Block) -> dict[str, dict[str, Any] | None]:
+    def build(self, block: Block) -> BlockRecords:
         """The record of each part's shard, or nothing for a part without documents; the files are safe on disk."""
         tokens, lengths, sentence_ends, document_sentences = self._tokenised(block)
         is_held_out = np.array(block.is_held_out, dtype=bool)
@@ -56,13 +72,13 @@ class Worker:
             is_held_out[kept[:1]] = False
             is_held_out[kept[1:2]] = True
         sizes = np.diff(np.array([0, *block.ends], dtype=np.int64))
-        records: dict[str, dict[str, Any] | None] = {}
+        records: BlockRecords = {}
         for part, chosen in (("train", is_kept & ~is_held_out), ("held_out", is_kept & is_held_out)):
             records[part] = None
             if chosen.any():
                 name = f"{part}-{block.number:06d}.shard"
                 arrays = _chosen(tokens, lengths, sentence_ends, document_sentences, chosen)
-                records[part] = self._write(name, arrays) | {"text_bytes": int(sizes[chosen].sum())}
+                records[part] = self._write(name, arrays, int(sizes[chosen].sum()))
         return records
 
     def _tokenised(self, block: Block) -> tuple[np.ndarray, ...]:
@@ -93,7 +109,7 @@ class Worker:
         document_lengths = np.bincount(owners, weights=lengths, minlength=len(document_sentences)).astype(np.int64)
         return np.concatenate([np.zeros(0, self.dtype), *tokens]), document_lengths, lengths, per_document
 
-    def _write(self, name: str, arrays: list[np.ndarray]) -> dict[str, Any]:
+    def _write(self, name: str, arrays: list[np.ndarray], text_bytes: int) -> ShardRecord:
         document_offsets, _, sentence_offsets, tokens = arrays
         temporary = self.folder / f".{name}.{os.getpid()}"
         checksum = hashlib.sha256()
@@ -116,6 +132,7 @@ class Worker:
             "tokens": len(tokens),
             "bytes": (self.folder / name).stat().st_size,
             "sha256": checksum.hexdigest(),
+            "text_bytes": text_bytes,
         }
 
 

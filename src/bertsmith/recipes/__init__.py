@@ -11,6 +11,7 @@ from bertsmith.recipes.crammed import CRAMMED
 from bertsmith.recipes.modern import MODERN
 from bertsmith.recipes.paper import PAPER
 from bertsmith.recipes.parts import Recipe
+from bertsmith.settings import Plain
 from bertsmith.toml import read_toml
 
 TIERS: dict[str, dict[str, Recipe]] = {"paper": PAPER, "crammed": CRAMMED, "modern": MODERN}
@@ -56,7 +57,7 @@ def find(name: str) -> tuple[str, Recipe]:
     return tier, TIERS[tier][preset]
 
 
-def recipe(name: str, processes: int = 1) -> dict[str, Any]:
+def recipe(name: str, processes: int = 1) -> Plain:
     """The plain settings of NAME[:TIER]; micro-batches are what fits on a GPU, or the share of one of the processes."""
     tier, found = find(name)
     plain = {"tier": tier, **found.plain()}
@@ -65,7 +66,7 @@ def recipe(name: str, processes: int = 1) -> dict[str, Any]:
     return plain
 
 
-def read_recipe(given: str | Path, processes: int = 1) -> dict[str, Any]:
+def read_recipe(given: str | Path, processes: int = 1) -> Plain:
     """The plain settings of a .toml file or of NAME[:TIER]."""
     path = Path(given)
     if path.suffix == ".toml" or path.is_file():
@@ -73,7 +74,7 @@ def read_recipe(given: str | Path, processes: int = 1) -> dict[str, Any]:
     return recipe(str(given), processes)
 
 
-def resolved(data: Mapping[str, Any], processes: int = 1) -> dict[str, Any]:
+def resolved(data: Mapping[str, Any], processes: int = 1) -> Plain:
     """The settings of a file: those of the recipe it names in `recipe`, if it does, with its own laid over them."""
     own = {name: value for name, value in data.items() if name != "recipe"}
     if "recipe" not in data:
@@ -84,7 +85,7 @@ def resolved(data: Mapping[str, Any], processes: int = 1) -> dict[str, Any]:
     return laid_over(recipe(base, processes), own)
 
 
-def laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> Plain:
     """The base with another's settings over its own, table by table; what these take the place of is left out."""
     plain = copy.deepcopy(_with_tables(base))
     own = _with_tables(own)
@@ -99,18 +100,18 @@ def laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
     return _merged(plain, own)
 
 
-def _with_tables(data: Mapping[str, Any]) -> dict[str, Any]:
+def _with_tables(data: Mapping[str, Any]) -> Plain:
     """Return the settings with a model given by its name alone as a table."""
     names = (name for name in ("model", "generator") if isinstance(data.get(name), str))
     return {**data, **{name: expand_source(data[name]) for name in names}}
 
 
-def _group(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _group(data: Mapping[str, Any], name: str) -> Plain:
     found = data.get(name)
     return found if isinstance(found, dict) else {}
 
 
-def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> Plain:
     merged = dict(base)
     for name, value in own.items():
         is_table = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)

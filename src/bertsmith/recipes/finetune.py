@@ -9,6 +9,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.recipes import laid_over
 from bertsmith.recipes.finetune_tables import ALIASES, FAMILIES, FRESH, FROZEN, NAMES, OTHERS, Rows
 from bertsmith.recipes.parts import Recipe, Table
+from bertsmith.settings import Plain
 from bertsmith.training.finetuning import FinetuneSettings
 
 # by the weights of the layers, each counted by itself: below so many millions
@@ -101,7 +102,7 @@ def completed(given: FinetuneSettings, plain: Mapping[str, Any], config: ModelCo
         is_frozen=given.encoder.frozen == "all",
     )
     defaults = recipe.plain()
-    said: dict[str, Any] = {"data": given.data, "model": given.model.plain(), "task": given.task.plain()}
+    said: Plain = {"data": given.data, "model": given.model.plain(), "task": given.task.plain()}
     # what was found out of the task counts as said; what it has by itself does not
     task = _known(defaults.pop("task", {}), given.task)
     said["task"] |= {path: value for path, value in task.items() if path not in plain.get("task", {})}
@@ -109,7 +110,7 @@ def completed(given: FinetuneSettings, plain: Mapping[str, Any], config: ModelCo
     return Completed(settings, f"{recipe.source} ({size_of(config)}{', ' + name if name else ''})")
 
 
-def _known(defaults: Mapping[str, Any], task: Any) -> dict[str, Any]:
+def _known(defaults: Mapping[str, Any], task: Any) -> Plain:
     """The defaults for a task that it has settings for; both orders only where there are pairs."""
     fields = type(task).model_fields
     has_pairs = getattr(task, "pair", None) is not None

@@ -2,9 +2,10 @@
 
 import copy
 from dataclasses import dataclass
-from typing import Any
 
-Table = dict[str, Any]
+from bertsmith.settings import Plain
+
+Table = Plain
 """Settings by their paths, such as `optimizer.learning_rate`."""
 
 
@@ -15,9 +16,9 @@ class Recipe:
     source: str
     settings: Table
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Plain:
         """The settings as tables inside each other, which belong to whoever asked for them."""
-        plain: dict[str, Any] = {}
+        plain: Plain = {}
         for path, value in copy.deepcopy(self.settings).items():
             *groups, last = path.split(".")
             node = plain

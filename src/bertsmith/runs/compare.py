@@ -25,6 +25,7 @@ from bertsmith.runs.folder import finished_result
 from bertsmith.runs.output import REPORT, RESULT, check_out, claim, write_result
 from bertsmith.runs.pretrain import plain_settings, run_pretraining
 from bertsmith.runs.result import Result, StoppedRun, print_plain
+from bertsmith.settings import Plain
 from bertsmith.training.budget import Budget
 from bertsmith.training.log import LOG, read_log
 from bertsmith.training.pretraining import PretrainSettings, steps_for
@@ -163,7 +164,7 @@ def _read_settings(recipes: list[str], data: Path | None, assignments: list[str]
     return settings
 
 
-def _planned_steps(out: Path, plan: dict[str, Any]) -> dict[str, int]:
+def _planned_steps(out: Path, plan: Plain) -> dict[str, int]:
     """Return the steps of the comparison to resume, after checking that its plan is the same."""
     if not (out / PLAN).exists():
         raise InputError(f"--resume: {str(out)!r} holds no comparison ({PLAN} is missing)")

@@ -11,7 +11,7 @@ from bertsmith.checkpoint.files import read_json
 from bertsmith.errors import InputError
 from bertsmith.runs.output import RESULT, check_out, claim, write_result
 from bertsmith.runs.result import Result
-from bertsmith.settings import Record
+from bertsmith.settings import Plain, Record
 from bertsmith.toml import read_toml, to_toml
 from bertsmith.training.interrupts import explain_fault
 
@@ -98,7 +98,7 @@ class RunFolder:
             check_same(type(self.settings).parse(read_toml(recipe), source=str(recipe)).plain(), self.settings.plain())
 
 
-def read_recipe_file(recipe: Path | None, run: Path | None) -> dict[str, Any] | None:
+def read_recipe_file(recipe: Path | None, run: Path | None) -> Plain | None:
     """Return the recipe as plain data: the one given, that of the run to resume, or None."""
     if run is not None and not (run / RECIPE).exists():
         raise InputError(f"{str(run)!r} holds no run ({RECIPE} is missing)")
@@ -107,11 +107,11 @@ def read_recipe_file(recipe: Path | None, run: Path | None) -> dict[str, Any] | 
     return None if recipe is None else read_toml(recipe)
 
 
-def finished_result(folder: Path) -> dict[str, Any] | None:
+def finished_result(folder: Path) -> Plain | None:
     """Return the content of result.json of a finished run, else None."""
     if not (folder / RESULT).is_file():
         return None
-    result: dict[str, Any] = read_json(folder / RESULT)
+    result: Plain = read_json(folder / RESULT)
     return result if result.get("is_finished") else None
 
 

@@ -5,7 +5,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bertsmith.checkpoint.store import write_model
 from bertsmith.errors import InputError
@@ -16,6 +16,7 @@ from bertsmith.report.pretraining import FilledMask, PretrainingReport, render_p
 from bertsmith.runs.folder import RECIPE, RunFolder, read_recipe_file
 from bertsmith.runs.output import REPORT, RESULT
 from bertsmith.runs.result import Explanation, Result, StoppedRun, print_explanation, print_plain, spread
+from bertsmith.settings import Plain
 from bertsmith.toml import override
 from bertsmith.training.branch import branch_step, branched, check_branch
 from bertsmith.training.budget import Budget, measure_pace, steps_at
@@ -168,7 +169,7 @@ def _check_flags(recipe: Path | None, resume: bool, budget: str | None, branch: 
 
 def plain_settings(
     recipe: str | Path | None, data: Path | None, run: Path | None, assignments: list[str], seed: int | None
-) -> dict[str, Any]:
+) -> Plain:
     """Return the settings as plain data: the recipe (or that of the run to resume), then the flags."""
     plain = laid_over(_given(recipe, run), override({}, assignments))
     if data is not None:
@@ -178,7 +179,7 @@ def plain_settings(
     return plain
 
 
-def _given(recipe: str | Path | None, run: Path | None) -> dict[str, Any]:
+def _given(recipe: str | Path | None, run: Path | None) -> Plain:
     """Return the recipe by its name or file, or else that of the run to resume."""
     recorded = read_recipe_file(None, run)
     if recipe is not None:
@@ -274,7 +275,7 @@ def write_report(
     page.write_text(render_pretraining_page(report), encoding="utf-8")
 
 
-def _named(row: dict[str, Any], term: str) -> dict[str, Any]:
+def _named(row: Plain, term: str) -> Plain:
     """A log row under the page's names: its loss is that of the predicted tokens, comparable with the unigram level."""
     return {**row, "loss": row[f"{term}_loss"], "masked_accuracy": row[f"{term}_accuracy"]}
 
@@ -284,7 +285,7 @@ def _predicted(term: str) -> str:
     return "next tokens" if term == "next_token" else "masked tokens"
 
 
-def _facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[str, str]:
+def _facts(config: Plain, figures: Plain) -> dict[str, str]:
     """The run in a few lines."""
     encoder = config["encoder"]
     facts = {
@@ -311,7 +312,7 @@ def _facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _generator_facts(config: dict[str, Any], figures: dict[str, Any]) -> dict[str, str]:
+def _generator_facts(config: Plain, figures: Plain) -> dict[str, str]:
     """The generator in two lines, if there is one."""
     if config.get("generator") is None:
         return {}

@@ -1,11 +1,12 @@
 """The live progress line of a run."""
 
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
+
+from bertsmith.training.log import LogRow
 
 _BAR_AT_LEAST = 6  # characters, with the space behind it
 _TIME = 14  # of "1:23:45 left" with its spaces
@@ -42,7 +43,7 @@ class Display:
     def advance(self) -> None:
         self.progress.advance(self.task)
 
-    def show(self, row: dict[str, Any]) -> None:
+    def show(self, row: LogRow) -> None:
         """Puts the figures of a log row beside the bar."""
         if row["kind"] == "held_out":
             self.held_out = f" · {_evaluation(row)}"
@@ -68,7 +69,7 @@ class Display:
             self.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _evaluation(row: dict[str, Any]) -> str:
+def _evaluation(row: LogRow) -> str:
     """The main figure of an evaluation: a task's own one, else the loss."""
     if "score" in row:
         return f"dev {row.get('metric', 'score').replace('_', ' ')} {row['score']:.1f}"

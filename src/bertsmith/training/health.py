@@ -2,10 +2,11 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+
+from bertsmith.training.log import LogRow
 
 NEAR = 0.95  # of the unigram level: a loss above that has learned nothing but frequencies
 EXPLODED = 10.0  # times the median gradient norm
@@ -21,7 +22,7 @@ class Baseline:
     level: Callable[[], float]
 
 
-def not_finite(row: Mapping[str, Any]) -> str | None:
+def not_finite(row: LogRow) -> str | None:
     """The first figure of a row that is no number, as a clause; None if all are."""
     for name in ("loss", "gradient_norm"):
         if name in row and not math.isfinite(row[name]):
@@ -38,7 +39,7 @@ class Health:
         self._is_exploded = False
         self._norms: deque[float] = deque(maxlen=REMEMBERED)
 
-    def examine(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def examine(self, row: LogRow) -> list[LogRow]:
         """The rows of kind "notice" that a row of the log gives rise to, mostly none."""
         if row["kind"] != "training":
             return []
@@ -55,7 +56,7 @@ class Health:
             return [(f"{name}_left", end)]
         return []
 
-    def _plateau(self, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    def _plateau(self, row: LogRow) -> list[tuple[str, str]]:
         """Whether the guesses of tokens are no better than their frequencies."""
         step = row["step"]
         if self.baseline is None or step <= max(self.warmup, 0.1 * self.steps, EARLIEST):
@@ -72,7 +73,7 @@ class Health:
         )
         return self._turn("plateau", loss > NEAR * level, begin, f"left the unigram plateau at step {step}")
 
-    def _recall(self, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    def _recall(self, row: LogRow) -> list[tuple[str, str]]:
         """Whether the encoder calls every token genuine, which is right for most and teaches nothing."""
         step = row["step"]
         if "replaced_recall" not in row or step <= max(0.2 * self.steps, EARLIEST):
@@ -85,7 +86,7 @@ class Health:
         end = f"the encoder tells replaced tokens apart since step {step}"
         return self._turn("recall", row["replaced_recall"] < 0.01, begin, end)
 
-    def _gradient(self, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    def _gradient(self, row: LogRow) -> list[tuple[str, str]]:
         """Whether the gradient is far larger than it has been."""
         usual = median(self._norms) if len(self._norms) >= ENOUGH else math.inf
         was_exploded, self._is_exploded = self._is_exploded, row["gradient_norm"] > EXPLODED * usual

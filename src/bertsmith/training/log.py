@@ -7,6 +7,8 @@ from typing import Any
 from accelerate import Accelerator
 
 LOG = "log.jsonl"
+LogRow = dict[str, Any]
+"""A line of the log: its kind ("training", "held_out" or "notice"), its step, and values by name."""
 
 
 class RunLog:
@@ -14,7 +16,7 @@ class RunLog:
 
     def __init__(self, path: Path, accelerator: Accelerator) -> None:
         self.path, self.accelerator = path, accelerator
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[LogRow] = []
 
     def rewind(self, step: int) -> None:
         """Drops the rows after a step: a resumed run writes them again."""
@@ -25,7 +27,7 @@ class RunLog:
             new.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
             new.replace(self.path)
 
-    def write(self, row: dict[str, Any]) -> None:
+    def write(self, row: LogRow) -> None:
         """One row; `step` and `kind` ("training", "held_out" or "notice") tell where it belongs."""
         self.rows.append(row)
         if self.accelerator.is_main_process:
@@ -34,12 +36,12 @@ class RunLog:
         values = {f"{row['kind']}/{name}": value for name, value in row.items() if name not in ("step", "kind")}
         self.accelerator.log(values, step=row["step"])
 
-    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+    def of_kind(self, kind: str) -> list[LogRow]:
         """The rows of one kind, in order."""
         return [row for row in self.rows if row["kind"] == kind]
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
+def read_log(path: Path) -> list[LogRow]:
     """The rows of a log, up to one that is not whole."""
     if not path.exists():
         return []

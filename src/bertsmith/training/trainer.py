@@ -42,13 +42,13 @@ from bertsmith.training.feed import Feed, TrainingData
 from bertsmith.training.hardware import peak_flops
 from bertsmith.training.health import Baseline, Health, not_finite
 from bertsmith.training.interrupts import StopRequest, kept
-from bertsmith.training.log import LOG, RunLog
+from bertsmith.training.log import LOG, LogRow, RunLog
 from bertsmith.training.meter import Meter
 from bertsmith.training.run_config import Method
 from bertsmith.training.sharding import whole_model
 from bertsmith.training.step import TrainStep
 
-EvaluateStep = Callable[[TrainStep], dict[str, Any]]
+EvaluateStep = Callable[[TrainStep], LogRow]
 """Says how good the model is, as the row of an evaluation: "loss", and "score", the higher the better, of "metric"."""
 
 
@@ -193,7 +193,7 @@ class Trainer:
         progress.best, progress.best_step, progress.since_best = score, progress.step, 0
         return True
 
-    def evaluate(self) -> dict[str, Any] | None:
+    def evaluate(self) -> LogRow | None:
         """The losses and accuracies on the held-out part with masks that never change; None without such a part.
 
         With an evaluator its "score" decides which evaluation is the best, otherwise the loss.
@@ -286,7 +286,7 @@ class Trainer:
             health.examine(row)
         return health
 
-    def _figures(self, meter: Meter) -> dict[str, Any]:
+    def _figures(self, meter: Meter) -> LogRow:
         """What the meter has added up, as the beginning of a row of the log."""
         figures = meter.figures(self.engine.reduce([meter.sums]))
         row = {"kind": "training", "step": self.progress.step, **figures}
@@ -294,7 +294,7 @@ class Trainer:
         row["learning_rate"] = self.method.rate(self.progress.step - 1)
         return row
 
-    def _training_row(self, meter: Meter) -> dict[str, Any]:
+    def _training_row(self, meter: Meter) -> LogRow:
         row, seconds, progress = self._figures(meter), meter.seconds(), self.progress
         progress.seconds += seconds
         row |= {"tokens": progress.tokens, "flops": progress.flops, "seconds": round(progress.seconds, 3)}
@@ -304,18 +304,18 @@ class Trainer:
             row["utilisation"] = round(meter.flops / seconds / self.peak, 4)
         return row
 
-    def _write(self, row: dict[str, Any], display: Display) -> None:
+    def _write(self, row: LogRow, display: Display) -> None:
         """Logs and shows a row, unless it tells that the run is lost."""
         self._check_finite(row)
         self.log.write(row)
         display.show(row)
 
-    def _notice(self, rows: list[dict[str, Any]], display: Display) -> None:
+    def _notice(self, rows: list[LogRow], display: Display) -> None:
         for row in rows:
             self.log.write(row)
             display.say(row["text"])
 
-    def _check_finite(self, row: dict[str, Any]) -> None:
+    def _check_finite(self, row: LogRow) -> None:
         trouble = not_finite(row)
         if trouble is not None:
             step = self.progress.step

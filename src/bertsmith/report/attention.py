@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -73,7 +72,7 @@ class Explorer:
         return cls(tokens, text_maps(tokens, maps))
 
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """The JSON data that the script draws."""
         return {"tokens": list(self.tokens), "layers": self.layers, "maps": [_pack(one) for one in self.maps]}
 
@@ -142,7 +141,7 @@ def kernel_table(kernels: Kernels) -> KernelTable:
     return KernelTable(low, high, (signed(kernels.distances[0]), signed(kernels.distances[-1])), rows)
 
 
-def _pack(one: TextMap) -> dict[str, Any]:
+def _pack(one: TextMap) -> dict[str, object]:
     """Pack a map for the script, one byte per weight: a 12 x 12 model on 40 tokens takes about 300 kB.
 
     A weight is level / 255, a score (level − 128) / 127 of the map's scale.

@@ -24,6 +24,7 @@ SHADES = 8  # of a small heat map
 KERNEL_HEIGHT = 40
 
 Point = tuple[float, float]
+LogRow = Mapping[str, Any]
 Reference = tuple[str, float]
 """Label and position of a dashed line."""
 
@@ -79,7 +80,7 @@ class Plane:
         return round(self.height * (high - value) / (high - low), 2)
 
 
-def column(rows: Iterable[Mapping[str, Any]], key: str, *, keep_gaps: bool = False) -> list[Point]:
+def column(rows: Iterable[LogRow], key: str, *, keep_gaps: bool = False) -> list[Point]:
     """Return (step, value) of the log rows that have the key; non-finite values only with `keep_gaps`."""
     pairs = [(float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None]
     return pairs if keep_gaps else [pair for pair in pairs if math.isfinite(pair[1])]

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-from bertsmith.report.charts import Panel, Series, line_chart, short_number
+from bertsmith.report.charts import LogRow, Panel, Series, line_chart, short_number
 from bertsmith.report.page import render
 
 COSTS = {"tokens": "tokens", "flops": "training operations", "seconds": "seconds of training"}
@@ -85,7 +85,7 @@ Runs = Mapping[str, Sequence[ComparedRun]]
 """The runs of every recipe by its name."""
 
 
-def read_run(seed: int, result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> ComparedRun:
+def read_run(seed: int, result: Mapping[str, Any], rows: Sequence[LogRow]) -> ComparedRun:
     """Make the record of a run from its result.json and its log rows."""
     term = result["token_term"]
     training = [row for row in rows if row["kind"] == "training"]
@@ -154,9 +154,9 @@ def mean_curve(runs: Sequence[ComparedRun], cost: str, metric: str) -> list[tupl
     ]
 
 
-def _spent(training: Sequence[Mapping[str, Any]], step: int, name: str) -> float:
+def _spent(training: Sequence[LogRow], step: int, name: str) -> float:
     """A cost at a step, interpolated between two rows of the log."""
-    start: Mapping[str, Any] = {"step": 0, name: 0.0}
+    start: LogRow = {"step": 0, name: 0.0}
     for first, second in pairwise([start, *training]):
         if step <= second["step"]:
             share = (step - first["step"]) / max(1, second["step"] - first["step"])

@@ -4,14 +4,14 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
-from bertsmith.report.charts import Panel, Series, column, line_chart, scatter_chart, strip_chart
+from bertsmith.answers.sequences import Answer
+from bertsmith.report.charts import LogRow, Panel, Series, column, line_chart, scatter_chart, strip_chart
 from bertsmith.report.page import format_count, render, shorten
-from bertsmith.tasks.base import Evaluation, Task
+from bertsmith.tasks.base import Evaluation, Example, Task
 from bertsmith.tasks.metrics.classes import ClassCounts
 
 MAX_ERRORS = 20
@@ -63,7 +63,7 @@ class TaskReport:
     errors: Sequence[WrongAnswer] = ()
     """The worst errors, at most MAX_ERRORS."""
     error_count: int = 0
-    rows: Sequence[Mapping[str, Any]] = ()
+    rows: Sequence[LogRow] = ()
     """Rows of the log: kind "training" with step and loss, kind "held_out" with step, loss and score."""
     runs: Sequence[SeedRun] = ()
     notices: Sequence[str] = ()
@@ -107,16 +107,16 @@ class ConfusionTable:
 
 
 def build_task_report(
-    task: Task[Any],
-    examples: Sequence[Any],
-    answers: Sequence[Mapping[str, Any]],
+    task: Task[Example],
+    examples: Sequence[Example],
+    answers: Sequence[Answer],
     evaluation: Evaluation,
     *,
     title: str,
     kind: str,
     split: str,
     interval: tuple[float, float] | None = None,
-    rows: Sequence[Mapping[str, Any]] = (),
+    rows: Sequence[LogRow] = (),
     runs: Sequence[SeedRun] = (),
     notices: Sequence[str] = (),
     facts: Mapping[str, str] | None = None,
@@ -187,7 +187,7 @@ def metric_name(name: str, report: TaskReport | None = None) -> str:
     return METRIC_NAMES.get(name, words[:1].upper() + words[1:])
 
 
-def format_answer(answer: Any) -> str:
+def format_answer(answer: object) -> str:
     """Format an answer or a target in one line."""
     if answer is None or (isinstance(answer, str | list | tuple) and not answer):
         return "none"
@@ -219,7 +219,7 @@ def most_confused(counts: np.ndarray, limit: int = MAX_LABELS) -> np.ndarray:
 
 
 def _numeric_values(
-    task: Task[Any], examples: Sequence[Any], answers: Sequence[Mapping[str, Any]]
+    task: Task[Example], examples: Sequence[Example], answers: Sequence[Answer]
 ) -> list[tuple[float, float]]:
     """Targets and predictions if all are numbers; integers alone are class indices."""
     pairs = [(task.gold(example), answer["answer"]) for example, answer in zip(examples, answers, strict=True)]
@@ -228,7 +228,7 @@ def _numeric_values(
     return [(float(target), float(value)) for target, value in pairs] if is_number and has_floats else []
 
 
-def _confidence(answer: Mapping[str, Any], badness: float, *, is_value: bool) -> str:
+def _confidence(answer: Answer, badness: float, *, is_value: bool) -> str:
     score = answer.get("score")
     if not is_value and isinstance(score, float | int) and 0 <= score <= 1:
         return f"{100 * score:.1f} %"
@@ -236,9 +236,9 @@ def _confidence(answer: Mapping[str, Any], badness: float, *, is_value: bool) ->
 
 
 def _baseline(
-    task: Task[Any],
-    examples: Sequence[Any],
-    answers: Sequence[Mapping[str, Any]],
+    task: Task[Example],
+    examples: Sequence[Example],
+    answers: Sequence[Answer],
     confusion: tuple[tuple[str, ...], np.ndarray] | None,
     metric: str,
 ) -> tuple[str, float] | None:

@@ -1,8 +1,7 @@
 """Attention and convolution maps of a text: computation, checks, statistics of each head, convolution kernels."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -171,10 +170,11 @@ def score_statistics(layers: Sequence[np.ndarray]) -> list[list[ScoreStatistics]
     ]
 
 
-def plain_statistics(tokens: Sequence[str], one: TextMap) -> list[list[dict[str, Any]]]:
-    """Return the statistics of each head of a map as JSON-ready data."""
-    found = score_statistics(one.layers) if one.is_score else head_statistics(tokens, one.layers)
-    return [[asdict(figures) for figures in layer] for layer in found]
+def map_statistics(
+    tokens: Sequence[str], one: TextMap
+) -> Sequence[Sequence[HeadStatistics]] | Sequence[Sequence[ScoreStatistics]]:
+    """Return the statistics of each head of a map, as [layer][head]."""
+    return score_statistics(one.layers) if one.is_score else head_statistics(tokens, one.layers)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from bertsmith.report.attention import Explorer
-from bertsmith.report.charts import Panel, Series, column, line_chart, short_number
+from bertsmith.report.charts import LogRow, Panel, Series, column, line_chart, short_number
 from bertsmith.report.page import format_count, format_duration, render
 
 MASK = re.compile(r"\[MASK\]|<mask>")
-
-LogRow = Mapping[str, float]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ Every query (every counted token of every text) has the same weight, and so has 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -228,39 +227,92 @@ def _batches(model: Model, texts: Sequence[str], length: int) -> Iterator[tuple[
         start = stop
 
 
-def study_statistics(study: MapStudy) -> dict[str, Any]:
-    """Return the statistics of a study without the average maps, as JSON-ready data."""
-    maps: dict[str, Any] = {}
-    for name in study.names:
-        layers = [layer for layer, heads in enumerate(study.heads(name)) if heads]
-        kind = MAP_KINDS[name]
-        found: dict[str, Any] = {"kind": "scores" if kind.is_score else "weights", "heads": study.heads(name)}
-        if kind.is_score:  # signed scores have no mass
-            found["mean_by_distance"] = _plain(study.mean(name))
-            found["mean_by_distance_by_layer"] = {str(layer + 1): _plain(study.mean(name, layer)) for layer in layers}
-        else:
-            found["near"] = study.near(name)
-            found["near_by_layer"] = {str(layer + 1): study.near(name, layer) for layer in layers}
-            found["near_by_head"] = {str(layer + 1): study.near_by_head(name, layer) for layer in layers}
-            found["mass"] = float(study.mass(name).sum())
-            found["mass_by_distance"] = _plain(study.mass(name))
-            found["mass_by_distance_by_layer"] = {str(layer + 1): _plain(study.mass(name, layer)) for layer in layers}
-        if kind.is_convolution:
-            kernels = study.kernels(name)
-            found["kernels"] = {
-                "distances": kernels.distances,
-                "by_layer": {str(layer + 1): kernels.layers[layer].round(6).tolist() for layer in layers},
-            }
-        maps[name] = found
-    return {
-        "texts": study.texts,
-        "tokens": study.queries,
-        "layers": study.layers,
-        "distances": study.distances.tolist(),
-        "spread_evenly": {"near": study.even_near, "mass_by_distance": _plain(study.even_mass)},
-        "maps": maps,
-    }
+@dataclass(frozen=True, kw_only=True)
+class KernelStatistics:
+    """Average kernels of the convolution heads: taps of every head by layer number."""
+
+    distances: list[int]
+    by_layer: dict[str, list[list[float]]]
 
 
-def _plain(values: np.ndarray) -> list[float]:
+@dataclass(frozen=True, kw_only=True)
+class MapStatistics:
+    """Averages of one map, over all layers and by layer number; scores have means, weights have masses."""
+
+    kind: str
+    """"weights" or "scores"."""
+    heads: list[int]
+    mean_by_distance: list[float] | None = None
+    mean_by_distance_by_layer: dict[str, list[float]] | None = None
+    near: float | None = None
+    near_by_layer: dict[str, float] | None = None
+    near_by_head: dict[str, list[float]] | None = None
+    mass: float | None = None
+    mass_by_distance: list[float] | None = None
+    mass_by_distance_by_layer: dict[str, list[float]] | None = None
+    kernels: KernelStatistics | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniformStatistics:
+    """The averages that uniform weights would have."""
+
+    near: float
+    mass_by_distance: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyStatistics:
+    """All averages of a study but the average maps, as result.json stores them."""
+
+    texts: int
+    tokens: int
+    layers: int
+    distances: list[int]
+    spread_evenly: UniformStatistics
+    maps: dict[str, MapStatistics]
+
+
+def study_statistics(study: MapStudy) -> StudyStatistics:
+    """Return the averages of a study."""
+    return StudyStatistics(
+        texts=study.texts,
+        tokens=study.queries,
+        layers=study.layers,
+        distances=study.distances.tolist(),
+        spread_evenly=UniformStatistics(near=study.even_near, mass_by_distance=_rounded(study.even_mass)),
+        maps={name: _map_statistics(study, name) for name in study.names},
+    )
+
+
+def _map_statistics(study: MapStudy, name: str) -> MapStatistics:
+    kind, heads = MAP_KINDS[name], study.heads(name)
+    layers = {str(layer + 1): layer for layer, count in enumerate(heads) if count}
+    kernels = None
+    if kind.is_convolution:
+        found = study.kernels(name)
+        by_layer = {number: found.layers[layer].round(6).tolist() for number, layer in layers.items()}
+        kernels = KernelStatistics(distances=found.distances, by_layer=by_layer)
+    if kind.is_score:
+        return MapStatistics(
+            kind="scores",
+            heads=heads,
+            mean_by_distance=_rounded(study.mean(name)),
+            mean_by_distance_by_layer={number: _rounded(study.mean(name, layer)) for number, layer in layers.items()},
+            kernels=kernels,
+        )
+    return MapStatistics(
+        kind="weights",
+        heads=heads,
+        near=study.near(name),
+        near_by_layer={number: study.near(name, layer) for number, layer in layers.items()},
+        near_by_head={number: study.near_by_head(name, layer) for number, layer in layers.items()},
+        mass=float(study.mass(name).sum()),
+        mass_by_distance=_rounded(study.mass(name)),
+        mass_by_distance_by_layer={number: _rounded(study.mass(name, layer)) for number, layer in layers.items()},
+        kernels=kernels,
+    )
+
+
+def _rounded(values: np.ndarray) -> list[float]:
     return [float(value) for value in values.round(8)]

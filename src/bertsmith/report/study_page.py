@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -88,7 +87,7 @@ def _lead(studies: Studies) -> str:
     return f"Averages over {first.texts:,} texts, {tokens} tokens, at most {first.length} of each text."
 
 
-def _explorer_data(studies: Studies) -> dict[str, Any]:
+def _explorer_data(studies: Studies) -> dict[str, object]:
     """The average maps for templates/study.js."""
     return {
         "length": max(study.length for study in studies.values()),
@@ -96,7 +95,7 @@ def _explorer_data(studies: Studies) -> dict[str, Any]:
     }
 
 
-def _pack(study: MapStudy, name: str) -> dict[str, Any]:
+def _pack(study: MapStudy, name: str) -> dict[str, object]:
     """Pack the average over all layers and then the average of each layer, one byte per cell.
 
     A weight is (level / 255)² and a score (level − 128) / 127 of the average's own scale, its largest absolute value.

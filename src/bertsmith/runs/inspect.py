@@ -14,15 +14,24 @@ from bertsmith.checkpoint.store import load
 from bertsmith.errors import InputError
 from bertsmith.layers.mixers.base import MAP_KINDS
 from bertsmith.report.attention import describe_heads, render_attention_page
-from bertsmith.report.maps import NEAR, TextMap, compute_maps, plain_statistics, text_maps
+from bertsmith.report.maps import (
+    NEAR,
+    HeadStatistics,
+    ScoreStatistics,
+    TextMap,
+    compute_maps,
+    map_statistics,
+    text_maps,
+)
 from bertsmith.report.pictures import NO_PICTURE, has_matplotlib, save_attention_picture, save_study_picture
-from bertsmith.report.study import MapStudy, study_statistics, study_texts
+from bertsmith.report.study import MapStudy, StudyStatistics, study_statistics, study_texts
 from bertsmith.report.study_page import render_study_page
 from bertsmith.runs.output import check_out, claim, write_result
 from bertsmith.runs.result import OneShotResult, print_plain
 from bertsmith.text.readers import first_texts
 
 SENTENCES, LENGTH = 1000, 64
+HeadFigures = Sequence[Sequence[HeadStatistics]] | Sequence[Sequence[ScoreStatistics]]
 
 
 @dataclass(frozen=True)
@@ -32,11 +41,11 @@ class MapSummary:
     kind: str
     """"weights" or "scores"."""
     heads: list[int]
-    figures: list[list[dict[str, Any]]]
+    figures: HeadFigures
 
     @classmethod
     def of(cls, tokens: list[str], shown: TextMap) -> "MapSummary":
-        return cls("scores" if shown.is_score else "weights", shown.heads, plain_statistics(tokens, shown))
+        return cls("scores" if shown.is_score else "weights", shown.heads, map_statistics(tokens, shown))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +56,7 @@ class TextMapsResult(OneShotResult):
     layers: int
     heads: int
     files: list[str]
-    figures: list[list[dict[str, Any]]]
+    figures: HeadFigures
     """Statistics of the heads of the first map."""
     maps: dict[str, MapSummary]
 
@@ -62,7 +71,7 @@ class StudyResult(OneShotResult):
     special_tokens: bool
     """Whether [CLS] and [SEP] are counted."""
     files: list[str]
-    models: dict[str, dict[str, Any]]
+    models: dict[str, StudyStatistics]
 
 
 def inspect(

@@ -13,7 +13,7 @@ from helpers_pages import check_page
 
 from bertsmith.errors import InputError
 from bertsmith.report.attention import Explorer, describe_heads, render_attention_page
-from bertsmith.report.maps import Maps, average_kernels, head_statistics, plain_statistics, text_maps
+from bertsmith.report.maps import Maps, average_kernels, head_statistics, map_statistics, text_maps
 from bertsmith.report.pictures import save_attention_picture
 
 TOKENS = ["[CLS]", "</script><b>", "é", "日本", "$x", "[SEP]"]
@@ -100,9 +100,9 @@ def test_models_without_attention_have_a_page_and_statistics(name: str, tmp_path
     maps: Maps = {name: mixed()[name if name == "convolution" else "content_to_position"]}
     assert "<tr data-layer" in render_attention_page(TOKENS, maps, title="t", facts={})
     (one,) = text_maps(TOKENS, maps)
-    figures = plain_statistics(TOKENS, one)
+    figures = map_statistics(TOKENS, one)
     assert [len(layer) for layer in figures] == one.heads
-    assert set(next(layer for layer in figures if layer)[0]) == (
+    assert set(vars(next(layer for layer in figures if layer)[0])) == (
         {"mean", "deviation", "lowest", "highest"}
         if one.is_score
         else {"entropy", "distance", "near", "first", "separator"}

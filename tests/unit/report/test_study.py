@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -220,7 +221,7 @@ def test_headline_follows_the_shares() -> None:
 
 
 def test_statistics_are_json_ready_and_complete() -> None:
-    figures = json.loads(json.dumps(study_statistics(studied(batches()))))
+    figures = json.loads(json.dumps(asdict(study_statistics(studied(batches())))))
     assert figures["distances"] == list(range(-7, 8))
     attention = figures["maps"]["attention"]
     assert set(attention["near_by_layer"]) == {"2", "3"}

@@ -1,11 +1,11 @@
-"""Our models among the Auto classes of `transformers`: importing this module makes that library open our folders.
+"""Register our models with the Auto classes of `transformers`, so that it opens our folders.
 
     import bertsmith.hf
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     model = AutoModelForSequenceClassification.from_pretrained("exported")
 
-No other module of ours imports that library.
+No other module imports that library.
 """
 
 try:
@@ -65,7 +65,7 @@ CLASSES = {
     AutoModelForSequenceClassification: BertsmithForSequenceClassification,
     AutoModelForTokenClassification: BertsmithForTokenClassification,
 }
-"""Which class of ours each Auto class makes."""
+"""Our class for each Auto class."""
 
 AutoConfig.register(BertsmithConfig.model_type, BertsmithConfig, exist_ok=True)
 for _auto, _own in CLASSES.items():

@@ -1,10 +1,12 @@
-"""What all classes of `bertsmith.hf` have in common: one of our models inside, under the names it has in our files."""
+"""Base of the classes of `bertsmith.hf`: one of our models inside, with the tensor names of our files."""
 
-from typing import Any, ClassVar, NoReturn
+import os
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import ModelOutput
 
 from bertsmith.checkpoint.files import tensors_of
 from bertsmith.checkpoint.hf.wrapped import MODEL_TYPE, wrapped_settings
@@ -16,13 +18,16 @@ from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 from bertsmith.models.seq2seq import Seq2Seq
 
+HfOutput: TypeAlias = ModelOutput | tuple[object, ...]
+"""A named output of transformers, or a tuple if the caller sets `return_dict` to false."""
+
 
 class BertsmithConfig(PreTrainedConfig):
-    """config.json of a folder that `bertsmith.export` wrote for `bertsmith.hf`: our config stands under "model"."""
+    """config.json of a folder that `bertsmith.export` wrote for `bertsmith.hf`; our config is under "model"."""
 
     model_type = MODEL_TYPE
 
-    # None where the files say something else, so that they are written again
+    # None as default, so that values of the files are always written again
     bertsmith: int | None = None
     model: dict[str, Any] | None = None
     vocab_size: int | None = None
@@ -33,11 +38,11 @@ class BertsmithConfig(PreTrainedConfig):
     decoder_start_token_id: int | None = None
     eos_token_id: int | None = None
     tie_word_embeddings: bool = False
-    """Of their loader: what is shared here is one module, and heads over the vocabulary read the table itself."""
+    """For their loader: shared layers are one module here, and vocabulary heads read the embedding table."""
 
     @classmethod
-    def of(cls, config: ModelConfig, architecture: str, **others: Any) -> "BertsmithConfig":
-        """That of a model of ours."""
+    def of(cls, config: ModelConfig, architecture: str, **others: object) -> "BertsmithConfig":
+        """Create it from a config of ours."""
         return cls(**{**wrapped_settings(config, architecture), **others})
 
     @property
@@ -49,34 +54,34 @@ class BertsmithConfig(PreTrainedConfig):
 
 
 class BertsmithPreTrainedModel(PreTrainedModel):
-    """A `PreTrainedModel` that shares the modules of one of our models: both are the same weights."""
+    """A `PreTrainedModel` that shares modules and weights with one of our models."""
 
     config_class = BertsmithConfig
     config: BertsmithConfig
     base_model_prefix = ""
     main_input_name = "input_ids"
-    _supports_sdpa = True  # our layers choose their form themselves, whatever the loader is told
+    _supports_sdpa = True  # our layers choose their implementation, whatever the loader is told
     head_kinds: ClassVar[tuple[str, ...]] = ()
-    """The heads of which the class needs one; none for a class that needs no head."""
+    """The class needs one of these heads; empty if it needs none."""
 
     def __init__(self, config: BertsmithConfig) -> None:
         super().__init__(config)
-        network = self.fitted(config)
+        network = self.network_config(config)
         config.model = network.plain()
         self._is_loading = torch.get_default_device() == torch.device("meta")
-        # on the CPU even where their loader wants no memory yet: what follows from the config is in no file
+        # on the CPU even if their loader uses the meta device: derived buffers are in no file
         with torch.device("cpu"):
             model = assemble(network) if self._is_loading else build(network)
         self.encoder, self.heads = model.encoder, model.heads
         if isinstance(model, Seq2Seq):
             self.decoder = model.decoder
-        # beside the modules, not among them: its parts stand above, under the names of our files
-        self._held = _Held(model)
+        # not a submodule: its parts are registered above, under the names of our files
+        self._reference = _ModelReference(model)
         self._fresh = self._fresh_values(model)
         self.post_init()
 
-    def fitted(self, config: BertsmithConfig) -> ModelConfig:
-        """The network to build: the config's own, which must have a head that the class can use."""
+    def network_config(self, config: BertsmithConfig) -> ModelConfig:
+        """The network to build: that of the config, which must have a head that the class can use."""
         network = config.network
         kinds = [head.kind for head in network.heads]
         if self.head_kinds and not set(kinds) & set(self.head_kinds):
@@ -87,13 +92,15 @@ class BertsmithPreTrainedModel(PreTrainedModel):
 
     @property
     def inner(self) -> Model:
-        """Our model: the same weights, and everything else a model of ours can do."""
-        model = self._held.model
+        """Our model, with the same weights."""
+        model = self._reference.model
         model.training = self.training
         return model
 
-    def layout(self, input_ids: Tensor | None, attention_mask: Tensor | None, others: dict[str, Any]) -> SequenceLayout:
-        """How rows lie; what our models do not take is named in a sentence."""
+    def layout(
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, others: dict[str, object]
+    ) -> SequenceLayout:
+        """The layout of the rows; raise for inputs that our models do not take."""
         given = [name for name in ("inputs_embeds", "position_ids", "past_key_values") if others.get(name) is not None]
         if given:
             raise InputError(f"{given[0]} is given, which this model does not read; allowed: input_ids")
@@ -111,19 +118,19 @@ class BertsmithPreTrainedModel(PreTrainedModel):
         return SequenceLayout.padded(is_token)
 
     def types(self, token_type_ids: Tensor | None) -> Tensor | None:
-        """The types of tokens, where the model tells any apart."""
+        """Token types, if the model has any."""
         return token_type_ids if self.inner.config.encoder.embedding.types else None
 
     def extras(
-        self, input_ids: Tensor, layout: SequenceLayout, token_type_ids: Tensor | None, others: dict[str, Any]
+        self, input_ids: Tensor, layout: SequenceLayout, token_type_ids: Tensor | None, others: dict[str, object]
     ) -> dict[str, tuple[Tensor, ...]]:
-        """The states of all layers and the maps of attention where they are asked for, each computed once more.
+        """Hidden states of all layers and attention maps on request, computed in a second pass.
 
-        Shape: states (batch, length, width), maps (batch, heads, length, length).
+        Shape: hidden states (batch, length, width), maps (batch, heads, length, length).
         """
         want = Want(
-            all_hidden_states=self._is_asked("output_hidden_states", others),
-            maps=self._is_asked("output_attentions", others),
+            all_hidden_states=self._is_requested("output_hidden_states", others),
+            maps=self._is_requested("output_attentions", others),
         )
         if not (want.all_hidden_states or want.maps):
             return {}
@@ -137,47 +144,47 @@ class BertsmithPreTrainedModel(PreTrainedModel):
             found["attentions"] = tuple(own["attention"] for own in output.maps)
         return found
 
-    def handed(self, kind: Any, others: dict[str, Any], **values: Any) -> Any:
-        """An output of theirs with these values as it was asked for: with names, or as a tuple."""
+    def make_output(self, kind: type[ModelOutput], others: dict[str, object], **values: object) -> HfOutput:
+        """An output with names, or a tuple on request."""
         output, asked = kind(**values), others.get("return_dict")
         return output if (self.config.return_dict if asked is None else asked) else output.to_tuple()
 
     def get_input_embeddings(self) -> nn.Module:
         return self.inner.encoder.embedding
 
-    def resize_token_embeddings(self, *_: Any, **__: Any) -> NoReturn:
-        """Nothing: says what to use instead."""
+    def resize_token_embeddings(self, *_: object, **__: object) -> NoReturn:
+        """Not supported."""
         raise InputError("a Bertsmith vocabulary is not resized here; bertsmith shrink --vocabulary cuts one")
 
     def save_pretrained(
         self,
-        save_directory: Any,
+        save_directory: str | os.PathLike[str],
         is_main_process: bool = True,
         state_dict: dict[str, Tensor] | None = None,
         *rest: Any,
         **others: Any,
-    ) -> Any:
-        """Writes a folder that this class and `bertsmith.load` read, every tensor once however many layers share it."""
+    ) -> None:
+        """Write a folder that this class and `bertsmith.load` read; shared tensors are written once."""
         names = tensors_of(self)
         whole = self.state_dict() if state_dict is None else state_dict
-        kept = {name: tensor for name, tensor in whole.items() if name in names}
-        return super().save_pretrained(save_directory, is_main_process, kept, *rest, **others)
+        unique = {name: tensor for name, tensor in whole.items() if name in names}
+        super().save_pretrained(save_directory, is_main_process, unique, *rest, **others)
 
     def _fresh_values(self, model: Model) -> dict[int, dict[str, Tensor]]:
-        """By module what their loader may ask for again: what follows from the config, and a task's head as it begins.
+        """Values by module that their loader may ask for again: derived buffers, and the fresh weights of a task head.
 
-        The loader gives both new memory, and fills it from the files, which have the head at most.
+        The loader allocates both anew and fills them from the files, which have the head at most.
         """
         if not self._is_loading:
             return {}
         tasks = [head for kind, head in model.heads.items() if kind in self.head_kinds]
         for head in tasks:
             initialise(head, model.config.encoder.deviation)
-        beginning = {id(module) for head in tasks for module in head.modules()}
+        head_modules = {id(module) for head in tasks for module in head.modules()}
         fresh: dict[int, dict[str, Tensor]] = {}
         for module in self.modules():
             names = [name for name in module._non_persistent_buffers_set if module._buffers[name] is not None]
-            if id(module) in beginning:
+            if id(module) in head_modules:
                 names += [name for name, own in module._parameters.items() if own is not None]
             if names:
                 fresh[id(module)] = {name: getattr(module, name).detach().clone() for name in names}
@@ -185,7 +192,7 @@ class BertsmithPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Called by their loader for every module that the files did not fill."""
+        """Called by their loader for every module with tensors that the files lack."""
         if not self._is_loading:
             return
         fresh = self._fresh.get(id(module), {})
@@ -197,13 +204,13 @@ class BertsmithPreTrainedModel(PreTrainedModel):
                 raise InputError(f"the files lack the tensor {name!r} of a {type(module).__name__} of this model")
             tensor.copy_(fresh[name])
 
-    def _is_asked(self, name: str, others: dict[str, Any]) -> bool:
+    def _is_requested(self, name: str, others: dict[str, object]) -> bool:
         given = others.get(name)
         return bool(getattr(self.config, name, False) if given is None else given)
 
 
-class _Held:
-    """A model that a module keeps without its being one of its own modules."""
+class _ModelReference:
+    """A reference to a model that does not register it as a submodule."""
 
     def __init__(self, model: Model) -> None:
         self.model = model

@@ -1,7 +1,7 @@
-"""The classes that give states, or answer what pre-training asks: which token is hidden, replaced, or comes next."""
+"""Classes for hidden states and pre-training heads: masked, replaced and next tokens, and seq2seq."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from transformers.modeling_outputs import (
 )
 
 from bertsmith.errors import InputError
-from bertsmith.hf.base import BertsmithPreTrainedModel
+from bertsmith.hf.base import BertsmithPreTrainedModel, HfOutput
 from bertsmith.layers.context import Memory
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
@@ -35,15 +35,15 @@ class BertsmithForPreTrainingOutput(ModelOutput):
 
 
 class BertsmithModel(BertsmithPreTrainedModel):
-    """The last states; `pooler_output` is the vector of the model's embedder or pooler, if it has one."""
+    """The last hidden states; `pooler_output` is the vector of the embedder or pooler, if the model has one."""
 
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        **others: Any,
-    ) -> Any:
+        **others: object,
+    ) -> HfOutput:
         layout = self.layout(input_ids, attention_mask, others)
         assert input_ids is not None
         model, types = self.inner, self.types(token_type_ids)
@@ -54,11 +54,13 @@ class BertsmithModel(BertsmithPreTrainedModel):
         elif "pooler" in model.heads:
             pooled = model.heads["pooler"](layout.first_tokens(states))
         extras = self.extras(input_ids, layout, token_type_ids, others)
-        return self.handed(BaseModelOutputWithPooling, others, last_hidden_state=states, pooler_output=pooled, **extras)
+        return self.make_output(
+            BaseModelOutputWithPooling, others, last_hidden_state=states, pooler_output=pooled, **extras
+        )
 
 
 class BertsmithForMaskedLM(BertsmithPreTrainedModel):
-    """Scores over the vocabulary at every token, from the mask decoder where the model has one."""
+    """Scores over the vocabulary at every token, from the mask decoder if the model has one."""
 
     head_kinds: ClassVar[tuple[str, ...]] = ("masked_tokens",)
 
@@ -68,25 +70,25 @@ class BertsmithForMaskedLM(BertsmithPreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        **others: Any,
-    ) -> Any:
+        **others: object,
+    ) -> HfOutput:
         layout = self.layout(input_ids, attention_mask, others)
         assert input_ids is not None
         model, size = self.inner, self.inner.config.encoder.vocabulary
         is_token = torch.ones_like(input_ids, dtype=torch.bool) if layout.is_token is None else layout.is_token
-        places = is_token.flatten().nonzero().squeeze(-1)
+        positions = is_token.flatten().nonzero().squeeze(-1)
         inputs = EncoderInputs(input_ids, layout, self.types(token_type_ids))
-        output = model.run(inputs, Want(masked_positions=places))
+        output = model.run(inputs, Want(masked_positions=positions))
         scores = model.head("masked_tokens")(output.masked_states, model.token_table)[..., :size]
         logits = scores.new_zeros(*input_ids.shape, size)
         logits[is_token] = scores
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=size)
         extras = self.extras(input_ids, layout, token_type_ids, others)
-        return self.handed(MaskedLMOutput, others, loss=loss, logits=logits, **extras)
+        return self.make_output(MaskedLMOutput, others, loss=loss, logits=logits, **extras)
 
 
 class BertsmithForCausalLM(BertsmithPreTrainedModel):
-    """Scores over the vocabulary for the token that follows each; it writes nothing by itself."""
+    """Scores over the vocabulary for the token after each; has no `generate`."""
 
     head_kinds: ClassVar[tuple[str, ...]] = ("next_token", "masked_tokens")
 
@@ -96,8 +98,8 @@ class BertsmithForCausalLM(BertsmithPreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        **others: Any,
-    ) -> Any:
+        **others: object,
+    ) -> HfOutput:
         layout = self.layout(input_ids, attention_mask, others)
         assert input_ids is not None
         model, size = self.inner, self.inner.config.encoder.vocabulary
@@ -106,11 +108,11 @@ class BertsmithForCausalLM(BertsmithPreTrainedModel):
         logits = head(states, model.token_table)[..., :size]
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=size)
         extras = self.extras(input_ids, layout, token_type_ids, others)
-        return self.handed(CausalLMOutput, others, loss=loss, logits=logits, **extras)
+        return self.make_output(CausalLMOutput, others, loss=loss, logits=logits, **extras)
 
 
 class BertsmithForPreTraining(BertsmithPreTrainedModel):
-    """Was the token replaced?"""
+    """Replaced-token detection."""
 
     head_kinds: ClassVar[tuple[str, ...]] = ("replaced_tokens",)
 
@@ -120,8 +122,8 @@ class BertsmithForPreTraining(BertsmithPreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        **others: Any,
-    ) -> Any:
+        **others: object,
+    ) -> HfOutput:
         layout = self.layout(input_ids, attention_mask, others)
         assert input_ids is not None
         model = self.inner
@@ -132,11 +134,11 @@ class BertsmithForPreTraining(BertsmithPreTrainedModel):
             real = ... if layout.is_token is None else layout.is_token
             loss = binary_cross_entropy_with_logits(logits[real], labels[real].to(logits.dtype))
         extras = self.extras(input_ids, layout, token_type_ids, others)
-        return self.handed(BertsmithForPreTrainingOutput, others, loss=loss, logits=logits, **extras)
+        return self.make_output(BertsmithForPreTrainingOutput, others, loss=loss, logits=logits, **extras)
 
 
 class BertsmithForSeq2SeqLM(BertsmithPreTrainedModel):
-    """Reads one sequence, scores the tokens of another."""
+    """Sequence-to-sequence model: scores of the target tokens."""
 
     head_kinds: ClassVar[tuple[str, ...]] = ("next_token",)
 
@@ -147,8 +149,8 @@ class BertsmithForSeq2SeqLM(BertsmithPreTrainedModel):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        **others: Any,
-    ) -> Any:
+        **others: object,
+    ) -> HfOutput:
         layout = self.layout(input_ids, attention_mask, others)
         if decoder_input_ids is None:
             if labels is None:
@@ -156,13 +158,13 @@ class BertsmithForSeq2SeqLM(BertsmithPreTrainedModel):
             decoder_input_ids = self._shifted(labels)
         target = self.layout(decoder_input_ids, decoder_attention_mask, {})
         states = self.inner.encoder(input_ids, layout)
-        model = self._writer
+        model = self._seq2seq
         scores = model.scores(model.decode(decoder_input_ids, target, Memory(states, layout)))
         logits = scores[..., : self._target_size]
         loss = None
         if labels is not None:
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-        return self.handed(Seq2SeqLMOutput, others, loss=loss, logits=logits, encoder_last_hidden_state=states)
+        return self.make_output(Seq2SeqLMOutput, others, loss=loss, logits=logits, encoder_last_hidden_state=states)
 
     @torch.inference_mode()
     def generate(
@@ -171,15 +173,15 @@ class BertsmithForSeq2SeqLM(BertsmithPreTrainedModel):
         attention_mask: Tensor | None = None,
         config: GenerationConfig | None = None,
     ) -> Tensor:
-        """What our own search writes, each row with its start and end and then pads: (batch, length)."""
+        """Generate by our own search; rows with start, end and padding: (batch, length)."""
         start, end, pad = (self._token(role) for role in ("decoder_start", "eos", "pad"))
-        rows = self._writer.generate(input_ids, attention_mask, config, start=start, end=end)
+        rows = self._seq2seq.generate(input_ids, attention_mask, config, start=start, end=end)
         longest = max(map(len, rows)) + 2
         made = [[start, *row, end, *[pad] * (longest - 2 - len(row))] for row in rows]
         return torch.tensor(made, device=input_ids.device)
 
     @property
-    def _writer(self) -> Seq2Seq:
+    def _seq2seq(self) -> Seq2Seq:
         model = self.inner
         if not isinstance(model, Seq2Seq):
             raise InputError("this model has no decoder; open it with AutoModel")
@@ -187,12 +189,12 @@ class BertsmithForSeq2SeqLM(BertsmithPreTrainedModel):
 
     @property
     def _target_size(self) -> int:
-        decoder = self._writer.config.decoder
+        decoder = self._seq2seq.config.decoder
         assert decoder is not None
         return decoder.vocabulary
 
     def _shifted(self, labels: Tensor) -> Tensor:
-        """The target as the decoder reads it: its start first, pads where nothing is asked."""
+        """Decoder inputs: the start token and the target, with padding instead of ignored labels."""
         first = torch.full_like(labels[:, :1], self._token("decoder_start"))
         return torch.cat([first, labels[:, :-1]], dim=1).masked_fill_(
             torch.cat([torch.zeros_like(first), labels[:, :-1]], dim=1) == -100, self._token("pad")

@@ -5,7 +5,7 @@
 
 `again` measures the artefact in OUT, which a fit left, so many times, each in a fresh process, and prints how often the
 budget is kept that it was made for. `brute` lets fit choose, then writes, scores and measures every sub-network of the
-even grid in every way that was asked for, and prints the best score that fits beside fit's.
+even grid in every mode that was asked for, and prints the best score that fits beside fit's.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def _again(options: argparse.Namespace) -> dict[str, Any]:
                 "processor_share": timing.processor_share,
             }
         )
-        told = "kept" if not misses else "; ".join(miss.words for miss in misses)
+        told = "kept" if not misses else "; ".join(miss.description for miss in misses)
         share = f"{timing.processor_share:4.0%} of the processor"
         print(
             f"{number:3}  p{budget.percentile} {latency:8.2f} ms  {timing.memory_mb:7.0f} MB  {share}  {told}",
@@ -64,34 +64,34 @@ def _again(options: argparse.Namespace) -> dict[str, Any]:
 
 def _brute(options: argparse.Namespace) -> dict[str, Any]:
     """The best score that fits, by fit and by trying everything."""
-    ways = {"engine": options.engine, "precision": options.precision}
+    run_modes = {"engine": options.engine, "precision": options.precision}
     budget = {"latency_ms": options.latency_ms, "size_mb": options.size_mb, "length": options.length or None}
     budget |= {"threads": options.threads, "percentile": options.percentile}
     found = bertsmith.fit(
-        options.model, data=options.data, out=options.out, subnets="even", fresh=True, force=True, **ways, **budget
+        options.model, data=options.data, out=options.out, subnets="even", fresh=True, force=True, **run_modes, **budget
     )
     settings = FitSettings.parse(_recorded(options.out))
-    prepared = prepare(settings)
+    inputs = prepare(settings)
     work = options.out / ".brute"
     work.mkdir(exist_ok=True)
     store = Measurements(options.out / MEASUREMENTS)
     bench = Bench(
-        Path(settings.model), prepared.quality, prepared.conditions, settings.measure, store, in_fresh_process, work
+        Path(settings.model), inputs.quality, inputs.conditions, settings.measure, store, in_fresh_process, work
     )
-    estimates = Estimates(prepared.model, settings.budget.percentile)
+    estimates = Estimates(inputs.model, settings.budget.percentile)
     rows = []
-    for way in prepared.ways:
-        for subnet in prepared.grid:
-            candidate = Candidate(subnet, way, estimates.kinds(subnet), 0.0, Costs())
+    for mode in inputs.run_modes:
+        for subnet in inputs.grid:
+            candidate = Candidate(subnet, mode, estimates.shapes(subnet), 0.0, Costs())
             timings = [bench.timing(candidate, number) for number in range(options.processes)]
             latency = statistics.median(_latency(timing["latency"], settings.budget) for timing in timings)
             memory = max(timing["memory_mb"] for timing in timings)
             score = bench.evaluate(candidate)["score"]
             costs = Costs(latency, bench.size_mb(candidate), memory, score)
             bench.discard(candidate)
-            rows.append({"words": candidate.words, "fits": not settings.budget.misses(costs), **costs._asdict()})
+            rows.append({"words": candidate.description, "fits": not settings.budget.misses(costs), **costs._asdict()})
             fits = "fits" if rows[-1]["fits"] else ""
-            print(f"{candidate.words:48} {score:7.2f} {latency:8.2f} ms {costs.size_mb:8.1f} MB  {fits}", flush=True)
+            print(f"{candidate.description:48} {score:7.2f} {latency:8.2f} ms {costs.size_mb:8.1f} MB  {fits}", flush=True)
     best = max((row for row in rows if row["fits"]), key=lambda row: row["score"], default=None)
     own = found.get("score")
     print(f"fit: {own if own is None else round(own, 2)}; brute force: {best and round(best['score'], 2)}")

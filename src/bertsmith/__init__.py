@@ -25,7 +25,7 @@ _HOMES = {
     "extract": "bertsmith.models.build",
     "factorise": "bertsmith.models.convert",
     "finetune": "bertsmith.commands.finetune",
-    "fit": "bertsmith.commands.fit",
+    "fit": "bertsmith.runs.fit",
     "inspect": "bertsmith.runs.inspect",
     "load": "bertsmith.checkpoint.store",
     "pairs": "bertsmith.runs.pairs",
@@ -34,7 +34,7 @@ _HOMES = {
     "pretrain": "bertsmith.runs.pretrain",
     "save": "bertsmith.checkpoint.store",
     "serve": "bertsmith.runs.serve",
-    "shrink": "bertsmith.commands.shrink",
+    "shrink": "bertsmith.runs.shrink",
     "tokenizer": "bertsmith.runs.tokenizer",
 }
 
@@ -72,9 +72,7 @@ if TYPE_CHECKING:
     from bertsmith.checkpoint.store import load, save
     from bertsmith.commands.evaluate import evaluate
     from bertsmith.commands.finetune import finetune
-    from bertsmith.commands.fit import fit
     from bertsmith.commands.predict import predict
-    from bertsmith.commands.shrink import shrink
     from bertsmith.data.layout import SequenceLayout
     from bertsmith.errors import InputError
     from bertsmith.exporting.export import export
@@ -86,10 +84,12 @@ if TYPE_CHECKING:
     from bertsmith.models.seq2seq import GenerationConfig
     from bertsmith.runs.compare import compare
     from bertsmith.runs.corpus import corpus
+    from bertsmith.runs.fit import fit
     from bertsmith.runs.inspect import inspect
     from bertsmith.runs.pairs import pairs
     from bertsmith.runs.pretrain import pretrain
     from bertsmith.runs.serve import serve
+    from bertsmith.runs.shrink import shrink
     from bertsmith.runs.tokenizer import tokenizer
     from bertsmith.tasks.predictor import Predictor
     from bertsmith.text.tokenizer import Tokenizer

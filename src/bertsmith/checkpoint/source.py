@@ -1,6 +1,7 @@
 """Where a model comes from: one setting, `model`, for every command and recipe."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -130,6 +131,25 @@ class ModelSource(Record):
             return self.encoder_config()  # raises with the reason
         check_encoder(config, self.folder)
         return config
+
+
+class FineTunedSource(ModelSource):
+    """The folder of a fine-tuned model, or a part of its model."""
+
+    @model_validator(mode="after")
+    def _check_folder(self) -> "FineTunedSource":
+        if self.folder is None:
+            kind = "preset" if self.preset is not None else "network"
+            raise ValueError(f"{kind} has fresh weights; give folder with a fine-tuned model (bertsmith finetune)")
+        return self
+
+    @property
+    def path(self) -> Path:
+        """The folder of the model; InputError if there is none."""
+        path = model_folder(self.name)
+        if not path.is_dir():
+            raise InputError(f"MODEL is {self.name!r}, which is no folder; give that of a fine-tuned model")
+        return path
 
 
 class GeneratorSource(ModelSource):

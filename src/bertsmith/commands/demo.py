@@ -81,7 +81,9 @@ def demo(
         return figures
     report, commands = _report(journey, figures, made)
     seconds = round(time.perf_counter() - begin, 1)
-    candidates = len(figures["fit"].pop("candidates"))
+    figures["fit"] = figures["fit"].to_json()
+    candidates = figures["fit"].pop("candidates")
+    del figures["fit"]["measured"]
     result = {**figures, "model": start, "candidates": candidates, "seconds": seconds, "report": str(report)}
     write_result(folder, result)
     console.rule()
@@ -104,7 +106,7 @@ def _carried_out(
         console.rule(name)
         begin = time.perf_counter()
         figures[name] = work(journey, figures)
-        if not figures[name].get("is_finished", True):
+        if isinstance(figures[name], Mapping) and not figures[name].get("is_finished", True):
             break
         made.append(DemoStep(name, gained(name, figures[name]), time.perf_counter() - begin))
     return figures, made
@@ -128,7 +130,7 @@ def _report(journey: "Journey", figures: Mapping[str, Any], made: list["DemoStep
             look=figures["look"],
             finetuned=figures["finetune"],
             elastic=read_record(folder / "elastic"),
-            fitted=figures["fit"],
+            fitted=figures["fit"].outcome,
             exported=figures["export"],
             answers=list(zip(QUESTIONS, Predictor.load(model).predict(QUESTIONS), strict=True)),
             commands=commands,

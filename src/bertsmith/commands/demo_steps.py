@@ -129,7 +129,7 @@ def finetuned(journey: Journey, before: Mapping[str, Any]) -> dict[str, Any]:
 
 def made_elastic(journey: Journey, before: Mapping[str, Any]) -> dict[str, Any]:
     """One set of weights for every width and depth."""
-    from bertsmith.commands.shrink import shrink
+    from bertsmith.runs.shrink import shrink
 
     folder, way = journey.folder, journey.way
     return shrink(
@@ -139,29 +139,31 @@ def made_elastic(journey: Journey, before: Mapping[str, Any]) -> dict[str, Any]:
         widths=_distinct(WIDTHS, folder / "classifier"),
         epochs=max(way.least_elastic, way.elastic_share * journey.epochs),
         set=list(way.shrink),
-    )
+    ).to_json()
 
 
 def _distinct(widths: Sequence[float], folder: Path) -> list[float]:
     """The widths that differ in a network: one of few heads or groups has no quarter of them."""
     from bertsmith.checkpoint.store import load
     from bertsmith.layers.subnet import Subnet
-    from bertsmith.shrinking.fit.candidates import different
+    from bertsmith.shrinking.fit.candidates import distinct_subnets
 
     units = load(folder).encoder.units
-    return [subnet.width for subnet in different([Subnet(width=width) for width in widths], units)]
+    return [subnet.width for subnet in distinct_subnets([Subnet(width=width) for width in widths], units)]
 
 
-def fitted(journey: Journey, before: Mapping[str, Any]) -> dict[str, Any]:
+def fitted(journey: Journey, before: Mapping[str, Any]) -> Any:
     """The best that takes at most a share of the time of the whole network in PyTorch."""
-    from bertsmith.commands.fit import fit
+    from bertsmith.checkpoint.source import FineTunedSource
+    from bertsmith.runs.fit import fit
     from bertsmith.shrinking.fit.search import prepare
     from bertsmith.shrinking.fit.settings import BudgetConfig, FitSettings
 
     elastic, data = journey.folder / "elastic", str(journey.folder / "data")
     # timed as the search will time it: what elastic.json has was measured while this process was busy
     any_budget = BudgetConfig(latency_ms=1.0)  # only how it measures is asked
-    conditions = prepare(FitSettings(model=str(elastic), data=data, budget=any_budget)).conditions
+    settings = FitSettings(model=FineTunedSource(folder=str(elastic)), data=data, budget=any_budget)
+    conditions = prepare(settings).conditions
     return fit(
         elastic,
         data=data,

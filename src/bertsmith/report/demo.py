@@ -10,6 +10,7 @@ from bertsmith.report.elastic import largest, member_at, size_grid
 from bertsmith.report.page import format_duration, render
 from bertsmith.report.pretraining import FilledMask
 from bertsmith.shrinking.elastic_metadata import ElasticRecord
+from bertsmith.shrinking.fit.result import FitOutcome
 
 STEPS = {  # what each step does, and the folder it writes
     "pretrain": ("Learn a vocabulary and pre-train a small BERT on the messages of a support desk", "encoder"),
@@ -41,7 +42,7 @@ class DemoReport:
     look: Mapping[str, Any]
     finetuned: Mapping[str, Any]
     elastic: ElasticRecord
-    fitted: Mapping[str, Any]
+    fitted: FitOutcome
     exported: Mapping[str, Any]
     answers: Sequence[tuple[str, str]]
     """Messages and the answers of the fitted model."""
@@ -82,8 +83,8 @@ def _metrics(report: DemoReport) -> dict[str, str]:
     scores["Elastic, whole"] = whole.score
     if half is not None:
         scores["Elastic, half the width and depth"] = half.score
-    if report.fitted["fits"]:
-        scores["Fitted to the budget"] = report.fitted["score"]
+    if report.fitted.fits:
+        scores["Fitted to the budget"] = report.fitted.score
     return {name: f"{score:.1f}" for name, score in scores.items()}
 
 

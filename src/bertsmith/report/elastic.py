@@ -29,7 +29,7 @@ from bertsmith.report.finetuning import metric_name
 from bertsmith.report.maps import SEPARATORS, HeadStatistics, compute_maps, head_statistics, text_maps
 from bertsmith.report.page import render
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
-from bertsmith.shrinking.grid_judge import name_of
+from bertsmith.shrinking.subnetworks import subnet_name
 
 MAX_TOKENS = 16  # of the text whose attention is drawn
 MAX_HEADS = 4  # of each layer, the most important ones
@@ -443,11 +443,11 @@ def _stage_panels(record: ElasticRecord, stage: str, rows: Sequence[Mapping[str,
     """Training curves of a stage; empty if its log has neither losses nor scores."""
     losses = column([row for row in rows if row.get("kind") == "training"], "loss", keep_gaps=True)
     held_out = [row for row in rows if row.get("kind") == "held_out"]
-    evaluated = [subnet for subnet in record.subnets if any(name_of(subnet) in row for row in held_out)]
+    evaluated = [subnet for subnet in record.subnets if any(subnet_name(subnet) in row for row in held_out)]
     scores = [Series("mean", column(held_out, "score"))]
     if len(evaluated) > 1:
         ends = sorted(evaluated, key=lambda subnet: (subnet.depth, subnet.width))
-        scores += [Series(_size_name(subnet), column(held_out, name_of(subnet))) for subnet in (ends[-1], ends[0])]
+        scores += [Series(_size_name(subnet), column(held_out, subnet_name(subnet))) for subnet in (ends[-1], ends[0])]
     name, metric, panels = STAGES.get(stage, stage), metric_name(record.metric), []
     if scores[0].points:
         chart = line_chart(

@@ -1,15 +1,13 @@
 """The page and the model card of a search for a model that fits a budget."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 
 from bertsmith.report.charts import Marker, marker_chart, shape_legend
 from bertsmith.report.page import format_count, format_megabytes, render
-
-Candidate = Mapping[str, Any]
+from bertsmith.shrinking.fit.result import CandidateResult, FitOutcome
 
 CHART_HEIGHT = 380
 SHAPES = {  # SVG paths around (0, 0) by precision
@@ -41,77 +39,75 @@ class CandidateRow:
     style: str
 
 
-def render_fit_page(figures: Mapping[str, Any], name: str) -> str:
+def render_fit_page(outcome: FitOutcome, name: str) -> str:
     """Return the search as one self-contained HTML document."""
-    percentile = _percentile(figures)
-    headings = [figures["metric"], f"p{percentile} ms", "MB", "memory MB", "parameters"]
+    headings = [outcome.metric, f"p{outcome.limit.percentile} ms", "MB", "memory MB", "parameters"]
     return render(
         "fit.html",
         name=name,
-        headline=headline(figures),
-        lead=_lead(figures),
-        front=front_chart(figures),
-        notices=figures["notices"],
+        headline=headline(outcome),
+        lead=_lead(outcome),
+        front=front_chart(outcome),
+        notices=outcome.notices,
         headings=headings,
-        candidates=[_candidate_row(row) for row in figures["candidates"]],
-        facts=_facts(figures),
+        candidates=[_candidate_row(row) for row in outcome.candidates],
+        facts=_facts(outcome),
     )
 
 
-def render_fit_card(figures: Mapping[str, Any], name: str) -> str:
+def render_fit_card(outcome: FitOutcome, name: str) -> str:
     """Return the model card of the chosen artefact as Markdown."""
-    row, whole, percentile = figures["chosen"], figures["reference"], _percentile(figures)
+    row, whole, percentile = outcome.best, outcome.reference, outcome.limit.percentile
     costs = {
-        f"{figures['metric']} on {figures['part']}": lambda one: f"{one['score']:.2f}",
-        f"latency p{percentile}, ms": lambda one: f"{one['latency_ms']:.2f}",
-        "size, MB": lambda one: format_megabytes(one["size_mb"]),
-        "peak memory of the process, MB": lambda one: f"{one['memory_mb']:.0f}",
-        "parameters": lambda one: f"{one['parameters']:,}",
+        f"{outcome.metric} on {outcome.part}": lambda one: f"{one.score:.2f}",
+        f"latency p{percentile}, ms": lambda one: f"{one.latency_ms:.2f}",
+        "size, MB": lambda one: format_megabytes(one.size_mb),
+        "peak memory of the process, MB": lambda one: f"{one.memory_mb:.0f}",
+        "parameters": lambda one: f"{one.parameters:,}",
     }
-    compared = [row, *([whole] if whole and whole["is_measured"] else [])]
+    compared = [row, *([whole] if whole and whole.is_measured else [])]
     return render(
         "fit_card.md",
         name=name,
-        figures=figures,
+        outcome=outcome,
         row=row,
         columns=["this model", *(["whole network"] if len(compared) > 1 else [])],
         costs=[[label, *map(cell, compared)] for label, cell in costs.items()],
-        threads=format_count(figures["threads"], "thread"),
-        batch=format_count(figures["conditions"]["batch"], "sequence"),
-        versions=_versions(figures),
+        threads=format_count(outcome.threads, "thread"),
+        batch=format_count(outcome.conditions.batch, "sequence"),
+        versions=_versions(outcome),
     )
 
 
-def headline(figures: Mapping[str, Any]) -> str:
+def headline(outcome: FitOutcome) -> str:
     """Return the outcome in one sentence."""
-    if figures["fits"]:
-        row = figures["chosen"]
+    if outcome.fits:
+        row = outcome.best
         return (
-            f"{figures['metric'].capitalize()} {figures['score']:.2f} at {row['latency_ms']:.2f}\u00a0ms "
-            f"(p{_percentile(figures)}) and {format_megabytes(row['size_mb'])}\u00a0MB: {row['words']}."
+            f"{outcome.metric.capitalize()} {outcome.score:.2f} at {row.latency_ms:.2f}\u00a0ms "
+            f"(p{outcome.limit.percentile}) and {format_megabytes(row.size_mb)}\u00a0MB: {row.words}."
         )
-    missed = "; ".join(miss["words"] for miss in figures["misses"]) or "not in every measurement"
-    return f"No candidate meets the budget. The nearest is {figures['nearest']['words']}: {missed}."
+    missed = "; ".join(miss.words for miss in outcome.misses) or "not in every measurement"
+    return f"No candidate meets the budget. The nearest is {outcome.best.words}: {missed}."
 
 
-def front_chart(figures: Mapping[str, Any]) -> FrontChart:
+def front_chart(outcome: FitOutcome) -> FrontChart:
     """Draw score against latency with the Pareto front, the budget and the chosen candidate."""
-    rows, limits = figures["candidates"], figures["limits"]
-    limit, floor = limits.get("latency_ms"), limits.get("at_least")
-    reference = figures["reference"] or figures["chosen"] or figures["nearest"]
-    slowest = MAX_LATENCY_RATIO * max(reference["latency_ms"], limit or 0.0)
-    drawn = [row for row in rows if row["latency_ms"] <= slowest or row["is_chosen"]]
-    front = sorted((row for row in drawn if row["on_front"]), key=lambda row: row["latency_ms"])
-    engines = list(dict.fromkeys(row["engine"] for row in rows))
-    pairs = dict.fromkeys((row["engine"], row["precision"]) for row in rows)
+    rows, limit, floor = outcome.candidates, outcome.limit.latency_ms, outcome.limit.at_least
+    reference = outcome.reference or outcome.best
+    slowest = MAX_LATENCY_RATIO * max(reference.latency_ms, limit or 0.0)
+    drawn = [row for row in rows if row.latency_ms <= slowest or row.is_chosen]
+    front = sorted((row for row in drawn if row.on_front), key=lambda row: row.latency_ms)
+    engines = list(dict.fromkeys(row.engine for row in rows))
+    pairs = dict.fromkeys((row.engine, row.precision) for row in rows)
     chart = marker_chart(
         [
-            _marker(row, engines.index(row["engine"]))
-            for row in sorted(drawn, key=lambda row: (row["is_chosen"], row["is_measured"]))
+            _marker(row, engines.index(row.engine))
+            for row in sorted(drawn, key=lambda row: (row.is_chosen, row.is_measured))
         ],
-        x_label=f"latency p{_percentile(figures)}, ms",
-        y_label=figures["metric"],
-        lines=[("var(--muted)", [(row["latency_ms"], row["score"]) for row in front])],
+        x_label=f"latency p{outcome.limit.percentile}, ms",
+        y_label=outcome.metric,
+        lines=[("var(--muted)", [(row.latency_ms, row.score) for row in front])],
         x_reference=(f"budget {limit:g} ms", limit) if limit else None,
         y_reference=(f"at least {floor:g}", floor) if floor is not None else None,
         legend=shape_legend(
@@ -122,71 +118,66 @@ def front_chart(figures: Mapping[str, Any]) -> FrontChart:
     return FrontChart(chart, len(rows) - len(drawn))
 
 
-def _percentile(figures: Mapping[str, Any]) -> int:
-    return figures["limits"].get("percentile", 95)
-
-
 def _shape(precision: str) -> str:
     return SHAPES.get(precision, SHAPES["float32"])
 
 
-def _marker(row: Candidate, colour: int) -> Marker:
-    costs = f"{row['score']:.2f} at {row['latency_ms']:.2f} ms, {format_megabytes(row['size_mb'])} MB"
+def _marker(row: CandidateResult, colour: int) -> Marker:
+    costs = f"{row.score:.2f} at {row.latency_ms:.2f} ms, {format_megabytes(row.size_mb)} MB"
     return Marker(
-        row["latency_ms"],
-        row["score"],
-        f"{row['words']}: {costs}{'' if row['is_measured'] else ' (estimated)'}",
+        row.latency_ms,
+        row.score,
+        f"{row.words}: {costs}{'' if row.is_measured else ' (estimated)'}",
         colour,
-        shape=_shape(row["precision"]),
-        style="" if row["is_measured"] else "hollow",
-        label="chosen" if row["is_chosen"] else "",
+        shape=_shape(row.precision),
+        style="" if row.is_measured else "hollow",
+        label="chosen" if row.is_chosen else "",
     )
 
 
-def _lead(figures: Mapping[str, Any]) -> str:
-    reference = figures["reference"]
+def _lead(outcome: FitOutcome) -> str:
+    reference = outcome.reference
     whole = ""
-    if reference is not None and reference["is_measured"]:
+    if reference is not None and reference.is_measured:
         whole = (
-            f" The whole network ({reference['engine']} {reference['precision']}) has {reference['score']:.2f} at "
-            f"{reference['latency_ms']:.2f} ms and {format_megabytes(reference['size_mb'])} MB."
+            f" The whole network ({reference.engine} {reference.precision}) has {reference.score:.2f} at "
+            f"{reference.latency_ms:.2f} ms and {format_megabytes(reference.size_mb)} MB."
         )
-    return f"Budget: {figures['budget']}.{whole}"
+    return f"Budget: {outcome.budget}.{whole}"
 
 
-def _candidate_row(row: Candidate) -> CandidateRow:
-    estimate = "" if row["is_measured"] else "~"
-    cut = ", cut vocabulary" if row["vocabulary"] == "cut" else ""
+def _candidate_row(row: CandidateResult) -> CandidateRow:
+    estimate = "" if row.is_measured else "~"
+    cut = ", cut vocabulary" if row.vocabulary == "cut" else ""
     numbers = (
-        f"{row['score']:.2f}",
-        f"{estimate}{row['latency_ms']:.2f}",
-        f"{estimate}{format_megabytes(row['size_mb'])}",
-        f"{row['memory_mb']:.0f}" if row["is_measured"] else "–",
-        f"{row['parameters']:,}",
+        f"{row.score:.2f}",
+        f"{estimate}{row.latency_ms:.2f}",
+        f"{estimate}{format_megabytes(row.size_mb)}",
+        f"{row.memory_mb:.0f}" if row.is_measured else "–",
+        f"{row.parameters:,}",
     )
-    budget = "chosen" if row["is_chosen"] else {True: "met", False: "missed", None: ""}[row["holds"]]
-    style = "chosen" if row["is_chosen"] else "" if row["is_measured"] else "estimate"
-    return CandidateRow(row["network"], f"{row['engine']} {row['precision']}{cut}", numbers, budget, style)
+    budget = "chosen" if row.is_chosen else {True: "met", False: "missed", None: ""}[row.holds]
+    style = "chosen" if row.is_chosen else "" if row.is_measured else "estimate"
+    return CandidateRow(row.network, f"{row.engine} {row.precision}{cut}", numbers, budget, style)
 
 
-def _versions(figures: Mapping[str, Any]) -> str:
-    return ", ".join(f"{package} {version}" for package, version in figures["versions"].items())
+def _versions(outcome: FitOutcome) -> str:
+    return ", ".join(f"{package} {version}" for package, version in outcome.versions.items())
 
 
-def _facts(figures: Mapping[str, Any]) -> dict[str, str]:
-    machine, conditions = figures["machine"], figures["conditions"]
+def _facts(outcome: FitOutcome) -> dict[str, str]:
+    machine, conditions = outcome.machine, outcome.conditions
     lengths = "; ".join(
-        "lengths of the data" if load["name"] == "data" else f"{load['name']} tokens"
-        for load in conditions["workloads"]
+        "lengths of the data" if load.name == "data" else f"{load['name']} tokens" for load in conditions.workloads
     )
     return {
-        "Model": figures["model"],
-        "Data": f"{figures['data']} ({figures['part']}, {figures['examples']:,} examples)",
-        "Task": figures["task"],
+        "Model": outcome.model,
+        "Data": f"{outcome.data} ({outcome.part}, {outcome.examples:,} examples)",
+        "Task": outcome.task,
         "Processor": machine["processor"],
-        "Cores, threads used": f"{machine['cores']}, {figures['threads']}",
+        "Cores, threads used": f"{machine['cores']}, {outcome.threads}",
         "System": machine["system"],
-        "Sequences": f"{lengths}, {conditions['batch']} at a time",
-        "Versions": _versions(figures),
-        "Measurements": f"{figures['measurements']:,}",
+        "Sequences": f"{lengths}, {conditions.batch} at a time",
+        "Versions": _versions(outcome),
+        "Measurements": f"{outcome.measurements:,}",
     }

@@ -15,7 +15,7 @@ def spread() -> Any:
 
 
 def to_json(value: object) -> Any:
-    """Return a value as JSON-ready data; fields of records that are None are left out."""
+    """Return a value as JSON-ready data; fields of records that are None are left out unless they are "nullable"."""
     if isinstance(value, Record):
         return value.plain()
     if is_dataclass(value) and not isinstance(value, type):
@@ -24,7 +24,7 @@ def to_json(value: object) -> Any:
             inner = to_json(getattr(value, own.name))
             if own.metadata.get("spread"):
                 plain |= inner or {}
-            elif inner is not None and not own.metadata.get("hidden"):
+            elif (inner is not None or own.metadata.get("nullable")) and not own.metadata.get("hidden"):
                 plain[own.name] = inner
         return plain
     if isinstance(value, dict):

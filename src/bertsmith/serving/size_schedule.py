@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.shrinking.elastic_metadata import ElasticRecord
-from bertsmith.shrinking.fit.finals import pareto_front
+from bertsmith.shrinking.fit.candidates import pareto_front
 
 _QUIET_WAIT = 0.5  # share of the target: a longer expected wait is not quiet
 _MAX_UTILISATION = 0.8  # share of its speed that may be requested of the next larger size

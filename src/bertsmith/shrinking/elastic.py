@@ -1,29 +1,39 @@
-"""Elastic training (DynaBERT): a fine-tuned model whose sub-networks of every width and depth work as well."""
+"""Elastic training (DynaBERT, Hou et al. 2020): a fine-tuned model whose sub-networks of every width and depth work.
+
+importance -> rewiring (most important heads and neurons first) -> stages (width, depth, labels) -> scores and costs
+"""
 
 import copy
-from collections.abc import Iterator, Sequence
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from statistics import fmean
+from typing import Literal
 
+from accelerate import PartialState
 from pydantic import Field, model_validator
+from rich.console import Console
+from torch import Tensor
 
-from bertsmith.answers.sequences import Features
-from bertsmith.data.examples import ExampleConfig, ExamplePlan, ExampleReader, TaskBatch
-from bertsmith.layers.mixers.favor import FavorConfig
-from bertsmith.models.build import rebuild
+from bertsmith.checkpoint.files import NewFolder, read_json, write_json
+from bertsmith.checkpoint.store import load, write_model
+from bertsmith.errors import InputError
+from bertsmith.models.heads import TaskHeadConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation import AnyTerm
 from bertsmith.objectives.distillation.objective import Distillation, Grid, named
 from bertsmith.objectives.distillation.terms import LabelTerm, OutputTerm, StateTerm
 from bertsmith.settings import Record
 from bertsmith.shrinking.augmentation.words import AugmentationConfig
-from bertsmith.shrinking.grid_judge import GridJudge
-from bertsmith.shrinking.importance import ImportanceConfig, Order
-from bertsmith.shrinking.settings import ShrinkSettings
-from bertsmith.tasks.base import Encoding
+from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings, Split, freeze_random_features
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
+from bertsmith.shrinking.importance import ImportanceConfig, Order, orders, rewire
+from bertsmith.shrinking.subnetworks import GridEvaluator, SubnetScore, subnet_costs
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import Trainer
+
+REWIRED = "rewired"
 
 Stage = Literal["width", "depth", "labels"]
 
@@ -87,6 +97,11 @@ class ElasticSettings(ShrinkSettings):
         """The sub-networks that learn in a stage."""
         return self.grid.changed(depths=(1.0,)) if stage == "width" else self.grid
 
+    @property
+    def trained_grid(self) -> Grid:
+        """The sub-networks that are trained when all stages are done."""
+        return self.stage_grid("depth" if "depth" in self.stages else "width")
+
     def stage_run(self, stage: Stage) -> FinetuneRunConfig:
         """How long a stage takes and how it is carried out."""
         epochs = self.stage(stage).epochs
@@ -102,24 +117,88 @@ class ElasticSettings(ShrinkSettings):
         return self
 
 
+@dataclass(frozen=True)
+class ElasticModel:
+    """An elastic model with the scores and costs of its sub-networks."""
+
+    model: Model
+    metadata: ElasticRecord
+    seconds: float
+    """Time spent training."""
+
+
+def shrink_elastic(settings: ElasticSettings, context: ShrinkContext, augmented: Split) -> ElasticModel | None:
+    """Order the units, train all stages and evaluate the grid; None on processes other than the main one.
+
+    `augmented` has the training rows plus any new ones; only the "labels" stage trains on the plain rows.
+    """
+    console = Console(quiet=not context.is_main)
+    console.rule("importance")
+    student = rewired_model(settings, context)
+    teacher, seconds = context.model, 0.0
+    for stage in settings.stages:
+        console.rule(f"stage: {stage}")
+        folder, train = context.out / stage, context.train if stage == "labels" else augmented
+        trained, took = context.finished_stage(folder) or context.run_stage(
+            make_stage(settings, stage, student, teacher, context, train, folder), folder
+        )
+        seconds += took
+        if stage == "labels" and not mean_score(settings, context, trained) > mean_score(settings, context, student):
+            console.print("the labels did not raise the mean score: the model of the stage before is kept")
+            continue
+        student = teacher = trained
+    return describe_subnetworks(settings, context, student, seconds) if context.is_main else None
+
+
+def check_head(settings: ElasticSettings) -> None:
+    """Raise InputError if the task head reads layers that the shallowest sub-networks do not have."""
+    config = settings.model.described_config()
+    fewest = len(settings.trained_grid.subnets[0].kept_layers(len(config.encoder.layers)))
+    for head in config.heads:
+        if isinstance(head, TaskHeadConfig):
+            reads = head.features.layers + head.features.skip
+            if not head.features.layers or reads > fewest:
+                raise InputError(
+                    f"the model's head reads {reads} layers and grid.depths leaves {fewest}; allowed: 1 to {fewest}"
+                )
+
+
+def rewired_model(settings: ElasticSettings, context: ShrinkContext) -> Model:
+    """Return the model with its units in order, from the folder of an interrupted run or computed now."""
+    folder = context.out / REWIRED
+    if not folder.is_dir() and context.is_main:
+        scores = context.importance(context.model, settings.importance, settings.run.seed)
+        found = orders(context.model, scores, settings.order, settings.run.seed)
+        model = settings.model.load()
+        rewire(model, found)
+        lists = {"head_scores": scores.heads, "head_order": found.heads, "neuron_order": found.neurons}
+        with NewFolder(folder) as new:
+            write_model(model, new)
+            write_json(new / "orders.json", {name: _lists(tensors) for name, tensors in lists.items()})
+    PartialState().wait_for_everyone()
+    return freeze_random_features(load(folder))
+
+
+def _lists(tensors: tuple[Tensor, ...]) -> list[list[float]]:
+    return [tensor.tolist() for tensor in tensors]
+
+
 def make_stage(
     settings: ElasticSettings,
     stage: Stage,
     student: Model,
     teacher: Model,
-    train: tuple[Sequence[Any], Features],
-    dev: tuple[Sequence[Any], Features],
+    context: ShrinkContext,
+    train: Split,
     out: Path,
     *,
-    processes: int = 1,
-    device: str = "auto",
     show: bool = True,
 ) -> Trainer:
-    """The run of one stage; the teacher stays as it is, and so does the student that is given."""
+    """Return the trainer of one stage; the given student and teacher do not change."""
     config, grid = settings.stage(stage), settings.stage_grid(stage)
     needs_teacher = any(term.needs_teacher for term in config.terms)
     student = copy.deepcopy(student)
-    task = settings.task.objective(train[0])
+    task = settings.task.objective(train.examples)
     objective = Distillation(
         task,
         named(config.terms),
@@ -128,48 +207,82 @@ def make_stage(
         units=student.encoder.units,
         teacher_width=settings.teacher_width if stage == "depth" else "full",
     )
-    evaluator = GridJudge(settings.task, dev[0], dev[1], settings.sequences, task.for_evaluation(), grid.subnets)
-    learned = grid.subnets if grid.is_whole else grid.drawn(student.encoder.units, 0)
-    shares = [subnet.width * subnet.depth for subnet in learned]
+    subnets = grid.subnets if grid.is_whole else grid.drawn(student.encoder.units, 0)
     return task_trainer(
         settings.changed(run=settings.stage_run(stage)),
         student,
         objective,
-        train[1],
-        evaluator,
+        train.features,
+        GridEvaluator(settings.task, *context.dev, settings.sequences, task.for_evaluation(), grid.subnets),
         out,
-        processes=processes,
-        cost=sum(shares) + (1 / 3 if needs_teacher else 0),
-        device=device,
+        processes=context.processes,
+        cost=sum(subnet.width * subnet.depth for subnet in subnets) + (1 / 3 if needs_teacher else 0),
+        device=context.device,
         show=show,
     )
 
 
-def scoring_batches(
-    features: Features, config: ImportanceConfig, sequences: ExampleConfig, pad: int, seed: int
-) -> Iterator[TaskBatch]:
-    """The batches that importance is measured on: examples drawn from the training part, each at most once."""
-    plan = ExamplePlan(features, sequences.changed(order="shuffled"), config.batch, seed)
-    reader = ExampleReader(features, sequences, pad)
-    count = min(plan.batches, -(-config.examples // config.batch))
-    for _, place in zip(range(count), plan.one_epoch(), strict=False):
-        batch = reader[place].batch
-        assert isinstance(batch, TaskBatch)
-        yield batch
+def evaluate_grid(settings: ElasticSettings, context: ShrinkContext, model: Model) -> list[SubnetScore]:
+    """Score every trained sub-network of a model on dev."""
+    objective = settings.task.objective(context.train.examples).for_evaluation()
+    subnets = settings.trained_grid.subnets
+    evaluator = GridEvaluator(settings.task, *context.dev, settings.sequences, objective, subnets)
+    return evaluator.evaluate(model.to(context.model.device).eval())
 
 
-def steady(model: Model) -> Model:
-    """The model with random features that are never drawn anew: teacher and student must see through the same ones."""
-    encoder = model.config.encoder
-    layers = tuple(
-        layer.changed(mixer=layer.mixer.changed(redraw_every=0)) if isinstance(layer.mixer, FavorConfig) else layer
-        for layer in encoder.layers
+def mean_score(settings: ElasticSettings, context: ShrinkContext, model: Model) -> float:
+    """Mean score over all trained sub-networks."""
+    return fmean(score.judgement.score for score in evaluate_grid(settings, context, model))
+
+
+def describe_subnetworks(
+    settings: ElasticSettings, context: ShrinkContext, model: Model, seconds: float
+) -> ElasticModel:
+    """Evaluate and time every sub-network; the model is moved to the CPU."""
+    teacher, scores = context.evaluate(context.model), evaluate_grid(settings, context, model)
+    model = model.cpu()  # bertsmith fit measures on the CPU: latencies compare with its budgets
+    costs = subnet_costs(model, [score.subnet for score in scores], context.length)
+    metadata = ElasticRecord.parse(
+        {
+            "metric": teacher.metric,
+            "teacher_score": teacher.score,
+            "depth_rule": settings.grid.depth_rule,
+            "length": context.length,
+            "grid": [
+                MemberFigures(
+                    width=score.subnet.width,
+                    depth=score.subnet.depth,
+                    score=score.judgement.score,
+                    parameters=cost.parameters,
+                    flops=cost.flops,
+                    latency_ms=cost.latency_ms,
+                ).plain()
+                for score, cost in zip(scores, costs, strict=True)
+            ],
+            **read_json(context.out / REWIRED / "orders.json"),
+        },
+        source="the elastic training",
     )
-    if layers == encoder.layers:
-        return model
-    return rebuild(model, model.config.changed(encoder=encoder.changed(layers=layers)))
+    return ElasticModel(model, metadata, seconds)
 
 
-def encoded(settings: ShrinkSettings, model: Model, examples: Sequence[Any]) -> Features:
-    """The features of some examples as the model reads them."""
-    return settings.task.features(examples, Encoding.of(model, settings.sequences.length))
+def remove_stages(settings: ElasticSettings, out: Path) -> None:
+    """Remove intermediate models and what killed runs left half-written; logs stay."""
+    homes = [out, *(out / stage for stage in settings.stages)]
+    folders = [out / REWIRED, *(home / name for home in homes[1:] for name in ("model", "checkpoints"))]
+    for home in homes:
+        folders += [*home.glob(".*.partial-*"), *home.glob(".*.old-*")]
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def explain_elastic(settings: ElasticSettings, model: Model, rows: int, augmented: int) -> dict[str, str]:
+    """Describe the cost of every stage; `augmented` is the largest number of rows with new ones."""
+    facts = {} if augmented == rows else {"augmentation": f"{rows:,} rows become {augmented:,} at most"}
+    for stage in settings.stages:
+        batches = -(-(rows if stage == "labels" else augmented) // settings.batch.examples)
+        grid, steps = settings.stage_grid(stage), settings.stage_run(stage).steps(batches)
+        subnets = grid.subnets if grid.is_whole else grid.drawn(model.encoder.units, 0)
+        passes = sum(subnet.width * subnet.depth for subnet in subnets)
+        facts[f"stage {stage}"] = f"{len(subnets)} sub-networks a step, {passes:.2f} whole ones' work, {steps:,} steps"
+    return facts

@@ -1,8 +1,10 @@
-"""How good every exit of a model is on dev, and what each rule for using them would save and lose."""
+"""Early exit for a fine-tuned model: heads on lower layers that learn from its own head, and a rule for using them.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+add exits -> train them -> evaluate every exit on dev -> choose the rule that saves most within the tolerance
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
@@ -13,11 +15,12 @@ from torch import Tensor
 
 from bertsmith.answers.sequences import Features
 from bertsmith.data.examples import ExampleConfig, TaskBatch
-from bertsmith.engines.exit_runner import AllExits
+from bertsmith.engines.exit_runner import AllExits, ExitRunner
 from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import Activation
 from bertsmith.models.attach_heads import fit_heads
-from bertsmith.models.exiting import Certainty, exits_config
+from bertsmith.models.cost import parameters
+from bertsmith.models.exiting import Certainty, exits_config, with_rule
 from bertsmith.models.heads import SequenceHeadConfig, TaskHeadConfig
 from bertsmith.models.heads.exits import Answer, ExitRule, ExitsConfig
 from bertsmith.models.heads.task import ClassifierConfig
@@ -25,12 +28,12 @@ from bertsmith.models.model import Model
 from bertsmith.objectives.exits import ExitLearning, Weighting, freeze_all_but_exits
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
-from bertsmith.shrinking.settings import ShrinkSettings
-from bertsmith.tasks.base import Evaluation, Task
+from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings
+from bertsmith.tasks.base import Judgement, Task
 from bertsmith.tasks.multi_label import MultiLabel
 from bertsmith.tasks.predictor import item_outputs
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
-from bertsmith.training.step import TrainStep
+from bertsmith.training.step import Engine
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import Trainer
 
@@ -38,24 +41,24 @@ THRESHOLDS: dict[str, tuple[float, ...]] = {
     "probability": (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999),
     "entropy": (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01),
 }
-"""From the boldest to the most careful; those of patience are as many as there are exits to agree."""
+"""From the boldest to the most careful. A threshold of patience is a number of exits that must agree."""
 
 
-class RuleFigures(Record):
-    """A rule and what it does on dev."""
+class RuleScore(Record):
+    """A threshold with its score and cost on dev."""
 
     threshold: float
     score: float
     mean_layers: float
     flops: float
-    """Of the layers and exits that are computed, in the mean over items; an estimate."""
+    """Estimated operations of all computed layers and exits, mean over items."""
     saving: float
-    """The share of the operations of all layers that is not computed; below 0 where exits cost more than they save."""
+    """Share of the operations of all layers that is saved; negative where exits cost more than they save."""
 
 
 @dataclass(frozen=True)
 class ExitAnswers:
-    """What every head said of all items of dev, the task's own last.
+    """Outputs of every head for all items of dev, the task head last.
 
     Shape: by_head[head][item] is (outputs,), or (sequences, outputs) where items have several.
     """
@@ -63,12 +66,12 @@ class ExitAnswers:
     by_head: list[list[np.ndarray]]
 
     def chosen(self, heads: np.ndarray) -> list[np.ndarray]:
-        """The answer of one head for each item; Shape: (items,)."""
+        """Return the outputs of one head for each item; Shape: heads (items,)."""
         return [self.by_head[head][item] for item, head in enumerate(heads.tolist())]
 
 
-class ExitJudge:
-    """Answers all of dev with every exit at once; every process does so by itself."""
+class ExitEvaluator:
+    """Evaluates every exit on dev in one pass; every process evaluates all of dev."""
 
     def __init__(
         self,
@@ -81,55 +84,55 @@ class ExitJudge:
         self.task, self.examples, self.features = task, examples, features
         self.config, self.objective = config, objective
 
-    def __call__(self, engine: TrainStep) -> dict[str, Any]:
-        """The row of an evaluation: the score is the mean over all exits and the task's head."""
+    def __call__(self, engine: Engine) -> dict[str, Any]:
+        """Return the log row of an evaluation: the score is the mean over all exits and the task head."""
         model = engine.model
         heads = self._heads(model)
         loss = count = 0.0
 
         def watch(batch: TaskBatch, outputs: Tensor) -> None:
             nonlocal loss, count
-            loss += fmean(float(self.objective.sums(said, batch).loss) for said in outputs.chunk(len(heads), -1))
+            loss += fmean(float(self.objective.sums(own, batch).loss) for own in outputs.chunk(len(heads), -1))
             count += float(self.objective.count(batch))
 
         with engine.accelerator.autocast():
             answers = self.answers(model, watch)
-        evaluations = self.evaluations(answers)
+        judgements = self.evaluate_heads(answers)
         row = {
             "loss": loss / max(1.0, count),
-            "metric": evaluations[0].metric,
-            "score": fmean(evaluation.score for evaluation in evaluations),
+            "metric": judgements[0].metric,
+            "score": fmean(judgement.score for judgement in judgements),
         }
-        return row | {f"layer {layer}": own.score for layer, own in zip(heads, evaluations, strict=True)}
+        return row | {f"layer {layer}": own.score for layer, own in zip(heads, judgements, strict=True)}
 
-    def answers(self, model: Model, watch: Any = None) -> ExitAnswers:
-        """What every head says."""
+    def answers(self, model: Model, watch: Callable[[TaskBatch, Tensor], None] | None = None) -> ExitAnswers:
+        """Return the outputs of every head."""
         heads = self._heads(model)
         outputs = item_outputs(AllExits(model), self.features, self.config, watch)
         split = [np.split(own, len(heads), axis=-1) for own in outputs]
-        return ExitAnswers([[own[place] for own in split] for place in range(len(heads))])
+        return ExitAnswers([[own[index] for own in split] for index in range(len(heads))])
 
-    def evaluations(self, answers: ExitAnswers) -> list[Evaluation]:
-        """How good each head is."""
-        return [self.evaluate(outputs) for outputs in answers.by_head]
+    def evaluate_heads(self, answers: ExitAnswers) -> list[Judgement]:
+        """Score every head."""
+        return [self.score(outputs) for outputs in answers.by_head]
 
-    def evaluate(self, outputs: Sequence[np.ndarray]) -> Evaluation:
-        """How good some outputs are."""
-        return self.task.evaluate(self.examples, self.task.answers(self.examples, self.features, outputs))
+    def score(self, outputs: Sequence[np.ndarray]) -> Judgement:
+        """Score the outputs of all items."""
+        return self.task.judged(self.examples, self.task.answers(self.examples, self.features, outputs))
 
-    def rows(self, model: Model, answers: ExitAnswers, rules: Sequence[ExitRule]) -> list[RuleFigures]:
-        """What each rule does: items decide by themselves, so one pass over dev tells it for all rules."""
+    def evaluate_rules(self, model: Model, answers: ExitAnswers, rules: Sequence[ExitRule]) -> list[RuleScore]:
+        """Score every rule; items exit independently of each other, so one pass over dev is enough for all rules."""
         config, heads = exits_config(model), np.array(self._heads(model))
         costs = self._costs(model)
         found = []
         for rule in rules:
-            leaves = leaving(config, answers, rule)
+            leaves = exit_indices(config, answers, rule)
             flops = float(costs[leaves, np.arange(len(leaves))].mean())
             whole = float(costs[-1].mean()) - float(self._exit_costs(config, model))
             found.append(
-                RuleFigures(
+                RuleScore(
                     threshold=rule.threshold,
-                    score=self.evaluate(answers.chosen(leaves)).score,
+                    score=self.score(answers.chosen(leaves)).score,
                     mean_layers=float(np.average(heads[leaves], weights=np.diff(self.features.items))),
                     flops=flops,
                     saving=1 - flops / whole,
@@ -138,25 +141,25 @@ class ExitJudge:
         return found
 
     def _heads(self, model: Model) -> list[int]:
-        """After how many layers each head stands."""
+        """Number of layers below each head."""
         return [*exits_config(model).layers, len(model.config.encoder.layers)]
 
     def _costs(self, model: Model) -> np.ndarray:
-        """The operations of an item that is answered by each head, (heads, items), those of the exits below counted."""
+        """Operations of an item that is answered by each head, lower exits included; Shape: (heads, items)."""
         encoder, heads = model.config.encoder, self._heads(model)
         lengths = self.features.tokens.lengths
         distinct = {int(length) for length in lengths}
         by_head = []
-        for place, layers in enumerate(heads):
+        for index, layers in enumerate(heads):
             cut = encoder.changed(layers=encoder.layers[:layers])
             of_length = {length: length * cut.flops(length) for length in distinct}
-            exits = min(place + 1, len(heads) - 1) * self._exit_cost(exits_config(model), encoder.width)
+            exits = min(index + 1, len(heads) - 1) * self._exit_cost(exits_config(model), encoder.width)
             sequences = np.array([of_length[int(length)] + exits for length in lengths], dtype=np.float64)
             by_head.append(np.add.reduceat(sequences, self.features.items[:-1]))
         return np.stack(by_head)
 
     def _exit_costs(self, config: ExitsConfig, model: Model) -> float:
-        """The operations of all exits of an item, in the mean."""
+        """Mean operations of all exits of an item."""
         sequences = len(self.features.tokens) / len(self.features)
         return sequences * len(config.layers) * self._exit_cost(config, model.config.encoder.width)
 
@@ -165,26 +168,26 @@ class ExitJudge:
         return 2 * width * (config.outputs + (width if config.hidden is not None else 0))
 
 
-def leaving(config: ExitsConfig, answers: ExitAnswers, rule: ExitRule) -> np.ndarray:
-    """Which head answers each item under a rule, by its place, (items,)."""
+def exit_indices(config: ExitsConfig, answers: ExitAnswers, rule: ExitRule) -> np.ndarray:
+    """Return the index of the head that answers each item under a rule; Shape: (items,)."""
     certainty = Certainty(config, rule)
     last = len(answers.by_head) - 1
     found = np.full(len(answers.by_head[0]), last)
-    for place, said in enumerate(answers.by_head[:-1]):
-        rows = [np.atleast_2d(own) for own in said]
+    for index, outputs in enumerate(answers.by_head[:-1]):
+        rows = [np.atleast_2d(own) for own in outputs]
         sizes = torch.tensor([len(own) for own in rows])
         sure = certainty.are_sure(torch.from_numpy(np.concatenate(rows)), sizes).numpy()
-        found = np.where(sure & (found == last), place, found)
+        found = np.where(sure & (found == last), index, found)
     return found
 
 
-def rules_of(
+def candidate_rules(
     measure: Literal["probability", "entropy", "patience"],
     thresholds: Sequence[float],
     exits: int,
     within: float,
 ) -> list[ExitRule]:
-    """The rules to try, from the boldest to the most careful."""
+    """Return the rules to evaluate, from the boldest to the most careful."""
     usual = tuple(range(1, exits)) if measure == "patience" else THRESHOLDS[measure]
     return [
         ExitRule.parse({"measure": measure, "threshold": threshold, "within": within}, source="leave.thresholds")
@@ -192,10 +195,10 @@ def rules_of(
     ]
 
 
-def best_row(rows: Sequence[RuleFigures], score: float, tolerance: float) -> int | None:
-    """The place of the row that saves most of those that lose no more than the tolerance; None if none saves at all."""
-    fitting = [place for place, row in enumerate(rows) if row.score >= score - tolerance and row.saving > 0]
-    return max(fitting, key=lambda place: rows[place].saving, default=None)
+def best_rule(rows: Sequence[RuleScore], score: float, tolerance: float) -> int | None:
+    """Return the index of the rule that saves most within the tolerance; None if none saves anything."""
+    fitting = [index for index, row in enumerate(rows) if row.score >= score - tolerance and row.saving > 0]
+    return max(fitting, key=lambda index: rows[index].saving, default=None)
 
 
 ANSWERS: dict[str, Answer] = {
@@ -204,7 +207,7 @@ ANSWERS: dict[str, Answer] = {
     "choice": "choices",
     "regression": "value",
 }
-"""What the outputs of each kind of task are; the others speak of tokens or give vectors, of which none can leave."""
+"""Meaning of the outputs by kind of task. Other kinds answer tokens or give vectors and cannot exit early."""
 
 
 class ExitChoice(Record):
@@ -235,7 +238,7 @@ class LeaveChoice(Record):
 
 
 class ExitSettings(ShrinkSettings):
-    """All that a training of exits depends on."""
+    """All settings of early exits."""
 
     method: Literal["exits"] = "exits"
     exits: ExitChoice = ExitChoice()
@@ -255,12 +258,12 @@ class ExitSettings(ShrinkSettings):
 
     @property
     def answer(self) -> Answer:
-        """What the outputs of the task's head are."""
-        return answer_of(self.task)
+        """Meaning of the outputs of the task head."""
+        return answer_kind(self.task)
 
     @property
     def measure(self) -> Literal["probability", "entropy", "patience"]:
-        """What is asked of an answer."""
+        """Measure of certainty."""
         return self.leave.measure or ("patience" if self.answer == "value" else "probability")
 
     @model_validator(mode="after")
@@ -269,12 +272,12 @@ class ExitSettings(ShrinkSettings):
             return self
         if self.answer == "value" and self.measure != "patience":
             raise ValueError(f"leave.measure is {self.measure!r} in a regression; allowed: 'patience'")
-        rules_of(self.measure, self.leave.thresholds, exits=1, within=0.0)  # before anything is learned for them
+        candidate_rules(self.measure, self.leave.thresholds, exits=1, within=0.0)  # before anything is learned for them
         return self
 
 
-def answer_of(task: Task[Any]) -> Answer:
-    """What the outputs of a task's head are; a sentence where sequences cannot leave early."""
+def answer_kind(task: Task[Any]) -> Answer:
+    """Return the meaning of the outputs of a task head; InputError if its sequences cannot exit early."""
     if task.kind not in ANSWERS:
         raise InputError(
             f"the task is of kind {task.kind!r}, whose answers are not one for a sequence, so none can leave early; "
@@ -284,7 +287,7 @@ def answer_of(task: Task[Any]) -> Answer:
 
 
 def with_exits(model: Model, settings: ExitSettings) -> Model:
-    """A model with the same encoder and the same head, and fresh exits."""
+    """Return the model with fresh exits beside its task head."""
     choice, depth = settings.exits, len(model.config.encoder.layers)
     head = next((head for head in model.config.heads if isinstance(head, TaskHeadConfig)), None)
     if not isinstance(head, ClassifierConfig):
@@ -313,20 +316,11 @@ def _pooling(head: SequenceHeadConfig) -> Literal["first", "mean"]:
     return "mean" if head.pooling == "mean" else "first"
 
 
-def make_exits(
-    settings: ExitSettings,
-    model: Model,
-    train: tuple[Sequence[Any], Features],
-    dev: tuple[Sequence[Any], Features],
-    out: Path,
-    *,
-    processes: int = 1,
-    device: str = "auto",
-    show: bool = True,
-    notices: Sequence[str] = (),
+def make_exit_trainer(
+    settings: ExitSettings, context: ShrinkContext, *, show: bool = True, notices: Sequence[str] = ()
 ) -> Trainer:
-    """The run, ready to go; the model, which has exits, is the one that learns."""
-    task = settings.task.objective(train[0])
+    """Return the trainer of the exits of the context's model."""
+    model, task = context.model, settings.task.objective(context.train.examples)
     is_frozen = settings.encoder == "frozen"
     if is_frozen:
         freeze_all_but_exits(model)
@@ -342,12 +336,75 @@ def make_exits(
         settings,
         model,
         objective,
-        train[1],
-        ExitJudge(settings.task, dev[0], dev[1], settings.sequences, task.for_evaluation()),
-        out,
-        processes=processes,
+        context.train.features,
+        ExitEvaluator(settings.task, *context.dev, settings.sequences, task.for_evaluation()),
+        context.out,
+        processes=context.processes,
         cost=1 / 3 if is_frozen else 1.0,
-        device=device,
+        device=context.device,
         show=show,
         notices=notices,
     )
+
+
+@dataclass(frozen=True)
+class ChosenExits:
+    """Scores of every exit and of every rule on dev, and the rule that was chosen."""
+
+    metric: str
+    score: float
+    mean_layers: float
+    full_score: float
+    """Score of the task head, with all layers."""
+    layers: int
+    exit_scores: dict[str, float]
+    """Score of every exit, by the number of layers below it."""
+    rule: ExitRule | None = field(metadata={"nullable": True})
+    """None if no rule saves anything within the tolerance."""
+    table: tuple[RuleScore, ...]
+    chosen_index: int | None = field(metadata={"hidden": True})
+    """Index of the rule in the table."""
+
+
+def choose_rule(settings: ExitSettings, trainer: Trainer) -> ChosenExits:
+    """Evaluate exits and rules on dev and set the best rule in the trained model."""
+    evaluator, model = trainer.judge, trainer.model
+    assert isinstance(evaluator, ExitEvaluator)
+    answers = evaluator.answers(model)
+    *exits, last = evaluator.evaluate_heads(answers)
+    config, layers = exits_config(model), len(model.config.encoder.layers)
+    within = 0.0  # of two numbers that count as equal
+    if settings.answer == "value":
+        within = settings.leave.within or 0.1 * float(np.std([own[0] for own in answers.by_head[-1]]))
+    rules = candidate_rules(settings.measure, settings.leave.thresholds, len(config.layers), within)
+    rows = evaluator.evaluate_rules(model, answers, rules)
+    index = best_rule(rows, last.score, settings.leave.tolerance)
+    rule = None if index is None else rules[index]
+    with_rule(model, rule)
+    score, mean_layers = last.score, float(layers)
+    if rule is not None:
+        runner = ExitRunner(model, rule)
+        score = evaluator.score(item_outputs(runner, evaluator.features, settings.sequences)).score
+        mean_layers = runner.mean_layers
+    return ChosenExits(
+        metric=last.metric,
+        score=score,
+        mean_layers=mean_layers,
+        full_score=last.score,
+        layers=layers,
+        exit_scores={str(layer): own.score for layer, own in zip(config.layers, exits, strict=True)},
+        rule=rule,
+        table=tuple(rows),
+        chosen_index=index,
+    )
+
+
+def explain_exits(settings: ExitSettings, model: Model, examples: int) -> dict[str, str]:
+    """Describe the exits of a model and the cost of training them."""
+    config = model.config
+    plain = config.changed(heads=tuple(head for head in config.heads if head.kind != "exits"))
+    return {
+        "exits after layers": ", ".join(str(layer) for layer in exits_config(model).layers),
+        "weights of the exits": f"{parameters(config) - parameters(plain):,}",
+        "steps": f"{settings.run.steps(-(-examples // settings.batch.examples)):,}",
+    }

@@ -1,8 +1,9 @@
-"""A model with a smaller vocabulary: the pieces that its texts use, and a table of them as a product of two."""
+"""Cut the vocabulary of a model to the pieces its texts use, and factorise its token table."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,16 +16,15 @@ from bertsmith.models.convert import factorise
 from bertsmith.models.model import Model
 from bertsmith.models.vocabulary import keep_tokens
 from bertsmith.settings import Record
+from bertsmith.shrinking.context import ShrinkSettings, TaskTables
 from bertsmith.shrinking.embedding_repair import Surroundings, embedding_error, repair
-from bertsmith.shrinking.settings import ShrinkSettings
-from bertsmith.tasks.predictor import TASK_FILE, read_task_record, write_task_record
+from bertsmith.tasks.base import Judgement
+from bertsmith.tasks.predictor import TASK_FILE, Predictor, read_kept, write_kept
 from bertsmith.text.cut import changed_tokens, cut_tokenizer, piece_counts, used_pieces
-
-Figures = dict[str, Any]
 
 
 class VocabularyConfig(Record):
-    """What becomes of a vocabulary and of its table."""
+    """How a vocabulary and its token table are cut."""
 
     pieces: int | None = Field(default=None, gt=0)
     """The most pieces that stay, those that it takes to spell any text counted in; None for all that are used."""
@@ -33,21 +33,59 @@ class VocabularyConfig(Record):
     rank: int | None = Field(default=None, gt=0)
     """Keep the token table as a product of two, (pieces, rank) · (rank, width); None leaves it as it is."""
     repair_steps: int = Field(default=100, ge=0)
-    """With a rank: the most steps that fit the two tables, so that the embedding gives what it gave before."""
+    """With a rank: the most optimiser steps that fit the two tables to the embeddings of the whole one."""
 
 
-class CutSettings(ShrinkSettings):
-    """All that a cut of a fine-tuned model's vocabulary depends on."""
+class VocabularySettings(ShrinkSettings):
+    """All settings of cutting the vocabulary of a fine-tuned model."""
 
     method: Literal["vocabulary"] = "vocabulary"
     vocabulary: VocabularyConfig = VocabularyConfig()
 
 
-def cut_vocabulary(model: Model, texts: Iterable[str], config: VocabularyConfig) -> tuple[Model, Figures]:
-    """A copy of a model with the pieces that texts use, its table factorised where asked for, and what that changed.
+@dataclass(frozen=True)
+class VocabularyCut:
+    """Effects of a cut on tokens and sizes; errors are root mean squares over the tokens of the texts."""
 
-    Of texts whose pieces stay it says the same as before, unless the table is factorised: then the embedding is off by
-    `embedding_error` of what it gave, the root mean square over the running tokens of the texts.
+    pieces_before: int
+    pieces_after: int
+    tokens: int
+    """Tokens of the texts with the whole vocabulary."""
+    tokens_changed: int
+    tokens_changed_percent: float
+    rank: int | None
+    """Rank of the factorised token table; None for a whole one."""
+    embedding_error_before_repair: float | None
+    embedding_error: float | None
+    """Error of the embeddings as a share of their size, with a factorised table."""
+    parameters_before: int
+    megabytes_before: float
+    parameters_after: int
+    megabytes_after: float
+
+
+@dataclass(frozen=True)
+class CutModel:
+    """A model with a smaller vocabulary, and the scores on dev before and after."""
+
+    model: Model
+    cut: VocabularyCut
+    evaluation: Judgement
+    evaluation_before: Judgement
+
+
+def shrink_vocabulary(settings: VocabularySettings, tables: TaskTables, device: str) -> CutModel:
+    """Cut the vocabulary to the training texts and evaluate on dev before and after."""
+    task, model = settings.task, settings.model.load()
+    small, cut = cut_vocabulary(model, task.texts(task.examples(tables.train)), settings.vocabulary)
+    before, after = (Predictor(one.to(device).eval(), settings.kept).judged(tables.dev)[0] for one in (model, small))
+    return CutModel(small, cut, after, before)
+
+
+def cut_vocabulary(model: Model, texts: Iterable[str], config: VocabularyConfig) -> tuple[Model, VocabularyCut]:
+    """Return a copy of a model with the pieces that texts use, its table factorised with a rank, and the effects.
+
+    Outputs for texts whose pieces are all kept do not change, unless the table is factorised.
     """
     base, listed = model.require_tokenizer(), list(texts)
     if not listed:
@@ -56,24 +94,29 @@ def cut_vocabulary(model: Model, texts: Iterable[str], config: VocabularyConfig)
     cut = cut_tokenizer(base, kept)
     small = keep_tokens(model, cut.ids, cut.tokenizer)
     changed, total = changed_tokens(base, cut, listed)
-    figures = {
-        "pieces_before": model.config.encoder.vocabulary,
-        "pieces_after": len(cut.ids),
-        "tokens": total,
-        "tokens_changed": changed,
-        "tokens_changed_percent": 100 * changed / max(1, total),
-    }
+    error_before_repair = error = None
     if config.rank is not None:
-        small, errors = _factorised(small, listed, config.rank, config.repair_steps)
-        figures |= {"rank": config.rank, **errors}
-    for when, one in (("before", model), ("after", small)):
-        figures[f"parameters_{when}"] = sum(parameter.numel() for parameter in one.parameters())
-        figures[f"megabytes_{when}"] = sum(tensor.nbytes for tensor in tensors_of(one).values()) / 1e6
-    return small, figures
+        small, error_before_repair, error = _factorise(small, listed, config.rank, config.repair_steps)
+    return small, VocabularyCut(
+        pieces_before=model.config.encoder.vocabulary,
+        pieces_after=len(cut.ids),
+        tokens=total,
+        tokens_changed=changed,
+        tokens_changed_percent=100 * changed / max(1, total),
+        rank=config.rank,
+        embedding_error_before_repair=error_before_repair,
+        embedding_error=error,
+        parameters_before=_parameters(model),
+        megabytes_before=_megabytes(model),
+        parameters_after=_parameters(small),
+        megabytes_after=_megabytes(small),
+    )
 
 
-def cut_vocabulary_folder(folder: str | Path, texts: Iterable[str], config: VocabularyConfig, out: Path) -> Figures:
-    """The figures of a cut; the model in a folder, with the task beside it if it has one, is written to `out`."""
+def cut_vocabulary_folder(
+    folder: str | Path, texts: Iterable[str], config: VocabularyConfig, out: Path
+) -> VocabularyCut:
+    """Cut the vocabulary of the model in a folder; write the model, and its task if it has one, to `out`."""
     folder = model_folder(folder)
     artefact = read_artefact(folder)
     if artefact.precision != "float32" or artefact.engine == "onnxruntime":
@@ -82,25 +125,31 @@ def cut_vocabulary_folder(folder: str | Path, texts: Iterable[str], config: Voca
             "before that: give the model it was made from"
         )
     model = load(folder)
-    kept = read_task_record(folder) if (folder / TASK_FILE).is_file() else None
-    small, figures = cut_vocabulary(model, texts, config)
+    kept = read_kept(folder) if (folder / TASK_FILE).is_file() else None
+    small, cut = cut_vocabulary(model, texts, config)
     with NewFolder(out.resolve()) as new:
         write_model(small, new)
         if kept is not None:
-            write_task_record(kept, new)
-    return figures
+            write_kept(kept, new)
+    return cut
 
 
-def _factorised(model: Model, texts: list[str], rank: int, steps: int) -> tuple[Model, Figures]:
+def _factorise(model: Model, texts: list[str], rank: int, steps: int) -> tuple[Model, float, float]:
+    """Return the model with a factorised table, and its error before and after the repair."""
     pieces, width = model.token_table.shape
     most = (pieces * width - 1) // (pieces + width)
     if rank > most:
         raise InputError(f"rank is {rank}; allowed: 1 to {most}, as more would take no less than {pieces} × {width}")
     surroundings = Surroundings(model, texts)
     small = factorise(model, rank, surroundings.weights)
-    error = embedding_error(small, model, surroundings)
+    before = embedding_error(small, model, surroundings)
     repair(small, model, surroundings, steps)
-    return small, {
-        "embedding_error_before_repair": error,
-        "embedding_error": embedding_error(small, model, surroundings),
-    }
+    return small, before, embedding_error(small, model, surroundings)
+
+
+def _parameters(model: Model) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _megabytes(model: Model) -> float:
+    return sum(tensor.nbytes for tensor in tensors_of(model).values()) / 1e6

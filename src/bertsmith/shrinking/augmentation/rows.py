@@ -1,11 +1,19 @@
 """A table with new rows, made of its own by replacing words; what is right in a row stays as it is."""
 
+import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate import PartialState
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from bertsmith.bundled import bundled_hint, model_folder
+from bertsmith.checkpoint.store import load
 from bertsmith.data.random import generator
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
@@ -19,8 +27,11 @@ from bertsmith.tasks.tagging import Tagging
 from bertsmith.tasks.texts import TextTask
 from bertsmith.text.rows import Table
 
+AUGMENTED = "augmented"
+ROWS = "rows.jsonl"
 
-def augmented(
+
+def augment_table(
     table: Table,
     task: Task[Any],
     model: Model,
@@ -69,6 +80,64 @@ def augmented(
                 rows.append(row)
                 numbers.append(table.numbers[index])
     return Table(table.name, rows, numbers, table.unit)
+
+
+@dataclass(frozen=True)
+class Augmenter:
+    """A masked language model that makes new training rows for a task."""
+
+    task: Task[Any]
+    config: AugmentationConfig
+    model: Model
+
+    @classmethod
+    def open(cls, task: Task[Any], config: AugmentationConfig) -> "Augmenter | None":
+        """Load and check the model of some settings; None if they name none."""
+        if config.model is None:
+            return None
+        if not model_folder(config.model).is_dir():
+            hint = bundled_hint(config.model)
+            raise InputError(f"augmentation.model is {config.model!r}, which is no folder; give that of a model{hint}")
+        changed_columns(task)
+        model = load(config.model)
+        MaskedWords(model, config)
+        return cls(task, config, model)
+
+    def max_rows(self, rows: int) -> int:
+        """Largest number of rows after augmenting a table of so many."""
+        return rows * (1 + len(changed_columns(self.task)) * self.config.copies_of(rows))
+
+    def augment(self, train: Table, out: Path, device: str) -> Table:
+        """Return the training rows and new ones; write these and their candidates to a folder in `out`."""
+        state, folder, console = PartialState(), out / AUGMENTED, Console(stderr=True)
+        columns = TextColumn("words replaced"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        is_quiet = not console.is_terminal or not state.is_main_process
+        with Progress(*columns, transient=True, console=console, disable=is_quiet) as progress:
+            bar = progress.add_task("words", total=None)
+            table = augment_table(
+                train,
+                self.task,
+                self.model.to(device),
+                self.config,
+                folder=folder,
+                watch=lambda done, total: progress.update(bar, completed=done, total=total),
+                processes=Processes(state.process_index, state.num_processes, state.wait_for_everyone),
+            )
+        self.model.cpu()
+        if state.is_main_process:
+            new = table.rows[len(train) :]
+            _write_rows(folder, new)
+            Console().print(f"{len(new):,} new rows beside {len(train):,}: {folder / ROWS}", markup=False)
+        return table
+
+
+def _write_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the new rows for people to look at, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{ROWS}.{os.getpid()}"
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    temporary.replace(folder / ROWS)
 
 
 def changed_columns(task: Task[Any]) -> tuple[str, ...]:

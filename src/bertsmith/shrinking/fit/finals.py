@@ -1,26 +1,25 @@
-"""Which candidates are tried next, whether one keeps the budget for good, and which is best of those that do."""
+"""The finals: write, score and time the most promising candidates until none can be better than the best one."""
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
 
 from bertsmith.layers.subnet import Subnet
 from bertsmith.shrinking.fit.bench import Bench
 from bertsmith.shrinking.fit.candidates import SLACK, Candidate, Estimates
+from bertsmith.shrinking.fit.measure import ProcessTiming
 from bertsmith.shrinking.fit.settings import BudgetConfig, Costs, FitSettings, excess
 
-SPREADS = 2.0  # deviations above the mean that must be within the limit: about 98 of 100 processes
-HOPELESS = 1.5  # times the limit: no disturbance makes up for that
-CLEARLY = 0.95  # of a cost, below which it is worth to measure what is as good otherwise
-MARGIN = 0.95  # of the limit, for the middle one where single processes were disturbed
+DEVIATIONS = 2.0  # standard deviations above the mean that must be within the limit: about 98 of 100 processes
+HOPELESS = 1.5  # times the limit: more than noise can explain
+MIN_COST_RATIO = 0.95  # measure an equally good candidate only if it is at least 5 % cheaper
+MARGIN = 0.95  # of the limit, for the median if one process missed it
 
 
 def verdict(latencies: Sequence[float], limit: float, repeats: int) -> bool | None:
-    """Whether a latency is kept for good, given what fresh processes found; None if more of them must tell.
+    """Return whether a latency limit is met reliably, given the latencies of fresh processes; None if more are needed.
 
-    After `repeats` of them it is if all kept it with room for their spread. One that was disturbed is forgiven where
-    twice as many were asked and all others kept it, the middle one with a margin; not where it is the first and far
-    off.
+    It is after `repeats` processes if all of them meet it with room for their spread. One outlier is forgiven after
+    twice as many if all others meet it and their median does so with a margin.
     """
     missed = sum(latency > limit for latency in latencies)
     if missed > 1 or (missed and (repeats == 1 or min(latencies) > HOPELESS * limit)):
@@ -36,84 +35,65 @@ def verdict(latencies: Sequence[float], limit: float, repeats: int) -> bool | No
 
 def _bound(latencies: Sequence[float]) -> float:
     spread = statistics.stdev(latencies) if len(latencies) > 1 else 0.0
-    return statistics.fmean(latencies) + SPREADS * spread
+    return statistics.fmean(latencies) + DEVIATIONS * spread
 
 
 def is_better(one: Candidate, other: Candidate, budget: BudgetConfig, prefer: str) -> bool:
-    """Whether one of two measured candidates that keep the budget is the better one."""
-    return worth(one, budget, prefer) > worth(other, budget, prefer)
+    """Whether one of two measured candidates that meet the budget is better."""
+    return preference(one, budget, prefer) > preference(other, budget, prefer)
 
 
-def worth(candidate: Candidate, budget: BudgetConfig, prefer: str) -> tuple[float, ...]:
-    """What is wanted of a candidate, first things first; larger is better.
-
-    Score, then speed; but where a score is the budget, speed or size, then the score.
-    """
+def preference(candidate: Candidate, budget: BudgetConfig, prefer: str) -> tuple[float, ...]:
+    """Sort key of a candidate, larger is better: score, then speed; with a lowest score, speed or size first."""
     costs = candidate.costs
-    score = candidate.ranking if costs.score is None else costs.score
     speed, size = -(costs.latency_ms or 0.0), -(costs.size_mb or 0.0)
     if budget.at_least is None:
-        return score, speed, size
-    return (speed, size, score) if prefer == "fast" else (size, speed, score)
+        return candidate.score, speed, size
+    return (speed, size, candidate.score) if prefer == "fast" else (size, speed, candidate.score)
 
 
 def promising(
     candidates: Sequence[Candidate], budget: BudgetConfig, prefer: str, best: Candidate | None, slack: float
 ) -> list[Candidate]:
-    """The candidates not yet measured that may keep the budget and be better than the best one so far, best first."""
+    """Return unmeasured candidates that may meet the budget and beat the best one so far, best first."""
     open_ones = [
         candidate
         for candidate in candidates
-        if candidate.measured is None and not budget.misses(candidate.costs._replace(score=candidate.ranking), slack)
+        if candidate.measured is None
+        and not budget.misses(candidate.costs._replace(score=candidate.float32_score), slack)
     ]
     if best is not None:
         open_ones = [candidate for candidate in open_ones if _may_beat(candidate, best, budget, prefer)]
-    return sorted(open_ones, key=lambda candidate: worth(candidate, budget, prefer), reverse=True)
+    return sorted(open_ones, key=lambda candidate: preference(candidate, budget, prefer), reverse=True)
 
 
 def _may_beat(candidate: Candidate, best: Candidate, budget: BudgetConfig, prefer: str) -> bool:
-    """Whether it promises more of what is wanted first or, where that is equal, clearly more of the second thing."""
-    (first, second, *_), (bar, second_bar, *_) = worth(candidate, budget, prefer), worth(best, budget, prefer)
-    return first > bar or (first == bar and second > CLEARLY * second_bar)
+    """Whether a candidate may be better in the first criterion or, if equal, clearly better in the second."""
+    (first, second, *_), (bar, second_bar, *_) = preference(candidate, budget, prefer), preference(best, budget, prefer)
+    return first > bar or (first == bar and second > MIN_COST_RATIO * second_bar)
 
 
 def nearest_miss(candidates: Sequence[Candidate], budget: BudgetConfig) -> Candidate:
-    """The candidate whose worst miss is smallest."""
-    return min(candidates, key=lambda candidate: (miss_of(candidate, budget), -candidate.ranking))
+    """Return the candidate whose worst miss is smallest."""
+    return min(candidates, key=lambda candidate: (worst_miss(candidate, budget), -candidate.float32_score))
 
 
-def miss_of(candidate: Candidate, budget: BudgetConfig) -> float:
-    """By what share a candidate misses the worst kept of its limits."""
+def worst_miss(candidate: Candidate, budget: BudgetConfig) -> float:
+    """Largest share by which a candidate misses a limit."""
     costs = candidate.costs
     if costs.score is None:
-        costs = costs._replace(score=candidate.ranking)
+        costs = costs._replace(score=candidate.float32_score)
     return excess(budget.misses(costs))
 
 
-T = TypeVar("T")
-
-
-def pareto_front(items: Sequence[T], cost: Callable[[T], float], score: Callable[[T], float]) -> list[T]:
-    """The items that no other one beats in cost and score together, cheapest first.
-
-    >>> pareto_front([(3, 9.0), (1, 5.0), (2, 4.0), (3, 8.0)], lambda p: p[0], lambda p: p[1])
-    [(1, 5.0), (3, 9.0)]
-    """
-    front: list[T] = []
-    for item in sorted(items, key=lambda one: (cost(one), -score(one))):
-        if not front or score(item) > score(front[-1]):
-            front.append(item)
-    return front
-
-
-TRIED_IN_VAIN = 3  # candidates that are measured although no estimate keeps the budget
-FEW_TIMINGS = 3  # where the latency is not limited
+HOPELESS_TRIES = 3  # candidates to measure although no estimate meets the budget
+FEW_TIMINGS = 3  # without a limit on latency
 Watch = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and of how much."""
+"""Progress callback: description, steps done, steps in total."""
 
 
 class Finals:
-    """Measures candidates for real, the most promising first, until no other one can be better."""
+    """Measures candidates, the most promising first, until no other one can be better."""
 
     def __init__(
         self,
@@ -129,23 +109,23 @@ class Finals:
         self._on_all: set[Subnet] = set()
 
     def best(self, reference: Candidate) -> Candidate | None:
-        """The best candidate that keeps the budget for good; the reference is measured in any case."""
-        self.watch(f"measured for real: {reference.words}", 0, self.settings.measure.finalists)
+        """Return the best candidate that meets the budget reliably; the reference is always measured."""
+        self.watch(f"measuring {reference.description}", 0, self.settings.measure.finalists)
         self._try(reference)
         best = reference if reference.holds else None
-        tried = in_vain = 0
+        tried = hopeless = 0
         while best is None or tried < self.settings.measure.finalists:
             queue = self._queue(best)
-            if not queue and best is None and in_vain < TRIED_IN_VAIN:
+            if not queue and best is None and hopeless < HOPELESS_TRIES:
                 rest = [one for one in self.candidates if one.measured is None]
-                queue, in_vain = sorted(rest, key=lambda one: miss_of(one, self.budget)), in_vain + 1
+                queue, hopeless = sorted(rest, key=lambda one: worst_miss(one, self.budget)), hopeless + 1
             if not queue:
                 break
             candidate = queue[0]
             if not self._has_whole_score(candidate):
-                continue  # its score on all of dev may put it elsewhere in the queue
+                continue  # its score on all of dev may change its rank
             tried += 1
-            self.watch(f"measured for real: {candidate.words}", tried, max(tried, self.settings.measure.finalists))
+            self.watch(f"measuring {candidate.description}", tried, max(tried, self.settings.measure.finalists))
             if not self._try(candidate):
                 continue
             if candidate.holds and (best is None or is_better(candidate, best, self.budget, self.settings.prefer)):
@@ -157,45 +137,45 @@ class Finals:
         return best
 
     def _queue(self, best: Candidate | None) -> list[Candidate]:
-        """What may keep the budget and be better, as far as is known now."""
+        """Candidates that may meet the budget and be better, by what is known now."""
         prefer = self.settings.prefer
         return [
             one
             for one in promising(self.candidates, self.budget, prefer, best, SLACK)
-            if not self.budget.misses(one.costs, self.estimates.slack(self.candidates, one.way))
+            if not self.budget.misses(one.costs, self.estimates.slack(self.candidates, one.mode))
         ]
 
     def _has_whole_score(self, candidate: Candidate) -> bool:
-        """Whether its ranking is the score on all of dev; if not, it is so afterwards."""
+        """Whether its score is that on all of dev; if not, compute it."""
         if self.bench.quality.is_whole or candidate.subnet in self._on_all:
             return True
         score = self.bench.subnet_score(candidate.subnet, on_all=True)
         self._on_all.add(candidate.subnet)
         for one in self.candidates:
             if one.subnet == candidate.subnet:
-                one.ranking = score
+                one.float32_score = score
         return False
 
     def _try(self, candidate: Candidate) -> bool:
-        """Whether a candidate could be measured; one that could not is no candidate any more."""
+        """Measure a candidate; remove it and return False if that fails."""
         try:
             size = self.bench.size_mb(candidate)
             candidate.timings = [self.bench.timing(candidate, 0)]
-            candidate.judged = self.bench.evaluate(candidate)
-            self._note(candidate, size)
-            self._settle(candidate)
-        except OSError:  # a full disk is nothing of the candidate
+            candidate.artefact_score = self.bench.score(candidate)
+            self._update_costs(candidate, size)
+            self._repeat(candidate)
+        except OSError:  # a full disk is no fault of the candidate
             raise
-        except Exception as error:  # engines raise what the packages below them raise
-            self.notices.append(f"{candidate.words} is left out: {first_line(error)}")
+        except Exception as error:  # engines raise exceptions of their own packages
+            self.notices.append(f"{candidate.description} is left out: {first_line(error)}")
             self.candidates.remove(candidate)
             candidate.measured = None
             return False
-        self.estimates.correct(self.candidates, candidate.way)
+        self.estimates.correct(self.candidates, candidate.mode)
         return True
 
-    def _settle(self, candidate: Candidate) -> None:
-        """Finds out whether it keeps the budget for good, by as many fresh processes as that takes."""
+    def _repeat(self, candidate: Candidate) -> None:
+        """Time a candidate in fresh processes until it is known whether it meets the budget reliably."""
         assert candidate.measured is not None
         size, repeats, limit = candidate.measured.size_mb, self.settings.measure.repeats, self.budget.latency_ms
         while not self.budget.misses(candidate.measured._replace(latency_ms=None)):
@@ -207,19 +187,20 @@ class Finals:
             if candidate.holds is not None:
                 return
             candidate.timings.append(self.bench.timing(candidate, len(candidate.timings)))
-            self._note(candidate, size)
+            self._update_costs(candidate, size)
         candidate.holds = False
 
-    def _note(self, candidate: Candidate, size: float | None) -> None:
-        """What all its timings so far tell: their middle latency, the most memory."""
+    def _update_costs(self, candidate: Candidate, size: float | None) -> None:
+        """Set the median latency and the largest memory of all timings so far."""
+        assert candidate.artefact_score is not None
         latency = statistics.median(self._latency(timing) for timing in candidate.timings)
-        memory = max(float(timing["memory_mb"]) for timing in candidate.timings)
-        candidate.measured = Costs(latency, size, memory, float(candidate.judged["score"]))
+        memory = max(float(timing.memory_mb) for timing in candidate.timings)
+        candidate.measured = Costs(latency, size, memory, float(candidate.artefact_score.score))
 
-    def _latency(self, timing: dict[str, Any]) -> float:
-        return max(float(found[f"p{self.budget.percentile}"]) for found in timing["latency"].values())
+    def _latency(self, timing: ProcessTiming) -> float:
+        return max(float(found[f"p{self.budget.percentile}"]) for found in timing.latency.values())
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what an exception says."""
+    """Return the first line of the message of an exception."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""What is measured under which conditions, in a fresh process each time."""
+"""Timing artefacts under given conditions, each time in a fresh process; this machine and its software."""
 
 import json
 import os
@@ -9,24 +9,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from bertsmith import __version__
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
 
+MEGABYTE = 1_000_000  # bytes, of files and of memory
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
+Latencies = dict[str, dict[str, float]]
+"""By workload: p50, p95 and mean in milliseconds, and runs."""
+
+
 class Workload(Record):
-    """Sequences of these lengths in turn."""
+    """Sequences of these lengths, in turn."""
 
     name: str
     lengths: tuple[int, ...]
 
 
 class Conditions(Record):
-    """How calls are made."""
+    """Workloads, batch size, threads and layout of the timed calls."""
 
     workloads: tuple[Workload, ...]
     batch: int = 1
@@ -35,7 +40,7 @@ class Conditions(Record):
 
 
 class Job(Conditions):
-    """What one process measures."""
+    """Artefacts and conditions that one process times."""
 
     folders: tuple[str, ...]
     runs: int
@@ -44,47 +49,73 @@ class Job(Conditions):
 
 @dataclass(frozen=True)
 class Timing:
-    """What one process found."""
+    """Timings of several artefacts by one process."""
 
-    latencies: list[dict[str, dict[str, float]]]
-    """Of every artefact, by workload: p50, p95 and mean in milliseconds, and runs."""
+    latencies: list[Latencies]
+    """Of every artefact."""
     memory_mb: float
     memory_of_model_mb: float
-    """Above that of the process before it opened anything."""
+    """Above that of the process before it opened an artefact."""
     processor_share: float = 1.0
-    """Of the time that passed, that in which the process computed at all; less where others were given the cores."""
+    """Share of the elapsed time in which the process computed; less if other programs had the cores."""
+
+
+@dataclass(frozen=True)
+class ProcessTiming:
+    """Timing of one artefact by one process."""
+
+    latency: Latencies
+    memory_mb: float
+    memory_of_model_mb: float
+    processor_share: float = 1.0
+
+
+@dataclass(frozen=True)
+class ArtefactScore:
+    """Score of an artefact on dev."""
+
+    metric: str
+    score: float
+    metrics: dict[str, float]
+    interval: Sequence[float] | None
+    """95 % confidence interval of the score, where one is defined."""
+
+    @property
+    def value(self) -> dict[str, object]:
+        """The score as a measurement to store."""
+        interval = {} if self.interval is None else {"interval": list(self.interval)}
+        return {"metric": self.metric, "score": self.score, "figures": self.metrics, **interval}
 
 
 class Measurer(Protocol):
-    """What times artefacts."""
+    """A function that times artefacts."""
 
     def __call__(self, folders: Sequence[Path], conditions: Conditions, runs: int, seconds: float) -> Timing: ...
 
 
 def in_fresh_process(folders: Sequence[Path], conditions: Conditions, runs: int, seconds: float) -> Timing:
-    """The timing of some artefacts by a process that does nothing else."""
+    """Time artefacts in a process of its own."""
     job = Job(
         folders=tuple(str(folder.resolve()) for folder in folders), runs=runs, seconds=seconds, **dict(conditions)
     )
     environment = {**os.environ, **dict.fromkeys(_THREADS, str(conditions.threads))}
-    words = [sys.executable, "-m", "bertsmith.shrinking.fit.worker"]
+    command = [sys.executable, "-m", "bertsmith.shrinking.fit.worker"]
     done = subprocess.run(
-        words, input=json.dumps(job.plain()), env=environment, capture_output=True, text=True, check=False
+        command, input=json.dumps(job.plain()), env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        raise InputError(f"measuring {folders[0].name!r} failed: {said}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return Timing(**found)
+        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise InputError(f"measuring {folders[0].name!r} failed: {reason}")
+    return Timing(**json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def usable_cores() -> int:
-    """The cores this process may use."""
+    """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:
-    """The processor's name."""
+    """Return the name of the processor."""
     file = Path("/proc/cpuinfo")
     if file.is_file():
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -94,7 +125,7 @@ def processor() -> str:
 
 
 def _family() -> str:
-    """Numbers that tell processors of one name apart, which virtual machines hide behind a common one."""
+    """Return family, model and stepping: virtual machines give different processors one name."""
     file = Path("/proc/cpuinfo")
     if not file.is_file():
         return ""
@@ -105,7 +136,7 @@ def _family() -> str:
 
 
 def fingerprint() -> dict[str, str | int]:
-    """What must be equal for a measurement to hold: processor, cores, system."""
+    """Return processor, cores and system; a measurement holds for one such machine."""
     return {
         "processor": processor(),
         "family": _family(),
@@ -115,7 +146,7 @@ def fingerprint() -> dict[str, str | int]:
 
 
 def versions(engine: str) -> dict[str, str]:
-    """The versions of what answers with an engine."""
+    """Return the versions of the packages that an engine uses."""
     packages = ["torch", *(["onnxruntime"] if engine == "onnxruntime" else [])]
     found = {"bertsmith": __version__, "python": platform.python_version()}
     for package in packages:

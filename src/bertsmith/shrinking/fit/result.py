@@ -1,94 +1,187 @@
-"""All that a search found as plain data: for result.json, candidates.jsonl, the page and the card."""
+"""The outcome of a search as typed records: read by result.json, candidates.jsonl, the page, the card and the console.
 
-from collections.abc import Mapping
-from typing import Any
+Fields marked "nullable" are written as null where they are None; "hidden" ones are not written.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from bertsmith.models.cost import parameters
-from bertsmith.shrinking.fit.bench import described
-from bertsmith.shrinking.fit.candidates import Candidate, subnet_words
-from bertsmith.shrinking.fit.finals import pareto_front
-from bertsmith.shrinking.fit.measure import versions
-from bertsmith.shrinking.fit.search import Fitted
-from bertsmith.shrinking.fit.settings import Costs
+from bertsmith.shrinking.fit.bench import without_none
+from bertsmith.shrinking.fit.candidates import Candidate, describe_subnet, pareto_front
+from bertsmith.shrinking.fit.measure import Conditions, ProcessTiming, versions
+from bertsmith.shrinking.fit.search import SearchOutcome
+from bertsmith.shrinking.fit.settings import BudgetConfig, Miss
 from bertsmith.shrinking.fit.table import stack_config
 
-Plain = dict[str, Any]
+NULLABLE, HIDDEN = {"nullable": True}, {"hidden": True}
 
 
-def fit_figures(found: Fitted) -> Plain:
-    """The figures of a search; `candidates` are all of them, the best first."""
-    prepared, budget = found.prepared, found.prepared.settings.budget
-    quality = prepared.quality
-    # what a narrower precision does to a score is not known before it is measured
-    known = [one for one in found.candidates if one.measured is not None or one.way.precision == "float32"]
-    front = {one.name for one in pareto_front(known, _latency, _score)}
-    ordered = sorted(found.candidates, key=lambda one: -_score(one))
-    shapes = {(one.way.vocabulary, one.kinds) for one in ordered}
-    counts = {shape: parameters(stack_config(found.configs[shape[0]], shape[1])) for shape in shapes}
-    rows = [
-        {**_row(one, found, one.name in front), "parameters": counts[one.way.vocabulary, one.kinds]} for one in ordered
-    ]
-    by_name = {row["name"]: row for row in rows}
-    chosen = None if found.best is None else by_name[found.best.name]
-    misses = [] if found.best is not None else budget.misses(found.nearest.costs)
-    main = found.nearest.judged
-    figures: Plain = {
-        "fits": found.best is not None,
-        "budget": budget.words,
-        "metric": main["metric"],
-        "chosen": chosen,
-        "nearest": None if chosen else by_name[found.nearest.name],
-        "misses": [{**miss._asdict(), "words": miss.words} for miss in misses],
-        "reference": by_name.get(found.reference.name),
-        "front": [row["name"] for row in rows if row["on_front"]],
-        "notices": list(found.notices),
-        "machine": dict(found.machine),
-        "threads": prepared.conditions.threads,
-        "conditions": prepared.conditions.plain(),
-        "versions": versions((found.best or found.nearest).way.engine),
-        "examples": len(quality.examples),
-        "measurements": found.measurements,
-        "limits": described(budget),
-        "model": prepared.settings.model,
-        "data": prepared.settings.data,
-        "part": prepared.settings.part,
-        "task": prepared.kept.task.kind,
-        "candidates": rows,
+@dataclass(frozen=True, kw_only=True)
+class CandidateResult:
+    """A candidate with its measured or estimated costs."""
+
+    name: str
+    words: str
+    """Network and run mode in words."""
+    network: str
+    subnet: Mapping[str, object]
+    engine: str
+    precision: str
+    vocabulary: str
+    score: float
+    float32_score: float
+    latency_ms: float
+    size_mb: float
+    memory_mb: float | None = field(metadata=NULLABLE)
+    is_measured: bool
+    on_front: bool
+    """Whether no other candidate beats it in score and latency."""
+    holds: bool | None = field(metadata=NULLABLE)
+    """Whether it met the budget repeatedly; None if that was not measured."""
+    is_chosen: bool
+    timings: tuple[ProcessTiming, ...] | None
+    figures: Mapping[str, float] | None
+    """All metrics of the measured artefact."""
+    interval: Sequence[float] | None
+    parameters: int
+
+
+@dataclass(frozen=True)
+class MissResult:
+    """A limit that the nearest candidate misses."""
+
+    name: str
+    limit: float
+    value: float
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOutcome:
+    """The chosen candidate, or the nearest one, among all candidates of a search."""
+
+    fits: bool
+    budget: str
+    """The budget in words."""
+    metric: str
+    chosen: CandidateResult | None = field(metadata=NULLABLE)
+    nearest: CandidateResult | None = field(metadata=NULLABLE)
+    """The candidate nearest to the budget, if none meets it."""
+    misses: tuple[MissResult, ...]
+    reference: CandidateResult | None = field(metadata=NULLABLE)
+    """The whole network in the first run mode."""
+    front: tuple[str, ...]
+    notices: tuple[str, ...]
+    machine: Mapping[str, str | int]
+    threads: int
+    conditions: Conditions
+    versions: Mapping[str, str]
+    examples: int
+    measurements: int
+    """Number of new measurements."""
+    limits: Mapping[str, object]
+    limit: BudgetConfig = field(metadata=HIDDEN)
+    """The budget as settings."""
+    model: str
+    data: str
+    part: str
+    task: str
+    candidates: tuple[CandidateResult, ...]
+    """All candidates, the best score first."""
+    score: float | None
+    metrics: Mapping[str, float] = field(metadata={"spread": True})
+    interval: Sequence[float] | None
+
+    @property
+    def best(self) -> CandidateResult:
+        """The chosen candidate, or the nearest one."""
+        best = self.chosen or self.nearest
+        assert best is not None
+        return best
+
+
+def summarise_search(found: SearchOutcome) -> FitOutcome:
+    """Return the outcome of a search."""
+    inputs, settings, budget = found.inputs, found.inputs.settings, found.inputs.settings.budget
+    # the score of a narrower precision is unknown before it is measured
+    scored = [one for one in found.candidates if one.measured is not None or one.mode.precision == "float32"]
+    front = {one.name for one in pareto_front(scored, lambda one: one.costs.latency_ms or 0.0, lambda one: one.score)}
+    ordered = sorted(found.candidates, key=lambda one: -one.score)
+    sizes = {
+        (vocabulary, shapes): parameters(stack_config(found.configs[vocabulary], shapes))
+        for vocabulary, shapes in {(one.mode.vocabulary, one.shapes) for one in ordered}
     }
-    if found.best is not None:
-        figures |= {"score": main["score"], **main["figures"]}
-        figures |= {"interval": main["interval"]} if "interval" in main else {}
-    return figures
+    rows = tuple(
+        _candidate_result(
+            one,
+            on_front=one.name in front,
+            is_chosen=one is found.best,
+            size=sizes[one.mode.vocabulary, one.shapes],
+        )
+        for one in ordered
+    )
+    by_name = {row.name: row for row in rows}
+    scores = found.nearest.artefact_score
+    assert scores is not None
+    fits = found.best is not None
+    misses = [] if fits else budget.misses(found.nearest.costs)
+    return FitOutcome(
+        fits=fits,
+        budget=budget.description,
+        metric=scores.metric,
+        chosen=None if found.best is None else by_name[found.best.name],
+        nearest=None if fits else by_name[found.nearest.name],
+        misses=tuple(_miss_result(miss) for miss in misses),
+        reference=by_name.get(found.reference.name),
+        front=tuple(row.name for row in rows if row.on_front),
+        notices=tuple(found.notices),
+        machine=found.machine,
+        threads=inputs.conditions.threads,
+        conditions=inputs.conditions,
+        versions=versions(found.nearest.mode.engine),
+        examples=len(inputs.quality.examples),
+        measurements=found.measurements,
+        limits=without_none(budget),
+        limit=budget,
+        model=settings.model.name,
+        data=settings.data,
+        part=settings.part,
+        task=inputs.kept.task.kind,
+        candidates=rows,
+        score=scores.score if fits else None,
+        metrics=scores.metrics if fits else {},
+        interval=scores.interval if fits else None,
+    )
 
 
-def _row(candidate: Candidate, found: Fitted, on_front: bool) -> Plain:
-    row: Plain = {
-        "name": candidate.name,
-        "words": candidate.words,
-        "network": subnet_words(candidate.subnet),
-        "subnet": described(candidate.subnet),
-        **candidate.way._asdict(),
-        "score": _score(candidate),
-        "float32_score": candidate.ranking,
-        **_named(candidate.costs),
-        "is_measured": candidate.measured is not None,
-        "on_front": on_front,
-        "holds": candidate.holds,
-        "is_chosen": candidate is found.best,
-    }
-    if candidate.timings:
-        row |= {"timings": candidate.timings, "figures": candidate.judged.get("figures", {})}
-        row |= {"interval": candidate.judged["interval"]} if "interval" in candidate.judged else {}
-    return row
+def _miss_result(miss: Miss) -> MissResult:
+    return MissResult(*miss, words=miss.description)
 
 
-def _named(costs: Costs) -> Mapping[str, float | None]:
-    return {name: value for name, value in costs._asdict().items() if name != "score"}
-
-
-def _latency(candidate: Candidate) -> float:
-    return candidate.costs.latency_ms or 0.0
-
-
-def _score(candidate: Candidate) -> float:
-    return candidate.ranking if candidate.costs.score is None else candidate.costs.score
+def _candidate_result(one: Candidate, *, on_front: bool, is_chosen: bool, size: int) -> CandidateResult:
+    costs, scores = one.costs, one.artefact_score
+    assert costs.latency_ms is not None
+    assert costs.size_mb is not None
+    return CandidateResult(
+        name=one.name,
+        words=one.description,
+        network=describe_subnet(one.subnet),
+        subnet=without_none(one.subnet),
+        engine=one.mode.engine,
+        precision=one.mode.precision,
+        vocabulary=one.mode.vocabulary,
+        score=one.score,
+        float32_score=one.float32_score,
+        latency_ms=costs.latency_ms,
+        size_mb=costs.size_mb,
+        memory_mb=costs.memory_mb,
+        is_measured=one.measured is not None,
+        on_front=on_front,
+        holds=one.holds,
+        is_chosen=is_chosen,
+        timings=tuple(one.timings) or None,
+        figures=None if scores is None else scores.metrics,
+        interval=None if scores is None else scores.interval,
+        parameters=size,
+    )

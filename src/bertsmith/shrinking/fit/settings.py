@@ -1,18 +1,17 @@
-"""What a model may cost at most, what it must be good for at least, and by how much something misses that."""
+"""Settings of a search: the budget, the candidates and the measurements."""
 
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from bertsmith.checkpoint.source import FineTunedSource
 from bertsmith.engines.base import Precision
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
 
-MEGABYTE = 1_000_000  # bytes, of files and of memory
-
 
 class Costs(NamedTuple):
-    """What is known of a candidate; None for what was not measured."""
+    """Costs and score of a candidate; None for what was not measured."""
 
     latency_ms: float | None = None
     """At the percentile of the budget, for the slowest of its lengths."""
@@ -22,7 +21,7 @@ class Costs(NamedTuple):
 
 
 class Miss(NamedTuple):
-    """One limit that is not kept."""
+    """One limit that is missed."""
 
     name: str
     limit: float
@@ -30,12 +29,12 @@ class Miss(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """By what share of the limit it is missed."""
+        """Share of the limit by which it is missed."""
         return abs(self.value - self.limit) / max(abs(self.limit), 1e-9)
 
     @property
-    def words(self) -> str:
-        """The miss as half a sentence."""
+    def description(self) -> str:
+        """The miss in words."""
         if self.name == "score":
             return f"score {self.value:.2f} instead of {self.limit:g} ({self.limit - self.value:.2f} too low)"
         unit = "ms" if self.name == "latency" else "MB"
@@ -43,7 +42,7 @@ class Miss(NamedTuple):
 
 
 class BudgetConfig(Record):
-    """Limits on what answering costs on this machine; those that are not given do not count."""
+    """Limits on the costs of answering on this machine; None for no limit."""
 
     latency_ms: float | None = Field(default=None, gt=0)
     """Milliseconds from token ids to the head's answer."""
@@ -63,14 +62,14 @@ class BudgetConfig(Record):
     """The lowest score on dev that is still good enough; then the fastest or smallest one that has it is wanted."""
 
     def require_any(self) -> None:
-        """Raises a sentence if nothing is limited."""
+        """Raise InputError if nothing is limited."""
         if all(limit is None for limit in (self.latency_ms, self.size_mb, self.memory_mb, self.at_least)):
             raise InputError(
                 "no budget is given: pass one or more of --latency-ms, --size-mb, --memory-mb and --at-least"
             )
 
     def misses(self, costs: Costs, slack: float = 0.0) -> list[Miss]:
-        """The limits that known costs do not keep; with `slack` they may be higher by this share."""
+        """Return the limits that known costs miss; with `slack` costs may be higher by this share."""
         most = (
             ("latency", self.latency_ms, costs.latency_ms),
             ("size", self.size_mb, costs.size_mb),
@@ -86,29 +85,29 @@ class BudgetConfig(Record):
         return found
 
     @property
-    def words(self) -> str:
-        """The budget as people say it."""
-        said = []
+    def description(self) -> str:
+        """The budget in words."""
+        limits = []
         if self.latency_ms is not None:
             where = " and ".join(map(str, self.lengths)) + " tokens" if self.lengths else "the lengths of the data"
             batch = "" if self.batch == 1 else f" in batches of {self.batch}"
-            said.append(f"p{self.percentile} ≤ {self.latency_ms:g} ms at {where}{batch}")
+            limits.append(f"p{self.percentile} ≤ {self.latency_ms:g} ms at {where}{batch}")
         if self.size_mb is not None:
-            said.append(f"size ≤ {self.size_mb:g} MB")
+            limits.append(f"size ≤ {self.size_mb:g} MB")
         if self.memory_mb is not None:
-            said.append(f"memory ≤ {self.memory_mb:g} MB")
+            limits.append(f"memory ≤ {self.memory_mb:g} MB")
         if self.at_least is not None:
-            said.append(f"score ≥ {self.at_least:g}")
-        return ", ".join(said)
+            limits.append(f"score ≥ {self.at_least:g}")
+        return ", ".join(limits)
 
 
 def excess(misses: list[Miss]) -> float:
-    """How far off the worst of the misses is; 0 if there are none."""
+    """Excess of the worst miss; 0 if there is none."""
     return max((miss.excess for miss in misses), default=0.0)
 
 
 class SearchConfig(Record):
-    """Which candidates there are."""
+    """Which candidates are searched."""
 
     engines: tuple[str, ...] = ()
     """What runs the model: torch, compiled, onnxruntime; () for all that this machine has."""
@@ -129,7 +128,7 @@ class SearchConfig(Record):
 
 
 class MeasureConfig(Record):
-    """How long and how often is measured."""
+    """How long and how often to measure."""
 
     runs: int = Field(default=200, ge=1)
     """Calls of one measurement at each length …"""
@@ -146,10 +145,10 @@ class MeasureConfig(Record):
 class FitSettings(Record):
     """A search for the best model that keeps a budget."""
 
-    model: str
+    model: FineTunedSource
     """The folder of a fine-tuned model, best an elastic one."""
     data: str
-    """What it is scored on."""
+    """A folder with the split that candidates are scored on."""
     part: str = "dev"
     prefer: Literal["fast", "small"] = "fast"
     """What is wanted of the models that are good enough, where a score is the budget."""

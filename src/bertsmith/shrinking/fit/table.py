@@ -1,7 +1,7 @@
 """The latency table: what the layers of a network cost one by one, from small networks that are measured here.
 
 The time of a network, and the size of its files, is taken as that of embedding and head plus the sum over its layers.
-Each kind of layer is measured in stacks of one and of three, all in one process that lets them take turns.
+Each shape of layer is measured in stacks of one and of three, all in one process that lets them take turns.
 """
 
 from collections import Counter
@@ -17,8 +17,8 @@ from bertsmith.models.config import EncoderConfig, LayerConfig, ModelConfig
 STACKS = (1, 3)
 
 
-class Kind(NamedTuple):
-    """A kind of layer: like that of this index in the whole network, but with so many heads and neurons."""
+class LayerShape(NamedTuple):
+    """Shape of a layer: like the layer of this index in the whole network, but with other heads and neurons."""
 
     layer: int
     heads: int
@@ -31,85 +31,85 @@ class Kind(NamedTuple):
 
 
 def first_alike(config: EncoderConfig) -> tuple[int, ...]:
-    """For each layer the index of the first one that is like it."""
+    """Return for each layer the index of the first equal one."""
     described = [layer.model_dump_json() for layer in config.layers]
     return tuple(described.index(one) for one in described)
 
 
-def layer_kinds(alike: Sequence[int], units: Sequence[LayerCut], subnet: Subnet) -> tuple[Kind, ...]:
-    """The kinds of the layers that a sub-network keeps."""
-    return tuple(Kind(alike[index], cut.heads, cut.neurons, cut.groups) for index, cut in subnet.cuts(units))
+def layer_shapes(alike: Sequence[int], units: Sequence[LayerCut], subnet: Subnet) -> tuple[LayerShape, ...]:
+    """Return the shapes of the layers that a sub-network keeps."""
+    return tuple(LayerShape(alike[index], cut.heads, cut.neurons, cut.groups) for index, cut in subnet.cuts(units))
 
 
-def stack_config(config: ModelConfig, kinds: Sequence[Kind]) -> ModelConfig:
-    """The config of a model like this one whose layers are of these kinds."""
+def stack_config(config: ModelConfig, shapes: Sequence[LayerShape]) -> ModelConfig:
+    """Return the config of a model like this one with layers of these shapes."""
     encoder = config.encoder
-    layers = tuple(_cut_layer(encoder.layers[kind.layer], kind.cut, encoder.width) for kind in kinds)
-    sharing = encoder.sharing if len({kind.cut for kind in kinds}) == 1 else "none"  # as extraction does it
+    layers = tuple(_cut_layer(encoder.layers[shape.layer], shape.cut, encoder.width) for shape in shapes)
+    sharing = encoder.sharing if len({shape.cut for shape in shapes}) == 1 else "none"  # as extraction does it
     return config.changed(encoder=encoder.changed(layers=layers, sharing=sharing), generator=None)
 
 
-def table_stacks(kinds: Sequence[Kind]) -> list[tuple[Kind, ...]]:
-    """The networks to measure for a table of these kinds: stacks of one and three, of those between only three."""
-    ordered = sorted(set(kinds), key=lambda kind: (kind.layer, kind.heads, kind.neurons))
+def table_stacks(shapes: Sequence[LayerShape]) -> list[tuple[LayerShape, ...]]:
+    """Return the networks to measure: stacks of three of each shape, and of one of the first and the last."""
+    ordered = sorted(set(shapes), key=lambda shape: (shape.layer, shape.heads, shape.neurons))
     ends = {ordered[0], ordered[-1]}
-    stacks = [(kind,) * STACKS[0] for kind in ordered if kind in ends]
-    return stacks + [(kind,) * STACKS[1] for kind in ordered]
+    stacks = [(shape,) * STACKS[0] for shape in ordered if shape in ends]
+    return stacks + [(shape,) * STACKS[1] for shape in ordered]
 
 
 @dataclass(frozen=True)
-class Table:
-    """What embedding and head cost, and every kind of layer."""
+class CostTable:
+    """Cost of embedding and head together, and of a layer of every shape."""
 
     constant: float
-    layers: Mapping[Kind, float]
+    layers: Mapping[LayerShape, float]
 
     @classmethod
-    def of(cls, stacks: Sequence[Sequence[Kind]], costs: Sequence[float]) -> "Table":
-        """The table that fits measured networks best, each by the share of its own cost."""
-        kinds = sorted({kind for stack in stacks for kind in stack})
-        counts = np.array([[1, *(Counter(stack)[kind] for kind in kinds)] for stack in stacks], dtype=np.float64)
+    def of(cls, stacks: Sequence[Sequence[LayerShape]], costs: Sequence[float]) -> "CostTable":
+        """Fit a table to measured networks by least squares of relative errors."""
+        shapes = sorted({shape for stack in stacks for shape in stack})
+        counts = np.array([[1, *(Counter(stack)[shape] for shape in shapes)] for stack in stacks], dtype=np.float64)
         measured = np.asarray(costs, dtype=np.float64)
         weights = 1 / np.maximum(measured, 1e-9)
         solved, *_ = np.linalg.lstsq(counts * weights[:, None], measured * weights, rcond=None)
         constant, *layers = (max(0.0, float(value)) for value in solved)
-        return cls(constant, dict(zip(kinds, layers, strict=True)))
+        return cls(constant, dict(zip(shapes, layers, strict=True)))
 
-    def estimate(self, kinds: Sequence[Kind]) -> float:
-        """The cost of a network with layers of these kinds."""
-        return self.constant + sum(self.layers[kind] for kind in kinds)
+    def estimate(self, shapes: Sequence[LayerShape]) -> float:
+        """Estimate the cost of a network with layers of these shapes."""
+        return self.constant + sum(self.layers[shape] for shape in shapes)
 
 
 @dataclass(frozen=True)
-class WayTables:
-    """All that is estimated of networks that are run in one way."""
+class ModeTables:
+    """Latency and size tables of one run mode."""
 
-    latency: Mapping[str, Table]
-    """The median in milliseconds, by workload."""
+    latency: Mapping[str, CostTable]
+    """Median in milliseconds, by workload."""
     tail: Mapping[str, float]
-    """How much slower the 95th percentile is than the median, by workload."""
-    size: Table
+    """Ratio of the 95th percentile to the median, by workload."""
+    size: CostTable
     """Bytes."""
 
     @classmethod
     def of(
         cls,
-        stacks: Sequence[Sequence[Kind]],
+        stacks: Sequence[Sequence[LayerShape]],
         latencies: Sequence[Mapping[str, Mapping[str, float]]],
         sizes: Sequence[int],
-    ) -> "WayTables":
-        """The tables of measured networks."""
+    ) -> "ModeTables":
+        """Fit the tables to measured networks."""
         names = list(latencies[0])
-        medians = {name: Table.of(stacks, [found[name]["p50"] for found in latencies]) for name in names}
+        medians = {name: CostTable.of(stacks, [found[name]["p50"] for found in latencies]) for name in names}
         tails = {
             name: float(np.median([found[name]["p95"] / found[name]["p50"] for found in latencies])) for name in names
         }
-        return cls(medians, tails, Table.of(stacks, sizes))
+        return cls(medians, tails, CostTable.of(stacks, sizes))
 
-    def latency_ms(self, kinds: Sequence[Kind], percentile: int) -> float:
-        """The estimated latency of a network at its slowest workload."""
+    def latency_ms(self, shapes: Sequence[LayerShape], percentile: int) -> float:
+        """Estimate the latency of a network on its slowest workload."""
         return max(
-            table.estimate(kinds) * (self.tail[name] if percentile == 95 else 1.0)
+            table.estimate(shapes) * (self.tail[name] if percentile == 95 else 1.0)
             for name, table in self.latency.items()
         )
 

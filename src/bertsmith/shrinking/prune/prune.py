@@ -1,74 +1,66 @@
-"""The settings of a pruning."""
+"""Pruning: remove the heads and neurons of least worth, in several cuts, and train to recover after each.
+
+[train gates] -> for each cut: measure worth, select units, cut, [recover] -> scores and sizes
+"""
 
 import copy
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+import torch
+from accelerate import PartialState
+from pydantic import Field
+from rich.console import Console
 from torch import Tensor
 
-from bertsmith.answers.sequences import Features
+from bertsmith.checkpoint.files import NewFolder, read_json, write_json
+from bertsmith.checkpoint.store import load, write_model
 from bertsmith.data.examples import TaskBatch
-from bertsmith.models.heads import GatesConfig
+from bertsmith.models.cost import parameters
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation import AnyTerm
 from bertsmith.objectives.distillation.objective import Distillation, named
 from bertsmith.objectives.distillation.terms import OutputTerm, StateTerm
-from bertsmith.objectives.gating import Gating, unit_gates
+from bertsmith.objectives.gating import Gating
 from bertsmith.settings import Record
+from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings
 from bertsmith.shrinking.importance import Importance, ImportanceConfig
-from bertsmith.shrinking.prune.units import Kept, closed, cut_down, fold
-from bertsmith.shrinking.settings import ShrinkSettings
-from bertsmith.tasks.base import Evaluation
-from bertsmith.training.evaluator import Evaluator
+from bertsmith.shrinking.prune.selection import PruneConfig, Selector, Shares, magnitude, schedule
+from bertsmith.shrinking.prune.units import (
+    KeptUnits,
+    PrunedRecord,
+    cut_down,
+    cut_gated,
+    gate_locations,
+    with_folded_gates,
+    with_gates,
+)
+from bertsmith.tasks.base import Judgement
+from bertsmith.training.judging import DevJudge
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import Trainer
 
-
-class PruneConfig(Record):
-    """Which units go, and how many."""
-
-    by: Literal["importance", "magnitude", "l0"] = "importance"
-    """What a unit is worth: what the loss would change by without it, the norm of its weights, or a gate that was
-    learned under pressure to close."""
-    scope: Literal["global", "layer"] = "global"
-    """Whether units are ranked across layers, so that layers end up uneven, or every layer keeps the same share."""
-    keep: float = Field(default=0.5, gt=0, le=1)
-    """The share that stays; at least one head and one `multiple` of neurons stay in every layer."""
-    keep_heads: float | None = Field(default=None, gt=0, le=1)
-    """Of the heads; None for as many as `keep` says."""
-    keep_neurons: float | None = Field(default=None, gt=0, le=1)
-    """Of the neurons; None for as many as `keep` says."""
-    counts: Literal["units", "parameters"] = "units"
-    """What `keep` is a share of: the heads and the neurons, each, or the weights of all mixers and feed-forwards, with
-    as large a share of the heads as of the neurons."""
-    step: float = Field(default=0.1, gt=0, le=1)
-    """The share that is taken away at a time, before worth is measured anew; 1 for all at once."""
-    multiple: int = Field(default=8, gt=0)
-    """Every layer keeps a multiple of so many neurons, which matrix products like, or all it has."""
-
-    @model_validator(mode="after")
-    def _check_counts(self) -> "PruneConfig":
-        if self.counts == "parameters" and (self.keep_heads is not None or self.keep_neurons is not None):
-            raise ValueError("counts is 'parameters' with keep_heads or keep_neurons; allowed: keep alone")
-        return self
+CUTS, GATES, RECOVERY = "cuts", "gates", "recovery"
+CUT_FILE = "kept.json"
 
 
 class GateLearning(Record):
-    """How gates are learned, by = "l0"."""
+    """How gates are trained, by = "l0"."""
 
     epochs: float | None = Field(default=None, gt=0)
-    """Of learning weights and gates together; None for run.epochs."""
+    """Of training weights and gates together; None for run.epochs."""
     learning_rate: float = Field(default=0.1, gt=0)
     """Of the gates."""
     strength: float = Field(default=0.01, gt=0)
-    """How hard gates are pressed to close while too many are open."""
+    """Weight of the penalty while too many gates are open."""
 
 
 class RecoveryConfig(Record):
-    """What a pruned model learns to make up for what it lost."""
+    """How a pruned model is trained to recover its score."""
 
     terms: tuple[AnyTerm, ...] = Field(default=(OutputTerm(), StateTerm(weight=0.1)), min_length=1)
     """Losses between it and the unpruned model, or the labels."""
@@ -79,7 +71,7 @@ class RecoveryConfig(Record):
 
 
 class PruneSettings(ShrinkSettings):
-    """All that a pruning depends on."""
+    """All settings of a pruning."""
 
     method: Literal["prune"] = "prune"
     prune: PruneConfig = PruneConfig()
@@ -93,124 +85,256 @@ class PruneSettings(ShrinkSettings):
 
     @property
     def epochs_after(self) -> float:
-        """Epochs of learning after the last cut."""
+        """Epochs of training after the last cut."""
         return self.run.epochs if self.recovery.after is None else self.recovery.after
 
+    @property
+    def gate_epochs(self) -> float:
+        """Epochs of training gates."""
+        return self.run.epochs if self.gates.epochs is None else self.gates.epochs
 
-Part = tuple[Sequence[Any], Features]
-"""The examples of a part of the data, and what is made of them."""
+
+@dataclass(frozen=True)
+class CutScore:
+    """Units that a cut left in all layers, and the score before any recovery."""
+
+    heads: int
+    neurons: int
+    score: float
+
+
+class CutRecord(Record):
+    """The units that a cut left, by their numbers in the unpruned model."""
+
+    heads: tuple[tuple[int, ...], ...]
+    neurons: tuple[tuple[int, ...], ...]
+    head_scores: tuple[tuple[float, ...], ...]
+    """Worth of every head before the cut."""
+    score: float
+
+    @property
+    def summary(self) -> CutScore:
+        return CutScore(sum(map(len, self.heads)), sum(map(len, self.neurons)), self.score)
+
+    @property
+    def units(self) -> KeptUnits:
+        heads, neurons = (tuple(map(torch.tensor, own)) for own in (self.heads, self.neurons))
+        return KeptUnits(heads, neurons)
+
+
+@dataclass(frozen=True)
+class PrunedSizes:
+    """Sizes and costs of a model before and after pruning."""
+
+    parameters: int
+    parameters_before: int
+    layer_parameters: int
+    """Weights of mixers and feed-forwards."""
+    layer_parameters_before: int
+    length: int
+    """Tokens of the sequence that operations are counted for."""
+    flops: float
+    flops_before: float
+
+
+@dataclass(frozen=True)
+class PrunedModel:
+    """A pruned model with its units, scores and sizes."""
+
+    model: Model
+    metadata: PrunedRecord
+    evaluation: Judgement
+    cuts: tuple[CutScore, ...]
+    sizes: PrunedSizes
+    seconds: float
+    """Time spent training."""
+
+
+def shrink_prune(settings: PruneSettings, context: ShrinkContext) -> PrunedModel | None:
+    """Make all cuts and train around them; None on processes other than the main one."""
+    console = Console(quiet=not context.is_main)
+    device = context.model.device
+    model, seconds = context.model, 0.0
+    if settings.prune.by == "l0":
+        console.rule("training gates")
+        folder = context.out / GATES
+        model, seconds = context.finished_stage(folder) or context.run_stage(
+            make_gating(settings, context, folder), folder
+        )
+        model = model.to(device)
+    cuts = schedule(settings.prune)
+    for number, shares in enumerate(cuts, start=1):
+        console.print(f"cut {number} of {len(cuts)}", highlight=False)
+        model = cut_model(settings, context, model, shares, number)
+        epochs = settings.recovery.between if number < len(cuts) else settings.epochs_after
+        if epochs:
+            console.rule(f"recovery after cut {number}")
+            folder = context.out / RECOVERY / str(number)
+            model, took = context.finished_stage(folder) or context.run_stage(
+                make_recovery(settings, model, context, folder, epochs=epochs), folder
+            )
+            model, seconds = model.to(device), seconds + took
+    return describe_pruned(settings, context, model, len(cuts), seconds) if context.is_main else None
+
+
+def make_selector(settings: PruneSettings, model: Model) -> Selector:
+    """Return the selector of units of the unpruned model; InputError if the share to keep is impossible."""
+    return Selector(settings.prune, model.config.encoder, model.encoder.units)
 
 
 def make_recovery(
-    settings: PruneSettings,
-    model: Model,
-    teacher: Model,
-    train: Part,
-    dev: Part,
-    out: Path,
-    *,
-    epochs: float,
-    processes: int = 1,
-    device: str = "auto",
-    show: bool = True,
+    settings: PruneSettings, model: Model, context: ShrinkContext, out: Path, *, epochs: float, show: bool = True
 ) -> Trainer:
-    """The run in which a pruned model learns from the unpruned one or from the labels; both stay as they are."""
-    task, terms = settings.task.objective(train[0]), settings.recovery.terms
+    """Return the trainer of a copy of a pruned model that learns from the unpruned one or from the labels."""
+    task, terms = settings.task.objective(context.train.examples), settings.recovery.terms
     needs_teacher = any(term.needs_teacher for term in terms)
-    objective = Distillation(task, named(terms), teacher=copy.deepcopy(teacher) if needs_teacher else None)
+    objective = Distillation(task, named(terms), teacher=copy.deepcopy(context.model) if needs_teacher else None)
     return task_trainer(
         settings.changed(run=settings.run.changed(epochs=epochs)),
         copy.deepcopy(model),
         objective,
-        train[1],
-        Evaluator(settings.task, *dev, settings.sequences, task.for_evaluation()),
+        context.train.features,
+        DevJudge(settings.task, *context.dev, settings.sequences, task.for_evaluation()),
         out,
-        processes=processes,
+        processes=context.processes,
         cost=4 / 3 if needs_teacher else 1.0,
-        device=device,
+        device=context.device,
         show=show,
     )
 
 
-def make_gating(
-    settings: PruneSettings,
-    model: Model,
-    shares: tuple[float, float],
-    train: Part,
-    dev: Part,
-    out: Path,
-    *,
-    processes: int = 1,
-    device: str = "auto",
-    show: bool = True,
-) -> Trainer:
-    """The run in which a copy of a model learns gates, until these shares of heads and of neurons are open."""
-    task, gates = settings.task.objective(train[0]), settings.gates
+def make_gating(settings: PruneSettings, context: ShrinkContext, out: Path, *, show: bool = True) -> Trainer:
+    """Return the trainer of a copy of the model with gates, of which as many stay open as units are kept."""
+    task, gates = settings.task.objective(context.train.examples), settings.gates
     rate = gates.learning_rate / settings.optimizer.learning_rate
-    objective = Gating(task, *shares, rate=rate, strength=gates.strength)
-    epochs = settings.run.epochs if gates.epochs is None else gates.epochs
+    objective = Gating(task, *_open_shares(settings, context.model), rate=rate, strength=gates.strength)
     # the best evaluation is an early one, before anything was given up
-    run = settings.run.changed(epochs=epochs, choose="last", patience=None)
+    run = settings.run.changed(epochs=settings.gate_epochs, choose="last", patience=None)
     return task_trainer(
         settings.changed(run=run),
-        with_gates(model),
+        with_gates(context.model),
         objective,
-        train[1],
-        GatedJudge(settings.task, *dev, settings.sequences, task.for_evaluation()),
+        context.train.features,
+        GatedEvaluator(settings.task, *context.dev, settings.sequences, task.for_evaluation()),
         out,
-        processes=processes,
-        device=device,
+        processes=context.processes,
+        device=context.device,
         show=show,
     )
 
 
-class GatedJudge(Evaluator):
-    """Judges a model that learns gates as it would be if they stayed what they are."""
+def _open_shares(settings: PruneSettings, model: Model) -> tuple[float, float]:
+    """Shares of heads and of neurons that are kept if all are worth the same."""
+    units = model.encoder.units
+    even = Importance(*(tuple(torch.ones(getattr(u, kind)) for u in units) for kind in ("heads", "neurons")))
+    (shares,) = schedule(settings.prune)
+    heads, neurons = make_selector(settings, model).select(even, shares).counts
+    return sum(heads) / sum(u.heads for u in units), sum(neurons) / sum(u.neurons for u in units)
 
-    def evaluate(self, model: Model, watch: Callable[[TaskBatch, Tensor], None] | None = None) -> Evaluation:
-        """How good it is with its gates in its weights."""
-        return super().evaluate(settled(model), watch)
+
+class GatedEvaluator(DevJudge):
+    """Evaluates a model that trains gates as if they were part of its weights."""
+
+    def judgement(self, model: Model, watch: Callable[[TaskBatch, Tensor], None] | None = None) -> Judgement:
+        """Score the model with its gates folded into its weights."""
+        return super().judgement(with_folded_gates(model), watch)
 
 
-def with_gates(model: Model) -> Model:
-    """A copy of a model with a gate on every head and neuron, all of them open."""
-    encoder, units = model.config.encoder, model.encoder.units
-    heads, neurons = tuple(layer.heads for layer in units), tuple(layer.neurons for layer in units)
-    config = GatesConfig(
-        heads=heads[:1] if encoder.shares_mixer else heads,
-        neurons=neurons[:1] if encoder.shares_feedforward else neurons,
-        layers=len(units),
+def cut_model(settings: PruneSettings, context: ShrinkContext, model: Model, shares: Shares, number: int) -> Model:
+    """Return the model after a cut, from the folder of an interrupted run or cut now."""
+    folder = context.out / CUTS / str(number)
+    if not folder.is_dir() and context.is_main:
+        worth = unit_worth(settings, context, model)
+        chosen = make_selector(settings, context.model).select(worth, shares)
+        small = cut_gated(model, chosen) if "gates" in model.heads else cut_down(model, chosen)
+        earlier = (
+            read_cut(context.out, number - 1).units if number > 1 else KeptUnits.all_of(context.model.encoder.units)
+        )
+        units = chosen.within(earlier)
+        cut = CutRecord.parse(
+            {
+                "heads": [own.tolist() for own in units.heads],
+                "neurons": [own.tolist() for own in units.neurons],
+                "head_scores": [own.tolist() for own in worth.heads],
+                "score": context.evaluate(small).score,
+            },
+            source="the cut",
+        )
+        folder.parent.mkdir(exist_ok=True)
+        with NewFolder(folder) as new:
+            write_model(small, new)
+            write_json(new / CUT_FILE, cut.plain())
+    PartialState().wait_for_everyone()
+    return load(folder).to(context.model.device)
+
+
+def read_cut(out: Path, number: int) -> CutRecord:
+    """Read the record of a cut of this run."""
+    path = out / CUTS / str(number) / CUT_FILE
+    return CutRecord.parse(read_json(path), source=str(path))
+
+
+def unit_worth(settings: PruneSettings, context: ShrinkContext, model: Model) -> Importance:
+    """Worth of all units of a model, by the measure of the settings."""
+    if settings.prune.by == "l0":
+        return gate_locations(model)
+    if settings.prune.by == "magnitude":
+        return magnitude(model)
+    return context.importance(model, settings.importance, settings.run.seed)
+
+
+def describe_pruned(
+    settings: PruneSettings, context: ShrinkContext, model: Model, count: int, seconds: float
+) -> PrunedModel:
+    """Evaluate the pruned and the unpruned model and count their weights and operations."""
+    units = context.model.encoder.units
+    evaluation, before = context.evaluate(model), context.evaluate(context.model)
+    cuts = [read_cut(context.out, number) for number in range(1, count + 1)]
+    metadata = PrunedRecord(
+        by=settings.prune.by,
+        scope=settings.prune.scope,
+        metric=evaluation.metric,
+        teacher_score=before.score,
+        score=evaluation.score,
+        heads_before=tuple(layer.heads for layer in units),
+        neurons_before=tuple(layer.neurons for layer in units),
+        heads=cuts[-1].heads,
+        neurons=cuts[-1].neurons,
+        head_scores=cuts[0].head_scores,
     )
-    gated = copy.deepcopy(model)
-    gated.config = model.config.changed(heads=(*model.config.heads, config))
-    gated.heads["gates"] = config.build(encoder.width, encoder.embedding_width, encoder.vocabulary).to(model.device)
-    return gated
+    selector, length = make_selector(settings, context.model), context.length
+    now, whole = model.config, context.model.config
+    sizes = PrunedSizes(
+        parameters=parameters(now),
+        parameters_before=parameters(whole),
+        layer_parameters=selector.parameters(KeptUnits.all_of(model.encoder.units)),
+        layer_parameters_before=selector.whole,
+        length=length,
+        flops=float(now.encoder.flops(length)) * length,
+        flops_before=float(whole.encoder.flops(length)) * length,
+    )
+    return PrunedModel(model, metadata, evaluation, tuple(cut.summary for cut in cuts), sizes, seconds)
 
 
-def without_gates(model: Model) -> Model:
-    """A copy of a model that has learned gates, without them: its weights as they are."""
-    plain = copy.deepcopy(model)
-    del plain.heads["gates"]
-    plain.config = model.config.changed(heads=tuple(head for head in model.config.heads if head.kind != "gates"))
-    return plain
+def remove_cuts(out: Path) -> None:
+    """Remove intermediate models; logs stay."""
+    shutil.rmtree(out / CUTS, ignore_errors=True)
+    for folder in (out / GATES, *(out / RECOVERY).glob("*")):
+        shutil.rmtree(folder / "model", ignore_errors=True)
 
 
-def settled(model: Model) -> Model:
-    """A model of the same size with its gates in its weights."""
-    plain = without_gates(model)
-    fold(plain, unit_gates(model).settled())
-    return plain
-
-
-def locations(model: Model) -> Importance:
-    """What units are worth by the gates that were learned: where each is."""
-    heads, neurons = unit_gates(model).locations()
-    # shared gates are listed for every use, and summed over uses they rank as before
-    return Importance(tuple(own.detach().cpu() for own in heads), tuple(own.detach().cpu() for own in neurons))
-
-
-def cut_gated(model: Model, kept: Kept) -> Model:
-    """An ordinary model with the kept units alone, what their gates let through being part of the weights."""
-    plain = without_gates(model)
-    fold(plain, closed(kept, model.encoder.units, unit_gates(model).settled()))
-    return cut_down(plain, kept)
+def explain_prune(settings: PruneSettings, selector: Selector, examples: int) -> dict[str, str]:
+    """Describe the cost of every part of a pruning."""
+    batches, run, cuts = -(-examples // settings.batch.examples), settings.run, schedule(settings.prune)
+    facts = {"cuts": f"{len(cuts)}"}
+    if settings.prune.by == "importance":
+        facts["importance"] = f"measured on {min(examples, settings.importance.examples):,} examples before each cut"
+    if settings.prune.by == "l0":
+        facts["training of gates"] = f"{run.changed(epochs=settings.gate_epochs).steps(batches):,} steps"
+    if settings.recovery.between:
+        steps = run.changed(epochs=settings.recovery.between).steps(batches)
+        facts["recovery between cuts"] = f"{(len(cuts) - 1) * steps:,} steps"
+    if settings.epochs_after:
+        facts["recovery after the cuts"] = f"{run.changed(epochs=settings.epochs_after).steps(batches):,} steps"
+    facts["layer parameters"] = f"{selector.whole:,} before"
+    return facts

@@ -4,8 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from bertsmith.errors import InputError
@@ -15,9 +17,38 @@ from bertsmith.layers.mixers import MixerConfig
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.config import EncoderConfig
 from bertsmith.models.model import Model
+from bertsmith.settings import Record
 from bertsmith.shrinking.importance import Importance, summed_over_uses
-from bertsmith.shrinking.prune.prune import PruneConfig
-from bertsmith.shrinking.prune.units import Kept
+from bertsmith.shrinking.prune.units import KeptUnits
+
+
+class PruneConfig(Record):
+    """Which units go, and how many."""
+
+    by: Literal["importance", "magnitude", "l0"] = "importance"
+    """What a unit is worth: what the loss would change by without it, the norm of its weights, or a gate that was
+    learned under pressure to close."""
+    scope: Literal["global", "layer"] = "global"
+    """Whether units are ranked across layers, so that layers end up uneven, or every layer keeps the same share."""
+    keep: float = Field(default=0.5, gt=0, le=1)
+    """The share that stays; at least one head and one `multiple` of neurons stay in every layer."""
+    keep_heads: float | None = Field(default=None, gt=0, le=1)
+    """Of the heads; None for as many as `keep` says."""
+    keep_neurons: float | None = Field(default=None, gt=0, le=1)
+    """Of the neurons; None for as many as `keep` says."""
+    counts: Literal["units", "parameters"] = "units"
+    """What `keep` is a share of: the heads and the neurons, each, or the weights of all mixers and feed-forwards, with
+    as large a share of the heads as of the neurons."""
+    step: float = Field(default=0.1, gt=0, le=1)
+    """The share that is taken away at a time, before worth is measured anew; 1 for all at once."""
+    multiple: int = Field(default=8, gt=0)
+    """Every layer keeps a multiple of so many neurons, which matrix products like, or all it has."""
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> "PruneConfig":
+        if self.counts == "parameters" and (self.keep_heads is not None or self.keep_neurons is not None):
+            raise ValueError("counts is 'parameters' with keep_heads or keep_neurons; allowed: keep alone")
+        return self
 
 
 @dataclass(frozen=True)
@@ -47,19 +78,19 @@ class Selector:
             )
         self.config, self.encoder, self.units = config, encoder, tuple(units)
         self.blocks = [math.lcm(config.multiple, layer.groups) for layer in units]
-        self.whole = self.parameters(Kept.all_of(units))
+        self.whole = self.parameters(KeptUnits.all_of(units))
         """The weights of all mixers and feed-forwards."""
         if config.counts == "parameters":
             self._check_least()
 
-    def kept(self, scores: Importance, shares: Shares) -> Kept:
+    def select(self, scores: Importance, shares: Shares) -> KeptUnits:
         """The units that stay, the worthiest ones."""
         heads, neurons = self._pools(scores)
         if self.config.counts == "units":
             return self._picked(heads, neurons, shares)
         return self._fitting(heads, neurons, shares.heads)
 
-    def parameters(self, kept: Kept) -> int:
+    def parameters(self, kept: KeptUnits) -> int:
         """The weights of all mixers and feed-forwards with these units, shared ones counted once."""
         encoder, (heads, neurons) = self.encoder, kept.counts
         mixers = [_size(layer.mixer, encoder.width, count) for layer, count in zip(encoder.layers, heads, strict=True)]
@@ -92,14 +123,14 @@ class Selector:
             found.append(pools[:1] if is_shared else pools)
         return found[0], found[1]
 
-    def _picked(self, heads: list["_Pool"], neurons: list["_Pool"], shares: Shares) -> Kept:
+    def _picked(self, heads: list["_Pool"], neurons: list["_Pool"], shares: Shares) -> KeptUnits:
         choose = _across if self.config.scope == "global" else _within
         layers = len(self.units)
         found = [choose(pools, share) for pools, share in ((heads, shares.heads), (neurons, shares.neurons))]
         first, second = (own * layers if len(own) < layers else own for own in found)
-        return Kept(tuple(first), tuple(second))
+        return KeptUnits(tuple(first), tuple(second))
 
-    def _fitting(self, heads: list["_Pool"], neurons: list["_Pool"], share: float) -> Kept:
+    def _fitting(self, heads: list["_Pool"], neurons: list["_Pool"], share: float) -> KeptUnits:
         """As many units as have a share of the weights: an even share of both kinds, the rest made up by neurons."""
         limit = share * self.whole
 
@@ -112,7 +143,7 @@ class Selector:
     def _check_least(self) -> None:
         """Raises a sentence if what must stay in every layer is more than shall stay."""
         units = [LayerCut(1, min(block, layer.neurons)) for block, layer in zip(self.blocks, self.units, strict=True)]
-        least = self.parameters(Kept.all_of(units)) / self.whole
+        least = self.parameters(KeptUnits.all_of(units)) / self.whole
         if least > self.config.keep:
             raise InputError(
                 f"prune.keep is {self.config.keep} of the parameters; allowed: from {math.ceil(1000 * least) / 1000} "

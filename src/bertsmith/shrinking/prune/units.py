@@ -1,4 +1,4 @@
-"""Which heads and neurons of every layer stay, and the model with these alone."""
+"""The heads and neurons that are kept in every layer, models with these alone, and gates on units."""
 
 import copy
 from collections.abc import Sequence
@@ -13,13 +13,16 @@ from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import LayerGates
 from bertsmith.layers.subnet import LayerCut, Subnet
 from bertsmith.models.build import extract
+from bertsmith.models.heads import GatesConfig
 from bertsmith.models.model import Model
+from bertsmith.objectives.gating import unit_gates
 from bertsmith.settings import Record
+from bertsmith.shrinking.importance import Importance
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The numbers of the units that stay, rising, layer by layer.
+class KeptUnits:
+    """The indices of the units that are kept, ascending, layer by layer.
 
     Shape: heads[layer] (heads kept,), neurons[layer] (neurons kept,).
     """
@@ -28,49 +31,51 @@ class Kept:
     neurons: tuple[Tensor, ...]
 
     @classmethod
-    def all_of(cls, units: Sequence[LayerCut]) -> "Kept":
-        """All units of every layer."""
+    def all_of(cls, units: Sequence[LayerCut]) -> "KeptUnits":
+        """Keep all units of every layer."""
         return cls(
             tuple(torch.arange(layer.heads) for layer in units), tuple(torch.arange(layer.neurons) for layer in units)
         )
 
-    def within(self, earlier: "Kept") -> "Kept":
-        """The numbers that these units, of a model that was cut before, had in the model it was cut from."""
-        return Kept(
+    def within(self, earlier: "KeptUnits") -> "KeptUnits":
+        """Return the indices that these units of a cut model had in the model before that cut."""
+        return KeptUnits(
             tuple(old[new] for old, new in zip(earlier.heads, self.heads, strict=True)),
             tuple(old[new] for old, new in zip(earlier.neurons, self.neurons, strict=True)),
         )
 
     @property
     def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """How many heads and how many neurons stay, layer by layer."""
+        """Numbers of heads and of neurons that are kept, layer by layer."""
         return tuple(map(len, self.heads)), tuple(map(len, self.neurons))
 
     @property
     def subnet(self) -> Subnet:
-        """The sub-network of a model whose kept units stand first."""
+        """The sub-network of a model whose kept units come first."""
         heads, neurons = self.counts
         return Subnet(heads=heads, neurons=neurons)
 
 
-def cut_down(model: Model, kept: Kept) -> Model:
-    """An ordinary model with the kept units alone, in their old order; the given one stays as it is."""
+def cut_down(model: Model, kept: KeptUnits) -> Model:
+    """Return an ordinary model with the kept units alone, in their old order; the given one does not change."""
     whole = copy.deepcopy(model)
     whole.encoder.reorder(
         [
-            _first(order, layer.heads).to(model.device)
+            _kept_first(order, layer.heads).to(model.device)
             for order, layer in zip(kept.heads, model.encoder.units, strict=True)
         ],
         [
-            _first(order, layer.neurons).to(model.device)
+            _kept_first(order, layer.neurons).to(model.device)
             for order, layer in zip(kept.neurons, model.encoder.units, strict=True)
         ],
     )
     return extract(whole, kept.subnet)
 
 
-def closed(kept: Kept, units: Sequence[LayerCut], gates: Sequence[LayerGates] | None = None) -> list[LayerGates]:
-    """Gates that let through what stays and nothing else, or so much of it as other gates do."""
+def closed_gates(
+    kept: KeptUnits, units: Sequence[LayerCut], gates: Sequence[LayerGates] | None = None
+) -> list[LayerGates]:
+    """Return gates that are 0 for removed units, and 1 or the value of other gates for kept ones."""
     found = []
     for heads, neurons, layer, own in zip(
         kept.heads, kept.neurons, units, gates or [LayerGates()] * len(units), strict=True
@@ -84,8 +89,8 @@ def closed(kept: Kept, units: Sequence[LayerCut], gates: Sequence[LayerGates] | 
 
 
 @torch.no_grad()
-def fold(model: Model, gates: Sequence[LayerGates]) -> None:
-    """Makes gates part of the weights, in place: what each unit hands on is multiplied by its gate for good."""
+def fold_gates(model: Model, gates: Sequence[LayerGates]) -> None:
+    """Multiply the output weights of every unit by its gate, in place."""
     done = set()
     for block, own in zip(model.encoder._blocks(), gates, strict=True):
         for part, factors in ((block.mixer.output, own.heads), (block.feedforward.contract, own.neurons)):
@@ -94,8 +99,8 @@ def fold(model: Model, gates: Sequence[LayerGates]) -> None:
                 done.add(part)
 
 
-def _first(kept: Tensor, units: int) -> Tensor:
-    """An order of all units in which the kept ones stand first."""
+def _kept_first(kept: Tensor, units: int) -> Tensor:
+    """Return an order of all units in which the kept ones come first."""
     is_kept = torch.zeros(units, dtype=torch.bool)
     is_kept[kept] = True
     return torch.cat([kept, (~is_kept).nonzero().squeeze(1)])
@@ -108,36 +113,80 @@ def _ones_at(kept: Tensor, units: int, gates: Tensor | None) -> Tensor:
     return torch.where(is_kept, gates, 0.0)
 
 
+def with_gates(model: Model) -> Model:
+    """Return a copy of a model with an open gate on every head and neuron."""
+    encoder, units = model.config.encoder, model.encoder.units
+    heads, neurons = tuple(layer.heads for layer in units), tuple(layer.neurons for layer in units)
+    config = GatesConfig(
+        heads=heads[:1] if encoder.shares_mixer else heads,
+        neurons=neurons[:1] if encoder.shares_feedforward else neurons,
+        layers=len(units),
+    )
+    gated = copy.deepcopy(model)
+    gated.config = model.config.changed(heads=(*model.config.heads, config))
+    gated.heads["gates"] = config.build(encoder.width, encoder.embedding_width, encoder.vocabulary).to(model.device)
+    return gated
+
+
+def without_gates(model: Model) -> Model:
+    """Return a copy of a model without its gates, its weights unchanged."""
+    plain = copy.deepcopy(model)
+    del plain.heads["gates"]
+    plain.config = model.config.changed(heads=tuple(head for head in model.config.heads if head.kind != "gates"))
+    return plain
+
+
+def with_folded_gates(model: Model) -> Model:
+    """Return a copy whose gates are folded into its weights."""
+    plain = without_gates(model)
+    fold_gates(plain, unit_gates(model).settled())
+    return plain
+
+
+def gate_locations(model: Model) -> Importance:
+    """Return the worth of units by their trained gates: the location of each."""
+    heads, neurons = unit_gates(model).locations()
+    # shared gates are listed for every use, and summed over uses they rank as before
+    return Importance(tuple(own.detach().cpu() for own in heads), tuple(own.detach().cpu() for own in neurons))
+
+
+def cut_gated(model: Model, kept: KeptUnits) -> Model:
+    """Return an ordinary model with the kept units alone, their gates folded into the weights."""
+    plain = without_gates(model)
+    fold_gates(plain, closed_gates(kept, model.encoder.units, unit_gates(model).settled()))
+    return cut_down(plain, kept)
+
+
 PRUNED_FILE = "pruned.json"
 
 
 class PrunedRecord(Record):
-    """The units that stayed, by the numbers they had in the unpruned model."""
+    """pruned.json: the units that were kept, by their indices in the unpruned model."""
 
     by: str
-    """What they were chosen by."""
+    """The measure of worth."""
     scope: str
     metric: str
     teacher_score: float
-    """Of the unpruned model, on dev."""
+    """Score of the unpruned model on dev."""
     score: float
     heads_before: tuple[int, ...]
-    """How many every layer had."""
+    """Number in every layer of the unpruned model."""
     neurons_before: tuple[int, ...]
     heads: tuple[tuple[int, ...], ...]
-    """The numbers of those that stayed, layer by layer, in the order they stand in now."""
+    """Indices of those that were kept, layer by layer, in their present order."""
     neurons: tuple[tuple[int, ...], ...]
     head_scores: tuple[tuple[float, ...], ...]
-    """What every head was worth before the first cut."""
+    """Worth of every head before the first cut."""
 
 
 def write_pruned(record: PrunedRecord, folder: Path) -> None:
-    """Puts the record beside a pruned model."""
+    """Write pruned.json beside a pruned model."""
     write_json(folder / PRUNED_FILE, record.plain())
 
 
 def read_pruned(folder: Path) -> PrunedRecord:
-    """The record of the pruned model in a folder."""
+    """Read pruned.json from the folder of a pruned model."""
     path = folder / PRUNED_FILE
     if not path.is_file():
         raise InputError(f"{str(folder)!r} has no {PRUNED_FILE}, so its model was not pruned; use bertsmith shrink")

@@ -13,7 +13,7 @@ from bertsmith.models.attach_heads import with_task_head
 from bertsmith.shrinking.fit.bench import Quality
 from bertsmith.shrinking.fit.candidates import Candidate
 from bertsmith.shrinking.fit.measure import Conditions, Timing
-from bertsmith.shrinking.fit.search import Fitted, Search, prepare
+from bertsmith.shrinking.fit.search import SearchOutcome, Search, prepare
 from bertsmith.shrinking.fit.settings import FitSettings
 from bertsmith.shrinking.fit.store import MEASUREMENTS, Measurements
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
@@ -108,14 +108,14 @@ ARTEFACTS: dict[str, float] = {}
 """The made-up scores by the names of artefacts."""
 
 
-def searched(folders: tuple[Path, Path], out: Path, measurer: Any = None, **settings: Any) -> Fitted:
+def searched(folders: tuple[Path, Path], out: Path, measurer: Any = None, **settings: Any) -> SearchOutcome:
     """What a search finds with made-up measurements."""
     model, data = folders
     made_up = {"engines": ["torch"], "precisions": list(MadeUp.factors), "subnets": "even"}
     search = {**made_up, **settings.pop("search", {})}
     plain = {"model": str(model), "data": str(data), "search": search, **settings}
-    prepared = prepare(FitSettings.parse(plain))
+    inputs = prepare(FitSettings.parse(plain))
     work = out / "work"
     work.mkdir(parents=True, exist_ok=True)
     store = Measurements(out / MEASUREMENTS)
-    return Search(prepared, store, work, measurer=measurer or MadeUp()).run()
+    return Search(inputs, store, work, measurer=measurer or MadeUp()).run()

@@ -17,8 +17,8 @@ def test_each_miss_says_by_how_much() -> None:
     budget = BudgetConfig(latency_ms=8.0, size_mb=60.0, memory_mb=400.0, at_least=88.0)
     misses = budget.misses(Costs(latency_ms=12.0, size_mb=60.1, memory_mb=300.0, score=87.5))
     assert [miss.name for miss in misses] == ["latency", "size", "score"]
-    assert misses[0].words == "latency 12 ms instead of 8 ms (50% over)"
-    assert misses[2].words == "score 87.50 instead of 88 (0.50 too low)"
+    assert misses[0].description == "latency 12 ms instead of 8 ms (50% over)"
+    assert misses[2].description == "score 87.50 instead of 88 (0.50 too low)"
     assert excess(misses) == pytest.approx(0.5)
 
 
@@ -56,7 +56,7 @@ def test_wrong_limits_are_named(budget: dict, sentence: str) -> None:
 
 def test_words_name_every_limit() -> None:
     budget = BudgetConfig(latency_ms=8.0, lengths=(32, 128), batch=4, size_mb=60.0, at_least=88.0)
-    assert budget.words == "p95 ≤ 8 ms at 32 and 128 tokens in batches of 4, size ≤ 60 MB, score ≥ 88"
+    assert budget.description == "p95 ≤ 8 ms at 32 and 128 tokens in batches of 4, size ≤ 60 MB, score ≥ 88"
 
 
 def test_the_front_has_what_nothing_else_beats() -> None:

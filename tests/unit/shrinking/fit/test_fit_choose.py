@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from bertsmith.layers.subnet import Subnet
-from bertsmith.shrinking.fit.candidates import Candidate, Way, slow_precisions
+from bertsmith.shrinking.fit.candidates import Candidate, RunMode, slow_precisions
 from bertsmith.shrinking.fit.finals import is_better, nearest_miss, promising, verdict
 from bertsmith.shrinking.fit.settings import BudgetConfig, Costs
 
@@ -13,7 +13,7 @@ from bertsmith.shrinking.fit.settings import BudgetConfig, Costs
 def candidate(score: float, latency: float, size: float = 1.0, *, measured: bool = False) -> Candidate:
     costs = Costs(latency, size, 100.0, score)
     guess = Costs(latency, size)
-    return Candidate(Subnet(), Way("torch", "float32"), (), score, guess, costs if measured else None)
+    return Candidate(Subnet(), RunMode("torch", "float32"), (), score, guess, costs if measured else None)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_nearest_miss_is_the_one_whose_worst_limit_is_least_exceeded() -> No
 
 
 def test_a_precision_that_does_not_pay_is_named() -> None:
-    plain, narrow = Way("torch", "float32"), Way("torch", "int8")
+    plain, narrow = RunMode("torch", "float32"), RunMode("torch", "int8")
     assert slow_precisions({plain: 8.0, narrow: 5.0}) == []
     (said,) = slow_precisions({plain: 8.0, narrow: 9.1})
     assert said.startswith("int8 is slower than float32 here in torch: 9.10 ms against 8.00 ms")

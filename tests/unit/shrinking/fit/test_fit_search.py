@@ -14,7 +14,7 @@ from bertsmith.models.build import build
 from bertsmith.models.model import Model
 from bertsmith.shrinking.fit import search as run
 from bertsmith.shrinking.fit.result import fit_figures
-from bertsmith.shrinking.fit.search import Fitted, prepare
+from bertsmith.shrinking.fit.search import SearchOutcome, prepare
 from bertsmith.shrinking.fit.settings import FitSettings
 from bertsmith.tasks.data_source import held_out
 from bertsmith.text.tables import read_file
@@ -28,13 +28,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_folders(tmp_path_factory.mktemp("fit"))
 
 
-def truth(found: Fitted, measurer: MadeUp) -> list[tuple[float, float, str]]:
+def truth(found: SearchOutcome, measurer: MadeUp) -> list[tuple[float, float, str]]:
     """Score and latency of every candidate as they are made up, by brute force."""
     rows = []
     for one in found.candidates:
-        latency = 1.0 + sum(0.1 + kind.heads / 4 + kind.neurons / 64 for kind in one.kinds)
-        loss = 1.0 if one.way.precision == "bfloat16" else 0.0
-        rows.append((one.ranking - loss, 1.1 * latency * measurer.factors[one.way.precision], one.name))
+        latency = 1.0 + sum(0.1 + kind.heads / 4 + kind.neurons / 64 for kind in one.shapes)
+        loss = 1.0 if one.mode.precision == "bfloat16" else 0.0
+        rows.append((one.ranking - loss, 1.1 * latency * measurer.factors[one.mode.precision], one.name))
     return rows
 
 
@@ -50,7 +50,7 @@ def test_it_finds_what_brute_force_finds(folders: Folders, tmp_path: Path, limit
     assert found.best.measured.score == pytest.approx(best)
     assert found.best.measured.latency_ms is not None
     assert found.best.measured.latency_ms <= limit
-    assert found.best.way.precision == "float32"
+    assert found.best.mode.precision == "float32"
     assert found.folder is not None
     assert (found.folder / "artefact.json").is_file()
     assert len(found.best.timings) == 5
@@ -216,7 +216,7 @@ def test_a_way_that_fails_is_left_out(folders: Folders, tmp_path: Path, monkeypa
     monkeypatch.setattr(TorchEngine, "write", fragile)
     found = searched(folders, tmp_path, budget={"latency_ms": 5.0})
     assert found.best is not None
-    assert {one.way.precision for one in found.candidates} == {"float32"}
+    assert {one.mode.precision for one in found.candidates} == {"float32"}
     assert "torch bfloat16 is left out: 'no such operator'" in found.notices
 
 
@@ -232,16 +232,16 @@ def test_the_vocabulary_is_cut_where_size_demands_it(
         return small, "cut"
 
     monkeypatch.setattr(run, "cut_model", cut_model)
-    ways: dict[str, Any] = {"precisions": ["float32"], "vocabulary": asked}
-    roomy = searched(folders, tmp_path, budget={"size_mb": 1000.0}, search=ways)
+    run_modes: dict[str, Any] = {"precisions": ["float32"], "vocabulary": asked}
+    roomy = searched(folders, tmp_path, budget={"size_mb": 1000.0}, search=run_modes)
     assert ("cut" in roomy.notices) == (asked == "cut")
-    smallest = min(one.estimate.size_mb or 0.0 for one in roomy.candidates if one.way.vocabulary == "whole")
-    tight = searched(folders, tmp_path, budget={"size_mb": 0.98 * smallest}, search=ways)
+    smallest = min(one.estimate.size_mb or 0.0 for one in roomy.candidates if one.mode.vocabulary == "whole")
+    tight = searched(folders, tmp_path, budget={"size_mb": 0.98 * smallest}, search=run_modes)
     if asked == "keep":
         assert tight.best is None
         return
     assert tight.best is not None
-    assert tight.best.way.vocabulary == "cut"
+    assert tight.best.mode.vocabulary == "cut"
     rows = {(row["vocabulary"], row["network"]): row["parameters"] for row in fit_figures(tight)["candidates"]}
     assert rows["cut", "whole network"] == rows["whole", "whole network"] - 40 * 16
 
@@ -251,10 +251,10 @@ def test_a_cut_model_is_measured_on_ids_of_its_own(folders: Folders, tmp_path: P
     """Ranges of activations come from batches that the cut tokenizer made; ids of the whole one would be none."""
     measurer = MadeUp()
     measurer.factors = {"int8_static": 1.0}
-    ways: dict[str, Any] = {"precisions": ["int8_static"], "vocabulary": "cut"}
-    found = searched(folders, tmp_path, measurer, budget={"size_mb": 1000.0}, search=ways)
+    run_modes: dict[str, Any] = {"precisions": ["int8_static"], "vocabulary": "cut"}
+    found = searched(folders, tmp_path, measurer, budget={"size_mb": 1000.0}, search=run_modes)
     assert any(notice.startswith("the vocabulary is cut from") for notice in found.notices)
-    assert {one.way.vocabulary for one in found.candidates} == {"whole", "cut"}
+    assert {one.mode.vocabulary for one in found.candidates} == {"whole", "cut"}
 
 
 @pytest.mark.parametrize("data", ["a folder", "the file that was learned from", "another file"])
@@ -267,13 +267,13 @@ def test_rows_that_were_trained_on_are_not_scored_on(folders: Folders, tmp_path:
     named = str(source if data == "a folder" else source / "train.jsonl")
     learned_from = named if data != "another file" else str(tmp_path / "others.jsonl")
     (model / "recipe.toml").write_text(f"data = {json.dumps(learned_from)}\n", encoding="utf-8")
-    prepared = prepare(FitSettings.parse({"model": str(model), "data": named, "budget": {"size_mb": 1.0}}))
+    inputs = prepare(FitSettings.parse({"model": str(model), "data": named, "budget": {"size_mb": 1.0}}))
     if data == "another file":
-        assert len(prepared.table) == 24
-        assert prepared.train is None
+        assert len(inputs.table) == 24
+        assert inputs.train is None
         return
-    kept, apart, said = held_out(prepared.kept.task, read_file(source / "train.jsonl"), "there is no dev part")
-    assert [dict(row) for row in prepared.table] == [dict(row) for row in apart]
-    assert prepared.train is not None
-    assert len(prepared.train) == len(kept) < 24
-    assert f"{said}, as in fine-tuning" in prepared.notices
+    kept, apart, said = held_out(inputs.kept.task, read_file(source / "train.jsonl"), "there is no dev part")
+    assert [dict(row) for row in inputs.table] == [dict(row) for row in apart]
+    assert inputs.train is not None
+    assert len(inputs.train) == len(kept) < 24
+    assert f"{said}, as in fine-tuning" in inputs.notices

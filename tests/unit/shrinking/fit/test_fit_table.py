@@ -5,13 +5,13 @@ import pytest
 import bertsmith
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
-from bertsmith.shrinking.fit.table import Kind, Table, WayTables, first_alike, layer_kinds, stack_config, table_stacks
+from bertsmith.shrinking.fit.table import LayerShape, Table, ModeTables, first_alike, layer_shapes, stack_config, table_stacks
 
-NARROW, MIDDLE, WIDE = Kind(0, 1, 16), Kind(0, 2, 32), Kind(0, 4, 64)
+NARROW, MIDDLE, WIDE = LayerShape(0, 1, 16), LayerShape(0, 2, 32), LayerShape(0, 4, 64)
 COSTS = {NARROW: 0.4, MIDDLE: 0.9, WIDE: 1.7}
 
 
-def true_cost(stack: tuple[Kind, ...]) -> float:
+def true_cost(stack: tuple[LayerShape, ...]) -> float:
     return 2.5 + sum(COSTS[kind] for kind in stack)
 
 
@@ -37,7 +37,7 @@ def test_the_tail_and_the_slowest_length_count() -> None:
         for stack in stacks
         for scales in [(("32", 1.0), ("128", 4.0))]
     ]
-    tables = WayTables.of(stacks, found, [100 + 10 * len(stack) for stack in stacks])
+    tables = ModeTables.of(stacks, found, [100 + 10 * len(stack) for stack in stacks])
     assert tables.latency_ms((WIDE, WIDE), 50) == pytest.approx(4 * (2.5 + 3.4))
     assert tables.latency_ms((WIDE, WIDE), 95) == pytest.approx(6 * (2.5 + 3.4))
     assert tables.size.estimate((WIDE,) * 6) == pytest.approx(160)
@@ -48,8 +48,8 @@ def test_a_stack_of_kinds_is_the_extracted_network(name: str) -> None:
     config = bertsmith.preset(name, vocabulary=50, width=32, heads=4, layers=3, longest=32)
     model = bertsmith.build(config, seed=0)
     for subnet in (Subnet(layers=(0, 2), heads=(1, 2)), Subnet(width=0.5)):
-        kinds = layer_kinds(first_alike(config.encoder), model.encoder.units, subnet)
-        assert stack_config(config, kinds) == extract(model, subnet).config
+        shapes = layer_shapes(first_alike(config.encoder), model.encoder.units, subnet)
+        assert stack_config(config, shapes) == extract(model, subnet).config
 
 
 def test_layers_that_are_alike_are_measured_once() -> None:

@@ -1,0 +1,257 @@
+"""Typed results of the four shrink methods, and their views: console and page."""
+
+import json
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+
+from bertsmith.checkpoint.store import load
+from bertsmith.report.elastic import (
+    ElasticReport,
+    cheapest_with,
+    compare_heads,
+    depths,
+    largest,
+    member_at,
+    render_elastic_page,
+    retained_share,
+    smallest,
+    widths,
+)
+from bertsmith.report.page import format_duration
+from bertsmith.runs.output import REPORT
+from bertsmith.runs.result import Result, print_plain, spread
+from bertsmith.shrinking.elastic import ElasticModel, ElasticSettings
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
+from bertsmith.shrinking.exits import ChosenExits
+from bertsmith.shrinking.prune.prune import CutScore, PrunedModel, PrunedSizes
+from bertsmith.shrinking.prune.units import PrunedRecord
+from bertsmith.shrinking.vocabulary import VocabularyCut
+from bertsmith.toml import to_toml
+from bertsmith.training.log import read_log
+from bertsmith.training.summary import TrainingSummary
+
+SIDE_BY_SIDE = 4  # depths up to which a score and its share fit side by side in 80 columns
+GOOD_SHARE = 0.95  # of the teacher's score
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """Numbers of training rows."""
+
+    train: int
+    taught: int
+    """With augmented rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticResult(Result):
+    """Result of making a model elastic."""
+
+    metric: str
+    score: float
+    """Mean over all sub-networks."""
+    teacher_score: float
+    grid: tuple[MemberFigures, ...]
+    length: int
+    """Tokens of the sequences that costs are given for."""
+    order: str
+    rows: RowCounts
+    seed: int
+    seconds: float
+
+    @classmethod
+    def of(cls, metadata: ElasticRecord, *, order: str, rows: RowCounts, seed: int, seconds: float) -> "ElasticResult":
+        """Return the result of a run from the metadata of its model."""
+        return cls(
+            metric=metadata.metric,
+            score=fmean(own.score for own in metadata.grid),
+            teacher_score=metadata.teacher_score,
+            grid=metadata.grid,
+            length=metadata.length,
+            order=order,
+            rows=rows,
+            seed=seed,
+            seconds=seconds,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneResult(Result):
+    """Result of pruning a model."""
+
+    metric: str
+    score: float
+    teacher_score: float
+    cut_score: float
+    """Score after the last cut, before any recovery."""
+    metrics: dict[str, float] = spread()
+    sizes: PrunedSizes = spread()
+    heads: tuple[int, ...]
+    """Number of heads in every layer."""
+    neurons: tuple[int, ...]
+    cuts: tuple[CutScore, ...]
+    seed: int
+    seconds: float
+
+    @classmethod
+    def of(cls, pruned: PrunedModel, seed: int) -> "PruneResult":
+        """Return the result of a run."""
+        metadata = pruned.metadata
+        return cls(
+            metric=metadata.metric,
+            score=metadata.score,
+            teacher_score=metadata.teacher_score,
+            cut_score=pruned.cuts[-1].score,
+            metrics=dict(pruned.evaluation.figures),
+            sizes=pruned.sizes,
+            heads=tuple(map(len, metadata.heads)),
+            neurons=tuple(map(len, metadata.neurons)),
+            cuts=pruned.cuts,
+            seed=seed,
+            seconds=round(pruned.seconds, 1),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitResult(Result):
+    """Result of adding early exits to a model."""
+
+    exits: ChosenExits = spread()
+    tolerance: float
+    seed: int
+    training: TrainingSummary = spread()
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyResult(Result):
+    """Result of cutting a vocabulary."""
+
+    metric: str
+    score: float
+    score_before: float
+    cut: VocabularyCut = spread()
+
+
+def print_elastic(metadata: ElasticRecord, out: Path, data: str | None = None) -> None:
+    """Print the scores of all sub-networks, the costs of the largest and the smallest, and the next command."""
+
+    def cell(subnetwork: MemberFigures | None) -> str:
+        if subnetwork is None:
+            return "–"
+        share = retained_share(metadata, subnetwork.score)
+        between = " " if len(depths(metadata)) <= SIDE_BY_SIDE else "\n"
+        return f"{subnetwork.score:.2f}" + ("" if share is None else f"{between}{share:6.1%}")
+
+    title = f"dev: {metadata.metric}; the fine-tuned model has {metadata.teacher_score:.2f}"
+    table = Table("width", title=title)
+    for depth in depths(metadata):
+        table.add_column(f"depth {depth:g}", justify="right")
+    for width in widths(metadata):
+        table.add_row(f"{width:g}", *(cell(member_at(metadata, width, depth)) for depth in depths(metadata)))
+    Console().print(table)
+    ends = {"largest": largest(metadata), "smallest": smallest(metadata)}
+    for name, own in ends.items() if len(metadata.grid) > 1 else ():
+        print_plain(
+            f"{name}: {own.parameters / 1e6:.2f} M parameters, {own.flops / 1e9:.3g} GFLOP, "
+            f"{own.latency_ms:.2f} ms for {metadata.length} tokens"
+        )
+    print_plain(f"written to {out}: see report.html. To fit a budget: {fit_command(metadata, out, data)}")
+
+
+def fit_command(metadata: ElasticRecord, out: Path, data: str | None = None) -> str:
+    """Return the command that fits an elastic model to half the latency of the whole one."""
+    budget = f"{float(f'{largest(metadata).latency_ms / 2:.2g}'):g}"
+    where = "DATA" if data is None else shlex.quote(data)
+    target = shlex.quote(f"{out}-fit")
+    return f"bertsmith fit {shlex.quote(str(out))} --data {where} --latency-ms {budget} --out {target}"
+
+
+def load_line(metadata: ElasticRecord, out: Path) -> str:
+    """Return the line of Python that loads the cheapest sub-network that is still good, or the smallest."""
+    own = cheapest_with(metadata, GOOD_SHARE) or smallest(metadata)
+    subnet = f"bertsmith.Subnet(width={own.width:g}, depth={own.depth:g}"
+    rule = "" if metadata.depth_rule == "keep_last" else f', depth_rule="{metadata.depth_rule}"'
+    return f"bertsmith.load({json.dumps(str(out), ensure_ascii=False)}, subnet={subnet}{rule}))"
+
+
+def write_elastic_report(
+    settings: ElasticSettings, elastic: ElasticModel, out: Path, texts: Iterable[str] = ()
+) -> None:
+    """Write report.html; attention is shown on the first of the texts that is not empty."""
+    metadata, run = elastic.metadata, settings.run
+    task = settings.task.kind + (f" ({settings.task.name})" if settings.task.name else "")
+    text = next((text for text in texts if text.strip()), None)
+    facts = {
+        "Fine-tuned model": settings.model.name,
+        "Data": settings.data or "given in Python",
+        "Task": task,
+        "Stages": ", ".join(settings.stages),
+        "Order of units": settings.order,
+        "Depth rule": metadata.depth_rule,
+        "Learning rate": f"{settings.optimizer.learning_rate:g}",
+        "Epochs of a stage": f"{run.epochs:g}",
+        "Examples a step": f"{settings.batch.examples}",
+        "Scored on": f"up to {settings.importance.examples:,} training examples",
+        "Seed": f"{run.seed}",
+        "Time": format_duration(elastic.seconds),
+    }
+    report = ElasticReport(
+        title=out.resolve().name,
+        model=Path(settings.model.name).name,
+        task=task,
+        record=metadata,
+        order=settings.order,
+        stages={stage: read_log(out / stage / "log.jsonl") for stage in settings.stages},
+        heads=None if text is None else compare_heads(load(out), metadata, text),
+        facts=facts,
+        commands=(fit_command(metadata, out, settings.data), load_line(metadata, out)),
+        settings=to_toml(settings.plain()),
+    )
+    (out / REPORT).write_text(render_elastic_page(report), encoding="utf-8")
+
+
+def print_pruned(result: PruneResult, metadata: PrunedRecord, out: Path) -> None:
+    """Print scores and sizes before and after."""
+    heads, neurons, sizes = sum(result.heads), sum(result.neurons), result.sizes
+    print_plain(f"dev: {result.metric} {result.score:.2f}; unpruned {result.teacher_score:.2f}")
+    print_plain(
+        f"heads {heads} of {sum(metadata.heads_before)}, neurons {neurons:,} of {sum(metadata.neurons_before):,}; "
+        f"parameters {sizes.parameters:,} of {sizes.parameters_before:,}; "
+        f"operations {sizes.flops / sizes.flops_before:.1%}"
+    )
+    print_plain(f"written to {out}: an ordinary model; pruned.json lists the heads and neurons that were kept")
+
+
+def print_exits(measure: str, chosen: ChosenExits, out: Path) -> None:
+    """Print the table of thresholds with the chosen one marked."""
+    title = f"dev: {chosen.metric}; all {chosen.layers} layers have {chosen.full_score:.2f}"
+    table = Table(measure, "score", "layers", "GFLOP", "saved", "", title=title)
+    for index, row in enumerate(chosen.table):
+        table.add_row(
+            f"{row.threshold:g}",
+            f"{row.score:.2f}",
+            f"{row.mean_layers:.2f}",
+            f"{row.flops / 1e9:.3f}",
+            f"{row.saving:.1%}",
+            "chosen" if index == chosen.chosen_index else "",
+        )
+    Console().print(table)
+    outcome = "no threshold saves anything within the tolerance, so all layers are computed"
+    if chosen.rule is not None:
+        outcome = f"{chosen.score:.2f} with {chosen.mean_layers:.2f} layers on average"
+    print_plain(f"{outcome}; written to {out}: bertsmith evaluate uses it, benchmarks/exits.py measures the speed")
+
+
+def print_vocabulary(result: VocabularyResult, out: Path) -> None:
+    """Print scores and sizes before and after."""
+    cut = result.cut
+    print_plain(
+        f"dev: {result.metric} {result.score:.2f} (before: {result.score_before:.2f}) with {cut.pieces_after:,} of "
+        f"{cut.pieces_before:,} pieces, {cut.megabytes_after:.1f} of {cut.megabytes_before:.1f} MB; written to {out}"
+    )

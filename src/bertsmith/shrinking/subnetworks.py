@@ -1,0 +1,121 @@
+"""Scores and costs of the sub-networks of an elastic model; the mean score over them is the model's score."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertsmith.answers.sequences import Features
+from bertsmith.data.examples import ExampleConfig, TaskBatch
+from bertsmith.data.layout import SequenceLayout
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.build import extract
+from bertsmith.models.cost import parameters
+from bertsmith.models.model import Model
+from bertsmith.objectives.supervised import Supervised
+from bertsmith.tasks.base import Judgement, Task
+from bertsmith.training.judging import DevJudge
+from bertsmith.training.step import Engine
+
+TIMED_ROUNDS = 21
+MAX_SECONDS = 10.0  # for all sub-networks together, after a few rounds
+
+
+@dataclass(frozen=True)
+class SubnetScore:
+    """A sub-network and its scores."""
+
+    subnet: Subnet
+    judgement: Judgement
+    loss: float
+
+
+class GridEvaluator:
+    """Evaluates every sub-network of a grid on dev, extracted, which is faster than to run it in place."""
+
+    def __init__(
+        self,
+        task: Task[Any],
+        examples: Sequence[Any],
+        features: Features,
+        config: ExampleConfig,
+        objective: Supervised,
+        subnets: Sequence[Subnet],
+    ) -> None:
+        self.single = DevJudge(task, examples, features, config, objective)
+        self.subnets = subnets
+
+    def __call__(self, engine: Engine) -> dict[str, Any]:
+        """Return the log row of an evaluation."""
+        with engine.accelerator.autocast():
+            scores = self.evaluate(engine.model)
+        row: dict[str, Any] = {
+            "loss": fmean(score.loss for score in scores),
+            "metric": scores[0].judgement.metric,
+            "score": fmean(score.judgement.score for score in scores),
+        }
+        return row | {subnet_name(score.subnet): score.judgement.score for score in scores}
+
+    @torch.no_grad()
+    def evaluate(self, model: Model) -> list[SubnetScore]:
+        """Score every sub-network of a model."""
+        scores = []
+        for subnet in self.subnets:
+            loss, count = torch.zeros(()), torch.zeros(())
+
+            def watch(batch: TaskBatch, outputs: Tensor) -> None:
+                nonlocal loss, count
+                loss = loss + self.single.objective.sums(outputs, batch).loss.cpu()
+                count = count + self.single.objective.count(batch).cpu()
+
+            judgement = self.single.judgement(extract(model, subnet), watch)
+            scores.append(SubnetScore(subnet, judgement, float(loss / count.clamp(min=1))))
+        return scores
+
+
+def subnet_name(subnet: Subnet) -> str:
+    """Name of an even sub-network in logs and tables.
+
+    >>> subnet_name(Subnet(width=0.5, depth=0.75))
+    'width 0.5 depth 0.75'
+    """
+    return f"width {subnet.width:g} depth {subnet.depth:g}"
+
+
+@dataclass(frozen=True)
+class SubnetCost:
+    """Size and speed of a sub-network."""
+
+    parameters: int
+    flops: float
+    latency_ms: float
+
+
+@torch.inference_mode()
+def subnet_costs(model: Model, subnets: Sequence[Subnet], length: int) -> list[SubnetCost]:
+    """Measure sub-networks on one sequence of a length, in turns, so that noise affects all of them alike."""
+    with model.evaluating():
+        extracted = [extract(model, subnet) for subnet in subnets]
+    tokens = torch.zeros(1, length, dtype=torch.long, device=model.device)
+    layout = SequenceLayout.full(1, length)
+    types = tokens if model.config.encoder.embedding.types else None
+    times: list[list[float]] = [[] for _ in extracted]
+    start = time.perf_counter()
+    for turn in range(TIMED_ROUNDS + 1):
+        for small, own in zip(extracted, times, strict=True):
+            begin = time.perf_counter()
+            small.outputs(tokens, layout, types)
+            if model.device.type == "cuda":
+                torch.cuda.synchronize()
+            if turn:  # the first turn warms up
+                own.append(1000 * (time.perf_counter() - begin))
+        if turn > 3 and time.perf_counter() - start > MAX_SECONDS:
+            break
+    return [
+        SubnetCost(parameters(small.config), float(small.config.encoder.flops(length)) * length, median(own))
+        for small, own in zip(extracted, times, strict=True)
+    ]

@@ -76,7 +76,7 @@ def _brute(options: argparse.Namespace) -> dict[str, Any]:
     work.mkdir(exist_ok=True)
     store = Measurements(options.out / MEASUREMENTS)
     bench = Bench(
-        Path(settings.model), inputs.quality, inputs.conditions, settings.measure, store, in_fresh_process, work
+        settings.model, inputs.quality, inputs.conditions, settings.measure, store, in_fresh_process, work
     )
     estimates = Estimates(inputs.model, settings.budget.percentile)
     rows = []
@@ -84,18 +84,19 @@ def _brute(options: argparse.Namespace) -> dict[str, Any]:
         for subnet in inputs.grid:
             candidate = Candidate(subnet, mode, estimates.shapes(subnet), 0.0, Costs())
             timings = [bench.timing(candidate, number) for number in range(options.processes)]
-            latency = statistics.median(_latency(timing["latency"], settings.budget) for timing in timings)
-            memory = max(timing["memory_mb"] for timing in timings)
-            score = bench.evaluate(candidate)["score"]
+            latency = statistics.median(_latency(timing.latency, settings.budget) for timing in timings)
+            memory = max(timing.memory_mb for timing in timings)
+            score = bench.score(candidate).score
             costs = Costs(latency, bench.size_mb(candidate), memory, score)
             bench.discard(candidate)
-            rows.append({"words": candidate.description, "fits": not settings.budget.misses(costs), **costs._asdict()})
-            fits = "fits" if rows[-1]["fits"] else ""
-            print(f"{candidate.description:48} {score:7.2f} {latency:8.2f} ms {costs.size_mb:8.1f} MB  {fits}", flush=True)
+            words, is_kept = candidate.description, not settings.budget.misses(costs)
+            rows.append({"words": words, "fits": is_kept, **costs._asdict()})
+            fits = "fits" if is_kept else ""
+            print(f"{words:48} {score:7.2f} {latency:8.2f} ms {costs.size_mb:8.1f} MB  {fits}", flush=True)
     best = max((row for row in rows if row["fits"]), key=lambda row: row["score"], default=None)
-    own = found.get("score")
+    own = found.outcome.score
     print(f"fit: {own if own is None else round(own, 2)}; brute force: {best and round(best['score'], 2)}")
-    return {"fit": own, "chosen": found["chosen"], "brute_force": best, "rows": rows}
+    return {"fit": own, "chosen": found.to_json()["chosen"], "brute_force": best, "rows": rows}
 
 
 def _recorded(out: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import argparse
 import json
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def main() -> None:
     for name, settings in cuts.items():
         with tempfile.TemporaryDirectory() as folder:
             begin, out = time.perf_counter(), Path(folder) / "model"
-            figures = cut_vocabulary_folder(options.model, texts, VocabularyConfig(**settings), out)
+            cut = cut_vocabulary_folder(options.model, texts, VocabularyConfig(**settings), out)
+            figures = {key: value for key, value in asdict(cut).items() if value is not None}
             figures["seconds"] = time.perf_counter() - begin
             figures["score"] = _score(out, dev)
             figures["dev_tokens_changed_percent"] = _changed(options.model, out, [*task.texts(task.examples(dev))])

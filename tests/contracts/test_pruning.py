@@ -17,7 +17,7 @@ from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Classes
 from bertsmith.shrinking.importance import importance, summed_over_uses
-from bertsmith.shrinking.prune.units import Kept, closed, cut_down, fold
+from bertsmith.shrinking.prune.units import KeptUnits, closed_gates, cut_down, fold_gates
 
 ENCODERS = [name for name in FAMILIES if not name.startswith("transformer")]
 # their kernels are predicted from all heads together: a head that goes takes its part in the kernels of others along
@@ -95,7 +95,7 @@ def test_importance_is_weight_times_gradient(name: str, gradients: str) -> None:
         torch.testing.assert_close(total[0].double(), torch.stack(heads).sum(0), rtol=2e-5, atol=1e-7)
 
 
-def some_of(model: Model, seed: int) -> Kept:
+def some_of(model: Model, seed: int) -> KeptUnits:
     """Some units of every layer, by chance: uneven where layers may be, the same where they share them."""
     draw, encoder, units = torch.Generator().manual_seed(seed), model.config.encoder, model.encoder.units
 
@@ -115,7 +115,7 @@ def some_of(model: Model, seed: int) -> Kept:
         heads = heads[:1] * len(units)
     if encoder.shares_feedforward:
         neurons = neurons[:1] * len(units)
-    return Kept(tuple(heads), tuple(neurons))
+    return KeptUnits(tuple(heads), tuple(neurons))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -124,11 +124,11 @@ def test_cut_is_closed_in_place(name: str, seed: int) -> None:
     model, (batch,) = task_model(name), batches(1)
     kept = some_of(model, seed)
     if name.startswith(PREDICTED):
-        kept = Kept(Kept.all_of(model.encoder.units).heads, kept.neurons)
+        kept = KeptUnits(KeptUnits.all_of(model.encoder.units).heads, kept.neurons)
     small = cut_down(model, kept)
     assert [(layer.heads, layer.neurons) for layer in small.encoder.units] == list(zip(*kept.counts, strict=True))
     assert small.config.encoder.sharing == model.config.encoder.sharing
-    gates = closed(kept, model.encoder.units)
+    gates = closed_gates(kept, model.encoder.units)
     masked = model.run(EncoderInputs(batch.tokens, batch.layout, gates=gates), Want(task=True)).outputs
     torch.testing.assert_close(small.outputs(batch.tokens, batch.layout), masked, rtol=0, atol=1e-10)
 
@@ -144,7 +144,7 @@ def test_folded_gates_are_gates(name: str) -> None:
     gates = [LayerGates(heads=own, neurons=others) for own, others in zip(heads, neurons, strict=True)]
     expected = model.run(EncoderInputs(batch.tokens, batch.layout, gates=gates), Want(task=True)).outputs
     assert not torch.allclose(model.outputs(batch.tokens, batch.layout), expected)
-    fold(model, gates)
+    fold_gates(model, gates)
     torch.testing.assert_close(model.outputs(batch.tokens, batch.layout), expected, rtol=0, atol=1e-10)
 
 
@@ -158,7 +158,7 @@ def test_heads_behind_predicted_kernels_are_a_sub_network(name: str) -> None:
         for own, layer in zip(kept.heads, model.encoder.units, strict=True)
     ]
     ordered.encoder.reorder(heads, [torch.arange(layer.neurons) for layer in model.encoder.units])
-    all_neurons = Kept(kept.heads, Kept.all_of(model.encoder.units).neurons)
+    all_neurons = KeptUnits(kept.heads, KeptUnits.all_of(model.encoder.units).neurons)
     expected = ordered.outputs(batch.tokens, batch.layout, subnet=all_neurons.subnet)
     said = cut_down(model, all_neurons).outputs(batch.tokens, batch.layout)
     torch.testing.assert_close(said, expected, rtol=0, atol=1e-10)

@@ -17,11 +17,10 @@ from helpers_training import losses, run
 from killing import Killed, killed
 
 import bertsmith
-from bertsmith.checkpoint import store
 from bertsmith.checkpoint.files import read_tensors
-from bertsmith.commands import output
 from bertsmith.errors import InputError
-from bertsmith.shrinking import elastic, importance
+from bertsmith.runs import folder
+from bertsmith.shrinking import context, elastic
 from bertsmith.training import checkpoint
 from bertsmith.training.trainer import Trainer
 
@@ -45,13 +44,13 @@ def straight(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 MOMENTS = {
-    "in the importance": (importance, "importance", 1, False),
-    "while the rewired model is written": (store, "write_model", 1, False),
+    "in the importance": (context, "importance", 1, False),
+    "while the rewired model is written": (elastic, "write_model", 1, False),
     "in the width stage": (Trainer, "_step", 4, False),
     "before checkpoints of the width stage go": (shutil, "rmtree", 5, True),
     "between the stages": (elastic, "make_stage", 2, True),
     "in the depth stage": (Trainer, "_step", 8, False),
-    "before the result": (output, "write_result", 1, True),
+    "before the result": (folder, "write_result", 1, True),
 }
 
 
@@ -113,7 +112,8 @@ def test_asked_to_stop(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_step", asked)
-        assert shrunk(folders, out) == {"is_finished": False, "stage": stage}
+        stopped = shrunk(folders, out)
+    assert (stopped["is_finished"], stopped["stage"]) == (False, stage)
     assert len(calls) == step
     assert "go on with --resume" in capsys.readouterr().err
     assert not (out / "result.json").exists()
@@ -125,7 +125,7 @@ def test_killed_after_the_result(folders: Folders, straight: Path, tmp_path: Pat
     """All is there but the tidying up: the run is finished, and says so."""
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        killed(patch, output, "write_result", after=1, before_it=False)
+        killed(patch, folder, "write_result", after=1, before_it=False)
         with pytest.raises(Killed):
             shrunk(folders, out)
     assert figures(out / "result.json") == figures(straight / "result.json")

@@ -168,7 +168,7 @@ def _versions(outcome: FitOutcome) -> str:
 def _facts(outcome: FitOutcome) -> dict[str, str]:
     machine, conditions = outcome.machine, outcome.conditions
     lengths = "; ".join(
-        "lengths of the data" if load.name == "data" else f"{load['name']} tokens" for load in conditions.workloads
+        "lengths of the data" if load.name == "data" else f"{load.name} tokens" for load in conditions.workloads
     )
     return {
         "Model": outcome.model,

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,10 +12,11 @@ from helpers_finetune import ROWS, write_task
 import bertsmith
 from bertsmith import Subnet
 from bertsmith.checkpoint.files import read_tensors
-from bertsmith.commands import output, shrink_elastic
 from bertsmith.errors import InputError
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.heads.base import FeaturesConfig
+from bertsmith.runs.output import MARK
+from bertsmith.shrinking import elastic
 from bertsmith.shrinking.elastic_metadata import read_record
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
@@ -43,7 +43,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "model", data
 
 
-def shrunk(folders: tuple[Path, Path], out: Path, *changes: str, **more: Any) -> dict[str, Any]:
+def shrunk(folders: tuple[Path, Path], out: Path, *changes: str, **more: Any) -> Any:
     model, data = folders
     given = {"data": str(data), "set": [*SMALL, *changes], "device": "cpu", **more}
     return bertsmith.shrink(model, out=out, **given)
@@ -123,33 +123,20 @@ def test_labels_are_kept_only_if_better(
 ) -> None:
     """Whichever it is, the weights at the end are those of the better model."""
     seen: list[dict[str, Any]] = []
-    real: Callable[..., bool] = shrink_elastic._is_better
 
-    def watched(work: Any, model: Any, other: Any) -> bool:
-        seen.append({"learned": model.state_dict(), "before": other.state_dict()})
-        real(work, model, other)
-        return is_better
+    def mean_score(settings: Any, context: Any, model: Any) -> float:
+        seen.append(model.state_dict())
+        return float(len(seen) == (1 if is_better else 2))  # the trained model is scored first
 
-    monkeypatch.setattr(shrink_elastic, "_is_better", watched)
+    monkeypatch.setattr(elastic, "mean_score", mean_score)
     shrunk(folders, tmp_path / "out", "stages=['width', 'depth', 'labels']", "labels.epochs=0.5")
     weights = read_tensors(tmp_path / "out" / "model.safetensors")
-    expected, other = seen[0]["learned"], seen[0]["before"]
+    expected, other = seen
     if not is_better:
         expected, other = other, expected
     assert all((weight == expected[name].cpu()).all() for name, weight in weights.items())
     assert any((weight != other[name].cpu()).any() for name, weight in weights.items())
     assert len(rows(tmp_path / "out" / "labels", "training")) == 2
-
-
-def test_better_is_a_higher_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Told:
-        def __init__(self, score: float) -> None:
-            self.evaluation = self
-            self.score = score
-
-    monkeypatch.setattr(shrink_elastic, "_members", lambda work, model: [Told(score) for score in model])
-    assert shrink_elastic._is_better(None, [1.0, 4.0], [2.0, 2.0])  # type: ignore[arg-type]
-    assert not shrink_elastic._is_better(None, [2.0, 2.0], [2.0, 2.0])  # type: ignore[arg-type]
 
 
 def test_settings_stand_over_those_of_the_model(folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -233,7 +220,7 @@ def test_refused_folders(folders: tuple[Path, Path], tmp_path: Path) -> None:
             shrunk(folders, out, force=True)
     made = tmp_path / "made"
     shutil.copytree(model, made)
-    (made / output.MARK).touch()  # as in every folder that a command makes
+    (made / MARK).touch()  # as in every folder that a command makes
     inside = made / "elastic"
     with pytest.raises(InputError, match="lie inside each other"):
         shrunk((made, data), inside)

@@ -41,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shrunk(home: Path, out: Path, *changes: str, **more: Any) -> dict[str, Any]:
+def shrunk(home: Path, out: Path, *changes: str, **more: Any) -> Any:
     given = {"augment": home / "lm", "widths": [1.0, 0.5], "depths": [1.0], **more}
     return bertsmith.shrink(
         home / "tuned", data=str(home / "data"), out=out, set=[*QUICK, *changes], device="cpu", **given
@@ -52,9 +52,9 @@ def test_all_stages_but_labels_learn_from_new_rows(home: Path, tmp_path: Path, m
     learned: dict[str, tuple[int, int]] = {}
     make_stage = elastic.make_stage
 
-    def seen(settings: Any, stage: str, student: Any, teacher: Any, train: Any, *rest: Any, **more: Any) -> Any:
-        learned[stage] = len(train[0]), len(train[1])
-        return make_stage(settings, stage, student, teacher, train, *rest, **more)
+    def seen(settings: Any, stage: str, student: Any, teacher: Any, work: Any, train: Any, *rest: Any) -> Any:
+        learned[stage] = len(train.examples), len(train.features)
+        return make_stage(settings, stage, student, teacher, work, train, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(elastic, "make_stage", seen)
     figures = shrunk(home, tmp_path / "out", 'stages=["width","depth","labels"]')

@@ -13,7 +13,7 @@ from bertsmith.cli import main
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.encoder import EncoderInputs, Want
-from bertsmith.shrinking.prune.units import Kept, closed, read_pruned
+from bertsmith.shrinking.prune.units import KeptUnits, closed_gates, read_pruned
 from bertsmith.toml import read_toml
 from bertsmith.training.trainer import Trainer
 
@@ -40,7 +40,7 @@ def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def prune(model: Path | None, data: Path | None, out: Path, *changes: str, **more: Any) -> dict[str, Any]:
+def prune(model: Path | None, data: Path | None, out: Path, *changes: str, **more: Any) -> Any:
     settings = ["run.epochs=1.0", "run.log_every=1", "importance.examples=32", *changes]
     return bertsmith.shrink(model, data=data, out=out, method="prune", set=settings, device="cpu", **more)
 
@@ -49,7 +49,7 @@ def prune(model: Path | None, data: Path | None, out: Path, *changes: str, **mor
 def test_what_a_run_leaves_is_what_was_scored(way: str, model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     result = prune(model, data, out, *WAYS[way], keep=0.5)
-    assert json.loads((out / "result.json").read_text()) == result
+    assert json.loads((out / "result.json").read_text()) == result.to_json()
     again = bertsmith.evaluate(out, data=str(data), out=tmp_path / "again", device="cpu")
     assert again["score"] == result["score"]
     whole = bertsmith.evaluate(model, data=str(data), out=tmp_path / "whole", device="cpu")
@@ -78,10 +78,10 @@ def test_without_training_it_is_the_model_with_gates_closed(model: Path, data: P
     assert len(result["cuts"]) == 6
     assert result["cut_score"] == result["score"] == result["cuts"][-1]["score"]
     record, whole, small = read_pruned(out), bertsmith.load(model), bertsmith.load(out)
-    kept = Kept(*(tuple(torch.tensor(own) for own in units) for units in (record.heads, record.neurons)))
+    kept = KeptUnits(*(tuple(torch.tensor(own) for own in units) for units in (record.heads, record.neurons)))
     tokens, layout = torch.randint(5, 100, (3, 7)), SequenceLayout.full(3, 7)
     expected = whole.run(
-        EncoderInputs(tokens, layout, gates=closed(kept, whole.encoder.units)), Want(task=True)
+        EncoderInputs(tokens, layout, gates=closed_gates(kept, whole.encoder.units)), Want(task=True)
     ).outputs
     torch.testing.assert_close(small.outputs(tokens, layout), expected, rtol=0, atol=1e-5)
 
@@ -122,7 +122,7 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(
         with pytest.raises(Killed):
             prune(model, data, tmp_path / "run", *changes, keep=0.5)
     resumed = bertsmith.shrink(out=tmp_path / "run", resume=True, device="cpu")
-    assert {**resumed, "seconds": 0} == {**straight, "seconds": 0}
+    assert {**resumed.to_json(), "seconds": 0} == {**straight.to_json(), "seconds": 0}
     for name in ("model.safetensors", "pruned.json", "config.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
     with pytest.raises(InputError, match="is finished; there is nothing to resume"):

@@ -8,7 +8,7 @@ import pytest
 from helpers_finetune import tune, write_task
 
 import bertsmith
-from bertsmith.commands.shrink_report import fit_command, load_line, print_grid
+from bertsmith.runs.shrink_results import fit_command, load_line, print_elastic
 from bertsmith.shrinking.elastic_metadata import ElasticRecord
 
 
@@ -31,7 +31,7 @@ def test_the_grid_fits_a_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     of = record(*sizes)
-    print_grid(of, Path("out"), "data")
+    print_elastic(of, Path("out"), "data")
     *lines, last = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     shown = "\n".join(lines)
@@ -44,7 +44,7 @@ def test_the_grid_fits_a_terminal(
 
 
 def test_no_share_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    print_grid(record(teacher_score=0.0), Path("out"))
+    print_elastic(record(teacher_score=0.0), Path("out"))
     assert "%" not in capsys.readouterr().out
 
 
@@ -65,7 +65,7 @@ def test_a_run_leaves_a_report_with_its_figures(tmp_path: Path) -> None:
     figures = bertsmith.shrink(
         tmp_path / "tuned", data=str(data), out=out, widths=[1, 0.5], depths=[1, 0.5], epochs=1, device="cpu"
     )
-    assert figures == json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert figures.to_json() == json.loads((out / "result.json").read_text(encoding="utf-8"))
     page = (out / "report.html").read_text(encoding="utf-8")
     assert f"Accuracy {figures['score']:.2f} on average over 4 sizes of one model" in page
     for member in figures["grid"]:

@@ -18,7 +18,7 @@ from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.shrinking.augmentation import masked_words as shards
 from bertsmith.shrinking.augmentation.masked_words import NONE, MaskedWords
-from bertsmith.shrinking.augmentation.rows import augmented
+from bertsmith.shrinking.augmentation.rows import augment_table
 from bertsmith.shrinking.augmentation.words import ENGLISH, AugmentationConfig, Passage
 from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.classification import Classification
@@ -146,7 +146,7 @@ def test_a_generator_fills_the_masks_of_the_model_trained_against_it() -> None:
 
 def test_all_but_the_words_stays_as_it_is(model: Model) -> None:
     table = rows_of(*TEXTS)
-    found = augmented(table, TASK, model, AugmentationConfig(copies=20))
+    found = augment_table(table, TASK, model, AugmentationConfig(copies=20))
     new = found.rows[4:]
     assert found.rows[:4] == table.rows
     assert len(new) > 60
@@ -166,7 +166,7 @@ def test_all_but_the_words_stays_as_it_is(model: Model) -> None:
 
 def test_words_are_replaced_as_often_as_the_share_says(model: Model) -> None:
     text = "smith forges iron gate river anvil lanterns letters clock harbour"
-    new = augmented(rows_of(text), TASK, model, AugmentationConfig(copies=400, share=0.3)).rows[1:]
+    new = augment_table(rows_of(text), TASK, model, AugmentationConfig(copies=400, share=0.3)).rows[1:]
     changed = np.array([[a != b for a, b in zip(row["text"].split(), text.split(), strict=True)] for row in new])
     assert abs(changed.mean() - 0.3) < 0.03
     first = {row["text"].split()[0] for row in new} - {"smith"}
@@ -175,7 +175,7 @@ def test_words_are_replaced_as_often_as_the_share_says(model: Model) -> None:
 
 def test_the_texts_of_a_pair_are_changed_in_turn(model: Model) -> None:
     rows = [{"first": TEXTS[0], "second": TEXTS[3], "label": "yes", "id": 7}]
-    new = augmented(table_of(rows, "rows"), PAIRS, model, AugmentationConfig(copies=10)).rows[1:]
+    new = augment_table(table_of(rows, "rows"), PAIRS, model, AugmentationConfig(copies=10)).rows[1:]
     is_first = [row["first"] != TEXTS[0] for row in new]
     assert all((row["second"] == TEXTS[3]) == first for row, first in zip(new, is_first, strict=True))
     assert is_first == sorted(is_first, reverse=True)
@@ -188,7 +188,7 @@ def test_tags_stay_at_their_words(model: Model) -> None:
     words, tags = ["Ann", "'s", "iron-gate", "", "smith", "weighs", "seven", "anvils", "."], list("abcdefghi")
     task = Tagging(words="tokens", tags="ner", labels=tuple(tags))
     table = table_of([{"tokens": words, "ner": tags}], "rows")
-    new = augmented(table, task, model, AugmentationConfig(copies=20, share=0.8)).rows[1:]
+    new = augment_table(table, task, model, AugmentationConfig(copies=20, share=0.8)).rows[1:]
     assert len(new) > 15
     for row in new:
         assert row["ner"] == tags
@@ -196,13 +196,13 @@ def test_tags_stay_at_their_words(model: Model) -> None:
         assert len(row["tokens"]) == len(words)
     assert all(any(row["tokens"][place] != words[place] for row in new) for place in (0, 4, 5, 6, 7))
     with pytest.raises(InputError, match=r"task\.context is 'document'"):
-        augmented(table, task.changed(context="document"), model)
+        augment_table(table, task.changed(context="document"), model)
 
 
 def test_answers_stay_where_they_are(model: Model) -> None:
     rows = [{"question": "who forges the iron gate", "context": TEXTS[0]}]
     rows = [{**row, "answers": {"text": ["old smith"], "answer_start": [4]}} for row in rows]
-    found = augmented(table_of(rows, "rows"), SpanAnswers(), model, AugmentationConfig(copies=5))
+    found = augment_table(table_of(rows, "rows"), SpanAnswers(), model, AugmentationConfig(copies=5))
     assert len(found) > 3
     assert all(row["context"] == TEXTS[0] for row in found)
     assert {(example.begin, example.end) for example in SpanAnswers().examples(found)} == {(4, 13)}
@@ -211,24 +211,26 @@ def test_answers_stay_where_they_are(model: Model) -> None:
 def test_choices_and_vectors(model: Model) -> None:
     config = AugmentationConfig(copies=4)
     row = {"context": ["a turn", "another"], "question": TEXTS[0], "choices": ["iron", "gate"], "label": 1}
-    new = augmented(table_of([row], "rows"), Choice(context="context", question="question"), model, config).rows[1:]
+    new = augment_table(table_of([row], "rows"), Choice(context="context", question="question"), model, config).rows[1:]
     assert len(new) > 2
     assert all({**one, "question": TEXTS[0]} == row != one for one in new)
     row = {"anchor": TEXTS[0], "positive": TEXTS[1], "negative": TEXTS[2]}
     task = Embedding(text="anchor", pair="positive", negative="negative")
-    new = augmented(table_of([row], "rows"), task, model, config).rows[1:]
+    new = augment_table(table_of([row], "rows"), task, model, config).rows[1:]
     changed = [[name for name in row if one[name] != row[name]] for one in new]
     assert {name for names in changed for name in names} == set(row)
     assert all(len(names) == 1 for names in changed)
     with pytest.raises(InputError, match=r"task\.kind is 'embedding' and no column of texts is named"):
-        augmented(table_of([row], "rows"), Embedding(), model, config)
+        augment_table(table_of([row], "rows"), Embedding(), model, config)
 
 
 def test_the_seed_decides(model: Model) -> None:
     config = AugmentationConfig(copies=4)
-    one, again, other = (augmented(rows_of(*TEXTS), TASK, model, config.changed(seed=seed)).rows for seed in (1, 1, 2))
+    one, again, other = (
+        augment_table(rows_of(*TEXTS), TASK, model, config.changed(seed=seed)).rows for seed in (1, 1, 2)
+    )
     assert one == again != other
-    more = augmented(rows_of(*TEXTS), TASK, model, config.changed(seed=1, copies=6)).rows
+    more = augment_table(rows_of(*TEXTS), TASK, model, config.changed(seed=1, copies=6)).rows
     assert all(row in more for row in one)
 
 
@@ -244,7 +246,7 @@ def test_what_was_worked_out_is_not_worked_out_again(
 ) -> None:
     monkeypatch.setattr(shards, "_SIZE", 100)  # each text a shard
     table, config = rows_of(*TEXTS, TEXTS[0]), AugmentationConfig(copies=3)
-    whole = augmented(table, TASK, model, config).rows
+    whole = augment_table(table, TASK, model, config).rows
     work, asked = MaskedWords.candidates, []
 
     def interrupted(self: MaskedWords, passages: Any, *more: Any) -> np.ndarray:
@@ -255,7 +257,7 @@ def test_what_was_worked_out_is_not_worked_out_again(
 
     monkeypatch.setattr(MaskedWords, "candidates", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        augmented(table, TASK, model, config, folder=tmp_path)
+        augment_table(table, TASK, model, config, folder=tmp_path)
     assert len(list(tmp_path.glob("candidates-*.npz"))) == 2
     (tmp_path / "candidates-00001.npz").write_bytes(b"PK half of one")
     monkeypatch.setattr(
@@ -263,14 +265,14 @@ def test_what_was_worked_out_is_not_worked_out_again(
     )
     asked.clear()
     told: list[tuple[int, int]] = []
-    found = augmented(table, TASK, model, config, folder=tmp_path, watch=lambda *seen: told.append(seen))
+    found = augment_table(table, TASK, model, config, folder=tmp_path, watch=lambda *seen: told.append(seen))
     assert found.rows == whole
     assert [passages[0].text for passages in asked] == TEXTS[1:]  # the first is there; equal texts are asked about once
     assert told[-1][0] == told[-1][1] == sum(len(Passage.of(text, ENGLISH).places) for text in TEXTS)
     asked.clear()
-    augmented(table, TASK, model, config.changed(seed=5, share=0.2), folder=tmp_path)
+    augment_table(table, TASK, model, config.changed(seed=5, share=0.2), folder=tmp_path)
     assert not asked
-    augmented(table, TASK, model, config.changed(candidates=3), folder=tmp_path)
+    augment_table(table, TASK, model, config.changed(candidates=3), folder=tmp_path)
     assert len(asked) == 4
 
 
@@ -285,20 +287,20 @@ def test_several_processes_share_the_shards(model: Model, tmp_path: Path, monkey
         if len(seen) == 1:
             shards.passage_candidates(passages, words, tmp_path, None, shards.Processes(1, 2, others))
 
-    found = augmented(table, TASK, model, config, folder=tmp_path, processes=shards.Processes(0, 2, others))
+    found = augment_table(table, TASK, model, config, folder=tmp_path, processes=shards.Processes(0, 2, others))
     assert seen == [2, 4]
-    assert found.rows == augmented(table, TASK, model, config).rows
+    assert found.rows == augment_table(table, TASK, model, config).rows
 
 
 def test_a_model_that_cannot_replace_words_is_refused_in_one_sentence(model: Model) -> None:
     config = bertsmith.preset("bert-tiny", vocabulary=160, width=16, heads=2, layers=1)
     other = bertsmith.build(config.changed(heads=(ClassifierConfig(labels=("no", "yes")),)), seed=0)
     with pytest.raises(InputError, match=r"augmentation\.model has no tokenizer"):
-        augmented(rows_of(*TEXTS), TASK, other)
+        augment_table(rows_of(*TEXTS), TASK, other)
     other.tokenizer = model.tokenizer
     with pytest.raises(InputError, match=r"has no masked_tokens head \(its heads: classifier\)"):
-        augmented(rows_of(*TEXTS), TASK, other)
+        augment_table(rows_of(*TEXTS), TASK, other)
     with pytest.raises(InputError, match="takes sequences of 6 tokens; at least 7"):
-        augmented(rows_of(*TEXTS), TASK, masked_lm(longest=6))
+        augment_table(rows_of(*TEXTS), TASK, masked_lm(longest=6))
     with pytest.raises(InputError, match="rows row 0: field 'text' is int"):
-        augmented(table_of([{"text": 3, "label": "no"}], "rows"), TASK, model)
+        augment_table(table_of([{"text": 3, "label": "no"}], "rows"), TASK, model)

@@ -62,28 +62,28 @@ def test_of_its_texts_it_says_the_same(name: str, kind: str, stories: list[str],
     model = model_of(name, stories, kind, 160 if kind == "wordpiece" else 420)
     small, figures = cut_vocabulary(model, few, VocabularyConfig())
     assert torch.equal(outputs_of(small, few), outputs_of(model, few))
-    assert figures["pieces_after"] == small.config.encoder.vocabulary == small.require_tokenizer().size
-    assert figures["pieces_after"] < figures["pieces_before"] == model.config.encoder.vocabulary
-    assert figures["tokens_changed"] == 0
-    assert figures["tokens"] == sum(map(len, model.require_tokenizer().encode_plain(few)))
-    gone = figures["pieces_before"] - figures["pieces_after"]
+    assert figures.pieces_after == small.config.encoder.vocabulary == small.require_tokenizer().size
+    assert figures.pieces_after < figures.pieces_before == model.config.encoder.vocabulary
+    assert figures.tokens_changed == 0
+    assert figures.tokens == sum(map(len, model.require_tokenizer().encode_plain(few)))
+    gone = figures.pieces_before - figures.pieces_after
     lost = gone * model.config.encoder.embedding_width
-    assert figures["parameters_before"] - figures["parameters_after"] == lost
-    assert figures["megabytes_before"] - figures["megabytes_after"] == pytest.approx(4e-6 * lost)
-    assert "embedding_error" not in figures
+    assert figures.parameters_before - figures.parameters_after == lost
+    assert figures.megabytes_before - figures.megabytes_after == pytest.approx(4e-6 * lost)
+    assert figures.embedding_error is None
 
 
 def test_a_harder_cut_changes_some_tokens(stories: list[str]) -> None:
     model = model_of("bert-tiny", stories)
     _, all_used = cut_vocabulary(model, stories, VocabularyConfig())
-    least = cut_vocabulary(model, ["a"], VocabularyConfig())[1]["pieces_after"]
+    least = cut_vocabulary(model, ["a"], VocabularyConfig())[1].pieces_after
     small, figures = cut_vocabulary(model, stories, VocabularyConfig(pieces=least + 20))
-    assert least < figures["pieces_after"] <= least + 20 < all_used["pieces_after"]
+    assert least < figures.pieces_after <= least + 20 < all_used.pieces_after
     old, new = (len(part.require_tokenizer().encode_plain([" ".join(stories)])[0]) for part in (model, small))
     assert new > old
-    assert 0 < figures["tokens_changed_percent"] == 100 * figures["tokens_changed"] / figures["tokens"] < 100
+    assert 0 < figures.tokens_changed_percent == 100 * figures.tokens_changed / figures.tokens < 100
     rare, often = (cut_vocabulary(model, stories, VocabularyConfig(at_least=count))[1] for count in (30, 100))
-    assert often["pieces_after"] < rare["pieces_after"] <= all_used["pieces_after"]
+    assert often["pieces_after"] < rare["pieces_after"] <= all_used.pieces_after
     assert often["tokens_changed"] > rare["tokens_changed"]
 
 
@@ -103,8 +103,8 @@ def test_counts_and_repair_bring_the_embedding_nearer(name: str, stories: list[s
     plain, near = ((other - states[0]).square().mean() for other in states[1:])
     assert near < 0.9 * plain
     small, figures = cut_vocabulary(model, stories, VocabularyConfig(rank=6))
-    assert figures["embedding_error"] < figures["embedding_error_before_repair"]
-    assert figures["parameters_after"] == sum(parameter.numel() for parameter in small.parameters())
+    assert figures.embedding_error < figures.embedding_error_before_repair
+    assert figures.parameters_after == sum(parameter.numel() for parameter in small.parameters())
     assert small.config.encoder.embedding.rank == 6
     again, same = cut_vocabulary(model, stories, VocabularyConfig(rank=6))
     assert same == figures
@@ -159,7 +159,7 @@ def test_a_folder_keeps_its_task(stories: list[str], few: list[str], tmp_path: P
     bertsmith.save(model, tmp_path / "model")
     write_task_record(TaskRecord(task=Classification(labels=("no", "yes"))), tmp_path / "model")
     figures = cut_vocabulary_folder(tmp_path / "model", few, VocabularyConfig(), tmp_path / "out")
-    assert figures["pieces_after"] < figures["pieces_before"]
+    assert figures.pieces_after < figures.pieces_before
     first, second = (Predictor.load(tmp_path / name).details(few) for name in ("model", "out"))
     assert first == second
     cut_vocabulary_folder(tmp_path / "model", few, VocabularyConfig(rank=4), tmp_path / "out")
@@ -194,10 +194,10 @@ def test_a_real_model_on_the_words_of_python() -> None:
     lines = list(dict.fromkeys(line for line in lines if line))
     assert len(lines) > 300
     small, figures = cut_vocabulary(model, lines, VocabularyConfig())
-    assert figures["pieces_before"] == 30522
-    assert 1999 < figures["pieces_after"] < 5000  # 1,999 special tokens and characters
-    assert figures["megabytes_after"] < 0.6 * figures["megabytes_before"]
-    assert figures["tokens_changed"] == 0
+    assert figures.pieces_before == 30522
+    assert 1999 < figures.pieces_after < 5000  # 1,999 special tokens and characters
+    assert figures.megabytes_after < 0.6 * figures.megabytes_before
+    assert figures.tokens_changed == 0
     assert torch.equal(small.encode(lines[:20]), model.encode(lines[:20]))
     tokenizer = small.require_tokenizer()
     assert tokenizer.special_ids == (0, 1, 2, 3, 4)

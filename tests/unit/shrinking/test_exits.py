@@ -10,7 +10,7 @@ from bertsmith.models.exiting import answer_early, exit_outputs, exits_config
 from bertsmith.models.heads.exits import ExitRule, ExitsConfig
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.published import preset
-from bertsmith.shrinking.exits import ExitAnswers, RuleFigures, best_row, leaving, rules_of
+from bertsmith.shrinking.exits import ExitAnswers, RuleScore, best_rule, candidate_rules, exit_indices
 
 
 @pytest.mark.parametrize("answer", ["classes", "labels", "choices"])
@@ -29,8 +29,8 @@ def test_read_off_as_it_happens(answer: str, measure: str) -> None:
     starts = np.cumsum(sizes.numpy())[:-1]
     said = ExitAnswers([np.split(one.numpy(), starts) for one in exit_outputs(model, tokens, layout)])
     seen = set()
-    for rule in rules_of(measure, (), 3, 0.0):  # type: ignore[arg-type]
-        places = leaving(exits_config(model), said, rule)
+    for rule in candidate_rules(measure, (), 3, 0.0):  # type: ignore[arg-type]
+        places = exit_indices(exits_config(model), said, rule)
         early = answer_early(model, tokens, layout, rule=rule, sizes=sizes)
         layers = np.array([1, 3, 4, 5])[places]
         assert np.repeat(layers, sizes.numpy()).tolist() == early.layers.tolist()
@@ -39,18 +39,18 @@ def test_read_off_as_it_happens(answer: str, measure: str) -> None:
     assert len(seen) > 1  # else nothing was tried
 
 
-def _row(score: float, saving: float) -> RuleFigures:
-    return RuleFigures(threshold=0.5, score=score, mean_layers=1.0, flops=1.0, saving=saving)
+def _row(score: float, saving: float) -> RuleScore:
+    return RuleScore(threshold=0.5, score=score, mean_layers=1.0, flops=1.0, saving=saving)
 
 
 def test_the_best_row_saves_most_within_the_tolerance() -> None:
     rows = [_row(80.0, 0.7), _row(89.6, 0.4), _row(90.2, 0.5), _row(90.0, -0.01)]
-    assert best_row(rows, 90.0, 0.5) == 2
-    assert best_row(rows, 90.0, 10.0) == 0
-    assert best_row(rows[3:], 90.0, 0.5) is None
-    assert best_row([], 90.0, 0.5) is None
+    assert best_rule(rows, 90.0, 0.5) == 2
+    assert best_rule(rows, 90.0, 10.0) == 0
+    assert best_rule(rows[3:], 90.0, 0.5) is None
+    assert best_rule([], 90.0, 0.5) is None
 
 
 def test_the_usual_thresholds() -> None:
-    assert [rule.threshold for rule in rules_of("patience", (), 4, 0.0)] == [1, 2, 3]
-    assert rules_of("entropy", (0.3,), 4, 0.0) == [ExitRule(measure="entropy", threshold=0.3)]
+    assert [rule.threshold for rule in candidate_rules("patience", (), 4, 0.0)] == [1, 2, 3]
+    assert candidate_rules("entropy", (0.3,), 4, 0.0) == [ExitRule(measure="entropy", threshold=0.3)]

@@ -17,9 +17,8 @@ from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.gating import Gating, unit_gates
 from bertsmith.objectives.supervised import Classes
-from bertsmith.shrinking.prune.prune import cut_gated, settled, with_gates, without_gates
 from bertsmith.shrinking.prune.selection import magnitude
-from bertsmith.shrinking.prune.units import Kept
+from bertsmith.shrinking.prune.units import KeptUnits, cut_gated, with_folded_gates, with_gates, without_gates
 
 LOCATIONS = torch.tensor([-3.0, -0.7, 0.0, 0.4, 2.5], dtype=torch.float64)
 EVENLY = ((torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000)[:, None]  # as good as all chances
@@ -105,14 +104,18 @@ def test_a_cut_model_is_the_model_with_its_settled_gates(preset: str, more: dict
             location.copy_(3 * torch.randn(len(location)))
             location[0] = 1.0
     gates = unit_gates(model).settled()
-    kept = Kept(*(tuple(getattr(own, kind).nonzero().squeeze(1) for own in gates) for kind in ("heads", "neurons")))
+    kept = KeptUnits(
+        *(tuple(getattr(own, kind).nonzero().squeeze(1) for own in gates) for kind in ("heads", "neurons"))
+    )
     assert any(len(own) < layer.neurons for own, layer in zip(kept.neurons, model.encoder.units, strict=True))
     expected = model.run(EncoderInputs(given.tokens, given.layout, gates=gates), Want(task=True)).outputs
     small = cut_gated(model, kept)
     assert "gates" not in small.heads
     assert [head.kind for head in small.config.heads] == [head.kind for head in without_gates(model).config.heads]
     torch.testing.assert_close(small.outputs(given.tokens, given.layout), expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(settled(model).outputs(given.tokens, given.layout), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        with_folded_gates(model).outputs(given.tokens, given.layout), expected, rtol=0, atol=1e-5
+    )
 
 
 @torch.no_grad()

@@ -12,9 +12,8 @@ from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.config import EncoderConfig
 from bertsmith.models.cost import parameters
 from bertsmith.shrinking.importance import Importance
-from bertsmith.shrinking.prune.prune import PruneConfig
-from bertsmith.shrinking.prune.selection import Selector, Shares, schedule
-from bertsmith.shrinking.prune.units import Kept, cut_down
+from bertsmith.shrinking.prune.selection import PruneConfig, Selector, Shares, schedule
+from bertsmith.shrinking.prune.units import KeptUnits, cut_down
 
 SIZES = {"width": 24, "layers": 3, "heads": 4, "vocabulary": 50, "longest": 16}
 
@@ -50,7 +49,7 @@ def test_global_ranking_is_the_best_of_all_ways(preset: str, groups: int, seed: 
     chooser = selector(PruneConfig(), preset, **sizes)
     scores = scores_of(chooser.units, seed)
     for share in (0.9, 0.5, 0.34):
-        kept = chooser.kept(scores, Shares(share, share))
+        kept = chooser.select(scores, Shares(share, share))
         heads, neurons = kept.counts
         every = sum(u.heads for u in chooser.units)
         assert sum(heads) == max(3, math.floor(share * every + 0.5))
@@ -68,7 +67,7 @@ def test_global_ranking_is_the_best_of_all_ways(preset: str, groups: int, seed: 
 @pytest.mark.parametrize("keep", [0.1, 0.25, 0.5, 0.77, 1.0])
 def test_every_layer_keeps_its_share(keep: float) -> None:
     chooser = selector(PruneConfig(scope="layer"))
-    kept = chooser.kept(scores_of(chooser.units), Shares(keep, keep))
+    kept = chooser.select(scores_of(chooser.units), Shares(keep, keep))
     assert kept.counts == (
         (max(1, math.floor(4 * keep + 0.5)),) * 3,
         (max(8, 8 * math.floor(96 * keep / 8 + 0.5)),) * 3,
@@ -82,7 +81,7 @@ def test_a_share_of_the_parameters(scope: str, keep: float) -> None:
     chooser = Selector(
         PruneConfig(keep=keep, scope=scope, counts="parameters"), model.config.encoder, model.encoder.units
     )
-    kept = chooser.kept(scores_of(chooser.units), Shares(keep, keep))
+    kept = chooser.select(scores_of(chooser.units), Shares(keep, keep))
     counted = chooser.parameters(kept)
     # one block of neurons more would be too many; with the same share in every layer, one of each layer
     block = 8 * (2 * 24 + 1) * (1 if scope == "global" else 3)
@@ -96,7 +95,7 @@ def test_layers_that_share_their_units_stay_shared() -> None:
     model = bertsmith.build(bertsmith.preset("albert-base", **SIZES, embedding_width=12), seed=0)
     chooser = Selector(PruneConfig(), model.config.encoder, model.encoder.units)
     scores = scores_of(chooser.units)
-    kept = chooser.kept(scores, Shares(0.5, 0.25))
+    kept = chooser.select(scores, Shares(0.5, 0.25))
     assert kept.counts == ((2, 2, 2), (24, 24, 24))
     assert kept.heads[0].tolist() == sorted(torch.stack(scores.heads).sum(0).topk(2).indices.tolist())
     small = cut_down(model, kept)
@@ -108,16 +107,16 @@ def test_layers_that_share_their_units_stay_shared() -> None:
 
 def test_a_second_cut_counts_against_the_whole_model() -> None:
     chooser = selector(PruneConfig())
-    first = chooser.kept(scores_of(chooser.units), Shares(0.75, 0.75))
+    first = chooser.select(scores_of(chooser.units), Shares(0.75, 0.75))
     left = Importance(
         tuple(torch.rand(len(own)) for own in first.heads), tuple(torch.rand(len(own)) for own in first.neurons)
     )
-    second = chooser.kept(left, Shares(0.5, 0.5))
+    second = chooser.select(left, Shares(0.5, 0.5))
     assert [sum(counts) for counts in second.counts] == [6, 144]
     together = second.within(first)
     for now, new, old in zip(together.neurons, second.neurons, first.neurons, strict=True):
         assert now.tolist() == [old.tolist()[place] for place in new.tolist()]
-    assert Kept.all_of(chooser.units).within(Kept.all_of(chooser.units)).counts == ((4,) * 3, (96,) * 3)
+    assert KeptUnits.all_of(chooser.units).within(KeptUnits.all_of(chooser.units)).counts == ((4,) * 3, (96,) * 3)
 
 
 def test_steps() -> None:

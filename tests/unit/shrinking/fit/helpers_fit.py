@@ -12,8 +12,8 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.shrinking.fit.bench import Quality
 from bertsmith.shrinking.fit.candidates import Candidate
-from bertsmith.shrinking.fit.measure import Conditions, Timing
-from bertsmith.shrinking.fit.search import SearchOutcome, Search, prepare
+from bertsmith.shrinking.fit.measure import ArtefactScore, Conditions, Timing
+from bertsmith.shrinking.fit.search import Search, SearchOutcome, prepare
 from bertsmith.shrinking.fit.settings import FitSettings
 from bertsmith.shrinking.fit.store import MEASUREMENTS, Measurements
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
@@ -82,15 +82,10 @@ def made_up_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_subnet(self: Quality, subnet: Subnet, *, on_all: bool) -> float:
         return score_of(subnet)
 
-    def of_artefact(self: Quality, folder: Path) -> dict[str, Any]:
+    def of_artefact(self: Quality, folder: Path) -> ArtefactScore:
         loss = 1.0 if "bfloat16" in folder.name else 0.0
         score = ARTEFACTS[folder.name] - loss
-        return {
-            "metric": "accuracy",
-            "score": score,
-            "figures": {"accuracy": score},
-            "interval": [score - 1, score + 1],
-        }
+        return ArtefactScore("accuracy", score, {"accuracy": score}, [score - 1, score + 1])
 
     monkeypatch.setattr(Quality, "of_subnet", of_subnet)
     monkeypatch.setattr(Quality, "of_artefact", of_artefact)
@@ -98,7 +93,7 @@ def made_up_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert original is not None
 
     def name(candidate: Candidate) -> str:
-        ARTEFACTS[original(candidate)] = candidate.ranking
+        ARTEFACTS[original(candidate)] = candidate.float32_score
         return original(candidate)
 
     monkeypatch.setattr(Candidate, "name", property(name))

@@ -3,7 +3,7 @@
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.shrinking.fit.finals import pareto_front
+from bertsmith.shrinking.fit.candidates import pareto_front
 from bertsmith.shrinking.fit.settings import BudgetConfig, Costs, FitSettings, excess
 
 

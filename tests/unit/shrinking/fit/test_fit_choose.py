@@ -63,21 +63,21 @@ def test_what_is_taken_keeps_its_word() -> None:
 def test_the_best_score_comes_first_and_of_equal_ones_the_fastest() -> None:
     few = [candidate(90, 7.0), candidate(91, 7.5), candidate(91, 6.0), candidate(95, 20.0)]
     queue = promising(few, BudgetConfig(latency_ms=8.0), "fast", None, 0.0)
-    assert [(one.ranking, one.estimate.latency_ms) for one in queue] == [(91, 6.0), (91, 7.5), (90, 7.0)]
+    assert [(one.float32_score, one.estimate.latency_ms) for one in queue] == [(91, 6.0), (91, 7.5), (90, 7.0)]
 
 
 def test_only_what_may_be_better_is_tried() -> None:
     best = candidate(91, 7.0, measured=True)
     few = [best, candidate(90.9, 1.0), candidate(91, 6.9), candidate(91, 6.0), candidate(91.1, 7.9)]
     queue = promising(few, BudgetConfig(latency_ms=8.0), "fast", best, 0.0)
-    assert [(one.ranking, one.estimate.latency_ms) for one in queue] == [(91.1, 7.9), (91, 6.0)]
+    assert [(one.float32_score, one.estimate.latency_ms) for one in queue] == [(91.1, 7.9), (91, 6.0)]
 
 
 def test_with_a_floor_the_fastest_or_the_smallest_is_wanted() -> None:
     budget = BudgetConfig(at_least=90.0)
     few = [candidate(95, 9.0, 5.0), candidate(90, 4.0, 9.0), candidate(89.9, 1.0, 1.0)]
-    assert [one.ranking for one in promising(few, budget, "fast", None, 0.0)] == [90, 95]
-    assert [one.ranking for one in promising(few, budget, "small", None, 0.0)] == [95, 90]
+    assert [one.float32_score for one in promising(few, budget, "fast", None, 0.0)] == [90, 95]
+    assert [one.float32_score for one in promising(few, budget, "small", None, 0.0)] == [95, 90]
     fast, small = candidate(90, 4.0, 9.0, measured=True), candidate(95, 9.0, 5.0, measured=True)
     assert is_better(fast, small, budget, "fast")
     assert is_better(small, fast, budget, "small")
@@ -86,7 +86,7 @@ def test_with_a_floor_the_fastest_or_the_smallest_is_wanted() -> None:
 def test_the_nearest_miss_is_the_one_whose_worst_limit_is_least_exceeded() -> None:
     budget = BudgetConfig(latency_ms=8.0, size_mb=10.0)
     few = [candidate(99, 8.8, 40.0), candidate(70, 12.0, 9.0), candidate(80, 10.0, 12.0)]
-    assert nearest_miss(few, budget).ranking == 80
+    assert nearest_miss(few, budget).float32_score == 80
 
 
 def test_a_precision_that_does_not_pay_is_named() -> None:

@@ -40,7 +40,7 @@ def test_percentiles_are_those_of_the_clock(artefact: Path, monkeypatch: pytest.
     readings = itertools.accumulate(itertools.count(1), lambda total, step: total + step / 1000, initial=0.0)
     monkeypatch.setattr(worker.time, "perf_counter", lambda: next(readings))
     job = Job(folders=(str(artefact),), runs=24, seconds=1e9, workloads=CONDITIONS.workloads[:1])
-    found = worker.timed(job)["latencies"][0]["8"]
+    found = worker.measure(job).latencies[0]["8"]
     assert found["runs"] == 24
     assert found["p50"] < found["mean"] * 1.01
     assert found["p50"] < found["p95"]

@@ -13,7 +13,7 @@ from bertsmith.engines.torch_engine import TorchEngine
 from bertsmith.models.build import build
 from bertsmith.models.model import Model
 from bertsmith.shrinking.fit import search as run
-from bertsmith.shrinking.fit.result import fit_figures
+from bertsmith.shrinking.fit.result import summarise_search
 from bertsmith.shrinking.fit.search import SearchOutcome, prepare
 from bertsmith.shrinking.fit.settings import FitSettings
 from bertsmith.tasks.data_source import held_out
@@ -34,7 +34,7 @@ def truth(found: SearchOutcome, measurer: MadeUp) -> list[tuple[float, float, st
     for one in found.candidates:
         latency = 1.0 + sum(0.1 + kind.heads / 4 + kind.neurons / 64 for kind in one.shapes)
         loss = 1.0 if one.mode.precision == "bfloat16" else 0.0
-        rows.append((one.ranking - loss, 1.1 * latency * measurer.factors[one.mode.precision], one.name))
+        rows.append((one.float32_score - loss, 1.1 * latency * measurer.factors[one.mode.precision], one.name))
     return rows
 
 
@@ -62,7 +62,7 @@ def test_layers_that_differ_do_better_than_even_ones(folders: Folders, tmp_path:
     for subnets in ("even", "layers"):
         found = searched(folders, tmp_path / subnets, budget={"latency_ms": 5.0}, search={"subnets": subnets})
         assert found.best is not None
-        scores[subnets] = found.best.ranking
+        scores[subnets] = found.best.float32_score
     assert scores["layers"] > scores["even"]
 
 
@@ -82,7 +82,7 @@ def test_layers_that_differ_are_faster_and_good_enough(folders: Folders, tmp_pat
     for subnets in ("even", "layers"):
         found = searched(folders, tmp_path / subnets, budget={"at_least": 54.0}, search={"subnets": subnets})
         assert found.best is not None
-        assert found.best.ranking >= 54.0
+        assert found.best.float32_score >= 54.0
         latencies[subnets] = found.best.costs.latency_ms or 0.0
     assert latencies["layers"] < latencies["even"]
 
@@ -109,7 +109,7 @@ def test_what_holds_only_at_times_is_not_taken(folders: Folders, tmp_path: Path)
     """Every other process is a third slower: what is taken keeps the limit in the slow ones, too."""
     found = searched(folders, tmp_path, MadeUp(noise=(1.0, 1.34)), budget={"latency_ms": 6.0})
     assert found.best is not None
-    latencies = [timing["latency"]["data"]["p95"] for timing in found.best.timings]
+    latencies = [timing.latency["data"]["p95"] for timing in found.best.timings]
     assert max(latencies) <= 6.0
     assert max(latencies) / min(latencies) > 1.3
     assert any(one.holds is False for one in found.candidates)
@@ -123,11 +123,11 @@ def test_if_nothing_fits_the_nearest_is_named(folders: Folders, tmp_path: Path) 
     assert found.folder is None
     smallest = min(latency for _, latency, _ in truth(found, measurer))
     assert found.nearest.costs.latency_ms == pytest.approx(smallest)
-    figures = fit_figures(found)
-    assert not figures["fits"]
-    assert figures["chosen"] is None
-    assert [miss["name"] for miss in figures["misses"]] == ["latency"]
-    assert figures["nearest"]["is_measured"]
+    outcome = summarise_search(found)
+    assert not outcome.fits
+    assert outcome.chosen is None
+    assert [miss.name for miss in outcome.misses] == ["latency"]
+    assert outcome.best.is_measured
 
 
 @pytest.mark.usefixtures("made_up_scores")
@@ -179,15 +179,17 @@ def test_a_search_that_is_cut_off_goes_on(folders: Folders, tmp_path: Path) -> N
 @pytest.mark.usefixtures("made_up_scores")
 def test_figures_tell_of_every_candidate(folders: Folders, tmp_path: Path) -> None:
     found = searched(folders, tmp_path, budget={"latency_ms": 5.0})
-    figures = fit_figures(found)
+    outcome = summarise_search(found)
     assert found.best is not None
-    assert figures["fits"]
-    assert figures["chosen"]["name"] == found.best.name
-    assert figures["score"] == figures["chosen"]["score"] == found.best.judged["score"]
-    assert len(figures["candidates"]) == len(found.candidates) == 24
-    assert figures["chosen"]["name"] in figures["front"]
-    assert any("bfloat16 is slower than float32 here in torch" in notice for notice in figures["notices"])
-    assert any("not elastic" in notice for notice in figures["notices"])
+    assert found.best.artefact_score is not None
+    assert outcome.chosen is not None
+    assert outcome.fits
+    assert outcome.chosen.name == found.best.name
+    assert outcome.score == outcome.chosen.score == found.best.artefact_score.score
+    assert len(outcome.candidates) == len(found.candidates) == 24
+    assert outcome.chosen.name in outcome.front
+    assert any("bfloat16 is slower than float32 here in torch" in notice for notice in outcome.notices)
+    assert any("not elastic" in notice for notice in outcome.notices)
 
 
 @pytest.mark.usefixtures("made_up_scores")
@@ -242,7 +244,7 @@ def test_the_vocabulary_is_cut_where_size_demands_it(
         return
     assert tight.best is not None
     assert tight.best.mode.vocabulary == "cut"
-    rows = {(row["vocabulary"], row["network"]): row["parameters"] for row in fit_figures(tight)["candidates"]}
+    rows = {(row.vocabulary, row.network): row.parameters for row in summarise_search(tight).candidates}
     assert rows["cut", "whole network"] == rows["whole", "whole network"] - 40 * 16
 
 

@@ -5,7 +5,15 @@ import pytest
 import bertsmith
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
-from bertsmith.shrinking.fit.table import LayerShape, Table, ModeTables, first_alike, layer_shapes, stack_config, table_stacks
+from bertsmith.shrinking.fit.table import (
+    CostTable,
+    LayerShape,
+    ModeTables,
+    first_alike,
+    layer_shapes,
+    stack_config,
+    table_stacks,
+)
 
 NARROW, MIDDLE, WIDE = LayerShape(0, 1, 16), LayerShape(0, 2, 32), LayerShape(0, 4, 64)
 COSTS = {NARROW: 0.4, MIDDLE: 0.9, WIDE: 1.7}
@@ -18,7 +26,7 @@ def true_cost(stack: tuple[LayerShape, ...]) -> float:
 def test_a_sum_of_layers_is_found_again() -> None:
     stacks = table_stacks([WIDE, NARROW, MIDDLE, NARROW])
     assert sorted({kind for stack in stacks for kind in stack}) == [NARROW, MIDDLE, WIDE]
-    table = Table.of(stacks, [true_cost(stack) for stack in stacks])
+    table = CostTable.of(stacks, [true_cost(stack) for stack in stacks])
     assert table.constant == pytest.approx(2.5)
     mixed = (WIDE, NARROW, MIDDLE, MIDDLE)
     assert table.estimate(mixed) == pytest.approx(true_cost(mixed))
@@ -26,7 +34,7 @@ def test_a_sum_of_layers_is_found_again() -> None:
 
 def test_no_layer_costs_less_than_nothing() -> None:
     stacks = table_stacks([NARROW, WIDE])
-    table = Table.of(stacks, [3.0, 2.0, 2.9, 2.0])  # noise: three layers quicker than one
+    table = CostTable.of(stacks, [3.0, 2.0, 2.9, 2.0])  # noise: three layers quicker than one
     assert min(table.constant, *table.layers.values()) >= 0
 
 

@@ -48,7 +48,7 @@ from bertsmith.shrinking.exits import (
 from bertsmith.shrinking.prune.prune import PruneSettings, explain_prune, make_selector, remove_cuts, shrink_prune
 from bertsmith.shrinking.prune.units import write_pruned
 from bertsmith.shrinking.vocabulary import VocabularySettings, shrink_vocabulary
-from bertsmith.tasks.predictor import write_kept
+from bertsmith.tasks.predictor import write_task_record
 from bertsmith.toml import override
 from bertsmith.training.hardware import device_type
 from bertsmith.training.summary import summarise_training
@@ -228,7 +228,7 @@ def run_elastic(
             return Result()
         metadata = elastic.metadata
         write_model(elastic.model, out)
-        write_kept(settings.kept, out)
+        write_task_record(settings.task_record, out)
         write_record(metadata, out)
         result = ElasticResult.of(
             metadata,
@@ -273,7 +273,7 @@ def run_prune(
             context.close()
             return Result()
         write_model(pruned.model.cpu(), out)
-        write_kept(settings.kept, out)
+        write_task_record(settings.task_record, out)
         write_pruned(pruned.metadata, out)
         result = PruneResult.of(pruned, settings.run.seed)
         folder.finish(result)
@@ -297,7 +297,7 @@ def run_exits(
     answer_kind(settings.task)
     model = with_exits(freeze_random_features(settings.model.load()), settings)
     if explain:
-        examples = settings.task.augmented(settings.task.examples(tables.train))
+        examples = settings.task.augment(settings.task.examples(tables.train))
         return print_explanation(settings, explain_exits(settings, model, len(examples)))
     used = device_type(device)
     with RunFolder(out, settings, inputs=settings.inputs, resume=resume, force=force, device=used) as folder:
@@ -313,7 +313,7 @@ def run_exits(
             return Result()
         chosen = choose_rule(settings, trainer)
         write_model(trainer.model.cpu(), out)
-        write_kept(settings.kept, out)
+        write_task_record(settings.task_record, out)
         result = folder.finish(
             ExitResult(
                 exits=chosen,
@@ -348,7 +348,7 @@ def run_vocabulary(
         cut = shrink_vocabulary(settings, tables, device_type(device))
         folder.claim()
         write_model(cut.model.cpu(), out)
-        write_kept(settings.kept, out)
+        write_task_record(settings.task_record, out)
         result = folder.finish(
             VocabularyResult(
                 metric=cut.evaluation.metric,

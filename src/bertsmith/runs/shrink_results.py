@@ -108,7 +108,7 @@ class PruneResult(Result):
             score=metadata.score,
             teacher_score=metadata.teacher_score,
             cut_score=pruned.cuts[-1].score,
-            metrics=dict(pruned.evaluation.figures),
+            metrics=dict(pruned.evaluation.metrics),
             sizes=pruned.sizes,
             heads=tuple(map(len, metadata.heads)),
             neurons=tuple(map(len, metadata.neurons)),

@@ -20,16 +20,16 @@ from bertsmith.models.model import Model
 from bertsmith.settings import Record
 from bertsmith.shrinking.importance import Importance, ImportanceConfig, importance
 from bertsmith.tasks import AnyTask
-from bertsmith.tasks.base import Encoding, Judgement
+from bertsmith.tasks.base import Encoding, Evaluation
 from bertsmith.tasks.data_source import held_out, task_parts
-from bertsmith.tasks.predictor import KeptTask, read_kept
+from bertsmith.tasks.predictor import TaskRecord, read_task_record
 from bertsmith.tasks.recognise import named_columns
 from bertsmith.text.rows import Table
 from bertsmith.toml import read_toml
+from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.finetuning import processes_of
 from bertsmith.training.hardware import device_type
 from bertsmith.training.interrupts import explained
-from bertsmith.training.judging import DevJudge
 from bertsmith.training.trainer import Trainer
 
 RECIPE = "recipe.toml"
@@ -47,9 +47,9 @@ class ShrinkSettings(Record):
     sequences: ExampleConfig = ExampleConfig()
 
     @property
-    def kept(self) -> KeptTask:
+    def task_record(self) -> TaskRecord:
         """The task record to write beside the model."""
-        return KeptTask(task=self.task, sequences=self.sequences)
+        return TaskRecord(task=self.task, sequences=self.sequences)
 
     @property
     def inputs(self) -> list[Path]:
@@ -77,7 +77,7 @@ def read_settings(
     With `inherits`, learning rate and batch size are those of the fine-tuning unless others are given.
     """
     model = FineTunedSource.parse(expand_source(plain["model"]), source="model")
-    folder, record = model.path, read_kept(model.name)
+    folder, record = model.path, read_task_record(model.name)
     if plain.get("data") is None:
         raise InputError("data is not given: pass --data with the folder the model was fine-tuned on")
     splits = task_parts(plain["data"])
@@ -164,7 +164,7 @@ class ShrinkContext:
     ) -> "ShrinkContext":
         """Load the model, unless one is given, and encode the data."""
         task = settings.task
-        train, dev = task.augmented(task.examples(tables.train)), task.examples(tables.dev)
+        train, dev = task.augment(task.examples(tables.train)), task.examples(tables.dev)
         model = load_fine_tuned(settings) if model is None else model
         processes = processes_of(device)
         splits = (encode_split(settings, model, examples) for examples in (train, dev))
@@ -179,11 +179,11 @@ class ShrinkContext:
         """Mean length of the dev sequences; costs are given for it."""
         return max(1, round(float(self.dev.features.tokens.lengths.mean())))
 
-    def evaluate(self, model: Model) -> Judgement:
+    def evaluate(self, model: Model) -> Evaluation:
         """Score a model on dev, on the device of the fine-tuned one."""
         objective = self.settings.task.objective(self.train.examples).for_evaluation()
-        judge = DevJudge(self.settings.task, *self.dev, self.settings.sequences, objective)
-        return judge.judgement(model.to(self.model.device).eval())
+        evaluator = Evaluator(self.settings.task, *self.dev, self.settings.sequences, objective)
+        return evaluator.evaluate(model.to(self.model.device).eval())
 
     def importance(self, model: Model, config: ImportanceConfig, seed: int) -> Importance:
         """Measure the importance of all units of a model on training examples."""

@@ -227,12 +227,12 @@ def evaluate_grid(settings: ElasticSettings, context: ShrinkContext, model: Mode
     objective = settings.task.objective(context.train.examples).for_evaluation()
     subnets = settings.trained_grid.subnets
     evaluator = GridEvaluator(settings.task, *context.dev, settings.sequences, objective, subnets)
-    return evaluator.evaluate(model.to(context.model.device).eval())
+    return evaluator.evaluate_grid(model.to(context.model.device).eval())
 
 
 def mean_score(settings: ElasticSettings, context: ShrinkContext, model: Model) -> float:
     """Mean score over all trained sub-networks."""
-    return fmean(score.judgement.score for score in evaluate_grid(settings, context, model))
+    return fmean(score.evaluation.score for score in evaluate_grid(settings, context, model))
 
 
 def describe_subnetworks(
@@ -252,7 +252,7 @@ def describe_subnetworks(
                 MemberFigures(
                     width=score.subnet.width,
                     depth=score.subnet.depth,
-                    score=score.judgement.score,
+                    score=score.evaluation.score,
                     parameters=cost.parameters,
                     flops=cost.flops,
                     latency_ms=cost.latency_ms,

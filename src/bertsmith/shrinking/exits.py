@@ -3,7 +3,7 @@
 add exits -> train them -> evaluate every exit on dev -> choose the rule that saves most within the tolerance
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
@@ -13,8 +13,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from bertsmith.answers.sequences import Features
-from bertsmith.data.examples import ExampleConfig, TaskBatch
+from bertsmith.data.examples import TaskBatch
 from bertsmith.engines.exit_runner import AllExits, ExitRunner
 from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import Activation
@@ -26,14 +25,14 @@ from bertsmith.models.heads.exits import Answer, ExitRule, ExitsConfig
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.exits import ExitLearning, Weighting, freeze_all_but_exits
-from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings
-from bertsmith.tasks.base import Judgement, Task
+from bertsmith.tasks.base import Evaluation, Task
 from bertsmith.tasks.multi_label import MultiLabel
-from bertsmith.tasks.predictor import item_outputs
+from bertsmith.tasks.predictor import WatchBatch
+from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
-from bertsmith.training.step import Engine
+from bertsmith.training.step import TrainStep
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import Trainer
 
@@ -57,7 +56,7 @@ class RuleScore(Record):
 
 
 @dataclass(frozen=True)
-class ExitAnswers:
+class ExitOutputs:
     """Outputs of every head for all items of dev, the task head last.
 
     Shape: by_head[head][item] is (outputs,), or (sequences, outputs) where items have several.
@@ -70,23 +69,12 @@ class ExitAnswers:
         return [self.by_head[head][item] for item, head in enumerate(heads.tolist())]
 
 
-class ExitEvaluator:
-    """Evaluates every exit on dev in one pass; every process evaluates all of dev."""
+class ExitEvaluator(Evaluator):
+    """Evaluates every exit on dev in one pass."""
 
-    def __init__(
-        self,
-        task: Task[Any],
-        examples: Sequence[Any],
-        features: Features,
-        config: ExampleConfig,
-        objective: Supervised,
-    ) -> None:
-        self.task, self.examples, self.features = task, examples, features
-        self.config, self.objective = config, objective
-
-    def __call__(self, engine: Engine) -> dict[str, Any]:
+    def __call__(self, step: TrainStep) -> dict[str, Any]:
         """Return the log row of an evaluation: the score is the mean over all exits and the task head."""
-        model = engine.model
+        model = step.model
         heads = self._heads(model)
         loss = count = 0.0
 
@@ -95,44 +83,39 @@ class ExitEvaluator:
             loss += fmean(float(self.objective.sums(own, batch).loss) for own in outputs.chunk(len(heads), -1))
             count += float(self.objective.count(batch))
 
-        with engine.accelerator.autocast():
-            answers = self.answers(model, watch)
-        judgements = self.evaluate_heads(answers)
+        with step.accelerator.autocast():
+            outputs = self.head_outputs(model, watch)
+        evaluations = self.evaluate_heads(outputs)
         row = {
             "loss": loss / max(1.0, count),
-            "metric": judgements[0].metric,
-            "score": fmean(judgement.score for judgement in judgements),
+            "metric": evaluations[0].metric,
+            "score": fmean(evaluation.score for evaluation in evaluations),
         }
-        return row | {f"layer {layer}": own.score for layer, own in zip(heads, judgements, strict=True)}
+        return row | {f"layer {layer}": own.score for layer, own in zip(heads, evaluations, strict=True)}
 
-    def answers(self, model: Model, watch: Callable[[TaskBatch, Tensor], None] | None = None) -> ExitAnswers:
+    def head_outputs(self, model: Model, watch: WatchBatch | None = None) -> ExitOutputs:
         """Return the outputs of every head."""
-        heads = self._heads(model)
-        outputs = item_outputs(AllExits(model), self.features, self.config, watch)
-        split = [np.split(own, len(heads), axis=-1) for own in outputs]
-        return ExitAnswers([[own[index] for own in split] for index in range(len(heads))])
+        heads = len(self._heads(model))
+        split = [np.split(own, heads, axis=-1) for own in self.outputs(AllExits(model), watch)]
+        return ExitOutputs([[own[index] for own in split] for index in range(heads)])
 
-    def evaluate_heads(self, answers: ExitAnswers) -> list[Judgement]:
+    def evaluate_heads(self, outputs: ExitOutputs) -> list[Evaluation]:
         """Score every head."""
-        return [self.score(outputs) for outputs in answers.by_head]
+        return [self.score(own) for own in outputs.by_head]
 
-    def score(self, outputs: Sequence[np.ndarray]) -> Judgement:
-        """Score the outputs of all items."""
-        return self.task.judged(self.examples, self.task.answers(self.examples, self.features, outputs))
-
-    def evaluate_rules(self, model: Model, answers: ExitAnswers, rules: Sequence[ExitRule]) -> list[RuleScore]:
+    def evaluate_rules(self, model: Model, outputs: ExitOutputs, rules: Sequence[ExitRule]) -> list[RuleScore]:
         """Score every rule; items exit independently of each other, so one pass over dev is enough for all rules."""
         config, heads = exits_config(model), np.array(self._heads(model))
         costs = self._costs(model)
         found = []
         for rule in rules:
-            leaves = exit_indices(config, answers, rule)
+            leaves = exit_indices(config, outputs, rule)
             flops = float(costs[leaves, np.arange(len(leaves))].mean())
             whole = float(costs[-1].mean()) - float(self._exit_costs(config, model))
             found.append(
                 RuleScore(
                     threshold=rule.threshold,
-                    score=self.score(answers.chosen(leaves)).score,
+                    score=self.score(outputs.chosen(leaves)).score,
                     mean_layers=float(np.average(heads[leaves], weights=np.diff(self.features.items))),
                     flops=flops,
                     saving=1 - flops / whole,
@@ -168,13 +151,13 @@ class ExitEvaluator:
         return 2 * width * (config.outputs + (width if config.hidden is not None else 0))
 
 
-def exit_indices(config: ExitsConfig, answers: ExitAnswers, rule: ExitRule) -> np.ndarray:
+def exit_indices(config: ExitsConfig, outputs: ExitOutputs, rule: ExitRule) -> np.ndarray:
     """Return the index of the head that answers each item under a rule; Shape: (items,)."""
     certainty = Certainty(config, rule)
-    last = len(answers.by_head) - 1
-    found = np.full(len(answers.by_head[0]), last)
-    for index, outputs in enumerate(answers.by_head[:-1]):
-        rows = [np.atleast_2d(own) for own in outputs]
+    last = len(outputs.by_head) - 1
+    found = np.full(len(outputs.by_head[0]), last)
+    for index, head in enumerate(outputs.by_head[:-1]):
+        rows = [np.atleast_2d(own) for own in head]
         sizes = torch.tensor([len(own) for own in rows])
         sure = certainty.are_sure(torch.from_numpy(np.concatenate(rows)), sizes).numpy()
         found = np.where(sure & (found == last), index, found)
@@ -368,23 +351,23 @@ class ChosenExits:
 
 def choose_rule(settings: ExitSettings, trainer: Trainer) -> ChosenExits:
     """Evaluate exits and rules on dev and set the best rule in the trained model."""
-    evaluator, model = trainer.judge, trainer.model
+    evaluator, model = trainer.evaluator, trainer.model
     assert isinstance(evaluator, ExitEvaluator)
-    answers = evaluator.answers(model)
-    *exits, last = evaluator.evaluate_heads(answers)
+    outputs = evaluator.head_outputs(model)
+    *exits, last = evaluator.evaluate_heads(outputs)
     config, layers = exits_config(model), len(model.config.encoder.layers)
     within = 0.0  # of two numbers that count as equal
     if settings.answer == "value":
-        within = settings.leave.within or 0.1 * float(np.std([own[0] for own in answers.by_head[-1]]))
+        within = settings.leave.within or 0.1 * float(np.std([own[0] for own in outputs.by_head[-1]]))
     rules = candidate_rules(settings.measure, settings.leave.thresholds, len(config.layers), within)
-    rows = evaluator.evaluate_rules(model, answers, rules)
+    rows = evaluator.evaluate_rules(model, outputs, rules)
     index = best_rule(rows, last.score, settings.leave.tolerance)
     rule = None if index is None else rules[index]
     with_rule(model, rule)
     score, mean_layers = last.score, float(layers)
     if rule is not None:
         runner = ExitRunner(model, rule)
-        score = evaluator.score(item_outputs(runner, evaluator.features, settings.sequences)).score
+        score = evaluator.score(evaluator.outputs(runner)).score
         mean_layers = runner.mean_layers
     return ChosenExits(
         metric=last.metric,

@@ -17,9 +17,9 @@ from bertsmith.models.build import extract
 from bertsmith.models.cost import parameters
 from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Supervised
-from bertsmith.tasks.base import Judgement, Task
-from bertsmith.training.judging import DevJudge
-from bertsmith.training.step import Engine
+from bertsmith.tasks.base import Evaluation, Task
+from bertsmith.training.evaluator import Evaluator
+from bertsmith.training.step import TrainStep
 
 TIMED_ROUNDS = 21
 MAX_SECONDS = 10.0  # for all sub-networks together, after a few rounds
@@ -30,11 +30,11 @@ class SubnetScore:
     """A sub-network and its scores."""
 
     subnet: Subnet
-    judgement: Judgement
+    evaluation: Evaluation
     loss: float
 
 
-class GridEvaluator:
+class GridEvaluator(Evaluator):
     """Evaluates every sub-network of a grid on dev, extracted, which is faster than to run it in place."""
 
     def __init__(
@@ -42,26 +42,26 @@ class GridEvaluator:
         task: Task[Any],
         examples: Sequence[Any],
         features: Features,
-        config: ExampleConfig,
+        sequences: ExampleConfig,
         objective: Supervised,
         subnets: Sequence[Subnet],
     ) -> None:
-        self.single = DevJudge(task, examples, features, config, objective)
+        super().__init__(task, examples, features, sequences, objective)
         self.subnets = subnets
 
-    def __call__(self, engine: Engine) -> dict[str, Any]:
+    def __call__(self, step: TrainStep) -> dict[str, Any]:
         """Return the log row of an evaluation."""
-        with engine.accelerator.autocast():
-            scores = self.evaluate(engine.model)
+        with step.accelerator.autocast():
+            scores = self.evaluate_grid(step.model)
         row: dict[str, Any] = {
             "loss": fmean(score.loss for score in scores),
-            "metric": scores[0].judgement.metric,
-            "score": fmean(score.judgement.score for score in scores),
+            "metric": scores[0].evaluation.metric,
+            "score": fmean(score.evaluation.score for score in scores),
         }
-        return row | {subnet_name(score.subnet): score.judgement.score for score in scores}
+        return row | {subnet_name(score.subnet): score.evaluation.score for score in scores}
 
     @torch.no_grad()
-    def evaluate(self, model: Model) -> list[SubnetScore]:
+    def evaluate_grid(self, model: Model) -> list[SubnetScore]:
         """Score every sub-network of a model."""
         scores = []
         for subnet in self.subnets:
@@ -69,11 +69,11 @@ class GridEvaluator:
 
             def watch(batch: TaskBatch, outputs: Tensor) -> None:
                 nonlocal loss, count
-                loss = loss + self.single.objective.sums(outputs, batch).loss.cpu()
-                count = count + self.single.objective.count(batch).cpu()
+                loss = loss + self.objective.sums(outputs, batch).loss.cpu()
+                count = count + self.objective.count(batch).cpu()
 
-            judgement = self.single.judgement(extract(model, subnet), watch)
-            scores.append(SubnetScore(subnet, judgement, float(loss / count.clamp(min=1))))
+            evaluation = self.evaluate(extract(model, subnet), watch)
+            scores.append(SubnetScore(subnet, evaluation, float(loss / count.clamp(min=1))))
         return scores
 
 

@@ -18,8 +18,8 @@ from bertsmith.models.vocabulary import keep_tokens
 from bertsmith.settings import Record
 from bertsmith.shrinking.context import ShrinkSettings, TaskTables
 from bertsmith.shrinking.embedding_repair import Surroundings, embedding_error, repair
-from bertsmith.tasks.base import Judgement
-from bertsmith.tasks.predictor import TASK_FILE, Predictor, read_kept, write_kept
+from bertsmith.tasks.base import Evaluation
+from bertsmith.tasks.predictor import TASK_FILE, Predictor, read_task_record, write_task_record
 from bertsmith.text.cut import changed_tokens, cut_tokenizer, piece_counts, used_pieces
 
 
@@ -70,15 +70,17 @@ class CutModel:
 
     model: Model
     cut: VocabularyCut
-    evaluation: Judgement
-    evaluation_before: Judgement
+    evaluation: Evaluation
+    evaluation_before: Evaluation
 
 
 def shrink_vocabulary(settings: VocabularySettings, tables: TaskTables, device: str) -> CutModel:
     """Cut the vocabulary to the training texts and evaluate on dev before and after."""
     task, model = settings.task, settings.model.load()
     small, cut = cut_vocabulary(model, task.texts(task.examples(tables.train)), settings.vocabulary)
-    before, after = (Predictor(one.to(device).eval(), settings.kept).judged(tables.dev)[0] for one in (model, small))
+    before, after = (
+        Predictor(one.to(device).eval(), settings.task_record).evaluate(tables.dev)[0] for one in (model, small)
+    )
     return CutModel(small, cut, after, before)
 
 
@@ -125,12 +127,12 @@ def cut_vocabulary_folder(
             "before that: give the model it was made from"
         )
     model = load(folder)
-    kept = read_kept(folder) if (folder / TASK_FILE).is_file() else None
+    kept = read_task_record(folder) if (folder / TASK_FILE).is_file() else None
     small, cut = cut_vocabulary(model, texts, config)
     with NewFolder(out.resolve()) as new:
         write_model(small, new)
         if kept is not None:
-            write_kept(kept, new)
+            write_task_record(kept, new)
     return cut
 
 

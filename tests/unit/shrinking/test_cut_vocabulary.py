@@ -83,8 +83,8 @@ def test_a_harder_cut_changes_some_tokens(stories: list[str]) -> None:
     assert new > old
     assert 0 < figures.tokens_changed_percent == 100 * figures.tokens_changed / figures.tokens < 100
     rare, often = (cut_vocabulary(model, stories, VocabularyConfig(at_least=count))[1] for count in (30, 100))
-    assert often["pieces_after"] < rare["pieces_after"] <= all_used.pieces_after
-    assert often["tokens_changed"] > rare["tokens_changed"]
+    assert often.pieces_after < rare.pieces_after <= all_used.pieces_after
+    assert often.tokens_changed > rare.tokens_changed
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -10,7 +10,7 @@ from bertsmith.models.exiting import answer_early, exit_outputs, exits_config
 from bertsmith.models.heads.exits import ExitRule, ExitsConfig
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.published import preset
-from bertsmith.shrinking.exits import ExitAnswers, RuleScore, best_rule, candidate_rules, exit_indices
+from bertsmith.shrinking.exits import ExitOutputs, RuleScore, best_rule, candidate_rules, exit_indices
 
 
 @pytest.mark.parametrize("answer", ["classes", "labels", "choices"])
@@ -27,7 +27,7 @@ def test_read_off_as_it_happens(answer: str, measure: str) -> None:
     tokens = torch.randint(5, 40, (sum(lengths),), generator=torch.Generator().manual_seed(0))
     layout = SequenceLayout.packed(torch.tensor([0, *lengths]).cumsum(0).int(), max(lengths))
     starts = np.cumsum(sizes.numpy())[:-1]
-    said = ExitAnswers([np.split(one.numpy(), starts) for one in exit_outputs(model, tokens, layout)])
+    said = ExitOutputs([np.split(one.numpy(), starts) for one in exit_outputs(model, tokens, layout)])
     seen = set()
     for rule in candidate_rules(measure, (), 3, 0.0):  # type: ignore[arg-type]
         places = exit_indices(exits_config(model), said, rule)

@@ -31,9 +31,9 @@ from bertsmith.shrinking.fit.measure import (
 from bertsmith.shrinking.fit.settings import MeasureConfig
 from bertsmith.shrinking.fit.store import Measurements, Value, digest
 from bertsmith.shrinking.fit.table import LayerShape, ModeTables, stack_config, table_stacks
-from bertsmith.tasks.base import Encoding, Judgement
+from bertsmith.tasks.base import Encoding, Evaluation
 from bertsmith.tasks.metrics.base import confidence_interval
-from bertsmith.tasks.predictor import KeptTask, Predictor, item_outputs, sample_inputs, write_kept
+from bertsmith.tasks.predictor import Predictor, TaskRecord, item_outputs, sample_inputs, write_task_record
 from bertsmith.text.rows import Table
 
 
@@ -59,30 +59,30 @@ class SubnetRunner(ModelRunner):
 class Quality:
     """Scores sub-networks and artefacts on one split of a task's data."""
 
-    def __init__(self, model: Model, kept: KeptTask, table: Table, ranking_examples: int, seed: int) -> None:
-        self.model, self.kept, self.table = model, kept, table
-        self.examples = kept.task.examples(table)
-        encoding = Encoding.of(model, kept.sequences.length)
+    def __init__(self, model: Model, record: TaskRecord, table: Table, ranking_examples: int, seed: int) -> None:
+        self.model, self.record, self.table = model, record, table
+        self.examples = record.task.examples(table)
+        encoding = Encoding.of(model, record.sequences.length)
         drawn = np.random.default_rng(seed).permutation(len(self.examples))[:ranking_examples]
         self.some = [self.examples[index] for index in sorted(drawn.tolist())]
         self.is_whole = len(self.some) == len(self.examples)
         """Whether candidates are ranked on all examples from the start."""
-        self.features = kept.task.features(self.examples, encoding)
-        self.some_features = self.features if self.is_whole else kept.task.features(self.some, encoding)
+        self.features = record.task.features(self.examples, encoding)
+        self.some_features = self.features if self.is_whole else record.task.features(self.some, encoding)
 
     def of_subnet(self, subnet: Subnet, *, on_all: bool) -> float:
         """Return the score of a sub-network, run in place."""
         examples, features = (self.examples, self.features) if on_all else (self.some, self.some_features)
-        outputs = item_outputs(SubnetRunner(self.model, subnet), features, self.kept.sequences)
-        answers = self.kept.task.answers(examples, features, outputs)
-        return _ordered(self.kept.task.judged(examples, answers))
+        outputs = item_outputs(SubnetRunner(self.model, subnet), features, self.record.sequences)
+        answers = self.record.task.answers(examples, features, outputs)
+        return _ordered(self.record.task.evaluate(examples, answers))
 
     def of_artefact(self, folder: Path) -> ArtefactScore:
         """Return the scores of an artefact on all examples, as `bertsmith evaluate` computes them."""
         predictor = Predictor.load(folder)
-        judgement = predictor.task.judged(self.examples, predictor.answers(self.examples))
-        interval = confidence_interval(judgement, len(self.examples))
-        return ArtefactScore(judgement.metric, judgement.score, dict(judgement.figures), interval)
+        evaluation = predictor.task.evaluate(self.examples, predictor.answers(self.examples))
+        interval = confidence_interval(evaluation, len(self.examples))
+        return ArtefactScore(evaluation.metric, evaluation.score, dict(evaluation.metrics), interval)
 
     def lengths(self, count: int) -> tuple[int, ...]:
         """Return evenly spread quantiles of the lengths of all sequences."""
@@ -91,9 +91,9 @@ class Quality:
         return tuple(int(length) for length in np.quantile(lengths, quantiles, method="nearest"))
 
 
-def _ordered(judgement: Judgement) -> float:
+def _ordered(evaluation: Evaluation) -> float:
     """Return the score, or a number below all scores where it is not defined."""
-    return judgement.score if np.isfinite(judgement.score) else -1e9
+    return evaluation.score if np.isfinite(evaluation.score) else -1e9
 
 
 SAMPLES = 64  # rows for calibrating the ranges of activations
@@ -211,9 +211,9 @@ class Bench:
     def _write(self, model: Model, mode: RunMode, folder: Path) -> Path:
         with NewFolder(folder) as new:
             # with its own tokenizer: a cut vocabulary has other ids
-            samples = sample_inputs(model, self.quality.kept, self.quality.table, rows=SAMPLES)
+            samples = sample_inputs(model, self.quality.record, self.quality.table, rows=SAMPLES)
             write_artefact(model, new, mode.artefact, samples)
-            write_kept(self.quality.kept, new)
+            write_task_record(self.quality.record, new)
         return folder
 
     def _key(self, candidate: Candidate) -> Value:

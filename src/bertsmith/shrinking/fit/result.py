@@ -147,7 +147,7 @@ def summarise_search(found: SearchOutcome) -> FitOutcome:
         model=settings.model.name,
         data=settings.data,
         part=settings.part,
-        task=inputs.kept.task.kind,
+        task=inputs.record.task.kind,
         candidates=rows,
         score=scores.score if fits else None,
         metrics=scores.metrics if fits else {},

@@ -31,7 +31,7 @@ from bertsmith.shrinking.fit.settings import Costs, FitSettings
 from bertsmith.shrinking.fit.store import Measurements
 from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary
 from bertsmith.tasks.data_source import held_out, task_parts
-from bertsmith.tasks.predictor import KeptTask, read_kept
+from bertsmith.tasks.predictor import TaskRecord, read_task_record
 from bertsmith.text.rows import Table
 from bertsmith.toml import read_toml
 
@@ -45,7 +45,7 @@ class FitInputs:
 
     settings: FitSettings
     model: Model
-    kept: KeptTask
+    record: TaskRecord
     table: Table
     """Rows that candidates are scored on."""
     train: Table | None
@@ -68,11 +68,11 @@ def prepare(settings: FitSettings) -> FitInputs:
     """Load the model and the data and list the candidates; InputError if any of it cannot be used."""
     settings.budget.require_any()
     folder = settings.model.path
-    kept = read_kept(settings.model.name)
-    table, train, notices = _tables(settings, kept)
+    record = read_task_record(settings.model.name)
+    table, train, notices = _tables(settings, record)
     model = settings.model.load()
     search, budget = settings.search, settings.budget
-    quality = Quality(model, kept, table, search.ranking_examples, search.seed)
+    quality = Quality(model, record, table, search.ranking_examples, search.seed)
     embedding = model.config.encoder.embedding
     for length in budget.lengths:
         if embedding.positions != "none" and length > embedding.longest:
@@ -84,7 +84,7 @@ def prepare(settings: FitSettings) -> FitInputs:
         workloads=workloads,
         batch=budget.batch,
         threads=budget.threads or usable_cores(),
-        layout=kept.sequences.layout,
+        layout=record.sequences.layout,
     )
     is_elastic = settings.model.subnet is None and (folder / ELASTIC_FILE).is_file()
     grid = even_grid(read_record(folder) if is_elastic else None, model.encoder.units)
@@ -96,10 +96,10 @@ def prepare(settings: FitSettings) -> FitInputs:
             "the model is not elastic (it has no elastic.json), so its smaller sub-networks were never trained; "
             "bertsmith shrink trains them"
         )
-    return FitInputs(settings, model, kept, table, train, quality, conditions, grid, is_elastic, modes, notices)
+    return FitInputs(settings, model, record, table, train, quality, conditions, grid, is_elastic, modes, notices)
 
 
-def _tables(settings: FitSettings, kept: KeptTask) -> tuple[Table, Table | None, list[str]]:
+def _tables(settings: FitSettings, record: TaskRecord) -> tuple[Table, Table | None, list[str]]:
     """Return the rows that candidates are scored on, the training rows, and notices about them.
 
     If fine-tuning held rows out of train for lack of a dev split, the same rows are held out here: rows that were
@@ -112,7 +112,7 @@ def _tables(settings: FitSettings, kept: KeptTask) -> tuple[Table, Table | None,
         return table, train, []
     if settings.part != "dev" or train is None:
         raise splits.missing(settings.part)
-    train, table, notice = held_out(kept.task, train, "there is no dev part")
+    train, table, notice = held_out(record.task, train, "there is no dev part")
     return table, train, [f"{notice}, as in fine-tuning"]
 
 
@@ -299,7 +299,7 @@ class Search:
         return limit is not None and min(sizes) > limit
 
     def _cut_vocabulary(self, scores: Scores) -> None:
-        model, notice = cut_model(self.inputs.model, self.inputs.kept, self.inputs.train, self.inputs.table)
+        model, notice = cut_model(self.inputs.model, self.inputs.record, self.inputs.train, self.inputs.table)
         self.notices.append(notice)
         if model.config.encoder.vocabulary == self.inputs.model.config.encoder.vocabulary:
             return
@@ -311,9 +311,9 @@ class Search:
                 self._add(scores, mode)
 
 
-def cut_model(model: Model, kept: KeptTask, train: Table | None, dev: Table) -> tuple[Model, str]:
+def cut_model(model: Model, record: TaskRecord, train: Table | None, dev: Table) -> tuple[Model, str]:
     """Return the model with a vocabulary cut to the training texts, or else those of dev, and a notice about it."""
-    task = kept.task
+    task = record.task
     texts = list(task.texts(task.examples(dev if train is None else train, has_targets=False)))
     small, _ = cut_vocabulary(model, texts, VocabularyConfig())
     before, after = model.config.encoder.vocabulary, small.config.encoder.vocabulary

@@ -5,7 +5,6 @@
 
 import copy
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,11 +13,9 @@ import torch
 from accelerate import PartialState
 from pydantic import Field
 from rich.console import Console
-from torch import Tensor
 
 from bertsmith.checkpoint.files import NewFolder, read_json, write_json
 from bertsmith.checkpoint.store import load, write_model
-from bertsmith.data.examples import TaskBatch
 from bertsmith.models.cost import parameters
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation import AnyTerm
@@ -38,8 +35,9 @@ from bertsmith.shrinking.prune.units import (
     with_folded_gates,
     with_gates,
 )
-from bertsmith.tasks.base import Judgement
-from bertsmith.training.judging import DevJudge
+from bertsmith.tasks.base import Evaluation
+from bertsmith.tasks.predictor import WatchBatch
+from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
 from bertsmith.training.trainer import Trainer
@@ -143,7 +141,7 @@ class PrunedModel:
 
     model: Model
     metadata: PrunedRecord
-    evaluation: Judgement
+    evaluation: Evaluation
     cuts: tuple[CutScore, ...]
     sizes: PrunedSizes
     seconds: float
@@ -194,7 +192,7 @@ def make_recovery(
         copy.deepcopy(model),
         objective,
         context.train.features,
-        DevJudge(settings.task, *context.dev, settings.sequences, task.for_evaluation()),
+        Evaluator(settings.task, *context.dev, settings.sequences, task.for_evaluation()),
         out,
         processes=context.processes,
         cost=4 / 3 if needs_teacher else 1.0,
@@ -232,12 +230,12 @@ def _open_shares(settings: PruneSettings, model: Model) -> tuple[float, float]:
     return sum(heads) / sum(u.heads for u in units), sum(neurons) / sum(u.neurons for u in units)
 
 
-class GatedEvaluator(DevJudge):
+class GatedEvaluator(Evaluator):
     """Evaluates a model that trains gates as if they were part of its weights."""
 
-    def judgement(self, model: Model, watch: Callable[[TaskBatch, Tensor], None] | None = None) -> Judgement:
+    def evaluate(self, model: Model, watch: WatchBatch | None = None) -> Evaluation:
         """Score the model with its gates folded into its weights."""
-        return super().judgement(with_folded_gates(model), watch)
+        return super().evaluate(with_folded_gates(model), watch)
 
 
 def cut_model(settings: PruneSettings, context: ShrinkContext, model: Model, shares: Shares, number: int) -> Model:

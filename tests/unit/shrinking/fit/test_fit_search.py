@@ -274,7 +274,7 @@ def test_rows_that_were_trained_on_are_not_scored_on(folders: Folders, tmp_path:
         assert len(inputs.table) == 24
         assert inputs.train is None
         return
-    kept, apart, said = held_out(inputs.kept.task, read_file(source / "train.jsonl"), "there is no dev part")
+    kept, apart, said = held_out(inputs.record.task, read_file(source / "train.jsonl"), "there is no dev part")
     assert [dict(row) for row in inputs.table] == [dict(row) for row in apart]
     assert inputs.train is not None
     assert len(inputs.train) == len(kept) < 24

@@ -7,48 +7,77 @@ import pytest
 from helpers_pages import HOSTILE, Outline, check_page
 
 from bertsmith.report.fit import render_fit_card, render_fit_page
+from bertsmith.shrinking.fit.measure import Conditions, ProcessTiming, Workload
+from bertsmith.shrinking.fit.result import CandidateResult, FitOutcome, MissResult
+from bertsmith.shrinking.fit.settings import BudgetConfig
 
 
-def row(name: str, score: float, latency: float, **more: Any) -> dict[str, Any]:
-    """A candidate as candidates.jsonl has it."""
-    plain = {
-        "name": name,
-        "words": f"{name}, torch float32",
-        "network": name,
-        "engine": "torch",
-        "precision": "float32",
-    }
-    plain |= {"vocabulary": "whole", "parameters": 1200, "score": score, "latency_ms": latency, "size_mb": 12.34}
-    plain |= {"memory_mb": 350.0, "is_measured": True, "on_front": False, "holds": None, "is_chosen": False}
-    return {**plain, **more}
+def candidate(name: str, score: float, latency: float, **more: Any) -> CandidateResult:
+    own: dict[str, Any] = {"precision": "float32", "memory_mb": 350.0, "is_measured": True, "holds": None}
+    own |= {"is_chosen": False, "timings": None, **more}
+    return CandidateResult(
+        name=name,
+        words=f"{name}, torch float32",
+        network=name,
+        subnet={},
+        engine="torch",
+        vocabulary="whole",
+        score=score,
+        float32_score=score,
+        latency_ms=latency,
+        size_mb=12.34,
+        on_front=True,
+        figures=None,
+        interval=None,
+        parameters=1200,
+        **own,
+    )
 
 
-def figures(**more: Any) -> dict[str, Any]:
+WHOLE = candidate("whole", 90.0, 20.0, holds=False)
+
+
+def outcome(**more: Any) -> FitOutcome:
     latency = {"128": {"p50": 6.5, "p95": 7.0, "runs": 200}}
-    chosen = row("half", 88.0, 7.0, is_chosen=True, on_front=True, holds=True)
-    chosen |= {"timings": [{"latency": latency, "memory_mb": 351.0}] * 5}
-    whole = row("whole", 90.0, 20.0, on_front=True, holds=False)
-    guess = row("quarter", 80.0, 3.0, is_measured=False, on_front=True, memory_mb=None, precision="int8")
-    plain = {
+    chosen = candidate(
+        "half", 88.0, 7.0, is_chosen=True, holds=True, timings=(ProcessTiming(latency, 351.0, 10.0),) * 5
+    )
+    guess = candidate("quarter", 80.0, 3.0, is_measured=False, memory_mb=None, precision="int8")
+    own: dict[str, Any] = {
         "fits": True,
-        "budget": "p95 ≤ 8 ms at 128 tokens",
         "metric": "accuracy",
         "chosen": chosen,
         "nearest": None,
+        "misses": (),
+        "notices": ("int8 is slower",),
+        "limit": BudgetConfig(latency_ms=8.0),
+        "model": "run/elastic",
+        **more,
     }
-    plain |= {"misses": [], "reference": whole, "notices": ["int8 is slower"], "threads": 2, "examples": 872}
-    plain |= {"machine": {"processor": "A processor", "cores": 2, "system": "Linux"}, "versions": {"torch": "2"}}
-    plain |= {
-        "conditions": {"batch": 1, "workloads": [{"name": "128"}]},
-        "limits": {"percentile": 95, "latency_ms": 8.0},
-    }
-    plain |= {"model": "run/elastic", "data": "task", "part": "dev", "task": "classification", "measurements": 9}
-    plain |= {"score": 88.0, "interval": [86.0, 90.0], "candidates": [whole, chosen, guess]}
-    return {**plain, **more}
+    return FitOutcome(
+        budget="p95 ≤ 8 ms at 128 tokens",
+        reference=WHOLE,
+        front=(),
+        machine={"processor": "A processor", "cores": 2, "system": "Linux"},
+        threads=2,
+        conditions=Conditions(workloads=(Workload(name="128", lengths=(128,)),)),
+        versions={"torch": "2"},
+        examples=872,
+        measurements=9,
+        limits={},
+        data="task",
+        part="dev",
+        task="classification",
+        candidates=(WHOLE, chosen, guess),
+        score=88.0,
+        metrics={},
+        interval=(86.0, 90.0),
+        **own,
+    )
 
 
 def test_page_shows_the_front_the_budget_and_every_candidate() -> None:
-    outline = check_page(render_fit_page(figures(), "mine"))
+    outline = check_page(render_fit_page(outcome(), "mine"))
     assert outline.count("path", "marker") == 3
     assert outline.count("path", "hollow") == 1
     assert outline.count("circle", "ring") == 1
@@ -60,27 +89,27 @@ def test_page_shows_the_front_the_budget_and_every_candidate() -> None:
 
 
 def test_markers_lie_at_their_latency() -> None:
-    outline = Outline(render_fit_page(figures(), "mine"))
+    outline = Outline(render_fit_page(outcome(), "mine"))
     places = [float(str(found["x"]).rstrip("%")) for tag, found in outline.elements if tag == "svg" and "x" in found]
     assert sorted(places) == pytest.approx([15.0, 35.0, 100.0])
 
 
 def test_floor_and_miss_are_shown() -> None:
-    limits = {"percentile": 95, "at_least": 95.0}
-    misses = [{"words": "score 90.00 instead of 95 (5.00 too low)"}]
-    nothing = figures(fits=False, chosen=None, nearest=figures()["reference"], misses=misses, limits=limits)
+    misses = (MissResult("score", 95.0, 90.0, "score 90.00 instead of 95 (5.00 too low)"),)
+    limit = BudgetConfig(at_least=95.0)
+    nothing = outcome(fits=False, chosen=None, nearest=WHOLE, misses=misses, limit=limit)
     visible = check_page(render_fit_page(nothing, "mine")).visible
     assert "No candidate meets the budget. The nearest is whole, torch float32: score 90.00 instead of 95" in visible
     assert "at least 95" in visible
 
 
 def test_hostile_names_are_escaped() -> None:
-    outline = check_page(render_fit_page(figures(model=HOSTILE, metric=HOSTILE, notices=[HOSTILE]), HOSTILE))
+    outline = check_page(render_fit_page(outcome(model=HOSTILE, metric=HOSTILE, notices=[HOSTILE]), HOSTILE))
     assert outline.count("b") == 1  # the name in the masthead
 
 
 def test_card_shows_costs_and_usage() -> None:
-    card = render_fit_card(figures(), "mine")
+    card = render_fit_card(outcome(), "mine")
     assert "**p95 ≤ 8 ms at 128 tokens**" in card
     assert "| latency p95, ms | 7.00 | 20.00 |" in card
     assert len(re.findall(r"^\| \d \| 128 tokens \| 6\.50 \| 7\.00 \| 200 \| 351 \|$", card, re.MULTILINE)) == 5

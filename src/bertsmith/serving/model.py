@@ -24,7 +24,7 @@ from bertsmith.serving.settings import default_threads
 from bertsmith.serving.size_schedule import SizeSchedule
 from bertsmith.serving.worker import Rows, run_batch
 from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, ElasticRecord, read_record
-from bertsmith.shrinking.fit.table import layer_kinds, stack_config
+from bertsmith.shrinking.fit.table import layer_shapes, stack_config
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.predictor import TASK_FILE, TaskRecord, read_task_record
 from bertsmith.text.tokenizer import Tokenizer
@@ -221,7 +221,7 @@ def _operations(runner: Runner, kept: TaskRecord | None) -> frozenset[Operation]
 @lru_cache(maxsize=256)
 def _subnet_parameters(model: Model, subnet: Subnet) -> int:
     units = model.encoder.units
-    return parameters(stack_config(model.config, layer_kinds(range(len(units)), units, subnet)))
+    return parameters(stack_config(model.config, layer_shapes(range(len(units)), units, subnet)))
 
 
 def _extract_networks(model: Model, schedule: SizeSchedule) -> dict[Subnet, Model]:

@@ -1,14 +1,14 @@
 """Cut the vocabulary of a tokenizer to the tokens that texts use and those needed to spell any other text.
 
-What must stay, and what else a piece that stays asks for, differs by kind:
+Tokens that must stay, by type of model:
 
     WordPiece   every single character, at the start of a word and inside one
-    BPE         every single character or byte; and the two parts of every join that makes a piece
-    Unigram     every single character, the byte pieces, and one piece of the lowest score, from which the score of an
-                unknown character is reckoned
+    BPE         every single character or byte; and both parts of every merge that results in a token
+    Unigram     every single character, the byte tokens, and one token of the lowest score, which determines the score
+                of an unknown character
 
-A text all of whose pieces stay is then split as before: its pieces are the longest, the first joined or the best scored
-of all there were, so they are of those that are left. And a text that could be split still can be.
+A text whose tokens all stay is tokenised as before: the longest match, the first merge or the best score of all tokens
+is also that of the remaining ones. Every text that could be tokenised still can.
 """
 
 import json
@@ -55,14 +55,14 @@ def piece_counts(base: Tokenizer, texts: Sequence[str]) -> np.ndarray:
 
 
 def used_pieces(base: Tokenizer, counts: np.ndarray, *, at_least: int = 1, pieces: int | None = None) -> list[int]:
-    """Ids of the tokens that a cut keeps, sorted: those that must stay and those counted `at_least` times.
+    """Ids of the tokens to keep, sorted: tokens that must stay and tokens counted `at_least` times.
 
-    With `pieces` there are at most so many, the most frequent ones and of equals the first; a piece that would not fit
-    together with the parts it is joined from is passed over for the next.
+    `pieces` limits their number: the most frequent tokens stay (ties: the lower id). A token that would exceed the
+    limit together with the tokens it is merged from is skipped.
     """
     if at_least < 1:
         raise InputError(f"at_least is {at_least}; it must be at least 1")
-    kept, parts = needed_pieces(base), _parts_of(base)
+    kept, parts = needed_pieces(base), _merge_parts(base)
     if pieces is not None and pieces < len(kept):
         raise InputError(f"pieces is {pieces}; this tokenizer needs {len(kept)} to spell any text, allowed: as many")
     frequent = np.flatnonzero(counts >= at_least)
@@ -74,15 +74,15 @@ def used_pieces(base: Tokenizer, counts: np.ndarray, *, at_least: int = 1, piece
 
 
 def cut_tokenizer(base: Tokenizer, kept: Collection[int]) -> Cut:
-    """Cut a tokenizer to these tokens, those that must stay and those they are merged from.
+    """Cut a tokenizer to these tokens, tokens that must stay and the parts of their merges.
 
-    New ids have no holes: special tokens come first, then the other pieces, both in their old order. Added tokens that
-    are outside the table of pieces stay behind it, as every tokenizer.json has them.
+    New ids are contiguous: special tokens first, then the other tokens, both in their old order. Added tokens outside
+    the model's table stay after it, as in every tokenizer.json.
     """
     outside = sorted(set(kept) - {*base.vocabulary.values()})
     if outside:
         raise InputError(f"kept holds the id {outside[0]}, which is no piece of this tokenizer of {base.size}")
-    parts = _parts_of(base)
+    parts = _merge_parts(base)
     chosen = needed_pieces(base).union(*(parts(token) for token in kept))
     special, inside = {*base.special_ids}, {*_table(base).values()}
     ids = sorted(chosen, key=lambda token: (token not in inside, token not in special, token))
@@ -156,7 +156,7 @@ def _is_spelled(piece: str, prefix: str, table: Mapping[str, int]) -> bool:
     return mark + letters[0] in table and all(prefix + letter in table for letter in letters[1:])
 
 
-def _parts_of(base: Tokenizer) -> Callable[[int], set[int]]:
+def _merge_parts(base: Tokenizer) -> Callable[[int], set[int]]:
     """id → itself and, recursively, the ids of the tokens it is merged from."""
     model, table = base.content["model"], _table(base)
     if model["type"] != "BPE":

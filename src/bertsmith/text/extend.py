@@ -1,13 +1,12 @@
 """Extend a tokenizer by the words of a domain: new tokens are appended, old ids do not change.
 
-Byte-pair encoding, begun where the tokenizer ends: of all neighbouring pieces inside a word, the two that stand
-together most often become one, again and again; each such join saves as many tokens as it is seen. What a new piece
-needs to be used differs by kind:
+Byte-pair encoding continued from the tokenizer: merge the most frequent pair of adjacent tokens inside words, again
+and again; each merge saves as many tokens as the pair occurs. Requirements of a new token by type of model:
 
-    WordPiece   nothing: the longest match finds it
-    BPE         the join itself, after all the others, so that words are split as before and then joined further; a
-                piece on the way to a longer one has to stay
-    Unigram     a score a little above that of its parts: it wins where they stand side by side today, nowhere else
+    WordPiece   none: the longest match finds it
+    BPE         its merge, after all others, so that words are split as before and then merged further; intermediate
+                tokens must stay
+    Unigram     a score slightly above the sum of its parts: it replaces exactly this sequence
 """
 
 import heapq
@@ -25,7 +24,7 @@ from bertsmith.text.tokenizer import Tokenizer, TokenizerContent
 KINDS = ("BPE", "Unigram", "WordPiece")
 BEST = 10
 LONGEST_PIECE = 40  # characters; longer ones are addresses or formulas
-# kinds that can leave out a piece on the way to a longer one make more than they need and keep the best
+# models that do not need intermediate tokens create more candidates and keep the best
 _SURPLUS = 2
 _MARGIN = 1e-4  # score of a Unigram token above the sum of its parts, per merge
 _CHUNKS_KEPT = 5_000_000
@@ -63,8 +62,7 @@ def extend_tokenizer(
 ) -> Extension:
     """Add at most `pieces` tokens for the words that the tokenizer splits most often in documents.
 
-    Two pieces that stand together fewer than `minimum_frequency` times are never joined. The same documents give the
-    same tokenizer.
+    Pairs that occur fewer than `minimum_frequency` times are not merged. The same documents give the same tokenizer.
     """
     kind = base.content["model"]["type"]
     if kind not in KINDS:
@@ -73,23 +71,23 @@ def extend_tokenizer(
         raise InputError(f"pieces is {pieces}; it must be at least 1")
     if minimum_frequency < 1:
         raise InputError(f"minimum_frequency is {minimum_frequency}; it must be at least 1")
-    chunks = _counted(documents)
+    chunks = _count_words(documents)
     wanted = pieces if kind == "BPE" else _SURPLUS * pieces
-    joining = _Merger(_split(base, chunks), _joins_of(base))
-    while len(joining.parts) < wanted and joining.join_most_frequent(minimum_frequency):
+    merger = _Merger(_split(base, chunks), _merge_rule(base))
+    while len(merger.parts) < wanted and merger.merge_most_frequent(minimum_frequency):
         pass
-    if not joining.parts:
+    if not merger.parts:
         raise InputError(
             f"the text holds no two pieces of one word {minimum_frequency} times; this tokenizer needs no extension"
         )
-    parts = joining.parts
+    parts = merger.parts
     if kind != "BPE":
-        savings = joining.savings()
+        savings = merger.savings()
         parts = {piece: parts[piece] for piece in sorted(parts, key=lambda piece: (-savings[piece], piece))[:pieces]}
-    return _measured(base, _with_pieces(base, parts, joining.joins), chunks, parts)
+    return _measure(base, _with_pieces(base, parts, merger.joins), chunks, parts)
 
 
-def _counted(documents: Iterable[str]) -> Counter[str]:
+def _count_words(documents: Iterable[str]) -> Counter[str]:
     """Count the words between white space."""
     counts: Counter[str] = Counter()
     for document in documents:
@@ -122,7 +120,7 @@ def _batches(chunks: Counter[str]) -> Iterable[list[str]]:
     return (texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH))
 
 
-def _joins_of(base: Tokenizer) -> Callable[[str, str], str | None]:
+def _merge_rule(base: Tokenizer) -> Callable[[str, str], str | None]:
     """(left, right) → the merged token, or None if they must not be merged."""
     model = base.content["model"]
     prefix = model.get("continuing_subword_prefix") or ""
@@ -165,8 +163,8 @@ class _Merger:
         self._heap = [(-count, pair) for pair, count in self._pairs.items()]
         heapq.heapify(self._heap)
 
-    def join_most_frequent(self, minimum: int) -> bool:
-        """Merge the most frequent pair (ties: the first in the alphabet); return False if there is none."""
+    def merge_most_frequent(self, minimum: int) -> bool:
+        """Merge the most frequent pair (ties: the first in the alphabet); return False if no pair is left."""
         while self._heap:
             negative, pair = heapq.heappop(self._heap)
             count = self._pairs[pair]
@@ -258,7 +256,7 @@ def _append_scored(table: list[list[str | float]], base: Tokenizer, parts: dict[
         table.append([piece, sum(scores[part] for part in inner) + _MARGIN * (len(inner) - 1)])
 
 
-def _measured(
+def _measure(
     base: Tokenizer, extended: Tokenizer, chunks: Counter[str], parts: dict[str, tuple[str, ...]]
 ) -> Extension:
     before = after = unchanged = 0

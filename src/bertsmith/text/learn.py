@@ -1,8 +1,8 @@
 """Train a tokenizer on documents: WordPiece, byte-level BPE or Unigram, with BERT's special tokens and layout.
 
 The same documents give the same tokenizer, byte for byte, in every run. The library's own WordPiece and Unigram
-trainers do not promise that, because they number some pieces in the random order of a hash table; so WordPiece is
-learned as BPE over words with a mark in front, and Unigram's scores are put in order afterwards.
+trainers do not guarantee that, because they number some tokens in the random order of a hash table; so WordPiece is
+trained as BPE over words with a prefix, and Unigram's scores are sorted afterwards.
 """
 
 import json

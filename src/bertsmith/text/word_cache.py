@@ -1,8 +1,7 @@
 """Tokenise many sentences at once, encoding each distinct word only once.
 
-Most tokenizers treat the words between two spaces one by one, so a table from word to pieces gives exactly the same
-ids several times faster. Where that does not hold (another kind of tokenizer, a sentence with unusual white space) the
-tokenizer itself encodes the whole sentence.
+Most tokenizers split at spaces first, so a table from word to tokens gives exactly the same ids several times faster.
+Otherwise (another tokenizer, a sentence with unusual white space) the tokenizer encodes the whole sentence.
 """
 
 import re
@@ -12,8 +11,8 @@ import numpy as np
 from bertsmith.text.tokenizer import Tokenizer, TokenizerContent
 
 _WHITE_SPACE = re.compile(r"\s")
-# BERT makes every punctuation sign a word of its own, so spaces around the common ones change nothing but keep
-# "word", "word," and "word." from being three entries
+# BERT splits at punctuation, so spaces around common marks change nothing, and "word", "word," and "word." share an
+# entry
 _COMMON_SIGNS = ',.()":;'
 
 WORDS_KEPT = 400_000

@@ -1,7 +1,7 @@
-"""ALBERT as Hugging Face names and configures it."""
+"""Adapter for ALBERT."""
 
 from bertsmith.checkpoint.hf.adapter import FamilyAdapter, HfConfig, HfSettings, not_exportable, read_heads
-from bertsmith.checkpoint.hf.bert import read_attending, write_attending
+from bertsmith.checkpoint.hf.bert import read_bert_encoder, write_bert_encoder
 from bertsmith.checkpoint.hf.names import Row, linear, row
 from bertsmith.checkpoint.hf.task_heads import (
     dropout_setting,
@@ -18,7 +18,7 @@ _DROPOUT = dropout_setting("classifier_dropout_prob", 0.1)
 
 
 def _rows() -> tuple[Row, ...]:
-    # one layer for all: it stands under the first one's name here, in the only group's only place there
+    # all layers share one: ours is named as layer 0, theirs as the only layer of the only group
     ours, theirs = "encoder.blocks.0", "albert.encoder.albert_layer_groups.0.albert_layers.0"
     return (
         row("encoder.embedding.token_table", "albert.embeddings.word_embeddings.weight"),
@@ -47,7 +47,7 @@ def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
             "an embedding as wide as the layers is not widened here"
         )
     data.allow_only(is_decoder=False)
-    encoder = read_attending(data, sharing="all")
+    encoder = read_bert_encoder(data, sharing="all")
     layer = encoder.layers[0]
     heads: dict[str, HeadConfig] = {
         "heads.masked_tokens": MaskedTokensConfig(activation=layer.feedforward.activation, epsilon=layer.norm.epsilon),
@@ -65,7 +65,7 @@ def _write(config: ModelConfig) -> HfSettings:
     is_masked = any(head.kind == "masked_tokens" for head in config.heads)
     return {
         "architectures": ["AlbertForMaskedLM" if is_masked else "AlbertModel"],
-        **write_attending(encoder, "albert"),
+        **write_bert_encoder(encoder, "albert"),
         "embedding_size": encoder.embedding_width,
         "num_hidden_groups": 1,
         "inner_group_num": 1,

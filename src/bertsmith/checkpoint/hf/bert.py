@@ -1,4 +1,4 @@
-"""BERT as Hugging Face names and configures it."""
+"""Adapter for BERT, and the parts that ELECTRA and ALBERT share with it."""
 
 from typing import Any
 
@@ -50,22 +50,22 @@ def encoder_rows(prefix: str) -> tuple[Row, ...]:
     )
 
 
-def read_attending(data: HfConfig, **others: Any) -> EncoderConfig:
-    """An encoder with BERT's attention; they call one that is causal a decoder."""
+def read_bert_encoder(data: HfConfig, **others: Any) -> EncoderConfig:
+    """Read an encoder with BERT's attention; a causal one is called a decoder there."""
     data.allow_only(position_embedding_type="absolute", add_cross_attention=False)
     heads, dropout = data.required("num_attention_heads"), float(data["attention_probs_dropout_prob"])
     mixer = FullConfig(heads=heads, dropout=dropout, is_causal=bool(data.get("is_decoder", False)))
     return read_encoder(data, mixer, **others)
 
 
-def write_attending(encoder: EncoderConfig, model_type: str) -> HfSettings:
+def write_bert_encoder(encoder: EncoderConfig, model_type: str) -> HfSettings:
     mixer = first_mixer(encoder, FullConfig, model_type)
     settings = write_encoder(encoder, mixer, model_type)
     return {**settings, "is_decoder": True} if mixer.is_causal else settings
 
 
 def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
-    encoder = read_attending(data.with_defaults())
+    encoder = read_bert_encoder(data.with_defaults())
     layer = encoder.layers[0]
     heads: dict[str, HeadConfig] = {
         "heads.masked_tokens": MaskedTokensConfig(activation=layer.feedforward.activation, epsilon=layer.norm.epsilon),
@@ -77,7 +77,7 @@ def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
 
 
 def _write(config: ModelConfig) -> HfSettings:
-    return {"architectures": [_architecture(config)], **write_attending(config.encoder, "bert")}
+    return {"architectures": [_architecture(config)], **write_bert_encoder(config.encoder, "bert")}
 
 
 def _architecture(config: ModelConfig) -> str:

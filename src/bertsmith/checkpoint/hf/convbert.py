@@ -1,4 +1,4 @@
-"""ConvBERT as Hugging Face names and configures it.
+"""Adapter for ConvBERT.
 
 Their mixed attention always fills the width, two branches of width / 2, whatever the head ratio; the released code
 keeps the heads' width. Here both are heads and head_width, so only the numbers are translated. Their convolutions let
@@ -33,7 +33,7 @@ PADS = "transformers lets pads into the convolutions: states are equal for rows 
 
 
 _DROPOUT = dropout_setting("classifier_dropout")
-# what their class does where its config says nothing
+# defaults of their class
 _NO_SUMMARY = {"summary_type": "last", "summary_use_proj": False, "summary_activation": None}
 _NO_SUMMARY |= {"summary_last_dropout": 0.0}
 
@@ -42,7 +42,7 @@ def _encoder_rows() -> tuple[Row, ...]:
     ours, theirs = "encoder.blocks.{i}", "convbert.encoder.layer.{i}"
     looking, span = f"{theirs}.attention.self", f"{theirs}.attention.self.key_conv_attn_layer"
     projections = ("query", "key", "value", "conv_out_layer")
-    # theirs have an axis of size 1 more, as convolutions of one dimension want it
+    # theirs have an additional axis of size 1 for one-dimensional convolutions
     middle = reshaped(lambda tensor: tensor.squeeze(1), lambda tensor: tensor.unsqueeze(1))
     last = reshaped(lambda tensor: tensor.squeeze(-1), lambda tensor: tensor.unsqueeze(-1))
     return (
@@ -76,7 +76,7 @@ def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
     encoder = read_encoder(data, mixer, groups=data.get("num_groups", 1))
     layer = encoder.layers[0]
     possible: dict[str, HeadConfig] = {
-        "heads.masked_tokens": MaskedTokensConfig(epsilon=layer.norm.epsilon),  # gelu, whatever the layers use
+        "heads.masked_tokens": MaskedTokensConfig(epsilon=layer.norm.epsilon),  # always gelu
         "heads.replaced_tokens": ReplacedTokensConfig(activation=layer.feedforward.activation),
     }
     return ModelConfig(family="convbert", encoder=encoder, heads=read_heads(possible, parts))
@@ -93,7 +93,7 @@ def _write(config: ModelConfig) -> HfSettings:
         "head_ratio": 2,
         "conv_kernel_size": mixer.taps,
         "num_groups": encoder.layers[0].feedforward.groups,
-        "pad_token_id": 0,  # their default is 1, which no ConvBERT vocabulary has as its pad
+        "pad_token_id": 0,  # their default of 1 is not the padding token of ConvBERT vocabularies
     }
 
 

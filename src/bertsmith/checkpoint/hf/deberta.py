@@ -1,4 +1,4 @@
-"""DeBERTa (v1) and DeBERTa-v2 (v2, v3) as Hugging Face configures them."""
+"""Adapters for DeBERTa (v1) and DeBERTa-v2 (v2, v3)."""
 
 from collections.abc import Mapping
 
@@ -69,7 +69,7 @@ def encoder_rows(config: ModelConfig) -> list[Row]:
 
 def _v1_mixer(mixer: DisentangledConfig, theirs: str) -> list[Row]:
     heads = mixer.heads
-    # theirs go head by head, query, key and value of each in turn; ours part by part
+    # theirs: query, key and value of each head in turn; ours: all queries, all keys, all values
     by_part = reshaped(
         lambda weight: weight.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2),
         lambda weight: weight.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2),
@@ -122,7 +122,7 @@ HEAD_ROWS: dict[str, tuple[Row, ...]] = {
     ),
     "heads.mask_decoder": (row("heads.mask_decoder.table", "deberta.embeddings.position_embeddings.weight"),),
 }
-# the official names of the head over the vocabulary, which transformers reads with legacy = false
+# official names of the masked-token head, which transformers reads with legacy = false
 OFFICIAL_HEAD = {
     "lm_predictions.lm_head.dense.": "cls.predictions.transform.dense.",
     "lm_predictions.lm_head.LayerNorm.": "cls.predictions.transform.LayerNorm.",
@@ -131,7 +131,7 @@ OFFICIAL_HEAD = {
 
 
 CLAMP = "relative_clamp"
-"""A key of ours in their config.json: "hf" for Hugging Face's rows of far distances; they themselves ignore it."""
+"""Our key in their config.json: "hf" for Hugging Face's clamping of far distances; transformers ignores it."""
 
 
 def _read(data: HfConfig, parts: frozenset[str], family: str) -> ModelConfig:
@@ -163,12 +163,12 @@ def _read(data: HfConfig, parts: frozenset[str], family: str) -> ModelConfig:
         "heads.mask_decoder": MaskDecoderConfig(longest=encoder.embedding.longest),
     }
     if has_positions:
-        del heads["heads.mask_decoder"]  # then the table is the embedding's
+        del heads["heads.mask_decoder"]  # then the table belongs to the embedding
     return ModelConfig(family=family, encoder=encoder, heads=read_heads(heads, parts))
 
 
 def _fixed(data: HfConfig, family: str) -> HfSettings:
-    """The settings of theirs of which only one value has a place here."""
+    """Settings of which our network supports one value only."""
     width, heads = data.required("hidden_size"), data.required("num_attention_heads")
     fixed: HfSettings = {"embedding_size": width, "pooler_hidden_size": width, "pooler_dropout": 0}
     if family == V1:
@@ -241,7 +241,7 @@ def _architecture(config: ModelConfig) -> str:
 
 
 def _written(config: ModelConfig) -> Mapping[str, str]:
-    """A model with a mask decoder is written with the official names of its head, others as transformers' default."""
+    """Official names of the head for a model with a mask decoder; the default names otherwise."""
     if not any(head.kind == "mask_decoder" for head in config.heads):
         return {}
     return {legacy: official for official, legacy in OFFICIAL_HEAD.items()}
@@ -260,7 +260,7 @@ def _lacks(config: ModelConfig) -> str | None:
 
 
 def _forms(name: str, *, has_choices: bool) -> tuple[HeadAdapter, ...]:
-    """Their pooler is a layer of the head's own if its two dropouts are one, and else the model's."""
+    """Adapters of the task heads: with equal dropouts the pooler belongs to the head, else to the model."""
     reading = dropout_setting("cls_dropout")[0]
     forms: list[HeadAdapter] = []
     for what in ("SequenceClassification", *(["MultipleChoice"] if has_choices else [])):
@@ -280,12 +280,12 @@ def _forms(name: str, *, has_choices: bool) -> tuple[HeadAdapter, ...]:
     return (*forms, tagging, span_finder(f"{name}ForQuestionAnswering"), sentence_embedder(f"{name}Model"))
 
 
-def _twin(family: str) -> FamilyAdapter:
+def _adapter(family: str) -> FamilyAdapter:
     return FamilyAdapter(
         family=family,
         model_type=family,
         prefix="deberta.",
-        unprefixed=("embeddings.", "encoder."),  # the pooler stands beside the encoder
+        unprefixed=("embeddings.", "encoder."),  # the pooler has no prefix
         encoder_rows=encoder_rows,
         optional_rows=HEAD_ROWS,
         tied={
@@ -302,4 +302,4 @@ def _twin(family: str) -> FamilyAdapter:
     )
 
 
-DEBERTA, DEBERTA_V2 = _twin(V1), _twin(V2)
+DEBERTA, DEBERTA_V2 = _adapter(V1), _adapter(V2)

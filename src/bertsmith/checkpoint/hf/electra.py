@@ -1,7 +1,7 @@
-"""ELECTRA as Hugging Face names and configures it: BERT's encoder on an embedding of a width of its own."""
+"""Adapter for ELECTRA: BERT's encoder with a factorised embedding."""
 
 from bertsmith.checkpoint.hf.adapter import REPLACED_TOKENS_ROWS, FamilyAdapter, HfConfig, HfSettings, read_heads
-from bertsmith.checkpoint.hf.bert import encoder_rows, read_attending, write_attending
+from bertsmith.checkpoint.hf.bert import encoder_rows, read_bert_encoder, write_bert_encoder
 from bertsmith.checkpoint.hf.names import linear, row
 from bertsmith.checkpoint.hf.task_heads import (
     dropout_setting,
@@ -18,17 +18,17 @@ _DROPOUT = dropout_setting("classifier_dropout")
 
 
 def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
-    encoder = read_attending(data.with_defaults())
+    encoder = read_bert_encoder(data.with_defaults())
     layer = encoder.layers[0]
     heads: dict[str, HeadConfig] = {
-        "heads.masked_tokens": MaskedTokensConfig(epsilon=layer.norm.epsilon),  # gelu, whatever the layers use
+        "heads.masked_tokens": MaskedTokensConfig(epsilon=layer.norm.epsilon),  # always gelu
         "heads.replaced_tokens": ReplacedTokensConfig(activation=layer.feedforward.activation),
     }
     return ModelConfig(family="electra", encoder=encoder, heads=read_heads(heads, parts))
 
 
 def _write(config: ModelConfig) -> HfSettings:
-    shape = write_attending(config.encoder, "electra")
+    shape = write_bert_encoder(config.encoder, "electra")
     return {"architectures": [_architecture(config)], **shape, "embedding_size": config.encoder.embedding_width}
 
 

@@ -1,4 +1,4 @@
-"""The Transformer as Hugging Face's Marian: the one class there that is Vaswani's network and little else."""
+"""The Transformer (Vaswani et al. 2017) as Hugging Face's Marian."""
 
 from bertsmith.checkpoint.hf.adapter import (
     FamilyAdapter,
@@ -107,7 +107,7 @@ def _write(config: ModelConfig) -> HfSettings:
         "share_encoder_decoder_embeddings": True,
         "tie_word_embeddings": True,
         "init_std": encoder.deviation,
-        # without a tokenizer nobody knows; the class's own defaults would lie outside the vocabulary
+        # unknown without a tokenizer; the defaults of the class would be outside the vocabulary
         **dict.fromkeys(("pad_token_id", "eos_token_id", "decoder_start_token_id", "forced_eos_token_id"), 0),
     }
     for name, stack in (("encoder", encoder), ("decoder", decoder)):

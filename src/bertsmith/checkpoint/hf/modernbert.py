@@ -1,4 +1,4 @@
-"""ModernBERT as Hugging Face names and configures it."""
+"""Adapter for ModernBERT."""
 
 from bertsmith.checkpoint.hf.adapter import (
     FamilyAdapter,
@@ -23,7 +23,7 @@ _FAR, _NEAR = "full_attention", "sliding_attention"
 _OLD_NAMES = {_FAR: "global_rope_theta", _NEAR: "local_rope_theta"}
 _THETAS = {_FAR: 160_000.0, _NEAR: 10_000.0}
 _NO_BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
-_NO_DROPOUT = dict.fromkeys(("attention_dropout", "mlp_dropout"), 0.0)  # which do not stand where ours do
+_NO_DROPOUT = dict.fromkeys(("attention_dropout", "mlp_dropout"), 0.0)  # applied at other places than ours
 _UNKNOWN_IDS = dict.fromkeys(f"{role}_token_id" for role in ("pad", "bos", "eos", "cls", "sep"))
 
 
@@ -81,7 +81,7 @@ def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
 
 
 def _read_kinds(data: HfConfig, layers: int) -> list[str]:
-    """Which layers look everywhere; files of old say how often instead."""
+    """Kind of each layer, full or sliding attention; old files give the interval of full layers instead."""
     every = data.get("global_attn_every_n_layers") or 3
     kinds = data.get("layer_types") or [_NEAR if index % every else _FAR for index in range(layers)]
     foreign = [kind for kind in kinds if kind not in _THETAS]
@@ -131,7 +131,7 @@ def _write(config: ModelConfig) -> HfSettings:
         **_NO_DROPOUT,
         "decoder_bias": True,
         "tie_word_embeddings": True,
-        **_UNKNOWN_IDS,  # the class's own defaults would lie outside the vocabulary
+        **_UNKNOWN_IDS,  # the defaults of the class would be outside the vocabulary
     }
 
 

@@ -1,4 +1,4 @@
-"""A support desk's messages, written for this package: what customers want, labelled, and more without labels."""
+"""Messages of a support desk, written for this package: labelled requests of customers, and unlabelled texts."""
 
 from collections.abc import Iterator
 from importlib.resources import files
@@ -10,7 +10,7 @@ PARTS = ("train", "dev")
 
 
 def support_desk(part: Literal["train", "dev"]) -> list[dict[str, str]]:
-    """The rows of one part: a customer's message as "text" and what it is about as "label"."""
+    """The rows of one split: a customer's message as "text" and its topic as "label"."""
     if part not in PARTS:
         raise InputError(f"part is {part!r}; allowed: {', '.join(PARTS)}")
     names, *rows = (line.split("\t") for line in _lines(f"{part}.tsv"))
@@ -18,7 +18,7 @@ def support_desk(part: Literal["train", "dev"]) -> list[dict[str, str]]:
 
 
 def messages() -> Iterator[str]:
-    """Texts to pre-train on: the messages of train without their labels, then answers, help pages and follow-ups."""
+    """Texts for pre-training: the messages of train without labels, then answers, help pages and follow-ups."""
     yield from (row["text"] for row in support_desk("train"))
     yield from _lines("desk.txt")
 

@@ -13,7 +13,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops import conv
 from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs
 from bertsmith.ops.dispatch import Forms
-from bertsmith.ops.kernel_support import Spans, Tile, by_row
+from bertsmith.ops.kernel_support import SequenceRows, Tile, by_row
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ def light_conv(options: Namespace, length: int, heads: int, head_width: int) -> 
 def _light_conv_kernels(value: Tensor, scores: Tensor, layout: SequenceLayout) -> dict[str, Tuned]:
     from bertsmith.ops.conv import light_kernels as light
 
-    spans, columns = Spans.of(layout, value.device), _columns(value.shape[-1])
+    rows, columns = SequenceRows.of(layout, value.device), _columns(value.shape[-1])
     value, scores = by_row(value, layout), by_row(scores, layout)
-    settings = (spans.first, spans.length, None, spans.longest, 0, scores.shape[-1] // 2, 0.0, False)
+    settings = (rows, None, 0, scores.shape[-1] // 2, 0.0, False)
     mixed, normaliser = light.forward(value, scores, *settings)
     tries = [
         {"cut": Tile(size // columns, columns, warps)}
@@ -104,8 +104,8 @@ def depthwise(options: Namespace, length: int, heads: int, head_width: int) -> C
 def _depthwise_kernels(hidden: Tensor, kernel: Tensor, layout: SequenceLayout) -> dict[str, Tuned]:
     from bertsmith.ops.conv import depthwise_kernels as kernels
 
-    spans, hidden = Spans.of(layout, hidden.device), by_row(hidden, layout)
-    places, taps = (spans.first, spans.length, spans.longest), kernel.shape[1]
+    sequences, taps = SequenceRows.of(layout, hidden.device), kernel.shape[1]
+    hidden = by_row(hidden, layout)
     tries = [
         {"cut": Tile(rows, columns, warps)}
         for rows, columns, warps in (
@@ -125,8 +125,8 @@ def _depthwise_kernels(hidden: Tensor, kernel: Tensor, layout: SequenceLayout) -
         for shares in (61, 127, 251)
     ]
     return {
-        "forward": Tuned(partial(kernels.convolve, hidden, kernel, *places, 0, taps // 2, hidden.dtype), tries),
-        "kernel's gradient": Tuned(partial(kernels.kernel_gradient, hidden, hidden, taps, *places, taps // 2), sums),
+        "forward": Tuned(partial(kernels.convolve, hidden, kernel, sequences, 0, taps // 2, hidden.dtype), tries),
+        "kernel's gradient": Tuned(partial(kernels.kernel_gradient, hidden, hidden, taps, sequences, taps // 2), sums),
     }
 
 

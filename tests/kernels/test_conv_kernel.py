@@ -86,11 +86,10 @@ def test_more_channels_than_a_tile_and_more_tokens_than_programs() -> None:
     for taps in (3, 17):
         assert_close_to_truth(partial(depthwise, layout=layout), [hidden, numbers(300, taps)], torch.float32)
     from bertsmith.ops.conv.depthwise_kernels import kernel_gradient
-    from bertsmith.ops.kernel_support import Spans
+    from bertsmith.ops.kernel_support import SequenceRows
 
-    spans, gradient = Spans.of(layout, hidden.device), numbers(48, 300)
-    places = (spans.first, spans.length, spans.longest, 2)
-    many, one = (kernel_gradient(gradient, hidden, 5, *places, most_shares=shares) for shares in (127, 1))
+    rows, gradient = SequenceRows.of(layout, hidden.device), numbers(48, 300)
+    many, one = (kernel_gradient(gradient, hidden, 5, rows, 2, most_shares=shares) for shares in (127, 1))
     torch.testing.assert_close(many, one, rtol=1e-5, atol=1e-4)
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.ops.kernel_support import Tile, Tiles, tile
+from bertsmith.ops.kernel_support import SequenceRows, Tile, Tiles, tile
 
 TILES: Tiles = {}
 KERNEL_TILES: Tiles = {}
@@ -131,9 +131,7 @@ def _sum_kernel(
 def convolve(
     hidden: Tensor,
     kernel: Tensor,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
+    sequences: SequenceRows,
     room: int,
     before: int,
     dtype: torch.dtype,
@@ -143,19 +141,19 @@ def convolve(
     """The convolved states, (tokens, width), in the given dtype.
 
     `is_turned` takes the neighbours the other way round, for the gradient. Sequences fill at least `room` rows,
-    `longest` at most; `cut` is a tile to try instead of the tuned one.
+    `sequences.longest` at most; `cut` is a tile to try instead of the tuned one.
     Shape: hidden (tokens, width), without gaps in the last axis; kernel (width, taps).
     """
     mixed = hidden.new_empty(hidden.shape, dtype=dtype)
     width, taps = kernel.shape
-    if hidden.numel() and longest:
+    if hidden.numel() and sequences.longest:
         cut = cut or tile(TILES, Tile(rows=16, columns=max(16, _columns(hidden) // 2)), hidden.dtype, width)
-        _convolve[(triton.cdiv(width, cut.columns), triton.cdiv(longest, cut.rows), len(first))](
+        _convolve[(triton.cdiv(width, cut.columns), triton.cdiv(sequences.longest, cut.rows), len(sequences.first))](
             hidden,
             kernel.T.contiguous(),  # a few kilobytes; the weights of neighbouring channels are read together
             mixed,
-            first,
-            length,
+            sequences.first,
+            sequences.length,
             hidden.stride(0),
             width,
             room,
@@ -174,9 +172,7 @@ def kernel_gradient(
     gradient: Tensor,
     hidden: Tensor,
     taps: int,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
+    sequences: SequenceRows,
     before: int,
     cut: Tile | None = None,
     most_shares: int = SHARES,
@@ -186,22 +182,22 @@ def kernel_gradient(
     Shape: gradient and hidden (tokens, width), without gaps in the last axis.
     """
     width = hidden.shape[1]
-    if not hidden.numel() or not longest:
+    if not hidden.numel() or not sequences.longest:
         return hidden.new_zeros(width, taps, dtype=torch.float32)
     cut = cut or tile(KERNEL_TILES, _default_sum(hidden, taps), hidden.dtype, width)
-    chunks = triton.cdiv(longest, CHUNK)
-    programs = min(most_shares, len(first) * chunks)
+    chunks = triton.cdiv(sequences.longest, CHUNK)
+    programs = min(most_shares, len(sequences.first) * chunks)
     shares = hidden.new_empty(programs, taps, width, dtype=torch.float32)
     _sum_kernel[(triton.cdiv(width, cut.columns), programs)](
         gradient,
         hidden,
         shares,
-        first,
-        length,
+        sequences.first,
+        sequences.length,
         gradient.stride(0),
         hidden.stride(0),
         width,
-        len(first),
+        len(sequences.first),
         chunks,
         TAPS=taps,
         TAP_SLOTS=triton.next_power_of_2(taps),

@@ -1,7 +1,5 @@
 """Convolutions by kernels of their own: what moves is what comes in and what goes out, once each."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -9,7 +7,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops import kernel_support as support
 from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs, reach
 from bertsmith.ops.dropout import fresh_seed
-from bertsmith.ops.kernel_support import Spans, as_laid, by_row
+from bertsmith.ops.kernel_support import SequenceRows, as_laid, by_row
 
 MOST_TAPS = 31
 """The kernels are written out tap by tap when they are compiled; with more of them registers run out."""
@@ -43,7 +41,7 @@ def depthwise(inputs: DepthwiseInputs) -> Tensor:
     before, _ = reach(inputs.kernel.shape[-1], inputs.is_causal)
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    mixed = _depthwise(hidden, inputs.kernel, spans.first, spans.length, spans.longest, room, before, dtype)
+    mixed: Tensor = _depthwise(hidden, inputs.kernel, spans.first, spans.length, spans.longest, room, before, dtype)
     return as_laid(mixed, inputs.layout)
 
 
@@ -79,14 +77,14 @@ def _parts(inputs: DepthwiseInputs | LightConvInputs) -> tuple[Tensor, Tensor]:
     return inputs.value, inputs.scores
 
 
-def _places(inputs: DepthwiseInputs | LightConvInputs, device: torch.device) -> tuple[Spans, int]:
+def _places(inputs: DepthwiseInputs | LightConvInputs, device: torch.device) -> tuple[SequenceRows, int]:
     """Where sequences lie, and how many rows each has at least: those beyond its tokens are written as zeros."""
     layout = inputs.layout
     if layout.is_packed:
-        return Spans.of(layout, device), 0
+        return SequenceRows.of(layout, device), 0
     if inputs.legacy_padding:
         layout = SequenceLayout.full(layout.batch, layout.longest)  # pads are as good as tokens
-    return Spans.of(layout, device), layout.longest
+    return SequenceRows.of(layout, device), layout.longest
 
 
 def _gapless(tensor: Tensor) -> Tensor:
@@ -94,8 +92,7 @@ def _gapless(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-@torch.library.custom_op("bertsmith::light_conv", mutates_args=())
-def _light_conv(
+def _light_conv_forward(
     value: Tensor,
     scores: Tensor,
     first: Tensor,
@@ -107,58 +104,53 @@ def _light_conv(
     dropout: float,
     is_shared: bool,
 ) -> tuple[Tensor, Tensor]:
-    from bertsmith.ops.conv import light_kernels as light
+    from bertsmith.ops.conv import light_kernels
 
-    return light.forward(value, scores, first, length, seed, longest, room, before, dropout, is_shared)
+    rows = SequenceRows(first, length, longest)
+    return light_kernels.forward(value, scores, rows, seed, room, before, dropout, is_shared)
 
 
-@_light_conv.register_fake
-def _(value: Tensor, scores: Tensor, *places: Any) -> tuple[Tensor, Tensor]:
+def _light_conv_backward(
+    gradient: Tensor,
+    normaliser: Tensor,
+    value: Tensor,
+    scores: Tensor,
+    first: Tensor,
+    length: Tensor,
+    seed: Tensor | None,
+    longest: int,
+    room: int,
+    before: int,
+    dropout: float,
+    is_shared: bool,
+) -> tuple[Tensor, Tensor]:
+    from bertsmith.ops.conv import light_kernels
+
+    settings = (SequenceRows(first, length, longest), seed, room, before, dropout, is_shared)
+    return light_kernels.backward(_gapless(gradient), value, scores, normaliser, *settings)
+
+
+def _fake_light_conv(value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return value.new_empty(value.shape), value.new_empty(value.shape[:2], dtype=torch.float32)
 
 
-@torch.library.custom_op("bertsmith::light_conv_backward", mutates_args=())
-def _light_conv_backward(
-    gradient: Tensor,
-    value: Tensor,
-    scores: Tensor,
-    normaliser: Tensor,
-    first: Tensor,
-    length: Tensor,
-    seed: Tensor | None,
-    longest: int,
-    room: int,
-    before: int,
-    dropout: float,
-    is_shared: bool,
+def _fake_light_conv_gradients(
+    gradient: Tensor, normaliser: Tensor, value: Tensor, scores: Tensor, *_: object
 ) -> tuple[Tensor, Tensor]:
-    from bertsmith.ops.conv import light_kernels as light
-
-    places = (first, length, seed, longest, room, before, dropout, is_shared)
-    return light.backward(_gapless(gradient), value, scores, normaliser, *places)
-
-
-@_light_conv_backward.register_fake
-def _(gradient: Tensor, value: Tensor, scores: Tensor, *places: Any) -> tuple[Tensor, Tensor]:
     return value.new_empty(value.shape), scores.new_empty(scores.shape)
 
 
-def _keep_light_conv(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    value, scores, first, length, seed, *ctx.numbers = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(value, scores, output[1], first, length, seed)
+_light_conv = support.register_op(
+    "light_conv",
+    forward=_light_conv_forward,
+    fake_forward=_fake_light_conv,
+    backward=_light_conv_backward,
+    fake_backward=_fake_light_conv_gradients,
+    saves_result=False,
+)
 
 
-def _light_conv_gradients(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = _light_conv_backward(gradient, *ctx.saved_tensors, *ctx.numbers)
-    return *gradients, *[None] * (3 + len(ctx.numbers))
-
-
-_light_conv.register_autograd(_light_conv_gradients, setup_context=_keep_light_conv)
-
-
-@torch.library.custom_op("bertsmith::depthwise", mutates_args=())
-def _depthwise(
+def _depthwise_forward(
     hidden: Tensor,
     kernel: Tensor,
     first: Tensor,
@@ -170,11 +162,29 @@ def _depthwise(
 ) -> Tensor:
     from bertsmith.ops.conv.depthwise_kernels import convolve
 
-    return convolve(hidden, kernel, first, length, longest, room, before, dtype)
+    return convolve(hidden, kernel, SequenceRows(first, length, longest), room, before, dtype)
 
 
-@_depthwise.register_fake
-def _(
+def _depthwise_backward(
+    gradient: Tensor,
+    hidden: Tensor,
+    kernel: Tensor,
+    first: Tensor,
+    length: Tensor,
+    longest: int,
+    room: int,
+    before: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    from bertsmith.ops.conv.depthwise_kernels import convolve, kernel_gradient
+
+    gradient, rows = _gapless(gradient), SequenceRows(first, length, longest)
+    turned = convolve(gradient, kernel, rows, room, before, hidden.dtype, is_turned=True)
+    summed = kernel_gradient(gradient, hidden, kernel.shape[1], rows, before)
+    return turned, summed.to(kernel.dtype).contiguous()
+
+
+def _fake_depthwise(
     hidden: Tensor,
     kernel: Tensor,
     first: Tensor,
@@ -187,38 +197,15 @@ def _(
     return hidden.new_empty(hidden.shape, dtype=dtype)
 
 
-@torch.library.custom_op("bertsmith::depthwise_backward", mutates_args=())
-def _depthwise_backward(
-    gradient: Tensor,
-    hidden: Tensor,
-    kernel: Tensor,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
-    room: int,
-    before: int,
-) -> tuple[Tensor, Tensor]:
-    from bertsmith.ops.conv.depthwise_kernels import convolve, kernel_gradient
-
-    gradient = _gapless(gradient)
-    turned = convolve(gradient, kernel, first, length, longest, room, before, hidden.dtype, is_turned=True)
-    summed = kernel_gradient(gradient, hidden, kernel.shape[1], first, length, longest, before)
-    return turned, summed.to(kernel.dtype).contiguous()
-
-
-@_depthwise_backward.register_fake
-def _(gradient: Tensor, hidden: Tensor, kernel: Tensor, *places: Any) -> tuple[Tensor, Tensor]:
+def _fake_depthwise_gradients(gradient: Tensor, hidden: Tensor, kernel: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return hidden.new_empty(hidden.shape), kernel.new_empty(kernel.shape)
 
 
-def _keep_depthwise(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.longest, ctx.room, ctx.before, _ = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _depthwise_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = _depthwise_backward(gradient, *ctx.saved_tensors, ctx.longest, ctx.room, ctx.before)
-    return *gradients, *[None] * 6
-
-
-_depthwise.register_autograd(_depthwise_gradients, setup_context=_keep_depthwise)
+_depthwise = support.register_op(
+    "depthwise",
+    forward=_depthwise_forward,
+    fake_forward=_fake_depthwise,
+    backward=_depthwise_backward,
+    fake_backward=_fake_depthwise_gradients,
+    saves_result=False,
+)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bertsmith.ops.kernel_dropout import is_kept
-from bertsmith.ops.kernel_support import Tile, Tiles, tile
+from bertsmith.ops.kernel_support import SequenceRows, Tile, Tiles, tile
 
 FORWARD_TILES: Tiles = {(2, 64): Tile(rows=8, columns=64, warps=1)}
 BACKWARD_TILES: Tiles = {(2, 64): Tile(rows=16, columns=64)}
@@ -203,10 +203,8 @@ def _backward(
 def forward(
     value: Tensor,
     scores: Tensor,
-    first: Tensor,
-    length: Tensor,
+    sequences: SequenceRows,
     seed: Tensor | None,
-    longest: int,
     room: int,
     before: int,
     dropout: float,
@@ -215,7 +213,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """The convolved values, (tokens, heads, head_width), and the normalisers, (tokens, heads), float32.
 
-    Sequences fill at least `room` rows, `longest` at most. The shared kernels of `is_shared` are dropped alike
+    Sequences fill at least `room` rows, `sequences.longest` at most. Shared kernels (`is_shared`) drop the same taps
     everywhere; `cut` is a tile to try instead of the tuned one.
     Shape: value (tokens, heads, head_width), scores (tokens, heads, taps), last axes without gaps.
     """
@@ -223,16 +221,16 @@ def forward(
     normaliser = value.new_empty(value.shape[:2], dtype=torch.float32)
     heads, width = value.shape[1:]
     taps = scores.shape[-1]
-    if value.numel() and longest:
+    if value.numel() and sequences.longest:
         cut = cut or tile(FORWARD_TILES, _default(value, taps), value.dtype, width)
-        _forward[(heads, triton.cdiv(longest, cut.rows), len(first))](
+        _forward[(heads, triton.cdiv(sequences.longest, cut.rows), len(sequences.first))](
             value,
             scores,
             mixed,
             normaliser,
-            first,
-            length,
-            first if seed is None else seed,
+            sequences.first,
+            sequences.length,
+            sequences.first if seed is None else seed,
             *value.stride()[:2],
             *scores.stride()[:2],
             heads,
@@ -248,10 +246,8 @@ def backward(
     value: Tensor,
     scores: Tensor,
     normaliser: Tensor,
-    first: Tensor,
-    length: Tensor,
+    sequences: SequenceRows,
     seed: Tensor | None,
-    longest: int,
     room: int,
     before: int,
     dropout: float,
@@ -263,18 +259,18 @@ def backward(
     scores_gradient = scores.new_empty(scores.shape)
     heads, width = value.shape[1:]
     taps = scores.shape[-1]
-    if value.numel() and longest:
+    if value.numel() and sequences.longest:
         cut = cut or tile(BACKWARD_TILES, _default(value, taps), value.dtype, width)
-        _backward[(heads, triton.cdiv(longest, cut.rows), len(first))](
+        _backward[(heads, triton.cdiv(sequences.longest, cut.rows), len(sequences.first))](
             gradient,
             value,
             scores,
             normaliser,
             value_gradient,
             scores_gradient,
-            first,
-            length,
-            first if seed is None else seed,
+            sequences.first,
+            sequences.length,
+            sequences.first if seed is None else seed,
             *gradient.stride()[:2],
             *value.stride()[:2],
             *scores.stride()[:2],

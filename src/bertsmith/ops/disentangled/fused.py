@@ -1,14 +1,12 @@
 """Disentangled attention by Triton kernels: packed and padded, both directions of the gradient, dropout inside."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from bertsmith.ops import kernel_support as support
 from bertsmith.ops.disentangled.reference import DisentangledInputs
 from bertsmith.ops.dropout import fresh_seed
-from bertsmith.ops.kernel_support import Spans, as_laid, by_row
+from bertsmith.ops.kernel_support import SequenceRows, as_laid, by_row
 
 HEAD_WIDTHS = (16, 32, 64, 128)
 BAND = 2048  # more columns than the buffer of any relative table in use has
@@ -41,14 +39,14 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
     """The attention output, in the shape and dtype of the query; 0 at pads."""
     query, dtype = by_row(inputs.query, inputs.layout), inputs.query.dtype
     key, value = (by_row(states, inputs.key_layout).to(dtype) for states in (inputs.key, inputs.value))
-    spans = Spans.of(inputs.layout, query.device)
-    key_spans = spans if inputs.key_layout is inputs.layout else Spans.of(inputs.key_layout, query.device)
+    spans = SequenceRows.of(inputs.layout, query.device)
+    key_spans = spans if inputs.key_layout is inputs.layout else SequenceRows.of(inputs.key_layout, query.device)
     tables = [
         None if table is None else _by_head(table.to(dtype)) for table in (inputs.position_key, inputs.position_query)
     ]
     has_positions = inputs.position_key is not None or inputs.position_query is not None
     places = inputs.query_positions if has_positions or inputs.is_causal else None
-    mixed, *_ = _forward(
+    mixed, *_ = _disentangled(
         _by_head(query),
         _by_head(key),
         _by_head(value),
@@ -77,7 +75,6 @@ def _by_head(states: Tensor) -> Tensor:
     return states if is_laid else states.contiguous()
 
 
-@torch.library.custom_op("bertsmith::disentangled", mutates_args=())
 def _forward(
     query: Tensor,
     key: Tensor,
@@ -108,8 +105,7 @@ def _forward(
     return forward(launch)
 
 
-@_forward.register_fake
-def _(
+def _fake_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -138,7 +134,6 @@ def _(
     return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=torch.float32), *kept
 
 
-@torch.library.custom_op("bertsmith::disentangled_backward", mutates_args=())
 def _backward(
     upstream: Tensor,
     mixed: Tensor,
@@ -171,11 +166,10 @@ def _backward(
         query, key, value, position_key, position_query, slots, first, length, key_first, key_length, places, seed,
         longest, key_longest, scale, dropout, is_causal, has_pads,
     )  # fmt: skip
-    return backward(launch, upstream, mixed, log_mass, by_query, by_key)
+    return backward(launch, upstream.contiguous(), mixed, log_mass, by_query, by_key)
 
 
-@_backward.register_fake
-def _(
+def _fake_backward(
     upstream: Tensor,
     mixed: Tensor,
     log_mass: Tensor,
@@ -195,20 +189,6 @@ def _(
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), *tables
 
 
-def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, ctx.numbers = inputs[:12], inputs[12:]
-    ctx.save_for_backward(*output, *tensors)
-    # nothing comes back for what the backward pass alone reads: as zeros that would be as large as all pairs
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, upstream: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    if upstream is None:
-        return (None,) * (12 + len(ctx.numbers))
-    mixed, log_mass, by_query, by_key, *tensors = ctx.saved_tensors
-    found = _backward(upstream.contiguous(), mixed, log_mass, by_query, by_key, *tensors, *ctx.numbers)
-    given = [None if tensor is None else gradient for tensor, gradient in zip(tensors[:5], found, strict=True)]
-    return *given, *[None] * (len(tensors) - 5 + len(ctx.numbers))
-
-
-_forward.register_autograd(_differentiate, setup_context=_set_up)
+_disentangled = support.register_op(
+    "disentangled", forward=_forward, fake_forward=_fake_forward, backward=_backward, fake_backward=_fake_backward
+)

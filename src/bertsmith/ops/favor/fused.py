@@ -4,141 +4,13 @@ In half precision the random matrix is rounded to the precision of the inputs, a
 are features and their sums where a tensor core multiplies them; all sums, exponents and row sums are float32.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from bertsmith.ops import kernel_support as support
 from bertsmith.ops.dispatch import is_exporting
 from bertsmith.ops.favor.reference import FavorInputs
-from bertsmith.ops.kernel_support import Spans, as_laid, by_row
-
-
-@torch.library.custom_op("bertsmith::favor_causal", mutates_args=())
-def favor_causal(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    matrix: Tensor,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
-    has_pads: bool,
-    padded: int,
-    chunk: int,
-    is_exponential: bool,
-    norm: float,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(mixed, by_row, query_level, own, level, level_before, mean, size, size_after), as the kernels name them."""
-    from bertsmith.ops.favor.kernels.causal import read, states
-    from bertsmith.ops.favor.kernels.features import Curve
-
-    curve = Curve(is_exponential, norm, epsilon)
-    mean, size, size_after, own, level, level_before = states(
-        key, value, matrix, first, length, longest, curve, padded, chunk
-    )
-    mixed, by_row, query_level = read(
-        query, key, value, matrix, first, length, longest,
-        mean, size, own, level, level_before, curve, has_pads, chunk,
-    )  # fmt: skip
-    return mixed, by_row, query_level, own, level, level_before, mean, size, size_after
-
-
-@favor_causal.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    matrix: Tensor,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
-    has_pads: bool,
-    padded: int,
-    chunk: int,
-    *rest: Any,
-) -> tuple[Tensor, ...]:
-    (tokens, heads, width), slots = query.shape, query.shape[0] // chunk + first.shape[0]
-    return (
-        query.new_empty(tokens, heads, width),
-        *(query.new_empty(tokens, heads, dtype=torch.float32) for _ in range(4)),
-        query.new_empty(slots, heads, dtype=torch.float32),
-        query.new_empty(slots, heads, padded, width),
-        *(query.new_empty(slots, heads, padded, dtype=torch.float32) for _ in range(2)),
-    )
-
-
-@torch.library.custom_op("bertsmith::favor_causal_backward", mutates_args=())
-def _favor_causal_backward(
-    upstream: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    matrix: Tensor,
-    first: Tensor,
-    length: Tensor,
-    mixed: Tensor,
-    by_row: Tensor,
-    query_level: Tensor,
-    own: Tensor,
-    level: Tensor,
-    level_before: Tensor,
-    mean: Tensor,
-    size: Tensor,
-    size_after: Tensor,
-    longest: int,
-    has_pads: bool,
-    padded: int,
-    chunk: int,
-    is_exponential: bool,
-    norm: float,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value."""
-    from bertsmith.ops.favor.kernels.causal_backward import key_gradient, query_gradient, sums_after
-    from bertsmith.ops.favor.kernels.features import Curve
-
-    curve = Curve(is_exponential, norm, epsilon)
-    upstream = upstream.to(query.dtype)
-    upstream = upstream if upstream.stride(-1) == 1 else upstream.contiguous()
-    by_query, by_total = query_gradient(
-        query, key, value, upstream, mixed, matrix, first, length, longest,
-        mean, size, own, level, by_row, query_level, curve, has_pads, chunk,
-    )  # fmt: skip
-    later, later_along = sums_after(
-        query, upstream, matrix, first, length, longest,
-        size, size_after, level_before, by_row, query_level, by_total, curve, chunk,
-    )  # fmt: skip
-    by_key, by_value = key_gradient(
-        query, key, value, upstream, matrix, first, length, longest,
-        size_after, later, later_along, own, level, by_row, query_level, by_total, curve, has_pads, chunk,
-    )  # fmt: skip
-    return by_query, by_key, by_value
-
-
-@_favor_causal_backward.register_fake
-def _(upstream: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    by_query, by_key, by_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
-    return by_query, by_key, by_value
-
-
-def _keep_causal(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:6], *output)
-    ctx.numbers = inputs[6:]
-    # nothing comes back for what the backward pass alone reads
-    ctx.set_materialize_grads(False)
-
-
-def _causal_gradients(ctx: Any, upstream: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    if upstream is None:
-        return (None,) * 13
-    return *_favor_causal_backward(upstream, *ctx.saved_tensors, *ctx.numbers), *(None,) * 10
-
-
-favor_causal.register_autograd(_causal_gradients, setup_context=_keep_causal)
-
+from bertsmith.ops.kernel_support import SequenceRows, as_laid, by_row
 
 _HEAD_WIDTHS = (16, 32, 64, 128)
 _MOST_FEATURES = 512
@@ -171,8 +43,8 @@ def favor(inputs: FavorInputs) -> Tensor:
     layout, key_layout, feature_map = inputs.layout, inputs.key_layout, inputs.features.map
     query = _rows(by_row(inputs.query, layout), inputs.query.dtype)
     key, value = (_rows(by_row(tensor, key_layout), query.dtype) for tensor in (inputs.key, inputs.value))
-    spans = Spans.of(layout, query.device)
-    key_spans = spans if key_layout is layout else Spans.of(key_layout, query.device)
+    rows = SequenceRows.of(layout, query.device)
+    key_rows = rows if key_layout is layout else SequenceRows.of(key_layout, query.device)
     # head_width^(-1/4) of the queries and keys is in the matrix, so that they are read as they are
     matrix = inputs.features.rows(query.new_empty(0, query.shape[-1], dtype=torch.float32)) * query.shape[-1] ** -0.25
     matrix = matrix.to(query.dtype).contiguous()
@@ -180,9 +52,8 @@ def favor(inputs: FavorInputs) -> Tensor:
     if inputs.is_causal:
         # the kernels have chunks of their own: `chunk` changes no number beyond rounding
         sizes = (padded(matrix.shape[0]), _CHUNK)
-        has_pads = layout.is_token is not None
-        mixed = favor_causal(
-            query, key, value, matrix, spans.first, spans.length, spans.longest, has_pads, *sizes, *curve
+        mixed = _favor_causal(
+            query, key, value, matrix, rows.first, rows.length, rows.longest, rows.has_padding, *sizes, *curve
         )[0]
         return as_laid(mixed.to(inputs.value.dtype), layout)
     mixed = _favor(
@@ -190,14 +61,14 @@ def favor(inputs: FavorInputs) -> Tensor:
         key,
         value,
         matrix,
-        spans.first,
-        spans.length,
-        key_spans.first,
-        key_spans.length,
-        spans.longest,
-        key_spans.longest,
-        layout.is_token is not None,
-        key_layout.is_token is not None,
+        rows.first,
+        rows.length,
+        key_rows.first,
+        key_rows.length,
+        rows.longest,
+        key_rows.longest,
+        rows.has_padding,
+        key_rows.has_padding,
         *curve,
     )[0]
     return as_laid(mixed.to(inputs.value.dtype), layout)
@@ -216,8 +87,7 @@ def padded(features: int) -> int:
     return -(-features // 128) * 128
 
 
-@torch.library.custom_op("bertsmith::favor", mutates_args=())
-def _favor(
+def _forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -234,36 +104,39 @@ def _favor(
     norm: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(mixed, by_row, epsilon_share, mean, bias, shift, reach), as the kernels name them."""
+    """Return the fields of `Reading` and of `KeyMemory`."""
     from bertsmith.ops.favor.kernels.features import Curve
-    from bertsmith.ops.favor.kernels.memory import remembered
+    from bertsmith.ops.favor.kernels.memory import remember
     from bertsmith.ops.favor.kernels.reading import read
 
-    curve = Curve(is_exponential, norm, epsilon)
-    mean, bias, shift, reach = remembered(
-        key, value, matrix, key_first, key_length, key_longest, curve, padded(matrix.shape[0])
-    )
-    mixed, rows, share = read(query, matrix, first, length, longest, mean, bias, reach, curve, has_pads)
-    return mixed, rows, share, mean, bias, shift, reach
+    curve, key_rows = Curve(is_exponential, norm, epsilon), SequenceRows(key_first, key_length, key_longest)
+    memory = remember(key, value, matrix, key_rows, curve, padded(matrix.shape[0]))
+    return *read(query, matrix, SequenceRows(first, length, longest, has_pads), memory, curve), *memory
 
 
-@_favor.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, matrix: Tensor, first: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _fake_forward(
+    query: Tensor, key: Tensor, value: Tensor, matrix: Tensor, first: Tensor, *_: object
+) -> tuple[Tensor, ...]:
     (tokens, heads, width), batch = query.shape, first.shape[0]
     features = padded(matrix.shape[0])
-    by_feature = (query.new_empty(batch, heads, features, dtype=torch.float32) for _ in range(2))
     return (
         query.new_empty(tokens, heads, width),
         *(query.new_empty(tokens, heads, dtype=torch.float32) for _ in range(2)),
         query.new_empty(batch, heads, features, width),
-        *by_feature,
+        *(query.new_empty(batch, heads, features, dtype=torch.float32) for _ in range(2)),
         query.new_empty(batch, heads, width + 1, dtype=torch.float32),
     )
 
 
-@torch.library.custom_op("bertsmith::favor_backward", mutates_args=())
-def _favor_backward(
+def _backward(
     upstream: Tensor,
+    mixed: Tensor,
+    by_row: Tensor,
+    epsilon_share: Tensor,
+    mean: Tensor,
+    bias: Tensor,
+    shift: Tensor,
+    reach: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -272,13 +145,6 @@ def _favor_backward(
     length: Tensor,
     key_first: Tensor,
     key_length: Tensor,
-    mixed: Tensor,
-    rows: Tensor,
-    share: Tensor,
-    mean: Tensor,
-    bias: Tensor,
-    shift: Tensor,
-    reach: Tensor,
     longest: int,
     key_longest: int,
     has_pads: bool,
@@ -287,42 +153,157 @@ def _favor_backward(
     norm: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value."""
+    """Return the gradients of query, key and value."""
     from bertsmith.ops.favor.kernels.features import Curve
-    from bertsmith.ops.favor.kernels.memory_backward import key_gradient, summed
-    from bertsmith.ops.favor.kernels.reading import query_gradient
+    from bertsmith.ops.favor.kernels.memory import KeyMemory
+    from bertsmith.ops.favor.kernels.memory_backward import key_gradient, sum_queries
+    from bertsmith.ops.favor.kernels.reading import Reading, query_gradient
 
-    curve = Curve(is_exponential, norm, epsilon)
-    upstream = _rows(upstream, query.dtype)
+    curve, upstream = Curve(is_exponential, norm, epsilon), _rows(upstream, query.dtype)
+    memory, reading = KeyMemory(mean, bias, shift, reach), Reading(mixed, by_row, epsilon_share)
+    rows = SequenceRows(first, length, longest, has_pads)
+    key_rows = SequenceRows(key_first, key_length, key_longest, key_has_pads)
+    by_query, by_total = query_gradient(query, upstream, matrix, rows, memory, reading, curve)
+    sums = sum_queries(query, upstream, matrix, rows, key_length, memory, reading, by_total, curve)
+    by_key, by_value = key_gradient(key, value, matrix, key_rows, shift, sums, curve)
+    return by_query, by_key, by_value
+
+
+def _fake_backward(
+    upstream: Tensor,
+    mixed: Tensor,
+    by_row: Tensor,
+    epsilon_share: Tensor,
+    mean: Tensor,
+    bias: Tensor,
+    shift: Tensor,
+    reach: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *_: object,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+_favor = support.register_op(
+    "favor", forward=_forward, fake_forward=_fake_forward, backward=_backward, fake_backward=_fake_backward
+)
+
+
+def _causal_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    matrix: Tensor,
+    first: Tensor,
+    length: Tensor,
+    longest: int,
+    has_pads: bool,
+    padded: int,
+    chunk: int,
+    is_exponential: bool,
+    norm: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return mixed, by_row, query_level and the fields of `ChunkStates`."""
+    from bertsmith.ops.favor.kernels.causal import chunk_states, read
+    from bertsmith.ops.favor.kernels.features import Curve
+
+    curve, rows = Curve(is_exponential, norm, epsilon), SequenceRows(first, length, longest, has_pads)
+    states = chunk_states(key, value, matrix, rows, curve, padded, chunk)
+    return *read(query, key, value, matrix, rows, states, curve, chunk), *states
+
+
+def _fake_causal_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    matrix: Tensor,
+    first: Tensor,
+    length: Tensor,
+    longest: int,
+    has_pads: bool,
+    padded: int,
+    chunk: int,
+    *_: object,
+) -> tuple[Tensor, ...]:
+    (tokens, heads, width), slots = query.shape, query.shape[0] // chunk + first.shape[0]
+    return (
+        query.new_empty(tokens, heads, width),
+        *(query.new_empty(tokens, heads, dtype=torch.float32) for _ in range(2)),
+        query.new_empty(slots, heads, padded, width),
+        *(query.new_empty(slots, heads, padded, dtype=torch.float32) for _ in range(2)),
+        *(query.new_empty(tokens, heads, dtype=torch.float32) for _ in range(2)),
+        query.new_empty(slots, heads, dtype=torch.float32),
+    )
+
+
+def _causal_backward(
+    upstream: Tensor,
+    mixed: Tensor,
+    by_row: Tensor,
+    query_level: Tensor,
+    mean: Tensor,
+    size: Tensor,
+    size_after: Tensor,
+    own: Tensor,
+    level: Tensor,
+    level_before: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    matrix: Tensor,
+    first: Tensor,
+    length: Tensor,
+    longest: int,
+    has_pads: bool,
+    padded: int,
+    chunk: int,
+    is_exponential: bool,
+    norm: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value."""
+    from bertsmith.ops.favor.kernels.causal import ChunkStates
+    from bertsmith.ops.favor.kernels.causal_backward import key_gradient, query_gradient, sums_after
+    from bertsmith.ops.favor.kernels.features import Curve
+
+    curve, rows = Curve(is_exponential, norm, epsilon), SequenceRows(first, length, longest, has_pads)
+    states, upstream = ChunkStates(mean, size, size_after, own, level, level_before), _rows(upstream, query.dtype)
     by_query, by_total = query_gradient(
-        query, upstream, matrix, first, length, longest, mean, bias, reach, mixed, rows, share, curve, has_pads
+        query, key, value, upstream, mixed, matrix, rows, states, by_row, query_level, curve, chunk
     )
-    sums, along, floor = summed(
-        query, upstream, matrix, first, length, longest, key_length, bias, shift, rows, share, by_total, curve
-    )
+    later = sums_after(query, upstream, matrix, rows, states, by_row, query_level, by_total, curve, chunk)
     by_key, by_value = key_gradient(
-        key, value, matrix, key_first, key_length, key_longest, shift, sums, along, floor, curve, key_has_pads
+        query, key, value, upstream, matrix, rows, states, *later, by_row, query_level, by_total, curve, chunk
     )
     return by_query, by_key, by_value
 
 
-@_favor_backward.register_fake
-def _(upstream: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    by_query, by_key, by_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
-    return by_query, by_key, by_value
+def _fake_causal_backward(
+    upstream: Tensor,
+    mixed: Tensor,
+    by_row: Tensor,
+    query_level: Tensor,
+    mean: Tensor,
+    size: Tensor,
+    size_after: Tensor,
+    own: Tensor,
+    level: Tensor,
+    level_before: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *_: object,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:8], *output)
-    ctx.numbers = inputs[8:]
-    # nothing comes back for what the backward pass alone reads
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(ctx: Any, upstream: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    if upstream is None:
-        return (None,) * 15
-    return *_favor_backward(upstream, *ctx.saved_tensors, *ctx.numbers), *(None,) * 12
-
-
-_favor.register_autograd(_gradients, setup_context=_keep)
+_favor_causal = support.register_op(
+    "favor_causal",
+    forward=_causal_forward,
+    fake_forward=_fake_causal_forward,
+    backward=_causal_backward,
+    fake_backward=_fake_causal_backward,
+)

@@ -4,13 +4,15 @@ Within a chunk a query has the features φ̂_q + ε, over exp(its level), and a 
 own largest exponent and the largest so far: products of φ̂ are a matrix product, and what ε adds are products of sums.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from bertsmith.ops.favor.kernels.features import LOG2_E, NONE, Curve, fitting, matrix_of, product, rows_of, squares
-from bertsmith.ops.kernel_support import Tile
+from bertsmith.ops.kernel_support import SequenceRows, Tile
 
 
 def chunk_tile(states: Tensor, chunk: int) -> Tile:
@@ -149,23 +151,33 @@ def _carry(
         tl.store(after_size + at, size)
 
 
-def states(
-    key: Tensor,
-    value: Tensor,
-    matrix: Tensor,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
-    curve: Curve,
-    padded: int,
-    chunk: int,
-    asked: Tile | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(mean, size, size_after, own, level, level_before): states before each chunk, and levels of keys and chunks.
+class ChunkStates(NamedTuple):
+    """Sums over the keys and values before each chunk, and levels of keys and chunks.
 
     Shape: mean (slots, heads, padded, head_width), size, size_after (slots, heads, padded), own, level (tokens, heads),
     level_before (slots, heads).
     """
+
+    mean: Tensor
+    size: Tensor
+    size_after: Tensor
+    own: Tensor
+    level: Tensor
+    level_before: Tensor
+
+
+def chunk_states(
+    key: Tensor,
+    value: Tensor,
+    matrix: Tensor,
+    sequences: SequenceRows,
+    curve: Curve,
+    padded: int,
+    chunk: int,
+    asked: Tile | None = None,
+) -> ChunkStates:
+    """Sum up the keys and values before each chunk."""
+    first, length, longest = sequences.first, sequences.length, sequences.longest
     (tokens, heads, width), batch = key.shape, first.shape[0]
     slots = tokens // chunk + batch
     tile = fitting(asked or chunk_tile(key, chunk), padded)
@@ -194,7 +206,7 @@ def states(
             means, sizes, first, length, before, before_size, after_size, heads,
             IS_EXPONENTIAL=curve.is_exponential, PADDED=padded, WIDTH=width, CHUNK=chunk, FEATURES=16, num_warps=2,
         )  # fmt: skip
-    return before, before_size, after_size, own, level, level_before
+    return ChunkStates(before, before_size, after_size, own, level, level_before)
 
 
 @triton.jit
@@ -299,27 +311,21 @@ def read(
     key: Tensor,
     value: Tensor,
     matrix: Tensor,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
-    mean: Tensor,
-    size: Tensor,
-    own: Tensor,
-    level: Tensor,
-    level_before: Tensor,
+    sequences: SequenceRows,
+    states: ChunkStates,
     curve: Curve,
-    has_pads: bool,
     chunk: int,
     asked: Tile | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(mixed, by_row, query_level): the output, the logarithm of every row's sum, and of every query's largest feature.
 
-    Shape: query, mixed (tokens, heads, head_width), by_row, query_level (tokens, heads); others as in `causal_states`.
+    Shape: query, mixed (tokens, heads, head_width), by_row, query_level (tokens, heads).
     """
+    first, length, longest = sequences.first, sequences.length, sequences.longest
+    mean, size, _, own, level, level_before = states
     (tokens, heads, width), padded = query.shape, mean.shape[2]
-    new = query.new_zeros if has_pads else query.new_empty
-    mixed = new(tokens, heads, width)
-    by_row, query_level = (new(tokens, heads, dtype=torch.float32) for _ in range(2))
+    mixed = sequences.empty(query, tokens, heads, width)
+    by_row, query_level = (sequences.empty(query, tokens, heads, dtype=torch.float32) for _ in range(2))
     tile = fitting(asked or chunk_tile(query, chunk), padded)
     if tokens * heads * longest:
         _read[(triton.cdiv(longest, chunk), heads, first.shape[0])](

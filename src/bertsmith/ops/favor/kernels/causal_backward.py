@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.ops.favor.kernels.causal import chunk_tile, slot_of
+from bertsmith.ops.favor.kernels.causal import ChunkStates, chunk_tile, slot_of
 from bertsmith.ops.favor.kernels.features import (
     NONE,
     Curve,
@@ -22,7 +22,7 @@ from bertsmith.ops.favor.kernels.features import (
     squares,
     weight,
 )
-from bertsmith.ops.kernel_support import Tile
+from bertsmith.ops.kernel_support import SequenceRows, Tile
 
 
 @triton.jit
@@ -109,12 +109,8 @@ def sums_after(
     query: Tensor,
     upstream: Tensor,
     matrix: Tensor,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
-    size: Tensor,
-    size_after: Tensor,
-    level_before: Tensor,
+    sequences: SequenceRows,
+    states: ChunkStates,
     by_row: Tensor,
     query_level: Tensor,
     by_total: Tensor,
@@ -126,6 +122,8 @@ def sums_after(
 
     Shape: (slots, heads, padded, head_width), and (slots, heads, padded).
     """
+    first, length, longest = sequences.first, sequences.length, sequences.longest
+    size, size_after, level_before = states.size, states.size_after, states.level_before
     (tokens, heads, width), (slots, _, padded) = query.shape, size.shape
     tile = fitting(asked or chunk_tile(query, chunk), padded)
     sums, later = (query.new_empty(slots, heads, padded, width) for _ in range(2))
@@ -322,25 +320,20 @@ def query_gradient(
     upstream: Tensor,
     mixed: Tensor,
     matrix: Tensor,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
-    mean: Tensor,
-    size: Tensor,
-    own: Tensor,
-    level: Tensor,
+    sequences: SequenceRows,
+    states: ChunkStates,
     by_row: Tensor,
     query_level: Tensor,
     curve: Curve,
-    has_pads: bool,
     chunk: int,
     asked: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the queries, and the product of each row of the output with its own gradient: (tokens, heads)."""
+    first, length, longest = sequences.first, sequences.length, sequences.longest
+    mean, size, _, own, level, _ = states
     (tokens, heads, width), padded = query.shape, mean.shape[2]
-    new = query.new_zeros if has_pads else query.new_empty
-    by_query = new(tokens, heads, width)
-    by_total = new(tokens, heads, dtype=torch.float32)
+    by_query = sequences.empty(query, tokens, heads, width)
+    by_total = sequences.empty(query, tokens, heads, dtype=torch.float32)
     tile = fitting(asked or chunk_tile(query, chunk), padded)
     if tokens * heads * longest:
         _query_gradient[(triton.cdiv(longest, chunk), heads, first.shape[0])](
@@ -362,26 +355,22 @@ def key_gradient(
     value: Tensor,
     upstream: Tensor,
     matrix: Tensor,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
-    size_after: Tensor,
+    sequences: SequenceRows,
+    states: ChunkStates,
     later: Tensor,
     later_along: Tensor,
-    own: Tensor,
-    level: Tensor,
     by_row: Tensor,
     query_level: Tensor,
     by_total: Tensor,
     curve: Curve,
-    has_pads: bool,
     chunk: int,
     asked: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of keys and values, (tokens, heads, head_width)."""
+    first, length, longest = sequences.first, sequences.length, sequences.longest
+    size_after, own, level = states.size_after, states.own, states.level
     (tokens, heads, width), padded = key.shape, size_after.shape[2]
-    new = key.new_zeros if has_pads else key.new_empty
-    by_key, by_value = (new(tokens, heads, width) for _ in range(2))
+    by_key, by_value = (sequences.empty(key, tokens, heads, width) for _ in range(2))
     tile = fitting(asked or chunk_tile(key, chunk), padded)
     if tokens * heads * longest:
         _key_gradient[(triton.cdiv(longest, chunk), heads, first.shape[0])](

@@ -8,6 +8,8 @@ One program goes over a split of the keys for a block of features, as flash atte
 saw all of both, it also finishes; else partial sums are joined in a fixed order by a second kernel.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +26,7 @@ from bertsmith.ops.favor.kernels.features import (
     rows_of,
     squares,
 )
-from bertsmith.ops.kernel_support import Tile
+from bertsmith.ops.kernel_support import SequenceRows, Tile
 
 
 @triton.jit
@@ -170,22 +172,33 @@ def _join(
         tl.store(reach + place * (WIDTH + 1) + WIDTH, ones)
 
 
-def remembered(
+class KeyMemory(NamedTuple):
+    """The sums over keys and values that queries read.
+
+    Shape: mean (batch, heads, padded, head_width), bias, shift (batch, heads, padded), reach (batch, heads,
+    head_width + 1).
+    """
+
+    mean: Tensor
+    bias: Tensor
+    shift: Tensor
+    reach: Tensor
+
+
+def remember(
     key: Tensor,
     value: Tensor,
     matrix: Tensor,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
+    sequences: SequenceRows,
     curve: Curve,
     padded: int,
     asked: Tile | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(mean, bias, shift, reach) of the keys and values of every sequence and head.
+) -> KeyMemory:
+    """Sum up the keys and values of every sequence and head.
 
-    Shape: key, value (tokens, heads, head_width), matrix (features, head_width), first, length (batch,); mean (batch,
-    heads, padded, head_width), bias, shift (batch, heads, padded), reach (batch, heads, head_width + 1).
+    Shape: key, value (tokens, heads, head_width), matrix (features, head_width).
     """
+    first, length, longest = sequences.first, sequences.length, sequences.longest
     batch, (heads, width) = first.shape[0], key.shape[1:]
     cut = Splits.of(key, batch * heads, longest, padded, asked)
     mean = key.new_empty(batch, heads, padded, width)
@@ -196,7 +209,7 @@ def remembered(
     level, total = (key.new_empty(batch, heads, parts, padded, dtype=torch.float32) for _ in range(2))
     values = key.new_empty(batch, heads, parts, width, dtype=torch.float32)
     if batch * heads == 0:
-        return mean, bias, shift, reach
+        return KeyMemory(mean, bias, shift, reach)
     _gather[(heads, batch * cut.count, cut.blocks)](
         key, value, matrix, first, length,
         mean, bias, shift, reach, sums, level, total, values,
@@ -213,4 +226,4 @@ def remembered(
             IS_EXPONENTIAL=curve.is_exponential,
             PADDED=padded, WIDTH=width, ALL=triton.next_power_of_2(padded), COLUMNS=16,
         )  # fmt: skip
-    return mean, bias, shift, reach
+    return KeyMemory(mean, bias, shift, reach)

@@ -6,6 +6,8 @@ With P_qm the weight of feature m in query q, and δ_q the product of the output
     by value_k = Σ_m φ_km / sum_m · T_m,  by exponent_km = bare feature / sum_m · (T_m · value_k − t_m)
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +26,9 @@ from bertsmith.ops.favor.kernels.features import (
     squares,
     weight,
 )
-from bertsmith.ops.kernel_support import Tile, Tiles, tile
+from bertsmith.ops.favor.kernels.memory import KeyMemory
+from bertsmith.ops.favor.kernels.reading import Reading
+from bertsmith.ops.kernel_support import SequenceRows, Tile, Tiles, tile
 
 _TUNED: Tiles = {
     **{(2, width): Tile(64, 32, warps=4, stages=3) for width in (16, 32, 64)},
@@ -200,26 +204,32 @@ def _key_gradient(
     tl.store(by_value + places, by_values.to(by_value.dtype.element_ty), mask=is_row[:, None])
 
 
-def summed(
+class QuerySums(NamedTuple):
+    """T, t and floor of every sequence and head; floor is what every value gets through ε.
+
+    Shape: sums (batch, heads, padded, head_width), along (batch, heads, padded), floor (batch, heads, head_width).
+    """
+
+    sums: Tensor
+    along: Tensor
+    floor: Tensor
+
+
+def sum_queries(
     query: Tensor,
     upstream: Tensor,
     matrix: Tensor,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
+    sequences: SequenceRows,
     key_length: Tensor,
-    bias: Tensor,
-    shift: Tensor,
-    by_row: Tensor,
-    epsilon_share: Tensor,
+    memory: KeyMemory,
+    reading: Reading,
     by_total: Tensor,
     curve: Curve,
     asked: Tile | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(T, t, floor) of every sequence and head; floor is what every value gets through ε.
-
-    Shape: T (batch, heads, padded, head_width), t (batch, heads, padded), floor (batch, heads, head_width).
-    """
+) -> QuerySums:
+    """Sum up the gradients of the output over the queries of every sequence and head."""
+    first, length, longest = sequences.first, sequences.length, sequences.longest
+    bias, shift, by_row, epsilon_share = memory.bias, memory.shift, reading.by_row, reading.epsilon_share
     (_, heads, width), (batch, _, padded) = query.shape, bias.shape
     cut = Splits.of(query, batch * heads, longest, padded, asked)
     sums = query.new_empty(batch, heads, padded, width)
@@ -230,7 +240,7 @@ def summed(
     partial_along = query.new_empty(batch, heads, parts, padded, dtype=torch.float32)
     partial_added = query.new_empty(batch, heads, parts, width + 1, dtype=torch.float32)
     if batch * heads == 0:
-        return sums, along, floor
+        return QuerySums(sums, along, floor)
     _gather[(heads, batch * cut.count, cut.blocks)](
         query, upstream, matrix, first, length, key_length, bias, shift, by_row, epsilon_share, by_total,
         sums, along, floor, partial_sums, partial_along, partial_added,
@@ -247,33 +257,28 @@ def summed(
             IS_EXPONENTIAL=curve.is_exponential,
             PADDED=padded, WIDTH=width, ALL=triton.next_power_of_2(padded), COLUMNS=16,
         )  # fmt: skip
-    return sums, along, floor
+    return QuerySums(sums, along, floor)
 
 
 def key_gradient(
     key: Tensor,
     value: Tensor,
     matrix: Tensor,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
+    sequences: SequenceRows,
     shift: Tensor,
-    sums: Tensor,
-    along: Tensor,
-    floor: Tensor,
+    sums: QuerySums,
     curve: Curve,
-    has_pads: bool,
     asked: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of keys and values, (tokens, heads, head_width)."""
+    first, length, longest = sequences.first, sequences.length, sequences.longest
     (tokens, heads, width), (batch, _, padded) = key.shape, shift.shape
-    new = key.new_zeros if has_pads else key.new_empty
-    by_key, by_value = (new(tokens, heads, width) for _ in range(2))
+    by_key, by_value = (sequences.empty(key, tokens, heads, width) for _ in range(2))
     chosen = fitting(asked or tile(_TUNED, _DEFAULT, key.dtype, width), padded)
     grid = (triton.cdiv(longest, chosen.rows), heads, batch)
     if tokens * heads * longest:
         _key_gradient[grid](
-            key, value, matrix, first, length, shift, sums, along, floor, by_key, by_value,
+            key, value, matrix, first, length, shift, *sums, by_key, by_value,
             key.stride(0), key.stride(1), value.stride(0), value.stride(1),
             heads, matrix.shape[0], curve.in_exponents(width), curve.in_gradients(width),
             IS_EXPONENTIAL=curve.is_exponential,

@@ -4,13 +4,16 @@ A query's output is Σ_m P_m mean_m with P_m = φ_qm sum_m / Σ: flash attention
 ε is the same for all features, so what it reaches is one vector for each sequence and head, added once.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from bertsmith.ops.favor.kernels.features import LOG2_E, NONE, Curve, fitting, matrix_of, product, rows_of, slope
-from bertsmith.ops.kernel_support import Tile, Tiles, tile
+from bertsmith.ops.favor.kernels.memory import KeyMemory
+from bertsmith.ops.kernel_support import SequenceRows, Tile, Tiles, tile
 
 _READ: Tiles = {(2, width): Tile(64, 32, warps=4, stages=3) for width in (16, 32, 64)} | {
     (2, 128): Tile(128, 64, warps=8)
@@ -126,28 +129,31 @@ def _query_gradient(
     tl.store(by_query + places, gradient.to(by_query.dtype.element_ty), mask=is_row[:, None])
 
 
+class Reading(NamedTuple):
+    """The output, and of every row and head the logarithm of its sum (for a curve its inverse) and ε over its sum.
+
+    Shape: mixed (tokens, heads, head_width), by_row, epsilon_share (tokens, heads).
+    """
+
+    mixed: Tensor
+    by_row: Tensor
+    epsilon_share: Tensor
+
+
 def read(
     query: Tensor,
     matrix: Tensor,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
-    mean: Tensor,
-    bias: Tensor,
-    reach: Tensor,
+    sequences: SequenceRows,
+    memory: KeyMemory,
     curve: Curve,
-    has_pads: bool,
     asked: Tile | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(mixed, by_row, epsilon_share): the output, and for every row and head the logarithm of its sum (for a curve the
-    sum's inverse) and ε over its sum.
-
-    Shape: query, mixed (tokens, heads, head_width), by_row, epsilon_share (tokens, heads); others as in `memory`.
-    """
+) -> Reading:
+    """Read the memory with queries, (tokens, heads, head_width)."""
+    first, length, longest = sequences.first, sequences.length, sequences.longest
+    mean, bias, _, reach = memory
     (tokens, heads, width), (batch, _, padded, _) = query.shape, mean.shape
-    new = query.new_zeros if has_pads else query.new_empty
-    mixed = new(tokens, heads, width)
-    by_row, share = (new(tokens, heads, dtype=torch.float32) for _ in range(2))
+    mixed = sequences.empty(query, tokens, heads, width)
+    by_row, share = (sequences.empty(query, tokens, heads, dtype=torch.float32) for _ in range(2))
     chosen = fitting(asked or tile(_READ, _DEFAULT, query.dtype, width), padded)
     grid = (triton.cdiv(longest, chosen.rows), heads, batch)
     if tokens * heads * longest:
@@ -158,31 +164,26 @@ def read(
             PADDED=padded, WIDTH=width, ROWS=chosen.rows, COLUMNS=chosen.columns,
             num_warps=chosen.warps, num_stages=chosen.stages,
         )  # fmt: skip
-    return mixed, by_row, share
+    return Reading(mixed, by_row, share)
 
 
 def query_gradient(
     query: Tensor,
     upstream: Tensor,
     matrix: Tensor,
-    first: Tensor,
-    length: Tensor,
-    longest: int,
-    mean: Tensor,
-    bias: Tensor,
-    reach: Tensor,
-    mixed: Tensor,
-    by_row: Tensor,
-    epsilon_share: Tensor,
+    sequences: SequenceRows,
+    memory: KeyMemory,
+    reading: Reading,
     curve: Curve,
-    has_pads: bool,
     asked: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the queries, and the product of each row of the output with its own gradient: (tokens, heads)."""
+    first, length, longest = sequences.first, sequences.length, sequences.longest
+    mean, bias, _, reach = memory
+    mixed, by_row, epsilon_share = reading
     (tokens, heads, width), (batch, _, padded, _) = query.shape, mean.shape
-    new = query.new_zeros if has_pads else query.new_empty
-    by_query = new(tokens, heads, width)
-    by_total = new(tokens, heads, dtype=torch.float32)
+    by_query = sequences.empty(query, tokens, heads, width)
+    by_total = sequences.empty(query, tokens, heads, dtype=torch.float32)
     chosen = fitting(asked or tile(_BACKWARD, _DEFAULT, query.dtype, width), padded)
     grid = (triton.cdiv(longest, chosen.rows), heads, batch)
     if tokens * heads * longest:

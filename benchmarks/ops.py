@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def _print_forms(title: Sequence[str], case: Case, options: argparse.Namespace) -> None:
-    reason = case.forms["triton"].unsupported(case.inputs)
+    reason = case.backends["triton"].unsupported(case.inputs)
     if reason is not None:
         _print_row(*title, f"triton: none, {reason}", *[""] * 7)
     first: list[float] = []
@@ -100,7 +100,7 @@ def _print_row(*cells: str) -> None:
 
 def _ways(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Callable[..., Tensor]]]:
     """The forms by name; those of plain PyTorch as they are and, on a GPU, through the compiler."""
-    if case.forms["triton"].unsupported(case.inputs) is None:
+    if case.backends["triton"].unsupported(case.inputs) is None:
         yield "triton", partial(case.op, backend="triton")
     for form in case.compared:
         way = partial(case.op, backend=form)
@@ -112,7 +112,7 @@ def _ways(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Callab
 
 
 def _print_profile(title: Sequence[str], case: Case, options: argparse.Namespace) -> None:
-    reason = case.forms["triton"].unsupported(case.inputs)
+    reason = case.backends["triton"].unsupported(case.inputs)
     if reason is not None:
         print(f"\n{' '.join(title)}: none, {reason}")
         return
@@ -123,7 +123,7 @@ def _print_profile(title: Sequence[str], case: Case, options: argparse.Namespace
 
 
 def _print_tiles(title: Sequence[str], case: Case, options: argparse.Namespace) -> None:
-    reason = case.forms["triton"].unsupported(case.inputs)
+    reason = case.backends["triton"].unsupported(case.inputs)
     if reason is not None:
         print(f"{' '.join(title)}: none, {reason}")
         return

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bertsmith.ops.disentangled import FORMS as DISENTANGLED_FORMS
+from bertsmith.ops.disentangled import BACKENDS as DISENTANGLED_FORMS
 from bertsmith.ops.disentangled import RelativePositions, bucket_slots
 from bertsmith.ops.disentangled import disentangled as disentangled_attention
 from bertsmith.ops.disentangled.reference import DisentangledInputs
-from bertsmith.ops.favor import FORMS as FAVOR_FORMS
+from bertsmith.ops.favor import BACKENDS as FAVOR_FORMS
 from bertsmith.ops.favor import RandomFeatures, draw
 from bertsmith.ops.favor import favor as favor_attention
 from bertsmith.ops.favor.reference import FavorInputs
@@ -45,7 +45,7 @@ def disentangled(options: Namespace, length: int, heads: int, head_width: int) -
     return Case(
         op=op,
         tensors=tensors,
-        forms=DISENTANGLED_FORMS,
+        backends=DISENTANGLED_FORMS,
         inputs=DisentangledInputs(
             query, key, value, layout, layout, position_key=tables[0], position_query=tables[1], relative=relative
         ),
@@ -81,7 +81,7 @@ def favor(options: Namespace, length: int, heads: int, head_width: int, *, is_ca
     return Case(
         op=op,
         tensors=tensors,
-        forms=FAVOR_FORMS,
+        backends=FAVOR_FORMS,
         inputs=FavorInputs(*tensors, layout, layout, is_causal, features=features),
         compared=["linear"],
         forward_bytes=4 * moved,

@@ -12,7 +12,7 @@ from torch import Tensor
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops import conv
 from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs
-from bertsmith.ops.dispatch import Forms
+from bertsmith.ops.dispatch import Implementations
 from bertsmith.ops.kernel_support import SequenceRows, Tile, by_row
 
 
@@ -33,7 +33,7 @@ class Case:
     op: Callable[..., Tensor]
     """Called with the tensors and `backend`."""
     tensors: list[Tensor]
-    forms: Forms[Any]
+    backends: Implementations[Any]
     inputs: Any
     """What the forms are asked whether they can compute."""
     compared: list[str]
@@ -58,7 +58,7 @@ def light_conv(options: Namespace, length: int, heads: int, head_width: int) -> 
     return Case(
         op=partial(conv.light_conv, layout=layout),
         tensors=[value, scores],
-        forms=conv.FORMS,
+        backends=conv.BACKENDS,
         inputs=LightConvInputs(value, scores, layout),
         compared=["taps"],
         forward_bytes=2 * values + kernels,
@@ -92,7 +92,7 @@ def depthwise(options: Namespace, length: int, heads: int, head_width: int) -> C
     return Case(
         op=partial(conv.depthwise, layout=layout),
         tensors=[hidden, kernel],
-        forms=conv.DEPTHWISE_FORMS,
+        backends=conv.DEPTHWISE_BACKENDS,
         inputs=DepthwiseInputs(hidden, kernel, layout),
         compared=["taps"],
         forward_bytes=2 * moved,

@@ -24,7 +24,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, overridable, preset
 from bertsmith.ops import attention, conv, disentangled, favor
-from bertsmith.ops.dispatch import Forms
+from bertsmith.ops.dispatch import Implementations
 
 WIDTH, HEADS = 24, 4
 LENGTH_CASES = {"one": [1], "odd": [7, 3, 1], "mixed": [5, 12, 1, 9, 2], "equal": [6, 6]}
@@ -177,7 +177,7 @@ class OpCase:
 
     op: Callable[..., Tensor]
     """Of tensors, and by name `layout`, `is_causal` and `backend`."""
-    forms: Forms[Any]
+    backends: Implementations[Any]
     tensors: Callable[[tuple[int, ...]], list[Tensor]]
     """What the op is given besides a layout, for places of the shape (batch, length) or (tokens,)."""
 
@@ -203,33 +203,35 @@ def _disentangled(has_keys: bool, has_queries: bool, has_places: bool = False) -
         return disentangled.disentangled(query, key, value, *pair, layout, relative, **options)
 
     tables = has_keys + has_queries
-    return OpCase(op, disentangled.FORMS, lambda shape: _attended(shape) + [_numbers(8, 3, 8) for _ in range(tables)])
+    return OpCase(
+        op, disentangled.BACKENDS, lambda shape: _attended(shape) + [_numbers(8, 3, 8) for _ in range(tables)]
+    )
 
 
 def _favor(feature_map: str) -> OpCase:
     constant = favor.FEATURE_MAPS[feature_map].has_constant_norms
     matrix = favor.draw(20, 8, torch.Generator().manual_seed(0), has_constant_norms=constant)
     features = favor.RandomFeatures(matrix, feature_map)
-    return OpCase(partial(favor.favor, features=features, chunk=4), favor.FORMS, _attended)
+    return OpCase(partial(favor.favor, features=features, chunk=4), favor.BACKENDS, _attended)
 
 
 def _light_conv(is_fixed: bool, **options: bool) -> OpCase:
     def tensors(shape: tuple[int, ...]) -> list[Tensor]:
         return [_numbers(*shape, 3, 2), _numbers(3, 5) if is_fixed else _numbers(*shape, 3, 5)]
 
-    return OpCase(partial(conv.light_conv, **options), conv.FORMS, tensors)
+    return OpCase(partial(conv.light_conv, **options), conv.BACKENDS, tensors)
 
 
 def _depthwise(**options: bool) -> OpCase:
     op = partial(conv.depthwise, **options)
-    return OpCase(op, conv.DEPTHWISE_FORMS, lambda shape: [_numbers(*shape, 6), _numbers(6, 5)])
+    return OpCase(op, conv.DEPTHWISE_BACKENDS, lambda shape: [_numbers(*shape, 6), _numbers(6, 5)])
 
 
 OP_CASES: dict[str, OpCase] = {
-    "attention": OpCase(attention.attention, attention.FORMS, _attended),
-    "attention in a window": OpCase(partial(attention.attention, window=2), attention.FORMS, _attended),
+    "attention": OpCase(attention.attention, attention.BACKENDS, _attended),
+    "attention in a window": OpCase(partial(attention.attention, window=2), attention.BACKENDS, _attended),
     "attention with wider values": OpCase(
-        attention.attention, attention.FORMS, lambda shape: [*_attended(shape)[:2], _numbers(*shape, 3, 5)]
+        attention.attention, attention.BACKENDS, lambda shape: [*_attended(shape)[:2], _numbers(*shape, 3, 5)]
     ),
     "disentangled": _disentangled(True, True),
     "disentangled c2p": _disentangled(True, False),

@@ -12,7 +12,7 @@ from cases import LENGTH_CASES, OP_CASES, packed_layout, padded_layout, tiny_mod
 from bertsmith import ops
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.ops.attention import FORMS, attention, attention_map
+from bertsmith.ops.attention import BACKENDS, attention, attention_map
 from bertsmith.ops.disentangled import disentangled
 
 # forms with conditions: a GPU, dropout, no float64, no gradients; they have tests of their own
@@ -33,7 +33,7 @@ def inputs(shape: tuple[int, ...]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("lying", ["packed", "padded", "full"])
 @pytest.mark.parametrize(
     ("name", "form"),
-    [(name, form) for name, case in OP_CASES.items() for form in case.forms if form != "reference"],
+    [(name, form) for name, case in OP_CASES.items() for form in case.backends if form != "reference"],
 )
 def test_every_form_equals_the_reference_with_every_gradient(
     name: str, form: str, lying: str, lengths: list[int], is_causal: bool
@@ -64,9 +64,9 @@ def test_every_op_folder_has_a_case() -> None:
     folders = {path.name for path in Path(ops.__file__).parent.iterdir() if (path / "__init__.py").exists()}
     for folder in folders:
         module = import_module(f"bertsmith.ops.{folder}")
-        tables = [table for name, table in vars(module).items() if name.endswith("FORMS")]
+        tables = [table for name, table in vars(module).items() if name.endswith("BACKENDS")]
         assert tables, folder
-        assert all(any(case.forms is table for case in OP_CASES.values()) for table in tables), folder
+        assert all(any(case.backends is table for case in OP_CASES.values()) for table in tables), folder
 
 
 @pytest.mark.parametrize("name", ATTENDING)
@@ -151,10 +151,10 @@ def test_ops_of_a_model_that_lack_the_backend_choose_for_themselves(monkeypatch:
     from bertsmith.ops import conv
 
     used = set()
-    for forms in (FORMS, conv.FORMS, conv.DEPTHWISE_FORMS):
-        for name, form in forms.items():
+    for backends in (BACKENDS, conv.BACKENDS, conv.DEPTHWISE_BACKENDS):
+        for name, form in backends.items():
             spy = replace(form, compute=lambda inputs, form=form, name=name: (used.add(name), form.compute(inputs))[1])
-            monkeypatch.setitem(forms, name, spy)
+            monkeypatch.setitem(backends, name, spy)
     model, ids = tiny_model("convbert-small"), torch.randint(0, 50, (2, 6))
     for backend, expected in {"taps": {"taps", "sdpa"}, "sdpa": {"taps", "sdpa"}, "reference": {"reference"}}.items():
         used.clear()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.ops.conv import FORMS, depthwise, fused, light_conv
+from bertsmith.ops.conv import BACKENDS, depthwise, fused, light_conv
 from bertsmith.ops.conv.reference import LightConvInputs
 from bertsmith.ops.dispatch import choose
 
@@ -245,7 +245,7 @@ def test_what_it_cannot_compute_is_said() -> None:
         light_conv(numbers(5, 1, 2000), numbers(1, 3), layout, backend="triton")
     inputs = LightConvInputs(value, numbers(2, 3), layout)
     assert fused.wanted(inputs) == value.is_cuda
-    assert (choose(FORMS, "auto", inputs) is FORMS["triton"]) == value.is_cuda
+    assert (choose(BACKENDS, "auto", inputs) is BACKENDS["triton"]) == value.is_cuda
 
 
 def test_nothing_gives_nothing() -> None:

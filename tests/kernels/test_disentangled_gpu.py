@@ -6,7 +6,7 @@ from cases import packed_layout
 
 import bertsmith
 from bertsmith.models.encoder import EncoderInputs, Want
-from bertsmith.ops.disentangled import FORMS, RelativePositions, bucket_slots, disentangled
+from bertsmith.ops.disentangled import BACKENDS, RelativePositions, bucket_slots, disentangled
 
 pytestmark = pytest.mark.gpu
 
@@ -29,7 +29,7 @@ def test_forms_are_near_the_truth(lengths: list[int], has_places: bool, dtype: t
         return [mixed, *torch.autograd.grad((mixed * weight.to(precision)).sum(), tensors)]
 
     truth = results("reference", torch.float64)
-    for form in set(FORMS) - {"triton", "blocks", "grouped"}:  # they have tests of their own
+    for form in set(BACKENDS) - {"triton", "blocks", "grouped"}:  # they have tests of their own
         for value, expected in zip(results(form, dtype), truth, strict=True):
             scale = expected.norm() + 0.01 * expected.numel() ** 0.5
             assert (value.double() - expected).norm() / scale < (2e-2 if dtype == torch.bfloat16 else 2e-3)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.ops.disentangled import FORMS, RelativePositions, bucket_slots, disentangled, fused, linear_slots
+from bertsmith.ops.disentangled import BACKENDS, RelativePositions, bucket_slots, disentangled, fused, linear_slots
 from bertsmith.ops.disentangled.kernels.plan import Buffer
 from bertsmith.ops.disentangled.reference import DisentangledInputs
 from bertsmith.ops.dispatch import choose
@@ -196,7 +196,7 @@ def test_what_it_does_not_take() -> None:
         query, query, query, layout, layout, position_key=None, position_query=None, relative=None
     )
     assert fused.unsupported(inputs) is None
-    assert (choose(FORMS, "auto", inputs) is FORMS["triton"]) == (DEVICE == "cuda")
+    assert (choose(BACKENDS, "auto", inputs) is BACKENDS["triton"]) == (DEVICE == "cuda")
 
 
 @pytest.mark.gpu

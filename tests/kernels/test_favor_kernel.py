@@ -13,7 +13,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops import kernel_support as support
 from bertsmith.ops.dispatch import choose
-from bertsmith.ops.favor import FEATURE_MAPS, FORMS, RandomFeatures, draw, favor, fused
+from bertsmith.ops.favor import BACKENDS, FEATURE_MAPS, RandomFeatures, draw, favor, fused
 from bertsmith.ops.favor.reference import FavorInputs
 
 DEVICE = "cpu" if support.is_interpreting() else "cuda"
@@ -285,4 +285,4 @@ def test_auto_takes_the_kernel_on_a_gpu() -> None:
     layout = SequenceLayout.full(1, 4)
     tensors = [torch.randn(1, 4, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     inputs = FavorInputs(*tensors, layout, layout, features=RandomFeatures(torch.randn(8, 64, device="cuda")))
-    assert choose(FORMS, "auto", inputs) is FORMS["triton"]
+    assert choose(BACKENDS, "auto", inputs) is BACKENDS["triton"]

@@ -33,13 +33,13 @@ def test_varlen_equals_the_reference(lengths: list[int], head_width: int, is_cau
 
 
 def test_auto_takes_varlen_for_packed_half_precision() -> None:
-    from bertsmith.ops.attention import FORMS
+    from bertsmith.ops.attention import BACKENDS
     from bertsmith.ops.dispatch import choose
 
     layout = packed_layout([3, 5]).to("cuda")
     tensors = [torch.randn(8, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-    assert choose(FORMS, "auto", AttentionInputs(*tensors, layout, layout)) is FORMS["varlen"]
-    assert choose(FORMS, "auto", AttentionInputs(*tensors, layout, layout, dropout=0.1)) is FORMS["varlen"]
+    assert choose(BACKENDS, "auto", AttentionInputs(*tensors, layout, layout)) is BACKENDS["varlen"]
+    assert choose(BACKENDS, "auto", AttentionInputs(*tensors, layout, layout, dropout=0.1)) is BACKENDS["varlen"]
 
 
 def test_dropout_in_the_kernel() -> None:

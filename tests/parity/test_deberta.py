@@ -30,7 +30,7 @@ import bertsmith
 from bertsmith import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
-from bertsmith.ops.disentangled import FORMS
+from bertsmith.ops.disentangled import BACKENDS
 
 TINY = {
     **COMMON,
@@ -95,7 +95,7 @@ def test_states_and_every_gradient(name: str, lengths: list[int], length: int, t
         with torch.no_grad():
             expected, states = theirs(**inputs).last_hidden_state[real], model(**inputs, backend="blocks")[real]
         torch.testing.assert_close(states, expected, rtol=0, atol=TOLERANCE)
-    for backend in set(FORMS) - {"blocks", "grouped", "triton"}:
+    for backend in set(BACKENDS) - {"blocks", "grouped", "triton"}:
         theirs.zero_grad()
         model.zero_grad()
         compare(theirs, model, inputs, backend)

@@ -19,7 +19,16 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple, Self, TypedDict
 
-from bertsmith.data.corpus_worker import Block, BlockRecords, Job, ShardRecord, Worker, peak_memory_mb, receive, send
+from bertsmith.data.corpus_worker import (
+    BlockRecords,
+    DocumentBlock,
+    Job,
+    ShardRecord,
+    Worker,
+    peak_memory_mb,
+    receive,
+    send,
+)
 from bertsmith.data.shards import (
     JOURNAL,
     MANIFEST,
@@ -104,7 +113,7 @@ class WorkerPool:
         """The peaks of all worker processes together; the calling process is not among them."""
         return sum(self.memory.values())
 
-    def results(self, blocks: Iterator[Block]) -> Iterator[BlockResult]:
+    def results(self, blocks: Iterator[DocumentBlock]) -> Iterator[BlockResult]:
         """The result of every block, in the order they finish."""
         if self.local:
             for block in blocks:
@@ -129,7 +138,7 @@ class WorkerPool:
         finally:
             threads.shutdown(cancel_futures=True)
 
-    def _build(self, block: Block) -> BlockResult:
+    def _build(self, block: DocumentBlock) -> BlockResult:
         process = self.processes.get()
         assert process.stdin
         assert process.stdout
@@ -152,7 +161,7 @@ class WorkerPool:
         return BlockResult(block.number, len(block.text), len(block.ends), records)
 
 
-class Progress(NamedTuple):
+class BuildProgress(NamedTuple):
     """How far a build has come."""
 
     source_bytes_read: int
@@ -174,7 +183,7 @@ def build_corpus(
     seed: int = 0,
     workers: int = 2,
     shard_megabytes: float = 32,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[BuildProgress], None] | None = None,
 ) -> Manifest:
     """The manifest of the corpus built in `out`, which may hold an unfinished or finished build of the same corpus.
 
@@ -228,7 +237,7 @@ def check_held_out(held_out: float) -> None:
         raise InputError(f"held_out is {held_out}; it must be at least 0 and below 1")
 
 
-def _blocks(documents: Iterator[str], limit: int, held_out: float, seed: int) -> Iterator[Block]:
+def _blocks(documents: Iterator[str], limit: int, held_out: float, seed: int) -> Iterator[DocumentBlock]:
     """The stream of documents cut into blocks of about `limit` bytes; the cuts depend on nothing but the stream."""
     text = bytearray()
     ends: list[int] = []
@@ -237,14 +246,14 @@ def _blocks(documents: Iterator[str], limit: int, held_out: float, seed: int) ->
     for number, document in enumerate(documents):
         # the first block takes at least two documents, because it decides on the first of each part
         if len(text) >= limit and (index > 0 or len(ends) > 1):
-            yield Block(index, bytes(text), ends, is_held_out, index == 0 and held_out > 0)
+            yield DocumentBlock(index, bytes(text), ends, is_held_out, index == 0 and held_out > 0)
             text, ends, is_held_out = bytearray(), [], []
             index += 1
         text += document.encode()
         ends.append(len(text))
         is_held_out.append(_chance(seed, number) < held_out)
     if ends:
-        yield Block(index, bytes(text), ends, is_held_out, index == 0 and held_out > 0)
+        yield DocumentBlock(index, bytes(text), ends, is_held_out, index == 0 and held_out > 0)
 
 
 def _chance(seed: int, number: int) -> float:
@@ -309,8 +318,8 @@ class _Journal:
 class _Report:
     """Counts what was read and finished and tells the caller."""
 
-    def __init__(self, source_bytes: int, progress: Callable[[Progress], None] | None) -> None:
-        self.state = Progress(0, source_bytes, 0, 0, 0.0)
+    def __init__(self, source_bytes: int, progress: Callable[[BuildProgress], None] | None) -> None:
+        self.state = BuildProgress(0, source_bytes, 0, 0, 0.0)
         self.progress = progress
 
     def read(self, count: int) -> None:

@@ -18,7 +18,7 @@ from bertsmith.text.word_cache import WordCache
 _ENCODED_AT_ONCE = 100_000
 
 
-class Block(NamedTuple):
+class DocumentBlock(NamedTuple):
     """A run of whole documents of the corpus: their UTF-8 bytes, where each ends, and which are held out."""
 
     number: int
@@ -62,7 +62,7 @@ class Worker:
         self.dtype = np.dtype(job.dtype).newbyteorder("<")
         self.cache = WordCache(Tokenizer.from_json(job.tokenizer_json))
 
-    def build(self, block: Block) -> BlockRecords:
+    def build(self, block: DocumentBlock) -> BlockRecords:
         """The record of each part's shard, or nothing for a part without documents; the files are safe on disk."""
         tokens, lengths, sentence_ends, document_sentences = self._tokenised(block)
         is_held_out = np.array(block.is_held_out, dtype=bool)
@@ -81,7 +81,7 @@ class Worker:
                 records[part] = self._write(name, arrays, int(sizes[chosen].sum()))
         return records
 
-    def _tokenised(self, block: Block) -> tuple[np.ndarray, ...]:
+    def _tokenised(self, block: DocumentBlock) -> tuple[np.ndarray, ...]:
         """The tokens of a block, tokens per document, tokens per sentence and sentences per document."""
         tokens: list[np.ndarray] = []
         sentence_lengths: list[np.ndarray] = []

@@ -17,7 +17,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.random import bits, uniform
 from bertsmith.data.units import (
     SURPLUS,
-    Row,
+    UnitRow,
     choose_units,
     from_the_left,
     ngram_units,
@@ -122,7 +122,7 @@ def corrupt(batch: TokenBatch, seed: int, masking: MaskingConfig, vocabulary: Vo
     if masking.draw == "exact":
         is_chosen = _exactly(begins, sequence, is_candidate, counts, order, gram, masking)
     else:
-        row = Row.of(begins, is_candidate, sequence, layout.batch)
+        row = UnitRow.of(begins, is_candidate, sequence, layout.batch)
         if masking.draw == "with_replacement":
             is_chosen = with_replacement(row, is_candidate, counts, order, limit)
         else:

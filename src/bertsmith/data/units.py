@@ -117,7 +117,7 @@ So the places of a batch are bounded, though a word is not.
 
 
 @dataclass(frozen=True)
-class Row:
+class UnitRow:
     """The units of all sequences, one after the other.
 
     Shape: number (tokens,), the unit of each token (a special one has that of the unit before); first and count
@@ -129,7 +129,7 @@ class Row:
     count: Tensor
 
     @classmethod
-    def of(cls, begins: Tensor, is_candidate: Tensor, sequence: Tensor, sequences: int) -> "Row":
+    def of(cls, begins: Tensor, is_candidate: Tensor, sequence: Tensor, sequences: int) -> "UnitRow":
         """The row of the units that begin at the places given.
 
         Shape: begins, is_candidate, sequence (tokens,).
@@ -139,7 +139,7 @@ class Row:
         return cls(opens.cumsum(0) - 1, count.cumsum(0) - count, count)
 
 
-def with_replacement(row: Row, is_candidate: Tensor, counts: Tensor, stream: Tensor, slots: int) -> Tensor:
+def with_replacement(row: UnitRow, is_candidate: Tensor, counts: Tensor, stream: Tensor, slots: int) -> Tensor:
     """True for the tokens drawn: `counts` of each sequence, every time from all of its units (Clark et al. 2020).
 
     Shape: is_candidate (tokens,); counts and stream (sequences,). `slots` is no less than the sum of the counts.
@@ -156,7 +156,7 @@ def with_replacement(row: Row, is_candidate: Tensor, counts: Tensor, stream: Ten
 
 
 def windows(
-    row: Row, is_candidate: Tensor, gram: Tensor, order: Tensor, *, longest: int, spread: int, most: int
+    row: UnitRow, is_candidate: Tensor, gram: Tensor, order: Tensor, *, longest: int, spread: int, most: int
 ) -> Tensor:
     """True for the tokens marked by a walk from left to right (the generator of He et al. 2021).
 
@@ -191,7 +191,7 @@ def windows(
     return is_candidate & (edges.cumsum(0)[row.number.clamp(min=0)] > 0)
 
 
-def from_the_left(row: Row, is_marked: Tensor, sequence: Tensor, counts: Tensor) -> Tensor:
+def from_the_left(row: UnitRow, is_marked: Tensor, sequence: Tensor, counts: Tensor) -> Tensor:
     """True for the marked tokens up to the end of the unit that reaches its sequence's count.
 
     Shape: is_marked, sequence (tokens,); counts (sequences,).

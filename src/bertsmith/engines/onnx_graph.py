@@ -42,7 +42,7 @@ class RowsModel(nn.Module):
         super().__init__()
         self.model, self.head = model, head
         mixers = [block.mixer for block in model.encoder._blocks()]
-        has_products = any("products" in forms for mixer in mixers for forms in mixer.forms)
+        has_products = any("products" in backends for mixer in mixers for backends in mixer.backends)
         self.backend = "products" if has_products else "auto"
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from bertsmith.layers.elementwise import ACTIVATIONS, Activation, first_units
-from bertsmith.layers.weight_cache import Prepared
+from bertsmith.layers.weight_cache import PackedWeight
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ElasticLinear(LinearLayer):
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.biased = bias if isinstance(bias, tuple) else (bias,) * parts
         self.bias = nn.Parameter(torch.empty(outputs // parts * sum(self.biased))) if any(self.biased) else None
-        self.prepared = Prepared()
+        self.packed = PackedWeight()
 
     def forward(self, hidden: Tensor, used: WeightSlice = ALL_UNITS) -> Tensor:
         parts = used.parts
@@ -80,16 +80,16 @@ class ElasticLinear(LinearLayer):
         if parts is not None:
             weight = weight.unflatten(0, (self.parts, -1))[parts].flatten(0, 1)
             bias = None if bias is None else bias.unflatten(0, (self.parts, -1))[parts].flatten()
-        if weight is self.weight and self.prepared.serves(hidden, weight):
-            return self.prepared.product(hidden, weight, bias)
+        if weight is self.weight and self.packed.serves(hidden, weight):
+            return self.packed.product(hidden, weight, bias)
         return linear(hidden, weight, bias)
 
     def activated(self, hidden: Tensor, activation: Activation, *, keep_out: int | None = None) -> Tensor:
         """Project by the first `keep_out` units and apply an activation, in one kernel where possible."""
         if type(self) is ElasticLinear and keep_out in (None, self.units_out):
             weight, bias = self.prefix(None, None)
-            if self.prepared.serves(hidden, weight):
-                return self.prepared.product(hidden, weight, bias, activation)
+            if self.packed.serves(hidden, weight):
+                return self.packed.product(hidden, weight, bias, activation)
         return ACTIVATIONS[activation](self(hidden, WeightSlice(keep_out=keep_out)))
 
     def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:

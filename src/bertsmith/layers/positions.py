@@ -11,7 +11,7 @@ from torch.nn.functional import embedding
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.elementwise import Norm
-from bertsmith.layers.weight_cache import Remembered, autocast_dtype
+from bertsmith.layers.weight_cache import WeightCache, autocast_dtype
 from bertsmith.ops.disentangled import RelativePositions, bucket_slots, linear_slots
 from bertsmith.settings import Record
 
@@ -114,7 +114,7 @@ class RelativeTable(nn.Module):
         self.table = nn.Parameter(torch.empty(rows, width))
         self.norm = None if epsilon is None else Norm(width, epsilon)
         self.register_buffer("slots", slots, persistent=False)  # it follows from the config
-        self.remembered: Remembered[Tensor] = Remembered()
+        self.cache: WeightCache[Tensor] = WeightCache()
 
     def forward(self) -> RelativePositions:
         norm = self.norm
@@ -122,7 +122,7 @@ class RelativeTable(nn.Module):
             return RelativePositions(self.table, self.slots)
         # one tensor for many calls, by which the mixers know that their projections of it still hold
         sources = [self.table, *norm.parameters()]
-        vectors = self.remembered(sources, autocast_dtype(self.table), lambda: norm(self.table))
+        vectors = self.cache(sources, autocast_dtype(self.table), lambda: norm(self.table))
         return RelativePositions(vectors, self.slots)
 
 

@@ -27,7 +27,7 @@ class _Entry(Generic[Result]):
         )
 
 
-class Remembered(nn.Module, Generic[Result]):
+class WeightCache(nn.Module, Generic[Result]):
     """What was computed last in eval mode without gradients. It has no weights and is never saved.
 
     PyTorch counts every write to a tensor but those through `.data`; a change of mode or of device forgets as well.
@@ -55,12 +55,12 @@ class Remembered(nn.Module, Generic[Result]):
         self._entry = _Entry(aliases, tuple(source._version for source in sources), settings, result)
         return result
 
-    def train(self, mode: bool = True) -> "Remembered[Result]":
+    def train(self, mode: bool = True) -> "WeightCache[Result]":
         if mode != self.training:
             self._entry = None
         return super().train(mode)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "Remembered[Result]":
+    def _apply(self, fn: Any, recurse: bool = True) -> "WeightCache[Result]":
         self._entry = None
         return super()._apply(fn, recurse)
 
@@ -89,7 +89,7 @@ _FUSED: dict[Activation | None, tuple[str, str]] = {
 """The names that oneDNN has for what follows a product."""
 
 
-class Prepared(Remembered[Tensor]):
+class PackedWeight(WeightCache[Tensor]):
     """One matrix, laid out for products in eval mode without gradients."""
 
     def serves(self, hidden: Tensor, weight: Tensor) -> bool:

@@ -216,7 +216,7 @@ class Encoder(nn.Module):
         `tokens` is any tensor in the layout.
         """
         mixers = [mixer for block in self._blocks() for mixer in (block.mixer, block.cross) if mixer is not None]
-        check_backend((forms for mixer in mixers for forms in mixer.forms), backend)
+        check_backend((backends for mixer in mixers for backends in mixer.backends), backend)
         relative = None if self.relative is None else self.relative()
         turns = turns_by_place((mixer.rotary for mixer in mixers), tokens, layout)
         return ForwardContext(
@@ -238,13 +238,13 @@ class Encoder(nn.Module):
         """The heads and neurons of every layer."""
         return tuple(block.units for block in self._blocks())
 
-    def renew(self, step: int, seed: int) -> None:
+    def redraw_features(self, step: int, seed: int) -> None:
         """The trainer's moment before a step: mixers that draw random features draw them anew when it is time."""
         renewed: set[Mixer] = set()
         for block in self._blocks():
             for mixer in (block.mixer, block.cross):
                 if mixer is not None and mixer not in renewed:  # one that several layers share draws once
-                    mixer.renew(step, seed, len(renewed))
+                    mixer.redraw_features(step, seed, len(renewed))
                     renewed.add(mixer)
 
     def reorder(self, heads: Sequence[Tensor], neurons: Sequence[Tensor]) -> None:

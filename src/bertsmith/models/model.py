@@ -191,11 +191,11 @@ class Model(nn.Module):
             for pieces, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
 
-    def renew(self, step: int, seed: int) -> None:
+    def redraw_features(self, step: int, seed: int) -> None:
         """The trainer's moment before a step: parts that draw random features draw them anew when it is time."""
-        self.encoder.renew(step, seed)
+        self.encoder.redraw_features(step, seed)
         if self.generator is not None:
-            self.generator.renew(step, key(seed, 7))
+            self.generator.redraw_features(step, key(seed, 7))
 
     @property
     def given_table(self) -> Tensor | None:

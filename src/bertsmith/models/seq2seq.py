@@ -286,9 +286,9 @@ class Seq2Seq(Model):
         written = self.decoder.run(EncoderInputs(target, target_layout, memory=memory, table=table), Want(maps=True))
         return list(read.maps), list(written.maps)
 
-    def renew(self, step: int, seed: int) -> None:
-        super().renew(step, seed)
-        self.decoder.renew(step, key(seed, 1))  # draws of its own
+    def redraw_features(self, step: int, seed: int) -> None:
+        super().redraw_features(step, seed)
+        self.decoder.redraw_features(step, key(seed, 1))  # draws of its own
 
     def _borrowed_table(self) -> Tensor | None:
         """The encoder's token vectors, if the decoder has none of its own."""

@@ -41,7 +41,7 @@ class GuessedConfig(MaskingConfig):
     """… and that become a random token; the others stay as they are."""
 
 
-class ReplacedTokensConfig(ObjectiveConfig):
+class ReplacedTokenDetectionConfig(ObjectiveConfig):
     """Tell the tokens of the text from a generator's guesses."""
 
     kind: Literal["replaced_tokens"] = "replaced_tokens"
@@ -56,7 +56,7 @@ class ReplacedTokensConfig(ObjectiveConfig):
     """For "two": the generator's learning rate as a share of the encoder's."""
 
     @model_validator(mode="after")
-    def _check_rate(self) -> "ReplacedTokensConfig":
+    def _check_rate(self) -> "ReplacedTokenDetectionConfig":
         if self.optimizers == "one" and self.generator_rate != 1:
             raise ValueError(f"generator_rate is {self.generator_rate} and optimizers 'one'; it needs optimizers 'two'")
         return self
@@ -73,10 +73,10 @@ class ReplacedTokensConfig(ObjectiveConfig):
     def token_term(self) -> str:
         return "generator"
 
-    def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "ReplacedTokens":
+    def build(self, tokenizer: Tokenizer, ponder_weight: float | None = None) -> "ReplacedTokenDetection":
         if ponder_weight is not None:
             raise InputError("encoder.universal.halting is given; allowed with replaced_tokens: an encoder without it")
-        return ReplacedTokens(self, vocabulary_of(tokenizer))
+        return ReplacedTokenDetection(self, vocabulary_of(tokenizer))
 
 
 @dataclass(frozen=True)
@@ -92,18 +92,18 @@ class ReplacedBatch:
     """(places,): a number from 0 to 1 for the guess at every chosen place."""
 
 
-class ReplacedTokens(Objective[TokenBatch, ReplacedBatch]):
+class ReplacedTokenDetection(Objective[TokenBatch, ReplacedBatch]):
     """The generator's cross-entropy at the masked places and the encoder's binary one at every token."""
 
-    def __init__(self, config: ReplacedTokensConfig, vocabulary: Vocabulary) -> None:
+    def __init__(self, config: ReplacedTokenDetectionConfig, vocabulary: Vocabulary) -> None:
         self.config, self.vocabulary = config, vocabulary
         self.terms = {
             "generator": Term(("accuracy",)),
             "replaced": Term(("accuracy", "recall", "precision", "share"), weight=config.weight),
         }
 
-    def to(self, device: torch.device | str) -> "ReplacedTokens":
-        return ReplacedTokens(self.config, self.vocabulary.to(device))
+    def to(self, device: torch.device | str) -> "ReplacedTokenDetection":
+        return ReplacedTokenDetection(self.config, self.vocabulary.to(device))
 
     def prepare(self, batch: TokenBatch, seed: int) -> ReplacedBatch:
         corrupted = corrupt(batch, seed, self.config.masking, self.vocabulary)
@@ -148,10 +148,10 @@ class ReplacedTokens(Objective[TokenBatch, ReplacedBatch]):
         generators = tuple(p for p in moved if id(p) not in encoders)
         return [Portion.of(generators, self.config.generator_rate), Portion.of(own)]
 
-    def for_evaluation(self) -> "ReplacedTokens":
+    def for_evaluation(self) -> "ReplacedTokenDetection":
         # 15 % of single tokens, whatever was trained with, so that runs can be compared
         masking = GuessedConfig(mask=self.config.masking.mask, random=self.config.masking.random)
-        return ReplacedTokens(self.config.model_copy(update={"masking": masking}), self.vocabulary)
+        return ReplacedTokenDetection(self.config.model_copy(update={"masking": masking}), self.vocabulary)
 
 
 def sample(scores: Tensor, draw: Tensor, temperature: float, vocabulary: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""Math across positions: the only code that reads a layout's tensors, each with a reference beside its fast forms."""
+"""Math across positions, the only code that reads a layout's tensors; each op has a reference beside fast backends."""

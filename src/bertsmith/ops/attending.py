@@ -57,7 +57,7 @@ Inputs = TypeVar("Inputs", bound=AttendingInputs)
 
 
 def through_padding(compute: Callable[[Inputs], Tensor]) -> Callable[[Inputs], Tensor]:
-    """A form that knows only padded rows, made to serve packed calls as well: pad → compute → unpad."""
+    """Let an implementation for padded rows serve packed inputs as well: pad → compute → unpad."""
 
     @wraps(compute)
     def packed_too(inputs: Inputs) -> Tensor:

@@ -1,7 +1,7 @@
-"""The choice between the forms of one op: the first that can, or a named one, which says why if it cannot.
+"""Choice between the implementations of an op: the first that supports the inputs, or one requested by name.
 
-A model may hold several ops and is asked for one name: `check_backend` wants some op to have it, `own_backend` is what
-each op of the model is then asked for.
+A model has several ops and one `backend` argument: `check_backend` requires that some op has a backend of this name,
+and `own_backend` returns the name that each op is then called with.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,50 +17,52 @@ Inputs = TypeVar("Inputs")
 
 
 @dataclass(frozen=True)
-class Form(Generic[Inputs]):
-    """One way to compute an op, and the reason (or None) why it cannot serve given inputs."""
+class Implementation(Generic[Inputs]):
+    """One implementation of an op, and the reason (or None) why it does not support given inputs."""
 
     compute: Callable[[Inputs], Tensor]
     unsupported: Callable[[Inputs], str | None]
     wanted: Callable[[Inputs], bool] = lambda inputs: True
-    """Whether "auto" may take it where it can serve: a kernel that a CPU interprets for tests is asked for by name."""
+    """Whether "auto" may choose it where it is supported; interpreted kernels, for tests, must be requested by name."""
 
 
-Forms = Mapping[str, Form[Inputs]]
-"""The forms of one op by name, the preferred one first."""
+Implementations = Mapping[str, Implementation[Inputs]]
+"""The implementations of one op by backend name, the preferred one first."""
 
 
-def choose(forms: Forms[Inputs], backend: str, inputs: Inputs) -> Form[Inputs]:
-    """The form that shall compute the op: the named one, or for "auto" the first wanted one that can."""
-    check_backend([forms], backend)
+def choose(backends: Implementations[Inputs], backend: str, inputs: Inputs) -> Implementation[Inputs]:
+    """Return the requested implementation, or for "auto" the first wanted one that supports the inputs."""
+    check_backend([backends], backend)
     if backend == "auto":
-        for form in forms.values():
-            if form.unsupported(inputs) is None and form.wanted(inputs):
-                return form
-        reasons = "; ".join(f"{name}: {form.unsupported(inputs)}" for name, form in forms.items())
+        for implementation in backends.values():
+            if implementation.unsupported(inputs) is None and implementation.wanted(inputs):
+                return implementation
+        reasons = "; ".join(
+            f"{name}: {implementation.unsupported(inputs)}" for name, implementation in backends.items()
+        )
         raise InputError(f"no backend can compute this: {reasons}")
-    reason = forms[backend].unsupported(inputs)
+    reason = backends[backend].unsupported(inputs)
     if reason is not None:
         raise InputError(f"backend {backend!r} cannot compute this: {reason}")
-    return forms[backend]
+    return backends[backend]
 
 
-def check_backend(ops: Iterable[Forms[Any]], backend: str) -> None:
-    """Raises InputError if none of these ops has a form of this name."""
+def check_backend(ops: Iterable[Implementations[Any]], backend: str) -> None:
+    """Raise InputError if none of these ops has a backend of this name."""
     if backend == "auto":
         return
-    names = {"auto", *(name for forms in ops for name in forms)}
+    names = {"auto", *(name for backends in ops for name in backends)}
     if backend not in names:
         raise InputError(f"backend is {backend!r}; {nearest(backend, names)}")
 
 
-def own_backend(forms: Forms[Any], backend: str) -> str:
-    """The name a whole model was asked for, if this op of it has such a form; else "auto"."""
-    return backend if backend in forms else "auto"
+def own_backend(backends: Implementations[Any], backend: str) -> str:
+    """Return the backend requested for a whole model if this op has it, else "auto"."""
+    return backend if backend in backends else "auto"
 
 
 def is_exporting() -> bool:
-    """Whether a graph is exported for another program.
+    """Return whether a graph is being exported for another program.
 
     PyTorch's own answer is True in code that it compiles as well (2.11), where it would keep kernels away.
     """

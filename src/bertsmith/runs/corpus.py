@@ -10,7 +10,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from bertsmith.bundled import model_folder
-from bertsmith.data.build_corpus import Progress, build_corpus, check_held_out
+from bertsmith.data.build_corpus import BuildProgress, build_corpus, check_held_out
 from bertsmith.data.shards import JOURNAL, MANIFEST
 from bertsmith.errors import InputError
 from bertsmith.runs.output import RESULT, claim, write_result
@@ -80,12 +80,12 @@ def corpus(
         claim(out, force, tokenizer, *files)
     console = Console()
     start = time.perf_counter()
-    last = Progress(0, 0, 0, 0, 0.0)
+    last = BuildProgress(0, 0, 0, 0, 0.0)
     columns = (TextColumn("tokenising"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}"))
     with Bar(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=1, rate="")
 
-        def show(progress: Progress) -> None:
+        def show(progress: BuildProgress) -> None:
             nonlocal last
             last = progress
             rate = progress.text_bytes / 1e6 / (time.perf_counter() - start)

@@ -23,7 +23,7 @@ from bertsmith.models.model import Model
 from bertsmith.objectives.base import ObjectiveConfig
 from bertsmith.objectives.causal_lm import CausalLMConfig, MaskedAndCausalConfig
 from bertsmith.objectives.masked_lm import MaskedLMConfig
-from bertsmith.objectives.replaced_tokens import ReplacedTokensConfig
+from bertsmith.objectives.replaced_tokens import ReplacedTokenDetectionConfig
 from bertsmith.settings import ByKind, Record
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.budget import Budget, calibrate, steps_within
@@ -39,7 +39,7 @@ from bertsmith.training.trainer import Trainer
 
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "masked_lm": MaskedLMConfig,
-    "replaced_tokens": ReplacedTokensConfig,
+    "replaced_tokens": ReplacedTokenDetectionConfig,
     "causal_lm": CausalLMConfig,
     "masked_and_causal": MaskedAndCausalConfig,
 }
@@ -133,7 +133,7 @@ class PretrainSettings(Record):
 
     @property
     def has_generator(self) -> bool:
-        return isinstance(self.objective, ReplacedTokensConfig)
+        return isinstance(self.objective, ReplacedTokenDetectionConfig)
 
     def network(self, tokenizer: Tokenizer | None) -> ModelConfig:
         """The model's config for a corpus, with exactly the heads the objective trains, and a mask decoder's.

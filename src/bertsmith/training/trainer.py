@@ -2,7 +2,7 @@
 
     resume, if there is a checkpoint; or begin from the one to branch from
     for step in steps:
-        renew: parts that draw random features draw them anew           (model.renew)
+        redraw_features: parts that draw random features draw them anew           (model.redraw_features)
         take this step's micro-batches of its phase; prepare them       (feed.py, objective.prepare)
         add up the targets of all micro-batches and processes
         for each micro-batch: forward, divide by the targets, backward  (objective)
@@ -162,7 +162,7 @@ class Trainer:
     def _step(self, feed: Feed, meter: Meter) -> None:
         """One optimiser step."""
         step, run, engine = self.progress.step, self.method.run, self.engine
-        self.model.renew(step, run.seed)
+        self.model.redraw_features(step, run.seed)
         phase = self.method.phase(step)
         data = self.data.phases[phase]
         with meter.waiting():

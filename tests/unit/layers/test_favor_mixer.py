@@ -40,28 +40,28 @@ def test_redraws_come_when_it_is_time_and_depend_on_the_seed_alone() -> None:
     start = matrices(model)
     address = model.encoder.blocks[0].mixer.projection.data_ptr()
     for step in (0, 1, 4):
-        model.encoder.renew(step, 7)
+        model.encoder.redraw_features(step, 7)
     assert all(torch.equal(a, b) for a, b in zip(matrices(model), start, strict=True))
-    model.encoder.renew(5, 7)
+    model.encoder.redraw_features(5, 7)
     fifth = matrices(model)
     assert not torch.equal(fifth[0], start[0])
     assert not torch.equal(fifth[0], fifth[1])
     assert model.encoder.blocks[0].mixer.projection.data_ptr() == address
-    other.encoder.renew(5, 8)
+    other.encoder.redraw_features(5, 8)
     assert not torch.equal(matrices(other)[0], fifth[0])
     # another process, with another history and another state of the generators
     torch.manual_seed(99)
-    other.encoder.renew(10, 7)
-    other.encoder.renew(5, 7)
+    other.encoder.redraw_features(10, 7)
+    other.encoder.redraw_features(5, 7)
     assert all(torch.equal(a, b) for a, b in zip(matrices(other), fifth, strict=True))
     never = small(redraw_every=0)
-    never.encoder.renew(1000, 7)
+    never.encoder.redraw_features(1000, 7)
     assert all(torch.equal(a, b) for a, b in zip(matrices(never), start, strict=True))
 
 
 def test_a_folder_keeps_the_matrix(tmp_path: Path) -> None:
     model = small(redraw_every=5)
-    model.encoder.renew(5, 1)
+    model.encoder.redraw_features(5, 1)
     bertsmith.save(model, tmp_path / "model")
     loaded = bertsmith.load(tmp_path / "model")
     assert all(torch.equal(a, b) for a, b in zip(matrices(loaded), matrices(model), strict=True))

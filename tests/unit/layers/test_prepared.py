@@ -22,7 +22,7 @@ def layer() -> ElasticLinear:
 
 
 def is_laid_out(layer: ElasticLinear) -> bool:
-    return layer.prepared._entry is not None
+    return layer.packed._entry is not None
 
 
 def plain(layer: ElasticLinear, hidden: Tensor) -> Tensor:

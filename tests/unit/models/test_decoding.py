@@ -235,7 +235,7 @@ def test_stacks_are_initialised_and_redrawn_apart() -> None:
     assert spread[0] < 0.07
     assert spread[1] > 0.3
     performer = bertsmith.convert(model, "favor", features=16, redraw_every=1)
-    performer.renew(1, 0)
+    performer.redraw_features(1, 0)
     block = performer.decoder.blocks[0]
     drawn = [performer.encoder.blocks[0].mixer.projection, block.mixer.projection, block.cross.projection]
     assert all(not torch.equal(a, b) for a, b in itertools.combinations(drawn, 2))

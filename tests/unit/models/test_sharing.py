@@ -96,8 +96,8 @@ def test_orders_that_contradict_are_refused_before_anything_moves(sharing: str) 
 def test_a_shared_mixer_is_renewed_once() -> None:
     calls = []
     model = bertsmith.build(config("mixer"))
-    model.encoder.blocks[0].mixer.renew = lambda *when: calls.append(when)
-    model.encoder.renew(3, 7)
+    model.encoder.blocks[0].mixer.redraw_features = lambda *when: calls.append(when)
+    model.encoder.redraw_features(3, 7)
     assert calls == [(3, 7, 0)]
 
 

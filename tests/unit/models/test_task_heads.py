@@ -16,7 +16,7 @@ from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import build
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.heads import HeadConfig
-from bertsmith.models.heads.base import Features, FeaturesConfig, RecurrentConfig
+from bertsmith.models.heads.base import FeaturesConfig, LayerFeatures, RecurrentConfig
 from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig, SpansConfig, TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import preset
@@ -152,7 +152,7 @@ def test_more_layers_than_there_are_is_said() -> None:
 
 def test_even_weights_at_first() -> None:
     states = [torch.randn(2, 3, 4) for _ in range(3)]
-    features = Features(4, FeaturesConfig(layers=3, combine="weighted"), None)
+    features = LayerFeatures(4, FeaturesConfig(layers=3, combine="weighted"), None)
     assert torch.allclose(features(states, SequenceLayout.full(2, 3)), sum(states) / 3, atol=1e-6)  # type: ignore[arg-type]
 
 

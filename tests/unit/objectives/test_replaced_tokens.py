@@ -27,8 +27,8 @@ from bertsmith.objectives.base import Term
 from bertsmith.objectives.replaced_tokens import (
     GuessedConfig,
     ReplacedBatch,
-    ReplacedTokens,
-    ReplacedTokensConfig,
+    ReplacedTokenDetection,
+    ReplacedTokenDetectionConfig,
     sample,
 )
 from bertsmith.training.meter import Meter
@@ -58,11 +58,11 @@ def make(sharing: str, name: str = "electra-small") -> Model:
     return model
 
 
-def objective(**changes: object) -> ReplacedTokens:
+def objective(**changes: object) -> ReplacedTokenDetection:
     is_special = torch.arange(SIZE) <= MASK
     masking = GuessedConfig(rate=0.4)
-    return ReplacedTokens(
-        ReplacedTokensConfig(masking=masking, **changes), Vocabulary(SIZE, MASK, is_special, ~is_special)
+    return ReplacedTokenDetection(
+        ReplacedTokenDetectionConfig(masking=masking, **changes), Vocabulary(SIZE, MASK, is_special, ~is_special)
     )
 
 
@@ -84,7 +84,7 @@ def batch(layout: str) -> TokenBatch:
     return TokenBatch(tokens, SequenceLayout.packed(starts, 12), sample, real)
 
 
-def total(task: ReplacedTokens, model: Model, prepared: ReplacedBatch) -> Tensor:
+def total(task: ReplacedTokenDetection, model: Model, prepared: ReplacedBatch) -> Tensor:
     counts, sums = task.counts(prepared), task(model, prepared)
     return sum(term.weight * sums[name].loss / counts[name] for name, term in task.terms.items())
 
@@ -190,7 +190,7 @@ def test_loss_gradients_and_labels_are_those_of_the_paper(
 
 
 def test_a_part_of_the_masking_keeps_the_rest_of_electras() -> None:
-    config = ReplacedTokensConfig.parse({"masking": {"rate": 0.25}, "weight": 10.0})
+    config = ReplacedTokenDetectionConfig.parse({"masking": {"rate": 0.25}, "weight": 10.0})
     assert (config.masking.rate, config.masking.mask, config.masking.random) == (0.25, 0.85, 0.0)
     task = objective(weight=10.0)
     assert task.terms["replaced"].weight == 10.0
@@ -306,7 +306,7 @@ def test_two_optimizers_divide_the_weights(sharing: str) -> None:
 
 def test_a_rate_of_the_generator_needs_two_optimizers() -> None:
     with pytest.raises(ValueError, match="it needs optimizers 'two'"):
-        ReplacedTokensConfig(generator_rate=0.5)
+        ReplacedTokenDetectionConfig(generator_rate=0.5)
 
 
 @pytest.mark.parametrize("sharing", slow_unless(("gradient_disentangled",), ["none", "gradient_disentangled"]))

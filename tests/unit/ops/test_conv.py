@@ -8,7 +8,7 @@ from torch import Tensor
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.ops.conv import (
-    FORMS,
+    BACKENDS,
     depthwise,
     depthwise_step,
     kernel_map,
@@ -17,7 +17,7 @@ from bertsmith.ops.conv import (
     tap_weights,
 )
 
-PLAIN_FORMS = [name for name in FORMS if name != "triton"]  # the kernels have tests of their own
+PLAIN_FORMS = [name for name in BACKENDS if name != "triton"]  # the kernels have tests of their own
 TAPS = [1, 3, 9, 13]
 HEADS, HEAD_WIDTH = 3, 2
 

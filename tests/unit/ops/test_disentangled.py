@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.disentangled import (
-    FORMS,
+    BACKENDS,
     RelativePositions,
     bucket_slots,
     disentangled,
@@ -20,7 +20,9 @@ from bertsmith.ops.disentangled import (
 HEADS, WIDTH = 2, 4
 SLOTS = {"linear": linear_slots(3), "buckets": bucket_slots(4, 9, clamps_distance=True)}
 TERMS = list(product([True, False], repeat=2))
-GENERAL_FORMS = [form for form in FORMS if form not in ("blocks", "grouped", "triton")]  # these have tests of their own
+GENERAL_FORMS = [
+    form for form in BACKENDS if form not in ("blocks", "grouped", "triton")
+]  # these have tests of their own
 
 
 def padded(lengths: list[int], longest: int) -> SequenceLayout:

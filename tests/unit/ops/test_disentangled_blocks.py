@@ -6,7 +6,7 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
-from bertsmith.ops.disentangled import FORMS, RelativePositions, bucket_slots, disentangled, linear_slots
+from bertsmith.ops.disentangled import BACKENDS, RelativePositions, bucket_slots, disentangled, linear_slots
 from bertsmith.ops.dispatch import choose
 
 HEADS, WIDTH = 3, 8
@@ -100,9 +100,9 @@ def test_half_precision_sums_in_float32() -> None:
 def test_each_is_taken_where_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
 
-    def noting(forms: dict, backend: str, inputs: object) -> object:
-        form = choose(forms, backend, inputs)
-        taken.extend(name for name, found in forms.items() if found is form)
+    def noting(backends: dict, backend: str, inputs: object) -> object:
+        form = choose(backends, backend, inputs)
+        taken.extend(name for name, found in backends.items() if found is form)
         return form
 
     monkeypatch.setattr("bertsmith.ops.disentangled.choose", noting)
@@ -135,4 +135,4 @@ def test_what_it_cannot_do_is_said() -> None:
 
 
 def test_the_forms_stand_in_the_table() -> None:
-    assert {"blocks", "grouped", "products"} <= set(FORMS)
+    assert {"blocks", "grouped", "products"} <= set(BACKENDS)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.layout import LengthGroups, SequenceLayout
-from bertsmith.ops.attention import FORMS, attention
+from bertsmith.ops.attention import BACKENDS, attention
 from bertsmith.ops.attention.reference import AttentionInputs
 from bertsmith.ops.dispatch import choose
 from bertsmith.ops.dropout import drop
@@ -100,11 +100,11 @@ def test_is_chosen_for_dropout_on_a_cpu_and_says_why_not_elsewhere() -> None:
     layout, other = layout_of([3, 2], "packed"), layout_of([3, 2], "packed")
     given = tensors(layout, 5)
     with_dropout = AttentionInputs(*given, layout, layout, dropout=0.1)
-    assert choose(FORMS, "auto", with_dropout) is FORMS["grouped"]
+    assert choose(BACKENDS, "auto", with_dropout) is BACKENDS["grouped"]
     without = AttentionInputs(*given, layout, layout)
-    assert choose(FORMS, "auto", without) is FORMS["sdpa"]
-    assert FORMS["grouped"].unsupported(without) == "there is no dropout, and this form is for training with it"
+    assert choose(BACKENDS, "auto", without) is BACKENDS["sdpa"]
+    assert BACKENDS["grouped"].unsupported(without) == "there is no dropout, and this backend is for training with it"
     elsewhere = AttentionInputs(*given, layout, other, dropout=0.1)
-    assert FORMS["grouped"].unsupported(elsewhere) == "the keys have a layout of their own"
+    assert BACKENDS["grouped"].unsupported(elsewhere) == "the keys have a layout of their own"
     half = AttentionInputs(*(tensor.bfloat16() for tensor in given), layout, layout, dropout=0.1)
-    assert "takes float32 or float64" in str(FORMS["grouped"].unsupported(half))
+    assert "takes float32 or float64" in str(BACKENDS["grouped"].unsupported(half))

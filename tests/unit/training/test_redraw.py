@@ -25,13 +25,13 @@ def losses(out: Path) -> list[str]:
 
 def test_a_resumed_run_redraws_the_same(corpus_folder: Path, tmp_path: Path, monkeypatch) -> None:
     moments: list[int] = []
-    renew = Model.renew
+    redraw_features = Model.redraw_features
 
     def counted(model: Model, step: int, seed: int) -> None:
         moments.append(step)
-        renew(model, step, seed)
+        redraw_features(model, step, seed)
 
-    monkeypatch.setattr(Model, "renew", counted)
+    monkeypatch.setattr(Model, "redraw_features", counted)
     straight, out = tmp_path / "straight", tmp_path / "resumed"
     bertsmith.pretrain(RECIPE, data=corpus_folder, out=straight, set=SMALL, device="cpu")
     assert moments == list(range(18))  # once a step, though a step has two micro-batches

@@ -16,7 +16,7 @@ from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
 from bertsmith.layers.positions import Rotary
 from bertsmith.layers.subnet import LayerCut
-from bertsmith.ops.dispatch import Forms
+from bertsmith.ops.dispatch import Implementations
 from bertsmith.settings import Record
 
 State = tuple[Tensor, ...]
@@ -57,7 +57,7 @@ class Mixer(nn.Module, ABC):
     heads: int
     output: ElasticLinear
     """The last layer."""
-    forms: tuple[Forms[Any], ...]
+    backends: tuple[Implementations[Any], ...]
     """Of every op the mixer uses."""
     rotary: Rotary | None = None
     """The kind of turns it reads from the call; None for none."""
@@ -115,7 +115,7 @@ class Mixer(nn.Module, ABC):
         """
         raise InputError(f"{type(self).__name__} has no step-by-step form; allowed: mixers with is_causal")
 
-    def renew(self, step: int, seed: int, number: int) -> None:
+    def redraw_features(self, step: int, seed: int, number: int) -> None:
         """The trainer's moment before a step: kinds that draw random features draw them anew when it is time.
 
         `number` tells the mixers of a stack apart.

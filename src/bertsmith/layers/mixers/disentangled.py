@@ -13,9 +13,9 @@ from bertsmith.errors import InputError
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
 from bertsmith.layers.mixers.base import KEY, QUERY, Attending, MixerConfig, State
-from bertsmith.layers.weight_cache import Remembered, autocast_dtype
+from bertsmith.layers.weight_cache import WeightCache, autocast_dtype
 from bertsmith.ops.disentangled import (
-    FORMS,
+    BACKENDS,
     RelativePositions,
     disentangled,
     disentangled_scores,
@@ -83,7 +83,7 @@ class DisentangledConfig(MixerConfig):
 class DisentangledAttention(Attending):
     """Query, key and value of the content, key and query of the relative positions, attention, output projection."""
 
-    forms = (FORMS,)
+    backends = (BACKENDS,)
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class DisentangledAttention(Attending):
         self.position_key = ElasticLinear(width, inner, units_out=heads, bias=has_key_bias) if has_key else None
         self.position_query = ElasticLinear(width, inner, units_out=heads) if has_query else None
         self.output = ElasticLinear(inner, width, units_in=heads)
-        self.remembered: Remembered[Pair] = Remembered()
+        self.cache: WeightCache[Pair] = WeightCache()
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         query, key, value = self._project(hidden, context)
@@ -175,7 +175,7 @@ class DisentangledAttention(Attending):
             key_layout=key_layout,
             is_causal=is_causal,
             dropout=self.dropout if self.training else 0.0,
-            backend=own_backend(FORMS, context.backend),
+            backend=own_backend(BACKENDS, context.backend),
         )
         return self._output(mixed, context)
 
@@ -193,9 +193,7 @@ class DisentangledAttention(Attending):
         layers = [layer for layer in (self.project, self.position_key, self.position_query) if layer is not None]
         weights = [parameter for layer in layers for parameter in layer.parameters()]
         settings = (context.keep_heads, autocast_dtype(vectors))
-        return self.remembered(
-            [vectors, *weights], settings, lambda: self._project_positions(vectors, context.keep_heads)
-        )
+        return self.cache([vectors, *weights], settings, lambda: self._project_positions(vectors, context.keep_heads))
 
     def _project_positions(self, vectors: Tensor, keep: int | None) -> Pair:
         vectors = dropout(vectors, self.terms.dropout, self.training)

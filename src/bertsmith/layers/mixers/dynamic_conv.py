@@ -11,7 +11,7 @@ from bertsmith.layers.linear import ElasticLinear, WeightSlice
 from bertsmith.layers.mixers.base import Mixer, MixerConfig, State, grown
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel
 from bertsmith.layers.subnet import LayerCut
-from bertsmith.ops.conv import DEPTHWISE_FORMS, FORMS, odd_taps
+from bertsmith.ops.conv import BACKENDS, DEPTHWISE_BACKENDS, odd_taps
 
 
 class DynamicConvConfig(MixerConfig):
@@ -46,7 +46,7 @@ class DynamicConvConfig(MixerConfig):
 class DynamicConv(Mixer):
     """linear → gate → convolution → linear."""
 
-    forms = (FORMS, DEPTHWISE_FORMS)
+    backends = (BACKENDS, DEPTHWISE_BACKENDS)
 
     def __init__(self, width: int, heads: int, head_width: int, kernel: Kernel, *, is_gated: bool) -> None:
         super().__init__()

@@ -15,8 +15,8 @@ from bertsmith.layers.mixers.base import KEY_AND_VALUE, QUERY, Attending, MixerC
 from bertsmith.ops.dispatch import own_backend
 from bertsmith.ops.dropout import drop_tokens
 from bertsmith.ops.favor import (
+    BACKENDS,
     FEATURE_MAPS,
-    FORMS,
     FavorState,
     FeatureMapName,
     RandomFeatures,
@@ -33,7 +33,7 @@ _CHUNK = 128
 
 
 @dataclass(frozen=True)
-class Features:
+class FeatureSettings:
     """How queries and keys become features."""
 
     count: int
@@ -84,7 +84,7 @@ class FavorConfig(MixerConfig):
             self.heads,
             head_width,
             self.value_width or head_width,
-            Features(self.features, self.feature_map, self.is_orthogonal, self.epsilon, self.redraw_every),
+            FeatureSettings(self.features, self.feature_map, self.is_orthogonal, self.epsilon, self.redraw_every),
             dropout=self.dropout,
             is_causal=self.is_causal,
         )
@@ -103,7 +103,7 @@ class FavorConfig(MixerConfig):
 class FavorAttention(Attending):
     """Full attention's projections around linear attention; the random matrix is saved with the weights."""
 
-    forms = (FORMS,)
+    backends = (BACKENDS,)
     projection: Tensor
 
     def __init__(
@@ -112,7 +112,7 @@ class FavorAttention(Attending):
         heads: int,
         head_width: int,
         value_width: int,
-        features: Features,
+        features: FeatureSettings,
         *,
         dropout: float,
         is_causal: bool,
@@ -129,7 +129,7 @@ class FavorAttention(Attending):
         self.projection.copy_(self.features.draw(self.head_width, generator))
 
     @torch.no_grad()
-    def renew(self, step: int, seed: int, number: int) -> None:
+    def redraw_features(self, step: int, seed: int, number: int) -> None:
         every = self.features.redraw_every
         if every == 0 or step == 0 or step % every:
             return
@@ -148,7 +148,7 @@ class FavorAttention(Attending):
             key_layout=context.key_layout,
             is_causal=self.is_causal or context.is_causal,
             chunk=_CHUNK,
-            backend=own_backend(FORMS, context.backend),
+            backend=own_backend(BACKENDS, context.backend),
         )
         if self.training and self.dropout:
             mixed = drop_tokens(mixed, self.dropout, context.layout)

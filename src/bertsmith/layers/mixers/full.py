@@ -12,7 +12,7 @@ from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear
 from bertsmith.layers.mixers.base import Attending, MixerConfig, State
 from bertsmith.layers.positions import Rotary
-from bertsmith.ops.attention import FORMS, attention, attention_map, attention_scores
+from bertsmith.ops.attention import BACKENDS, attention, attention_map, attention_scores
 from bertsmith.ops.dispatch import own_backend
 
 
@@ -67,7 +67,7 @@ class FullConfig(MixerConfig):
 class FullAttention(Attending):
     """Query, key and value from one matrix product, attention, then the output projection."""
 
-    forms = (FORMS,)
+    backends = (BACKENDS,)
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class FullAttention(Attending):
             is_causal=self.is_causal or context.is_causal,
             window=self.window,
             dropout=self.dropout if self.training else 0.0,
-            backend=own_backend(FORMS, context.backend),
+            backend=own_backend(BACKENDS, context.backend),
         )
         return self._output(mixed, context)
 
@@ -129,9 +129,9 @@ class FullAttention(Attending):
             key, value = key[:, -1 - self.window :], value[:, -1 - self.window :]
             key_layout = SequenceLayout.full(*key.shape[:2])
         one = SequenceLayout.full(hidden.shape[0], 1)
-        mixed = attention(query, key, value, one, key_layout=key_layout, backend=own_backend(FORMS, context.backend))[
-            :, 0
-        ]
+        mixed = attention(
+            query, key, value, one, key_layout=key_layout, backend=own_backend(BACKENDS, context.backend)
+        )[:, 0]
         return self._output(mixed, context), state
 
     def _project(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:

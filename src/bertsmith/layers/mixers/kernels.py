@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
 from bertsmith.ops.conv import (
-    DEPTHWISE_FORMS,
-    FORMS,
+    BACKENDS,
+    DEPTHWISE_BACKENDS,
     depthwise,
     depthwise_step,
     kernel_map,
@@ -92,7 +92,7 @@ class SoftmaxKernel(Kernel):
 
     def mix(self, value: Tensor, source: Tensor, context: ForwardContext) -> Tensor:
         scores, dropout = self.scores(source, context), self.dropout if self.training else 0.0
-        backend = own_backend(FORMS, context.backend)
+        backend = own_backend(BACKENDS, context.backend)
         return light_conv(value, scores, context.layout, **self._options(context), dropout=dropout, backend=backend)
 
     def step(self, window: Tensor, source: Tensor, context: ForwardContext) -> Tensor:
@@ -138,7 +138,7 @@ class DepthwiseKernel(Kernel):
 
     def mix(self, value: Tensor, source: Tensor, context: ForwardContext) -> Tensor:
         kernel = torch.dropout(self._kernel(context), self.dropout, train=self.training)
-        backend = own_backend(DEPTHWISE_FORMS, context.backend)
+        backend = own_backend(DEPTHWISE_BACKENDS, context.backend)
         mixed = depthwise(value.flatten(-2), kernel, context.layout, **self._options(context), backend=backend)
         return mixed.unflatten(-1, (-1, self.head_width))  # (…, heads · head_width) -> (…, heads, head_width)
 

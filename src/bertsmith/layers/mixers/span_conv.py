@@ -18,7 +18,7 @@ from bertsmith.layers.mixers.full import FullAttention
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel, initialise_depthwise
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops import conv
-from bertsmith.ops.attention import FORMS, attention, attention_map, attention_scores
+from bertsmith.ops.attention import BACKENDS, attention, attention_map, attention_scores
 from bertsmith.ops.dispatch import own_backend
 
 
@@ -58,7 +58,7 @@ class SpanConvConfig(MixerConfig):
             width,
             heads,
             head_width,
-            SpanKey(width, heads, head_width, self.taps, **options) if self.kernel_from == "span" else Source(),
+            SpanKey(width, heads, head_width, self.taps, **options) if self.kernel_from == "span" else TapSource(),
             KERNELS[self.kernel_from](heads, head_width, self.taps, **options),
             has_own_value=not self.shares_value,
             dropout=self.dropout,
@@ -76,7 +76,7 @@ class SpanConvConfig(MixerConfig):
         return 2 * (attending + convolving + predicting + spanning)
 
 
-class Source(nn.Module):
+class TapSource(nn.Module):
     """What the taps are made from: the token's query."""
 
     def forward(self, query: Tensor, hidden: Tensor, context: ForwardContext) -> Tensor:
@@ -97,12 +97,12 @@ class Source(nn.Module):
     def reorder(self, heads: Tensor) -> None:
         """Puts the heads in the given order."""
 
-    def extract(self, heads: int) -> "Source":
+    def extract(self, heads: int) -> "TapSource":
         """A part of its own with the first heads only."""
         return copy.deepcopy(self)
 
 
-class SpanKey(Source):
+class SpanKey(TapSource):
     """The query times a key that knows the span around its token (Jiang et al. 2020, section 3.2).
 
     The key is a depthwise convolution of the states, then a linear layer.
@@ -127,7 +127,7 @@ class SpanKey(Source):
             self.depthwise,
             context.layout,
             **options,
-            backend=own_backend(conv.DEPTHWISE_FORMS, context.backend),
+            backend=own_backend(conv.DEPTHWISE_BACKENDS, context.backend),
         )
         return query.flatten(-2) * self.pointwise(spans, WeightSlice(keep_out=context.keep_heads))
 
@@ -152,14 +152,14 @@ class SpanKey(Source):
 class SpanConv(Attending):
     """One matrix product for all projections, attention and convolution side by side, one output projection."""
 
-    forms = (FORMS, conv.FORMS, conv.DEPTHWISE_FORMS)
+    backends = (BACKENDS, conv.BACKENDS, conv.DEPTHWISE_BACKENDS)
 
     def __init__(
         self,
         width: int,
         heads: int,
         head_width: int,
-        span: Source,
+        span: TapSource,
         kernel: Kernel,
         *,
         has_own_value: bool,
@@ -182,7 +182,7 @@ class SpanConv(Attending):
             context.layout,
             is_causal=self.is_causal or context.is_causal,
             dropout=self.dropout if self.training else 0.0,
-            backend=own_backend(FORMS, context.backend),
+            backend=own_backend(BACKENDS, context.backend),
         )
         convolved = self.kernel.mix(convolved, self.span(query, hidden, context), context)
         return self._output(torch.cat([attended, convolved], dim=-2), context)
@@ -211,7 +211,9 @@ class SpanConv(Attending):
             return super().step(hidden, state, context)
         query, (key, value, window), seen = self._look_back(hidden, state[:3], context)
         one = SequenceLayout.full(hidden.shape[0], 1)
-        attended = attention(query, key, value, one, key_layout=seen, backend=own_backend(FORMS, context.backend))[:, 0]
+        attended = attention(query, key, value, one, key_layout=seen, backend=own_backend(BACKENDS, context.backend))[
+            :, 0
+        ]
         source, spans = self.span.step(query[:, 0], hidden, state[3:], context)
         convolved = self.kernel.step(window, source, context)
         mixed = self._output(torch.cat([attended, convolved], dim=-2), context)

@@ -56,7 +56,7 @@ class RecurrentConfig(Record):
     """Of its states, both directions together."""
 
 
-class Features(nn.Module):
+class LayerFeatures(nn.Module):
     """The states of some layers → one state per token; `width` is what it has."""
 
     def __init__(self, width: int, config: FeaturesConfig, recurrent: RecurrentConfig | None) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.elementwise import Activation
-from bertsmith.models.heads.base import Features, FeaturesConfig, HeadConfig
+from bertsmith.models.heads.base import FeaturesConfig, HeadConfig, LayerFeatures
 from bertsmith.models.heads.task import Classifier
 from bertsmith.settings import Record
 
@@ -88,7 +88,7 @@ class Exits(nn.Module):
         self.by_layer = nn.ModuleDict(
             {
                 str(layer): Classifier(
-                    Features(width, FeaturesConfig(), None),
+                    LayerFeatures(width, FeaturesConfig(), None),
                     config.outputs,
                     config.pooling,
                     config.hidden,

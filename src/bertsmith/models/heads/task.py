@@ -12,7 +12,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import ACTIVATIONS, Activation, TokenDropout
 from bertsmith.layers.linear import ElasticLinear
-from bertsmith.models.heads.base import Features, FeaturesConfig, HeadConfig, RecurrentConfig
+from bertsmith.models.heads.base import FeaturesConfig, HeadConfig, LayerFeatures, RecurrentConfig
 
 
 class TaskHeadConfig(HeadConfig):
@@ -25,9 +25,9 @@ class TaskHeadConfig(HeadConfig):
     recurrent: RecurrentConfig | None = None
     """A BiLSTM between those states and the rest of the head."""
 
-    def reader(self, width: int) -> Features:
+    def reader(self, width: int) -> LayerFeatures:
         """The part that makes one state per token of those the head reads."""
-        return Features(width, self.features, self.recurrent)
+        return LayerFeatures(width, self.features, self.recurrent)
 
 
 class SequenceHeadConfig(TaskHeadConfig):
@@ -99,7 +99,7 @@ class TaskHead(nn.Module, ABC):
     is_for_tokens = False
     """Whether it says something of every token, not of whole sequences."""
 
-    def __init__(self, features: Features) -> None:
+    def __init__(self, features: LayerFeatures) -> None:
         super().__init__()
         self.features = features
 
@@ -120,7 +120,7 @@ class Classifier(TaskHead):
     """A sequence's vector, a layer of its own if the config says so, dropout, scores."""
 
     def __init__(
-        self, features: Features, labels: int, pooling: str, hidden: Activation | None, dropout: float
+        self, features: LayerFeatures, labels: int, pooling: str, hidden: Activation | None, dropout: float
     ) -> None:
         super().__init__(features)
         width = features.width
@@ -141,7 +141,7 @@ class Tagger(TaskHead):
 
     is_for_tokens = True
 
-    def __init__(self, features: Features, labels: int, dropout: float) -> None:
+    def __init__(self, features: LayerFeatures, labels: int, dropout: float) -> None:
         super().__init__(features)
         self.dropout = TokenDropout(dropout)
         self.score = ElasticLinear(features.width, labels)
@@ -153,7 +153,7 @@ class Tagger(TaskHead):
 class Embedder(TaskHead):
     """A sequence's vector."""
 
-    def __init__(self, features: Features, pooling: str, projection: int | None, *, is_normalised: bool) -> None:
+    def __init__(self, features: LayerFeatures, pooling: str, projection: int | None, *, is_normalised: bool) -> None:
         super().__init__(features)
         self.pooling, self.is_normalised = pooling, is_normalised
         self.width = projection or features.width

@@ -5,14 +5,14 @@ from torch import Tensor
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.attention import grouped, products, reference, sdpa, varlen
 from bertsmith.ops.attention.reference import AttentionInputs
-from bertsmith.ops.dispatch import Form, Forms, choose
+from bertsmith.ops.dispatch import Implementation, Implementations, choose
 
-FORMS: Forms[AttentionInputs] = {
-    "varlen": Form(varlen.attention, varlen.unsupported),
-    "grouped": Form(grouped.attention, grouped.unsupported),
-    "sdpa": Form(sdpa.attention, sdpa.unsupported),
-    "products": Form(products.attention, products.unsupported),
-    "reference": Form(reference.attention, reference.unsupported),
+BACKENDS: Implementations[AttentionInputs] = {
+    "varlen": Implementation(varlen.attention, varlen.unsupported),
+    "grouped": Implementation(grouped.attention, grouped.unsupported),
+    "sdpa": Implementation(sdpa.attention, sdpa.unsupported),
+    "products": Implementation(products.attention, products.unsupported),
+    "reference": Implementation(reference.attention, reference.unsupported),
 }
 
 
@@ -38,7 +38,7 @@ def attention(
     inputs = AttentionInputs(
         query, key, value, layout, key_layout or layout, is_causal=is_causal, dropout=dropout, window=window
     )
-    return choose(FORMS, backend, inputs).compute(inputs)
+    return choose(BACKENDS, backend, inputs).compute(inputs)
 
 
 def attention_map(

@@ -18,15 +18,15 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 def unsupported(inputs: AttentionInputs) -> str | None:
     if inputs.query.device.type != "cpu":
-        return f"the tensors are on {inputs.query.device.type} and this form is for the CPU"
+        return f"the tensors are on {inputs.query.device.type} and this backend is for the CPU"
     if inputs.query.dtype not in (torch.float32, torch.float64):
-        return f"the tensors are {inputs.query.dtype} and this form takes float32 or float64"
+        return f"the tensors are {inputs.query.dtype} and this backend takes float32 or float64"
     if inputs.key_layout is not inputs.layout:
         return "the keys have a layout of their own"
     if torch.compiler.is_compiling():
         return "the lengths decide on the shapes, which compiled code cannot have"
     if inputs.dropout == 0.0:
-        return "there is no dropout, and this form is for training with it"
+        return "there is no dropout, and this backend is for training with it"
     return None
 
 

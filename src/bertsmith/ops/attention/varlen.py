@@ -8,7 +8,7 @@ from bertsmith.ops.attention.reference import AttentionInputs
 
 def unsupported(inputs: AttentionInputs) -> str | None:
     if not (inputs.layout.is_packed and inputs.key_layout.is_packed):
-        return "the layout is padded and this form takes packed sequences"
+        return "the layout is padded and this backend takes packed sequences"
     if not inputs.query.is_cuda:
         return f"the tensors are on {inputs.query.device.type} and the kernel runs on CUDA"
     if inputs.query.dtype not in (torch.bfloat16, torch.float16):

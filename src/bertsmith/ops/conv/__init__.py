@@ -12,17 +12,17 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.conv import fused, reference, taps
 from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs, odd_taps, reach, tap_weights
 from bertsmith.ops.conv.taps import shifted
-from bertsmith.ops.dispatch import Form, Forms, choose
+from bertsmith.ops.dispatch import Implementation, Implementations, choose
 
-DEPTHWISE_FORMS: Forms[DepthwiseInputs] = {
-    "triton": Form(fused.depthwise, fused.unsupported, fused.wanted),
-    "taps": Form(taps.depthwise, taps.unsupported),
-    "reference": Form(reference.depthwise, reference.unsupported),
+DEPTHWISE_BACKENDS: Implementations[DepthwiseInputs] = {
+    "triton": Implementation(fused.depthwise, fused.unsupported, fused.wanted),
+    "taps": Implementation(taps.depthwise, taps.unsupported),
+    "reference": Implementation(reference.depthwise, reference.unsupported),
 }
-FORMS: Forms[LightConvInputs] = {
-    "triton": Form(fused.light_conv, fused.unsupported, fused.wanted),
-    "taps": Form(taps.light_conv, taps.unsupported),
-    "reference": Form(reference.light_conv, reference.unsupported),
+BACKENDS: Implementations[LightConvInputs] = {
+    "triton": Implementation(fused.light_conv, fused.unsupported, fused.wanted),
+    "taps": Implementation(taps.light_conv, taps.unsupported),
+    "reference": Implementation(reference.light_conv, reference.unsupported),
 }
 
 
@@ -41,7 +41,7 @@ def depthwise(
     """
     odd_taps(kernel.shape[-1])
     inputs = DepthwiseInputs(hidden, kernel, layout, is_causal, legacy_padding)
-    return choose(DEPTHWISE_FORMS, backend, inputs).compute(inputs)
+    return choose(DEPTHWISE_BACKENDS, backend, inputs).compute(inputs)
 
 
 def light_conv(
@@ -63,7 +63,7 @@ def light_conv(
     """
     odd_taps(scores.shape[-1])
     inputs = LightConvInputs(value, scores, layout, is_causal, legacy_padding, dropout)
-    return choose(FORMS, backend, inputs).compute(inputs)
+    return choose(BACKENDS, backend, inputs).compute(inputs)
 
 
 def depthwise_step(window: Tensor, kernel: Tensor) -> Tensor:
@@ -96,8 +96,8 @@ def kernel_map(
 
 
 __all__ = [
-    "DEPTHWISE_FORMS",
-    "FORMS",
+    "BACKENDS",
+    "DEPTHWISE_BACKENDS",
     "depthwise",
     "depthwise_step",
     "kernel_map",

@@ -6,10 +6,10 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.disentangled import blocks, fused, grouped, products, reference, sdpa
 from bertsmith.ops.disentangled.positions import RelativePositions, bucket_slots, linear_slots
 from bertsmith.ops.disentangled.reference import DisentangledInputs
-from bertsmith.ops.dispatch import Form, Forms, choose
+from bertsmith.ops.dispatch import Implementation, Implementations, choose
 
 __all__ = [
-    "FORMS",
+    "BACKENDS",
     "RelativePositions",
     "bucket_slots",
     "disentangled",
@@ -18,13 +18,13 @@ __all__ = [
     "linear_slots",
 ]
 
-FORMS: Forms[DisentangledInputs] = {
-    "triton": Form(fused.disentangled, fused.unsupported, fused.wanted),
-    "blocks": Form(blocks.disentangled, blocks.unsupported, blocks.wanted),
-    "grouped": Form(grouped.disentangled, grouped.unsupported, grouped.wanted),
-    "sdpa": Form(sdpa.disentangled, sdpa.unsupported),
-    "products": Form(products.disentangled, products.unsupported),
-    "reference": Form(reference.disentangled, reference.unsupported),
+BACKENDS: Implementations[DisentangledInputs] = {
+    "triton": Implementation(fused.disentangled, fused.unsupported, fused.wanted),
+    "blocks": Implementation(blocks.disentangled, blocks.unsupported, blocks.wanted),
+    "grouped": Implementation(grouped.disentangled, grouped.unsupported, grouped.wanted),
+    "sdpa": Implementation(sdpa.disentangled, sdpa.unsupported),
+    "products": Implementation(products.disentangled, products.unsupported),
+    "reference": Implementation(reference.disentangled, reference.unsupported),
 }
 
 
@@ -62,7 +62,7 @@ def disentangled(
         relative=relative,
         dropout=dropout,
     )
-    return choose(FORMS, backend, inputs).compute(inputs)
+    return choose(BACKENDS, backend, inputs).compute(inputs)
 
 
 def disentangled_terms(

@@ -19,7 +19,7 @@ _SHORT = 64  # tokens below which sequences are better taken all at once
 
 def unsupported(inputs: DisentangledInputs) -> str | None:
     if inputs.query.device.type != "cpu":
-        return f"the tensors are on {inputs.query.device.type} and this form is for the CPU"
+        return f"the tensors are on {inputs.query.device.type} and this backend is for the CPU"
     if inputs.position_key is None and inputs.position_query is None:
         return "there is no term of positions"
     if inputs.query_positions is not None or inputs.key_layout is not inputs.layout:
@@ -27,10 +27,10 @@ def unsupported(inputs: DisentangledInputs) -> str | None:
     if torch.compiler.is_compiling():
         return "the lengths decide on the shapes, which compiled code cannot have"
     if inputs.dropout > 0.0:
-        return "there is dropout, and this form is for inference"
+        return "there is dropout, and this backend is for inference"
     tensors = (inputs.query, inputs.key, inputs.value, inputs.position_key, inputs.position_query)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        return "gradients are asked for, and this form is for inference"
+        return "gradients are asked for, and this backend is for inference"
     return None
 
 

@@ -14,7 +14,7 @@ from bertsmith.ops.disentangled.reference import DisentangledInputs
 
 def unsupported(inputs: DisentangledInputs) -> str | None:
     if inputs.query.device.type != "cpu":
-        return f"the tensors are on {inputs.query.device.type} and this form is for the CPU"
+        return f"the tensors are on {inputs.query.device.type} and this backend is for the CPU"
     if not inputs.layout.is_packed:
         return "the sequences are not packed"
     if inputs.query_positions is not None or inputs.key_layout is not inputs.layout:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
-from bertsmith.ops.dispatch import Form, Forms, choose
+from bertsmith.ops.dispatch import Implementation, Implementations, choose
 from bertsmith.ops.favor import fused, linear, reference
 from bertsmith.ops.favor.feature_maps import FEATURE_MAPS, FeatureMapName, draw
 from bertsmith.ops.favor.features import RandomFeatures
@@ -16,8 +16,8 @@ from bertsmith.ops.favor.reference import FavorInputs
 from bertsmith.ops.favor.step import FavorState, favor_memory, favor_read, favor_start, favor_step
 
 __all__ = [
+    "BACKENDS",
     "FEATURE_MAPS",
-    "FORMS",
     "FavorState",
     "FeatureMapName",
     "RandomFeatures",
@@ -30,10 +30,10 @@ __all__ = [
     "favor_step",
 ]
 
-FORMS: Forms[FavorInputs] = {
-    "triton": Form(fused.favor, fused.unsupported, fused.wanted),
-    "linear": Form(linear.favor, linear.unsupported),
-    "reference": Form(reference.favor, reference.unsupported),
+BACKENDS: Implementations[FavorInputs] = {
+    "triton": Implementation(fused.favor, fused.unsupported, fused.wanted),
+    "linear": Implementation(linear.favor, linear.unsupported),
+    "reference": Implementation(reference.favor, reference.unsupported),
 }
 
 
@@ -60,7 +60,7 @@ def favor(
     Shape: query, key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed.
     """
     inputs = FavorInputs(query, key, value, layout, key_layout or layout, is_causal, features=features, chunk=chunk)
-    return choose(FORMS, backend, inputs).compute(inputs)
+    return choose(BACKENDS, backend, inputs).compute(inputs)
 
 
 def favor_map(

@@ -68,7 +68,7 @@ class Projected(NamedTuple):
     factor: Tensor | None
 
 
-class Side(NamedTuple):
+class SideFeatures(NamedTuple):
     """Queries or keys and what the feature map makes of them.
 
     Shape: x (batch, heads, length, head_width), level (batch, heads, length or 1, 1), features (batch, heads, length,
@@ -81,7 +81,7 @@ class Side(NamedTuple):
     features: Tensor
 
 
-def query_side(query: Tensor, features: RandomFeatures) -> Side:
+def query_side(query: Tensor, features: RandomFeatures) -> SideFeatures:
     """The features of queries, each stabilised by its own largest exponent.
 
     Shape: query (batch, length, heads, head_width).
@@ -89,10 +89,10 @@ def query_side(query: Tensor, features: RandomFeatures) -> Side:
     x = _scaled(query)
     projected = project(x, features.rows(x), features.map)
     level = _finite(projected.exponent.detach().amax(-1, keepdim=True))
-    return Side(x, projected, level, _added(bare(projected, level), features.added))
+    return SideFeatures(x, projected, level, _added(bare(projected, level), features.added))
 
 
-def key_side(key: Tensor, features: RandomFeatures, is_token: Tensor | None, *, is_causal: bool) -> Side:
+def key_side(key: Tensor, features: RandomFeatures, is_token: Tensor | None, *, is_causal: bool) -> SideFeatures:
     """The features of keys, 0 at pads, stabilised by the largest exponent of the sequence; causal, of it so far.
 
     Shape: key (batch, length, heads, head_width), is_token (batch, length).
@@ -103,7 +103,7 @@ def key_side(key: Tensor, features: RandomFeatures, is_token: Tensor | None, *, 
     level = projected.exponent.detach().amax(-1, keepdim=True)
     level = _finite(_largest_so_far(level) if is_causal else level.amax(-2, keepdim=True))
     made = _added(bare(projected, level), features.added)
-    return Side(x, projected, level, made if mask is None else made * mask)
+    return SideFeatures(x, projected, level, made if mask is None else made * mask)
 
 
 def project(x: Tensor, rows: Tensor, feature_map: FeatureMap, is_token: Tensor | None = None) -> Projected:
@@ -134,7 +134,7 @@ def bare(projected: Projected, level: Tensor) -> Tensor:
     return scale if projected.factor is None else projected.factor * scale
 
 
-def gradient(side: Side, features: RandomFeatures, upstream: Tensor, states: Tensor) -> Tensor:
+def gradient(side: SideFeatures, features: RandomFeatures, upstream: Tensor, states: Tensor) -> Tensor:
     """The gradient of the queries or keys `states` a side was made of, given the one of its features."""
     feature_map, rows = features.map, features.rows(side.x)
     by_exponent = upstream * bare(side.projected, side.level)

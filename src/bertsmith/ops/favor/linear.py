@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from bertsmith.ops.attending import through_padding
 from bertsmith.ops.dispatch import is_exporting
-from bertsmith.ops.favor.features import RandomFeatures, Side, gradient, key_side, query_side, with_ones
+from bertsmith.ops.favor.features import RandomFeatures, SideFeatures, gradient, key_side, query_side, with_ones
 from bertsmith.ops.favor.reference import FavorInputs
 
 
@@ -127,7 +127,7 @@ class _Chunks(NamedTuple):
     """From the end of chunk b (column) to the state before chunk c (row); 0 unless b < c."""
 
 
-def _chunks(query: Side, key: Side, values: Tensor, chunk: int) -> _Chunks:
+def _chunks(query: SideFeatures, key: SideFeatures, values: Tensor, chunk: int) -> _Chunks:
     queries, keys, values = (_split(tensor, chunk) for tensor in (query.features, key.features, values))
     # the last level repeated in the filling keeps levels rising; the filling's keys are 0
     missing = keys.shape[2] * chunk - key.level.shape[-2]
@@ -163,7 +163,7 @@ def _carried(between: Tensor, sums: Tensor) -> Tensor:
     return (between @ sums.flatten(-2)).unflatten(-1, sums.shape[-2:])
 
 
-def _causal(queries: Side, keys: Side, values: Tensor, chunk: int) -> Tensor:
+def _causal(queries: SideFeatures, keys: SideFeatures, values: Tensor, chunk: int) -> Tensor:
     """Sums over all keys up to each query, of values and of ones: (batch, heads, length, head_width + 1)."""
     c = _chunks(queries, keys, values, chunk)
     states = _carried(c.between, (c.keys * c.leaving).mT @ c.values)
@@ -172,7 +172,7 @@ def _causal(queries: Side, keys: Side, values: Tensor, chunk: int) -> Tensor:
 
 
 def _causal_gradient(
-    queries: Side, keys: Side, values: Tensor, by_sums: Tensor, chunk: int
+    queries: SideFeatures, keys: SideFeatures, values: Tensor, by_sums: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the features of queries and keys, and of [V 1]."""
     c, by_sums = _chunks(queries, keys, values, chunk), _split(by_sums, chunk)

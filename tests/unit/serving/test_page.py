@@ -162,7 +162,7 @@ def test_texts_are_compared(watched: Watched) -> None:
     expect(page.locator(".nearest .name").first).to_have_text("the smith")
     expect(page.locator(".nearest .score").first).to_have_text("1.00")
     page.fill("textarea", "\n".join(["a"] * 25))
-    expect(page.locator("#problem")).to_contain_text("inputs holds 25 texts; at most 24 are taken here")
+    expect(page.locator("#problem")).to_contain_text("inputs has 25 texts; at most 24 are accepted here")
     watched.complaints.clear()  # a browser tells of every answer that is an error
     page.fill("textarea", "one\ntwo\nthree")
     expect(page.locator("#problem")).to_be_hidden()
@@ -248,7 +248,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser) -> None:
         expect(page.locator("#try")).to_be_hidden()
         page.keyboard.type("wrong")
         page.keyboard.press("Enter")
-        expect(page.locator("#problem")).to_contain_text("wants its key")
+        expect(page.locator("#problem")).to_contain_text("requires its key")
         page.fill("#key-value", "secret")
         page.keyboard.press("Enter")
         expect(page.locator(".scale")).to_be_visible()

@@ -7,6 +7,7 @@
 CORPUS is a folder that `bertsmith corpus` wrote. Every candidate (bakeoff_candidates.py) is a process of its own. Some
 compile side by side; then one after the other has the device for itself, measures its pace and trains as many steps as
 fit, its rate falling to zero within them. Candidates of two stages share the seconds evenly; the encoder goes on.
+With --steps they train side by side, each for the steps given for its objective.
 Written to OUT/NAME: the model, log.jsonl, and figures.json.
 """
 
@@ -17,6 +18,7 @@ import statistics
 import time
 import traceback
 import warnings
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,15 +26,28 @@ from typing import Any
 import torch
 
 from bakeoff_candidates import BASE, CANDIDATES, recipe
+from bertsmith.checkpoint.hf.writing import native_export
 from bertsmith.checkpoint.store import write_model
+from bertsmith.errors import InputError
+from bertsmith.models.build import build
+from bertsmith.models.config import ModelConfig
 from bertsmith.models.generator import fold
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.budget import measure_pace
 from bertsmith.training.pretraining import PretrainSettings, make_trainer
 from bertsmith.training.trainer import Trainer
+from scores_table import chosen
 from scores_tasks import TASKS
 
 READY = "ready"
+
+
+class CandidateSettings(PretrainSettings):
+    """Settings that let a network without token types read pairs of segments: only [SEP] separates them there."""
+
+    def _check_network(self, config: ModelConfig, vocabulary: int) -> None:
+        if config.encoder.embedding.types:
+            super()._check_network(config, vocabulary)
 
 
 def main() -> None:
@@ -44,7 +59,7 @@ def main() -> None:
 
 
 def _race(names: list[str], options: argparse.Namespace) -> None:
-    """Lets the candidates compile together and train in turn."""
+    """Lets the candidates compile together and train in turn, or, with fixed steps, train side by side."""
     context = multiprocessing.get_context("spawn")
     talks: dict[str, Connection] = {}
     for name in names:
@@ -56,67 +71,77 @@ def _race(names: list[str], options: argparse.Namespace) -> None:
         said = talk.recv()
         print(f"{name}: {said} after {time.perf_counter() - begin:.0f} s", flush=True)
         ready += [name] if said == READY else []
+    if options.steps:
+        for name in ready:
+            talks[name].send("go")
     for name in ready:
-        talks[name].send("go")
+        if not options.steps:
+            talks[name].send("go")
         print(f"{name}: {talks[name].recv()}", flush=True)
 
 
 def _candidate(name: str, options: argparse.Namespace, talk: Connection) -> None:
     warnings.filterwarnings("ignore")
     torch.backends.cuda.matmul.allow_tf32 = True
+    stages = (BASE | CANDIDATES[name])["stages"]
     try:
-        trainers = _trainers(name, options)
+        # with fixed steps nothing is timed, so that a stage may compile while other candidates train
+        trainers = {} if options.steps else {stage: _compiled(name, stage, options) for stage in stages}
         talk.send(READY)
         talk.recv()
-        talk.send(json.dumps(_trained(name, trainers, options)))
+        talk.send(json.dumps(_trained(name, stages, trainers, options)))
     except Exception:  # the others go on
         talk.send(f"failed: {traceback.format_exc()}")
 
 
-def _trainers(name: str, options: argparse.Namespace) -> list[Trainer]:
-    """A trainer for each stage, which has compiled what it needs."""
-    vocabulary = Tokenizer.load(Path(options.data)).size
-    trainers = []
-    for stage in (BASE | CANDIDATES[name])["stages"]:
-        plain = recipe(
-            name,
-            stage,
-            data=options.data,
-            vocabulary=vocabulary,
-            micro=options.micro,
-            workers=options.workers,
-            compiled=options.compile,
-        )
-        settings = PretrainSettings.parse(plain, source=name)
-        trainer = make_trainer(settings, _folder(options, name) / stage, device=options.device, show=False)
-        measure_pace(trainer, 1.0)
-        trainers.append(trainer)
-    return trainers
+def _compiled(name: str, stage: str, options: argparse.Namespace) -> Trainer:
+    """A trainer that has compiled what it needs."""
+    trainer = _trainer(name, stage, options)
+    measure_pace(trainer, 1.0)
+    return trainer
 
 
-def _trained(name: str, trainers: list[Trainer], options: argparse.Namespace) -> dict[str, Any]:
+def _trainer(name: str, stage: str, options: argparse.Namespace) -> Trainer:
+    plain = recipe(
+        name,
+        stage,
+        data=options.data,
+        vocabulary=Tokenizer.load(Path(options.data)).size,
+        micro=options.micro,
+        workers=options.workers,
+        compiled=options.compile,
+    )
+    settings = CandidateSettings.parse(plain, source=name)
+    return make_trainer(settings, _folder(options, name) / stage, device=options.device, show=False)
+
+
+def _trained(
+    name: str, stages: Sequence[str], made: Mapping[str, Trainer], options: argparse.Namespace
+) -> dict[str, Any]:
     """Trains the stages one after the other, each from the encoder of the one before, and writes model and figures."""
-    rows = []
-    for number, trainer in enumerate(trainers):
-        if number:
-            trainer.model.encoder.load_state_dict(trainers[number - 1].model.encoder.state_dict())
-        begin, seconds = time.perf_counter(), options.seconds / len(trainers)
-        _, step = max(measure_pace(trainer, seconds).steps[0].items())  # evaluations and checkpoints are not counted
-        trainer.set_steps(max(1, int(seconds / step)))
+    rows: list[dict[str, Any]] = []
+    trainers: list[Trainer] = []
+    for number, stage in enumerate(stages):
+        trainer = made.get(stage) or _trainer(name, stage, options)
+        if trainers:
+            trainer.model.encoder.load_state_dict(trainers[-1].model.encoder.state_dict())
+        begin = time.perf_counter()
+        trainer.set_steps(_steps(trainer, stage, len(stages), options))
         trainer.out.mkdir(parents=True, exist_ok=True)  # measuring left nothing behind
         trainer.run()
+        trainers.append(trainer)
         rows += trainer.log.of_kind("training")
         print(f"{name}: stage {number} took {time.perf_counter() - begin:.1f} s", flush=True)
     last, folder = trainers[-1], _folder(options, name)
     held_out = last.log.of_kind("held_out")[-1]
     figures = {
         "name": name,
+        "native": _native(last.model.config),
         "parameters": sum(parameter.numel() for parameter in last.model.parameters()),
+        "encoder_parameters": sum(parameter.numel() for parameter in last.model.encoder.parameters()),
         "steps": sum(trainer.method.run.steps for trainer in trainers),
         "tokens": sum(trainer.log.of_kind("training")[-1]["tokens"] for trainer in trainers),
-        "tokens_per_second": round(statistics.median(row["tokens_per_second"] for row in rows)),
-        "utilisation": round(statistics.median(row.get("utilisation", 0.0) for row in rows), 3),
-        "data_wait": round(statistics.median(row["data_wait"] for row in rows), 4),
+        **({} if options.steps else _speed(rows)),
         "held_out": {key: value for key, value in held_out.items() if key not in ("kind", "step")},
     }
     write_model(fold(last.model), folder)
@@ -124,23 +149,53 @@ def _trained(name: str, trainers: list[Trainer], options: argparse.Namespace) ->
     return figures
 
 
+def _steps(trainer: Trainer, stage: str, stages: int, options: argparse.Namespace) -> int:
+    """The steps of one stage: its share of the fixed number, or as many as fit into its share of the seconds."""
+    if options.steps:
+        return options.steps[stage] // stages
+    seconds = options.seconds / stages
+    _, step = max(measure_pace(trainer, seconds).steps[0].items())  # evaluations and checkpoints are not counted
+    return max(1, int(seconds / step))
+
+
+def _speed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {
+        "tokens_per_second": round(statistics.median(row["tokens_per_second"] for row in rows)),
+        "utilisation": round(statistics.median(row.get("utilisation", 0.0) for row in rows), 3),
+        "data_wait": round(statistics.median(row["data_wait"] for row in rows), 4),
+    }
+
+
+def _native(config: ModelConfig) -> str | None:
+    """The model type of transformers that computes this encoder, or None."""
+    try:
+        return native_export(build(config.changed(heads=(), generator=None), seed=0)).adapter.model_type
+    except InputError:
+        return None
+
+
 def _print_table(options: argparse.Namespace) -> None:
-    """All candidates that have figures, best mean score first."""
+    """Print all candidates that have figures, best mean score first; the mean is over tasks that all of them have."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in Path(options.out).glob("*/figures.json")]
     scores = _scores(options.scores) if options.scores else {}
-    tasks = sorted({task for own in scores.values() for task in own})
+    tasks = [task for task in TASKS if any(task in own for own in scores.values())]
+    common = [task for task in tasks if all(task in scores.get(_slug(row["name"]), {}) for row in found)]
 
     def mean(name: str) -> float:
         own = scores.get(_slug(name), {})
-        return statistics.mean(own.values()) if len(own) == len(tasks) and own else float("nan")
+        return statistics.mean(statistics.mean(own[task]) for task in common) if common else float("nan")
 
-    print("| | parameters | tokens/s | tokens | token loss | guessed | replaced found |", *tasks, "mean |", sep=" | ")
-    print("|---" * (8 + len(tasks)) + "|")
+    heads = ["native", "encoder", "tokens/s", "tokens", "token loss", "guessed", "replaced found", *tasks]
+    heads += [f"mean of {len(common)}"]
+    print("| | " + " | ".join(heads) + " |")
+    print("|---" * (1 + len(heads)) + "|")
     for row in sorted(found, key=lambda row: -mean(row["name"])):
         held = row["held_out"]
         term = "generator" if "generator_loss" in held else "masked_tokens"
         recall = f"{held['replaced_recall']:.1%}" if "replaced_recall" in held else "–"
-        cells = [row["name"], f"{row['parameters'] / 1e6:.1f} M", f"{row['tokens_per_second']:,}"]
+        size = row.get("encoder_parameters", row["parameters"])
+        speed = f"{row['tokens_per_second']:,}" if "tokens_per_second" in row else "–"
+        cells = [row["name"], row.get("native") or "–", f"{size / 1e6:.1f} M", speed]
         cells += [
             f"{row['tokens'] / 1e6:.0f} M",
             f"{held[f'{term}_loss']:.2f}",
@@ -148,19 +203,26 @@ def _print_table(options: argparse.Namespace) -> None:
             recall,
         ]
         own = scores.get(_slug(row["name"]), {})
-        cells += [f"{own[task]:.1f}" if task in own else "–" for task in tasks]
+        cells += [_cell(own[task]) if task in own else "–" for task in tasks]
         print("| " + " | ".join([*cells, f"{mean(row['name']):.1f}"]) + " |")
 
 
-def _scores(path: str) -> dict[str, dict[str, float]]:
-    """The mean score of every model folder on every task, from the lines that scores.py wrote."""
-    found: dict[str, dict[str, list[float]]] = {}
+def _cell(values: list[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread}"
+
+
+def _scores(path: str) -> dict[str, dict[str, list[float]]]:
+    """Scores of every model folder on every task, one per seed, with the settings whose mean is best on dev."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         if "figures" in row:
-            score = row["figures"][TASKS[row["task"]].figures[0]]
-            found.setdefault(row["model"], {}).setdefault(row["task"], []).append(score)
-    return {name: {task: statistics.mean(own) for task, own in tasks.items()} for name, tasks in found.items()}
+            found.setdefault(row["model"], {}).setdefault(row["task"], []).append(row)
+    return {
+        name: {task: [row["figures"][TASKS[task].figures[0]] for row in chosen(rows)] for task, rows in own.items()}
+        for name, own in found.items()
+    }
 
 
 def _slug(name: str) -> str:
@@ -173,6 +235,10 @@ def _folder(options: argparse.Namespace, name: str) -> Path:
     return folder
 
 
+def _steps_by_objective(text: str) -> dict[str, int]:
+    return {stage: int(steps) for stage, _, steps in (part.partition("=") for part in text.split(","))}
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="a corpus folder; without it only the table is printed")
@@ -182,6 +248,11 @@ def _options() -> argparse.Namespace:
         "--together", default=6, type=int, help="candidates that compile and wait side by side: 12 GB each"
     )
     parser.add_argument("--seconds", default=28.0, type=float, help="of training for each candidate")
+    parser.add_argument(
+        "--steps",
+        type=_steps_by_objective,
+        help="masked_lm=N,replaced_tokens=N: train side by side for fixed steps, halved where there are two stages",
+    )
     parser.add_argument("--micro", default=65536, type=int, help="tokens of a micro-batch")
     parser.add_argument("--workers", default=4, type=int)
     parser.add_argument("--compile", default="graphs")

@@ -1,5 +1,6 @@
 """The candidates of the bake-off: networks and objectives of about one size, each a few lines over the same base."""
 
+from collections.abc import Callable
 from typing import Any
 
 from bertsmith.layers.mixers.disentangled import DisentangledConfig
@@ -33,7 +34,9 @@ PLACED = ("span_conv", "full")
 
 
 def network(mixers: str, vocabulary: int, placement: str = "pre") -> ModelConfig:
-    """An encoder of the size of ELECTRA-small and ConvBERT-small around some mixers."""
+    """An encoder of the size of ELECTRA-small and ConvBERT-small around some mixers, or a native network."""
+    if mixers in NATIVE:
+        return NATIVE[mixers](vocabulary)
     config = preset("electra-small", vocabulary=vocabulary, dropout=0.0, placement=placement, deviation=0.04)
     encoder, turns = config.encoder, MIXERS[mixers]
     layers: list[LayerConfig] = [
@@ -49,13 +52,57 @@ def network(mixers: str, vocabulary: int, placement: str = "pre") -> ModelConfig
     return config.changed(encoder=encoder, family=FAMILIES[turns[0].kind])
 
 
+def modernbert(vocabulary: int) -> ModelConfig:
+    """ModernBERT's blocks in this size, with global attention in every layer: `modernbert` of transformers."""
+    config = preset(
+        "modern-small",
+        vocabulary=vocabulary,
+        width=HEADS * HEAD_WIDTH,
+        layers=LAYERS,
+        heads=HEADS,
+        neurons=640,
+        global_every=1,
+        longest=512,
+        deviation=0.04,
+    )
+    layers = tuple(layer.changed(mixer=layer.mixer.changed(rotary=10_000.0)) for layer in config.encoder.layers)
+    return config.changed(encoder=config.encoder.changed(layers=layers))
+
+
+def deberta_v2(vocabulary: int) -> ModelConfig:
+    """DeBERTa-v3's encoder in this size, with two token types: `deberta-v2` of transformers."""
+    config = preset(
+        "deberta-v3-xsmall",
+        vocabulary=vocabulary,
+        width=HEADS * HEAD_WIDTH,
+        layers=LAYERS,
+        heads=HEADS,
+        span=64,
+        dropout=0.0,
+        deviation=0.04,
+    )
+    encoder = config.encoder
+    # as many weights as the gated feed-forwards of modernbert
+    layers = tuple(layer.changed(feedforward=layer.feedforward.changed(neurons=960)) for layer in encoder.layers)
+    return config.changed(encoder=encoder.changed(layers=layers, embedding=encoder.embedding.changed(types=2)))
+
+
+NATIVE: dict[str, Callable[[int], ModelConfig]] = {"modernbert": modernbert, "deberta-v2": deberta_v2}
+"""Networks that a class of transformers computes. Their token table is as wide as the layers."""
+
 BASE: dict[str, Any] = {
     "mixers": "span_conv",
     "placement": "pre",
     "stages": ("replaced_tokens",),
     "micro_batches": 1,
     "rate": 1.5e-3,
+    "rates": {},  # peak rates of single stages
+    "generator_rate": 1.0,  # the generator's peak rate as a multiple of the encoder's
+    "warmup": 0.06,
 }
+# narrow post-norm networks need a lower rate (docs/results/families.md)
+POST_NORM: dict[str, Any] = {"mixers": "deberta-v2", "rate": 5e-4, "warmup": 0.1}
+BOTH = ("masked_lm", "replaced_tokens")
 CANDIDATES: dict[str, dict[str, Any]] = {
     # the network
     "convbert": {},
@@ -71,6 +118,20 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "deberta, rate 3e-3": {"mixers": "disentangled", "rate": 3e-3},
     "deberta, rate 7e-4": {"mixers": "disentangled", "rate": 7e-4},
     "deberta, batch twice as large": {"mixers": "disentangled", "micro_batches": 2, "rate": 2e-3},
+    # networks that open natively in transformers
+    "modernbert, masked": {"mixers": "modernbert", "stages": ("masked_lm",)},
+    "modernbert, masked, rate 3e-3": {"mixers": "modernbert", "stages": ("masked_lm",), "rate": 3e-3},
+    "modernbert, masked then replaced": {"mixers": "modernbert", "stages": BOTH},
+    "modernbert, masked then replaced, rates apart": {
+        "mixers": "modernbert",
+        "stages": BOTH,
+        "rates": {"replaced_tokens": 7.5e-4},
+        "generator_rate": 4.0,
+    },
+    "modernbert, replaced": {"mixers": "modernbert"},
+    "deberta-v2, masked": {**POST_NORM, "stages": ("masked_lm",)},
+    "deberta-v2, masked, rate 1e-3": {**POST_NORM, "stages": ("masked_lm",), "rate": 1e-3},
+    "deberta-v2, masked then replaced": {**POST_NORM, "stages": BOTH},
 }
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "masked_lm": {"kind": "masked_lm", "masking": {"rate": 0.2}},
@@ -82,15 +143,16 @@ def recipe(name: str, stage: str, *, data: str, vocabulary: int, micro: int, wor
     """The plain settings of one stage of a candidate; its steps are set by the time it has."""
     chosen = BASE | CANDIDATES[name]
     has_generator = stage == "replaced_tokens"
+    own = {"generator_rate": chosen["generator_rate"]} if has_generator else {}
     return {
         "data": data,
         "model": {"network": network(chosen["mixers"], vocabulary, chosen["placement"]).plain()},
         **({"generator": {"width": 0.5, "depth": 0.75, "sharing": "full"}} if has_generator else {}),
         "sequences": {"length": 128, "cut": "segments", "micro_tokens": micro},
-        "objective": OBJECTIVES[stage],
+        "objective": OBJECTIVES[stage] | own,
         "batch": {"tokens": micro * chosen["micro_batches"]},
-        "optimizer": {"learning_rate": chosen["rate"]},
-        "schedule": {"kind": "wsd", "warmup": 0.06, "decay": 0.3},
+        "optimizer": {"learning_rate": chosen["rates"].get(stage, chosen["rate"])},
+        "schedule": {"kind": "wsd", "warmup": chosen["warmup"], "decay": 0.3},
         "run": {
             "workers": workers,
             "compile": compiled,

@@ -1,4 +1,4 @@
-"""One layer: a mixer and a feed-forward, each with its residual sum and norm; in a decoder a cross mixer between."""
+"""One layer: mixer and feed-forward, each with residual sum and norm; a decoder has a cross mixer between them."""
 
 import copy
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from bertsmith.settings import Record
 
 
 class BranchConfig(Record):
-    """What the neighbours of a token add to a layer's output."""
+    """A convolution over neighbouring tokens beside a layer (DeBERTa v2)."""
 
     taps: Annotated[int, AfterValidator(odd_taps)] = 3
     activation: Activation = "gelu"
@@ -32,7 +32,7 @@ class BranchConfig(Record):
     epsilon: float = Field(default=1e-7, gt=0)
 
     def build(self, width: int, *, is_causal: bool = False) -> "ConvolutionBranch":
-        """The branch of a layer, causal if the layer's mixer is."""
+        """Build the branch of a layer; causal if the layer's mixer is."""
         return ConvolutionBranch(width, self.taps, self.activation, self.dropout, self.epsilon, is_causal=is_causal)
 
     def flops(self, width: int) -> int:
@@ -57,9 +57,9 @@ class ConvolutionBranch(nn.Module):
         self.norm = Norm(width, epsilon)
 
     def forward(self, entered: Tensor, left: Tensor, context: ForwardContext) -> Tensor:
-        """The layer's output with the convolution of its input added.
+        """Add the convolution of the layer's input to its output.
 
-        Shape: entered, left (…, width), the states before and after the layer.
+        Shape: entered, left (…, width), the hidden states before and after the layer.
         """
         before, _ = reach(self.taps, self.is_causal or context.is_causal)
         span = torch.cat([shifted(entered, tap - before, context.layout) for tap in range(self.taps)], dim=-1)
@@ -73,7 +73,7 @@ Part = TypeVar("Part", bound=nn.Module)
 class Block(nn.Module):
     """mixer → (cross mixer →) feed-forward, normalised after each residual sum (post-norm) or before each part.
 
-    The last mixer reads the call's memory: in a decoder that is the cross mixer, elsewhere the only one there is.
+    The last mixer attends to the context's memory: in a decoder the cross mixer, elsewhere the only mixer.
     """
 
     def __init__(
@@ -99,18 +99,18 @@ class Block(nn.Module):
 
     @property
     def units(self) -> LayerCut:
-        """All the units this layer has."""
+        """Number of units of this layer."""
         return LayerCut(self.mixer.heads, self.feedforward.neurons, self.feedforward.groups)
 
     @property
     def outputs(self) -> list[ElasticLinear | GroupedLinear]:
-        """The layers whose results are added to the stream."""
+        """The linear layers whose outputs are added to the residual stream."""
         mixers = [self.mixer] if self.cross is None else [self.mixer, self.cross]
         return [*(mixer.output for mixer in mixers), self.feedforward.contract]
 
     @property
     def crossing(self) -> tuple[Mixer, Norm] | None:
-        """In a decoder: the cross mixer and its norm, which come together."""
+        """The cross mixer of a decoder and its norm, or None."""
         return None if self.cross is None or self.cross_norm is None else (self.cross, self.cross_norm)
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
@@ -119,19 +119,19 @@ class Block(nn.Module):
         if crossing is not None:
             hidden = self._added(hidden, *crossing, self._cross_context(context))
         hidden = self._added(hidden, self.feedforward, self.feedforward_norm, context)
-        # queries that look at a memory are no run of neighbours
+        # queries that attend to a memory are not neighbours of each other
         if self.branch is None or own.memory is not None:
             return hidden
         return self.branch(entered, hidden, context)
 
     def start(self, context: ForwardContext) -> tuple[State, State]:
-        """The states of the two mixers before the first token."""
+        """Return the decoding states of the two mixers before the first token."""
         return self.mixer.start(self._own_context(context)), () if self.cross is None else self.cross.start(context)
 
     def step(
         self, hidden: Tensor, states: tuple[State, State], context: ForwardContext
     ) -> tuple[Tensor, tuple[State, State]]:
-        """The states of one more token of each sequence, (batch, width), and the mixers' next states."""
+        """Return the hidden state of one more token of each sequence, (batch, width), and the mixers' next states."""
         if self.branch is not None:
             raise InputError(
                 "a layer with a branch keeps no tokens between steps; allowed in steps: layers without one"
@@ -146,7 +146,7 @@ class Block(nn.Module):
         return self._added(hidden, self.feedforward, self.feedforward_norm, context), (state, cross_state)
 
     def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:
-        """The mixer's maps for the states that enter this block; a cross mixer's names begin with "cross_"."""
+        """Return the mixer's maps for the input of this block; names of a cross mixer's maps begin with "cross_"."""
         own, crossing = self._own_context(context), self.crossing
         maps = self.mixer.maps(self._entering(hidden, self.mixer_norm), own)
         if crossing is None:
@@ -157,23 +157,23 @@ class Block(nn.Module):
         return {**maps, **{f"cross_{name}": shares for name, shares in crossed.items()}}
 
     def projections(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
-        """The mixer's query, key and value of the states that enter this block, each (…, heads, head width)."""
+        """Return the mixer's query, key and value for the input of this block, each (…, heads, head width)."""
         return self.mixer.projections(self._entering(hidden, self.mixer_norm), self._own_context(context))
 
     def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
-        """The mixer's scores of attention for the states that enter this block, (batch, heads, longest, longest)."""
+        """Return the mixer's attention scores for the input of this block, (batch, heads, longest, longest)."""
         return self.mixer.scores(self._entering(hidden, self.mixer_norm), self._own_context(context))
 
     def orders(self, heads: Tensor, neurons: Tensor) -> dict[Mixer | FeedForward, Tensor]:
-        """The order that each part with units takes for these orders of heads and neurons."""
+        """Return the order of units of each sub-layer for these orders of heads and neurons."""
         orders: dict[Mixer | FeedForward, Tensor] = {self.mixer: heads, self.feedforward: neurons}
         return orders if self.cross is None else {**orders, self.cross: heads}
 
     def extract(self, cut: LayerCut, made: dict[nn.Module, nn.Module]) -> "Block":
-        """A block of its own with the first units only.
+        """Return a block of its own with the first units only.
 
-        `made` says what has been made of the parts so far, and is added to: a part that several layers share is made
-        once. Layers that are cut differently must not be given the same one.
+        `made` maps modules to their extracted copies and is added to: a module that several layers share is extracted
+        once. Layers with different cuts must not share it.
         """
 
         def once(part: Part, make: Callable[[Part], Part]) -> Part:
@@ -197,22 +197,22 @@ class Block(nn.Module):
         )
 
     def _own_context(self, context: ForwardContext) -> ForwardContext:
-        """The call for the mixer: the memory is the cross mixer's, if there is one."""
+        """Return the context of the mixer: without the memory, if a cross mixer attends to it."""
         return context if self.cross is None else context.with_memory(None)
 
     def _cross_context(self, context: ForwardContext) -> ForwardContext:
-        """The call for the cross mixer, which sees the whole memory even where its own sequence is causal."""
+        """Return the context of the cross mixer, which sees the whole memory even if its own sequence is causal."""
         return replace(context, is_causal=False) if context.is_causal else context
 
     def _added(self, hidden: Tensor, part: Mixer | FeedForward, norm: nn.Module, context: ForwardContext) -> Tensor:
-        """The states with what a part makes of them."""
+        """Return the residual sum of the hidden states and a sub-layer's output."""
         return self._joined(hidden, part(self._entering(hidden, norm), context), norm, context)
 
     def _entering(self, hidden: Tensor, norm: nn.Module) -> Tensor:
-        """What a part gets to see."""
+        """Return the input of a sub-layer, normalised first in a pre-norm block."""
         return norm(hidden) if self.is_pre_norm else hidden
 
     def _joined(self, hidden: Tensor, news: Tensor, norm: nn.Module, context: ForwardContext) -> Tensor:
-        """The residual sum after a part."""
+        """Return the residual sum after a sub-layer, normalised in a post-norm block."""
         summed = hidden + self.dropout(news, context.layout)
         return summed if self.is_pre_norm else norm(summed)

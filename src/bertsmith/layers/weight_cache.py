@@ -1,4 +1,4 @@
-"""The last result of a computation on weights, kept for as long as the weights stay what they were."""
+"""Caches of computations on weights, valid as long as the weights do not change."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class _Entry(Generic[Result]):
 
 
 class WeightCache(nn.Module, Generic[Result]):
-    """What was computed last in eval mode without gradients. It has no weights and is never saved.
+    """The last result computed in eval mode without gradients. It has no weights and is never saved.
 
     PyTorch counts every write to a tensor but those through `.data`; a change of mode or of device forgets as well.
     """
@@ -38,7 +38,7 @@ class WeightCache(nn.Module, Generic[Result]):
         self._entry: _Entry[Result] | None = None
 
     def forward(self, sources: Sequence[Tensor], settings: Hashable, compute: Callable[[], Result]) -> Result:
-        """The result for these sources and settings: the remembered one if nothing has changed, else a new one."""
+        """Return the result for these sources and settings: the cached one if nothing has changed, else a new one."""
         if torch.compiler.is_compiling():
             return compute()
         is_countable = not any(source.is_inference() or source.is_meta for source in sources)
@@ -76,7 +76,7 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
 
 
 SMALLEST = 128 * 128
-"""Entries of a matrix below which a product is no faster by it."""
+"""Smallest number of weights for which a packed matrix is faster."""
 
 _FUSED: dict[Activation | None, tuple[str, str]] = {
     None: ("none", ""),
@@ -86,14 +86,14 @@ _FUSED: dict[Activation | None, tuple[str, str]] = {
     "silu": ("swish", ""),
     "tanh": ("tanh", ""),
 }
-"""The names that oneDNN has for what follows a product."""
+"""oneDNN's names of the activations that it fuses."""
 
 
 class PackedWeight(WeightCache[Tensor]):
-    """One matrix, laid out for products in eval mode without gradients."""
+    """A weight matrix in oneDNN's packed layout, for products in eval mode without gradients."""
 
     def serves(self, hidden: Tensor, weight: Tensor) -> bool:
-        """Whether this product is one to lay the matrix out for."""
+        """Return whether this product can use the packed matrix."""
         return (
             not self.training
             and not torch.is_grad_enabled()
@@ -111,7 +111,7 @@ class PackedWeight(WeightCache[Tensor]):
     def product(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None = None
     ) -> Tensor:
-        """hidden · weightᵀ + bias and what the activation makes of it: (…, inputs) -> (…, outputs)."""
+        """Return activation(hidden · weightᵀ + bias): (…, inputs) -> (…, outputs)."""
         mkldnn: Any = torch.ops.mkldnn
         laid_out = self([weight], None, lambda: mkldnn._reorder_linear_weight(weight.detach(), None))
         kind, variant = _FUSED[activation]

@@ -235,22 +235,22 @@ class Encoder(nn.Module):
 
     @property
     def units(self) -> tuple[LayerCut, ...]:
-        """The heads and neurons of every layer."""
+        """Number of heads and neurons of every layer."""
         return tuple(block.units for block in self._blocks())
 
     def redraw_features(self, step: int, seed: int) -> None:
-        """The trainer's moment before a step: mixers that draw random features draw them anew when it is time."""
-        renewed: set[Mixer] = set()
+        """Redraw the random features of mixers where it is time; the trainer calls it before every optimiser step."""
+        redrawn: set[Mixer] = set()
         for block in self._blocks():
             for mixer in (block.mixer, block.cross):
-                if mixer is not None and mixer not in renewed:  # one that several layers share draws once
-                    mixer.redraw_features(step, seed, len(renewed))
-                    renewed.add(mixer)
+                if mixer is not None and mixer not in redrawn:  # one that several layers share draws once
+                    mixer.redraw_features(step, seed, len(redrawn))
+                    redrawn.add(mixer)
 
     def reorder(self, heads: Sequence[Tensor], neurons: Sequence[Tensor]) -> None:
-        """Puts the heads and neurons of every layer in the given orders; the full encoder's output does not change.
+        """Reorder the heads and neurons of every layer; the output of the whole encoder does not change.
 
-        Layers that share a part must be given the same order for it.
+        Layers that share a module must be given the same order for it.
         """
         orders: dict[Mixer | FeedForward, Tensor] = {}
         for layer, (block, *asked) in enumerate(zip(self._blocks(), heads, neurons, strict=True)):
@@ -263,7 +263,7 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def extract(self, subnet: Subnet) -> "Encoder":
-        """An ordinary, smaller encoder that computes what this one does with `subnet`."""
+        """Return a smaller encoder of its own that computes the same as this one with `subnet`."""
         cuts = subnet.cuts(self.units)
         made: dict[nn.Module, nn.Module] = {}
         blocks = [self._blocks()[index].extract(cut, made if is_even(cuts) else {}) for index, cut in cuts]

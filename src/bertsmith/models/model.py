@@ -1,4 +1,4 @@
-"""A model a person works with: an encoder, its heads, and the tokenizer that belongs to it."""
+"""A model for users: an encoder, its heads and its tokenizer."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 
 class Model(nn.Module):
-    """What `load` and `build` return."""
+    """An encoder with heads and a tokenizer; `load` and `build` return one."""
 
     can_embed = True
     has_early_exits = False
@@ -44,7 +44,7 @@ class Model(nn.Module):
         subnet: Subnet | None = None,
         backend: str = "auto",
     ) -> Tensor:
-        """The last states, (batch, length, width); pads, where attention_mask is 0, stand at the ends of the rows.
+        """Return the final hidden states, (batch, length, width); padding (attention_mask 0) is at the ends of rows.
 
         Shape: input_ids, attention_mask, token_type_ids (batch, length).
         """
@@ -129,7 +129,7 @@ class Model(nn.Module):
 
     @property
     def task_head(self) -> TaskHead:
-        """The head of the task the model was fine-tuned for, or a sentence that there is none."""
+        """The head of the task that the model was fine-tuned for; raises InputError if there is none."""
         for head in self.heads.values():
             if isinstance(head, TaskHead):
                 return head
@@ -138,11 +138,11 @@ class Model(nn.Module):
 
     @property
     def is_for_tokens(self) -> bool:
-        """Whether the task's head speaks of every token, not of whole sequences."""
+        """Whether the task head has outputs for every token, not for whole sequences."""
         return self.task_head.is_for_tokens
 
     def head(self, kind: str) -> nn.Module:
-        """One of the model's heads; says which there are if it lacks this one."""
+        """Return a head of the model; raise InputError with the names of its heads if it has none of this kind."""
         if kind not in self.heads:
             have = ", ".join(self.heads) or "none"
             raise InputError(f"this model has no {kind!r} head (its heads: {have})")
@@ -150,7 +150,7 @@ class Model(nn.Module):
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str], *, batch_size: int = 32, subnet: Subnet | None = None) -> Tensor:
-        """One vector per text: what the embedder head says, or without one the mean of its token states.
+        """Return one vector per text: the output of the embedder head, or else the mean of the final hidden states.
 
         Shape: (texts, width).
         """
@@ -165,9 +165,9 @@ class Model(nn.Module):
 
     @torch.inference_mode()
     def fill_mask(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
-        """For every mask in the text the likeliest pieces with their probabilities.
+        """Return the most probable tokens of every mask in the text, with their probabilities.
 
-        Where the model itself has no head for that, its generator says them.
+        A model without a masked_tokens head uses its generator.
         """
         tokenizer = self.require_tokenizer()
         if "masked_tokens" not in self.heads and self.generator is not None:
@@ -192,21 +192,21 @@ class Model(nn.Module):
         ]
 
     def redraw_features(self, step: int, seed: int) -> None:
-        """The trainer's moment before a step: parts that draw random features draw them anew when it is time."""
+        """Redraw random features where it is time; the trainer calls it before every optimiser step."""
         self.encoder.redraw_features(step, seed)
         if self.generator is not None:
             self.generator.redraw_features(step, key(seed, 7))
 
     @property
     def given_table(self) -> Tensor | None:
-        """The generator's token vectors where the encoder's own are a difference from them; else None."""
+        """The generator's token vectors if the encoder's table holds the difference from them, else None."""
         if self.generator is None or not self.encoder.embedding.is_difference:
             return None
         return self.generator.token_table
 
     @property
     def token_table(self) -> Tensor:
-        """The encoder's token vectors, (vocabulary, embedding width); heads over the vocabulary read them, too."""
+        """The encoder's token vectors, (vocabulary, embedding width), which heads over the vocabulary share."""
         embedding = self.encoder.embedding
         table, factor = embedding.rows.whole(embedding.token_table), embedding.token_factor
         if self.given_table is not None:
@@ -219,7 +219,7 @@ class Model(nn.Module):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Eval mode inside, the mode there was after."""
+        """Switch to eval mode, and back to the previous mode on exit."""
         was_training = self.training
         self.eval()
         try:
@@ -228,7 +228,7 @@ class Model(nn.Module):
             self.train(was_training)
 
     def require_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, or a sentence that it has none."""
+        """Return the model's tokenizer; raise InputError if it has none."""
         if self.tokenizer is None:
             raise InputError("this model has no tokenizer; load one with its folder or set model.tokenizer")
         return self.tokenizer
@@ -264,7 +264,7 @@ class Model(nn.Module):
 
 
 def check_texts(caller: str, texts: Sequence[str], batch_size: int) -> None:
-    """Raises InputError if these are no texts to be worked on in batches."""
+    """Raise InputError if `texts` is not a list or the batch size is not positive."""
     if isinstance(texts, str):
         raise InputError(f"{caller} takes a list of texts, and was given one string; put it in a list")
     if batch_size < 1:

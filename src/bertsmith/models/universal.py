@@ -53,7 +53,7 @@ class StepSignal(nn.Module):
 
 
 class UniversalEncoder(Encoder):
-    """An encoder whose layers are steps."""
+    """An encoder whose layers are steps (Dehghani et al. 2019)."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class UniversalEncoder(Encoder):
 
     @torch.no_grad()
     def extract(self, subnet: Subnet) -> "UniversalEncoder":
-        """An ordinary, smaller encoder that computes what this one does with `subnet`."""
+        """Return a smaller encoder of its own that computes the same as this one with `subnet`."""
         plain = super().extract(subnet)
         signal = copy.deepcopy(self.signal)
         signal.steps = signal.steps[: len(plain.blocks)].clone()

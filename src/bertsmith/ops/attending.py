@@ -1,4 +1,4 @@
-"""What ops in which queries look at keys share: the record of a call, its checks, and the way through padding."""
+"""Shared by all attention ops: the inputs record, its checks, and the detour through padding."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_fine_tuned_model_leaves_with_its_labels(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_fine_tuned_model_keeps_its_labels(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     figures = export_model(run, out=tmp_path / "hf")
     said = " ".join(capsys.readouterr().out.split())
     assert figures["form"] == "native"
@@ -40,7 +40,7 @@ def test_a_fine_tuned_model_leaves_with_its_labels(run: Path, tmp_path: Path, ca
     ("choice", "why"),
     [({"width": 0.5}, "its heads do not fill its width"), ({"native": "never"}, "native was given as 'never'")],
 )
-def test_what_has_no_class_there_says_so(
+def test_model_without_a_native_class(
     choice: dict, why: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     figures = export_model(run, out=tmp_path / "hf", **choice)
@@ -56,7 +56,7 @@ def test_what_has_no_class_there_says_so(
     assert bertsmith.Predictor.load(tmp_path / "hf").predict(TEXTS[:1])[0] in ("bad", "good")
 
 
-def test_a_class_of_theirs_can_be_insisted_on(run: Path, tmp_path: Path) -> None:
+def test_native_always(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^this model cannot be exported as a Hugging Face bert: its heads do not"):
         export_model(run, out=tmp_path / "hf", width=0.5, native="always")
     assert not (tmp_path / "hf").exists()
@@ -64,19 +64,19 @@ def test_a_class_of_theirs_can_be_insisted_on(run: Path, tmp_path: Path) -> None
         bertsmith.export(bertsmith.load(run), tmp_path / "hf", native="yes")
 
 
-def test_electra_learns_with_the_head_that_they_have(run: Path, tmp_path: Path) -> None:
+def test_fine_tuned_electra_is_native(run: Path, tmp_path: Path) -> None:
     tune(run.parent / "reviews", tmp_path / "run", "head.hidden=gelu", model="electra-small")
     assert export_model(tmp_path / "run", out=tmp_path / "hf")["architecture"] == "ElectraForSequenceClassification"
 
 
-def test_numbers_on_another_scale_are_explained(run: Path) -> None:
+def test_scaled_regression_is_explained(run: Path) -> None:
     task = {"task": {"kind": "regression", "scale": True, "lowest": 1.0, "highest": 5.0}}
     plan = plan_hf(bertsmith.load(run), task=task)
     assert plan.remark.endswith("; its numbers are 1 + 4 · the output, as it was trained from 0 to 1")
     assert "its numbers" not in plan_hf(bertsmith.load(run), task={"task": {**task["task"], "scale": False}}).remark
 
 
-def test_the_task_goes_along_from_python(run: Path, tmp_path: Path) -> None:
+def test_python_export_writes_the_task(run: Path, tmp_path: Path) -> None:
     said = bertsmith.export(bertsmith.load(run), tmp_path / "hf", task=run)
     assert said == "written as BertForSequenceClassification, which transformers opens without Bertsmith"
     assert bertsmith.Predictor.load(tmp_path / "hf").predict(TEXTS) == bertsmith.Predictor.load(run).predict(TEXTS)

@@ -47,7 +47,7 @@ def rounding_classifier(**settings: object) -> Model:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_codes_are_used_as_they_were_written(name: str, precision: Precision, tmp_path: Path) -> None:
+def test_round_trip_is_exact(name: str, precision: Precision, tmp_path: Path) -> None:
     model, samples = classifier(name), [inputs(1), inputs(2)]
     before = int8_model(model, precision, samples)
     write_artefact(model, tmp_path, Artefact(engine="torch", precision=precision), samples)
@@ -64,7 +64,7 @@ def test_codes_are_used_as_they_were_written(name: str, precision: Precision, tm
 
 
 @torch.no_grad()
-def test_the_file_is_a_quarter(tmp_path: Path) -> None:
+def test_file_is_a_quarter_of_float32(tmp_path: Path) -> None:
     model = build(preset("bert-tiny", vocabulary=2000), seed=0)
     (tmp_path / "whole").mkdir()
     (tmp_path / "codes").mkdir()
@@ -80,7 +80,7 @@ def test_the_file_is_a_quarter(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_a_layer_is_its_formula_in_integers() -> None:
+def test_layer_equals_its_integer_formula() -> None:
     layer = classifier().encoder._blocks()[0].feedforward.expand
     hidden = torch.randn(3, 32)
     weights = layer.weight.double()
@@ -96,7 +96,7 @@ def test_a_layer_is_its_formula_in_integers() -> None:
 
 @pytest.mark.parametrize("ranges", ["matrix", "group"])
 @torch.no_grad()
-def test_a_model_that_learned_with_rounding_keeps_its_ranges(ranges: str) -> None:
+def test_quantisation_aware_model_keeps_its_ranges(ranges: str) -> None:
     model = rounding_classifier(weight_ranges=ranges, weight_bits=6, groups=7)
     small = int8_model(model, "int8_static")
     for (name, rounding), (_, codes) in zip(
@@ -114,7 +114,7 @@ def test_a_model_that_learned_with_rounding_keeps_its_ranges(ranges: str) -> Non
 
 
 @torch.no_grad()
-def test_layers_of_codes_are_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_layers_are_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = classifier()
     # traced as a whole, without the time that making code of it takes
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
@@ -130,7 +130,7 @@ def test_integer_products_do_not_overflow() -> None:
     assert torch.equal(int_product(codes, weights).double(), codes.double() @ weights.double().T)
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_unsupported_models_raise(tmp_path: Path) -> None:
     model = classifier()
     with pytest.raises(InputError, match="needs samples"):
         int8_model(model, "int8_static")

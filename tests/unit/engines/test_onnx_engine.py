@@ -81,7 +81,7 @@ def dev(data: Path) -> Table:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_folder_says_what_is_in_it(precision: str, exported: dict[str, Path]) -> None:
+def test_onnx_json_describes_the_graph(precision: str, exported: dict[str, Path]) -> None:
     folder = exported[precision]
     names = {path.name for path in folder.iterdir()} - {".bertsmith"}
     files = {"artefact.json", "config.json", "model.onnx", "onnx.json", "result.json", "task.json", "tokenizer.json"}
@@ -102,14 +102,14 @@ def test_the_folder_says_what_is_in_it(precision: str, exported: dict[str, Path]
     assert result["bytes"] == (folder / "model.onnx").stat().st_size
 
 
-def test_8_bits_are_smaller(exported: dict[str, Path]) -> None:
+def test_int8_files_are_smaller(exported: dict[str, Path]) -> None:
     size = {precision: (folder / "model.onnx").stat().st_size for precision, folder in exported.items()}
     assert size["int8"] < size["float32"]
     assert size["int8_static"] < size["float32"]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_score_is_the_same_wherever_the_folder_is_opened(
+def test_score_is_independent_of_the_precision_of_the_process(
     precision: str, exported: dict[str, Path], dev: Table, tmp_path: Path
 ) -> None:
     evaluation, answers = Predictor.load(exported[precision]).evaluate(dev)
@@ -119,7 +119,7 @@ def test_a_score_is_the_same_wherever_the_folder_is_opened(
     assert answers == answers_again
 
 
-def test_evaluate_runs_the_folder_with_the_models_score(
+def test_evaluate_gives_the_score_of_the_model(
     exported: dict[str, Path], cut: Model, trained: Path, data: Path, dev: Table, tmp_path: Path
 ) -> None:
     kept = Predictor.load(trained).record
@@ -129,7 +129,7 @@ def test_evaluate_runs_the_folder_with_the_models_score(
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_packed_batches_come_back_packed(precision: str, exported: dict[str, Path], cut: Model) -> None:
+def test_packed_batches(precision: str, exported: dict[str, Path], cut: Model) -> None:
     runner = open_runner(exported[precision], threads=1)
     starts = torch.tensor([0, 3, 4, 11, 11]).int()  # the last sequence is empty
     layout = SequenceLayout.packed(starts, 9)
@@ -140,26 +140,26 @@ def test_packed_batches_come_back_packed(precision: str, exported: dict[str, Pat
     assert (found - wanted).abs().max() <= PRECISIONS[precision] * wanted.abs().max()
 
 
-def test_rows_without_pads_and_without_types(exported: dict[str, Path], cut: Model) -> None:
+def test_rows_without_padding_and_types(exported: dict[str, Path], cut: Model) -> None:
     runner, tokens = open_runner(exported["float32"]), torch.randint(5, 20, (2, 5))
     layout = SequenceLayout.full(2, 5)
     with torch.no_grad():
         torch.testing.assert_close(runner.outputs(tokens, layout), cut.outputs(tokens, layout), rtol=0, atol=1e-4)
 
 
-def test_threads_are_those_asked_for(exported: dict[str, Path]) -> None:
+def test_number_of_threads(exported: dict[str, Path]) -> None:
     for threads in (1, 2):
         runner: Any = ENGINE.open(exported["float32"], "float32", threads=threads)
         assert runner.session.get_session_options().intra_op_num_threads == threads
 
 
-def test_too_long_a_sequence_is_said_to_be_so(exported: dict[str, Path]) -> None:
+def test_overlong_sequence_raises(exported: dict[str, Path]) -> None:
     runner = open_runner(exported["float32"])
     with pytest.raises(InputError, match="a sequence may have 33 tokens; this model takes at most 32"):
         runner.outputs(torch.ones(1, 33, dtype=torch.long), SequenceLayout.full(1, 33))
 
 
-def test_refusals_leave_no_file_behind(cut: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_leave_no_files(cut: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="precision is 'bfloat16' with the engine onnxruntime; allowed: float32, int8"):
         write_artefact(cut, tmp_path, Artefact(engine="onnxruntime", precision="bfloat16"))
     with pytest.raises(InputError, match="precision is 'int8_static' and there are no samples"):
@@ -176,9 +176,7 @@ def test_refusals_leave_no_file_behind(cut: Model, tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_graph_that_says_something_else_is_not_kept(
-    cut: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graph_that_differs_from_its_model_raises(cut: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_engine, "TOLERANCE", 0.0)
     with pytest.raises(
         InputError, match=r"differs from it by \d\.\de-\d\d where the largest output is .* allowed: up to 0e\+00"
@@ -187,9 +185,7 @@ def test_a_graph_that_says_something_else_is_not_kept(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_opened_is_said(
-    exported: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_folders_raise(exported: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = shutil.copytree(exported["float32"], tmp_path / "broken")
     (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes()[:1000])
     with pytest.raises(InputError, match="is not an ONNX file that this ONNX Runtime reads"):
@@ -202,7 +198,7 @@ def test_what_cannot_be_opened_is_said(
         open_runner(folder)
 
 
-def test_flags_that_do_not_go_together(trained: Path, tmp_path: Path) -> None:
+def test_incompatible_flags_raise(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(InputError, match="precision is 'int8' with to = 'hf'"):
         bertsmith.export(bertsmith.load(trained), out, precision="int8")
@@ -221,9 +217,7 @@ def test_flags_that_do_not_go_together(trained: Path, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_what_was_made_from_a_model_is_not_exported_again(
-    exported: dict[str, Path], trained: Path, tmp_path: Path
-) -> None:
+def test_artefacts_are_not_exported_again(exported: dict[str, Path], trained: Path, tmp_path: Path) -> None:
     from bertsmith.runs.exchange import export_model
 
     with pytest.raises(
@@ -243,7 +237,7 @@ def test_what_was_made_from_a_model_is_not_exported_again(
         export_model(plain, out=tmp_path / "out", to="onnx", head="masked_tokens")
 
 
-def test_the_public_name_is_the_function_whatever_was_imported_before() -> None:
+def test_public_export_is_a_function() -> None:
     import bertsmith.engines.artefact
 
     assert callable(bertsmith.export)

@@ -65,7 +65,7 @@ def card(
         ),
     ],
 )
-def test_what_the_hub_and_a_person_read(
+def test_metadata_and_code_of_each_task(
     model: Model, tmp_path: Path, task: dict[str, Any], pipeline: str, line: str
 ) -> None:
     found = card(model, tmp_path, notes={**NOTES, "head": "classifier"}, task=task)
@@ -86,13 +86,13 @@ def test_what_the_hub_and_a_person_read(
         ("tagger", "token-classification", "model.outputs([[1, 2, 3]])  # token ids"),
     ],
 )
-def test_a_graph_without_a_task(model: Model, tmp_path: Path, head: str | None, pipeline: str, line: str) -> None:
+def test_graph_without_a_task(model: Model, tmp_path: Path, head: str | None, pipeline: str, line: str) -> None:
     found = card(model, tmp_path, notes={**NOTES, "head": head})
     assert found.data.pipeline_tag == pipeline
     assert line in found.text
 
 
-def test_the_differences_and_sizes_are_stated(model: Model, tmp_path: Path) -> None:
+def test_differences_and_sizes(model: Model, tmp_path: Path) -> None:
     text = card(model, tmp_path, notes=NOTES).text
     assert "Precision int8 (weights of 7 bits, for x86 without VNNI), ONNX opset 20." in text
     assert "on 12 sequences of 1 to 16 tokens (English messages of ours)" in text
@@ -104,7 +104,7 @@ def test_the_differences_and_sizes_are_stated(model: Model, tmp_path: Path) -> N
     assert "None is stated: it is for whoever publishes this folder" in text
 
 
-def test_scores_are_those_of_the_network_that_was_exported(model: Model, tmp_path: Path) -> None:
+def test_score_of_the_exported_network(model: Model, tmp_path: Path) -> None:
     def score(**told: Any) -> str | None:
         lines = card(model, tmp_path, notes=NOTES, **told).text.splitlines()
         return next((line for line in lines if line.startswith("| score")), None)
@@ -124,7 +124,7 @@ def test_scores_are_those_of_the_network_that_was_exported(model: Model, tmp_pat
     assert score(result={"loss": 2.5}) is None
 
 
-def test_labels_stay_in_their_cell(model: Model, tmp_path: Path) -> None:
+def test_labels_are_escaped(model: Model, tmp_path: Path) -> None:
     labels = ["yes|no", "two\nlines", *(str(index) for index in range(40))]
     text = card(model, tmp_path, notes=NOTES, task={"kind": "classification", "labels": labels}).text
     (row,) = [line for line in text.splitlines() if line.startswith("| labels")]
@@ -149,7 +149,7 @@ def test_hugging_face_folders(model: Model, tmp_path: Path) -> None:
     assert "import bertsmith.hf" in found.text
 
 
-def test_an_exported_folder_has_its_card(model: Model, tmp_path: Path) -> None:
+def test_export_writes_a_card(model: Model, tmp_path: Path) -> None:
     bertsmith.export(model, tmp_path / "hf")
     assert ModelCard.load(tmp_path / "hf" / "README.md").data.library_name == "transformers"
     bertsmith.export(model, tmp_path / "hf", force=True)  # a folder with a card is still a model's

@@ -59,7 +59,7 @@ def written(model: Model, folder: Path, native: str = "never") -> Path:
 
 
 @pytest.mark.parametrize("task", TARGETS)
-def test_losses_states_and_maps_are_those_of_their_class(task: str, tmp_path: Path) -> None:
+def test_losses_hidden_states_and_attentions_equal_the_native_class(task: str, tmp_path: Path) -> None:
     model, given = task_model("bert-tiny", task), inputs(task)
     plans = [plan_hf(model, native=native) for native in ("always", "never")]
     said = []
@@ -84,7 +84,7 @@ def test_losses_states_and_maps_are_those_of_their_class(task: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["albert-base", "universal-base", "deberta-v3-xsmall", "performer-small"])
-def test_what_they_save_is_read_by_both(name: str, tmp_path: Path) -> None:
+def test_save_pretrained_is_read_by_both_libraries(name: str, tmp_path: Path) -> None:
     """Layers that are one, waves that no file holds, buckets of distances, random features."""
     model, given = task_model(name, "classification"), inputs("classification")
     there = AutoModelForSequenceClassification.from_pretrained(written(model, tmp_path / "once"), dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_what_they_save_is_read_by_both(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(theirs(one, "classification", given), ours(model, given), rtol=0, atol=1e-5)
 
 
-def test_it_learns(tmp_path: Path) -> None:
+def test_loss_falls_in_training(tmp_path: Path) -> None:
     folder = written(task_model("performer-small", "tagging"), tmp_path / "hf")
     there = AutoModelForTokenClassification.from_pretrained(folder).train()
     loss = there(**inputs("tagging"), **TARGETS["tagging"]).loss
@@ -112,7 +112,7 @@ def test_it_learns(tmp_path: Path) -> None:
     assert there(**inputs("tagging"), **TARGETS["tagging"]).loss < loss
 
 
-def test_their_trainer_trains_it(tmp_path: Path) -> None:
+def test_transformers_trainer(tmp_path: Path) -> None:
     folder = written(task_model("universal-base", "classification"), tmp_path / "hf")
     there = AutoModelForSequenceClassification.from_pretrained(folder, device_map="cpu", dtype=torch.float32)
     rows = [{"input_ids": torch.arange(1, 8) + i, "labels": torch.tensor(i % 3)} for i in range(8)]
@@ -143,7 +143,7 @@ def _rounded(model: Model) -> Model:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_what_no_class_of_theirs_has(name: str, tmp_path: Path) -> None:
+def test_models_without_a_native_class(name: str, tmp_path: Path) -> None:
     task, made = ODD[name]
     model, given = made().eval(), inputs(task)
     plan = plan_hf(model)
@@ -160,7 +160,7 @@ def test_other_precisions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "deberta-base", "convbert-small", "modern-small"])
-def test_masks_are_filled_as_ours_are(name: str, tmp_path: Path) -> None:
+def test_fill_mask_equals_ours(name: str, tmp_path: Path) -> None:
     """Through DeBERTa's mask decoder, which no class of theirs has."""
     model, given = tiny_model(name, layers=2), inputs("")
     if name == "convbert-small":
@@ -203,7 +203,7 @@ def test_next_tokens(tmp_path: Path) -> None:
     torch.testing.assert_close(said.loss.double(), loss, rtol=0, atol=1e-5)
 
 
-def test_a_model_that_writes(tmp_path: Path) -> None:
+def test_seq2seq_generates(tmp_path: Path) -> None:
     model = extract(tiny_model("transformer-tiny"), Subnet(width=0.5))
     plan = plan_hf(model)
     assert plan.architecture == "BertsmithForSeq2SeqLM"
@@ -225,7 +225,7 @@ def test_a_model_that_writes(tmp_path: Path) -> None:
         assert not any(made[len(row) + 2 :])
 
 
-def test_exits_come_along(tmp_path: Path) -> None:
+def test_exits_are_exported(tmp_path: Path) -> None:
     model = task_model("bert-tiny", "classification")
     exits = ExitsConfig(layers=(1,), outputs=3, answer="classes")
     with_exits = build(model.config.changed(heads=(*model.config.heads, exits)), seed=1).double().eval()
@@ -245,7 +245,7 @@ def test_exits_come_along(tmp_path: Path) -> None:
         (AutoModelForMultipleChoice, {}),
     ],
 )
-def test_a_task_may_begin_there(auto: type, given: dict, tmp_path: Path) -> None:
+def test_fresh_task_head(auto: type, given: dict, tmp_path: Path) -> None:
     """A pre-trained model gets the head that the class needs, with fresh weights, and keeps its own."""
     model = tiny_model("performer-small", layers=1)
     there = auto.from_pretrained(written(model, tmp_path / "hf"), **given)
@@ -261,7 +261,7 @@ def test_a_task_may_begin_there(auto: type, given: dict, tmp_path: Path) -> None
     assert bertsmith.load(tmp_path / "saved").config.heads[-1].kind in ("classifier", "tagger", "spans")
 
 
-def test_fresh_models_of_a_config() -> None:
+def test_fresh_model_from_config() -> None:
     model = tiny_model("universal-base", layers=1)
     there = AutoModel.from_config(BertsmithConfig.of(model.config, "BertsmithModel"))
     assert type(there) is BertsmithModel
@@ -278,7 +278,7 @@ def test_every_class_is_registered(tmp_path: Path) -> None:
     }
 
 
-def test_what_they_give_and_we_do_not_take(tmp_path: Path) -> None:
+def test_unsupported_inputs_raise(tmp_path: Path) -> None:
     folder = written(tiny_model("performer-small", layers=1), tmp_path / "hf")
     there = AutoModel.from_pretrained(folder)
     ids = inputs("")["input_ids"]
@@ -305,7 +305,7 @@ def test_what_they_give_and_we_do_not_take(tmp_path: Path) -> None:
         choices(input_ids=ids)
 
 
-def test_a_folder_that_lacks_a_weight_is_named(tmp_path: Path) -> None:
+def test_missing_weight_raises(tmp_path: Path) -> None:
     folder = written(tiny_model("performer-small", layers=1), tmp_path / "hf")
     tensors = load_file(folder / "model.safetensors")
     del tensors["encoder.blocks.0.mixer.output.weight"]

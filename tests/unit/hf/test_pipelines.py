@@ -83,7 +83,7 @@ def test_fill_mask_and_features(base: Model, tmp_path: Path) -> None:
     torch.testing.assert_close(features, model(ids).detach(), rtol=0, atol=1e-4)
 
 
-def test_the_tokenizer_says_what_the_model_reads(base: Model, tmp_path: Path) -> None:
+def test_tokenizer_gives_the_inputs_of_the_model(base: Model, tmp_path: Path) -> None:
     model, folder = exported(base, "tagging", tmp_path / "hf")
     made = AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt")
     assert set(made) == {"input_ids", "token_type_ids", "attention_mask"}
@@ -92,7 +92,7 @@ def test_the_tokenizer_says_what_the_model_reads(base: Model, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("head", [EmbedderConfig(), EmbedderConfig(pooling="first", is_normalised=False)])
-def test_vectors(base: Model, head: EmbedderConfig, tmp_path: Path) -> None:
+def test_sentence_transformers_vectors(base: Model, head: EmbedderConfig, tmp_path: Path) -> None:
     model = with_task_head(base, head, seed=0).eval()
     said = bertsmith.export(model, tmp_path / "hf")
     assert ("sentence-transformers makes the vectors" in said) == (model.config.family == "bert")
@@ -111,7 +111,7 @@ def test_vectors(base: Model, head: EmbedderConfig, tmp_path: Path) -> None:
         (EmbedderConfig(projection=6), "the embedder has a projection"),
     ],
 )
-def test_vectors_that_sentence_transformers_cannot_make(
+def test_embedders_that_sentence_transformers_cannot_run(
     base: Model, head: EmbedderConfig, why: str, tmp_path: Path
 ) -> None:
     model = with_task_head(base, head, seed=0).eval()

@@ -30,7 +30,7 @@ save_file(said, sys.argv[1] + "/said.safetensors")
 
 
 @pytest.mark.slow  # a process for each folder
-def test_native_folders_open_without_us(tmp_path: Path) -> None:
+def test_native_folders_open_without_bertsmith(tmp_path: Path) -> None:
     cases = {
         "bert-tiny": ("classification", "AutoModelForSequenceClassification"),
         "deberta-v3-xsmall": ("classification", "AutoModelForSequenceClassification"),
@@ -60,7 +60,7 @@ def test_nothing_else_imports_transformers() -> None:
             assert not found, path
 
 
-def test_without_transformers_it_says_what_is_missing() -> None:
+def test_import_error_names_transformers() -> None:
     code = "import sys; sys.modules['transformers'] = None; import bertsmith.hf"
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     last = failed.stderr.strip().splitlines()[-1]

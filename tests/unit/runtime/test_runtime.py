@@ -36,7 +36,7 @@ def folders(model: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return {head: home / head for head in ("auto", "masked_tokens")}
 
 
-def test_vectors_are_those_of_the_model(model: Model, folders: dict[str, Path]) -> None:
+def test_encode_equals_the_model(model: Model, folders: dict[str, Path]) -> None:
     for tokens in (1, 50, 2048):
         found = load(folders["auto"], threads=1, batch_tokens=tokens).encode(TEXTS)
         assert found.dtype == np.float32
@@ -44,7 +44,7 @@ def test_vectors_are_those_of_the_model(model: Model, folders: dict[str, Path]) 
     assert load(folders["auto"]).encode([]).shape == (0, 32)
 
 
-def test_masks_are_filled_as_the_model_fills_them(model: Model, folders: dict[str, Path]) -> None:
+def test_fill_mask_equals_the_model(model: Model, folders: dict[str, Path]) -> None:
     runtime, text = load(folders["masked_tokens"], threads=1), "the [MASK] forges [MASK] gate"
     for top in (1, 4):
         mine, theirs = runtime.fill_mask(text, top=top), model.fill_mask(text, top=top)
@@ -55,7 +55,7 @@ def test_masks_are_filled_as_the_model_fills_them(model: Model, folders: dict[st
         runtime.fill_mask("no mask")
 
 
-def test_outputs_are_those_of_the_graph_in_any_batch(model: Model, folders: dict[str, Path]) -> None:
+def test_outputs_are_independent_of_the_batch(model: Model, folders: dict[str, Path]) -> None:
     runtime = load(folders["auto"], threads=1, batch_tokens=12)
     sequences = [[5, 6, 7], [8], list(range(5, 25)), [9, 9]]
     for found, own in zip(runtime.outputs(sequences), sequences, strict=True):
@@ -64,7 +64,7 @@ def test_outputs_are_those_of_the_graph_in_any_batch(model: Model, folders: dict
         np.testing.assert_allclose(found, wanted.numpy(), rtol=0, atol=1e-5)
 
 
-def test_threads_are_those_asked_for(folders: dict[str, Path]) -> None:
+def test_number_of_threads(folders: dict[str, Path]) -> None:
     options = load(folders["auto"], threads=2).graph.session.get_session_options()
     assert options.intra_op_num_threads == 2
 
@@ -84,12 +84,12 @@ def test_threads_are_those_asked_for(folders: dict[str, Path]) -> None:
         (lambda model: model.outputs([[5], [6]], [[0]]), "there are 2 sequences and types of 1"),
     ],
 )
-def test_bad_input_is_said_in_a_sentence(folders: dict[str, Path], call: Any, sentence: str) -> None:
+def test_bad_input_raises(folders: dict[str, Path], call: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         call(load(folders["auto"], threads=1))
 
 
-def test_folders_that_cannot_be_opened(folders: dict[str, Path], model: Model, tmp_path: Path) -> None:
+def test_unreadable_folders_raise(folders: dict[str, Path], model: Model, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist; give a folder that bertsmith export --to onnx wrote"):
         load(tmp_path / "nowhere")
     bertsmith.save(model, tmp_path / "model")
@@ -116,14 +116,14 @@ def test_folders_that_cannot_be_opened(folders: dict[str, Path], model: Model, t
         load(broken)
 
 
-def test_a_folder_without_a_tokenizer_says_so(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_missing_tokenizer_raises(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(folders["auto"], tmp_path / "bare")
     (folder / "tokenizer.json").unlink()
     with pytest.raises(InputError, match=r"this ONNX folder has no tokenizer\.json"):
         load(folder).encode(["a text"])
 
 
-def test_a_task_that_is_not_wholly_there_says_so(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_incomplete_task_raises(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(folders["auto"], tmp_path / "task")
     for task, sentence in {
         '{"task": {"kind": "classificaton"}}': "task.kind is 'classificaton'; did you mean 'classification'",

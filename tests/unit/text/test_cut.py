@@ -34,7 +34,7 @@ def words_of(number: int) -> list[str]:
     return ["".join(generator.choices(syllables, k=generator.randint(1, 6))) for _ in range(number)]
 
 
-def test_what_is_kept_is_split_as_before(base: Tokenizer) -> None:
+def test_texts_of_kept_tokens_are_split_as_before(base: Tokenizer) -> None:
     """For every text, whatever was kept: all its pieces are there, so it has the same ones at the same places."""
     texts = [*words_of(300), *GENERAL, *(" ".join(words_of(60)[index : index + 4]) for index in range(50))]
     rows = base.encode_offsets(texts)
@@ -56,7 +56,7 @@ def test_what_is_kept_is_split_as_before(base: Tokenizer) -> None:
     assert min(same, others) > 200
 
 
-def test_every_text_can_still_be_split(base: Tokenizer) -> None:
+def test_every_text_can_still_be_tokenised(base: Tokenizer) -> None:
     cut = cut_tokenizer(base, [])
     assert set(cut.ids) == needed_pieces(base)
     assert cut.tokenizer.size < base.size
@@ -72,7 +72,7 @@ def test_every_text_can_still_be_split(base: Tokenizer) -> None:
     assert known > 100
 
 
-def test_special_tokens_come_first_and_frames_stay(base: Tokenizer) -> None:
+def test_special_tokens_come_first_and_templates_stay(base: Tokenizer) -> None:
     cut = cut_tokenizer(base, [*base.vocabulary.values()][::3])
     small = cut.tokenizer
     assert small.special_ids == (0, 1, 2, 3, 4)
@@ -94,7 +94,7 @@ def test_special_tokens_come_first_and_frames_stay(base: Tokenizer) -> None:
         assert [cut.new_ids[token] for token in was] == now
 
 
-def test_saved_and_read_again_it_is_the_same(base: Tokenizer, tmp_path: Path) -> None:
+def test_save_and_load_round_trip(base: Tokenizer, tmp_path: Path) -> None:
     kept = used_pieces(base, piece_counts(base, GENERAL[:1]))
     first, again = (cut_tokenizer(base, order) for order in (kept, kept[::-1]))
     assert first.ids == again.ids
@@ -109,7 +109,7 @@ def test_saved_and_read_again_it_is_the_same(base: Tokenizer, tmp_path: Path) ->
     assert whole.tokenizer.hash == loaded.hash
 
 
-def test_counts_and_choice(base: Tokenizer) -> None:
+def test_counts_and_selection(base: Tokenizer) -> None:
     counts = piece_counts(base, GENERAL)
     assert counts[base.start] == len(GENERAL)
     assert counts.sum() == sum(len(row) + 2 for row in base.encode_plain(GENERAL))
@@ -130,7 +130,7 @@ def test_counts_and_choice(base: Tokenizer) -> None:
     assert 0 < gone <= changed < total
 
 
-def test_parts_of_a_join_stay() -> None:
+def test_parts_of_a_merge_stay() -> None:
     """Both ways in which "abc" is joined are kept, as a word may take either."""
     table = {piece: index for index, piece in enumerate(["[UNK]", *"abcd", "ab", "bc", "abc", "cd", "abcd"])}
     merges = [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc"), ("c", "d"), ("abc", "d")]
@@ -145,7 +145,7 @@ def test_parts_of_a_join_stay() -> None:
     assert set(base.pieces(used_pieces(base, counts, pieces=6))) == {"[UNK]", *"abcd", "cd"}
 
 
-def test_the_score_of_the_unknown_stays() -> None:
+def test_score_of_unknown_characters_stays() -> None:
     """An unknown character costs ten less than the worst piece; without that piece it would cost another sum."""
     table = [("[UNK]", 0.0), ("a", -1.0), ("xy", -25.0), ("zzz", -30.0), ("aa", -1.5)]
     backend = tokenizers.Tokenizer(models.Unigram(table, unk_id=0))
@@ -156,14 +156,14 @@ def test_the_score_of_the_unknown_stays() -> None:
     assert cut.tokenizer.content["model"]["unk_id"] == 0
 
 
-def test_a_character_that_is_no_piece_keeps_those_it_is_in() -> None:
+def test_characters_without_a_token_keep_the_tokens_that_contain_them() -> None:
     table = {piece: index for index, piece in enumerate(["[UNK]", "a", "##a", "ab", "aa", "##aa"])}
     base = Tokenizer(tokenizers.Tokenizer(models.WordPiece(table, unk_token="[UNK]")))
     assert set(cut_tokenizer(base, []).tokenizer.vocabulary) == {"[UNK]", "a", "##a", "ab"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_added_tokens_stay_where_they_are_found(kind: str) -> None:
+def test_added_tokens_stay(kind: str) -> None:
     """Some stand in the table of pieces, others, such as the mask of DeBERTa v3, behind it."""
     learned = learn_tokenizer(GENERAL * 5, kind, 480, progress=False)
     backend = tokenizers.Tokenizer.from_str(json.dumps(learned.content))
@@ -182,7 +182,7 @@ def test_added_tokens_stay_where_they_are_found(kind: str) -> None:
 
 
 @pytest.mark.parametrize("chain", [False, True])
-def test_other_frames_are_renumbered(chain: bool) -> None:
+def test_other_templates_are_renumbered(chain: bool) -> None:
     learned = learn_tokenizer(GENERAL * 5, "bytes", 480, progress=False)
     backend = tokenizers.Tokenizer.from_str(json.dumps(learned.content))
     frame = processors.RobertaProcessing(("[SEP]", learned.separator), ("[CLS]", learned.start))
@@ -198,7 +198,7 @@ def test_other_frames_are_renumbered(chain: bool) -> None:
     assert cut.tokenizer.pieces(cut.tokenizer.encode(["x"])["input_ids"][0][[0, -1]]) == ["[CLS]", "[SEP]"]
 
 
-def test_what_cannot_be_cut_is_refused(base: Tokenizer) -> None:
+def test_invalid_cuts_raise(base: Tokenizer) -> None:
     plain = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     plain.pre_tokenizer = pre_tokenizers.Whitespace()
     with pytest.raises(InputError, match="the tokenizer's model is WordLevel; allowed for a cut: BPE, Unigram"):

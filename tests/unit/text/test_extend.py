@@ -67,7 +67,7 @@ def test_text_reads_back_the_same(base: Tokenizer) -> None:
         assert extended.decode(new) == base.decode(old)
 
 
-def test_words_without_a_new_piece_are_split_as_before(base: Tokenizer) -> None:
+def test_words_without_new_tokens_are_split_as_before(base: Tokenizer) -> None:
     extended = extend_tokenizer(base, DOMAIN, 25).tokenizer
     generator = random.Random(0)
     syllables = [
@@ -109,13 +109,13 @@ def test_the_same_text_gives_the_same_tokenizer(base: Tokenizer) -> None:
     assert extend_tokenizer(base, DOMAIN, 9).tokenizer.hash == extend_tokenizer(base, iter(DOMAIN), 9).tokenizer.hash
 
 
-def test_signs_and_words_are_never_one_piece(base: Tokenizer) -> None:
+def test_punctuation_and_words_are_not_merged(base: Tokenizer) -> None:
     pieces = extend_tokenizer(base, ["(kinase) kinase, kinase. kinase-receptor"] * 9, 30).pieces
     assert pieces
     assert not any(set("(),.-") & set(piece) and set("kinaserecpto") & set(piece) for piece in pieces)
 
 
-def test_a_chain_is_worth_its_longest_piece() -> None:
+def test_intermediate_tokens_are_dropped() -> None:
     """Pieces on the way to a word are given up for ones that save more, but for BPE, which needs them."""
     letters = [*"abcdefgh", *(f"##{letter}" for letter in "abcdefgh")]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -132,7 +132,7 @@ def test_a_chain_is_worth_its_longest_piece() -> None:
     assert extend_tokenizer(Tokenizer(joined), ["abcd"] * 9, 3).pieces == ("ab", "abc", "abcd")
 
 
-def test_a_vocabulary_file_is_extended_for_transformers(tmp_path: Path) -> None:
+def test_vocab_txt_is_extended_for_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     learned = learn_tokenizer(GENERAL, "wordpiece", 120, progress=False)
     base = Tokenizer.load(vocab_text(tmp_path, learned))
@@ -158,7 +158,7 @@ def test_added_tokens_keep_their_ids(kind: str) -> None:
     assert set(extended.special_ids) == {*learned.special_ids, learned.size}
 
 
-def test_kinship(base: Tokenizer) -> None:
+def test_tokenizer_difference(base: Tokenizer) -> None:
     extension = extend_tokenizer(base, DOMAIN, 25)
     extended = extension.tokenizer
     assert tokenizer_difference(base, base) is None
@@ -185,7 +185,7 @@ def test_new_added_tokens_are_spelled_as_text() -> None:
     }
 
 
-def test_the_command(texts: Path, corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_command(texts: Path, corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "domain.txt").write_text("\n\n".join(DOMAIN), encoding="utf-8")
     figures = bertsmith.tokenizer([tmp_path / "domain.txt"], extend=corpus_folder, pieces=12, out=tmp_path / "out")
     said = capsys.readouterr().out
@@ -217,7 +217,7 @@ def test_bad_settings_write_nothing(changes: dict, sentence: str, texts: Path, c
     assert not (tmp_path / "out").exists()
 
 
-def test_what_cannot_be_extended_is_refused(base: Tokenizer) -> None:
+def test_unsupported_tokenizers_raise(base: Tokenizer) -> None:
     with pytest.raises(InputError, match="the tokenizer's model is WordLevel; allowed for an extension: BPE, Unigram"):
         extend_tokenizer(Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))), DOMAIN, 5)
     with pytest.raises(InputError, match="needs no extension"):

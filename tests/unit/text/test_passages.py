@@ -28,7 +28,7 @@ def drawn(kind: str, wanted: int = 50) -> list[tuple[str, str]]:
     return [pair for _, pair in pairs_of(passages(), {kind: wanted}, Random(0))]
 
 
-def test_headings_short_pieces_and_formulas_are_left_out() -> None:
+def test_headings_short_sentences_and_formulas_are_dropped() -> None:
     assert passages().paragraphs == (tuple(FIRST), tuple(SECOND))
 
 
@@ -37,7 +37,7 @@ def test_where_lines_are_sentences_the_document_is_a_paragraph() -> None:
     assert found.paragraphs == ((*FIRST, *SECOND),)
 
 
-def test_what_each_kind_takes() -> None:
+def test_pairs_of_each_kind() -> None:
     neighbours = [*pairwise(FIRST), *pairwise(SECOND)]
     apart = [(a, b) for part in (FIRST, SECOND) for i, a in enumerate(part) for b in part[i + 2 :]]
     assert sorted(drawn("neighbours")) == sorted(neighbours)
@@ -65,7 +65,7 @@ def test_spans_overlap_or_adjoin() -> None:
         assert 5 <= last - other <= 40
 
 
-def test_a_document_gives_what_it_has() -> None:
+def test_short_documents_give_fewer_pairs() -> None:
     nothing = Passages.of("A heading.", Lengths(), None)
     assert list(pairs_of(nothing, dict.fromkeys(KINDS, 3), Random(0))) == []
 
@@ -88,7 +88,7 @@ def test_titles_are_read_beside_documents(tmp_path: Path) -> None:
     ]
 
 
-def test_the_command_writes_what_fine_tuning_reads(tmp_path: Path) -> None:
+def test_command_writes_a_fine_tuning_folder(tmp_path: Path) -> None:
     file, contents = write(tmp_path), []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         figures = bertsmith.pairs([file], out=tmp_path / name, kinds=["same=2", "title", "spans=1"], seed=seed)
@@ -112,10 +112,10 @@ def test_the_command_writes_what_fine_tuning_reads(tmp_path: Path) -> None:
         ({"shortest": 30, "kinds": ["same"]}, "2 documents have no sentence of 30 to 40 words"),
     ],
 )
-def test_what_cannot_be_is_named(settings: dict[str, object], sentence: str, tmp_path: Path) -> None:
+def test_invalid_settings_of_pairs_raise(settings: dict[str, object], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=sentence):
         bertsmith.pairs([write(tmp_path)], out=tmp_path / "out", **settings)
 
 
-def test_a_bare_kind_is_as_many_as_usual() -> None:
+def test_bare_kind_means_the_default_number() -> None:
     assert kinds_of(["neighbours", "same=9"]) == {"neighbours": 5, "same": 9}

@@ -25,13 +25,13 @@ def as_json(documents):
 
 @pytest.mark.parametrize("packing", PACK)
 @pytest.mark.parametrize(("ending", "content"), [(".txt", as_text(DOCUMENTS)), (".jsonl", as_json(DOCUMENTS))])
-def test_every_packing_gives_the_same_documents(tmp_path, ending, content, packing):
+def test_every_compression_gives_the_same_documents(tmp_path, ending, content, packing):
     file = tmp_path / f"data{ending}{packing}"
     file.write_bytes(PACK[packing](content))
     assert list(read_documents([file])) == DOCUMENTS
 
 
-def test_chunk_borders_inside_lines_do_not_matter(tmp_path, monkeypatch):
+def test_chunks_may_end_inside_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "READ_BYTES", 32)
     file = tmp_path / "data.jsonl.zst"
     content = as_json(DOCUMENTS)
@@ -111,7 +111,7 @@ def test_truncated_and_broken_archives_are_named(tmp_path, packing):
         list(read_documents([file]))
 
 
-def test_endless_line_is_refused(tmp_path, monkeypatch):
+def test_overlong_line_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "LONGEST_LINE", 1 << 20)
     file = tmp_path / "data.txt"
     file.write_bytes(b"x" * (3 << 20))
@@ -127,7 +127,7 @@ def test_files_are_found_sorted_and_once(tmp_path):
     assert [file.relative_to(tmp_path).as_posix() for file in found] == ["a.jsonl.xz", "b.txt", "deep/c.parquet"]
 
 
-def test_unusable_paths_are_named(tmp_path):
+def test_unusable_paths_raise(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.md").write_text("x")
     for path, message in [

@@ -27,7 +27,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_sentences_end_at_the_bars(case):
+def test_sentences_end_at_the_marked_positions(case):
     wanted = case.split("|")
     joined = "".join(wanted) if any("\u3040" <= letter <= "\u9fff" for letter in case) else " ".join(wanted)
     assert split_sentences(joined) == wanted
@@ -38,11 +38,11 @@ def test_line_ends_always_end_a_sentence(end):
     assert split_sentences(f"no stop here{end}nor here") == ["no stop here", "nor here"]
 
 
-def test_list_numbers_stay_with_their_entry():
+def test_list_numbers_stay_with_their_item():
     assert split_sentences("1. First entry\n2. Second entry") == ["1. First entry", "2. Second entry"]
 
 
-def test_nothing_gives_nothing():
+def test_empty_document_has_no_sentences():
     assert split_sentences(" \n\t ") == []
 
 

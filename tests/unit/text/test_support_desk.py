@@ -1,4 +1,4 @@
-"""The messages that the package carries: enough of them, clean, the same labels in both parts, nothing told twice."""
+"""The bundled messages: clean, unique, the same labels in both splits."""
 
 import json
 import re
@@ -28,45 +28,28 @@ def _likeness(one: frozenset[str], other: frozenset[str]) -> float:
     return len(one & other) / len(one | other)
 
 
-@pytest.mark.parametrize(("part", "fewest_of_a_label"), [("train", 90), ("dev", 20)])
-def test_every_intent_has_enough_lines(part: str, fewest_of_a_label: int) -> None:
-    counts = Counter(row["label"] for row in support_desk(part))
-    assert len(counts) >= 14
-    assert min(counts.values()) >= fewest_of_a_label
-    assert max(counts.values()) <= 1.2 * min(counts.values())
-
-
-def test_parts_are_large_enough_and_have_the_same_labels() -> None:
+def test_splits_have_the_same_labels() -> None:
     train, dev = support_desk("train"), support_desk("dev")
-    assert len(train) >= 1300
-    assert len(dev) >= 300
     assert {row["label"] for row in train} == {row["label"] for row in dev}
     assert all(row.keys() == {"text", "label"} for row in train + dev)
 
 
-def test_an_unknown_part_is_refused() -> None:
+def test_unknown_split_raises() -> None:
     with pytest.raises(InputError, match="part is 'test'; allowed: train, dev"):
         support_desk("test")
 
 
-def test_no_message_stands_twice() -> None:
+def test_messages_are_unique() -> None:
     texts = [row["text"] for part in PARTS for row in support_desk(part)] + _bytes("desk.txt").decode().splitlines()
     plain = Counter(" ".join(re.findall(r"[a-z0-9']+", text.lower())) for text in texts)
     assert [text for text, count in plain.items() if count > 1] == []
 
 
 @pytest.mark.slow
-def test_nothing_held_out_is_almost_seen_in_training() -> None:
+def test_dev_has_no_near_duplicates_of_train() -> None:
     seen = [_words(text) for text in messages()]
     held_out = [row["text"] for row in support_desk("dev")]
     assert [text for text in held_out if any(_likeness(_words(text), words) > 0.7 for words in seen)] == []
-
-
-def test_messages_are_short_and_of_many_lengths() -> None:
-    lengths = [len(row["text"].split()) for part in PARTS for row in support_desk(part)]
-    assert min(lengths) >= 4
-    assert max(lengths) <= 40
-    assert len(set(lengths)) >= 25
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -83,14 +66,14 @@ def test_files_are_clean(name: str) -> None:
             assert field
 
 
-def test_the_order_of_a_part_is_mixed() -> None:
+def test_splits_are_shuffled() -> None:
     """Whoever takes the first rows alone gets every label."""
     for part in PARTS:
         rows = support_desk(part)
         assert {row["label"] for row in rows[:200]} == {row["label"] for row in rows}
 
 
-def test_messages_are_the_training_texts_and_more_but_nothing_held_out() -> None:
+def test_messages_contain_train_but_not_dev() -> None:
     train = [row["text"] for row in support_desk("train")]
     told = list(messages())
     assert told[: len(train)] == train
@@ -98,7 +81,7 @@ def test_messages_are_the_training_texts_and_more_but_nothing_held_out() -> None
     assert not set(told) & {row["text"] for row in support_desk("dev")}
 
 
-def test_written_as_a_task_it_is_recognised_as_classification(tmp_path: Path) -> None:
+def test_is_recognised_as_classification(tmp_path: Path) -> None:
     for part in PARTS:
         lines = [json.dumps(row) for row in support_desk(part)]
         (tmp_path / f"{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

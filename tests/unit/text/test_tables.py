@@ -1,4 +1,4 @@
-"""Tables: every form of data gives the same rows, and what is wrong with a file is said with its line."""
+"""Tables: every format gives the same rows, pairs of columns, and errors that name file and line."""
 
 import csv
 import gzip
@@ -14,7 +14,7 @@ import zstandard
 
 from bertsmith.errors import InputError
 from bertsmith.text.rows import Table, table_of
-from bertsmith.text.tables import open_splits, read_split
+from bertsmith.text.tables import find_split_file, open_splits, pair_columns, read_pairs, read_split
 
 ROWS = [{"text": 'a "b", c', "label": "1"}, {"text": "über\nzwei", "label": "0"}, {"text": "", "label": "1"}]
 
@@ -36,7 +36,7 @@ def as_csv(rows: list[dict[str, str]], path: Path) -> str:
 
 @pytest.mark.parametrize("packing", ["", ".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("form", [".jsonl", ".csv", ".tsv"])
-def test_every_form_gives_the_same_rows(form: str, packing: str, tmp_path: Path) -> None:
+def test_every_format_gives_the_same_rows(form: str, packing: str, tmp_path: Path) -> None:
     rows = ROWS if form != ".tsv" else [{**row, "text": row["text"].replace("\n", " ")} for row in ROWS]
     content = {
         ".jsonl": "".join(json.dumps(row) + "\n" for row in rows),
@@ -64,13 +64,13 @@ def test_parquet_keeps_lists_and_counts_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["dev", "valid", "validation"])
-def test_dev_has_three_names(name: str, tmp_path: Path) -> None:
+def test_dev_may_be_called_valid_or_validation(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.tsv").write_text("text\na\n")
     for part in ("dev", "valid", "validation"):
         assert list(read_split(tmp_path, part)) == [{"text": "a"}]
 
 
-def test_a_byte_order_mark_and_windows_line_ends_leave_no_trace(tmp_path: Path) -> None:
+def test_byte_order_mark_and_windows_line_ends_are_removed(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_bytes(b"\xef\xbb\xbftext,label\r\na,b\r\n\r\nc,d\r\n")
     table = read_split(tmp_path, "train")
     assert list(table) == [{"text": "a", "label": "b"}, {"text": "c", "label": "d"}]
@@ -82,7 +82,7 @@ def test_the_unnamed_first_column_of_pandas_is_an_index(tmp_path: Path) -> None:
     assert list(read_split(tmp_path, "train")) == [{"index": "0", "text": "a"}]
 
 
-def test_a_long_field_is_read_and_the_limit_of_others_stays(tmp_path: Path) -> None:
+def test_long_csv_field_is_read_and_the_global_limit_restored(tmp_path: Path) -> None:
     before = csv.field_size_limit()
     (tmp_path / "train.csv").write_text("text\n" + "a" * 200_000 + "\n")
     assert len(read_split(tmp_path, "train").text(0, "text")) == 200_000
@@ -113,13 +113,13 @@ def test_a_long_field_is_read_and_the_limit_of_others_stays(tmp_path: Path) -> N
         ("train.json", "{}", r"has no train.jsonl"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(name: str, content: str | bytes, sentence: str, tmp_path: Path) -> None:
+def test_errors_name_file_and_line(name: str, content: str | bytes, sentence: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=sentence):
         read_split(tmp_path, "train")
 
 
-def test_one_part_in_two_forms_is_refused(tmp_path: Path) -> None:
+def test_split_in_two_formats_raises(tmp_path: Path) -> None:
     for name in ("train.csv", "train.jsonl.gz"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(InputError, match=r"has train.jsonl.gz and train.csv for one part"):
@@ -127,9 +127,7 @@ def test_one_part_in_two_forms_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", ["nowhere", "missing.csv", "./a/b", "a b/c", "TMP/slip", "/no/such"])
-def test_data_that_does_not_exist_is_not_looked_for_elsewhere(
-    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_path_is_not_looked_up_on_the_hub(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_: pytest.fail("was asked")))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "TMP").mkdir()
@@ -137,7 +135,7 @@ def test_data_that_does_not_exist_is_not_looked_for_elsewhere(
         open_splits(data)
 
 
-def test_a_single_file_is_one_part_only(tmp_path: Path) -> None:
+def test_single_file_is_one_split_only(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("text\na\n")
     parts = open_splits(tmp_path / "mine.csv")
     assert parts.find("dev") is None
@@ -153,7 +151,7 @@ class _Part(list):
         return {"text": SimpleNamespace(), "label": classes, "tags": SimpleNamespace(feature=classes)}
 
 
-def test_names_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_names(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     rows = [{"text": "a", "label": 1, "tags": [0, 1]}, {"text": "b", "label": -1, "tags": []}]
 
@@ -185,7 +183,7 @@ def test_names_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         open_splits("glue/mrpc")
 
 
-def test_a_folder_in_the_layout_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_in_the_layout_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "set" / "data").mkdir(parents=True)
@@ -200,11 +198,70 @@ def test_numbers_may_be_written_as_texts(value: object, number: float) -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "", "three", "1_000", None, True, [1], float("nan"), 10**400])
-def test_what_is_no_number_is_named(value: object) -> None:
+def test_non_finite_number_raises(value: object) -> None:
     with pytest.raises(InputError, match=r"file 'x' line 9: field 'score' is .*; it must be a finite number"):
         Table("file 'x'", [{"score": value}], [9]).number(0, "score")
 
 
-def test_half_a_character_is_no_text() -> None:
+def test_surrogate_raises() -> None:
     with pytest.raises(InputError, match=r"row 0: field 'text' holds half a surrogate pair"):
         table_of([{"text": "a\ud800"}], "rows").text(0, "text")
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), "utf-8")
+    return path.parent
+
+
+def test_plain_and_compressed_splits_are_found(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", {"en": "a", "de": "b"})
+    with lzma.open(tmp_path / "dev.jsonl.xz", "wt", encoding="utf-8") as file:
+        file.write(json.dumps({"en": "Käse", "de": "Öl"}) + "\n")
+    assert read_pairs(tmp_path, "train", "en", "de").sources == ["a"]
+    assert read_pairs(tmp_path, "dev", "en", "de").targets == ["Öl"]
+    with pytest.raises(InputError, match=r"has no test.jsonl .*; allowed: dev, train"):
+        find_split_file(tmp_path, "test")
+    with pytest.raises(InputError, match=r"is not a folder"):
+        find_split_file(tmp_path / "train.jsonl", "train")
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [((None, None), ("en", "de")), (("de", None), ("de", "en")), ((None, "en"), ("de", "en"))]
+)
+def test_two_text_columns_are_a_pair(tmp_path: Path, given: tuple, found: tuple) -> None:
+    assert pair_columns(write(tmp_path / "train.jsonl", {"idx": 3, "en": "a", "de": "b"}), "train", *given) == found
+
+
+def test_other_columns_raise(tmp_path: Path) -> None:
+    folder = write(tmp_path / "train.jsonl", {"idx": 0, "sentence1": "a", "sentence2": "b", "label": 1})
+    with pytest.raises(InputError, match=r"sentence1, sentence2, label; a MODEL with a decoder learns pairs"):
+        pair_columns(folder, "train", None, None)
+    assert pair_columns(folder, "train", "sentence1", "sentence2") == ("sentence1", "sentence2")
+    with pytest.raises(InputError, match=r"--source is 'sentense1' .* did you mean 'sentence1'\?"):
+        pair_columns(folder, "train", "sentense1", "sentence2")
+    with pytest.raises(InputError, match=r"--source and --target are both 'sentence1'"):
+        pair_columns(folder, "train", "sentence1", "sentence1")
+
+
+def test_pair_errors_name_file_line_and_column(tmp_path: Path) -> None:
+    folder = write(tmp_path / "train.jsonl", {"en": "a", "de": "b"}, "", {"en": "c"})
+    with pytest.raises(InputError, match=r"train.jsonl' line 3 has no field 'de'"):
+        read_pairs(folder, "train", "en", "de")
+    write(tmp_path / "train.jsonl", {"en": "a", "de": "b"}, {"en": "c", "de": 4})
+    with pytest.raises(InputError, match=r"line 2: field 'de' is int; it must be a string"):
+        read_pairs(folder, "train", "en", "de")
+    write(tmp_path / "train.jsonl", {"en": "a", "de": "b"}, '{"en": ')
+    with pytest.raises(InputError, match=r"line 2 is not valid JSON"):
+        read_pairs(folder, "train", "en", "de")
+
+
+def test_empty_texts_are_dropped_and_counted(tmp_path: Path) -> None:
+    folder = write(tmp_path / "train.jsonl", {"en": " ", "de": "b"}, {"en": "a", "de": "b"})
+    pairs = read_pairs(folder, "train", "en", "de")
+    assert (len(pairs), pairs.empty) == (1, 1)
+    write(tmp_path / "dev.jsonl", {"en": "", "de": "b"})
+    with pytest.raises(InputError, match=r"has no row with a text in both 'en' and 'de'"):
+        read_pairs(folder, "dev", "en", "de")
+    write(tmp_path / "test.jsonl", "")
+    with pytest.raises(InputError, match=r"has no rows"):
+        pair_columns(folder, "test", None, None)

@@ -91,7 +91,7 @@ def test_wordpiece_agrees_with_hugging_face(folder, settings):
             assert found[name].dtype == np.int64
 
 
-def test_words_at_once_give_the_same_tokens(folder):
+def test_word_cache_gives_the_same_tokens(folder):
     generator = random.Random(4)
     learned = [learn_tokenizer(TEXT, kind, 320, progress=False) for kind in ("wordpiece", "bytes", "unigram")]
     for tokenizer in (Tokenizer.load(folder), *learned):
@@ -109,7 +109,7 @@ def test_words_at_once_give_the_same_tokens(folder):
             assert lengths.tolist() == [len(row) for row in wanted]
 
 
-def test_words_at_once_forget_and_stay_right(folder, monkeypatch):
+def test_word_cache_stays_correct_after_it_is_cleared(folder, monkeypatch):
     monkeypatch.setattr("bertsmith.text.word_cache.WORDS_KEPT", 5)
     tokenizer = Tokenizer.load(folder)
     cache = WordCache(tokenizer)
@@ -167,7 +167,7 @@ def test_encode_without_padding_and_bad_arguments(folder):
             tokenizer.encode(*arguments)
 
 
-def test_threads_with_different_lengths_do_not_disturb_each_other(folder):
+def test_threads_with_different_lengths_are_independent(folder):
     tokenizer = Tokenizer.load(folder)
     texts = ["the un " * 50] * 20
     wrong = []
@@ -218,7 +218,7 @@ def test_saved_and_pickled_tokenizers_are_equal(learned, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
-def test_learned_tokenizers_keep_their_promises(learned, tmp_path):
+def test_trained_tokenizers_have_special_tokens_and_size(learned, tmp_path):
     assert learned.special_ids == (0, 1, 2, 3, 4)
     assert learned.pieces(range(5)) == SPECIAL
     assert learned.size <= 400
@@ -239,7 +239,7 @@ def test_learned_tokenizers_keep_their_promises(learned, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
-def test_learning_twice_gives_the_same_hash(kind):
+def test_training_twice_gives_the_same_hash(kind):
     first, second = (learn_tokenizer(iter(TEXT), kind, 380, progress=False).hash for _ in range(2))
     assert first == second
 
@@ -252,7 +252,7 @@ def test_no_text_is_lost(kind):
     assert tokenizer.unknown not in tokenizer.encode_plain([text])[0]
 
 
-def test_lowercase_is_a_choice():
+def test_lowercase_is_optional():
     tokenizer = learn_tokenizer(TEXT, "wordpiece", 300, lowercase=False, progress=False)
     assert tokenizer.pieces(tokenizer.encode_plain(["The"])[0]) == ["The"]
 
@@ -267,6 +267,6 @@ def test_lowercase_is_a_choice():
         ([], "bytes", 400, "holds no text"),
     ],
 )
-def test_impossible_wishes_are_refused(documents, kind, vocabulary, message):
+def test_invalid_settings_raise(documents, kind, vocabulary, message):
     with pytest.raises(InputError, match=message):
         learn_tokenizer(documents, kind, vocabulary, progress=False)

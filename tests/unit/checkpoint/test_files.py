@@ -17,7 +17,7 @@ def model() -> Model:
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
-def test_a_precision_is_written_and_widened(model: Model, tmp_path: Path, precision: str) -> None:
+def test_half_precision_is_written_and_widened(model: Model, tmp_path: Path, precision: str) -> None:
     bertsmith.save(model, tmp_path / "model", precision=precision)
     dtype = getattr(torch, precision)
     assert {tensor.dtype for tensor in read_tensors(tmp_path / "model/model.safetensors").values()} == {dtype}
@@ -27,12 +27,12 @@ def test_a_precision_is_written_and_widened(model: Model, tmp_path: Path, precis
         assert parameter.dtype == torch.float32
 
 
-def test_weights_stay_as_they_are_unless_asked(model: Model, tmp_path: Path) -> None:
+def test_weights_keep_their_precision_by_default(model: Model, tmp_path: Path) -> None:
     bertsmith.save(model.double(), tmp_path / "model")
     assert bertsmith.load(tmp_path / "model").token_table.dtype == torch.float64
 
 
-def test_what_does_not_fit_is_refused_and_nothing_written(model: Model, tmp_path: Path) -> None:
+def test_overflow_raises_and_writes_nothing(model: Model, tmp_path: Path) -> None:
     with torch.no_grad():
         model.encoder.blocks[0].feedforward_norm.weight[3] = -7e4
     with pytest.raises(InputError, match=r"'float16' and '.*feedforward_norm.weight' has values up to 70000, beyond"):

@@ -38,7 +38,7 @@ def changed(config: ModelConfig, path: str, value: Any) -> ModelConfig:
         ("transformer-tiny", "decoder.embedding.epsilon", 0.5),
     ],
 )
-def test_the_same_in_other_words(name: str, path: str, value: Any) -> None:
+def test_equivalent_configs_do_not_differ(name: str, path: str, value: Any) -> None:
     config = preset(name, **SIZE)
     other = changed(config, path, value)
     assert other != config
@@ -55,7 +55,7 @@ def test_the_same_in_other_words(name: str, path: str, value: Any) -> None:
         ("transformer-tiny", "decoder.embedding.longest", 9, "longest is 9 and would be read back as 1024"),
     ],
 )
-def test_the_first_difference_is_named(name: str, path: str, value: Any, difference: str) -> None:
+def test_first_difference(name: str, path: str, value: Any, difference: str) -> None:
     config = preset(name, **SIZE)
     found = first_difference(changed(config, path, value), config)
     assert found is not None
@@ -63,7 +63,7 @@ def test_the_first_difference_is_named(name: str, path: str, value: Any, differe
     assert found.endswith(difference)
 
 
-def test_a_tensor_without_a_place_stays_here(tmp_path: Path) -> None:
+def test_tensor_without_a_name_is_not_exported(tmp_path: Path) -> None:
     model = bertsmith.build(preset("bert-tiny", **SIZE))
     model.heads["odd"] = nn.Linear(2, 2)
     with pytest.raises(InputError, match=r"a Hugging Face bert has no place for 'heads\.odd\.bias'"):

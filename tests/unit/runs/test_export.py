@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("rule", [None, "keep_last", "drop_last"])
-def test_a_depth_keeps_the_layers_it_was_trained_with(folder: Path, tmp_path: Path, rule: str | None) -> None:
+def test_depth_keeps_the_trained_layers(folder: Path, tmp_path: Path, rule: str | None) -> None:
     if rule is not None:
         write_record(record_with(rule), folder)
     export_model(folder, out=tmp_path / "half", depth=0.5)
@@ -31,7 +31,7 @@ def test_a_depth_keeps_the_layers_it_was_trained_with(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("shares", [{"width": 0.0}, {"depth": 1.5}])
-def test_a_share_that_is_none_is_named(folder: Path, tmp_path: Path, shares: dict[str, float]) -> None:
+def test_invalid_share_raises(folder: Path, tmp_path: Path, shares: dict[str, float]) -> None:
     ((name, value),) = shares.items()
     with pytest.raises(InputError, match=f"the sub-network: {name} is {value}: input should be"):
         export_model(folder, out=tmp_path / "small", **shares)

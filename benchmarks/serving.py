@@ -1,10 +1,10 @@
 """A load test of the service: batches against one request at a time, and what happens when too much is asked.
 
-    python benchmarks/serving.py                    # the engine in this process
+    python benchmarks/serving.py                    # the scheduler in this process
     python benchmarks/serving.py --http             # the whole service over loopback, in a process of its own
     python benchmarks/serving.py --http --size base --rounds 5
 
-Texts have a long-tailed mix of 4 to 256 tokens. (1) One caller asks one request at a time, of an engine as it is served
+Texts have a long-tailed mix of 4 to 256 tokens. (1) One caller sends one request at a time to a scheduler as it is served
 and of one whose products use all cores; then many callers ask at once. (2) Five times as many requests as the batched
 service can do come in, whatever becomes of them, first with the whole model alone, then with the elastic switch. Every
 answer is compared with what the model says of the same text alone, in the size that answered.
@@ -32,7 +32,7 @@ from bertsmith.serving.requests import TokenSequence
 from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import SchedulerLimits, cores
 from bertsmith.shrinking.fit.measure import fingerprint
-from serving_load import Asking, EngineTarget, HttpTarget, Known, Load, Target, softmax
+from serving_load import Asking, HttpTarget, Known, Load, SchedulerTarget, Target, softmax
 from serving_model import SIZES, make_texts, write_folder
 
 FLOOR = 0.9  # of the whole model's score: all sizes of the test's model keep it
@@ -72,12 +72,12 @@ class Bench:
         limits = SchedulerLimits(
             batch_tokens=self.options.batch_tokens, waiting_tokens=waiting, waiting_sequences=10**5, workers=workers
         )
-        engine = Scheduler(self.opened[floor], limits)
-        engine.start()
+        scheduler = Scheduler(self.opened[floor], limits)
+        scheduler.start()
         try:
-            yield Asking(EngineTarget(engine, self.asked, TIMEOUT), len(self.texts), self.known), os.getpid()
+            yield Asking(SchedulerTarget(scheduler, self.asked, TIMEOUT), len(self.texts), self.known), os.getpid()
         finally:
-            engine.close()
+            scheduler.close()
 
 
 @asynccontextmanager
@@ -114,7 +114,7 @@ def _address(process: "subprocess.Popen[str]") -> tuple[str, int]:
 
 def main() -> None:
     options = _options()
-    print(json.dumps({**fingerprint(), "size": options.size, "over": "http" if options.http else "engine"}))
+    print(json.dumps({**fingerprint(), "size": options.size, "over": "http" if options.http else "scheduler"}))
     with TemporaryDirectory() as folder:
         bench = Bench(options, Path(folder) / "model")
         lengths = [len(own.tokens) for own in bench.asked]

@@ -30,15 +30,15 @@ class Target(Protocol):
     async def close(self) -> None: ...
 
 
-class EngineTarget:
-    """The engine itself, in this process."""
+class SchedulerTarget:
+    """The scheduler itself, in this process."""
 
-    def __init__(self, engine: Scheduler, asked: Sequence[TokenSequence], timeout: float) -> None:
-        self.engine, self.asked, self.timeout = engine, asked, timeout
+    def __init__(self, scheduler: Scheduler, asked: Sequence[TokenSequence], timeout: float) -> None:
+        self.scheduler, self.asked, self.timeout = scheduler, asked, timeout
 
     async def ask(self, number: int) -> Said:
         try:
-            answered = await self.engine.submit("task", [self.asked[number]], timeout=self.timeout)
+            answered = await self.scheduler.submit("task", [self.asked[number]], timeout=self.timeout)
         except QueueFull:
             return Said("refused")
         except DeadlineExceeded:
@@ -48,7 +48,7 @@ class EngineTarget:
         return Said("answered", tuple(softmax(answered.outputs[0]).tolist()), size)
 
     async def close(self) -> None:
-        await self.engine.drain()
+        await self.scheduler.drain()
 
 
 class HttpTarget:

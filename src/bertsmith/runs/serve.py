@@ -173,7 +173,7 @@ def _print_models(url: str, models: Sequence[ServedModel], settings: ServeSettin
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"Listening on {url} (documentation at {url}/docs)")
     for served in models:
-        task = "" if served.kept is None else served.kept.task.kind
+        task = "" if served.task is None else served.task.kind
         names = {"task": task, "vectors": "vectors", "fill_mask": "masks"}
         operations = ", ".join(names[one] for one in sorted(served.operations))
         sizes = "one size" if len(served.schedule) == 1 else f"{len(served.schedule)} sizes"

@@ -25,8 +25,9 @@ from bertsmith.serving.size_schedule import SizeSchedule
 from bertsmith.serving.worker import Rows, run_batch
 from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, ElasticRecord, read_record
 from bertsmith.shrinking.fit.table import layer_shapes, stack_config
+from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding
-from bertsmith.tasks.predictor import TASK_FILE, TaskRecord, read_task_record
+from bertsmith.tasks.predictor import TASK_FILE, read_task_record
 from bertsmith.text.tokenizer import Tokenizer
 
 _WARM_UP_LENGTHS = (8, 33)  # tokens of the sequences on which every operation is tried before a model is ready
@@ -44,9 +45,9 @@ class ServedModel:
     operations: frozenset[Operation]
     schedule: SizeSchedule = field(default_factory=SizeSchedule)
     """The sizes that the scheduler may choose; one for a model that is not elastic."""
-    kept: TaskRecord | None = None
+    task: AnyTask | None = None
     """The task of a fine-tuned model."""
-    record: ElasticRecord | None = None
+    elastic: ElasticRecord | None = None
     """Scores and latencies of the sub-networks of an elastic model."""
     rows: Rows = "packed"
     """Layout of its batches."""
@@ -80,22 +81,23 @@ class ServedModel:
         model = runner.torch_model
         if runner.tokenizer is None:
             raise InputError(f"{str(folder)!r} has no tokenizer.json, so its model cannot read texts")
-        kept = read_task_record(folder) if (folder / TASK_FILE).is_file() and has_task_head(runner.config) else None
-        operations = _operations(runner, kept)
+        has_task = (folder / TASK_FILE).is_file() and has_task_head(runner.config)
+        task_record = read_task_record(folder) if has_task else None
+        operations = _operations(runner, has_task=has_task)
         if not operations:
             raise InputError(f"{str(folder)!r} has a task head but no {TASK_FILE}; copy it from the model's folder")
-        record = read_record(folder) if model is not None and (folder / ELASTIC_FILE).is_file() else None
-        schedule = SizeSchedule.of(record, floor)
-        max_length = runner.config.encoder.embedding.longest
+        elastic = read_record(folder) if model is not None and (folder / ELASTIC_FILE).is_file() else None
+        schedule = SizeSchedule.of(elastic, floor)
+        length = runner.config.encoder.embedding.longest if task_record is None else task_record.sequences.length
         served = cls(
             name=name or folder.resolve().name,
             runner=runner,
             tokenizer=runner.tokenizer,
-            encoding=Encoding.of(runner, kept.sequences.length if kept is not None else max_length),
+            encoding=Encoding.of(runner, length),
             operations=operations,
             schedule=schedule,
-            kept=kept,
-            record=record,
+            task=None if task_record is None else task_record.task,
+            elastic=elastic,
             rows=_ROWS[read_artefact(folder).engine],
             threads=threads,
             networks={} if model is None else _extract_networks(model, schedule),
@@ -187,13 +189,13 @@ class ServedModel:
             if not is_whole:
                 raise InputError(f"width is {width:g} and depth {depth:g}; {self.name!r} has one size, 1 and 1")
             return None
-        if self.record is None:
+        if self.elastic is None:
             return Subnet(width=width, depth=depth)
-        grid = self.record.grid
+        grid = self.elastic.grid
         if not is_whole and not any((member.width, member.depth) == (width, depth) for member in grid):
             known = ", ".join(f"{member.width:g} × {member.depth:g}" for member in grid)
             raise InputError(f"width × depth is {width:g} × {depth:g}; {self.name!r} was trained for {known}")
-        return Subnet(width=width, depth=depth, depth_rule=self.record.depth_rule)
+        return Subnet(width=width, depth=depth, depth_rule=self.elastic.depth_rule)
 
     def parameters(self, subnet: Subnet | None = None) -> int:
         """Return the parameters of the model, or of a sub-network without its generator."""
@@ -211,8 +213,8 @@ def _check_folder(folder: Path) -> None:
         raise InputError(f"{str(folder)!r} holds a model with a decoder; allowed: encoders")
 
 
-def _operations(runner: Runner, kept: TaskRecord | None) -> frozenset[Operation]:
-    operations: set[Operation] = {"task"} if kept is not None else set()
+def _operations(runner: Runner, *, has_task: bool) -> frozenset[Operation]:
+    operations: set[Operation] = {"task"} if has_task else set()
     operations |= {"vectors"} if runner.can_embed else set()
     operations |= {"fill_mask"} if runner.can_fill_masks else set()
     return frozenset(operations)

@@ -10,7 +10,6 @@ import torch
 import uvicorn
 from task_cases import TASK_CASES
 
-from bertsmith.data.examples import ExampleConfig
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.build import build, extract
@@ -26,7 +25,6 @@ from bertsmith.serving.size_schedule import SizeSchedule
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.base import Encoding
-from bertsmith.tasks.predictor import TaskRecord
 from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
@@ -59,7 +57,7 @@ def served(
     case: str | None, family: str = "bert-tiny", *, name: str, is_elastic: bool = False, floor: float | None = None
 ) -> ServedModel:
     """A model with the task of one of the cases, or for masks and vectors alone."""
-    model, kept = network(family), None
+    model, task = network(family), None
     operations: set[Operation] = {"vectors"}
     if case is not None:
         sample = TASK_CASES[case]
@@ -70,7 +68,6 @@ def served(
         with torch.no_grad():
             for weight in model.task_head.parameters():
                 weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)) * 0.4)
-        kept = TaskRecord(task=task, sequences=ExampleConfig(length=128))
         operations.add("task")
     if model.can_fill_masks:
         operations.add("fill_mask")
@@ -83,8 +80,8 @@ def served(
         encoding=encoding,
         operations=frozenset(operations),
         schedule=SizeSchedule.of(record, floor),
-        kept=kept,
-        record=record,
+        task=task,
+        elastic=record,
     )
 
 

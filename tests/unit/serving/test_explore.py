@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 from page_models import served
 from task_cases import TASK_CASES
 
+from bertsmith.data.examples import ExampleConfig
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.exit_runner import ModelRunner
 from bertsmith.errors import InputError
@@ -30,7 +31,7 @@ from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import QueueFull
 from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import Limits, ServeSettings
-from bertsmith.tasks.predictor import Predictor
+from bertsmith.tasks.predictor import Predictor, TaskRecord
 
 HALF = Subnet(width=0.5, depth=0.5)
 INPUTS: dict[str, dict[str, Any]] = {
@@ -78,13 +79,14 @@ def test_answer_is_that_of_the_requested_network(case: str) -> None:
     family = "convbert-small" if "pairs" in case else "bert-tiny"
     own = served(case, family, name="own")
     assert own.model is not None
-    assert own.kept is not None
+    assert own.task is not None
+    record = TaskRecord(task=own.task, sequences=ExampleConfig(length=128))
     with Asking(own) as asking:
         for subnet in (None, HALF):
             share = 1.0 if subnet is None else 0.5
             found = asking(work="task", inputs=INPUTS[case], width=share, depth=share)
             model = own.model if subnet is None else extract(own.model, subnet)
-            (said,) = Predictor(model, own.kept).details([INPUTS[case]])
+            (said,) = Predictor(model, record).details([INPUTS[case]])
             answer = {name: value for name, value in found["answer"].items() if name != "places"}
             assert _rounded(answer) == _rounded(said)
             assert found["parameters"] == parameters(model.config)

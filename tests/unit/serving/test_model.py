@@ -40,7 +40,7 @@ def test_operations_depend_on_the_heads(tmp_path: Path, task: str | None, works:
     assert served.operations == works
     assert served.name == "model"
     assert served.encoding.length == (32 if task is None else LENGTH)
-    assert (served.kept is None) == (task is None)
+    assert (served.task is None) == (task is None)
     assert len(served.schedule) == 1
 
 
@@ -195,10 +195,10 @@ def test_groups_have_similar_lengths() -> None:
 
 def test_elastic_record_is_read(tmp_path: Path) -> None:
     served = ServedModel.open(tiny_folder(tmp_path / "model", "classification", is_elastic=True), floor=0.9)
-    assert served.record is not None
+    assert served.elastic is not None
     assert len(served.schedule) == 3
     plain = ServedModel.open(tiny_folder(tmp_path / "plain", "classification"), floor=0.9)
-    assert plain.record is None
+    assert plain.elastic is None
     assert len(plain.schedule) == 1
 
 

@@ -240,7 +240,7 @@ def describe_model(served: ServedModel) -> PageModel:
     """Return what the page needs to know about a model."""
     encoder = served.runner.config.encoder
     operations = [one for one in _OPERATIONS if one in served.operations]
-    task = None if served.kept is None else served.kept.task
+    task = served.task
     if task is not None and task.kind == "embedding":
         operations.remove("task")  # the page compares vectors instead of showing one
     return PageModel(
@@ -259,7 +259,7 @@ def describe_model(served: ServedModel) -> PageModel:
 
 def describe_sizes(served: ServedModel) -> PageSizes:
     """Return the sizes that a request may choose."""
-    model, record = served.model, served.record
+    model, record = served.model, served.elastic
     if model is None or not served.has_subnets:
         return PageSizes(kind="one")
     if record is None:

@@ -81,7 +81,7 @@ async def run_pipeline(request: HttpRequest, body: HubRequest, name: str | None,
     if pipeline is None and isinstance(body.inputs, dict) and "source_sentence" in body.inputs:
         pipeline = "sentence-similarity"
     if pipeline is None:
-        kind = "embedding" if served.kept is None else served.kept.task.kind
+        kind = "embedding" if served.task is None else served.task.kind
         if kind not in _PIPELINES:
             raise invalid(f"Hugging Face has no pipeline for the task of {served.name!r} ({kind}); use /predict")
         pipeline = _PIPELINES[kind]
@@ -125,8 +125,8 @@ async def _fill_masks(request: HttpRequest, body: HubRequest, name: str) -> Resp
 
 async def _run_task(request: HttpRequest, body: HubRequest, name: str, pipeline: Pipeline) -> Response:
     served = request.select_model(name, "task")
-    assert served.kept is not None
-    supported = _PIPELINES.get(served.kept.task.kind)
+    assert served.task is not None
+    supported = _PIPELINES.get(served.task.kind)
     if supported != pipeline:
         raise invalid(f"{served.name!r} cannot do {pipeline}; its pipeline is {supported}")
     task = await run_task(request, body.inputs, name, body.truncate)

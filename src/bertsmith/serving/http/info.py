@@ -71,7 +71,7 @@ async def info(request: Request) -> Info:
 
 def _model_info(scheduler: Scheduler) -> ModelInfo:
     served, stats = scheduler.served, scheduler.stats()
-    task = None if served.kept is None else served.kept.task
+    task = served.task
     subnets = [size.subnet for size in served.schedule.sizes]
     return ModelInfo(
         name=served.name,

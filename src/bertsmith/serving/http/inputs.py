@@ -126,8 +126,8 @@ def split_inputs(task: AnyTask, inputs: TaskInput | Sequence[TaskInput]) -> tupl
 
 def task_inputs(served: ServedModel, inputs: Sequence[TaskInput], *, truncate: bool, limits: Limits) -> TaskInputs:
     """Tokenise inputs of the model's task."""
-    assert served.kept is not None
-    task, encoding = served.kept.task, served.encoding
+    assert served.task is not None
+    task, encoding = served.task, served.encoding
     examples = task.examples(table_of([_row(task, given) for given in inputs], "inputs"), has_targets=False)
     features = task.features(examples, encoding)
     if features.cut and not truncate:

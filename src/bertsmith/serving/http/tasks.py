@@ -83,8 +83,8 @@ async def run_task(
 ) -> TaskOutputs:
     """Run the task head of a model on the inputs of a request."""
     served = request.select_model(model, "task")
-    assert served.kept is not None
-    given, is_single = split_inputs(served.kept.task, inputs)
+    assert served.task is not None
+    given, is_single = split_inputs(served.task, inputs)
     limits, cuts = request.settings.limits, request.truncates(truncate)
     check_count(given, limits)
     read = await request.tokenise(lambda: task_inputs(served, given, truncate=cuts, limits=limits))
@@ -176,7 +176,7 @@ async def rerank(body: RerankRequest, request: CurrentRequest) -> Response:
 
 def _reads_pairs(served: ServedModel) -> bool:
     """Whether a model scores pairs; False if vectors are compared; raise if it can do neither."""
-    task = None if served.kept is None else served.kept.task
+    task = served.task
     if task is None or isinstance(task, Embedding):
         return False
     is_binary = isinstance(task, Classification) and len(task.labels) == 2

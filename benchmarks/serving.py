@@ -4,10 +4,10 @@
     python benchmarks/serving.py --http             # the whole service over loopback, in a process of its own
     python benchmarks/serving.py --http --size base --rounds 5
 
-Texts have a long-tailed mix of 4 to 256 tokens. (1) One caller sends one request at a time to a scheduler as it is served
-and of one whose products use all cores; then many callers ask at once. (2) Five times as many requests as the batched
-service can do come in, whatever becomes of them, first with the whole model alone, then with the elastic switch. Every
-answer is compared with what the model says of the same text alone, in the size that answered.
+Texts have a long-tailed mix of 4 to 256 tokens. (1) One client sends one request at a time, to a scheduler with one
+thread per product and to one that uses all cores; then many clients send requests at once. (2) Requests arrive at five
+times the rate of the batched service, first with the whole model alone, then with an elastic size schedule. Every answer
+is compared with that of the model for the same text alone, in the size that answered.
 """
 
 import argparse

@@ -6,8 +6,8 @@
 
 Texts have a long-tailed mix of 4 to 256 tokens. (1) One client sends one request at a time, to a scheduler with one
 thread per product and to one that uses all cores; then many clients send requests at once. (2) Requests arrive at five
-times the rate of the batched service, first with the whole model alone, then with an elastic size schedule. Every answer
-is compared with that of the model for the same text alone, in the size that answered.
+times the rate of the batched service, first with the whole model alone, then with an elastic size schedule. Answers
+are compared with those of the model for the same text alone, in the size that answered.
 """
 
 import argparse

@@ -18,7 +18,7 @@ from bertsmith.data.examples import TaskBatch
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
-from bertsmith.objectives.base import Objective, Portion, Sums, Term, squared_error, taught
+from bertsmith.objectives.base import Objective, Portion, Sums, Term, soft_cross_entropy, squared_error
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
 
@@ -73,7 +73,7 @@ class Adversarial(Objective[TaskBatch, TaskBatch]):
         return self.task.prepare(batch, seed)
 
     def counts(self, prepared: TaskBatch) -> dict[str, Tensor]:
-        return {**self.task.counts(prepared), "adversarial": self.task.belief_count(prepared)}
+        return {**self.task.counts(prepared), "adversarial": self.task.comparable_count(prepared)}
 
     def __call__(self, model: Model, prepared: TaskBatch) -> dict[str, Sums]:
         entered: list[Tensor] = []
@@ -84,11 +84,11 @@ class Adversarial(Objective[TaskBatch, TaskBatch]):
             return entered[0]
 
         outputs = self.task.outputs(model, prepared, enter)
-        clean, vectors = self.task.beliefs(outputs, prepared), entered[0].detach()
+        clean, vectors = self.task.comparable_logits(outputs, prepared), entered[0].detach()
 
         def perturbed(noise: Tensor) -> Tensor:
             moved = (vectors + noise).to(vectors.dtype)
-            return self.task.beliefs(self.task.outputs(model, prepared, lambda _: moved), prepared)
+            return self.task.comparable_logits(self.task.outputs(model, prepared, lambda _: moved), prepared)
 
         noise = self._worst(vectors, prepared.layout, perturbed, clean.detach())
         loss = symmetric_kl(perturbed(noise), clean).sum()
@@ -140,17 +140,17 @@ def ascended(noise: Tensor, gradient: Tensor, rate: float) -> Tensor:
 
 
 def symmetric_kl(scores: Tensor, other: Tensor) -> Tensor:
-    """How far two beliefs are apart, each in turn the teacher of the other: cross-entropy both ways.
+    """Return the symmetric cross-entropy of two predictions, each in turn the teacher of the other.
 
     That is the symmetric Kullback-Leibler divergence but for the entropies, which teach nothing. Of a single score, a
     number, cross-entropy is always 0 (the official code has that for regression): the squared error stands for it.
     Shape: both (items, …, outcomes); the result (items,), the mean over the axes between.
     """
-    return taught(scores, other) + taught(other, scores)
+    return soft_cross_entropy(scores, other) + soft_cross_entropy(other, scores)
 
 
 DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "symmetric_kl": symmetric_kl,
-    "kl": taught,
+    "kl": soft_cross_entropy,
     "mse": squared_error,
 }

@@ -173,8 +173,8 @@ def class_sums(scores: Tensor, targets: Tensor, weights: tuple[float, ...] = ())
 _LOWEST = -1e4  # a score whose share is 0 in every precision, and whose logarithm is still a number
 
 
-def taught(scores: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
-    """Cross-entropy of beliefs under a teacher's, which gets no gradient; of a single score, the squared error.
+def soft_cross_entropy(scores: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return the cross-entropy under a teacher's softmax, which gets no gradient; the squared error of a single score.
 
     With a temperature T both are softened by it, and the loss is multiplied by T², so that its gradient keeps its size.
     Shape: both (items, …, outcomes); the result (items,), the mean over the axes between.
@@ -187,7 +187,7 @@ def taught(scores: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def squared_error(scores: Tensor, other: Tensor) -> Tensor:
-    """The mean squared difference of the scores themselves; shapes as in `taught`."""
+    """Return the mean squared difference of the scores; shapes as in `soft_cross_entropy`."""
     return by_item((bounded(scores) - bounded(other)).square().mean(-1))
 
 

@@ -33,9 +33,9 @@ class Cosines(Vectors):
     figures = ()
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
-        return Sums(self.loss(self.beliefs(outputs, batch).squeeze(-1), batch.targets["value"]), {})
+        return Sums(self.loss(self.comparable_logits(outputs, batch).squeeze(-1), batch.targets["value"]), {})
 
-    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+    def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         vectors = item_vectors(outputs, len(batch.item))
         return (vectors[:, 0] * vectors[:, 1]).sum(-1, keepdim=True)
 

@@ -12,7 +12,7 @@ from bertsmith.data.examples import TaskBatch
 from bertsmith.models.exiting import exit_outputs
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Sums, Term
-from bertsmith.objectives.supervised import Supervised, resting
+from bertsmith.objectives.supervised import Supervised, eval_mode
 
 Weighting = Literal["even", "by_depth"]
 
@@ -49,7 +49,7 @@ class ExitLearning(Objective[TaskBatch, TaskBatch]):
 
     def counts(self, prepared: TaskBatch) -> dict[str, Tensor]:
         by_answers = self.learn_from == "answers"
-        counts = {"exits": self.task.belief_count(prepared) if by_answers else self.task.count(prepared)}
+        counts = {"exits": self.task.comparable_count(prepared) if by_answers else self.task.count(prepared)}
         return counts if self.is_frozen else {**counts, "task": self.task.count(prepared)}
 
     def __call__(self, model: Model, prepared: TaskBatch) -> dict[str, Sums]:
@@ -84,5 +84,5 @@ def _frozen(model: Model) -> Iterator[None]:
     """Without dropout in all that is not an exit."""
     with ExitStack() as stack:
         for part in (model.encoder, *(head for kind, head in model.heads.items() if kind != "exits")):
-            stack.enter_context(resting(part))
+            stack.enter_context(eval_mode(part))
         yield

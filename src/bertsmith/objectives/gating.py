@@ -45,7 +45,7 @@ class Gating(Objective[TaskBatch, TaskBatch]):
 
     def __call__(self, model: Model, prepared: TaskBatch) -> dict[str, Sums]:
         gates = unit_gates(model)
-        inputs = EncoderInputs(prepared.tokens, prepared.layout, prepared.types, gates=gates.drawn())
+        inputs = EncoderInputs(prepared.tokens, prepared.layout, prepared.types, gates=gates.sample())
         outputs = model.run(inputs, Want(task=True)).outputs
         return {"task": self.task.sums(outputs, prepared), "size": self._size(gates)}
 

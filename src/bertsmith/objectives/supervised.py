@@ -16,7 +16,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.embedding import Perturbation
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
-from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Term, class_sums, taught, wide
+from bertsmith.objectives.base import Group, Objective, Portion, Share, Sums, Term, class_sums, soft_cross_entropy, wide
 
 Frozen = Literal["none", "embedding", "all"]
 """What of an encoder keeps its weights: nothing, the tables it begins with, or all of it, so that only heads learn."""
@@ -61,7 +61,7 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
         inputs, want = EncoderInputs(batch.tokens, batch.layout, batch.types, perturb=perturb), Want(task=True)
         if self.frozen != "all":
             return model.run(inputs, want).outputs
-        with resting(model.encoder):
+        with eval_mode(model.encoder):
             return model.run(inputs, want).outputs
 
     @abstractmethod
@@ -72,22 +72,24 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
         """The number of targets: one for each item, unless a kind of task says otherwise."""
         return torch.tensor(len(batch.item), device=batch.item.device)
 
-    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
-        """Outputs as scores whose softmax over the last axis is what the head believes, for those who compare.
+    def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+        """Return the outputs as logits whose softmax over the last axis is one prediction, to compare two models.
 
-        What is one belief goes to the last axis, -inf where an outcome is impossible; a single score is a number. A
-        kind of task that does not say it cannot be trained so: a guess would be wrong without a sign of it.
-        Shape: (belief_count, …, outcomes); axes between are averaged.
+        Impossible outcomes are -inf; a single score is a regression. Tasks that do not define it cannot be trained
+        adversarially or with a teacher: a guess would be wrong without notice.
+        Shape: (comparable_count, …, outcomes); axes between are averaged.
         """
         name = type(self).__name__
         raise InputError(f"what {name} learns from is no belief: there is no adversarial training for it")
 
     def apart(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
-        """How far the head's outputs are from a teacher's, (belief_count,), for distillation."""
-        return taught(self.beliefs(outputs, batch), self.beliefs(teacher, batch), temperature)
+        """Return the distance of the outputs from a teacher's, (comparable_count,), for distillation."""
+        return soft_cross_entropy(
+            self.comparable_logits(outputs, batch), self.comparable_logits(teacher, batch), temperature
+        )
 
-    def belief_count(self, batch: TaskBatch) -> Tensor:
-        """The length of the first axis of the beliefs."""
+    def comparable_count(self, batch: TaskBatch) -> Tensor:
+        """Return the length of the first axis of the comparable logits."""
         return torch.tensor(len(batch.item), device=batch.item.device)
 
     def portions(self, model: Model) -> list[Portion]:
@@ -128,8 +130,8 @@ def parameter_depths(model: Model) -> dict[nn.Parameter, int]:
 
 
 @contextmanager
-def resting(module: nn.Module) -> Iterator[None]:
-    """Without dropout inside, in the mode there was after."""
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Switch a module to eval mode, and back to its previous mode on exit."""
     was_training = module.training
     module.eval()
     try:
@@ -151,7 +153,7 @@ class Classes(Supervised):
     def count(self, batch: TaskBatch) -> Tensor:
         return class_count(batch.targets["label"], self.weights)
 
-    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+    def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         return outputs
 
 
@@ -182,7 +184,7 @@ class Values(Supervised):
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
         return Sums(((wide(outputs.squeeze(-1)) - batch.targets["value"]) ** 2).sum(), {})
 
-    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+    def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         return outputs
 
 
@@ -200,7 +202,7 @@ class Labels(Supervised):
         hits = ((outputs.detach() > 0) == (targets > 0.5)).float().mean(-1).sum()
         return Sums(losses.mean(-1).sum(), {"accuracy": Share(hits, self.count(batch))})
 
-    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+    def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         # the sigmoid of a score is the softmax of it and 0: (items, labels) -> (items, labels, 2)
         return torch.stack([outputs, torch.zeros_like(outputs)], dim=-1)
 
@@ -218,14 +220,16 @@ class Tags(Supervised):
     def count(self, batch: TaskBatch) -> Tensor:
         return class_count(batch.targets["tags"], self.weights)
 
-    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+    def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         return outputs.flatten(0, -2)[batch.targets["tags"].flatten() != IGNORED]
 
     def apart(self, outputs: Tensor, teacher: Tensor, batch: TaskBatch, temperature: float = 1.0) -> Tensor:
-        """How far the head's outputs are from a teacher's, (belief_count,), for distillation."""
-        return taught(self.beliefs(outputs, batch), self.beliefs(teacher, batch), temperature)
+        """Return the distance of the outputs from a teacher's, (comparable_count,), for distillation."""
+        return soft_cross_entropy(
+            self.comparable_logits(outputs, batch), self.comparable_logits(teacher, batch), temperature
+        )
 
-    def belief_count(self, batch: TaskBatch) -> Tensor:
+    def comparable_count(self, batch: TaskBatch) -> Tensor:
         return (batch.targets["tags"] != IGNORED).sum()
 
 
@@ -243,7 +247,7 @@ class Choices(Supervised):
     def count(self, batch: TaskBatch) -> Tensor:
         return (batch.targets["label"] != IGNORED).sum()
 
-    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+    def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         return choice_table(outputs, batch.targets["is_choice"])
 
 
@@ -267,7 +271,7 @@ class Spans(Supervised):
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
         """Shape: outputs (batch, length, 2) or (tokens, 2)."""
-        scores = self.beliefs(wide(outputs), batch)
+        scores = self.comparable_logits(wide(outputs), batch)
         targets = torch.stack([batch.targets["start"], batch.targets["end"]], dim=-1)
         # two targets for each item: (items, 2, tokens) -> (2 items, tokens)
         loss = cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum") / 2
@@ -277,7 +281,7 @@ class Spans(Supervised):
     def count(self, batch: TaskBatch) -> Tensor:
         return (batch.targets["start"] != IGNORED).sum()
 
-    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+    def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         """The scores of the tokens of each window as a start and as an end, -inf at pads.
 
         Shape: (items, 2, tokens of the longest)

@@ -33,7 +33,7 @@ def test_spans(layout: str) -> None:
         if layout == "padded"
         else torch.cat([row[: len(o)] for row, o in zip(other, outputs.split([7, 4, 6]), strict=True)])
     )
-    found = symmetric_kl(task.beliefs(outputs, batch), task.beliefs(given, batch))
+    found = symmetric_kl(task.comparable_logits(outputs, batch), task.comparable_logits(given, batch))
     for index, length in enumerate((7, 4, 6)):
         parts = [symmetric_kl(rows[index, :length, side][None], other[index, :length, side][None]) for side in (0, 1)]
         torch.testing.assert_close(found[index], torch.cat(parts).mean())
@@ -54,7 +54,7 @@ def test_choices() -> None:
     loss = losses(Adversarial(Choices(), AdversarialConfig(kind="vat")), model, batch)["adversarial"]
     assert all(gradient.isfinite().all() for gradient in gradients(model, loss).values())
     first, second = torch.randn(3, 1), torch.randn(3, 1)
-    found = symmetric_kl(Choices().beliefs(first, batch), Choices().beliefs(second, batch))
+    found = symmetric_kl(Choices().comparable_logits(first, batch), Choices().comparable_logits(second, batch))
     torch.testing.assert_close(found[:1], symmetric_kl(first[:2].T, second[:2].T))
     assert found[1] == 0  # there is nothing to choose
 

@@ -21,7 +21,7 @@ from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives import adversarial
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig, ascended, draw_noise
-from bertsmith.objectives.base import Sums, squared_error, taught
+from bertsmith.objectives.base import Sums, soft_cross_entropy, squared_error
 from bertsmith.objectives.supervised import Classes, Supervised, Tags
 from bertsmith.training.finetuning import FinetuneSettings, learning
 
@@ -69,10 +69,10 @@ def test_the_step_moves_the_beliefs_further_apart() -> None:
         return model.run(inputs, Want(task=True)).outputs
 
     noise, clean = draw_noise(vectors, batch.layout, 1e-2).requires_grad_(), scores(torch.zeros(())).detach()
-    distance = taught(scores(noise), clean).sum()
+    distance = soft_cross_entropy(scores(noise), clean).sum()
     (gradient,) = torch.autograd.grad(distance, noise)
-    assert taught(scores(ascended(noise, gradient, 1e-4)), clean).sum() > distance
-    assert taught(scores(ascended(noise, -gradient, 1e-4)), clean).sum() < distance
+    assert soft_cross_entropy(scores(ascended(noise, gradient, 1e-4)), clean).sum() > distance
+    assert soft_cross_entropy(scores(ascended(noise, -gradient, 1e-4)), clean).sum() < distance
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "deberta-v3-small"])
@@ -121,7 +121,7 @@ class Deaf(Classes):
     def __post_init__(self) -> None:
         object.__setattr__(self, "passes", [])
 
-    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+    def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         self.passes.append(outputs)
         return outputs.detach() if len(self.passes) - 1 == self.deaf else outputs
 
@@ -211,7 +211,7 @@ def test_a_wrapper_that_gathers_gradients_sees_one_backward_pass() -> None:
 def test_impossible_outcomes_do_not_count() -> None:
     scores, other = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 3, 4)
     longer = [torch.cat([part, torch.full((2, 3, 1), float("-inf"))], -1) for part in (scores, other)]
-    for divergence in (adversarial.symmetric_kl, taught):
+    for divergence in (adversarial.symmetric_kl, soft_cross_entropy):
         found = divergence(*longer)
         torch.testing.assert_close(found, divergence(scores, other))
         (gradient,) = torch.autograd.grad(found.sum(), scores)

@@ -143,7 +143,7 @@ def test_what_is_refused(corpus_folder: Path, tmp_path: Path) -> None:
         (["distillation.teacher=other"], "the student's tokenizer is not that of the teacher"),
         (["distillation.teacher=teacher", "objective.kind=causal_lm"], "distillation is given with objective.kind"),
         (["distillation.teacher=teacher", "run.compile=whole"], "run.compile is 'whole'; allowed with it: off, on"),
-        (["distillation.teacher=teacher", "model.subnet.depth=0.5"], "subnet cuts the model of a folder"),
+        (["distillation.teacher=teacher", "model.subnet.depth=0.5"], "subnet takes a part of the model of a folder"),
         (["distillation.teacher=teacher", "model.overrides.layers=3"], "student has 3 layers and its teacher 2"),
     ):
         changes[0] = changes[0].replace("teacher=", f"teacher={tmp_path}/")

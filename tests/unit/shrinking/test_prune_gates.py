@@ -12,7 +12,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.linear import ElasticLinear
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.encoder import EncoderInputs, Want
-from bertsmith.models.heads.gates import drawn_gate, open_probability, settled_gate
+from bertsmith.models.heads.gates import deterministic_gate, open_probability, sample_gate
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.gating import Gating, unit_gates
@@ -36,7 +36,7 @@ def batch() -> TaskBatch:
 
 
 def test_the_probability_of_an_open_gate() -> None:
-    drawn = drawn_gate(LOCATIONS, EVENLY)
+    drawn = sample_gate(LOCATIONS, EVENLY)
     torch.testing.assert_close(open_probability(LOCATIONS), (drawn > 0).double().mean(0), rtol=0, atol=2e-5)
     # P(gate > 0) = 1 - P(s <= 1 / 12) by the distribution of s: sigmoid(log s/(1 - s) β - a) is P(s <= …)
     closing = torch.sigmoid(2 / 3 * math.log((1 / 12) / (11 / 12)) - LOCATIONS)
@@ -48,12 +48,12 @@ def test_the_mean_of_a_gate() -> None:
     z = ((torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000)[:, None]
     x = (z + 0.1) / 1.2
     above = torch.sigmoid(LOCATIONS - 2 / 3 * torch.logit(x))
-    torch.testing.assert_close(drawn_gate(LOCATIONS, EVENLY).mean(0), above.mean(0), rtol=0, atol=2e-5)
+    torch.testing.assert_close(sample_gate(LOCATIONS, EVENLY).mean(0), above.mean(0), rtol=0, atol=2e-5)
 
 
 def test_settled_gates_reach_both_ends() -> None:
     ends = torch.tensor([-2.5, -2.3, 0.0, 2.3, 2.5])
-    found = settled_gate(ends)
+    found = deterministic_gate(ends)
     assert found[0] == 0
     assert found[-1] == 1
     assert 0 < found[1] < found[2] < found[3] < 1
@@ -88,7 +88,7 @@ def test_shared_layers_share_their_gates() -> None:
     model = with_gates(tiny("albert-base", embedding_width=8))
     gates = unit_gates(model)
     assert [len(gates.heads), len(gates.neurons)] == [1, 1]
-    assert all(one.heads is other.heads for one, other in pairwise(gates.drawn()))
+    assert all(one.heads is other.heads for one, other in pairwise(gates.sample()))
     objective = Gating(Classes(), heads=0.5, neurons=0.5)
     objective(model, batch())["task"].loss.backward()
     assert gates.heads[0].grad.abs().sum() > 0
@@ -103,7 +103,7 @@ def test_a_cut_model_is_the_model_with_its_settled_gates(preset: str, more: dict
         for location in (*unit_gates(model).heads, *unit_gates(model).neurons):
             location.copy_(3 * torch.randn(len(location)))
             location[0] = 1.0
-    gates = unit_gates(model).settled()
+    gates = unit_gates(model).deterministic()
     kept = KeptUnits(
         *(tuple(getattr(own, kind).nonzero().squeeze(1) for own in gates) for kind in ("heads", "neurons"))
     )

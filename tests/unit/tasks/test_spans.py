@@ -269,7 +269,7 @@ def test_loss_is_that_of_each_window_alone_in_every_layout(tokenizer) -> None:
         sums = objective.sums(outputs, batch)
         torch.testing.assert_close(sums.loss, expected)
         assert int(objective.count(batch)) == int(sums.figures["accuracy"].whole) == 8
-        shares = objective.beliefs(outputs.detach(), batch).softmax(-1)
+        shares = objective.comparable_logits(outputs.detach(), batch).softmax(-1)
         assert shares.shape[:2] == (9, 2)
         torch.testing.assert_close(shares[3, 1, : len(scores[3])], scores[3][:, 1].softmax(0))
         sums.loss.backward()

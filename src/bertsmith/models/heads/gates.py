@@ -28,15 +28,15 @@ def open_probability(location: Tensor) -> Tensor:
     return torch.sigmoid(location - _CLOSING)
 
 
-def drawn_gate(location: Tensor, chance: Tensor) -> Tensor:
-    """The gates that uniform numbers give."""
+def sample_gate(location: Tensor, chance: Tensor) -> Tensor:
+    """Return hard-concrete gates for uniform random numbers (Louizos et al. 2018, eqs. 10 and 11)."""
     chance = chance.clamp(1e-6, 1 - 1e-6)
     shares = torch.sigmoid((torch.logit(chance) + location) / TEMPERATURE)
     return (shares * (HIGHEST - LOWEST) + LOWEST).clamp(0, 1)
 
 
-def settled_gate(location: Tensor) -> Tensor:
-    """The gates that stand for the random ones when nothing more is learned (Louizos et al. 2018, eq. 13)."""
+def deterministic_gate(location: Tensor) -> Tensor:
+    """Return the gates that replace the random ones after training (Louizos et al. 2018, eq. 13)."""
     return (torch.sigmoid(location) * (HIGHEST - LOWEST) + LOWEST).clamp(0, 1)
 
 
@@ -68,17 +68,17 @@ class UnitGates(nn.Module):
 
     @torch.no_grad()
     def initialise(self, deviation: float, generator: torch.Generator | None) -> None:
-        """All gates begin alike."""
+        """Start all gates alike."""
         for location in (*self.heads, *self.neurons):
             location.fill_(self.start)
 
-    def drawn(self) -> list[LayerGates]:
-        """Gates for every layer, drawn anew."""
-        return self._by_layer(lambda location: drawn_gate(location, torch.rand_like(location)))
+    def sample(self) -> list[LayerGates]:
+        """Sample gates for every layer."""
+        return self._by_layer(lambda location: sample_gate(location, torch.rand_like(location)))
 
-    def settled(self) -> list[LayerGates]:
-        """The gates for every layer without chance."""
-        return self._by_layer(settled_gate)
+    def deterministic(self) -> list[LayerGates]:
+        """Return the gates of every layer without sampling."""
+        return self._by_layer(deterministic_gate)
 
     def locations(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The locations of the gates on heads, then of those on neurons, for every layer."""

@@ -35,7 +35,7 @@ class Pair:
     """What makes the student's states as wide as the teacher's; None where they are."""
 
     @property
-    def shown(self) -> EncoderOutput:
+    def teacher_output(self) -> EncoderOutput:
         """The teacher, which a term needs that asks for it."""
         assert self.teacher is not None, "a term that needs a teacher has one"
         return self.teacher
@@ -51,7 +51,7 @@ class Pair:
         far each layer's stream has grown, and the last layers would outweigh all other terms.
         """
         own = self.student.normalised(self._known(number, len(self.student.hidden_states) - 1))
-        like = self.shown.normalised(self.counterparts[number]).detach()
+        like = self.teacher_output.normalised(self.counterparts[number]).detach()
         if own.shape[-1] == like.shape[-1]:
             return wide(own), wide(like)
         if self.widen is None:

@@ -34,10 +34,10 @@ class MaskedTask(Supervised):
     def count(self, batch: TaskBatch) -> Tensor:
         return (batch.targets["tokens"] != IGNORED).sum()
 
-    def beliefs(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+    def comparable_logits(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         return outputs[batch.targets["tokens"] != IGNORED]
 
-    def belief_count(self, batch: TaskBatch) -> Tensor:
+    def comparable_count(self, batch: TaskBatch) -> Tensor:
         return self.count(batch)
 
 

@@ -147,7 +147,7 @@ class Distillation(Objective[TaskBatch, Lesson]):
         for subnet in prepared.subnets:
             width = subnet.width if self.teacher_width == "same" and subnet.is_even else 1.0
             if width not in said:
-                said[width] = self._taught(prepared.batch, Subnet(width=width))
+                said[width] = self._teacher_output(prepared.batch, Subnet(width=width))
             parts.append(Lesson(prepared.batch, (subnet,), said[width]))
         return parts
 
@@ -190,7 +190,7 @@ class Distillation(Objective[TaskBatch, Lesson]):
         return self.task.portions(model)
 
     @torch.no_grad()
-    def _taught(self, batch: TaskBatch, subnet: Subnet) -> EncoderOutput | None:
+    def _teacher_output(self, batch: TaskBatch, subnet: Subnet) -> EncoderOutput | None:
         """What the teacher says of a batch; None where nothing is asked of it."""
         return None if self.teacher is None else self.run(self.teacher, batch, subnet)
 

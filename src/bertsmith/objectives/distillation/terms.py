@@ -1,4 +1,4 @@
-"""What the heads say: the teacher's beliefs, and the labels."""
+"""Terms of distillation: the teacher's outputs, labels, hidden states, attention and relations."""
 
 from typing import ClassVar, Literal
 
@@ -15,7 +15,7 @@ from bertsmith.objectives.supervised import Supervised
 
 
 class OutputTerm(DistillationTerm):
-    """The teacher's beliefs by cross-entropy; numbers and vectors by squared error (Hinton et al. 2015)."""
+    """Cross-entropy with the teacher's outputs; numbers and vectors by squared error (Hinton et al. 2015)."""
 
     kind: Literal["outputs"] = "outputs"
     temperature: float = Field(default=1.0, gt=0)
@@ -23,11 +23,11 @@ class OutputTerm(DistillationTerm):
     reads_outputs: ClassVar[bool] = True
 
     def sums(self, pair: Pair) -> Sums:
-        apart = pair.task.apart(pair.student.outputs, pair.shown.outputs, pair.batch, self.temperature)
+        apart = pair.task.apart(pair.student.outputs, pair.teacher_output.outputs, pair.batch, self.temperature)
         return Sums(apart.sum(), {})
 
     def count(self, task: Supervised, batch: TaskBatch) -> Tensor:
-        return task.belief_count(batch)
+        return task.comparable_count(batch)
 
 
 class LabelTerm(DistillationTerm):
@@ -136,7 +136,7 @@ class AttentionTerm(DistillationTerm):
             index = _index("layers", number, depth, "student")
             own, like = (
                 pair.student.attention_scores(index),
-                pair.shown.attention_scores(pair.layer_like(index)).detach(),
+                pair.teacher_output.attention_scores(pair.layer_like(index)).detach(),
             )
             if own.shape[1] != like.shape[1]:
                 raise InputError(
@@ -176,7 +176,7 @@ class RelationTerm(DistillationTerm):
         return self
 
     def sums(self, pair: Pair) -> Sums:
-        mine, theirs = pair.student, pair.shown
+        mine, theirs = pair.student, pair.teacher_output
         own = self._parts(mine, self.layer, "layer", "student")
         like = tuple(part.detach() for part in self._parts(theirs, self.teacher_layer, "teacher_layer", "teacher"))
         heads = self.relation_heads or like[0].shape[-2]

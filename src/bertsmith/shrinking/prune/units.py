@@ -139,7 +139,7 @@ def without_gates(model: Model) -> Model:
 def with_folded_gates(model: Model) -> Model:
     """Return a copy whose gates are folded into its weights."""
     plain = without_gates(model)
-    fold_gates(plain, unit_gates(model).settled())
+    fold_gates(plain, unit_gates(model).deterministic())
     return plain
 
 
@@ -153,7 +153,7 @@ def gate_locations(model: Model) -> Importance:
 def cut_gated(model: Model, kept: KeptUnits) -> Model:
     """Return an ordinary model with the kept units alone, their gates folded into the weights."""
     plain = without_gates(model)
-    fold_gates(plain, closed_gates(kept, model.encoder.units, unit_gates(model).settled()))
+    fold_gates(plain, closed_gates(kept, model.encoder.units, unit_gates(model).deterministic()))
     return cut_down(plain, kept)
 
 

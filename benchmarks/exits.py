@@ -30,7 +30,7 @@ from bertsmith.models.exiting import exits_config
 from bertsmith.models.heads.exits import ExitRule
 from bertsmith.models.model import Model
 from bertsmith.tasks.base import Encoding
-from bertsmith.tasks.data_source import task_parts
+from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.predictor import read_task_record
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     model = load(options.model)
     kept, own = read_task_record(options.model), exits_config(model).rule
-    examples = kept.task.examples(task_parts(options.data).read("dev"))[: options.texts]
+    examples = kept.task.examples(task_splits(options.data).read("dev"))[: options.texts]
     features = kept.task.features(examples, Encoding.of(model, kept.sequences.length))
     reader = ExampleReader(features, kept.sequences, model.require_tokenizer().pad)
     figures = []

@@ -27,8 +27,9 @@ from transformers import TrainerCallback
 
 import bertsmith
 from bertsmith.answers.sequences import Features
-from bertsmith.commands.finetune_task import Tables, task_settings
+from bertsmith.runs.finetune import read_settings
 from bertsmith.tasks.base import Encoding
+from bertsmith.tasks.data_source import Tables
 from bertsmith.training.finetuning import FinetuneSettings, Finetuning, make_finetuning, read_data
 from bertsmith.training.starting_model import finetuning_encoder
 from finetune_peer import peer_outputs, peer_trainer
@@ -136,7 +137,7 @@ def _measured(options: argparse.Namespace, *, is_equal: bool, is_by_length: bool
         watch = _Interleaved(ours, options)
         peer_trainer(
             data.settings,
-            ours.train_features,
+            ours.trainer.data.phases[0].plan.features,
             Path(folder) / "peer",
             device=options.device,
             is_by_length=is_by_length,
@@ -145,7 +146,7 @@ def _measured(options: argparse.Namespace, *, is_equal: bool, is_by_length: bool
         ).train()
         ours.trainer.close()
     rounds = list(zip(watch.theirs, watch.mine, strict=True))[1:]  # the first one warms up
-    lengths = ours.train_features.tokens.lengths
+    lengths = ours.trainer.data.phases[0].plan.features.tokens.lengths
     order = np.random.default_rng(0).permutation(len(lengths))
     if is_by_length:
         order = np.argsort(lengths)
@@ -240,7 +241,7 @@ def _print_quality(found: list[dict[str, Any]]) -> None:
 def _task(task: str, options: argparse.Namespace) -> tuple[FinetuneSettings, Tables]:
     """A task with the Trainer's settings, and its data."""
     plain: dict[str, Any] = {"data": task, "model": options.model, **_peer_settings(options)}
-    return task_settings(plain, options.task, options.column or [], None, None, source="the benchmark")
+    return read_settings(plain, options.task, options.column or [], None, None, source="the benchmark")
 
 
 def _peer_settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from bertsmith.engines.base import Artefact, Inputs
 from bertsmith.engines.int8 import Int8Linear, int8_model
 from bertsmith.engines.torch_engine import TorchEngine
 from bertsmith.layers.linear import ElasticLinear
-from bertsmith.tasks.data_source import task_parts
+from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.predictor import read_task_record, write_task_record
 
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _measure_quality(folder: Path, data: str) -> None:
-    model, kept, parts = load(folder), read_task_record(folder), task_parts(data)
+    model, kept, parts = load(folder), read_task_record(folder), task_splits(data)
     predictor = Predictor(model, kept)
     features = kept.task.features(kept.task.examples(parts.read("train")), predictor.encoding)
     reader = ExampleReader(features, kept.sequences, model.require_tokenizer().pad)

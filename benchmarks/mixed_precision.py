@@ -23,7 +23,7 @@ from bertsmith.layers.quantised import QuantisationConfig
 from bertsmith.models.model import Model
 from bertsmith.models.quantise import dequantised, measuring, quantised
 from bertsmith.shrinking.hessian import Sharpness, allotted_bits, layer_sharpness, matrices
-from bertsmith.tasks.data_source import task_parts
+from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.predictor import Predictor
 from bertsmith.text.rows import Table
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--threads", default=1, type=int)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    predictor, parts = Predictor.load(options.model), task_parts(options.data)
+    predictor, parts = Predictor.load(options.model), task_splits(options.data)
     assert isinstance(predictor.model, Model)
     model = dequantised(predictor.model).eval()
     losses = list(_losses(model, predictor, parts.read("train"), options.slices, options.examples))

@@ -34,7 +34,8 @@ def main() -> None:
         )
         seconds, busy = time.perf_counter() - begin, time.process_time() - begin_busy
     print(
-        f"{options.task}: exact match {figures['exact_match']:.1f} % of {figures['evaluated_pairs']} unseen sequences, "
+        f"{options.task}: exact match {figures['exact_match']:.1f} % of "
+        f"{figures['data']['dev']['rows']} unseen sequences, "
         f"loss {figures['loss']:.5f}, {figures['steps']} steps, {seconds:.0f} s in all, {busy:.0f} s of processor time"
     )
 

@@ -92,8 +92,7 @@ def finetuned(run: Run) -> dict[str, Any]:
     """The figures on dev of a model fine-tuned as a run says: once, with the weights of the last step."""
     import torch
 
-    from bertsmith.commands.finetune import IN_MEMORY
-    from bertsmith.commands.finetune_task import resolved, task_settings
+    from bertsmith.runs.finetune import IN_MEMORY, complete_settings, read_settings
     from bertsmith.tasks.degenerate import answers_alike
     from bertsmith.toml import override
     from bertsmith.training.finetuning import make_finetuning, read_data
@@ -106,8 +105,8 @@ def finetuned(run: Run) -> dict[str, Any]:
     }
     plain = override(plain, [*LEAN, *flags(record["settings"]), f"run.seed={record['seed']}"])
     parts = [rows_of(places["data"], part, record[f"{part}_rows"]) for part in ("train", "dev")]
-    settings, tables = task_settings(plain, None, [], *parts, source="settings")  # type: ignore[arg-type]
-    data = read_data(resolved(settings, plain, tables, start).settings, *tables)
+    settings, tables = read_settings(plain, None, [], *parts, source="settings")  # type: ignore[arg-type]
+    data = read_data(complete_settings(settings, plain, tables, start).settings, *tables)
     device = places["device"]
     with tempfile.TemporaryDirectory(prefix="scores-") as folder:
         out = Path(folder) / "run"

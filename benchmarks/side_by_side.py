@@ -17,7 +17,7 @@ from typing import Any
 from bertsmith.errors import InputError
 
 # imported once by the process that the others are copies of: twelve imports of PyTorch at a time take half a minute
-_PRELOADED = ["torch", "accelerate", "bertsmith.commands.finetune_task", "bertsmith.training.finetuning"]
+_PRELOADED = ["torch", "accelerate", "bertsmith.runs.finetune", "bertsmith.training.finetuning"]
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import bertsmith
-from bertsmith.training.translation_metrics import NO_BLEU, bleu
+from bertsmith.tasks.data_source import task_splits
+from bertsmith.tasks.translation import NO_BLEU, bleu
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("dev", "test")
@@ -35,7 +35,7 @@ def _train(options: argparse.Namespace) -> None:
         # checkpoints are large and stay there; what a person looks at goes to --out
         run = options.run or Path(folder) / "run"
         begin = time.perf_counter()
-        figures: dict[str, Any] = bertsmith.finetune(
+        result = bertsmith.finetune(
             recipe=options.recipe,
             data=options.data,
             out=run,
@@ -45,14 +45,26 @@ def _train(options: argparse.Namespace) -> None:
             seed=options.seed,
             device=options.device,
         )
-        print(f"{figures['steps']} steps, {figures['tokens']:,} tokens, {time.perf_counter() - begin:.0f} s in all")
-        figures["test"] = bertsmith.evaluate(
-            run, data=options.data, part="test", out=Path(folder) / "test", device=options.device
-        )
-        shutil.copy(Path(folder) / "test" / "translations.jsonl", options.out / "test.translations.jsonl")
-        for name in ("log.jsonl", "recipe.toml", "dev.translations.jsonl"):
+        print(f"{result['steps']} steps, {result['tokens']:,} tokens, {time.perf_counter() - begin:.0f} s in all")
+        test = bertsmith.evaluate(run, data=options.data, part="test", out=Path(folder) / "test", device=options.device)
+        for part, answers in (
+            ("dev", run / "dev.predictions.jsonl"),
+            ("test", Path(folder) / "test/predictions.jsonl"),
+        ):
+            _write_translations(options, part, answers, test["source"], test["target"])
+        for name in ("log.jsonl", "recipe.toml"):
             shutil.copy(run / name, options.out / name)
+    figures = {**result.to_json(), "test": test.to_json()}
     (options.out / "result.json").write_text(json.dumps(figures, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def _write_translations(options: argparse.Namespace, part: str, answers: Path, source: str, target: str) -> None:
+    """Write source, reference and hypothesis of every row."""
+    lines = answers.read_text(encoding="utf-8").splitlines()
+    with (options.out / f"{part}.translations.jsonl").open("w", encoding="utf-8") as file:
+        for row, line in zip(task_splits(options.data).read(part), lines, strict=True):
+            texts = {"source": row[source], "reference": row[target], "hypothesis": json.loads(line)["answer"]}
+            file.write(json.dumps(texts, ensure_ascii=False) + "\n")
 
 
 def _score(folder: Path) -> None:

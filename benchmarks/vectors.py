@@ -24,7 +24,7 @@ import torch
 import bertsmith
 from bertsmith.models.convert import with_encoder
 from bertsmith.models.model import Model
-from bertsmith.tasks.data_source import task_parts
+from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.metrics.similarity import evaluate_similarity
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "finetune" / "vectors-small.toml"
@@ -107,8 +107,8 @@ def main() -> None:
     if arguments.out is not None and arguments.out.exists():
         raise SystemExit(f"--out {str(arguments.out)!r} is there already; give another folder")
     model = bertsmith.load(arguments.model).float()
-    pairs = list(task_parts(arguments.pairs).read("train"))
-    dev = list(task_parts(arguments.dev, file_is="dev").read("dev"))[: arguments.dev_rows]
+    pairs = list(task_splits(arguments.pairs).read("train"))
+    dev = list(task_splits(arguments.dev, file_is="dev").read("dev"))[: arguments.dev_rows]
     before = spearman(model, dev, arguments.place)
     print(json.dumps({"model": arguments.model, "dev": len(dev), "spearman_before": round(before, 2)}), flush=True)
     best, score = None, -float("inf")

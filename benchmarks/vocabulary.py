@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary_folder
-from bertsmith.tasks.data_source import task_parts
+from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.predictor import Predictor, read_task_record
 from bertsmith.text.cut import Cut, changed_tokens
 from bertsmith.text.readers import find_files, read_documents
@@ -37,7 +37,7 @@ CUTS: dict[str, dict[str, int]] = {
 
 def main() -> None:
     options = _options()
-    parts, task = task_parts(options.data), read_task_record(options.model).task
+    parts, task = task_splits(options.data), read_task_record(options.model).task
     texts = [*task.texts(task.examples(parts.read("train")))]
     if options.texts:
         texts += read_documents(find_files([options.texts]))

@@ -20,16 +20,16 @@ _HOMES = {
     "compare": "bertsmith.runs.compare",
     "convert": "bertsmith.models.convert",
     "corpus": "bertsmith.runs.corpus",
-    "evaluate": "bertsmith.commands.evaluate",
+    "evaluate": "bertsmith.runs.evaluate",
     "export": "bertsmith.exporting.export",
     "extract": "bertsmith.models.build",
     "factorise": "bertsmith.models.convert",
-    "finetune": "bertsmith.commands.finetune",
+    "finetune": "bertsmith.runs.finetune",
     "fit": "bertsmith.runs.fit",
     "inspect": "bertsmith.runs.inspect",
     "load": "bertsmith.checkpoint.store",
     "pairs": "bertsmith.runs.pairs",
-    "predict": "bertsmith.commands.predict",
+    "predict": "bertsmith.runs.predict",
     "preset": "bertsmith.models.published",
     "pretrain": "bertsmith.runs.pretrain",
     "save": "bertsmith.checkpoint.store",
@@ -70,9 +70,6 @@ __all__ = [
 
 if TYPE_CHECKING:
     from bertsmith.checkpoint.store import load, save
-    from bertsmith.commands.evaluate import evaluate
-    from bertsmith.commands.finetune import finetune
-    from bertsmith.commands.predict import predict
     from bertsmith.data.layout import SequenceLayout
     from bertsmith.errors import InputError
     from bertsmith.exporting.export import export
@@ -84,9 +81,12 @@ if TYPE_CHECKING:
     from bertsmith.models.seq2seq import GenerationConfig
     from bertsmith.runs.compare import compare
     from bertsmith.runs.corpus import corpus
+    from bertsmith.runs.evaluate import evaluate
+    from bertsmith.runs.finetune import finetune
     from bertsmith.runs.fit import fit
     from bertsmith.runs.inspect import inspect
     from bertsmith.runs.pairs import pairs
+    from bertsmith.runs.predict import predict
     from bertsmith.runs.pretrain import pretrain
     from bertsmith.runs.serve import serve
     from bertsmith.runs.shrink import shrink

@@ -99,7 +99,7 @@ TRANSLATION_MODEL = "model.overrides={width=32,layers=1,heads=2,neurons=64,longe
 # ---- commands
 TRANSLATION = [TRANSLATION_MODEL, "tokenizer.vocabulary=300", "sequences={length=32,micro_tokens=256}"]
 TRANSLATION += ["batch.tokens=512", "run={steps=8,log_every=1,evaluate_every=4}"]
-TRANSLATION += ["generation={method='greedy',extra_length=2}"]
+TRANSLATION += ["task.generation={method='greedy',extra_length=2}"]
 RECIPE = """
 [sequences]
 length = 32

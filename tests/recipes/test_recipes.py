@@ -11,8 +11,8 @@ import bertsmith
 from bertsmith.cli import app, main
 from bertsmith.recipes import read_recipe
 from bertsmith.toml import override, read_toml
+from bertsmith.training.finetuning import TranslationSettings
 from bertsmith.training.pretraining import PretrainSettings
-from bertsmith.training.translation import TranslationSettings
 
 ROOT = Path(__file__).parents[2]
 ALL = sorted((ROOT / "recipes").rglob("*.toml"))
@@ -36,7 +36,7 @@ def test_translation_recipe_takes_two_steps(path: Path, pairs_folder: Path, tmp_
     TranslationSettings.parse(read_toml(path))
     changes = ["model.overrides={width=32,layers=1,heads=2,neurons=64}", "tokenizer.vocabulary=300", "run.steps=2"]
     changes += ["sequences.length=64", "sequences.micro_tokens=256", "batch.tokens=512", "run.log_every=1"]
-    changes += ["generation={method='greedy',extra_length=2}"]
+    changes += ["task.generation={method='greedy',extra_length=2}"]
     figures = bertsmith.finetune(recipe=path, data=pairs_folder, out=tmp_path / "run", set=changes, device="cpu")
     assert figures["steps"] == 2
     assert len(bertsmith.load(tmp_path / "run").translate(["seven lanterns"])) == 1

@@ -110,7 +110,7 @@ def looked(journey: Journey, before: Mapping[str, Any]) -> dict[str, Any]:
 
 def finetuned(journey: Journey, before: Mapping[str, Any]) -> dict[str, Any]:
     """The encoder learns what messages are about."""
-    from bertsmith.commands.finetune import finetune
+    from bertsmith.runs.finetune import finetune
     from bertsmith.text.support_desk import support_desk
 
     data = journey.folder / "data"

@@ -16,24 +16,24 @@ from torch.utils.data import Dataset
 
 from bertsmith.answers.sequences import IGNORED, Ragged
 from bertsmith.data.batch import packed, padded
+from bertsmith.data.examples import ExampleConfig
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.loader import Loaded, SpecialTokens
 from bertsmith.data.plan import MicroBatchPlan, Stream
 from bertsmith.data.random import shuffled
 from bertsmith.errors import InputError
-from bertsmith.settings import Record
 from bertsmith.text.tokenizer import Tokenizer
 
 
-class PairConfig(Record):
-    """How pairs of texts become sequences, and how these lie in memory."""
+class PairConfig(ExampleConfig):
+    """How pairs of texts become sequences, and how these are stored in memory."""
 
     length: int = Field(default=256, ge=4)
     """The most tokens of a source or a target, special tokens counted in."""
     too_long: Literal["drop", "cut"] = "drop"
     """What happens to a pair with more tokens: it is left out, or its longer texts lose their ends."""
-    layout: Literal["packed", "padded"] = "packed"
-    """Sequences one after the other without pads, or rows of one length."""
+    order: Literal["by_length"] = "by_length"
+    """Pairs of similar length are batched together."""
     micro_tokens: int = Field(default=4096, ge=4)
     """The most tokens (pads counted in) of either side of a micro-batch, what one process computes at a time."""
 

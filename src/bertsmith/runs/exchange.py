@@ -22,7 +22,7 @@ from bertsmith.models.model import Model
 from bertsmith.runs.output import MARK, check_out, claim, write_result
 from bertsmith.runs.result import OneShotResult, print_plain, spread
 from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_record
-from bertsmith.tasks.data_source import task_parts
+from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.predictor import TASK_FILE, read_task_record, sample_inputs, write_task_record
 
 
@@ -224,7 +224,7 @@ def _export_onnx(
     head: HeadChoice,
     data: str | None,
 ) -> OnnxExportResult:
-    samples = () if data is None else sample_inputs(loaded, read_task_record(model), task_parts(data).read("train"))
+    samples = () if data is None else sample_inputs(loaded, read_task_record(model), task_splits(data).read("train"))
     with NewFolder(out.resolve()) as new:
         (new / MARK).touch()
         write_onnx(loaded, new, precision, samples, head)

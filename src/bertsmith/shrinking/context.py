@@ -21,7 +21,7 @@ from bertsmith.settings import Record
 from bertsmith.shrinking.importance import Importance, ImportanceConfig, importance
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Evaluation
-from bertsmith.tasks.data_source import held_out, task_parts
+from bertsmith.tasks.data_source import held_out, task_splits
 from bertsmith.tasks.predictor import TaskRecord, read_task_record
 from bertsmith.tasks.recognise import named_columns
 from bertsmith.text.rows import Table
@@ -80,7 +80,7 @@ def read_settings(
     folder, record = model.path, read_task_record(model.name)
     if plain.get("data") is None:
         raise InputError("data is not given: pass --data with the folder the model was fine-tuned on")
-    splits = task_parts(plain["data"])
+    splits = task_splits(plain["data"])
     train, dev, notices = splits.read("train"), splits.find("dev"), tuple[str, ...]()
     task, sequences = record.task.plain(), record.sequences.plain()
     given = {**task, **plain.get("task", {}), **named_columns(columns, type(record.task))}

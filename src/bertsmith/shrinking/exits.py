@@ -29,7 +29,7 @@ from bertsmith.settings import Record
 from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings
 from bertsmith.tasks.base import Evaluation, Task
 from bertsmith.tasks.multi_label import MultiLabel
-from bertsmith.tasks.predictor import WatchBatch
+from bertsmith.tasks.outputs import WatchBatch
 from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.step import TrainStep

@@ -11,6 +11,7 @@ from bertsmith.tasks.multi_label import MultiLabel
 from bertsmith.tasks.regression import Regression
 from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.tasks.tagging import Tagging
+from bertsmith.tasks.translation import Translation
 
 # the first kind whose columns fit is taken
 TASKS: dict[str, type[Task[Any]]] = {
@@ -21,6 +22,7 @@ TASKS: dict[str, type[Task[Any]]] = {
     "regression": Regression,
     "multi_label": MultiLabel,
     "embedding": Embedding,
+    "translation": Translation,
 }
 
 AnyTask = Annotated[Task[Any], ByKind(TASKS)]

@@ -1,4 +1,4 @@
-"""The contract of a task: from the rows of a table to sequences and targets, and from scores to answers and figures.
+"""The contract of a task: from the rows of a table to sequences and targets, and from scores to answers and metrics.
 
 Table → examples → Features → (Objective, training) → outputs of the head → answers → Evaluation
 """
@@ -6,18 +6,22 @@ Table → examples → Features → (Objective, training) → outputs of the hea
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from bertsmith.answers.sequences import Answer, Features, TextEncoding
+from bertsmith.data.examples import ExampleConfig, TaskBatch
 from bertsmith.engines.base import Runner
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.settings import Record
+from bertsmith.tasks.outputs import item_outputs
+from bertsmith.text.readers import is_visible
 from bertsmith.text.rows import Table, row_of
 
 
@@ -26,23 +30,29 @@ class Encoding(TextEncoding):
 
     @classmethod
     def of(cls, model: Runner, length: int) -> "Encoding":
-        """That of a model, with at most so many tokens; a sentence if it does not take as many."""
+        """Return the encoding of a model; raise InputError if it does not support the length."""
         embedding = model.config.encoder.embedding
         if embedding.positions != "none" and length > embedding.longest:
             raise InputError(f"sequences.length is {length}; the model takes at most {embedding.longest}")
         return cls(model.require_tokenizer(), length, embedding.types > 1)
 
 
+Watch = Callable[[int, int], None]
+"""Called with the number of examples that are answered, and with that of all."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """How good some answers are."""
+    """The metrics of some answers."""
 
     metric: str
-    """The name of the main figure."""
+    """The name of the main metric."""
     metrics: dict[str, float]
     """All of them, in percent where they are shares or correlations."""
-    measure: Callable[[np.ndarray], float]
-    """The main figure over some of the examples, given by their numbers, repeats allowed: for an interval."""
+    measure: Callable[[np.ndarray], float] | None = None
+    """The main metric of a sample of the examples, given by their indices; None where no interval is computed."""
+    details: dict[str, object] = field(default_factory=dict)
+    """Further values for result.json, such as BLEU's signature."""
 
     @property
     def score(self) -> float:
@@ -53,66 +63,66 @@ Example = TypeVar("Example")
 
 
 class Task(Record, ABC, Generic[Example]):
-    """One kind of task with what it must know of its data: which columns it reads, which labels there are.
+    """Settings of a kind of task, such as the columns it reads and the names of its labels.
 
-    A record, so that it stands in recipes and in the folder of a fine-tuned model. `kind` is its name in the table.
+    It is part of recipes and is stored in the folder of a fine-tuned model.
     """
 
     kind: str
     metric: str | None = None
-    """The main figure, by which the best weights are chosen; None for the usual one of this kind."""
+    """The main metric, by which the best weights are chosen; None for the usual one of this kind."""
     name: str | None = None
     """Which task of GLUE it is, where it is one: for the files its server takes. None for no such task."""
 
     roles: ClassVar[tuple[str, ...]]
-    """The fields that name columns of the input, in the order in which a tuple gives them …"""
+    """Fields that name input columns, in the order of the values of a tuple."""
     target_roles: ClassVar[tuple[str, ...]]
-    """… and those that name what is right, and what else is not asked of a person who wants an answer."""
+    """Fields that name target columns; not needed for prediction."""
 
     @property
     def input_columns(self) -> list[str]:
-        """The columns of the input."""
+        """Names of the input columns."""
         return [column for column in (getattr(self, role) for role in self.roles) if column is not None]
 
     @property
     def takes_one_text(self) -> bool:
-        """Whether one text is enough of an input."""
+        """Whether an input is a single text."""
         return len(self.input_columns) == 1
 
     @classmethod
     @abstractmethod
     def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
-        """The columns by role if a row looks like one of this kind of task, else None."""
+        """Return the columns by role if a row looks like this kind of task, else None."""
 
     @abstractmethod
     def resolve(self, train: Table) -> Self:
-        """The task with what only the training rows can tell, such as the names of the labels."""
+        """Return the task with settings that depend on the training rows, such as the names of the labels."""
 
     @abstractmethod
     def head(self, model: ModelConfig) -> HeadConfig:
-        """The head for this task as the papers put it on a model of this family."""
+        """Return the config of the usual head for a model of this family."""
 
     @abstractmethod
     def examples(self, table: Table, *, has_targets: bool = True) -> list[Example]:
-        """The rows of a table, checked: what is wrong with one is said with its place."""
+        """Read and check the rows of a table; errors name the row."""
 
     @abstractmethod
     def texts(self, examples: Sequence[Example]) -> Iterator[str]:
-        """All texts of examples, for a tokenizer that is learned from them."""
+        """Yield all texts of examples, to learn a tokenizer from."""
 
     @abstractmethod
     def features(self, examples: Sequence[Example], encoding: Encoding) -> Features:
-        """The sequences of examples and, where they have any, their targets."""
+        """Return the sequences of examples and, if they have any, their targets."""
 
     @abstractmethod
     def objective(self, examples: Sequence[Example]) -> Supervised:
-        """What is learned from training examples."""
+        """Return the objective to train with."""
 
     @abstractmethod
     def answers(
         self, examples: Sequence[Example], features: Features, outputs: Sequence[np.ndarray]
     ) -> Sequence[Answer]:
-        """What the outputs of the head mean, example by example, as JSON-ready data; "answer" is the short form.
+        """Turn the outputs of the head into one answer per example, as JSON-ready data; "answer" is the short form.
 
         Shape: outputs are of the items of the features in their order: (outputs,) each from a head for sequences,
         (sequences of the item, outputs) where an item has several, (tokens, outputs) from a head for tokens.
@@ -120,46 +130,86 @@ class Task(Record, ABC, Generic[Example]):
 
     @abstractmethod
     def evaluate(self, examples: Sequence[Example], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
-        """How good the answers are."""
+        """Compute the metrics of answers."""
 
     @abstractmethod
     def gold(self, example: Example) -> Any:
-        """The right answer of an example, in the form of "answer"."""
+        """Return the correct answer of an example, in the form of "answer"."""
 
     @abstractmethod
     def describe(self, example: Example) -> str:
-        """An example as a person reads it, in one line."""
+        """Return the example as one line of text."""
 
     def describe_answer(self, example: Example, answer: Any) -> Any:
-        """An answer to an example, or the right one, as a person reads it."""
+        """Return an answer, predicted or correct, for display."""
         return answer
 
     def error(self, example: Example, answer: Mapping[str, Any]) -> float:
-        """How bad an answer is, for a list of the worst: 0 if it is right, else how sure the model was of it."""
+        """Return 0 for a correct answer, else the confidence of the model, to list the most confident errors."""
         return 0.0 if answer["answer"] == self.gold(example) else float(answer.get("score", 1.0))
 
     def confusion(
         self, examples: Sequence[Example], answers: Sequence[Mapping[str, Any]]
     ) -> tuple[tuple[str, ...], np.ndarray] | None:
-        """The labels and how often each, by row, was answered with each, by column; None where there are none."""
+        """Return the labels and the confusion matrix (row: correct, column: answer); None if answers are not labels."""
         return None
 
     def label_counts(self, examples: Sequence[Example]) -> Counter[str] | None:
-        """How often each label is right; None where answers are no labels."""
+        """Count the correct labels; None if answers are not labels."""
         return None
 
     def notices(self, examples: Sequence[Example]) -> list[str]:
-        """What a person should know of training examples before anything is learned from them, one sentence each."""
+        """Return one sentence for every peculiarity of the training examples."""
         return []
 
     def files(self, examples: Sequence[Example], answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """The answers as files that the task's own scorer reads, by file name."""
+        """Return the answers as files for the official scorer of the task, by file name."""
+        return {}
+
+    def is_empty(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row has no text in any input column; rows without such a column are not empty."""
+        columns = self.input_columns
+        return bool(columns) and all(is_blank(row.get(column)) for column in columns)
+
+    def predict(
+        self, model: Runner, examples: Sequence[Example], sequences: ExampleConfig, watch: Watch | None = None
+    ) -> Sequence[Answer]:
+        """Return a model's answers to examples."""
+        features = self.features(examples, Encoding.of(model, sequences.length))
+        done = 0
+
+        def count(batch: TaskBatch, _: Tensor) -> None:
+            nonlocal done
+            done += len(batch.item)
+            if watch is not None:
+                watch(done, len(features))
+
+        return self.answers(examples, features, item_outputs(model, features, sequences, count))
+
+    def evaluate_model(
+        self, model: Runner, examples: Sequence[Example], sequences: ExampleConfig, watch: Watch | None = None
+    ) -> tuple[Evaluation, Sequence[Answer]]:
+        """Evaluate a model on examples; return its answers as well."""
+        answers = self.predict(model, examples, sequences, watch)
+        evaluation = self.evaluate(examples, answers)
+        own = self.model_metrics(model, examples, sequences)
+        return replace(evaluation, metrics={**evaluation.metrics, **own}), answers
+
+    def model_metrics(self, model: Runner, examples: Sequence[Example], sequences: ExampleConfig) -> dict[str, float]:
+        """Return metrics that need the model itself, not only its answers."""
         return {}
 
     def row(self, given: Any) -> dict[str, Any]:
-        """What a person gives for one prediction as a row: a mapping as it is, else its values by role."""
+        """Return the input of one prediction as a row: a mapping as it is, else its values by column."""
         return row_of(given, self.input_columns)
 
     def augment(self, examples: Sequence[Example]) -> list[Example]:
-        """What is trained on, given the training examples."""
+        """Return the examples to train on, with augmented ones."""
         return list(examples)
+
+
+def is_blank(value: Any) -> bool:
+    """Whether a cell holds no visible text: an empty text, or a list of such."""
+    if isinstance(value, list | tuple):
+        return all(map(is_blank, value))
+    return isinstance(value, str) and not is_visible(value)

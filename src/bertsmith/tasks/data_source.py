@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,16 @@ from bertsmith.text.table_files import squad_table
 from bertsmith.text.tables import SPLIT_NAMES, Splits, folder_splits, open_splits
 
 
-class GlueParts(Splits):
+class Tables(NamedTuple):
+    """The rows to train on and to evaluate on."""
+
+    train: Table
+    dev: Table
+    notices: tuple[str, ...] = ()
+    """Sentences about them."""
+
+
+class GlueSplits(Splits):
     """An official folder of GLUE."""
 
     def __init__(self, folder: Path) -> None:
@@ -30,7 +39,7 @@ class GlueParts(Splits):
         return InputError(f"--data {str(self.folder)!r} has no {part}.tsv; {nearest(part, there)}")
 
 
-class SquadParts(Splits):
+class SquadSplits(Splits):
     """SQuAD's own files, such as train-v1.1.json: those of a folder, or one of them."""
 
     def __init__(self, path: Path, file_is: str) -> None:
@@ -50,14 +59,14 @@ class SquadParts(Splits):
         return InputError(f"--data {str(self.path)!r} has no {part} part, such as {part}-v1.1.json")
 
 
-def task_parts(data: str | Path, *, file_is: str = "train") -> Splits:
+def task_splits(data: str | Path, *, file_is: str = "train") -> Splits:
     """The parts of what --data names; a single file is the part `file_is`."""
     path = Path(data)
     is_json = path.suffix.lower() == ".json" and path.is_file()
     if is_json or (path.is_dir() and not folder_splits(path) and any(path.glob("*.json"))):
-        return SquadParts(path, file_is)
+        return SquadSplits(path, file_is)
     is_glue = path.name in GLUE and path.is_dir()
-    return GlueParts(path) if is_glue and any(path.glob("*.tsv")) else open_splits(data, file_is=file_is)
+    return GlueSplits(path) if is_glue and any(path.glob("*.tsv")) else open_splits(data, file_is=file_is)
 
 
 SHARE = 10  # one row in so many

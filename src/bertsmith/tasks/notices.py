@@ -9,7 +9,6 @@ import numpy as np
 from bertsmith.answers.sequences import Features
 from bertsmith.errors import InputError
 from bertsmith.tasks.base import Task
-from bertsmith.text.readers import is_visible
 from bertsmith.text.rows import Table
 
 MOST_LABELS = 12  # of which all are counted in the sentence about the rows
@@ -63,17 +62,8 @@ def length_notices(parts: Mapping[str, Features], length: int) -> tuple[list[str
 
 
 def empty_rows(task: Task[Any], table: Table) -> list[int]:
-    """The rows with nothing to read in any column of the task; rows without such a column are not among them."""
-    columns = task.input_columns
-    return [
-        index for index, row in enumerate(table) if columns and all(_is_empty(row.get(column)) for column in columns)
-    ]
-
-
-def _is_empty(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_empty, value))
-    return isinstance(value, str) and not is_visible(value)
+    """Return the indices of rows without text."""
+    return [index for index, row in enumerate(table) if task.is_empty(row)]
 
 
 def _have_no_text(table: Table, empty: Sequence[int]) -> str:

@@ -30,7 +30,7 @@ def recognise(
     """
     kind = kind or given.get("kind")
     if kind is not None and kind not in TASKS:
-        raise InputError(f"--task is {kind!r}; {nearest(kind, [*TASKS, 'translation'])}")
+        raise InputError(f"--task is {kind!r}; {nearest(kind, TASKS)}")
     named = named_columns(columns, None if kind is None else TASKS[kind])
     for role, name in named.items():
         if name not in table.columns:
@@ -137,7 +137,7 @@ def _unknown(table: Table, sample: Mapping[str, Any]) -> str:
     )
 
 
-def given_rows(rows: Any, name: str) -> Table:
+def read_rows(rows: Any, name: str) -> Table:
     """Rows given in Python as a table: mappings; tuples of one text or two and a label; a pandas or datasets table."""
     rows = _plain_rows(rows, name)
     if not rows:

@@ -12,7 +12,7 @@ from bertsmith.engines.base import Runner
 from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.tasks.base import Evaluation, Task
-from bertsmith.tasks.predictor import WatchBatch, item_outputs
+from bertsmith.tasks.outputs import WatchBatch, item_outputs
 from bertsmith.training.step import TrainStep
 
 

@@ -1,32 +1,42 @@
-"""Fine-tuning from its settings: task, model and method put together."""
+"""Fine-tuning: settings, model, data and objective put together."""
 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+import numpy as np
+from accelerate import PartialState
 from pydantic import Field, model_validator
 
-from bertsmith.answers.sequences import Features
-from bertsmith.checkpoint.source import ModelSource
+from bertsmith.answers.sequences import Answer
+from bertsmith.checkpoint.source import ModelSource, check_name
+from bertsmith.checkpoint.store import load
 from bertsmith.data.examples import ExampleConfig, ExamplePlan
+from bertsmith.data.loader import SpecialTokens
+from bertsmith.data.pairs import PairConfig, PairPlan, PairReader
 from bertsmith.errors import InputError
 from bertsmith.layers.elementwise import Activation
 from bertsmith.models.attach_heads import with_task_head
-from bertsmith.models.build import extract
+from bertsmith.models.build import build, extract
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.cost import parameters, training_flops
 from bertsmith.models.heads import HeadConfig, SequenceHeadConfig
 from bertsmith.models.heads.base import FeaturesConfig, RecurrentConfig
 from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig
 from bertsmith.models.model import Model
+from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig
 from bertsmith.objectives.distillation.objective import Distillation, named
 from bertsmith.objectives.supervised import Frozen, Supervised
+from bertsmith.objectives.translation import TranslationConfig
 from bertsmith.settings import Record
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Evaluation
 from bertsmith.tasks.notices import data_notices, length_notices, without_empty
 from bertsmith.tasks.predictor import TaskRecord
+from bertsmith.tasks.translation import Translation, pairs_of, require_decoder
 from bertsmith.text.rows import Table
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import sharding
@@ -40,11 +50,14 @@ from bertsmith.training.distilling import (
     teaching_cost,
 )
 from bertsmith.training.evaluator import Evaluator
+from bertsmith.training.feed import PhaseData, TrainingData
 from bertsmith.training.hardware import device_type
-from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
+from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
+from bertsmith.training.phases import all_phases
 from bertsmith.training.quantising import QuantisedLearning, give_ranges, with_rounding
+from bertsmith.training.run_config import Method, RunConfig
 from bertsmith.training.starting_model import TokenizerConfig, finetuning_encoder
-from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
+from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, pairs_fingerprint, task_trainer
 from bertsmith.training.trainer import Trainer
 
 _OF_SOME_HEADS = {"pooling": SequenceHeadConfig, "hidden": ClassifierConfig, "projection": EmbedderConfig}
@@ -110,16 +123,79 @@ class EncoderLearning(Record):
         return data
 
 
-class FinetuneSettings(Record):
-    """All that a fine-tuning depends on."""
+MOVED_KEYS = {
+    "source": "task.source",
+    "target": "task.target",
+    "generation": "task.generation",
+    "objective": "task.smoothing in place of objective.smoothing",
+}
+"""New keys of settings of translation."""
+
+
+class TaskSettings(Record):
+    """Settings of every fine-tuning."""
 
     data: str | None = None
-    """A folder with the parts of a task, a file, or a name on the hub."""
+    """A folder with the splits of a task, a file, or a name on the hub."""
     dev: str | None = None
-    """Another one, whose dev part is evaluated on; None for that of data."""
+    """Another one, whose dev split is evaluated on; None for that of data."""
     model: ModelSource
     tokenizer: TokenizerConfig = TokenizerConfig()
     task: AnyTask
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any], source: str = "settings") -> Self:
+        """Return the settings that plain data describes; raise InputError for unknown and moved keys."""
+        moved = next((key for key in MOVED_KEYS if key in data), None)
+        if moved is not None:
+            raise InputError(f"{source}: {moved} has moved; write {MOVED_KEYS[moved]}")
+        return super().parse(data, source)
+
+
+class TranslationSettings(TaskSettings):
+    """Settings of a fine-tuning of an encoder-decoder on pairs of texts."""
+
+    sequences: PairConfig = PairConfig()
+    batch: BatchConfig = BatchConfig(tokens=4096)
+    # the paper's: Adam without decay and without clipping, a rate that falls by the root of the step
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, epsilon=1e-9, weight_decay=0.0, clip=0.0)
+    schedule: ScheduleConfig = ScheduleConfig(kind="noam", warmup=0.1)
+    run: RunConfig = RunConfig(steps=5000, evaluate_batches=1000)
+
+    @property
+    def translation(self) -> Translation:
+        """The task."""
+        assert isinstance(self.task, Translation)
+        return self.task
+
+    @property
+    def task_record(self) -> TaskRecord:
+        """The task as it is stored beside the model."""
+        return TaskRecord(task=self.task, sequences=self.sequences)
+
+    @property
+    def objective(self) -> TranslationConfig:
+        """Teacher forcing with the smoothing of the task."""
+        return TranslationConfig(smoothing=self.translation.smoothing)
+
+    @property
+    def method(self) -> Method:
+        """Schedule and sizes of the steps."""
+        sequences = self.sequences
+        phases = all_phases(sequences.length, sequences.micro_tokens, self.batch, ())
+        return Method(self.run, self.optimizer, self.schedule, phases)
+
+    @model_validator(mode="after")
+    def _check_shapes(self) -> "TranslationSettings":
+        if self.run.compile in ("on", "graphs"):
+            mode = self.run.compile
+            raise ValueError(f'run.compile is "{mode}", which needs batches of one shape; allowed here: off, whole')
+        return self
+
+
+class FinetuneSettings(TaskSettings):
+    """Settings of a fine-tuning of an encoder with a head."""
+
     head: HeadChoice = HeadChoice()
     encoder: EncoderLearning = EncoderLearning()
     adversarial: AdversarialConfig = AdversarialConfig()
@@ -173,11 +249,14 @@ class FinetuneSettings(Record):
         return self
 
 
+AnySettings = FinetuneSettings | TranslationSettings
+
+
 @dataclass(frozen=True)
 class TaskData:
-    """The examples of a task, read and checked, and the settings with what they told."""
+    """The examples of a task, read and checked, and the settings with values that depend on them."""
 
-    settings: FinetuneSettings
+    settings: AnySettings
     train: Sequence[Any]
     dev: Sequence[Any]
     notices: tuple[str, ...] = ()
@@ -188,42 +267,51 @@ class TaskData:
 
 @dataclass
 class Finetuning:
-    """A run and what belongs to it."""
+    """A run that is ready to start."""
 
     trainer: Trainer
-    evaluator: Evaluator
-    train_features: Features
-    notices: list[str] = field(default_factory=list)
-    """What was said of the data before training."""
-    counts: dict[str, Any] = field(default_factory=dict)
-    """Rows, labels and what was cut, by part."""
+    data: TaskData
+    notices: list[str]
+    """Sentences about the data."""
+    counts: dict[str, Any]
+    """Rows, labels and truncated sequences by split."""
+    evaluator: Evaluator | None = None
+    """Evaluator of a task with a head on an encoder."""
     teacher: Evaluation | None = None
-    """How good the teacher is on dev, where there is one."""
+    """Evaluation of the teacher on dev, if there is one."""
 
-    def evaluate(self) -> Evaluation:
-        """Evaluate the model on dev."""
-        return self.evaluator.evaluate(self.trainer.model)
+    def evaluate(self) -> tuple[Evaluation, Sequence[Answer]]:
+        """Evaluate the model on dev; return its answers as well."""
+        settings, model = self.data.settings, self.trainer.model
+        if self.evaluator is None:
+            return settings.task.evaluate_model(model, self.data.dev, settings.sequences)
+        evaluation = self.evaluator.evaluate(model)
+        return evaluation, self.evaluator.answers
 
 
-def read_data(settings: FinetuneSettings, train: Table, dev: Table, notices: Sequence[str] = ()) -> TaskData:
-    """The examples of both parts: what is wrong with them is said before anything else happens.
-
-    `notices` are what was to be said of the tables before.
-    """
+def read_data(settings: AnySettings, train: Table, dev: Table, notices: Sequence[str] = ()) -> TaskData:
+    """Read and check the examples of both splits; `notices` come before those about the rows."""
     train, left_out = without_empty(settings.task, train)
     settings = settings.changed(task=settings.task.resolve(train))
     tables = {"train": train, "dev": dev}
-    examples = {part: settings.task.examples(table) for part, table in tables.items()}
-    said, counts = data_notices(settings.task, tables, examples)
-    return TaskData(settings, examples["train"], examples["dev"], (*notices, *left_out, *said), counts)
+    examples = {split: settings.task.examples(table) for split, table in tables.items()}
+    found, counts = data_notices(settings.task, tables, examples)
+    return TaskData(settings, examples["train"], examples["dev"], (*notices, *left_out, *found), counts)
 
 
 def make_finetuning(
     data: TaskData, out: Path, *, start: Model | None = None, device: str = "auto", show: bool = True
 ) -> Finetuning:
-    """The run, ready to go; `start` is the model to start from where there is no folder of it, and stays as it is."""
-    settings, task = data.settings, data.settings.task
-    sequences = settings.sequences
+    """Build the run; `start` is a model given in Python, which is copied."""
+    if isinstance(data.settings, TranslationSettings):
+        return _make_translation(data, data.settings, out, start=start, device=device, show=show)
+    return _make_encoder_task(data, data.settings, out, start=start, device=device, show=show)
+
+
+def _make_encoder_task(
+    data: TaskData, settings: FinetuneSettings, out: Path, *, start: Model | None, device: str, show: bool
+) -> Finetuning:
+    task, sequences = settings.task, settings.sequences
     processes = processes_of(device)
     model, teacher = starting_pair(settings, data.train, start)
     encoding = Encoding.of(model, sequences.length)
@@ -233,11 +321,11 @@ def make_finetuning(
     dev = task.features(data.dev, encoding)
     cut, lost = length_notices({"train": train, "dev": dev}, sequences.length)
     notices = [*_fresh_weights(settings, start), *data.notices, *cut]
-    counts = {part: {**count, **lost.get(part, {})} for part, count in data.counts.items()}
+    counts = {split: {**count, **lost.get(split, {})} for split, count in data.counts.items()}
     if settings.quantisation is not None:
         plan = ExamplePlan(train, sequences, settings.batch.examples, settings.run.seed)
         give_ranges(model, plan, settings.quantisation.calibration)
-    objective = learning(task.objective(data.train), settings, teacher)
+    objective = training_objective(task.objective(data.train), settings, teacher)
     evaluator = Evaluator(task, data.dev, dev, sequences, objective.for_evaluation())
     cost, teacher_evaluation = settings.adversarial.cost, None
     if settings.distillation is not None and teacher is not None:
@@ -258,7 +346,79 @@ def make_finetuning(
         show=show,
         notices=notices,
     )
-    return Finetuning(trainer, evaluator, train, notices, {**counts, "notices": notices}, teacher_evaluation)
+    counts["notices"] = notices
+    return Finetuning(trainer, data, notices, counts, evaluator, teacher_evaluation)
+
+
+def _make_translation(
+    data: TaskData, settings: TranslationSettings, out: Path, *, start: Model | None, device: str, show: bool
+) -> Finetuning:
+    model = translation_model(settings, data.train, start)
+    tokenizer, config, seed = model.require_tokenizer(), settings.sequences, settings.run.seed
+    train, dev = (pairs_of(examples, model, config) for examples in (data.train, data.dev))
+    special = SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
+    length = int(max(side.mean() for side in train.lengths))
+    flops = training_flops(model.config, length, settings.objective.targets_per_token)
+    phase = PhaseData(PairPlan(train, config, seed), PairReader(train, config, special), flops, seed)
+    notices = [*data.notices]
+    counts: dict[str, Any] = {}
+    for split, pairs in (("train", train), ("dev", dev)):
+        counts[split] = {**data.counts[split], "dropped": pairs.dropped, "cut": pairs.cut}
+        if pairs.dropped or pairs.cut:
+            lost = f"{pairs.dropped:,} left out, {pairs.cut:,} cut"
+            notices.append(f"{split}: {lost} of the pairs with a text of more than {config.length} tokens")
+    trainer = Trainer(
+        model,
+        settings.objective.build(),
+        TrainingData((phase,), PairPlan(dev, config, 0), PairReader(dev, config, special)),
+        settings.method,
+        out,
+        fingerprint=pairs_fingerprint(train, tokenizer.hash, is_half=settings.run.is_half(device)),
+        device=device,
+        show=show,
+        notices=notices,
+    )
+    return Finetuning(trainer, data, notices, {**counts, "notices": notices})
+
+
+def translation_model(
+    settings: TranslationSettings, train: Sequence[Any] | None, start: Model | None = None
+) -> Seq2Seq:
+    """Return the encoder-decoder to train; fresh weights get a tokenizer learned from the training pairs."""
+    source = settings.model
+    if start is not None:
+        model = require_decoder(copy.deepcopy(start).cpu().float())
+    elif source.folder is not None:
+        check_name(source.folder)
+        model = require_decoder(load(source.folder))
+        model.require_tokenizer()
+    else:
+        config = translation_config(source, settings.tokenizer.vocabulary)  # raises before a tokenizer is learned
+        tokenizer = settings.tokenizer.learn(settings.task.texts(train or ()))
+        config = translation_config(source, tokenizer.size)
+        if config.encoder.vocabulary < tokenizer.size:
+            raise InputError(
+                f"model.overrides.vocabulary is {config.encoder.vocabulary}; the tokenizer has {tokenizer.size} "
+                "tokens: leave it out"
+            )
+        model = require_decoder(build(config, seed=settings.run.seed))
+        model.tokenizer = tokenizer
+    for stack in (model.encoder, model.decoder):
+        if stack.embedding.position is not None and settings.sequences.length > stack.embedding.longest:
+            raise InputError(
+                f"sequences.length is {settings.sequences.length}; the model takes at most {stack.embedding.longest}"
+            )
+    return model
+
+
+def translation_config(source: ModelSource, vocabulary: int) -> ModelConfig:
+    """Return the config of fresh weights; raise InputError if it has no decoder."""
+    config = source.config(vocabulary)
+    if config is None or config.decoder is None:
+        raise InputError(
+            f"MODEL {source.name!r} has no decoder, which translation needs; the preset transformer-small has one"
+        )
+    return config
 
 
 def _read_by_both(encoding: Encoding, student: Model, teacher: Model, length: int) -> Encoding:
@@ -310,10 +470,10 @@ def starting_model(
     )
 
 
-def learning(
+def training_objective(
     objective: Supervised, settings: FinetuneSettings, teacher: Model | None = None
 ) -> Supervised | Adversarial | Distillation:
-    """A task's objective with the ways of learning that the settings ask for."""
+    """Add adversarial training or distillation to the objective of a task."""
     encoder = settings.encoder
     task = replace(objective, layer_decay=encoder.layer_decay, frozen=encoder.frozen)
     if settings.distillation is None:
@@ -324,8 +484,6 @@ def learning(
 
 def processes_of(device: str) -> int:
     """How many processes fine-tune together, each with a whole copy of the weights; a sentence if with shares."""
-    from accelerate import PartialState
-
     # made here if nobody has: before, PyTorch does not know of the other processes
     processes = PartialState(cpu=device_type(device) == "cpu" or None).num_processes
     if processes > 1 and sharding.is_asked_for():
@@ -334,3 +492,49 @@ def processes_of(device: str) -> int:
             "which every process answers dev, such as configs/accelerate/one-machine-ddp.yaml"
         )
     return processes
+
+
+SAMPLE_EXAMPLES = 2000
+"""Examples that lengths are measured on."""
+
+
+def explain_costs(data: TaskData, start: Model | None = None) -> dict[str, str]:
+    """Return steps, tokens and FLOPs as names and values to print."""
+    settings, train = data.settings, data.train
+    if isinstance(settings, TranslationSettings):
+        return _explain_translation(settings, start)
+    chosen = np.linspace(0, len(train) - 1, min(len(train), SAMPLE_EXAMPLES)).astype(int)
+    sample = [train[index] for index in chosen.tolist()]
+    model, teacher = starting_pair(settings, sample, start)
+    features = settings.task.features(settings.task.augment(sample), Encoding.of(model, settings.sequences.length))
+    scale = len(train) / len(sample)
+    batches = -(-round(len(features) * scale) // settings.batch.examples)
+    run = settings.run.run(batches)
+    length = float(features.tokens.lengths.mean())
+    tokens = settings.run.epochs * scale * len(features.tokens.tokens)
+    cost = settings.adversarial.cost
+    if teacher is not None:
+        cost = teaching_cost(model.config, teacher.config, max(1, int(length)))
+    flops = cost * training_flops(model.config, max(1, int(length)), 0.0)
+    return {
+        "parameters": f"{parameters(model.config):,}",
+        "examples": f"{len(train):,} to learn from, {len(data.dev):,} in dev",
+        "length": f"{length:.1f} tokens on average, {features.cut / len(features.tokens):.1%} at the limit",
+        "steps": f"{run.steps:,}, {batches:,} an epoch, {round(settings.schedule.warmup * run.steps):,} of warm-up",
+        "evaluations": f"every {run.evaluate_every:,} steps",
+        "tokens": f"{tokens:,.0f}",
+        "training FLOPs per token": f"{flops:.3e}",
+        "training FLOPs in all": f"{flops * tokens:.3e}",
+    }
+
+
+def _explain_translation(settings: TranslationSettings, start: Model | None) -> dict[str, str]:
+    """Return the costs of a run; sequences count as full, the vocabulary as large as requested."""
+    source, method = settings.model, settings.method
+    if start is None and source.folder is None:
+        config = translation_config(source, settings.tokenizer.vocabulary)
+    else:
+        config = translation_model(settings, None, start).config
+    assert config.decoder is not None
+    flops = training_flops(config, method.phases[0].length, settings.objective.targets_per_token)
+    return {"vocabulary": f"{config.decoder.vocabulary:,}", **method.costs(config, [flops])}

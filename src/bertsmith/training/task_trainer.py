@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from bertsmith.answers.sequences import Features, Ragged
 from bertsmith.data.examples import ExampleConfig, ExamplePlan, ExampleReader
+from bertsmith.data.pairs import Pairs
 from bertsmith.models.cost import training_flops
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective
@@ -140,11 +141,21 @@ def task_trainer(
 
 
 def _fingerprint(train: Features, tokenizer: str, *, is_half: bool) -> str:
-    """What a resumed run must share with its first part besides the settings: the examples and the precision."""
-    digest = hashlib.sha256(tokenizer.encode())
+    """Hash the examples and the precision: a resumed run must have the same."""
     arrays = [train.tokens.tokens, train.tokens.starts, train.items]
     for target in train.targets.values():
         arrays += [target.tokens, target.starts] if isinstance(target, Ragged) else [target]
+    return _digest(arrays, tokenizer, is_half=is_half)
+
+
+def pairs_fingerprint(train: Pairs, tokenizer: str, *, is_half: bool) -> str:
+    """Hash the pairs and the precision: a resumed run must have the same."""
+    sides = (train.source, train.target)
+    return _digest([array for side in sides for array in (side.tokens, side.starts)], tokenizer, is_half=is_half)
+
+
+def _digest(arrays: Sequence[np.ndarray], tokenizer: str, *, is_half: bool) -> str:
+    digest = hashlib.sha256(tokenizer.encode())
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
     return f"{digest.hexdigest()} {'bfloat16' if is_half else 'float32'}"

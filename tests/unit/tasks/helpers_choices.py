@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import bertsmith
-from bertsmith.commands.finetune_task import Finetuned
+from bertsmith.runs.finetuning import FinetuneResult
 from bertsmith.tasks.base import Encoding
 from bertsmith.text.learn import learn_tokenizer
 
@@ -25,11 +25,11 @@ WORDS = ("red", "green", "blue", "iron", "gold", "rain", "snow", "wind", "tree",
 
 def finetuned(
     rows: Sequence[Any], task: str | None = None, settings: Sequence[str] = (), epochs: int = 1, **more: Any
-) -> Finetuned:
+) -> FinetuneResult:
     asked = [*SMALL, f"run.epochs={epochs}", *settings]
     more.setdefault("dev", rows)  # whether it learns is what is asked here
     found = bertsmith.finetune("bert-tiny", train=rows, task=task, set=asked, device="cpu", **more)
-    assert isinstance(found, Finetuned)
+    assert isinstance(found, FinetuneResult)
     return found
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from bertsmith.errors import InputError
 from bertsmith.tasks.classification import Classification
-from bertsmith.tasks.data_source import task_parts
+from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.glue import (
     GLUE,
     glue_average,
@@ -118,7 +118,7 @@ def test_official_folders_are_read(name: str, tmp_path: Path) -> None:
         expected = dict(zip(("sentence1", "sentence2", "label"), expected, strict=True))
     part = "dev_matched.tsv" if name == "MNLI" else "dev.tsv"
     written(tmp_path / name, part, *header, row, row)
-    table = task_parts(tmp_path / name).read("dev")
+    table = task_splits(tmp_path / name).read("dev")
     assert list(table) == [{"idx": 0, **expected}, {"idx": 1, **expected}]
     assert table.place(1).endswith(f"line {len(header) + 2}")
 
@@ -126,7 +126,7 @@ def test_official_folders_are_read(name: str, tmp_path: Path) -> None:
 def test_an_official_folder_is_a_task(tmp_path: Path) -> None:
     labels = ("not_entailment", "entailment", "not_entailment")
     written(tmp_path / "RTE", "train.tsv", WIDE, *(["0", "P", "H", label] for label in labels))
-    table = task_parts(tmp_path / "RTE").read("train")
+    table = task_splits(tmp_path / "RTE").read("train")
     task = Classification.parse(recognise(table, None, [], {}, str(tmp_path / "RTE"))).resolve(table)
     assert (task.name, task.metric, task.labels) == ("RTE", "accuracy", ("entailment", "not_entailment"))
     examples = task.examples(table)
@@ -137,11 +137,11 @@ def test_an_official_folder_is_a_task(tmp_path: Path) -> None:
 
 def test_official_test_parts_have_no_labels(tmp_path: Path) -> None:
     written(tmp_path / "CoLA", "test.tsv", ["index", "sentence"], ["0", "A cat."])
-    assert list(task_parts(tmp_path / "CoLA").read("test")) == [{"idx": 0, "sentence": "A cat."}]
+    assert list(task_splits(tmp_path / "CoLA").read("test")) == [{"idx": 0, "sentence": "A cat."}]
     written(tmp_path / "STS-B", "test.tsv", WIDE, [*WIDE[:7], "A", "B"])
-    assert list(task_parts(tmp_path / "STS-B").read("test")) == [{"idx": 0, "sentence1": "A", "sentence2": "B"}]
+    assert list(task_splits(tmp_path / "STS-B").read("test")) == [{"idx": 0, "sentence1": "A", "sentence2": "B"}]
     written(tmp_path / "MNLI", "test_mismatched.tsv", WIDE, [*WIDE, "P", "H"])
-    assert list(task_parts(tmp_path / "MNLI").read("test_mismatched")) == [
+    assert list(task_splits(tmp_path / "MNLI").read("test_mismatched")) == [
         {"idx": 0, "sentence1": "P", "sentence2": "H"}
     ]
 
@@ -149,19 +149,19 @@ def test_official_test_parts_have_no_labels(tmp_path: Path) -> None:
 def test_broken_rows_are_named_or_where_the_official_file_has_them_left_out(tmp_path: Path) -> None:
     written(tmp_path / "RTE", "dev.tsv", WIDE, ["0", "P", "H", "entailment"], ["1", "P"])
     with pytest.raises(InputError, match=r"line 3 has 2 columns"):
-        task_parts(tmp_path / "RTE").read("dev")
+        task_splits(tmp_path / "RTE").read("dev")
     written(tmp_path / "RTE", "train.tsv", WIDE, ["0", "P", "H", "maybe"])
     with pytest.raises(InputError, match=r"line 2: the label is 'maybe'; allowed: entailment, not_entailment"):
-        task_parts(tmp_path / "RTE").read("train")
+        task_splits(tmp_path / "RTE").read("train")
     written(tmp_path / "STS-B", "train.tsv", WIDE, [*WIDE[:7], "A", "B", "high"])
     with pytest.raises(InputError, match=r"line 2: the score is 'high'"):
-        task_parts(tmp_path / "STS-B").read("train")
+        task_splits(tmp_path / "STS-B").read("train")
     written(tmp_path / "QQP", "train.tsv", WIDE, ["1", "2", "3", "torn"], ["1", "2", "3", "a", "b", "1"])
-    assert list(task_parts(tmp_path / "QQP").read("train")) == [
+    assert list(task_splits(tmp_path / "QQP").read("train")) == [
         {"idx": 0, "sentence1": "a", "sentence2": "b", "label": 1}
     ]
     with pytest.raises(InputError, match=r"has no dev\.tsv"):
-        task_parts(tmp_path / "QQP").read("dev")
+        task_splits(tmp_path / "QQP").read("dev")
 
 
 @pytest.mark.parametrize(

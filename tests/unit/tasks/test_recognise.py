@@ -9,7 +9,7 @@ from bertsmith.errors import InputError
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.data_source import held_out
-from bertsmith.tasks.recognise import given_rows, named_columns, recognise, roles_of, sample_row
+from bertsmith.tasks.recognise import named_columns, read_rows, recognise, roles_of, sample_row
 from bertsmith.text.rows import Table, table_of
 
 
@@ -109,14 +109,14 @@ def test_roles_are_the_fields_that_name_columns() -> None:
 
 class TestGivenRows:
     def test_lists_of_tuples_and_mappings(self) -> None:
-        assert list(given_rows([("a", 1), ["b", 0]], "train")) == [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
-        assert given_rows([("a", "b", 1)], "train").columns == ("sentence1", "sentence2", "label")
-        assert list(given_rows(({"x": i} for i in range(2)), "train")) == [{"x": 0}, {"x": 1}]
+        assert list(read_rows([("a", 1), ["b", 0]], "train")) == [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
+        assert read_rows([("a", "b", 1)], "train").columns == ("sentence1", "sentence2", "label")
+        assert list(read_rows(({"x": i} for i in range(2)), "train")) == [{"x": 0}, {"x": 1}]
 
     def test_a_data_frame(self) -> None:
         pandas = pytest.importorskip("pandas")
         frame = pandas.DataFrame({"text": ["a", None], "label": [1, 0], "score": [0.5, float("nan")]})
-        rows = list(given_rows(frame, "train"))
+        rows = list(read_rows(frame, "train"))
         assert rows == [{"text": "a", "label": 1, "score": 0.5}, {"text": None, "label": 0, "score": None}]
         assert type(rows[0]["label"]) is int
 
@@ -125,7 +125,7 @@ class TestGivenRows:
         classes = datasets.ClassLabel(names=["no", "yes"])
         features = datasets.Features({"text": datasets.Value("string"), "label": classes})
         data = datasets.Dataset.from_dict({"text": ["a"], "label": [1]}, features=features)
-        assert list(given_rows(data, "train")) == [{"text": "a", "label": "yes"}]
+        assert list(read_rows(data, "train")) == [{"text": "a", "label": "yes"}]
 
     @pytest.mark.parametrize(
         ("rows", "sentence"),
@@ -140,7 +140,7 @@ class TestGivenRows:
     )
     def test_others_are_refused(self, rows: Any, sentence: str) -> None:
         with pytest.raises(InputError, match=sentence):
-            given_rows(rows, "train")
+            read_rows(rows, "train")
 
 
 class TestHeldOut:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.tasks.data_source import task_parts
+from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.recognise import recognise
 from bertsmith.text.support_desk import PARTS, messages, support_desk
 
@@ -85,6 +85,6 @@ def test_is_recognised_as_classification(tmp_path: Path) -> None:
     for part in PARTS:
         lines = [json.dumps(row) for row in support_desk(part)]
         (tmp_path / f"{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    table = task_parts(tmp_path).find("train")
+    table = task_splits(tmp_path).find("train")
     assert table is not None
     assert recognise(table, None, [], {}) == {"kind": "classification", "text": "text", "label": "label"}

@@ -33,7 +33,8 @@ from bertsmith.shrinking.fit.store import Measurements, Value, digest
 from bertsmith.shrinking.fit.table import LayerShape, ModeTables, stack_config, table_stacks
 from bertsmith.tasks.base import Encoding, Evaluation
 from bertsmith.tasks.metrics.base import confidence_interval
-from bertsmith.tasks.predictor import Predictor, TaskRecord, item_outputs, sample_inputs, write_task_record
+from bertsmith.tasks.outputs import item_outputs
+from bertsmith.tasks.predictor import Predictor, TaskRecord, sample_inputs, write_task_record
 from bertsmith.text.rows import Table
 
 

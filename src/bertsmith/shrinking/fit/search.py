@@ -30,7 +30,7 @@ from bertsmith.shrinking.fit.measure import Conditions, Measurer, Workload, in_f
 from bertsmith.shrinking.fit.settings import Costs, FitSettings
 from bertsmith.shrinking.fit.store import Measurements
 from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary
-from bertsmith.tasks.data_source import held_out, task_parts
+from bertsmith.tasks.data_source import held_out, task_splits
 from bertsmith.tasks.predictor import TaskRecord, read_task_record
 from bertsmith.text.rows import Table
 from bertsmith.toml import read_toml
@@ -106,7 +106,7 @@ def _tables(settings: FitSettings, record: TaskRecord) -> tuple[Table, Table | N
     trained on would overestimate every candidate.
     """
     is_trained_on = settings.part == "dev" and Path(settings.data).is_file() and _is_trained_on(settings)
-    splits = task_parts(settings.data, file_is="train" if is_trained_on else settings.part)
+    splits = task_splits(settings.data, file_is="train" if is_trained_on else settings.part)
     table, train = splits.find(settings.part), splits.find("train")
     if table is not None:
         return table, train, []

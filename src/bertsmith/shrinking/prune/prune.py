@@ -36,7 +36,7 @@ from bertsmith.shrinking.prune.units import (
     with_gates,
 )
 from bertsmith.tasks.base import Evaluation
-from bertsmith.tasks.predictor import WatchBatch
+from bertsmith.tasks.outputs import WatchBatch
 from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer

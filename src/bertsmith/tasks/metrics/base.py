@@ -40,10 +40,11 @@ def confidence_interval(
 
     None where no draw has a figure. It says nothing of how much another seed of the training would change.
     """
-    if examples == 0:
+    measure = evaluation.measure
+    if examples == 0 or measure is None:
         return None
     generator = np.random.default_rng(seed)
-    drawn = np.array([evaluation.measure(generator.integers(examples, size=examples)) for _ in range(resamples)])
+    drawn = np.array([measure(generator.integers(examples, size=examples)) for _ in range(resamples)])
     # a correlation is not defined where a draw happens to hold one value only
     drawn = drawn[np.isfinite(drawn)]
     if not len(drawn):

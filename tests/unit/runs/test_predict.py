@@ -8,9 +8,9 @@ import pytest
 
 import bertsmith
 from bertsmith.cli import main
-from bertsmith.commands.answering import one_line
 from bertsmith.errors import InputError
 from bertsmith.models.attach_heads import with_task_head
+from bertsmith.runs.predict import one_line
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
@@ -159,7 +159,7 @@ def test_slips_are_one_sentence_and_write_nothing(
 
 def test_a_model_without_a_task_is_refused(tmp_path: Path) -> None:
     bertsmith.save(bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=40, layers=1), seed=0), tmp_path / "model")
-    with pytest.raises(InputError, match=r"no task.json, so it was not fine-tuned; use bertsmith finetune"):
+    with pytest.raises(InputError, match=r"no task.json, so its model was not fine-tuned; use bertsmith finetune"):
         bertsmith.predict(tmp_path / "model", text=["a"], out=tmp_path / "out")
     with pytest.raises(InputError, match=r"--pair is given and .* holds no model for a task with it"):
         bertsmith.predict(tmp_path / "model", text=["a"], pair=["b"], out=tmp_path / "out")

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, median, stdev
 
@@ -12,9 +13,9 @@ from helpers_finetune import SMALL, tune, write_task
 
 import bertsmith
 from bertsmith.cli import main
-from bertsmith.commands import finetune_search
-from bertsmith.commands.finetune_search import Search, spread
 from bertsmith.errors import InputError
+from bertsmith.runs import search
+from bertsmith.runs.search import Search, Spread
 from bertsmith.toml import read_toml
 from bertsmith.training.trainer import Trainer
 
@@ -69,18 +70,9 @@ def test_each_run_is_an_ordinary_one(searched: Path, data: Path, tmp_path: Path)
     assert result(searched / "lr-0.01-seed-1")["score"] == alone["score"]
 
 
-def test_the_table_and_what_went_wrong_are_printed(searched: Path, capsys: pytest.CaptureFixture) -> None:
-    finetune_search._print(result(searched), searched)
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "learning rate" in printed
-    assert "lr-1e-09-seed-0" in printed
-    assert "degenerate: the model gives" in printed
-    assert "chosen on dev" in printed
-
-
 def test_a_search_goes_on(searched: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after the second run: finished ones are left alone, and the end is the same."""
-    out, real, begun = tmp_path / "out", finetune_search.finetune_task, []
+    out, real, begun = tmp_path / "out", search.run_finetuning, []
 
     def count(*arguments: object, **more: object) -> object:
         begun.append(arguments[2].name)  # type: ignore[attr-defined]
@@ -88,7 +80,7 @@ def test_a_search_goes_on(searched: Path, data: Path, tmp_path: Path, monkeypatc
             raise KeyboardInterrupt
         return real(*arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(finetune_search, "finetune_task", count)
+    monkeypatch.setattr(search, "run_finetuning", count)
     with pytest.raises(KeyboardInterrupt):
         tune(data, out, *LONGER, seeds=2, learning_rates=[1e-9, 1e-2])
     assert len(list(out.rglob("model.safetensors"))) == 1
@@ -99,7 +91,7 @@ def test_a_search_goes_on(searched: Path, data: Path, tmp_path: Path, monkeypatc
         bertsmith.finetune(out=out, resume=True, epochs=9, device="cpu")
     made = bertsmith.finetune(out=out, resume=True, device="cpu")
     assert begun[4:] == ["lr-0.01-seed-0", "lr-0.01-seed-1"]
-    assert dict(made) == result(out) == result(searched)
+    assert made.to_json() == result(out) == result(searched)
     assert (out / "model.safetensors").read_bytes() == (searched / "model.safetensors").read_bytes()
     assert made.predict(["the fine day"])[0] in ("good", "bad")
     with pytest.raises(InputError, match="are finished; there is nothing to resume"):
@@ -119,7 +111,7 @@ def test_asked_to_stop_in_the_middle_of_a_run(data: Path, tmp_path: Path) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_step", step)
         made = tune(data, out, seeds=3)
-    assert dict(made) == {"steps": 3, "is_finished": False, "run": "seed-1"}
+    assert made.to_json() == {"steps": 3, "is_finished": False, "stage": "seed-1"}
     assert not (out / "seed-2").exists()
     whole = bertsmith.finetune(out=out, resume=True, device="cpu")
     assert whole["steps"] == 24
@@ -129,7 +121,7 @@ def test_asked_to_stop_in_the_middle_of_a_run(data: Path, tmp_path: Path) -> Non
 
 def test_killed_while_the_best_is_put_into_place(searched: Path, data: Path, tmp_path: Path) -> None:
     """Until result.json is there, the best run's own copy is."""
-    out, real = tmp_path / "out", finetune_search.write_result
+    out, real = tmp_path / "out", search.write_result
 
     def refuse(folder: Path, figures: dict) -> None:
         if folder == out:
@@ -137,7 +129,7 @@ def test_killed_while_the_best_is_put_into_place(searched: Path, data: Path, tmp
         real(folder, figures)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetune_search, "write_result", refuse)
+        patch.setattr(search, "write_result", refuse)
         with pytest.raises(KeyboardInterrupt):
             tune(data, out, seeds=2)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
@@ -160,8 +152,8 @@ def test_a_run_that_fails_is_a_result(data: Path, tmp_path: Path) -> None:
 def test_mean_and_spread() -> None:
     scores = [80.0, 84.0, 85.0]
     expected = {"runs": 3, "mean": fmean(scores), "deviation": stdev(scores), "min": 80.0, "median": median(scores)}
-    assert spread(scores) == expected | {"max": 85.0}
-    assert spread([80.0])["deviation"] == 0.0
+    assert asdict(Spread.of(scores)) == expected | {"max": 85.0}
+    assert Spread.of([80.0]).deviation == 0.0
     assert Search(seeds=(3, 4), learning_rates=(1e-4,)).runs() == {"seed-3": (3, 1e-4), "seed-4": (4, 1e-4)}
 
 

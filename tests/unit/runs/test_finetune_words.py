@@ -10,8 +10,8 @@ from rich.console import Console
 import bertsmith
 from bertsmith.answers.choice import ChoiceExample
 from bertsmith.answers.tagging import TaggedWords
-from bertsmith.commands.answering import spoken
 from bertsmith.errors import InputError
+from bertsmith.runs.predict import format_answer
 from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.degenerate import answers_alike
 from bertsmith.tasks.tagging import Tagging
@@ -96,10 +96,10 @@ def test_one_tag_for_all_words_is_degenerate() -> None:
 
 
 def test_printed_answers_are_short() -> None:
-    assert spoken([0.25] * 128) == "0.25, 0.25, 0.25, 0.25, 0.25, 0.25, … (128 numbers)"
-    assert spoken(1.6721363067626953) == "1.67214"
-    assert spoken([]) == spoken("") == "(none)"
-    assert spoken(["B-PER", "O"]) == "B-PER, O"
+    assert format_answer([0.25] * 128) == "0.25, 0.25, 0.25, 0.25, 0.25, 0.25, … (128 numbers)"
+    assert format_answer(1.6721363067626953) == "1.67214"
+    assert format_answer([]) == format_answer("") == "(none)"
+    assert format_answer(["B-PER", "O"]) == "B-PER, O"
 
 
 def test_choices_are_asked_by_a_file(tmp_path: Path) -> None:

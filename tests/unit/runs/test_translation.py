@@ -11,11 +11,11 @@ import bertsmith
 from bertsmith.checkpoint.files import read_tensors
 from bertsmith.cli import main
 from bertsmith.errors import InputError
-from bertsmith.training import translation_metrics
+from bertsmith.tasks import translation
 
 SMALL = ["model.overrides={width=32,layers=1,heads=2,neurons=64,longest=64}", "tokenizer.vocabulary=300"]
 SMALL += ["sequences.length=64", "sequences.micro_tokens=256", "batch.tokens=512", "run.log_every=1"]
-SMALL += ["generation={method='greedy',extra_length=2}"]
+SMALL += ["task.generation={method='greedy',extra_length=2}"]
 
 
 def tune(data: Path, out: Path, *changes: str, **more: object) -> dict:
@@ -35,11 +35,13 @@ def test_what_a_run_leaves(run: Path) -> None:
     assert result["score"] == result["bleu"]
     assert "tok:13a" in result["signature"]
     assert result["perplexity"] == pytest.approx(torch.tensor(result["loss"]).exp().item(), rel=1e-4)
-    assert result["evaluated_pairs"] == 20
-    assert result["training_pairs"] == {"pairs": 160, "empty": 0, "dropped": 0, "cut": 0}
-    rows = [json.loads(line) for line in (run / "dev.translations.jsonl").read_text().splitlines()]
+    assert result["data"]["dev"] == {"rows": 20, "dropped": 0, "cut": 0}
+    assert result["data"]["train"]["rows"] == 160
+    rows = [json.loads(line) for line in (run / "dev.predictions.jsonl").read_text().splitlines()]
     assert len(rows) == 20
-    assert set(rows[0]) == {"source", "reference", "hypothesis"}
+    assert set(rows[0]) == {"answer"}
+    assert (run / "report.html").is_file()
+    assert json.loads((run / "task.json").read_text())["task"]["source"] == "forth"
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     training = [row for row in log if row["kind"] == "training"]
     assert all(row["next_token_nll"] != row["next_token_loss"] for row in training)
@@ -56,7 +58,7 @@ def test_evaluate_and_predict(run: Path, pairs_folder: Path, tmp_path: Path) -> 
     words = ["evaluate", str(run), "--data", str(pairs_folder), "--part", "test", "--out", str(tmp_path / "test")]
     main([*words, "--beam", "2", "--device", "cpu"])
     figures = json.loads((tmp_path / "test" / "result.json").read_text())
-    assert (figures["evaluated_pairs"], figures["source"], figures["search"]["beam"]) == (10, "forth", 2)
+    assert (figures["examples"], figures["source"], figures["search"]["beam"]) == (10, "forth", 2)
 
     lines = tmp_path / "lines.txt"
     lines.write_text("the smith\n\na cold river\n", encoding="utf-8")
@@ -70,13 +72,12 @@ def test_evaluate_and_predict(run: Path, pairs_folder: Path, tmp_path: Path) -> 
 
 def test_evaluate_finds_again_what_the_run_measured(pairs_folder: Path, tmp_path: Path) -> None:
     """Columns, cut lengths and search are those of the run, none of them a default."""
-    changes = ["run.steps=2", "sequences.length=6", "sequences.too_long=cut", "generation={beam=2,extra_length=1}"]
+    changes = ["run.steps=2", "sequences.length=6", "sequences.too_long=cut", "task.generation={beam=2,extra_length=1}"]
     measured = tune(pairs_folder, tmp_path / "run", *changes, source="back")
     again = bertsmith.evaluate(tmp_path / "run", data=pairs_folder, out=tmp_path / "dev", device="cpu")
-    shared = (measured.keys() & again.keys()) - {"translation_seconds"}
-    assert shared >= {"loss", "perplexity", "accuracy", "target_tokens", "bleu", "exact_match", "search"}
-    assert {name: again[name] for name in shared} == {name: measured[name] for name in shared}
-    written = [tmp_path / "run" / "dev.translations.jsonl", tmp_path / "dev" / "translations.jsonl"]
+    for name in ("loss", "perplexity", "accuracy", "target_tokens", "bleu", "exact_match", "search", "signature"):
+        assert again[name] == measured[name]
+    written = [tmp_path / "run" / "dev.predictions.jsonl", tmp_path / "dev" / "predictions.jsonl"]
     assert written[0].read_text() == written[1].read_text()
 
 
@@ -141,10 +142,10 @@ def test_padded_batches_learn_the_same(pairs_folder: Path, tmp_path: Path) -> No
 
 
 def test_without_sacrebleu(pairs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr(translation_metrics, "find_spec", lambda name: None)
+    monkeypatch.setattr(translation, "find_spec", lambda name: None)
     figures = tune(pairs_folder, tmp_path / "run", "run.steps=1")
     assert figures["metric"] == "exact_match"
-    assert "no BLEU: that needs sacrebleu" in capsys.readouterr().out
+    assert "no BLEU: that needs sacrebleu" in capsys.readouterr().err
 
 
 def test_bad_input_is_one_sentence_and_writes_nothing(pairs_folder: Path, run: Path, tmp_path: Path, capsys) -> None:
@@ -167,17 +168,23 @@ def test_bad_input_is_one_sentence_and_writes_nothing(pairs_folder: Path, run: P
         "MODEL is 'transformer-tinny', which is neither a bundled model": ["finetune", "transformer-tinny", *good],
         "MODEL is not given": ["finetune", *good],
         "data is not given": ["finetune", "transformer-tiny"],
-        "--source is 'fort'": ["finetune", "transformer-tiny", *good, "--source", "fort"],
-        "has no dev.jsonl": ["finetune", "transformer-tiny", "--data", str(_only_train(tmp_path))],
-        "overrides.layers changes a preset": ["finetune", str(run), *good, "--set", "model.overrides.layers=3"],
+        "has no column 'fort' for the source": ["finetune", "transformer-tiny", *good, "--source", "fort"],
+        "overrides.layers belongs to the weights": ["finetune", str(run), *good, "--set", "model.overrides.layers=3"],
+        "generation has moved; write task.generation": [
+            "finetune",
+            "transformer-tiny",
+            *good,
+            "--set",
+            "generation.beam=2",
+        ],
+        "source has moved; write task.source": ["finetune", "transformer-tiny", *good, "--set", "source=forth"],
         "the model takes at most 1024": ["finetune", "transformer-tiny", *good, "--set", "sequences.length=2000"],
         'run.compile is "graphs"': ["finetune", "transformer-tiny", *good, "--set", "run.compile=graphs"],
-        "has no decoder (its family is 'bert')": ["evaluate", str(bert), *good],
+        "so its model was not fine-tuned": ["evaluate", str(bert), *good],
         "has no dev2.jsonl": ["evaluate", str(run), *good, "--part", "dev2"],
         "beam is 0": ["evaluate", str(run), *good, "--beam", "0"],
-        "give either --data with a .txt file or --text": ["predict", str(run)],
-        "does not end as lines of text do": ["predict", str(run), "--data", str(task / "train.jsonl")],
-        "--text holds no text": ["predict", str(run), "--text", " "],
+        "give either --data with a file or --text": ["predict", str(run)],
+        "has no field 'forth'": ["predict", str(run), "--data", str(task / "train.jsonl")],
     }
     for sentence, words in cases.items():
         with pytest.raises(SystemExit) as stopped:
@@ -187,13 +194,6 @@ def test_bad_input_is_one_sentence_and_writes_nothing(pairs_folder: Path, run: P
         assert sentence in said
         assert said.count("\n") == 1, said
         assert not out.exists(), sentence
-
-
-def _only_train(tmp_path: Path) -> Path:
-    folder = tmp_path / "train-only"
-    folder.mkdir()
-    (folder / "train.jsonl").write_text(json.dumps({"a": "x y", "b": "y x"}) + "\n")
-    return folder
 
 
 @pytest.mark.slow
@@ -209,7 +209,7 @@ def test_a_small_copy_task_is_learned(tmp_path: Path) -> None:
         "tokenizer.vocabulary=40",
     ]
     changes += ["tokenizer.kind=wordpiece", "sequences.length=8", "sequences.micro_tokens=768", "batch.tokens=768"]
-    changes += ["objective.smoothing=0.0", "run.steps=260", "optimizer.learning_rate=4e-3", "schedule.kind=linear"]
-    changes += ["run.evaluate_every=1000", "run.checkpoint_every=1000", "generation.method=greedy"]
+    changes += ["task.smoothing=0.0", "run.steps=260", "optimizer.learning_rate=4e-3", "schedule.kind=linear"]
+    changes += ["run.evaluate_every=1000", "run.checkpoint_every=1000", "task.generation.method=greedy"]
     figures = bertsmith.finetune("transformer-tiny", data=tmp_path, out=tmp_path / "run", set=changes, device="cpu")
     assert figures["exact_match"] >= 90

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.commands.evaluate import evaluate
-from bertsmith.commands.finetune import finetune
+from bertsmith.runs.evaluate import evaluate
+from bertsmith.runs.finetune import finetune
 
 TINY = ["model.overrides={layers=1,width=16,heads=2}", "tokenizer.vocabulary=300"]
 TINY += ["sequences.length=16", "run.epochs=1", "run.log_every=1"]

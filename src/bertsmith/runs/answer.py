@@ -1,0 +1,92 @@
+"""Steps that evaluate and predict share: the task of a model with changed columns, the predictor, its progress bar."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bertsmith.answers.sequences import Answer
+from bertsmith.checkpoint.store import read_config
+from bertsmith.data.pairs import PairConfig
+from bertsmith.engines.artefact import open_runner
+from bertsmith.errors import InputError
+from bertsmith.models.seq2seq import GenerationConfig
+from bertsmith.tasks.predictor import TASK_FILE, Predictor, TaskRecord, read_task_record
+from bertsmith.tasks.recognise import named_columns
+from bertsmith.tasks.translation import Translation
+from bertsmith.text.rows import Table
+from bertsmith.text.tables import ROW_NAMES
+from bertsmith.training.hardware import device_type
+
+LONGEST_PAIR = 512
+"""Tokens of a source or a target for a model that stores no task."""
+
+
+def read_task(model: Path, columns: Sequence[str], **search: float | None) -> TaskRecord:
+    """Return the task of a model, with other column names (role=name) and another search for translations.
+
+    A model with a decoder needs no task.json: it translates.
+    """
+    record = read_task_record(model) if (model / TASK_FILE).is_file() else _translation_record(model)
+    task = record.task
+    changes: dict[str, Any] = dict(named_columns(columns, type(task)))
+    given = {name: value for name, value in search.items() if value is not None}
+    if isinstance(task, Translation):
+        if changes:
+            changes = {"source": None, "target": None, **changes}
+        method = task.generation.method if search.get("beam") is None else "beam"
+        plain = {**task.generation.plain(), "method": method, **given}
+        changes["generation"] = GenerationConfig.parse(plain, source="flags")
+    elif given:
+        flag = next(iter(given)).replace("_", "-")
+        raise InputError(f"--{flag} is for translation and the model is for {task.kind}; leave it out")
+    return record.changed(task=task.changed(**changes))
+
+
+def _translation_record(model: Path) -> TaskRecord:
+    """Return the default task of a model with a decoder that was not fine-tuned here."""
+    config = read_config(model) if (model / "config.json").is_file() else None
+    if config is None or config.decoder is None:
+        return read_task_record(model)  # raises: the model was not fine-tuned
+    length = min(LONGEST_PAIR, config.encoder.embedding.longest, config.decoder.embedding.longest)
+    return TaskRecord(task=Translation(), sequences=PairConfig(length=length, micro_tokens=8192))
+
+
+def open_predictor(model: Path, record: TaskRecord, device: str) -> Predictor:
+    """Load a model with its task."""
+    device_type(device)  # raises InputError if the device is missing
+    return Predictor(open_runner(model, device=device), record)
+
+
+@contextmanager
+def answering(predictor: Predictor, name: str) -> Iterator[None]:
+    """Show a progress bar while a predictor answers."""
+    columns = TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, transient=True, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(name, total=None)
+        predictor.watch = lambda done, total: progress.update(bar, completed=done, total=total)
+        yield
+    predictor.watch = None
+
+
+def layers_used(predictor: Predictor) -> tuple[float | None, int | None]:
+    """Return the mean number of layers of the last answers and that of all layers, for a model with early exits."""
+    used = predictor.mean_layers
+    return (None, None) if used is None else (used, len(predictor.model.config.encoder.layers))
+
+
+def name_rows(table: Table, answers: Sequence[Answer]) -> list[Mapping[str, Any]]:
+    """Return the answers, each preceded by the name of its row (id, idx …) if it has one."""
+    return [
+        {**{name: row[name] for name in ROW_NAMES if name in row}, **answer}
+        for row, answer in zip(table, answers, strict=True)
+    ]
+
+
+def existing_path(data: str | None) -> Path | None:
+    """Return the file or folder of the data, unless it is a name on the hub."""
+    return Path(data) if data is not None and Path(data).exists() else None

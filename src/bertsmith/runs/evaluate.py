@@ -1,0 +1,132 @@
+"""`bertsmith evaluate`: score a fine-tuned model on a split of a task."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bertsmith.bundled import model_folder
+from bertsmith.runs.answer import answering, existing_path, layers_used, name_rows, open_predictor, read_task
+from bertsmith.runs.finetuning import Scores, compute_scores, format_score, write_task_page
+from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
+from bertsmith.runs.result import OneShotResult, print_plain, spread
+from bertsmith.tasks.data_source import task_splits
+from bertsmith.tasks.glue import name_in_part
+from bertsmith.tasks.translation import Translation
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateResult(OneShotResult):
+    """Result of an evaluation."""
+
+    scores: Scores = spread()
+    mean_layers: float | None
+    """Mean number of layers per input, for a model with early exits."""
+    layers: int | None
+    examples: int
+    part: str
+    model: str
+    data: str
+
+    @property
+    def score(self) -> float:
+        return self.scores.score
+
+    @property
+    def metric(self) -> str:
+        return self.scores.metric
+
+
+def evaluate(
+    model: str | Path,
+    *,
+    data: str,
+    out: Path,
+    part: str = "dev",
+    column: list[str] | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    beam: int | None = None,
+    length_penalty: float | None = None,
+    extra_length: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    force: bool = False,
+) -> EvaluateResult:
+    """Answer one part of a task and compare with what is right.
+
+    Parameters
+    ----------
+    model
+        The folder of a fine-tuned model.
+    data
+        A folder with the part as .jsonl, .csv or .tsv (also .gz, .xz, .zst) or .parquet; such a file; or a name on the
+        hub, such as glue/mrpc.
+    out
+        The folder to write: predictions.jsonl and result.json, and in official/ what the task's own scorer reads; for
+        translation translations.jsonl.
+    part
+        The part to answer: dev, test …
+    column
+        A column that has another name than in training, such as label=stars; may be given several times.
+    source
+        For translation: the column to translate from; by default as the model was trained, else found out.
+    target
+        The column to translate to.
+    beam
+        For translation: hypotheses that are followed side by side; 1 takes the likeliest token each time. The search is
+        that of the model's recipe where nothing is given.
+    length_penalty
+        α of log P / ((5 + length) / 6)^α; 0 for none.
+    extra_length
+        Tokens a translation may have more than its source.
+    device
+        Where to compute; "auto" takes a GPU if there is one.
+    force
+        Replace what --out holds.
+    """
+    model, out, data = model_folder(model), Path(out), str(data)
+    check_out(out, force, model, existing_path(data))
+    record = read_task(
+        model,
+        [*(column or []), *(f"{role}={name}" for role, name in (("source", source), ("target", target)) if name)],
+        beam=beam,
+        length_penalty=length_penalty,
+        extra_length=extra_length,
+    )
+    table = task_splits(data, file_is=part).read(part)
+    task = record.task.resolve(table) if isinstance(record.task, Translation) else record.task
+    examples = task.examples(table)  # bad rows raise before a model is loaded
+    predictor = open_predictor(model, record.changed(task=task), device)
+    with answering(predictor, "evaluate"):
+        evaluation, answers = predictor.task.evaluate_model(
+            predictor.model, examples, record.sequences, predictor.watch
+        )
+    claim(out, force, model, existing_path(data))
+    write_answers(out / "predictions.jsonl", name_rows(table, answers))
+    task = task.changed(name=name_in_part(task.name, part))
+    write_files(out / "official", task.files(examples, answers))
+    mean_layers, layers = layers_used(predictor)
+    result = EvaluateResult(
+        scores=compute_scores(evaluation, len(table)),
+        mean_layers=mean_layers,
+        layers=layers,
+        examples=len(table),
+        part=Path(data).name if Path(data).is_file() else part,
+        model=str(model),
+        data=data,
+    )
+    write_result(out, result.to_json())
+    facts = {"Task": task.kind, "Model": str(model), "Data": data, "Part": part, "Examples": f"{len(table):,}"}
+    write_task_page(
+        task,
+        examples,
+        answers,
+        evaluation,
+        out,
+        kind="Evaluation",
+        split=part,
+        interval=result.scores.interval,
+        facts=facts,
+    )
+    early = "" if mean_layers is None else f"; {mean_layers:.2f} layers in the mean"
+    print_plain(f"{format_score(result.part, result.scores)}{early}; written to {out}: report.html tells more")
+    return result

@@ -1,0 +1,262 @@
+"""`bertsmith finetune`: fine-tune a model for a task."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from bertsmith.bundled import model_folder, model_text
+from bertsmith.checkpoint.files import read_json
+from bertsmith.checkpoint.source import SOURCES, check_name, expand_source, replace_source, source_fields
+from bertsmith.errors import InputError
+from bertsmith.models.model import Model
+from bertsmith.models.published import preset
+from bertsmith.recipes.finetune import Completed, completed
+from bertsmith.runs.finetuning import FinetuneResult, run_finetuning
+from bertsmith.runs.folder import read_recipe_file
+from bertsmith.runs.result import Explanation, StoppedRun, print_explanation
+from bertsmith.runs.search import SearchResult, find_search, run_search
+from bertsmith.tasks.data_source import Tables, held_out, task_splits
+from bertsmith.tasks.recognise import read_rows, recognise
+from bertsmith.text.rows import Table
+from bertsmith.toml import override
+from bertsmith.training.finetuning import FinetuneSettings, TranslationSettings, explain_costs, read_data
+
+IN_MEMORY = "a model given in Python"
+TRANSLATION_DEFAULTS = "the Transformer's paper (Vaswani et al. 2017)"
+
+
+def finetune(
+    model: Any = None,
+    *,
+    data: str | None = None,
+    dev: Any = None,
+    out: Path | None = None,
+    task: str | None = None,
+    column: list[str] | None = None,
+    recipe: Path | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    epochs: float | None = None,
+    learning_rate: float | None = None,
+    batch: int | None = None,
+    adversarial: Literal["none", "sift", "vat"] | None = None,
+    teacher: str | Path | None = None,
+    set: list[str] | None = None,
+    seed: int | None = None,
+    seeds: int | None = None,
+    learning_rates: Annotated[list[float] | None, Parameter(consume_multiple=True)] = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    explain: bool = False,
+    resume: bool = False,
+    force: bool = False,
+    train: Annotated[Sequence[Any] | None, Parameter(parse=False)] = None,
+) -> FinetuneResult | SearchResult | StoppedRun | Explanation:
+    """Train a model for a task, evaluate it on dev, and leave it in a folder.
+
+    Parameters
+    ----------
+    model
+        A bundled model (small), a folder, ours or Hugging Face's, or a preset, whose weights are fresh and whose
+        tokenizer is learned from the training texts; in Python also a model itself, which stays as it is.
+    data
+        A folder with train.jsonl and dev.jsonl (or .csv, .tsv, .parquet), one such file, GLUE's or SQuAD's own files,
+        or a name on the hub such as glue/mrpc.
+    dev
+        Where to take the rows that are evaluated on, if not from data: a folder with a dev part, a file, or a name on
+        the hub; in Python also the rows themselves, with train.
+    out
+        The folder to write: the model, report.html, result.json, predictions of dev, log.jsonl and recipe.toml. In
+        Python it may be left out where train is given: nothing is kept then but what comes back.
+    task
+        The kind of task: classification, multi_label, regression, tagging, spans, choice, embedding or translation;
+        found out from the columns of the data if not given.
+    column
+        Which column plays a part in the task, such as label=stars; may be given several times.
+    recipe
+        A TOML file with the settings. With --resume the run's own recipe is used. What neither it nor a flag says is as
+        the papers have it for this family, size and task; --explain shows it.
+    source
+        For translation: the column to translate from; found out where exactly two columns hold text.
+    target
+        The column to translate to.
+    epochs
+        How often every example is seen (run.epochs).
+    learning_rate
+        The highest learning rate (optimizer.learning_rate).
+    batch
+        Examples of a step (batch.examples).
+    adversarial
+        Also learn to say the same when the input's vectors are moved a little: "sift" on normalised vectors, "vat" on
+        the vectors as they are; "none" if not given.
+    teacher
+        The folder of a model fine-tuned for the same task, to learn from as well (distillation.teacher). Without MODEL
+        the student is cut of it: model.subnet says which part.
+    set
+        One setting over the recipe, such as optimizer.learning_rate=1e-3; may be given several times.
+    seed
+        The number that fresh weights, the order of the data and dropout are drawn by (run.seed).
+    seeds
+        So many runs, from the seed on, each in a folder of its own in --out, which gets the model of the best: figures
+        are their mean and spread.
+    learning_rates
+        Such runs for each of these rates, such as 2e-5 5e-5.
+    device
+        Where to compute; "auto" takes a GPU if there is one.
+    explain
+        Print the resolved settings, where their defaults come from, steps, tokens and operations, then stop.
+    resume
+        Go on from the newest whole checkpoint in --out.
+    force
+        Replace an earlier run in --out.
+    train
+        In Python, instead of data: rows as mappings, or tuples of a text (or two) and its label.
+    """
+    out, recipe = (None if path is None else Path(path) for path in (out, recipe))
+    if resume and out is None:
+        raise InputError("--resume needs --out with the folder of the run")
+    plain = dict(read_recipe_file(recipe, out if resume else None) or {})
+    start = None if model is None or isinstance(model, str | Path) else model
+    name = None if model is None else model_text(model) if start is None else IN_MEMORY
+    plain["model"] = _model_settings(plain, name, None if teacher is None else model_text(teacher))
+    if teacher is not None:
+        plain["distillation"] = {**plain.get("distillation", {}), "teacher": model_text(teacher)}
+    dev_rows = None if isinstance(dev, str | Path) else dev
+    flags = {
+        "data": data,
+        "dev": dev if isinstance(dev, str | Path) else None,
+        "task.source": source,
+        "task.target": target,
+        "run.epochs": epochs,
+        "optimizer.learning_rate": learning_rate,
+        "batch.examples": batch,
+        "run.seed": seed,
+        "adversarial.kind": adversarial,
+    }
+    plain = _override(plain, set or [], flags)
+    if task is None and "kind" not in plain.get("task", {}) and _has_decoder(plain, start):
+        task = "translation"
+    settings, tables = read_settings(plain, task, column or [], train, dev_rows, source=str(recipe or "settings"))
+    complete = complete_settings(settings, plain, tables, start)
+    search = find_search(seeds, learning_rates, complete.settings, out if resume else None)
+    if explain:
+        found = read_data(complete.settings, *tables)
+        facts = {"defaults from": complete.source, **explain_costs(found, start)}
+        return print_explanation(found.settings, facts)
+    if search is not None:
+        return run_search(
+            search, complete.settings, tables, out, start=start, device=device, resume=resume, force=force
+        )
+    if out is not None:
+        return run_finetuning(complete.settings, tables, out, start=start, device=device, resume=resume, force=force)
+    if settings.data is not None and start is None:
+        raise InputError("--out is not given: it names the folder to write")
+    with TemporaryDirectory(prefix="bertsmith-") as folder:
+        return run_finetuning(
+            complete.settings, tables, Path(folder) / "run", start=start, device=device, prints_folder=False
+        )
+
+
+def _model_settings(plain: dict[str, Any], name: str | None, teacher: str | None) -> dict[str, Any]:
+    """Return the `model` table of the recipe, or that of the flag; without both a student is cut out of its teacher."""
+    table = expand_source(plain.get("model"))
+    if name is not None:
+        table = replace_source(table, name)
+    if teacher is not None and not table.keys() & SOURCES:
+        table |= source_fields(teacher)
+    if not table.keys() & {*SOURCES, "name"}:
+        raise InputError("MODEL is not given and no recipe names one; give a bundled model, a folder or a preset")
+    return table
+
+
+def _override(plain: dict[str, Any], assignments: list[str], flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with --set and the flags that are given."""
+    given = {path: value for path, value in flags.items() if value is not None}
+    numbers = [f"{path}={value}" for path, value in given.items() if not isinstance(value, str | Path)]
+    plain = override(plain, [*assignments, *numbers])
+    for path, value in given.items():
+        if isinstance(value, str | Path):
+            table, _, key = path.rpartition(".")
+            plain = {**plain, **({table: {**plain.get(table, {}), key: str(value)}} if table else {key: str(value)})}
+    return plain
+
+
+def _has_decoder(plain: dict[str, Any], start: Model | None) -> bool:
+    """Whether the model to start from is an encoder-decoder."""
+    source = plain["model"]
+    if start is not None:
+        return start.config.decoder is not None
+    if "preset" in source:
+        return preset(source["preset"]).decoder is not None
+    if "folder" not in source:
+        return bool(source.get("network", {}).get("decoder"))
+    check_name(source["folder"])  # before the data is read
+    try:
+        described = read_json(model_folder(source["folder"]) / "config.json")
+    except (ValueError, InputError):
+        return False  # raises where the model is loaded
+    return described.get("model_type") == "marian" or bool(described.get("model", {}).get("decoder"))
+
+
+def read_settings(
+    plain: dict[str, Any],
+    kind: str | None,
+    columns: Sequence[str],
+    train: Sequence[Any] | None,
+    dev: Sequence[Any] | None,
+    *,
+    source: str,
+) -> tuple[FinetuneSettings | TranslationSettings, Tables]:
+    """Read the data; return it with the settings, whose task is found out from the data where it is not given."""
+    notices: list[str] = []
+    rows, dev_rows = _read_tables(plain, train, dev)
+    if "kind" not in plain.get("task", {}) or kind is not None or columns:
+        found = recognise(rows, kind, columns, plain.get("task", {}), plain.get("data"), notices=notices)
+        plain = {**plain, "task": found}
+    settings_type = TranslationSettings if plain["task"]["kind"] == "translation" else FinetuneSettings
+    settings: FinetuneSettings | TranslationSettings = settings_type.parse(plain, source=source)
+    if dev_rows is None:
+        # labels are collected before rows are held out, so that no held-out label is unknown
+        settings = settings.changed(task=settings.task.resolve(rows))
+        rows, dev_rows, sentence = held_out(settings.task, rows, "there is no dev part")
+        notices.append(sentence)
+    return settings, Tables(rows, dev_rows, tuple(notices))
+
+
+def _read_tables(
+    plain: dict[str, Any], train: Sequence[Any] | None, dev: Sequence[Any] | None
+) -> tuple[Table, Table | None]:
+    """Return the rows to train on and, unless some are to be held out, those of dev."""
+    dev_rows = None
+    if train is not None:
+        rows, dev_rows = read_rows(train, "train"), None if dev is None else read_rows(dev, "dev")
+    elif dev is not None:
+        raise InputError("dev is given and train is not; give both, or data")
+    elif plain.get("data") is None:
+        raise InputError(
+            "data is not given: pass --data with a folder that holds train.jsonl and dev.jsonl, a file, or a name on "
+            "the hub"
+        )
+    else:
+        splits = task_splits(plain["data"])
+        rows = splits.read("train")
+        dev_rows = None if plain.get("dev") is not None else splits.find("dev")
+    if plain.get("dev") is not None:
+        if dev_rows is not None:
+            raise InputError(f"dev is {plain['dev']!r} and rows of dev are given as well; allowed: one of them")
+        dev_rows = task_splits(plain["dev"], file_is="dev").read("dev")
+    return rows, dev_rows
+
+
+def complete_settings(
+    settings: FinetuneSettings | TranslationSettings, plain: dict[str, Any], tables: Tables, start: Model | None = None
+) -> Completed:
+    """Return the settings with published defaults wherever `plain`, which they were read from, has no value."""
+    if isinstance(settings, TranslationSettings):
+        return Completed(settings, TRANSLATION_DEFAULTS)
+    if start is not None and settings.model.overrides:
+        raise InputError("model.overrides is given with a model in Python; allowed: with a preset or a folder")
+    config = settings.model.described_config() if start is None else start.config
+    return completed(settings, plain, config, len(tables.train))

@@ -1,0 +1,171 @@
+"""`bertsmith predict`: answer new inputs with a fine-tuned model."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bertsmith.bundled import model_folder
+from bertsmith.errors import InputError
+from bertsmith.runs.answer import answering, existing_path, layers_used, name_rows, open_predictor, read_task
+from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
+from bertsmith.runs.result import OneShotResult, print_plain
+from bertsmith.tasks.base import Task
+from bertsmith.tasks.data_source import task_splits
+from bertsmith.tasks.glue import name_in_part
+from bertsmith.text.readers import PACKINGS, read_lines
+from bertsmith.text.rows import Table, table_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictResult(OneShotResult):
+    """Result of a prediction; the answers are in predictions.jsonl, those to texts of the command line also here."""
+
+    inputs: int
+    seconds: float
+    model: str
+    mean_layers: float | None
+    """Mean number of layers per input, for a model with early exits."""
+    layers: int | None
+    predictions: list[Any] | None
+
+
+def predict(
+    model: str | Path,
+    *,
+    out: Path,
+    data: str | None = None,
+    part: str = "test",
+    text: list[str] | None = None,
+    pair: list[str] | None = None,
+    column: list[str] | None = None,
+    beam: int | None = None,
+    length_penalty: float | None = None,
+    extra_length: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    force: bool = False,
+) -> PredictResult:
+    """Answer new inputs with a fine-tuned model: the rows or lines of a file, or texts on the command line.
+
+    Parameters
+    ----------
+    model
+        The folder of a fine-tuned model, or of one that translates.
+    out
+        The folder to write: predictions.jsonl and result.json, predictions.txt where an answer is one line, and in
+        official/ what the task's own scorer reads.
+    data
+        A .jsonl, .csv or .tsv file with the columns of the task, or a .txt file, one text a line (also .gz, .xz, .zst);
+        a .parquet file; or, with --part, a folder of parts or a name on the hub.
+    part
+        The part of a folder or of a data set on the hub.
+    text
+        A text; may be given several times.
+    pair
+        For tasks on two texts: the second one of each --text, in the same order.
+    column
+        A column that has another name than in training, such as text=review; may be given several times.
+    beam
+        For translation: hypotheses that are followed side by side; 1 takes the likeliest token each time. The search is
+        that of the model's recipe where nothing is given.
+    length_penalty
+        α of log P / ((5 + length) / 6)^α; 0 for none.
+    extra_length
+        Tokens a translation may have more than its source.
+    device
+        Where to compute; "auto" takes a GPU if there is one.
+    force
+        Replace what --out holds.
+    """
+    model, out, data = model_folder(model), Path(out), None if data is None else str(data)
+    texts, pairs = ([given] if isinstance(given, str) else given or [] for given in (text, pair))
+    if (data is None) == (not texts):
+        raise InputError("give either --data with a file or --text with a text")
+    check_out(out, force, model, existing_path(data))
+    record = read_task(model, column or [], beam=beam, length_penalty=length_penalty, extra_length=extra_length)
+    task = record.task
+    table = _pair_table(task, texts, pairs) if data is None else _data_table(task, data, part)
+    examples = task.examples(table, has_targets=False)
+    predictor = open_predictor(model, record, device)
+    begin = time.perf_counter()
+    with answering(predictor, "predict"):
+        answers = predictor.answers(examples)
+    seconds = time.perf_counter() - begin
+    claim(out, force, model, existing_path(data))
+    write_answers(out / "predictions.jsonl", name_rows(table, answers))
+    lines = [one_line(answer["answer"]) for answer in answers]
+    if None not in lines:
+        (out / "predictions.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    task = task.changed(name=name_in_part(task.name, part))
+    write_files(out / "official", task.files(examples, answers))
+    mean_layers, layers = layers_used(predictor)
+    result = PredictResult(
+        inputs=len(table),
+        seconds=round(seconds, 3),
+        model=str(model),
+        mean_layers=mean_layers,
+        layers=layers,
+        predictions=[answer["answer"] for answer in answers] if data is None else None,
+    )
+    write_result(out, result.to_json())
+    for prediction in result.predictions or ():
+        print_plain(format_answer(prediction))
+    inputs = "1 input" if len(table) == 1 else f"{len(table):,} inputs"
+    print_plain(f"{inputs} in {seconds:.1f} s; written to {out}: predictions.jsonl")
+    return result
+
+
+def _pair_table(task: Task[Any], texts: Sequence[str], pairs: Sequence[str]) -> Table:
+    """Return texts of the command line as rows."""
+    columns = task.input_columns
+    if not pairs and task.takes_one_text:
+        return table_of([task.row(given) for given in texts], "--text")
+    if len(columns) > 2 or task.kind == "choice":
+        raise InputError(f"this task reads {', '.join(columns)}; give them as --data with a .jsonl file")
+    if len(columns) == 1:
+        raise InputError(f"--pair is given and this task reads one text, {columns[0]!r}; leave it out")
+    if len(pairs) != len(texts):
+        raise InputError(
+            f"this task reads two texts, {columns[0]!r} and {columns[1]!r}: --text is given {len(texts)} "
+            f"times and --pair {len(pairs)} times; they must be as many"
+        )
+    return table_of([task.row(given) for given in zip(texts, pairs, strict=True)], "--text")
+
+
+def _data_table(task: Task[Any], data: str, part: str) -> Table:
+    """Read the rows of a file or a split, or the lines of a .txt file."""
+    if not data.lower().endswith(tuple(f".txt{packing}" for packing in PACKINGS)):
+        return task_splits(data, file_is=part).read(part)
+    if not task.takes_one_text:
+        columns = ", ".join(task.input_columns)
+        raise InputError(
+            f"--data {data!r} has one text a line and this task reads {columns}; give a .tsv, .csv or .jsonl file "
+            "with these columns"
+        )
+    lines = read_lines(Path(data))
+    if not lines:
+        raise InputError(f"file {data!r} has no lines")
+    return Table(f"file {data!r}", [task.row(line) for line in lines], range(1, len(lines) + 1))
+
+
+def one_line(answer: Any) -> str | None:
+    """Return an answer as one line of a file; None for one that is a list or the like."""
+    if isinstance(answer, str):
+        return " ".join(answer.splitlines())
+    return str(answer) if isinstance(answer, int | float) else None
+
+
+def format_answer(answer: Any) -> str:
+    """Return an answer for the console: numbers and vectors shortened.
+
+    >>> format_answer(["B-PER", "O"]), format_answer(1.6721363), format_answer("")
+    ('B-PER, O', '1.67214', '(none)')
+    """
+    if isinstance(answer, float):
+        return f"{answer:.6g}"
+    if isinstance(answer, list) and len(answer) > 8 and isinstance(answer[0], float):
+        return f"{', '.join(map(format_answer, answer[:6]))}, … ({len(answer)} numbers)"
+    if isinstance(answer, list):
+        return ", ".join(map(format_answer, answer)) or "(none)"
+    return str(answer) or "(none)"

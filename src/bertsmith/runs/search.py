@@ -1,0 +1,362 @@
+"""Several runs of one fine-tuning: every seed with every learning rate; the folder gets the model of the best run."""
+
+import json
+import shutil
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+from bertsmith.errors import InputError
+from bertsmith.models.model import Model
+from bertsmith.report.finetuning import SeedRun
+from bertsmith.runs.finetuning import (
+    DEGENERATE,
+    FinetuneResult,
+    PredictingResult,
+    input_paths,
+    read_finetune_result,
+    run_finetuning,
+    write_finetuning_page,
+)
+from bertsmith.runs.folder import RECIPE, RunFolder, check_same, finished_result
+from bertsmith.runs.output import RESULT, write_result
+from bertsmith.runs.result import Result, StoppedRun, print_plain
+from bertsmith.settings import Record
+from bertsmith.tasks.data_source import Tables
+from bertsmith.tasks.predictor import TASK_FILE, Predictor
+from bertsmith.toml import read_toml
+from bertsmith.training.finetuning import AnySettings, read_data
+from bertsmith.training.hardware import device_type
+from bertsmith.training.log import LOG, read_log
+
+SEARCH = "search.json"
+MODEL_FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", TASK_FILE)
+NOTE = (
+    "score is the mean over the seeds at the best learning rate; that rate and the best run, whose model this folder "
+    "holds, were chosen on dev, so the best run's score flatters it"
+)
+
+
+class Search(Record):
+    """The runs: every seed with every learning rate."""
+
+    seeds: tuple[int, ...] = Field(min_length=1)
+    learning_rates: tuple[float, ...] = Field(min_length=1)
+
+    def runs(self) -> dict[str, tuple[int, float]]:
+        """Return seed and learning rate of every run, by the name of its folder."""
+        has_one_rate = len(self.learning_rates) == 1
+        return {
+            f"seed-{seed}" if has_one_rate else f"lr-{rate:g}-seed-{seed}": (seed, rate)
+            for rate in self.learning_rates
+            for seed in self.seeds
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Scores of several runs; the deviation is that of a sample (0 for a single run)."""
+
+    runs: int
+    mean: float | None = None
+    deviation: float | None = None
+    min: float | None = None
+    median: float | None = None
+    max: float | None = None
+
+    @classmethod
+    def of(cls, scores: Sequence[float]) -> "Spread":
+        if not scores:
+            return cls(runs=0)
+        return cls(
+            runs=len(scores),
+            mean=statistics.fmean(scores),
+            deviation=statistics.stdev(scores) if len(scores) > 1 else 0.0,
+            min=min(scores),
+            median=statistics.median(scores),
+            max=max(scores),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """One run of a search; a failed one has no score."""
+
+    seed: int
+    learning_rate: float
+    score: float | None = None
+    best_step: int | None = None
+    steps: int | None = None
+    is_degenerate: bool | None = None
+    failed: str | None = None
+    """Why it failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestRun:
+    """The run whose model the folder holds."""
+
+    run: str
+    score: float
+    seed: int
+    learning_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedRun(Result):
+    """A run whose loss became NaN."""
+
+    failed: str
+    seed: int
+    steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult(PredictingResult):
+    """Result of several runs; the score is the mean over the seeds at the best learning rate."""
+
+    metric: str
+    score: float
+    learning_rate: float
+    mean: float
+    deviation: float
+    min: float
+    median: float
+    max: float
+    best: BestRun
+    note: str
+    learning_rates: dict[str, Spread]
+    runs: dict[str, RunSummary]
+    steps: int
+
+
+def find_search(
+    seeds: int | None, rates: Sequence[float] | None, settings: AnySettings, earlier: Path | None
+) -> Search | None:
+    """Return the search that the flags request, or that the folder to resume holds; None for a single run."""
+    stored = None
+    if earlier is not None and (earlier / SEARCH).is_file():
+        stored = Search.parse(json.loads((earlier / SEARCH).read_text(encoding="utf-8")), source=str(earlier / SEARCH))
+    if seeds is None and not rates:
+        return stored
+    for name, given in (("--seeds", [] if seeds is None else [seeds]), ("--learning-rates", rates or [])):
+        if any(value <= 0 for value in given):
+            raise InputError(f"{name} is {min(given)}; allowed: above 0")
+    if rates and len(set(rates)) < len(rates):
+        raise InputError(f"--learning-rates are {', '.join(map(str, rates))}; each may be given once")
+    first = settings.run.seed if stored is None else stored.seeds[0]
+    search = Search(
+        seeds=tuple(range(first, first + (seeds or 1))),
+        learning_rates=tuple(rates or [settings.optimizer.learning_rate]),
+    )
+    if earlier is not None and search != stored:
+        raise InputError(
+            f"--resume: {str(earlier)!r} was not begun with these seeds and learning rates; leave them out"
+        )
+    return search
+
+
+def run_search(
+    search: Search,
+    settings: AnySettings,
+    tables: Tables,
+    out: Path | None,
+    *,
+    start: Model | None,
+    device: str,
+    resume: bool,
+    force: bool,
+) -> SearchResult | StoppedRun:
+    """Run every seed with every learning rate, one after the other; keep the model of the best."""
+    if out is None:
+        raise InputError("--out is not given: --seeds and --learning-rates keep every run in a folder there")
+    if PartialState(cpu=device == "cpu" or None).num_processes > 1:
+        raise InputError(
+            "--seeds and --learning-rates run in one process; with several, give --seed and run them singly"
+        )
+    if resume:
+        _check_resume(out, settings)
+    else:
+        with RunFolder(out, settings, inputs=input_paths(settings, start), force=force, device=device) as run:
+            read_data(settings, *tables)  # bad rows raise before anything is written
+            run.claim()
+            (out / SEARCH).write_text(json.dumps(search.plain()) + "\n", encoding="utf-8")
+    runs = search.runs()
+    for number, (name, (seed, rate)) in enumerate(runs.items(), start=1):
+        folder = out / name
+        if finished_result(folder) is not None:
+            continue
+        print_plain(f"{name}, run {number} of {len(runs)}", style="bold")
+        result = _run_one(
+            _with(settings, seed, rate),
+            tables,
+            folder,
+            start=start,
+            device=device,
+            resume=resume and (folder / RECIPE).is_file(),
+            prints_data=number == 1,
+        )
+        if isinstance(result, StoppedRun):
+            return StoppedRun(steps=result.steps, stage=name)
+        _remove_worse_models(out, list(runs))
+    summary = _summarise(search, out)
+    best = summary.best.run
+    # everything but result and recipe of the best run; the recipe is replaced whole, because --resume reads it
+    others = shutil.ignore_patterns(RESULT, RECIPE, "checkpoints")
+    shutil.copytree(out / best, out, dirs_exist_ok=True, ignore=others)
+    shutil.copyfile(out / best / RECIPE, out / f".{RECIPE}").replace(out / RECIPE)
+    write_result(out, summary.to_json())
+    _remove_model(out / best)  # last: until all else is written, this is the only copy
+    _print_result(summary, out)
+    predictor = Predictor.load(out, device=device_type(device))
+    _write_page(_with(settings, *runs[best]), predictor, tables, summary, out)
+    return replace(summary, predictor=predictor)
+
+
+def _check_resume(out: Path, settings: AnySettings) -> None:
+    """Raise InputError if all runs are finished or the search was started with other settings."""
+    if finished_result(out) is not None:
+        raise InputError(f"the runs in {str(out)!r} are finished; there is nothing to resume")
+    earlier = type(settings).parse(read_toml(out / RECIPE), source=str(out / RECIPE))
+    check_same(earlier.plain(), settings.plain())
+
+
+def _with(settings: AnySettings, seed: int, rate: float) -> AnySettings:
+    return settings.changed(
+        run=settings.run.changed(seed=seed), optimizer=settings.optimizer.changed(learning_rate=rate)
+    )
+
+
+def _run_one(
+    settings: AnySettings,
+    tables: Tables,
+    folder: Path,
+    *,
+    start: Model | None,
+    device: str,
+    resume: bool,
+    prints_data: bool,
+) -> FinetuneResult | StoppedRun | FailedRun:
+    """Carry out one run; a run whose loss becomes NaN is a result, too."""
+    try:
+        return run_finetuning(
+            settings,
+            tables,
+            folder,
+            start=start,
+            device=device,
+            resume=resume,
+            force=not resume,
+            prints_data=prints_data,
+            prints_folder=False,
+        )
+    except InputError as error:
+        log = folder / LOG
+        if not log.is_file() or '"not_finite"' not in log.read_text(encoding="utf-8"):
+            raise
+        result = FailedRun(failed=str(error), seed=settings.run.seed)
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        write_result(folder, result.to_json())
+        return result
+
+
+def _scores(out: Path, runs: Sequence[str]) -> dict[str, float]:
+    """Return the score of every run that has one."""
+    found = {name: finished_result(out / name) for name in runs}
+    return {name: result["score"] for name, result in found.items() if result is not None and "score" in result}
+
+
+def _remove_worse_models(out: Path, runs: Sequence[str]) -> None:
+    """Remove the models of all runs but the best so far."""
+    scores = _scores(out, runs)
+    best = max(scores, key=lambda name: scores[name], default=None)
+    for name in scores:
+        if name != best:
+            _remove_model(out / name)
+
+
+def _remove_model(folder: Path) -> None:
+    for file in MODEL_FILES:
+        (folder / file).unlink(missing_ok=True)
+
+
+def _summarise(search: Search, out: Path) -> SearchResult:
+    """Return the result of all runs, read from their folders."""
+    runs = search.runs()
+    scores = _scores(out, list(runs))
+    if not scores:
+        raise InputError(f"none of the runs in {str(out)!r} came to an end with a score; try lower learning rates")
+    best = max(scores, key=lambda name: scores[name])
+    results = {name: finished_result(out / name) or {} for name in runs}
+    by_rate = {
+        rate: Spread.of([scores[name] for name, (_, own) in runs.items() if own == rate and name in scores])
+        for rate in search.learning_rates
+    }
+    complete = [rate for rate, own in by_rate.items() if own.runs == len(search.seeds)]
+    rate = max(complete or by_rate, key=lambda rate: by_rate[rate].mean or 0.0 if by_rate[rate].runs else float("-inf"))
+    chosen = by_rate[rate]
+    assert chosen.mean is not None
+    return SearchResult(
+        metric=results[best]["metric"],
+        score=chosen.mean,
+        learning_rate=rate,
+        mean=chosen.mean,
+        deviation=chosen.deviation or 0.0,
+        min=chosen.min or 0.0,
+        median=chosen.median or 0.0,
+        max=chosen.max or 0.0,
+        best=BestRun(run=best, score=scores[best], seed=runs[best][0], learning_rate=runs[best][1]),
+        note=NOTE,
+        learning_rates={f"{rate:g}": own for rate, own in by_rate.items()},
+        runs={name: _summarise_run(own, *runs[name]) for name, own in results.items()},
+        steps=sum(own.get("steps", 0) for own in results.values()),
+    )
+
+
+def _summarise_run(result: dict[str, Any], seed: int, rate: float) -> RunSummary:
+    names = ("score", "best_step", "steps", "is_degenerate", "failed")
+    return RunSummary(seed=seed, learning_rate=rate, **{name: result[name] for name in names if name in result})
+
+
+def _write_page(settings: AnySettings, predictor: Predictor, tables: Tables, result: SearchResult, out: Path) -> None:
+    """Write report.html: the answers of the best model on dev, and all runs."""
+    examples = predictor.task.examples(tables.dev)
+    answers = predictor.answers(examples)
+    best = read_finetune_result(out / result.best.run)
+    write_finetuning_page(
+        settings.changed(task=predictor.task),
+        examples,
+        answers,
+        predictor.task.evaluate(examples, answers),
+        best,
+        out,
+        rows=read_log(out / LOG),
+        notices=[*best.data["notices"], result.note],
+        runs=[SeedRun(run.score, run.seed, run.learning_rate) for run in result.runs.values() if run.score is not None],
+    )
+
+
+def _print_result(result: SearchResult, out: Path) -> None:
+    table = Table("learning rate", "runs", "mean", "± sd", "min", "median", "max", title=f"dev: {result.metric}")
+    for rate, own in result.learning_rates.items():
+        values = (own.mean, own.deviation, own.min, own.median, own.max)
+        table.add_row(rate, str(own.runs), *("–" if value is None else f"{value:.2f}" for value in values))
+    Console().print(table)
+    degenerate = [f"{name} ({run.score:.2f})" for name, run in result.runs.items() if run.is_degenerate]
+    if degenerate:
+        print_plain(f"{', '.join(degenerate)}: {DEGENERATE}", style="yellow")
+    for name, run in result.runs.items():
+        if run.failed is not None:
+            print_plain(f"{name} failed: {run.failed}", style="yellow")
+    best = result.best
+    print_plain(
+        f"{result.metric} {result.score:.2f} on average at a learning rate of {result.learning_rate:g}; "
+        f"best {best.score:.2f} ({best.run}), chosen on dev, is the model in {out}; report.html there tells more"
+    )

@@ -1,0 +1,214 @@
+"""Translate texts with an encoder-decoder: columns, generation, BLEU, exact match and perplexity."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, ClassVar, Literal, NoReturn
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from bertsmith.answers.sequences import Answer, Features
+from bertsmith.answers.texts import TextExample, read_texts
+from bertsmith.data.examples import ExampleConfig
+from bertsmith.data.loader import SpecialTokens
+from bertsmith.data.pairs import PairBatch, PairConfig, PairPlan, PairReader, Pairs
+from bertsmith.engines.base import Runner
+from bertsmith.errors import InputError, nearest
+from bertsmith.models.config import ModelConfig
+from bertsmith.models.heads import HeadConfig
+from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
+from bertsmith.objectives.supervised import Supervised
+from bertsmith.objectives.translation import TranslationConfig
+from bertsmith.tasks.base import Encoding, Evaluation, Task, Watch, is_blank
+from bertsmith.tasks.metrics.base import main_metric
+from bertsmith.text.readers import is_visible
+from bertsmith.text.rows import Table
+from bertsmith.text.tables import ROW_NAMES
+
+NO_BLEU = "no BLEU: that needs sacrebleu (pip install 'bertsmith[translate]')"
+BATCH_SIZE = 64
+"""Texts that are translated at a time."""
+
+
+class Translation(Task[TextExample]):
+    """Translate a text into another one."""
+
+    kind: Literal["translation"] = "translation"
+    source: str | None = None
+    """The column to translate from; None for the first of the only two columns of text …"""
+    target: str | None = None
+    """… and the column to translate to."""
+    smoothing: float = Field(default=0.1, ge=0, lt=1)
+    """Label smoothing: the probability that is given, evenly, to all tokens but the correct one (tensor2tensor)."""
+    generation: GenerationConfig = GenerationConfig()
+    """How translations are generated."""
+
+    roles: ClassVar[tuple[str, ...]] = ("source",)
+    target_roles: ClassVar[tuple[str, ...]] = ("target",)
+
+    @property
+    def input_columns(self) -> list[str]:
+        return [self.source or "text"]
+
+    @classmethod
+    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+        return None  # two columns of text may be many things: a model with a decoder, or --task, selects translation
+
+    def resolve(self, train: Table) -> "Translation":
+        """Return the task with its two columns: those given, or the only two of text, in their order."""
+        row = next(iter(train))
+        for flag, name in (("--source", self.source), ("--target", self.target)):
+            if name is not None and name not in row:
+                raise InputError(f"{flag} is {name!r} and {train.name} has no such column; {nearest(name, row)}")
+        if self.source is not None and self.source == self.target:
+            raise InputError(f"--source and --target are both {self.source!r}; name two columns")
+        if self.source is not None and self.target is not None:
+            return self
+        texts = [name for name, value in row.items() if isinstance(value, str) and name not in ROW_NAMES]
+        others = [name for name in row if name not in texts and name not in ROW_NAMES]
+        if len(texts) != 2 or others:
+            raise InputError(
+                f"{train.name} has the columns {', '.join(row)}; a MODEL with a decoder learns pairs of texts "
+                "(translation) only: if it is such a task, name its two columns with --source and --target"
+            )
+        first, second = texts
+        if self.source == second or self.target == first:
+            first, second = second, first
+        return self.changed(source=self.source or first, target=self.target or second)
+
+    def is_empty(self, row: Mapping[str, Any]) -> bool:
+        """Whether one of the two texts is missing."""
+        return any(is_blank(row.get(column)) for column in (self.source, self.target) if column is not None)
+
+    def examples(self, table: Table, *, has_targets: bool = True) -> list[TextExample]:
+        return read_texts(table, *self.input_columns, self.target if has_targets else None)
+
+    def texts(self, examples: Sequence[TextExample]) -> Iterator[str]:
+        yield from (example.text for example in examples)
+        yield from (str(example.pair) for example in examples)
+
+    def predict(
+        self, model: Runner, examples: Sequence[TextExample], sequences: ExampleConfig, watch: Watch | None = None
+    ) -> Sequence[Answer]:
+        translator = require_decoder(model)
+        visible = [index for index, example in enumerate(examples) if is_visible(example.text)]
+        done = 0
+
+        def count(texts: int) -> None:
+            nonlocal done
+            done += texts
+            if watch is not None:
+                watch(done, len(visible))
+
+        texts = [examples[index].text for index in visible]
+        found = translator.translate(texts, self.generation, batch_size=BATCH_SIZE, progress=count) if texts else []
+        translations = dict(zip(visible, found, strict=True))
+        return [{"answer": translations.get(index, "")} for index in range(len(examples))]
+
+    def evaluate(self, examples: Sequence[TextExample], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
+        hypotheses, references = [answer["answer"] for answer in answers], [self.gold(example) for example in examples]
+        hits = sum(a.strip() == b.strip() for a, b in zip(hypotheses, references, strict=True))
+        metrics = {"exact_match": 100 * hits / len(references)}
+        details: dict[str, object] = {}
+        scored = bleu(hypotheses, references)
+        if scored is not None:
+            metrics, details = {"bleu": scored[0], **metrics}, {"signature": scored[1]}
+        details |= {"search": self.generation.plain(), "source": self.source, "target": self.target}
+        return Evaluation(main_metric(self.metric, metrics), metrics, details=details)
+
+    @torch.no_grad()
+    def model_metrics(
+        self, model: Runner, examples: Sequence[TextExample], sequences: ExampleConfig
+    ) -> dict[str, float]:
+        """Return loss, perplexity and next-token accuracy by teacher forcing, without smoothing; long pairs are cut."""
+        translator, config = require_decoder(model), pair_config(sequences)
+        tokenizer = translator.require_tokenizer()
+        pairs = pairs_of(examples, translator, config.changed(too_long="cut"))
+        reader = PairReader(pairs, config, SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator))
+        objective = TranslationConfig(smoothing=0.0).build()
+        loss, correct, count = 0.0, 0, 0
+        with translator.evaluating():
+            for plan in PairPlan(pairs, config, 0).one_epoch():
+                batch = reader[plan].batch
+                assert isinstance(batch, PairBatch)
+                prepared = objective.prepare(batch.to(translator.device), 0)
+                sums = objective(translator, prepared)["next_token"]
+                loss, count = loss + float(sums.loss), count + int(prepared.count)
+                correct += int(sums.figures["accuracy"].part)
+        mean = loss / count
+        return {
+            "loss": mean,
+            "perplexity": math.exp(min(mean, 700.0)),
+            "accuracy": correct / count,
+            "target_tokens": count,
+        }
+
+    def gold(self, example: TextExample) -> str:
+        return str(example.pair)
+
+    def describe(self, example: TextExample) -> str:
+        return " ".join(example.text.split())
+
+    def error(self, example: TextExample, answer: Mapping[str, Any]) -> float:
+        return float(answer["answer"].strip() != self.gold(example).strip())
+
+    def notices(self, examples: Sequence[TextExample]) -> list[str]:
+        return [] if has_bleu() else [NO_BLEU]
+
+    def head(self, model: ModelConfig) -> HeadConfig:
+        self._refuse()
+
+    def features(self, examples: Sequence[TextExample], encoding: Encoding) -> Features:
+        self._refuse()
+
+    def objective(self, examples: Sequence[TextExample]) -> Supervised:
+        self._refuse()
+
+    def answers(
+        self, examples: Sequence[TextExample], features: Features, outputs: Sequence[np.ndarray]
+    ) -> Sequence[Answer]:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise InputError(
+            "the model has a decoder and translates; allowed for it: finetune, evaluate, predict, inspect, import and "
+            "export to Hugging Face"
+        )
+
+
+def require_decoder(model: object) -> Seq2Seq:
+    """Return the model if it has a decoder; raise InputError otherwise."""
+    if not isinstance(model, Seq2Seq):
+        raise InputError("MODEL has no decoder, which translation needs; the preset transformer-small has one")
+    return model
+
+
+def pair_config(sequences: ExampleConfig) -> PairConfig:
+    """Return the settings of pairs; defaults for a model that stores none."""
+    if isinstance(sequences, PairConfig):
+        return sequences
+    return PairConfig(length=sequences.length, layout=sequences.layout, micro_tokens=max(8192, sequences.length))
+
+
+def pairs_of(examples: Sequence[TextExample], model: Seq2Seq, config: PairConfig) -> Pairs:
+    """Tokenise examples; over-long ones are left out or cut."""
+    sources, targets = [example.text for example in examples], [str(example.pair) for example in examples]
+    return Pairs.tokenised(sources, targets, model.require_tokenizer(), config)
+
+
+def has_bleu() -> bool:
+    """Whether sacrebleu is installed."""
+    return find_spec("sacrebleu") is not None
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str] | None:
+    """Return corpus BLEU by sacrebleu's defaults (13a, mixed case) and its signature; None if it is not installed."""
+    if not has_bleu():
+        return None
+    from sacrebleu.metrics import BLEU
+
+    metric = BLEU()
+    score = float(metric.corpus_score(list(hypotheses), [list(references)]).score)
+    return score, str(metric.get_signature())

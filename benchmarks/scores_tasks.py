@@ -112,11 +112,11 @@ def finetuned(run: Run) -> dict[str, Any]:
         out = Path(folder) / "run"
         out.mkdir()
         made = make_finetuning(data, out, start=start, device=device, show=False)
-        made.trainer.judge = None  # the evaluation below is the one of result.json, in float32
+        made.trainer.evaluator = None  # the evaluation below is the one of result.json, in float32
         progress = made.trainer.run()
         if not made.trainer.is_finished:
             raise InputError(f"asked to stop after step {progress.step}: no figures")
-        evaluation = made.evaluation
+        evaluation, _ = made.evaluate()
     is_degenerate = answers_alike(data.settings.task, made.judge.examples, made.judge.answers)
     figures = {
         "figures": {name: round(value, 4) for name, value in evaluation.metrics.items()},

@@ -179,4 +179,4 @@ def test_a_predictor_loaded_again_says_the_same(made: Made, tmp_path: Path) -> N
     assert loaded.details(made.inputs) == made.predictor.details(made.inputs)
     evaluation, answers = loaded.evaluate(made.table)
     assert answers == made.predictor.details(made.inputs)
-    assert evaluation.score == pytest.approx(made.run.evaluation.score)
+    assert evaluation.score == pytest.approx(made.run.evaluate()[0].score)

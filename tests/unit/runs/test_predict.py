@@ -161,10 +161,6 @@ def test_a_model_without_a_task_is_refused(tmp_path: Path) -> None:
     bertsmith.save(bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=40, layers=1), seed=0), tmp_path / "model")
     with pytest.raises(InputError, match=r"no task.json, so its model was not fine-tuned; use bertsmith finetune"):
         bertsmith.predict(tmp_path / "model", text=["a"], out=tmp_path / "out")
-    with pytest.raises(InputError, match=r"--pair is given and .* holds no model for a task with it"):
-        bertsmith.predict(tmp_path / "model", text=["a"], pair=["b"], out=tmp_path / "out")
-    with pytest.raises(InputError, match=r"--column is given and .* holds no model for a task with it"):
-        bertsmith.evaluate(tmp_path / "model", data="x", column=["label=a"], out=tmp_path / "out")
 
 
 @pytest.mark.parametrize(("answer", "line"), [("a\nb", "a b"), (2.5, "2.5"), (["O"], None), ({}, None)])

@@ -12,7 +12,7 @@ from bertsmith.data.batch import packed
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.model import Model
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord, write_record
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 
@@ -49,7 +49,7 @@ def _record(model: Model) -> ElasticRecord:
         small = bertsmith.extract(model, Subnet(width=width, depth=depth))
         figures = {"parameters": sum(parameter.numel() for parameter in small.parameters()), "flops": 1.0}
         members.append(
-            MemberFigures(width=width, depth=depth, score=90.0 - place, latency_ms=_latency(small), **figures)
+            SubnetworkRecord(width=width, depth=depth, score=90.0 - place, latency_ms=_latency(small), **figures)
         )
     return ElasticRecord(
         metric="accuracy",

@@ -102,7 +102,7 @@ def test_a_budget_that_nothing_keeps(
         main(command(model, data, out, "--latency-ms", "0.5"))
     assert ended.value.code == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "nothing keeps p95 ≤ 0.5 ms at 8 tokens: nearest came" in said
+    assert "nothing meets p95 ≤ 0.5 ms at 8 tokens: the nearest is" in said
     assert "latency 1.1 ms instead of 0.5 ms (120% over)" in said
     names = {path.name for path in out.iterdir()}
     assert names == {

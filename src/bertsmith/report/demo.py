@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.report import fit
-from bertsmith.report.elastic import largest, member_at, size_grid
+from bertsmith.report.elastic import largest, size_grid, subnetwork_at
 from bertsmith.report.page import format_duration, render
 from bertsmith.report.pretraining import FilledMask
 from bertsmith.shrinking.elastic_metadata import ElasticRecord
@@ -78,7 +78,7 @@ def render_demo_page(report: DemoReport) -> str:
 
 def _metrics(report: DemoReport) -> dict[str, str]:
     """The scores of the steps."""
-    whole, half = largest(report.elastic), member_at(report.elastic, HALF, HALF)
+    whole, half = largest(report.elastic), subnetwork_at(report.elastic, HALF, HALF)
     scores = {"Nearest message, untrained": report.look["alike"], "Fine-tuned": report.finetuned["score"]}
     scores["Elastic, whole"] = whole.score
     if half is not None:

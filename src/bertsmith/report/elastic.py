@@ -28,7 +28,7 @@ from bertsmith.report.charts import (
 from bertsmith.report.finetuning import metric_name
 from bertsmith.report.maps import SEPARATORS, HeadStatistics, compute_maps, head_statistics, text_maps
 from bertsmith.report.page import render
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord
 from bertsmith.shrinking.subnetworks import subnet_name
 
 MAX_TOKENS = 16  # of the text whose attention is drawn
@@ -112,7 +112,7 @@ class ElasticReport:
 class SizeCell:
     """A sub-network in the grid of sizes; `shade` is 0 for the palest and 1 for the best."""
 
-    member: MemberFigures
+    member: SubnetworkRecord
     shade: float
     retained: str
     """Share of the fine-tuned model's score, or ""."""
@@ -178,17 +178,17 @@ def mean_score(record: ElasticRecord) -> float:
     return fmean(member.score for member in record.grid)
 
 
-def member_at(record: ElasticRecord, width: float, depth: float) -> MemberFigures | None:
+def subnetwork_at(record: ElasticRecord, width: float, depth: float) -> SubnetworkRecord | None:
     """Return the sub-network of a width and a depth, if it is in the grid."""
     return next((member for member in record.grid if (member.width, member.depth) == (width, depth)), None)
 
 
-def largest(record: ElasticRecord) -> MemberFigures:
+def largest(record: ElasticRecord) -> SubnetworkRecord:
     """Return the widest of the deepest sub-networks."""
     return max(record.grid, key=lambda member: (member.depth, member.width))
 
 
-def smallest(record: ElasticRecord) -> MemberFigures:
+def smallest(record: ElasticRecord) -> SubnetworkRecord:
     """Return the narrowest of the shallowest sub-networks."""
     return min(record.grid, key=lambda member: (member.depth, member.width))
 
@@ -198,7 +198,7 @@ def retained_share(record: ElasticRecord, score: float) -> float | None:
     return score / record.teacher_score if record.teacher_score > 0 and math.isfinite(record.teacher_score) else None
 
 
-def cheapest_with(record: ElasticRecord, share: float) -> MemberFigures | None:
+def cheapest_with(record: ElasticRecord, share: float) -> SubnetworkRecord | None:
     """Return the sub-network with fewest operations that retains at least a share of the fine-tuned score."""
     good = [member for member in record.grid if (retained_share(record, member.score) or 0.0) >= share]
     return min(good, key=lambda member: (member.flops, member.latency_ms), default=None)
@@ -293,14 +293,16 @@ def size_grid(record: ElasticRecord) -> SizeGrid:
     best = max(scores)
     palest = min(*scores, best - (1 - PALE_SCORE) * abs(best))
 
-    def cell(member: MemberFigures | None) -> SizeCell | None:
+    def cell(member: SubnetworkRecord | None) -> SizeCell | None:
         if member is None:
             return None
         shade = (member.score - palest) / ((best - palest) or 1.0) if math.isfinite(member.score) else 0.0
         costs = (_millions(member.parameters), _giga(member.flops), f"{member.latency_ms:.2f} ms")
         return SizeCell(member, shade, _retained(record, member.score), costs)
 
-    rows = [(width, [cell(member_at(record, width, depth)) for depth in depths(record)]) for width in widths(record)]
+    rows = [
+        (width, [cell(subnetwork_at(record, width, depth)) for depth in depths(record)]) for width in widths(record)
+    ]
     note = (
         f"{metric_name(record.metric)} on dev, and its share of the fine-tuned model's {record.teacher_score:.2f}; "
         f"below it parameters, operations and latency for one sequence of {record.length} tokens."
@@ -341,7 +343,7 @@ def _metrics(record: ElasticRecord) -> dict[str, str]:
 def _good_enough(record: ElasticRecord) -> dict[str, str]:
     """The cheapest sub-networks that retain most of the score."""
     facts, whole = {}, largest(record)
-    found: list[MemberFigures] = []
+    found: list[SubnetworkRecord] = []
     for share in GOOD_SHARES:
         member = cheapest_with(record, share)
         if member is not None and member is not whole and member not in found:
@@ -357,11 +359,11 @@ def _cost_panels(record: ElasticRecord) -> list[Panel]:
     return [Panel("By latency", by_latency), Panel("By operations", by_flops)]
 
 
-def _cost_chart(record: ElasticRecord, x_label: str, cost: Callable[[MemberFigures], float]) -> Markup:
+def _cost_chart(record: ElasticRecord, x_label: str, cost: Callable[[SubnetworkRecord], float]) -> Markup:
     """Draw score against a cost: a line for every depth, a larger marker for a larger width."""
     groups = []
     for depth in depths(record):
-        members = [member_at(record, width, depth) for width in widths(record)]
+        members = [subnetwork_at(record, width, depth) for width in widths(record)]
         group = [one for one in members if one is not None and math.isfinite(one.score + cost(one))]
         if group:
             groups.append(group)
@@ -472,7 +474,7 @@ def _teacher(record: ElasticRecord) -> Reference | None:
     return (f"fine-tuned {score:.2f}", score) if math.isfinite(score) else None
 
 
-def _size_name(size: MemberFigures | Subnet) -> str:
+def _size_name(size: SubnetworkRecord | Subnet) -> str:
     return f"width {size.width:g}, depth {size.depth:g}"
 
 

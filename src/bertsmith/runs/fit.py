@@ -91,7 +91,7 @@ def fit(
     resume: bool = False,
     force: bool = False,
 ) -> FitResult | Explanation:
-    """Find the best model that keeps a budget on this machine: measured here, handed over with proof.
+    """Find the best model that meets a budget on this machine, by measurements on this machine.
 
     Parameters
     ----------
@@ -101,48 +101,47 @@ def fit(
         A folder with a dev part, and best a train part, as for bertsmith evaluate.
     out
         The folder to write: an artefact ready to serve, card.md, report.html, result.json, candidates.jsonl and
-        measurements.jsonl. Where nothing keeps the budget there is no artefact, and the exit code is 1.
+        measurements.jsonl. If nothing meets the budget there is no artefact, and the exit code is 1.
     latency_ms
-        Milliseconds that an answer may take, from token ids to what the head says.
+        Milliseconds that an answer may take, from token ids to the output of the head.
     percentile
-        The share of answers in percent that must be as quick: 50 or 95; 95 if not given.
+        The percentile of latencies that must meet the limit: 50 or 95; 95 if not given.
     length
-        Tokens of the sequences that this holds for; may be given several times. Without it sequences are as long as
-        those of the data.
+        Tokens of the timed sequences; may be given several times. By default lengths are those of the data.
     batch
-        Sequences that are answered at a time; 1 if not given.
+        Sequences of a batch; 1 if not given.
     threads
         Threads to compute with; all cores if not given.
     size_mb
-        Megabytes (of 1,000,000 bytes) that all files which are needed to answer may have.
+        Megabytes (of 1,000,000 bytes) of all files that are needed to answer.
     memory_mb
-        Megabytes of memory that a fresh process which answers may take at its peak, all counted in.
+        Megabytes of peak memory of a fresh process that answers, everything included.
     at_least
-        The lowest score on dev that is good enough: then the fastest model that has it is wanted.
+        The lowest allowed score on dev: then the fastest model that reaches it is chosen.
     prefer
-        With at_least: the fastest model, or the smallest.
+        With at_least: choose the fastest model, or the smallest.
     engine
-        What may run the model: torch, compiled, onnxruntime; may be given several times. All if not given.
+        Engines that may run the model: torch, compiled, onnxruntime; may be given several times. All if not given.
     precision
-        What it may compute in: float32, bfloat16, int8, int8_static, int8_weights; may be given several times.
+        Precisions: float32, bfloat16, int8, int8_static, int8_weights; may be given several times.
     subnets
-        Even widths and depths alone, or also layers that differ; the latter if the model is elastic.
+        Even widths and depths alone, or also unequal layers; the latter if the model is elastic.
     vocabulary
-        Whether pieces that the training texts do not use are dropped; "auto" if nothing else is small enough.
+        Whether to drop pieces that the training texts do not use; "auto" does so if nothing else is small enough.
     part
-        The part of the data that candidates are scored on; dev if not given.
+        The split of the data that candidates are scored on; dev if not given.
     set
         One setting, such as measure.repeats=10 or search.generations=12; may be given several times.
     measurements
-        Measurements of an earlier fit to use, a file or its folder; those of all earlier ones are used anyway.
+        Measurements of another fit, a file or its folder; those of earlier fits on this machine are always used.
     fresh
-        Measure everything anew.
+        Measure everything again.
     explain
         Print the settings and what would be measured, then stop.
     resume
-        Go on with the search in --out, with the budget it has unless another one is given.
+        Resume the search in --out, with its own budget unless another one is given.
     force
-        Replace what --out holds.
+        Replace the content of --out.
     """
     out = Path(out)
     plain = dict(read_recipe_file(None, out if resume else None) or {})

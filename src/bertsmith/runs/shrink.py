@@ -82,13 +82,12 @@ def shrink(
     resume: bool = False,
     force: bool = False,
 ) -> ShrinkResult | Result:
-    """Make a fine-tuned model elastic, so that it works at every width and depth (DynaBERT), or prune it.
+    """Make a fine-tuned model elastic, so that it works at every width and depth (DynaBERT), or make it smaller.
 
-    Elastic, heads and neurons are put in the order of their importance; then sub-networks of all widths, and of all
-    widths and depths, learn from the fine-tuned model. bertsmith.load(OUT, subnet=...) and bertsmith fit take out any
-    of them. Pruned, it loses the heads and neurons it needs least, for good, and learns to do without them. With exits
-    it gets small heads on the way, and answers what it is sure of after a few layers. Its vocabulary can be cut to the
-    pieces its texts use.
+    Elastic: heads and neurons are ordered by importance; then sub-networks of all widths, and of all widths and depths,
+    learn from the fine-tuned model. bertsmith.load(OUT, subnet=...) and bertsmith fit extract any of them. Prune: the
+    least important heads and neurons are removed, and the model is trained to recover. Exits: small heads on lower
+    layers answer the inputs they are certain of. Vocabulary: it is cut to the pieces that the training texts use.
 
     Parameters
     ----------
@@ -98,10 +97,10 @@ def shrink(
         Its data: a folder with train.jsonl and dev.jsonl (or .csv, .tsv, .parquet), one such file, or a name on the
         hub.
     out
-        The folder to write: the model, recipe.toml, result.json, and what is known of its units: elastic.json with all
-        sub-networks, or pruned.json with those that stayed.
+        The folder to write: the model, recipe.toml, result.json, and elastic.json with all sub-networks, or pruned.json
+        with the units that were kept.
     method
-        How: "elastic" if not given, "prune", "exits" or "vocabulary".
+        "elastic" (the default), "prune", "exits" or "vocabulary".
     recipe
         A TOML file with the settings. With --resume the run's own recipe is used.
     widths
@@ -109,34 +108,34 @@ def shrink(
     depths
         Shares of layers, such as 1 0.75 0.5 (grid.depths).
     keep
-        To prune: the share of heads and of neurons that stays (prune.keep).
+        With --method prune: the share of heads and of neurons to keep (prune.keep).
     pieces
-        With --method vocabulary: the most pieces that stay (vocabulary.pieces); all that the texts use if not given.
+        With --method vocabulary: the most pieces to keep (vocabulary.pieces); all that the texts use if not given.
     rank
-        With --method vocabulary: the rank of the token table as a product of two (vocabulary.rank).
+        With --method vocabulary: the rank of a factorised token table (vocabulary.rank).
     tolerance
-        With --method exits: how many points of the score early answers may cost on dev (leave.tolerance).
+        With --method exits: points of the dev score that early exits may cost (leave.tolerance).
     epochs
-        How often every stage sees every example (run.epochs).
+        Epochs of every stage (run.epochs).
     learning_rate
         The highest learning rate (optimizer.learning_rate); that of the fine-tuning if not given.
     batch
         Examples of a step (batch.examples).
     augment
-        A bundled model (small) or the folder of one that fills masks: the sub-networks also learn from copies of the
-        training rows with words that it puts in the place of theirs (augmentation.model).
+        A bundled model (small) or the folder of a masked language model: the sub-networks also learn from copies of the
+        training rows in which it replaces words (augmentation.model).
     column
-        Which column plays a part in the task, such as label=stars; may be given several times.
+        A column of the task, such as label=stars; may be given several times.
     set
         One setting over the recipe, such as grid.sample=2; may be given several times.
     seed
-        The number that the order of the data, dropout and sampling are drawn by (run.seed).
+        Seed of data order, dropout and sampling (run.seed).
     device
         Where to compute; "auto" takes a GPU if there is one.
     explain
-        Print the resolved settings and what they cost, then stop.
+        Print the resolved settings and their costs, then stop.
     resume
-        Go on where a run in --out was interrupted.
+        Resume an interrupted run in --out.
     force
         Replace an earlier run in --out.
     """

@@ -17,17 +17,17 @@ from bertsmith.report.elastic import (
     compare_heads,
     depths,
     largest,
-    member_at,
     render_elastic_page,
     retained_share,
     smallest,
+    subnetwork_at,
     widths,
 )
 from bertsmith.report.page import format_duration
 from bertsmith.runs.output import REPORT
 from bertsmith.runs.result import Result, print_plain, spread
 from bertsmith.shrinking.elastic import ElasticModel, ElasticSettings
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord
 from bertsmith.shrinking.exits import ChosenExits
 from bertsmith.shrinking.prune.prune import CutScore, PrunedModel, PrunedSizes
 from bertsmith.shrinking.prune.units import PrunedRecord
@@ -57,7 +57,7 @@ class ElasticResult(Result):
     score: float
     """Mean over all sub-networks."""
     teacher_score: float
-    grid: tuple[MemberFigures, ...]
+    grid: tuple[SubnetworkRecord, ...]
     length: int
     """Tokens of the sequences that costs are given for."""
     order: str
@@ -141,7 +141,7 @@ class VocabularyResult(Result):
 def print_elastic(metadata: ElasticRecord, out: Path, data: str | None = None) -> None:
     """Print the scores of all sub-networks, the costs of the largest and the smallest, and the next command."""
 
-    def cell(subnetwork: MemberFigures | None) -> str:
+    def cell(subnetwork: SubnetworkRecord | None) -> str:
         if subnetwork is None:
             return "–"
         share = retained_share(metadata, subnetwork.score)
@@ -153,7 +153,7 @@ def print_elastic(metadata: ElasticRecord, out: Path, data: str | None = None) -
     for depth in depths(metadata):
         table.add_column(f"depth {depth:g}", justify="right")
     for width in widths(metadata):
-        table.add_row(f"{width:g}", *(cell(member_at(metadata, width, depth)) for depth in depths(metadata)))
+        table.add_row(f"{width:g}", *(cell(subnetwork_at(metadata, width, depth)) for depth in depths(metadata)))
     Console().print(table)
     ends = {"largest": largest(metadata), "smallest": smallest(metadata)}
     for name, own in ends.items() if len(metadata.grid) > 1 else ():

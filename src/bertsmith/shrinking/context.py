@@ -167,7 +167,7 @@ class ShrinkContext:
         train, dev = task.augment(task.examples(tables.train)), task.examples(tables.dev)
         model = load_fine_tuned(settings) if model is None else model
         processes = processes_of(device)
-        splits = (encode_split(settings, model, examples) for examples in (train, dev))
+        splits = encode_split(settings, model, train), encode_split(settings, model, dev)
         return cls(settings, model.to(device_type(device)), *splits, out, device, processes)
 
     @property

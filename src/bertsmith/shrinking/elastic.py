@@ -26,7 +26,7 @@ from bertsmith.objectives.distillation.terms import LabelTerm, OutputTerm, State
 from bertsmith.settings import Record
 from bertsmith.shrinking.augmentation.words import AugmentationConfig
 from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings, Split, freeze_random_features
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord
 from bertsmith.shrinking.importance import ImportanceConfig, Order, orders, rewire
 from bertsmith.shrinking.subnetworks import GridEvaluator, SubnetScore, subnet_costs
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
@@ -39,12 +39,12 @@ Stage = Literal["width", "depth", "labels"]
 
 
 class StageConfig(Record):
-    """What a stage of elastic training learns from."""
+    """Losses and length of a stage of elastic training."""
 
     terms: tuple[AnyTerm, ...] = Field(min_length=1)
     """The losses between a sub-network and its teacher, or the labels."""
     epochs: float | None = Field(default=None, gt=0)
-    """None for as many as run.epochs says."""
+    """None for run.epochs."""
 
 
 class WidthStage(StageConfig):
@@ -66,13 +66,13 @@ class LabelStage(StageConfig):
 
 
 class ElasticSettings(ShrinkSettings):
-    """All that an elastic training depends on."""
+    """All settings of elastic training."""
 
     method: Literal["elastic"] = "elastic"
     grid: Grid = Grid()
     importance: ImportanceConfig = ImportanceConfig()
     order: Order = "importance"
-    """How the units of every layer are ordered before anything is learned; all but "importance" are to compare with."""
+    """Order of the units of every layer before training; all but "importance" are baselines."""
     stages: tuple[Stage, ...] = ("width", "depth")
     """One after the other: "width" learns all widths at full depth from the fine-tuned model, "depth" all of the grid
     from the model of the first stage, "labels" all of it from the labels, kept only if the mean score rises."""
@@ -83,18 +83,18 @@ class ElasticSettings(ShrinkSettings):
     """In the depth stage: whether a sub-network learns from the teacher at its own width (the paper) or at full width
     (the released code)."""
     augmentation: AugmentationConfig = AugmentationConfig()
-    """New rows for all stages but "labels", which needs labels that are sure."""
+    """Augmented rows for all stages but "labels", which needs correct labels."""
     batch: ExampleBatchConfig = ExampleBatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, betas=(0.9, 0.999), weight_decay=0.0)
     schedule: ScheduleConfig = ScheduleConfig(warmup=0.0)
     run: FinetuneRunConfig = FinetuneRunConfig()
 
     def stage(self, stage: Stage) -> StageConfig:
-        """What is learned from in a stage."""
+        """Return the settings of a stage."""
         return {"width": self.width, "depth": self.depth, "labels": self.labels}[stage]
 
     def stage_grid(self, stage: Stage) -> Grid:
-        """The sub-networks that learn in a stage."""
+        """Return the sub-networks that a stage trains."""
         return self.grid.changed(depths=(1.0,)) if stage == "width" else self.grid
 
     @property
@@ -103,7 +103,7 @@ class ElasticSettings(ShrinkSettings):
         return self.stage_grid("depth" if "depth" in self.stages else "width")
 
     def stage_run(self, stage: Stage) -> FinetuneRunConfig:
-        """How long a stage takes and how it is carried out."""
+        """Return the run settings of a stage."""
         epochs = self.stage(stage).epochs
         return self.run if epochs is None else self.run.changed(epochs=epochs)
 
@@ -249,7 +249,7 @@ def describe_subnetworks(
             "depth_rule": settings.grid.depth_rule,
             "length": context.length,
             "grid": [
-                MemberFigures(
+                SubnetworkRecord(
                     width=score.subnet.width,
                     depth=score.subnet.depth,
                     score=score.evaluation.score,

@@ -1,4 +1,4 @@
-"""elastic.json: what the folder of an elastic model says of its sub-networks."""
+"""elastic.json: scores and costs of the sub-networks of an elastic model."""
 
 from pathlib import Path
 from typing import Literal
@@ -11,49 +11,49 @@ from bertsmith.settings import Record
 ELASTIC_FILE = "elastic.json"
 
 
-class MemberFigures(Record):
-    """A sub-network of the grid and what is known of it."""
+class SubnetworkRecord(Record):
+    """A sub-network of the grid with its score and costs."""
 
     width: float
     depth: float
     score: float
-    """On dev, by the task's main figure."""
+    """Main metric of the task on dev."""
     parameters: int
     flops: float
-    """Of the forward pass of one sequence of the record's length."""
+    """Of the forward pass of one sequence of `length` tokens."""
     latency_ms: float
-    """The median over such sequences, one at a time, in PyTorch on the CPU of the machine of the training."""
+    """Median for such sequences, one at a time, in PyTorch on the CPU of the training machine."""
 
 
 class ElasticRecord(Record):
-    """The sub-networks of an elastic model, and where its units stood in the model it was made from."""
+    """The sub-networks of an elastic model, and the order of its units in the fine-tuned model."""
 
     metric: str
     teacher_score: float
-    """Of the fine-tuned model, on dev."""
+    """Score of the fine-tuned model on dev."""
     depth_rule: Literal["keep_last", "drop_last"]
     length: int
-    """Of the sequences that operations and latencies are given for."""
-    grid: tuple[MemberFigures, ...]
+    """Tokens of the sequences that operations and latencies are given for."""
+    grid: tuple[SubnetworkRecord, ...]
     head_scores: tuple[tuple[float, ...], ...]
-    """The importance of the heads of every layer, by their numbers before rewiring."""
+    """Importance of the heads of every layer, by their indices before rewiring."""
     head_order: tuple[tuple[int, ...], ...]
-    """The number each head had before rewiring, in the order they stand in now."""
+    """Index of each head before rewiring, in the present order."""
     neuron_order: tuple[tuple[int, ...], ...]
 
     @property
     def subnets(self) -> tuple[Subnet, ...]:
         """The sub-networks that were trained."""
-        return tuple(Subnet(width=member.width, depth=member.depth, depth_rule=self.depth_rule) for member in self.grid)
+        return tuple(Subnet(width=own.width, depth=own.depth, depth_rule=self.depth_rule) for own in self.grid)
 
 
 def write_record(record: ElasticRecord, folder: Path) -> None:
-    """Puts the record beside an elastic model."""
+    """Write elastic.json beside an elastic model."""
     write_json(folder / ELASTIC_FILE, record.plain())
 
 
 def read_record(folder: Path) -> ElasticRecord:
-    """The record of the elastic model in a folder."""
+    """Read elastic.json from the folder of an elastic model."""
     path = folder / ELASTIC_FILE
     if not path.is_file():
         raise InputError(f"{str(folder)!r} has no {ELASTIC_FILE}, so its model is not elastic; use bertsmith shrink")

@@ -1,8 +1,8 @@
-"""The two factors of a token table, fitted so that the embedding gives what the whole table gave.
+"""Fit the two factors of a token table so that the embeddings match those of the whole table.
 
-A factorised table is the nearest one; what the encoder reads is another thing: token, position and type added up,
-normalised and, in some models, widened. That needs no pass through the encoder: it is a regression over the vocabulary,
-every token counting as often as it occurs, at a few of the places where it stands.
+The factorisation minimises the error of the table. The encoder reads something else: the sum of token, position and
+type, normalised and, in some models, projected. This module minimises the error of that output, by a regression over
+the vocabulary in which a token counts as often as it occurs, at a few of its positions.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from bertsmith.layers.embedding import Embedding
 from bertsmith.models.model import Model
 
-_PLACES = 4  # at which every token is looked at
-_TOLERANCE = 1e-5  # of the loss, as a share of the first: a step that gains less is the last
+_PLACES = 4  # positions sampled for every token
+_TOLERANCE = 1e-5  # stop when a step lowers the loss by less than this share of its first value
 _HISTORY = 10
 _BATCH = 1000
 _TINY = 1e-12
 
 
 class Surroundings:
-    """How often each token occurs in texts, and what is added to its vector there."""
+    """Counts of the tokens in texts, and the position and type vectors that are added to them."""
 
     def __init__(self, model: Model, texts: Sequence[str]) -> None:
         tokenizer, embedding = model.require_tokenizer(), model.encoder.embedding
@@ -36,7 +36,7 @@ class Surroundings:
         self.counts = every.bincount(minlength=vocabulary)
         type_vector = None if embedding.type_table is None else embedding.type_table.detach()[0]
         self.offsets = [type_vector]
-        """Vectors, each (vocabulary, embedding width) or (embedding width,), or None where nothing is added."""
+        """Vectors, each (vocabulary, embedding width) or (embedding width,); None if nothing is added."""
         if embedding.position is not None:
             table = embedding.position.table.detach()
             chosen = _spread(every, torch.cat(places), self.counts)
@@ -44,12 +44,12 @@ class Surroundings:
 
     @property
     def weights(self) -> Tensor:
-        """The counts, 1 for a token that does not occur: it may in other texts. Shape: (vocabulary,), float64."""
+        """The counts, at least 1, since unseen tokens may occur in other texts. Shape: (vocabulary,), float64."""
         return self.counts.clamp_min(1).double()
 
 
 def _spread(tokens: Tensor, places: Tensor, counts: Tensor) -> list[Tensor]:
-    """Some of the places where each token stands, evenly spread over the texts; of all, for one that stands nowhere.
+    """Sample positions of each token, evenly over the texts; for an unseen token, positions of all tokens.
 
     Shape: tokens, places (tokens of all texts,), counts (vocabulary,) -> (vocabulary,) each
     """
@@ -65,7 +65,7 @@ def _spread(tokens: Tensor, places: Tensor, counts: Tensor) -> list[Tensor]:
 
 
 def embedded(embedding: Embedding, table: Tensor, offset: Tensor | None) -> Tensor:
-    """What an embedding gives for every row of a table, added up with what surrounds it, normalised and widened.
+    """Return the output of an embedding for every row of a table plus an offset.
 
     Shape: table (vocabulary, embedding width) -> (vocabulary, width)
     """
@@ -76,7 +76,7 @@ def embedded(embedding: Embedding, table: Tensor, offset: Tensor | None) -> Tens
 
 @torch.no_grad()
 def embedding_error(model: Model, whole: Model, surroundings: Surroundings) -> float:
-    """How far the embedding is off as a share of what it gave: root mean squares over the running tokens."""
+    """Return the RMS error of the embeddings relative to their RMS size, weighted by token counts."""
     weights = surroundings.weights.to(model.device)
     off = size = 0.0
     for offset in surroundings.offsets:
@@ -88,11 +88,10 @@ def embedding_error(model: Model, whole: Model, surroundings: Surroundings) -> f
 
 
 def repair(model: Model, whole: Model, surroundings: Surroundings, steps: int) -> None:
-    """Fits the factors of a model's token table in place, by at most so many steps of L-BFGS over all tokens at once.
+    """Fit the factors of a model's token table in place, by at most `steps` steps of L-BFGS over all tokens.
 
-    Minimised is the weighted mean of |state - state of the whole model|². Deterministic, as nothing is drawn. Both
-    factors are stretched so that the loss curves alike in all directions, or else rare tokens and small singular
-    values would take thousands of steps.
+    The loss is the weighted mean of |embedding - embedding of the whole model|²; the fit is deterministic. Both factors
+    are preconditioned, otherwise rare tokens and small singular values would take thousands of steps.
     """
     embedding = model.encoder.embedding
     table, factor = embedding.token_table, embedding.token_factor
@@ -140,7 +139,7 @@ def repair(model: Model, whole: Model, surroundings: Surroundings, steps: int) -
 
     optimizer.step(closure)
     with torch.no_grad():
-        if not loss_of(left, right) < first:  # rounding, where the factors were the best before
+        if not loss_of(left, right) < first:  # rounding errors, if the factors were optimal before
             return
         outer, inner = left / stretch, right / sizes[:, None]
         balance = (outer.norm(dim=0).clamp_min(_TINY) / inner.norm(dim=1).clamp_min(_TINY)).sqrt()

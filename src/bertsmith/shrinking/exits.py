@@ -194,30 +194,30 @@ ANSWERS: dict[str, Answer] = {
 
 
 class ExitChoice(Record):
-    """The heads on the way."""
+    """The exits: small heads on lower layers."""
 
     layers: tuple[int, ...] = ()
-    """After how many layers there is one; empty for after each but the last."""
+    """Numbers of layers after which there is an exit; empty for after each but the last."""
     hidden: Activation | Literal["none"] = "tanh"
     """The activation of a layer between a sequence's vector and its scores; "none" for no such layer."""
     pooling: Literal["mean", "first", "as_task"] = "mean"
-    """The vector of a sequence: the mean of its states, its first token's, or as in the task's head (the first token's
-    where that has a pooler). Low layers have put little into the first token yet (docs/exits.md)."""
+    """The vector of a sequence: the mean of its hidden states, that of its first token, or as in the task head (the
+    first token if that has a pooler). In low layers the first token carries little information (docs/exits.md)."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
 
 
 class LeaveChoice(Record):
-    """How the rule is chosen by which sequences leave, on dev."""
+    """How the rule for early exit is chosen on dev."""
 
     measure: Literal["probability", "entropy", "patience"] | None = None
-    """What is asked of an answer (docs/exits.md); None for the probability, and for patience in a regression."""
+    """Measure of certainty (docs/exits.md); None for the probability, and for patience in a regression."""
     thresholds: tuple[float, ...] = ()
-    """Those that are tried; empty for a usual range."""
+    """Thresholds to evaluate; empty for a default range."""
     within: float | None = Field(default=None, gt=0)
-    """In a regression: how far apart two numbers may be that count as the same; None for a tenth of the deviation of
-    the model's answers."""
+    """In a regression: largest difference of two values that count as equal; None for a tenth of the standard deviation
+    of the model's answers."""
     tolerance: float = Field(default=0.5, ge=0)
-    """How many points of the score may be lost."""
+    """Points of the score that may be lost."""
 
 
 class ExitSettings(ShrinkSettings):
@@ -227,13 +227,13 @@ class ExitSettings(ShrinkSettings):
     exits: ExitChoice = ExitChoice()
     leave: LeaveChoice = LeaveChoice()
     encoder: Literal["frozen", "joint"] = "frozen"
-    """Whether the encoder and its head stay as they are (DeeBERT's two stages), or learn with the exits."""
+    """Whether the encoder and the task head are frozen (DeeBERT's two stages) or trained with the exits."""
     learn_from: Literal["answers", "labels"] = "answers"
-    """Exits learn what the last head believes (FastBERT), or the labels (DeeBERT, PABEE)."""
+    """Targets of the exits: outputs of the task head (FastBERT), or the labels (DeeBERT, PABEE)."""
     temperature: float = Field(default=1.0, gt=0)
-    """What scores are divided by where exits learn from answers."""
+    """Softmax temperature when exits learn from answers."""
     weighting: Weighting = "even"
-    """In the loss, all exits count the same, or each as much as the layers below it are (PABEE)."""
+    """Weights of the exits in the loss: equal, or by the number of layers below (PABEE)."""
     batch: ExampleBatchConfig = ExampleBatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, betas=(0.9, 0.999), weight_decay=0.0)
     schedule: ScheduleConfig = ScheduleConfig(warmup=0.1)
@@ -255,7 +255,7 @@ class ExitSettings(ShrinkSettings):
             return self
         if self.answer == "value" and self.measure != "patience":
             raise ValueError(f"leave.measure is {self.measure!r} in a regression; allowed: 'patience'")
-        candidate_rules(self.measure, self.leave.thresholds, exits=1, within=0.0)  # before anything is learned for them
+        candidate_rules(self.measure, self.leave.thresholds, exits=1, within=0.0)  # raises before any training
         return self
 
 
@@ -291,7 +291,7 @@ def with_exits(model: Model, settings: ExitSettings) -> Model:
     exits = ExitsConfig.parse({key: value for key, value in own.items() if value is not None}, source="exits")
     heads = (*(other for other in model.config.heads if other.kind != "exits"), exits)
     if "exits" in model.heads:
-        del model.heads["exits"]  # it learns anew
+        del model.heads["exits"]  # trained again
     return fit_heads(model, model.config.changed(heads=heads), "the model", seed=settings.run.seed)[0]
 
 
@@ -356,7 +356,7 @@ def choose_rule(settings: ExitSettings, trainer: Trainer) -> ChosenExits:
     outputs = evaluator.head_outputs(model)
     *exits, last = evaluator.evaluate_heads(outputs)
     config, layers = exits_config(model), len(model.config.encoder.layers)
-    within = 0.0  # of two numbers that count as equal
+    within = 0.0  # largest difference of two values that count as equal
     if settings.answer == "value":
         within = settings.leave.within or 0.1 * float(np.std([own[0] for own in outputs.by_head[-1]]))
     rules = candidate_rules(settings.measure, settings.leave.thresholds, len(config.layers), within)
@@ -368,7 +368,7 @@ def choose_rule(settings: ExitSettings, trainer: Trainer) -> ChosenExits:
     if rule is not None:
         runner = ExitRunner(model, rule)
         score = evaluator.score(evaluator.outputs(runner)).score
-        mean_layers = runner.mean_layers
+        mean_layers = float(runner.mean_layers or layers)
     return ChosenExits(
         metric=last.metric,
         score=score,

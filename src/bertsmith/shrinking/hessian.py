@@ -1,4 +1,4 @@
-"""How sharply the loss bends along the weights of each layer, and bits handed out by it (Shen et al. 2020, Q-BERT)."""
+"""Curvature of the loss along the weights of each layer, and bit widths by it (Q-BERT, Shen et al. 2020)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from bertsmith.models.model import Model
 
 @dataclass(frozen=True)
 class Sharpness:
-    """The largest eigenvalue of the Hessian of the loss over one layer's matrices, on every slice of the data."""
+    """Largest eigenvalue of the Hessian of the loss over one layer's matrices, on every slice of the data."""
 
     eigenvalues: tuple[float, ...]
 
     @property
     def omega(self) -> float:
-        """|mean| + standard deviation: a layer is sensitive if it bends much, or on some slices much more."""
+        """|mean| + standard deviation: sensitivity of the layer."""
         values = torch.tensor(self.eigenvalues, dtype=torch.float64)
         return float(values.mean().abs() + values.std(correction=0))
 
@@ -26,7 +26,7 @@ class Sharpness:
 def top_eigenvalue(
     loss: Tensor, parameters: Sequence[Tensor], generator: torch.Generator, *, steps: int = 30, tolerance: float = 1e-3
 ) -> float:
-    """The eigenvalue of largest size of the loss's Hessian, by power iteration on products with vectors.
+    """Return the eigenvalue of largest magnitude of the Hessian, by power iteration on Hessian-vector products.
 
     It ends after `steps` products, or when the value changes by less than its share `tolerance`.
     """
@@ -45,7 +45,7 @@ def top_eigenvalue(
 def layer_sharpness(
     model: Model, losses: Iterable[Callable[[], Tensor]], *, seed: int = 0, steps: int = 30
 ) -> list[Sharpness]:
-    """The sharpness of every layer of an encoder; each loss is the mean over one slice of the data.
+    """Return the sharpness of every layer of an encoder; each loss is the mean over one slice of the data.
 
     The losses must be computed with ops that can be differentiated twice: `backend="reference"`.
     """
@@ -53,20 +53,20 @@ def layer_sharpness(
     found: list[list[float]] = [[] for _ in model.encoder.blocks]
     for loss in losses:
         for block, values in zip(model.encoder.blocks, found, strict=True):
-            # a graph for each layer: one that is kept while others are computed would hold all of their memory
+            # a new graph for each layer: one shared graph would hold the memory of all layers
             values.append(top_eigenvalue(loss(), matrices(block), generator, steps=steps))
     return [Sharpness(tuple(values)) for values in found]
 
 
 def matrices(block: nn.Module) -> list[Tensor]:
-    """The weights of a layer that are quantised: those with rows and columns."""
+    """Return the matrices of a layer, which are quantised."""
     return [parameter for parameter in block.parameters() if parameter.dim() > 1]
 
 
 def allotted_bits(
     omegas: Sequence[float], sizes: Sequence[int], choices: Sequence[int], average: float
 ) -> tuple[int, ...]:
-    """Bits for every layer, at most `average` a weight over all: the most sensitive layers take what is to be had.
+    """Return bits for every layer, at most `average` per weight; the most sensitive layers get the most.
 
     Each in the order of its omega gets the most that leaves the lowest choice for all after it.
     """

@@ -1,4 +1,4 @@
-"""How much each head and neuron matters: what the loss would change by if it were taken away, to first order."""
+"""Importance of heads and neurons: first-order change of the loss if a unit is removed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ Gradients = Literal["per_batch", "cumulative"]
 
 
 class ImportanceConfig(Record):
-    """What the importance of units is measured on."""
+    """How importance is measured."""
 
     examples: int = Field(default=2048, gt=0)
-    """Of the training part, drawn at random; all of it where there are fewer."""
+    """Random training examples to measure on; all if there are fewer."""
     batch: int = Field(default=8, gt=0)
-    """Examples whose gradients are added before signs are dropped; 1 for the mean over single examples."""
+    """Examples whose gradients are summed before the absolute value is taken."""
     gradients: Gradients = "per_batch"
     """"cumulative" adds the gradients of all batches so far before each absolute value is taken, as the released
     DynaBERT code does by not setting them to zero."""
@@ -32,7 +32,7 @@ class ImportanceConfig(Record):
 
 @dataclass(frozen=True)
 class Importance:
-    """A score for every unit of every layer; Shape: heads[layer] (heads,), neurons[layer] (neurons,)."""
+    """Scores of all units of every layer; Shape: heads[layer] (heads,), neurons[layer] (neurons,)."""
 
     heads: tuple[Tensor, ...]
     neurons: tuple[Tensor, ...]
@@ -41,7 +41,7 @@ class Importance:
 def importance(
     model: Model, task: Supervised, batches: Iterable[TaskBatch], gradients: Gradients = "per_batch"
 ) -> Importance:
-    """The importance of all heads and neurons for a task, in eval mode (Hou et al. 2020, section 2.1).
+    """Return the importance of all heads and neurons for a task, in eval mode (Hou et al. 2020, section 2.1).
 
     Of a head, the gradient of a gate on what it hands to the output projection; of a neuron, of one before its
     activation and of one after it. By the product rule these are the sums, over the weights that belong to the unit,
@@ -69,7 +69,7 @@ def importance(
 
 
 def summed_over_uses(scores: Sequence[Tensor], *, is_shared: bool) -> tuple[Tensor, ...]:
-    """The scores of layers that share their units, each the sum over all uses; as they are where nothing is shared."""
+    """Return scores summed over layers that share their units, unchanged if nothing is shared."""
     return tuple(scores) if not is_shared else (torch.stack(list(scores)).sum(0),) * len(scores)
 
 
@@ -78,7 +78,7 @@ Order = Literal["importance", "random", "reversed", "none"]
 
 @dataclass(frozen=True)
 class Orders:
-    """The old numbers of the units in their new order, layer by layer.
+    """The old indices of the units in their new order, layer by layer.
 
     Shape: heads[layer] (heads,), neurons[layer] (neurons,).
     """
@@ -88,7 +88,7 @@ class Orders:
 
 
 def orders(model: Model, scores: Importance, order: Order = "importance", seed: int = 0) -> Orders:
-    """The order of all units: the most important first, or, to compare with, last, at random, or as they are."""
+    """Return the order of all units: most important first or, as baselines, last, random or unchanged."""
     config = model.config.encoder
     heads = summed_over_uses(scores.heads, is_shared=config.shares_mixer)
     neurons = summed_over_uses(scores.neurons, is_shared=config.shares_feedforward)
@@ -104,7 +104,7 @@ def orders(model: Model, scores: Importance, order: Order = "importance", seed: 
 
 
 def rewire(model: Model, found: Orders) -> None:
-    """Puts the units in these orders, in place; the whole model's outputs do not change."""
+    """Reorder the units in place; the outputs of the whole model do not change."""
     model.encoder.reorder(
         [order.to(model.device) for order in found.heads], [order.to(model.device) for order in found.neurons]
     )

@@ -20,6 +20,7 @@ from bertsmith.shrinking import elastic
 from bertsmith.shrinking.elastic_metadata import read_record
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
+from bertsmith.toml import read_toml
 
 SMALL = ["grid.widths=[1.0, 0.5]", "grid.depths=[1.0, 0.5]", "batch.examples=16", "run.epochs=1", "run.log_every=1"]
 SMALL += ["importance.examples=16", "optimizer.learning_rate=1e-3"]
@@ -272,3 +273,21 @@ def test_random_features_stay_the_same(folders: tuple[Path, Path], tmp_path: Pat
     for name, value in projections.items():
         assert value.shape == before[name].shape
         assert (value.sort(0).values - before[name].sort(0).values).abs().max() == 0
+
+
+def test_a_preset_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="preset has fresh weights; give folder with a fine-tuned model"):
+        bertsmith.shrink("bert-tiny", data=str(folders[1]), out=tmp_path / "out")
+    with pytest.raises(InputError, match="preset has fresh weights; give folder with a fine-tuned model"):
+        bertsmith.fit("bert-tiny", data=str(folders[1]), out=tmp_path / "out", latency_ms=3)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_recipe_may_name_a_part_of_a_model(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe, out = tmp_path / "recipe.toml", tmp_path / "out"
+    recipe.write_text(f"model = {{ folder = '{folders[0]}', subnet = {{ layers = [1] }} }}\n", encoding="utf-8")
+    changes = [*SMALL[2:], "run.epochs=0.1", "stages=['width']"]
+    bertsmith.shrink(recipe=recipe, data=str(folders[1]), widths=[1.0, 0.5], out=out, set=changes, device="cpu")
+    assert len(bertsmith.load(out).config.encoder.layers) == 1
+    model = read_toml(out / "recipe.toml")["model"]
+    assert (model["folder"], model["subnet"]["layers"]) == (str(folders[0]), [1])

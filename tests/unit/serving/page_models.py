@@ -22,7 +22,7 @@ from bertsmith.serving.requests import Operation
 from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import ServeSettings
 from bertsmith.serving.size_schedule import SizeSchedule
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.recognise import recognise
@@ -89,7 +89,7 @@ def elastic_record(model: Model) -> ElasticRecord:
     """What a training could have written of the sub-networks of a model."""
     sizes = [(width, depth) for depth in DEPTHS for width in WIDTHS]
     grid = tuple(
-        MemberFigures(
+        SubnetworkRecord(
             width=width,
             depth=depth,
             score=80 + 12 * width + 4 * depth,

@@ -13,7 +13,7 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import Operation, TokenSequence
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord, write_record
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ GRID = ((1.0, 1.0, 90.0, 8.0), (0.5, 1.0, 89.0, 5.0), (1.0, 0.5, 85.0, 6.0), (0.
 def record_of(grid: Sequence[tuple[float, float, float, float]] = GRID) -> ElasticRecord:
     """Return a record with these scores and latencies."""
     members = [
-        MemberFigures(width=width, depth=depth, score=score, latency_ms=latency, parameters=1, flops=1.0)
+        SubnetworkRecord(width=width, depth=depth, score=score, latency_ms=latency, parameters=1, flops=1.0)
         for width, depth, score, latency in grid
     ]
     return ElasticRecord(

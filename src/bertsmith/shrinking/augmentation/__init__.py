@@ -1,1 +1,1 @@
-"""More training rows: words replaced by what a masked language model puts in their place (TinyBERT)."""
+"""Data augmentation: replace words of training rows by predictions of a masked language model (TinyBERT)."""

@@ -1,4 +1,4 @@
-"""What a masked language model puts in the place of words, many texts at a time."""
+"""Replacement candidates for words, predicted by a masked language model and cached on disk in shards."""
 
 import hashlib
 import json
@@ -21,10 +21,10 @@ from bertsmith.models.model import Model
 from bertsmith.shrinking.augmentation.words import AugmentationConfig, Passage, is_word
 from bertsmith.text.tokenizer import Tokenizer
 
-NONE = -1  # in the place of a candidate that there is not
-_TOKENS = 8192  # of one batch …
-_PLACES = 256  # … and masks in it, each with a score for the whole vocabulary
-_LONGEST = 512  # tokens of a sequence, also where the model would take more
+NONE = -1  # fills the row of a word with too few candidates
+_TOKENS = 8192  # most tokens of a batch
+_PLACES = 256  # most masks of a batch; each gets a score for the whole vocabulary
+_LONGEST = 512  # most tokens of a sequence, even if the model takes more
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class Question:
     """
 
     word: int
-    """The number of the word among all that are asked about."""
+    """Index of the word among all words."""
     tokens: np.ndarray
     types: np.ndarray
     mask: int
-    """Where the mask stands."""
+    """Position of the mask."""
     piece: int
-    """The piece that the word is, or NONE if it has several."""
+    """The token id of the word, or NONE if it has several tokens."""
 
 
 class MaskedWords:
-    """The words that a masked language model deems likeliest in the place of others.
+    """Predicts the likeliest replacements of words with a masked language model.
 
     It reads [CLS] text with a mask for the word [SEP] text [SEP], so that it knows the word that is replaced; of a long
     text it reads a stretch around the word, twice.
@@ -60,13 +60,13 @@ class MaskedWords:
         self.has_types = embedding.types > 1
         specials = sum(len(tokens) for tokens in (self.frame.before, self.frame.between, self.frame.after))
         self.room = (min(embedding.longest, _LONGEST) - specials) // 2
-        """Tokens of a text in a sequence that has it twice."""
+        """Most tokens of a text in a sequence that has it twice."""
         if self.room < 2:
             raise InputError(
                 f"augmentation.model takes sequences of {embedding.longest} tokens; at least {specials + 4} are needed"
             )
         self.words = _whole_words(self.tokenizer)
-        """What is written for every piece that is a whole word, by its id."""
+        """The text of every token that is a whole word, by its id."""
         if not self.words:
             raise InputError("augmentation.model has no piece that is a whole word, so it can replace none")
         self._ids = np.array(sorted(self.words))
@@ -74,7 +74,7 @@ class MaskedWords:
 
     @cached_property
     def key(self) -> str:
-        """A name for all that candidates depend on besides the passages."""
+        """Hash of everything that candidates depend on besides the passages."""
         config = self.config
         whole = hashlib.sha256(f"{self.tokenizer.hash} {config.candidates} {config.long_words}".encode())
         whole.update(self.model.config.model_dump_json().encode())
@@ -85,7 +85,7 @@ class MaskedWords:
 
     @torch.inference_mode()
     def candidates(self, passages: Sequence[Passage], watch: Callable[[int], None] = lambda words: None) -> np.ndarray:
-        """The ids of the best whole words in every place of the passages, best first, NONE where there are no more.
+        """Return the ids of the best whole words for every word of the passages, best first, padded with NONE.
 
         A word is not its own candidate, and such as differ in capitals alone count once. `watch` is told of how many
         words each batch was.
@@ -93,7 +93,7 @@ class MaskedWords:
         """
         written = [passage.text[slice(*place)] for passage in passages for place in passage.places]
         found = np.full((len(written), self.config.candidates), NONE, dtype=np.int32)
-        # those of one length side by side, which the kernels of a processor like
+        # sequences of equal length side by side are faster
         questions = sorted(self._questions(passages), key=lambda question: -len(question.tokens))
         watch(len(written) - len(questions))
         with self.model.evaluating():
@@ -111,7 +111,7 @@ class MaskedWords:
         return found
 
     def _questions(self, passages: Sequence[Passage]) -> Iterator[Question]:
-        """One for every word that has pieces of its own."""
+        """Yield a question for every word that has tokens of its own."""
         word = 0
         for passage, (ids, offsets) in zip(
             passages, self.tokenizer.encode_offsets([passage.text for passage in passages]), strict=True
@@ -122,7 +122,7 @@ class MaskedWords:
                 word += 1
 
     def _question(self, word: int, ids: np.ndarray, begin: int, end: int) -> Question:
-        """That about the tokens begin … end of a text."""
+        """Return the question about the tokens begin … end of a text."""
         frame = self.frame
         masked = np.concatenate([ids[:begin], [self.mask], ids[end:]])
         first, second = _stretch(len(masked), begin, self.room), _stretch(len(ids), begin, self.room)
@@ -133,7 +133,7 @@ class MaskedWords:
         return Question(word, np.concatenate(parts).astype(np.int64), np.concatenate(types), mask, piece)
 
     def _scores(self, batch: Sequence[Question]) -> Tensor:
-        """The scores of all whole words where the masks are; Shape: (questions, whole words)."""
+        """Return the scores of all whole words at the masks; Shape: (questions, whole words)."""
         device, model = self.model.device, self.model
         tokens, layout = packed([question.tokens for question in batch], self.tokenizer.pad)
         types = packed([question.types for question in batch], 0)[0].to(device) if self.has_types else None
@@ -145,7 +145,7 @@ class MaskedWords:
         return scores.float()[:, torch.from_numpy(self._ids).to(device)]
 
     def _distinct(self, question: Question, written: str, ranked: np.ndarray) -> list[int]:
-        """The first candidates of a ranking that are other words than this one and than each other."""
+        """Return the first candidates of a ranking that differ from this word and from each other."""
         seen, chosen = {written.casefold(), self._folded.get(question.piece)}, []
         for token in self._ids[ranked].tolist():
             if self._folded[token] not in seen:
@@ -157,7 +157,7 @@ class MaskedWords:
 
 
 def _masked_lm(model: Model) -> Model:
-    """The model that fills masks: the given one, or its generator where it was trained against one."""
+    """Return the model that fills masks: the given one, or the generator it was trained with."""
     if model.tokenizer is None:
         raise InputError("augmentation.model has no tokenizer; its folder needs a tokenizer.json or a vocab.txt")
     if "masked_tokens" not in model.heads and model.generator is not None:
@@ -173,7 +173,7 @@ def _masked_lm(model: Model) -> Model:
 
 
 def _whole_words(tokenizer: Tokenizer) -> dict[int, str]:
-    """What every piece that is a whole word stands for, by its id.
+    """Return the text of every token that is a whole word, by its id.
 
     Pieces that begin words, single letters apart: those are there to spell with.
     """
@@ -187,14 +187,14 @@ def _whole_words(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def _own_pieces(passage: Passage, offsets: np.ndarray) -> Iterator[np.ndarray]:
-    """The numbers of the pieces of every word of a passage; none where a piece reaches into what is beside the word.
+    """Yield the token indices of every word of a passage; none if a token reaches beyond the word.
 
     Shape: offsets (pieces, 2) -> (pieces of the word,) each
     """
     text = passage.text
     begins, ends = offsets[:, 0].copy(), offsets[:, 1]
     for piece, (begin, end) in enumerate(offsets.tolist()):
-        # some tokenizers count the space before a word as a part of its first piece
+        # some tokenizers count the space before a word as part of its first token
         begins[piece] += len(text[begin:end]) - len(text[begin:end].lstrip())
     for begin, end in passage.places:
         touched = (begins < end) & (ends > begin) & (begins < ends)
@@ -203,13 +203,13 @@ def _own_pieces(passage: Passage, offsets: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _stretch(length: int, place: int, room: int) -> slice:
-    """At most `room` tokens of a text of some length, around a place."""
+    """Return at most `room` tokens of a text around a position."""
     begin = max(0, min(place - room // 2, length - room))
     return slice(begin, min(length, begin + room))
 
 
 def _batches(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
-    """The questions in their order, as many at a time as a batch may hold."""
+    """Yield the questions in batches, in their order."""
     begin = tokens = 0
     for place, question in enumerate(questions):
         if place > begin and (tokens + len(question.tokens) > _TOKENS or place - begin == _PLACES):
@@ -221,14 +221,14 @@ def _batches(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
 
 
 Watch = Callable[[int, int], None]
-"""Called with how many words have their candidates, of how many."""
+"""Progress callback: words done, words in total."""
 
-_SIZE = 1 << 16  # characters times words: some thirty thousand tokens that the model reads
+_SIZE = 1 << 16  # characters times words of a shard: about thirty thousand tokens
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of several processes this one is; they share the shards, and the folder that these are kept in."""
+    """Rank and number of the processes that share the shards and their folder."""
 
     rank: int = 0
     count: int = 1
@@ -243,7 +243,7 @@ def passage_candidates(
     watch: Watch | None = None,
     processes: Processes | None = None,
 ) -> dict[Passage, np.ndarray]:
-    """The candidates of every passage, those of equal passages worked out once.
+    """Return the candidates of every passage; equal passages are computed once.
 
     With a folder each shard is on disk before the next one begins, and what is there already is not worked out again.
     What stands in a shard does not depend on where a run was interrupted: which passages the model reads together is
@@ -274,7 +274,7 @@ def passage_candidates(
 def _candidates(
     shard: Sequence[Passage], number: int, masked_words: MaskedWords, folder: Path | None, count: Callable[[int], None]
 ) -> np.ndarray:
-    """Those of all places of a shard, read if they are there and else worked out and written."""
+    """Return the candidates of a shard, read from its file or else computed and written."""
     if folder is None:
         return masked_words.candidates(shard, count)
     file, key = folder / f"candidates-{number:05}.npz", _key(masked_words, shard)
@@ -304,7 +304,7 @@ def _key(masked_words: MaskedWords, shard: Sequence[Passage]) -> str:
 
 
 def _read(file: Path, key: str) -> np.ndarray | None:
-    """The candidates in a shard; None where there is none, or one of something else."""
+    """Read the candidates of a shard; None if the file is missing, broken or has another key."""
     try:
         with np.load(file) as kept:
             ids: np.ndarray = kept["ids"]
@@ -314,7 +314,7 @@ def _read(file: Path, key: str) -> np.ndarray | None:
 
 
 def _write(file: Path, key: str, ids: np.ndarray) -> None:
-    """A shard, on disk whole or not at all."""
+    """Write a shard, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     with temporary.open("wb") as stream:

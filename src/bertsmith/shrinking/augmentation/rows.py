@@ -1,4 +1,4 @@
-"""A table with new rows, made of its own by replacing words; what is right in a row stays as it is."""
+"""Augment the training rows of a task: copies of its texts with replaced words, labels unchanged."""
 
 import json
 import os
@@ -41,17 +41,16 @@ def augment_table(
     watch: Watch | None = None,
     processes: Processes | None = None,
 ) -> Table:
-    """The rows of a table and, after them, new ones with other words (TinyBERT, Jiao et al. 2020, algorithm 1).
+    """Return the rows of a table followed by augmented ones (TinyBERT, Jiao et al. 2020, algorithm 1).
 
-    The model fills masks; nothing is asked of `config.model`. Of every text there are so many copies, in each of which
-    every word is replaced with a probability by one of its candidates; of a pair one text is changed at a time, the
-    other one being as it was. A row whose texts are those of another row is left out. Labels are copied: they are no
-    longer sure, so learn from a teacher's outputs. The same arguments give the same rows. With a folder, what the model
-    said is kept there and not asked again.
+    `model` fills masks; `config.model` is not read. In every copy of a text each word is replaced with probability
+    `config.share` by one of its candidates; of a pair, one text is changed at a time. Duplicates are left out. Labels
+    are copied and may no longer be right, so train on a teacher's outputs. The same arguments give the same rows.
+    With a folder, candidates are cached there.
     """
     config = config or AugmentationConfig()
     columns = changed_columns(task)
-    task.examples(table, has_targets=False)  # a sentence if a row is not one of this task
+    task.examples(table, has_targets=False)  # raises if a row does not belong to the task
     masked_words = MaskedWords(model, config)
     stop_words = ENGLISH if config.stop_words == "english" else frozenset[str]()
     values = [
@@ -59,7 +58,7 @@ def augment_table(
         for index in range(len(table))
         for field, column in enumerate(columns)
     ]
-    # a context of several turns has no text of its own and stays
+    # a context of several turns has no single text and stays
     texts = [one for one in values if isinstance(one[3], str) or isinstance(task, Tagging)]
     passages = [Passage.of(value, stop_words) for *_, value in texts]
     found = passage_candidates(passages, masked_words, folder, watch, processes)
@@ -141,9 +140,9 @@ def _write_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def changed_columns(task: Task[Any]) -> tuple[str, ...]:
-    """The columns in which words are replaced; a sentence where that is not sound.
+    """Return the columns in which words are replaced; InputError if the task does not allow it.
 
-    Of answer spans that is the question: the passage stays, and so every answer where it is.
+    For answer spans only the question is changed, so that answers keep their positions.
     """
     names: tuple[str | None, ...]
     match task:
@@ -173,7 +172,7 @@ def changed_columns(task: Task[Any]) -> tuple[str, ...]:
 def _drawn(
     passage: Passage, candidates: np.ndarray, draws: np.ndarray, share: float, words: Mapping[int, str]
 ) -> Iterator[list[str | None]]:
-    """For every copy the words that stand in the places of a passage, None where that of the passage stays.
+    """Yield the words of every copy of a passage, None for a word that stays.
 
     Shape: candidates (places, candidates), draws (copies, places, 2) between 0 and 1.
     """
@@ -189,13 +188,13 @@ def _drawn(
 
 
 def _items(passage: Passage, items: Sequence[str], words: Sequence[str | None]) -> list[str]:
-    """The words of a sentence that is a list, some of them replaced: as many as before."""
+    """Return a sentence given as a list of words with some of them replaced."""
     begins = np.cumsum([0, *(len(item) + 1 for item in items[:-1])]).tolist()
     new = {begin: word for (begin, _), word in zip(passage.places, words, strict=True) if word is not None}
     return [new.get(begin, item) for begin, item in zip(begins, items, strict=True)]
 
 
 def _texts(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[Any, ...]:
-    """What a row has in some columns, to be looked up."""
+    """Return the values of some columns of a row as a hashable key."""
     values = (row.get(column) for column in columns)
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)

@@ -1,4 +1,4 @@
-"""The words of a text that may be replaced, and how another word is written in the place of one."""
+"""The words of a text that may be replaced, and the settings of augmentation."""
 
 import unicodedata
 from collections.abc import Collection, Sequence
@@ -30,14 +30,14 @@ ENGLISH = frozenset(_ENGLISH.split())
 
 @dataclass(frozen=True)
 class Passage:
-    """A text and where in its characters the words stand that may be replaced."""
+    """A text and the character spans of its replaceable words."""
 
     text: str
     places: tuple[Place, ...]
 
     @classmethod
     def of(cls, value: str | Sequence[str], stop_words: Collection[str]) -> "Passage":
-        """That of a running text, or of a sentence that is given as a list of its words."""
+        """Return the passage of a text, or of a sentence given as a list of words."""
         if isinstance(value, str):
             text, places = value, split_words(value)
         else:
@@ -48,7 +48,7 @@ class Passage:
         return cls(text, tuple(place for place in places if _is_free(text[slice(*place)], stop_words)))
 
     def replaced(self, words: Sequence[str | None]) -> str:
-        """The text with other words, one or None for every place; all else stays, character by character."""
+        """Return the text with new words, one or None for every span; everything else stays the same."""
         parts, end = [], 0
         for (begin, after), word in zip(self.places, words, strict=True):
             if word is not None:
@@ -58,7 +58,7 @@ class Passage:
 
 
 def is_word(text: str) -> bool:
-    """Whether this is letters only, of a script that puts spaces between words (no Chinese, Japanese or Korean)."""
+    """Whether the text has only letters of a script with spaces between words (not Chinese, Japanese, Korean)."""
     return bool(text) and all(
         unicodedata.category(character)[0] in "LM" and unicodedata.east_asian_width(character) not in "WF"
         for character in text
@@ -70,7 +70,7 @@ def _is_free(word: str, stop_words: Collection[str]) -> bool:
 
 
 def written_like(word: str, example: str) -> str:
-    """A word in capitals, or with a capital at its beginning, where the example is.
+    """Return a word capitalised like an example.
 
     >>> written_like("oak", "Elm"), written_like("oak", "ELM"), written_like("Rome", "town"), written_like("oak", "I")
     ('Oak', 'OAK', 'Rome', 'Oak')
@@ -87,24 +87,24 @@ _FEWEST = 10
 
 
 class AugmentationConfig(Record):
-    """New rows for distillation, words of the training rows being replaced; none unless a model is given."""
+    """Augmented rows for distillation; none unless a model is given."""
 
     model: str | None = None
-    """A bundled model or the folder of one that says what may stand in a word's place; None for no new rows."""
+    """A bundled model or the folder of a masked language model that replaces words; None for no new rows."""
     copies: int | None = Field(default=None, gt=0)
-    """New rows of every text of a training row, fewer where some come out alike; None for 30, 20 or 10, the fewer the
-    more rows there are (up to 20,000, up to 200,000, beyond)."""
+    """Copies of every text of a training row, before duplicates are removed; None for 30 (up to 20,000 rows), 20 (up to
+    200,000 rows) or 10."""
     share: float = Field(default=0.4, gt=0, le=1)
     """The probability that a word is replaced."""
     candidates: int = Field(default=15, gt=0)
-    """Words that one is replaced by: the likeliest in its place, drawn from evenly."""
+    """Number of the likeliest replacements of a word; one of them is drawn uniformly."""
     stop_words: Literal["english", "none"] = "english"
-    """Words that always stay: the commonest English ones, which bear little meaning, or none."""
+    """Words that are never replaced: common English function words, or none."""
     long_words: Literal["replace", "keep"] = "replace"
-    """What becomes of words of several pieces: one mask stands for the whole word, or they stay."""
+    """Whether words of several tokens are replaced, with one mask for the whole word, or kept."""
     seed: int = Field(default=0, ge=0)
-    """What the words are drawn by; not that of the run, so that runs of several seeds learn from the same rows."""
+    """Seed of the replacements; separate from run.seed, so that runs of several seeds share the rows."""
 
     def copies_of(self, rows: int) -> int:
-        """New rows of every text where so many rows are trained on."""
+        """Return the number of copies of every text for so many training rows."""
         return self.copies or next((copies for most, copies in _COPIES if rows <= most), _FEWEST)

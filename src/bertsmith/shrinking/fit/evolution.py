@@ -1,4 +1,4 @@
-"""A search among sub-networks whose layers differ: the fittest are mutated and crossed, generation by generation."""
+"""Evolutionary search among sub-networks with unequal layers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ from bertsmith.layers.subnet import LayerCut, Subnet
 from bertsmith.shrinking.fit.settings import SearchConfig
 
 Genome = tuple[int, ...]
-"""For each layer the number of its cut in the space, from 1 up by size; 0 where the layer is left out."""
+"""For each layer the index of its cut in the space, from 1 up by size; 0 for a dropped layer."""
 DROPPED = 0
-ATTEMPTS = 20  # at a child that was not there before
+ATTEMPTS = 20  # per new child
 
 
 @dataclass(frozen=True)
 class Space:
-    """What each layer may become."""
+    """The allowed cuts of each layer."""
 
     cuts: tuple[tuple[LayerCut, ...], ...]
     """Of each layer, smallest first."""
     fewest: int
-    """Layers that are kept at least."""
+    """Least number of layers."""
 
     @classmethod
     def of(cls, grid: Sequence[Subnet], units: Sequence[LayerCut]) -> "Space":
-        """The layers of the sub-networks of a grid, in any mixture; those of equal layers are exchanged."""
+        """Return all mixtures of the layers of a grid's sub-networks; equal layers share their cuts."""
         found: dict[LayerCut, set[LayerCut]] = {unit: {unit} for unit in units}
         for subnet in grid:
             for index, cut in subnet.cuts(units):
@@ -34,7 +34,7 @@ class Space:
         return cls(tuple(ordered[unit] for unit in units), fewest)
 
     def subnet(self, genome: Genome) -> Subnet:
-        """The sub-network of a genome."""
+        """Return the sub-network of a genome."""
         kept = [index for index, gene in enumerate(genome) if gene != DROPPED]
         cuts = [self.cuts[index][genome[index] - 1] for index in kept]
         return Subnet(
@@ -42,7 +42,7 @@ class Space:
         )
 
     def genome(self, subnet: Subnet, units: Sequence[LayerCut]) -> Genome:
-        """The genome of a sub-network of the space."""
+        """Return the genome of a sub-network."""
         genes = [DROPPED] * len(self.cuts)
         for index, cut in subnet.cuts(units):
             genes[index] = self.cuts[index].index(cut) + 1
@@ -65,7 +65,7 @@ def evolve(
     known: Mapping[Subnet, float],
     config: SearchConfig,
 ) -> dict[Subnet, float]:
-    """Sub-networks that fit, with their scores; it begins with those whose scores are known."""
+    """Return sub-networks that fit, with their scores; the first generation has those with known scores."""
     random = Random(config.seed)
     scores = {space.genome(subnet, space.whole): found for subnet, found in known.items() if fits(subnet)}
     described = {space.genome(subnet, space.whole): subnet for subnet in known}
@@ -76,7 +76,7 @@ def evolve(
             scores[genome] = score(described[genome])
 
     def fitting(genome: Genome) -> Genome | None:
-        """The genome, made smaller at random layers until it fits."""
+        """Shrink random layers until the genome fits."""
         while not fits(space.subnet(genome)):
             smaller = [child for child in _next_smaller(genome) if space.is_allowed(child)]
             if not smaller:
@@ -112,7 +112,7 @@ def evolve(
 
 
 def _mutated(space: Space, genome: Genome, random: Random) -> Genome:
-    """Another gene for one or two layers; for two often one step up here and one down there, which costs as much."""
+    """Change one or two layers; often one grows and another shrinks by a step, which keeps the cost."""
     genes = list(genome)
     if len(genes) > 1 and random.random() < 0.5:
         up, down = random.sample(range(len(genes)), 2)
@@ -124,5 +124,5 @@ def _mutated(space: Space, genome: Genome, random: Random) -> Genome:
 
 
 def _next_smaller(genome: Genome) -> list[Genome]:
-    """The genomes with one layer a step smaller, the smallest left out."""
+    """Return the genomes with one layer a step smaller."""
     return [(*genome[:index], gene - 1, *genome[index + 1 :]) for index, gene in enumerate(genome) if gene != DROPPED]

@@ -1,4 +1,4 @@
-"""From the worth of units to which of them stay."""
+"""Select the heads and neurons to keep, by their worth."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,26 +23,26 @@ from bertsmith.shrinking.prune.units import KeptUnits
 
 
 class PruneConfig(Record):
-    """Which units go, and how many."""
+    """Which units are kept, and how many."""
 
     by: Literal["importance", "magnitude", "l0"] = "importance"
-    """What a unit is worth: what the loss would change by without it, the norm of its weights, or a gate that was
-    learned under pressure to close."""
+    """The worth of a unit: the change of the loss without it, the norm of its weights, or a trained gate with an L0
+    penalty."""
     scope: Literal["global", "layer"] = "global"
     """Whether units are ranked across layers, so that layers end up uneven, or every layer keeps the same share."""
     keep: float = Field(default=0.5, gt=0, le=1)
-    """The share that stays; at least one head and one `multiple` of neurons stay in every layer."""
+    """The share to keep; at least one head and one `multiple` of neurons are kept in every layer."""
     keep_heads: float | None = Field(default=None, gt=0, le=1)
-    """Of the heads; None for as many as `keep` says."""
+    """Share of the heads; None for `keep`."""
     keep_neurons: float | None = Field(default=None, gt=0, le=1)
-    """Of the neurons; None for as many as `keep` says."""
+    """Share of the neurons; None for `keep`."""
     counts: Literal["units", "parameters"] = "units"
     """What `keep` is a share of: the heads and the neurons, each, or the weights of all mixers and feed-forwards, with
     as large a share of the heads as of the neurons."""
     step: float = Field(default=0.1, gt=0, le=1)
-    """The share that is taken away at a time, before worth is measured anew; 1 for all at once."""
+    """The share that is removed at a time, before worth is measured again; 1 for all at once."""
     multiple: int = Field(default=8, gt=0)
-    """Every layer keeps a multiple of so many neurons, which matrix products like, or all it has."""
+    """Every layer keeps a multiple of so many neurons, or all it has; multiples make matrix products faster."""
 
     @model_validator(mode="after")
     def _check_counts(self) -> "PruneConfig":
@@ -53,14 +53,14 @@ class PruneConfig(Record):
 
 @dataclass(frozen=True)
 class Shares:
-    """What stays, as shares of what the unpruned model has: of heads and neurons, or of all their weights."""
+    """Shares of the unpruned model to keep: of heads and neurons, or of all their weights."""
 
     heads: float
     neurons: float
 
 
 def schedule(config: PruneConfig) -> tuple[Shares, ...]:
-    """The shares after every cut, in even steps of at most `step`; at least one cut."""
+    """Return the shares after every cut, in even steps of at most `step`; at least one cut."""
     heads, neurons = (config.keep if own is None else own for own in (config.keep_heads, config.keep_neurons))
     most = 1 - min(heads, neurons)
     cuts = 1 if config.by == "l0" else max(1, math.ceil(most / config.step - 1e-9))
@@ -68,7 +68,7 @@ def schedule(config: PruneConfig) -> tuple[Shares, ...]:
 
 
 class Selector:
-    """Chooses units of a model, or of what earlier cuts left of it, against the counts of the whole one."""
+    """Selects units of a model, or of an already cut one; shares are of the whole model."""
 
     def __init__(self, config: PruneConfig, encoder: EncoderConfig, units: Sequence[LayerCut]) -> None:
         if config.scope == "global" and encoder.sharing in ("mixer", "feedforward"):
@@ -79,19 +79,19 @@ class Selector:
         self.config, self.encoder, self.units = config, encoder, tuple(units)
         self.blocks = [math.lcm(config.multiple, layer.groups) for layer in units]
         self.whole = self.parameters(KeptUnits.all_of(units))
-        """The weights of all mixers and feed-forwards."""
+        """Number of weights of all mixers and feed-forwards."""
         if config.counts == "parameters":
             self._check_least()
 
     def select(self, scores: Importance, shares: Shares) -> KeptUnits:
-        """The units that stay, the worthiest ones."""
+        """Return the units of highest worth."""
         heads, neurons = self._pools(scores)
         if self.config.counts == "units":
             return self._picked(heads, neurons, shares)
         return self._fitting(heads, neurons, shares.heads)
 
     def parameters(self, kept: KeptUnits) -> int:
-        """The weights of all mixers and feed-forwards with these units, shared ones counted once."""
+        """Return the number of weights of mixers and feed-forwards with these units, shared ones counted once."""
         encoder, (heads, neurons) = self.encoder, kept.counts
         mixers = [_size(layer.mixer, encoder.width, count) for layer, count in zip(encoder.layers, heads, strict=True)]
         feedforwards = [
@@ -101,7 +101,7 @@ class Selector:
         return sum(mixers) + sum(feedforwards[:1] if encoder.shares_feedforward else feedforwards)
 
     def _pools(self, scores: Importance) -> tuple[list["_Pool"], list["_Pool"]]:
-        """The heads, then the neurons, of every layer; of the first alone where all layers have the same."""
+        """Return the heads, then the neurons, of every layer; of the first alone if layers share them."""
         is_normalised = self.config.scope == "global" and self.config.by != "l0"
         encoder, units = self.encoder, self.units
         found = []
@@ -131,7 +131,7 @@ class Selector:
         return KeptUnits(tuple(first), tuple(second))
 
     def _fitting(self, heads: list["_Pool"], neurons: list["_Pool"], share: float) -> KeptUnits:
-        """As many units as have a share of the weights: an even share of both kinds, the rest made up by neurons."""
+        """Return units with a share of the weights: equal shares of heads and neurons, then more neurons."""
         limit = share * self.whole
 
         def fits(shares: Shares) -> bool:
@@ -141,7 +141,7 @@ class Selector:
         return self._picked(heads, neurons, Shares(even, _largest(lambda tried: fits(Shares(even, tried)))))
 
     def _check_least(self) -> None:
-        """Raises a sentence if what must stay in every layer is more than shall stay."""
+        """Raise InputError if the least units of every layer exceed the share to keep."""
         units = [LayerCut(1, min(block, layer.neurons)) for block, layer in zip(self.blocks, self.units, strict=True)]
         least = self.parameters(KeptUnits.all_of(units)) / self.whole
         if least > self.config.keep:
@@ -152,7 +152,7 @@ class Selector:
 
 
 def _largest(fits: Callable[[float], bool]) -> float:
-    """The largest share from 0 to 1 that fits, where all smaller ones do; 0 is taken to."""
+    """Return the largest share from 0 to 1 that fits, by bisection."""
     low, high = 0.0, 1.0
     if fits(high):
         return high
@@ -164,15 +164,15 @@ def _largest(fits: Callable[[float], bool]) -> float:
 
 @dataclass(frozen=True)
 class _Pool:
-    """The units of one kind in one layer, in blocks that stay or go together, the worthiest block first."""
+    """Heads or neurons of one layer in blocks that are kept or removed together, the worthiest first."""
 
     blocks: tuple[Tensor, ...]
     worth: tuple[float, ...]
-    """Of each block: the mean over its units."""
+    """Mean worth of each block."""
     whole: int
-    """Units that the unpruned layer has."""
+    """Units of the unpruned layer."""
     size: int
-    """Units of a block; the last one may have fewer."""
+    """Units of a block; the last one may be smaller."""
 
     @classmethod
     def of(cls, scores: Tensor, whole: int, size: int, groups: int) -> "_Pool":
@@ -185,17 +185,17 @@ class _Pool:
         return cls(blocks, tuple(float(scores[block].mean()) for block in blocks), whole, size)
 
     def first(self, count: int) -> Tensor:
-        """The units of the first blocks, rising."""
+        """Return the units of the first blocks, ascending."""
         return torch.cat(self.blocks[:count]).sort().values
 
 
 def _within(pools: Sequence[_Pool], share: float) -> list[Tensor]:
-    """The same share of every layer, in whole blocks, at least one."""
+    """Select the same share of every layer, in whole blocks, at least one."""
     return [pool.first(max(1, _rounded(share * pool.whole / pool.size))) for pool in pools]
 
 
 def _across(pools: Sequence[_Pool], share: float) -> list[Tensor]:
-    """A share of all layers together, in whole blocks, by their worth, at least one of every layer."""
+    """Select a share of all layers together by worth, in whole blocks, at least one of every layer."""
     wanted = _rounded(sum(share * pool.whole / pool.size for pool in pools))
     counts = [1] * len(pools)
     others = [(-worth, place) for place, pool in enumerate(pools) for worth in pool.worth[1:]]
@@ -205,19 +205,19 @@ def _across(pools: Sequence[_Pool], share: float) -> list[Tensor]:
 
 
 def _normalised(scores: Tensor) -> Tensor:
-    """Scores of one layer with the norm 1, so that those of different layers compare (Molchanov et al. 2017)."""
+    """Normalise the scores of a layer to norm 1, to compare layers (Molchanov et al. 2017)."""
     scores = scores.double()
     return scores / scores.norm().clamp(min=1e-300)
 
 
 def _rounded(count: float) -> int:
-    """The nearest whole number; half rounds up, unlike Python's `round`."""
+    """Round to the nearest integer; half rounds up, unlike Python's `round`."""
     return math.floor(count + 0.5 + 1e-9)
 
 
 @lru_cache(maxsize=4096)
 def _size(part: MixerConfig | FeedForwardConfig, width: int, count: int) -> int:
-    """The weights of a mixer with so many heads, or of a feed-forward with so many neurons."""
+    """Return the number of weights of a mixer with so many heads, or of a feed-forward with so many neurons."""
     if isinstance(part, MixerConfig):
         part = part.cut(LayerCut(count, 0), width)
     else:
@@ -227,7 +227,7 @@ def _size(part: MixerConfig | FeedForwardConfig, width: int, count: int) -> int:
 
 
 def magnitude(model: Model) -> Importance:
-    """The norm of all matrix weights that go with each head and neuron; no data is needed."""
+    """Return the norm of the matrix weights of each head and neuron."""
     heads, neurons = [], []
     for block in model.encoder._blocks():
         heads.append(_heads(block.mixer, block.mixer.heads))

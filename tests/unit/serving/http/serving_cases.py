@@ -21,7 +21,7 @@ from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.server import Server, base_url, bind_socket
 from bertsmith.serving.settings import SchedulerLimits, ServeSettings
 from bertsmith.settings import Record
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, MemberFigures, write_record
+from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord, write_record
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.tasks.recognise import recognise
@@ -62,7 +62,7 @@ def write_task(folder: Path, case: str, *, seed: int = 0, elastic: bool = False)
     if elastic:
         sizes = ((1.0, 90.0, 8.0), (0.5, 89.0, 2.0))
         grid = tuple(
-            MemberFigures(width=width, depth=1.0, score=score, parameters=1, flops=1.0, latency_ms=milliseconds)
+            SubnetworkRecord(width=width, depth=1.0, score=score, parameters=1, flops=1.0, latency_ms=milliseconds)
             for width, score, milliseconds in sizes
         )
         write_record(

@@ -16,10 +16,10 @@ from bertsmith.ops.disentangled.positions import RelativePositions
 class Memory:
     """Hidden states outside the queries' sequence: an encoder's output, or the keys of an enhanced mask decoder.
 
-    Shape: states (batch, length, width) or (tokens, width).
+    Shape: hidden_states (batch, length, width) or (tokens, width).
     """
 
-    states: Tensor
+    hidden_states: Tensor
     layout: SequenceLayout
 
 

@@ -141,13 +141,13 @@ def answer_early(
     present = torch.arange(layout.batch, device=tokens.device)
     layers = torch.full_like(present, len(model.config.encoder.layers))
     found: list[tuple[Tensor, Tensor]] = []
-    states = [encoder.embedding(tokens, layout, types, model.given_table)]
+    hidden_states = [encoder.embedding(tokens, layout, types, model.given_table)]
     context = encoder.context(tokens, layout, backend)
     for depth, (block, _) in enumerate(encoder.active_blocks(context), start=1):
-        states = [*states, block(states[-1], context)][-head.layers :]
+        hidden_states = [*hidden_states, block(hidden_states[-1], context)][-head.layers :]
         if depth not in exits.layers:
             continue
-        outputs = exits(depth, encoder.final_norm(states[-1]), layout)
+        outputs = exits(depth, encoder.final_norm(hidden_states[-1]), layout)
         is_sure = certainty.are_sure(outputs, sizes)
         leaves = torch.repeat_interleave(is_sure, sizes)
         if not bool(leaves.any()):
@@ -160,17 +160,17 @@ def answer_early(
         if is_end:
             return _in_order(found, layers)
         layout, places = layout.chosen((~leaves).nonzero().squeeze(-1))
-        states = [_chosen(state, places, layout) for state in states]
+        hidden_states = [_chosen(hidden, places, layout) for hidden in hidden_states]
         present, sizes = present[~leaves], sizes[~is_sure]
         certainty.keep(~is_sure)
-        context = encoder.context(states[-1], layout, backend)
-    found.append((present, head([encoder.final_norm(state) for state in states], layout, model.pooler)))
+        context = encoder.context(hidden_states[-1], layout, backend)
+    found.append((present, head([encoder.final_norm(hidden) for hidden in hidden_states], layout, model.pooler)))
     return _in_order(found, layers)
 
 
-def _chosen(states: Tensor, places: Tensor, layout: SequenceLayout) -> Tensor:
+def _chosen(hidden_states: Tensor, places: Tensor, layout: SequenceLayout) -> Tensor:
     """The states at some places of the first axis; rows are cut to the longest that is left."""
-    kept = states[places]
+    kept = hidden_states[places]
     return kept if layout.is_packed else kept[:, : layout.longest]
 
 

@@ -107,8 +107,8 @@ class Model(nn.Module):
         """
         if "masked_tokens" not in self.heads and self.generator is not None:
             return self.generator.mask_probabilities(replace(inputs, subnet=None), positions)
-        states = self.run(inputs, Want(masked_positions=positions)).masked_states
-        scores: Tensor = self.heads["masked_tokens"](states, self.token_table)
+        hidden = self.run(inputs, Want(masked_positions=positions)).masked_states
+        scores: Tensor = self.heads["masked_tokens"](hidden, self.token_table)
         return scores.float().softmax(-1)
 
     @property
@@ -251,9 +251,9 @@ class Model(nn.Module):
         if "embedder" in self.heads:
             layout = SequenceLayout.rows(batch["input_ids"], batch["attention_mask"])
             return self.outputs(batch["input_ids"], layout, batch["token_type_ids"], subnet=subnet)
-        states = self(**batch, subnet=subnet)
+        hidden = self(**batch, subnet=subnet)
         is_token = batch["attention_mask"][..., None]
-        return (states * is_token).sum(1) / is_token.sum(1)
+        return (hidden * is_token).sum(1) / is_token.sum(1)
 
     def _batch(self, texts: Sequence[str]) -> dict[str, Tensor]:
         arrays = self.require_tokenizer().encode(list(texts), max_length=self.config.encoder.embedding.longest)

@@ -51,7 +51,7 @@ class Steps:
     ) -> None:
         self.stack, self.score, self.table = stack, score, table
         self.rows, self.place = memory.layout.batch, 0
-        context = stack.context(memory.states, SequenceLayout.full(self.rows, 1), backend, memory)
+        context = stack.context(memory.hidden_states, SequenceLayout.full(self.rows, 1), backend, memory)
         self.blocks = stack.active_blocks(context, subnet)
         self.states = [block.start(context) for block, context in self.blocks]
 
@@ -81,7 +81,7 @@ class Steps:
                 else SequenceLayout.padded(repeated(is_token))
             )
             # the cross mixers have projected the memory; its states are not read again
-            blocks.append((block, context.with_memory(Memory(context.memory.states, layout))))
+            blocks.append((block, context.with_memory(Memory(context.memory.hidden_states, layout))))
         self.blocks = blocks
 
     def select(self, rows: Tensor) -> None:

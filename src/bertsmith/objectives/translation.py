@@ -85,8 +85,8 @@ def target_scores(model: Model, batch: PairBatch) -> Tensor:
     """
     if not isinstance(model, Seq2Seq):
         raise InputError(f"this {model.config.family} model has no decoder; translation needs one (transformer-base …)")
-    states = model.encoder(batch.source, batch.source_layout)
-    return model.scores(model.decode(batch.target, batch.target_layout, Memory(states, batch.source_layout)))
+    hidden_states = model.encoder(batch.source, batch.source_layout)
+    return model.scores(model.decode(batch.target, batch.target_layout, Memory(hidden_states, batch.source_layout)))
 
 
 def smoothed_loss(scores: Tensor, targets: Tensor, vocabulary: int, smoothing: float) -> tuple[Tensor, Tensor]:

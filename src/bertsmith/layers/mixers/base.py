@@ -213,7 +213,7 @@ class Attending(Mixer):
     def start(self, context: ForwardContext) -> State:
         """The keys and values of the memory, or none yet."""
         if context.memory is not None:
-            return self._parts(context.memory.states, context, KEY_AND_VALUE)
+            return self._parts(context.memory.hidden_states, context, KEY_AND_VALUE)
         new, batch, heads = self.output.weight.new_zeros, context.layout.batch, context.keep_heads or self.heads
         return new(batch, 0, heads, self.head_width), new(batch, 0, heads, self.value_width)
 
@@ -238,17 +238,17 @@ class Attending(Mixer):
         """Query, key and value, each (…, heads, head_width); key and value are the memory's if there is one."""
         if context.memory is None:
             return self._parts(hidden, context)
-        return *self._parts(hidden, context, QUERY), *self._parts(context.memory.states, context, KEY_AND_VALUE)
+        return *self._parts(hidden, context, QUERY), *self._parts(context.memory.hidden_states, context, KEY_AND_VALUE)
 
-    def _parts(self, states: Tensor, context: ForwardContext, parts: slice | None = None) -> tuple[Tensor, ...]:
+    def _parts(self, hidden_states: Tensor, context: ForwardContext, parts: slice | None = None) -> tuple[Tensor, ...]:
         """Some of query, key and value, each (…, heads, head_width)."""
         heads = context.keep_heads or self.heads
-        projected = self.project(states, WeightSlice(keep_out=context.keep_heads, parts=parts))
+        projected = self.project(hidden_states, WeightSlice(keep_out=context.keep_heads, parts=parts))
         # (…, parts · heads · head_width) -> parts of (…, heads, head_width)
         found = projected.unflatten(-1, (-1, heads, self.head_width)).unbind(-3)
         if self.project_value is None or parts == QUERY:
             return found
-        value = self.project_value(states, WeightSlice(keep_out=context.keep_heads))
+        value = self.project_value(hidden_states, WeightSlice(keep_out=context.keep_heads))
         return *found, value.unflatten(-1, (heads, self.value_width))
 
     def _look_back(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State, SequenceLayout]:

@@ -168,7 +168,7 @@ class FavorAttention(Attending):
 
     def start(self, context: ForwardContext) -> State:
         if context.memory is not None:
-            key, value = self._parts(context.memory.states, context, KEY_AND_VALUE)
+            key, value = self._parts(context.memory.hidden_states, context, KEY_AND_VALUE)
             return favor_memory(key, value, self._random_features(), context.memory.layout)
         heads = context.keep_heads or self.heads
         return favor_start(context.layout.batch, heads, self._random_features(), value_width=self.value_width)

@@ -76,12 +76,12 @@ class LayerFeatures(nn.Module):
             )
             self.width = 2 * half
 
-    def forward(self, states: Sequence[Tensor], layout: SequenceLayout) -> Tensor:
+    def forward(self, hidden_states: Sequence[Tensor], layout: SequenceLayout) -> Tensor:
         """One state per token, in the layout of the states.
 
-        Shape: states (batch, length, width) or (tokens, width) each, the last layer's at the end.
+        Shape: hidden_states (batch, length, width) or (tokens, width) each, the last layer's at the end.
         """
-        combined = self._combined(states)
+        combined = self._combined(hidden_states)
         if self.recurrent is None:
             return combined
         rows, padded = layout.pad(combined)
@@ -91,13 +91,13 @@ class LayerFeatures(nn.Module):
         made, _ = pad_packed_sequence(self.recurrent(run)[0], batch_first=True, total_length=layout.longest)
         return layout.unpad(made, combined)
 
-    def _combined(self, states: Sequence[Tensor]) -> Tensor:
-        states = states[: len(states) - self.skip]
-        if len(states) == 1:
-            return states[0]
+    def _combined(self, hidden_states: Sequence[Tensor]) -> Tensor:
+        hidden_states = hidden_states[: len(hidden_states) - self.skip]
+        if len(hidden_states) == 1:
+            return hidden_states[0]
         if self.combine == "concatenate":
-            return torch.cat(list(states), dim=-1)
-        stacked = torch.stack(list(states))  # (…, width) each -> (layers, …, width)
+            return torch.cat(list(hidden_states), dim=-1)
+        stacked = torch.stack(list(hidden_states))  # (…, width) each -> (layers, …, width)
         if self.layer_weights is None or self.scale is None:
             return stacked.sum(0)
         return self.scale * torch.tensordot(self.layer_weights.softmax(0), stacked, dims=1)

@@ -98,10 +98,10 @@ class Exits(nn.Module):
             }
         )
 
-    def forward(self, layer: int, states: Tensor, layout: SequenceLayout) -> Tensor:
+    def forward(self, layer: int, hidden_states: Tensor, layout: SequenceLayout) -> Tensor:
         """What is said after so many layers.
 
-        Shape: states (batch, length, width) or (tokens, width), after the encoder's final norm; (batch, outputs).
+        Shape: hidden_states (batch, length, width) or (tokens, width), normalised; result (batch, outputs).
         """
-        said: Tensor = self.by_layer[str(layer)]([states], layout)
+        said: Tensor = self.by_layer[str(layer)]([hidden_states], layout)
         return said

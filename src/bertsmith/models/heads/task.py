@@ -108,10 +108,12 @@ class TaskHead(nn.Module, ABC):
         return self.features.layers
 
     @abstractmethod
-    def forward(self, states: Sequence[Tensor], layout: SequenceLayout, pooler: nn.Module | None = None) -> Tensor:
+    def forward(
+        self, hidden_states: Sequence[Tensor], layout: SequenceLayout, pooler: nn.Module | None = None
+    ) -> Tensor:
         """What the head says; `pooler` is the model's own, if it has one.
 
-        Shape: states (batch, length, width) or (tokens, width) each -> (batch, outputs) from heads for sequences,
+        Shape: hidden_states (batch, length, width) or (tokens, width) each -> (batch, outputs) by sequence heads,
         (batch, length, outputs) or (tokens, outputs) from those for tokens.
         """
 
@@ -129,8 +131,10 @@ class Classifier(TaskHead):
         self.dropout = nn.Dropout(dropout)
         self.score = ElasticLinear(width, labels)
 
-    def forward(self, states: Sequence[Tensor], layout: SequenceLayout, pooler: nn.Module | None = None) -> Tensor:
-        vector = pooled(self.features(states, layout), layout, self.pooling, pooler)
+    def forward(
+        self, hidden_states: Sequence[Tensor], layout: SequenceLayout, pooler: nn.Module | None = None
+    ) -> Tensor:
+        vector = pooled(self.features(hidden_states, layout), layout, self.pooling, pooler)
         if self.hidden is not None and self.activation is not None:
             vector = ACTIVATIONS[self.activation](self.hidden(self.dropout(vector)))
         return self.score(self.dropout(vector))
@@ -146,8 +150,10 @@ class Tagger(TaskHead):
         self.dropout = TokenDropout(dropout)
         self.score = ElasticLinear(features.width, labels)
 
-    def forward(self, states: Sequence[Tensor], layout: SequenceLayout, pooler: nn.Module | None = None) -> Tensor:
-        return self.score(self.dropout(self.features(states, layout), layout))
+    def forward(
+        self, hidden_states: Sequence[Tensor], layout: SequenceLayout, pooler: nn.Module | None = None
+    ) -> Tensor:
+        return self.score(self.dropout(self.features(hidden_states, layout), layout))
 
 
 class Embedder(TaskHead):
@@ -159,18 +165,20 @@ class Embedder(TaskHead):
         self.width = projection or features.width
         self.projection = None if projection is None else ElasticLinear(features.width, projection)
 
-    def forward(self, states: Sequence[Tensor], layout: SequenceLayout, pooler: nn.Module | None = None) -> Tensor:
-        vectors = pooled(self.features(states, layout), layout, self.pooling, pooler)
+    def forward(
+        self, hidden_states: Sequence[Tensor], layout: SequenceLayout, pooler: nn.Module | None = None
+    ) -> Tensor:
+        vectors = pooled(self.features(hidden_states, layout), layout, self.pooling, pooler)
         if self.projection is not None:
             vectors = self.projection(vectors)
         return normalize(vectors, dim=-1) if self.is_normalised else vectors
 
 
-def pooled(states: Tensor, layout: SequenceLayout, pooling: str, pooler: nn.Module | None) -> Tensor:
+def pooled(hidden_states: Tensor, layout: SequenceLayout, pooling: str, pooler: nn.Module | None) -> Tensor:
     """One vector per sequence: (batch, width)."""
     if pooling == "mean":
-        return layout.means(states)
-    first = layout.first_tokens(states)
+        return layout.means(hidden_states)
+    first = layout.first_tokens(hidden_states)
     if pooling == "first":
         return first
     if pooler is None:

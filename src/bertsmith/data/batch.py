@@ -11,7 +11,7 @@ from torch import Tensor
 from bertsmith.data.layout import SequenceLayout
 
 
-class Batch(Protocol):
+class TrainingBatch(Protocol):
     """What the trainer must know of a batch; what is in it is between loader and objective."""
 
     @property

@@ -21,8 +21,8 @@ from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from bertsmith.data.corpus_worker import (
     BlockRecords,
+    CorpusJob,
     DocumentBlock,
-    Job,
     ShardRecord,
     Worker,
     peak_memory_mb,
@@ -79,7 +79,7 @@ class BlockResult(NamedTuple):
 class WorkerPool:
     """A number of workers; with one, blocks are built in this process."""
 
-    def __init__(self, job: Job, workers: int) -> None:
+    def __init__(self, job: CorpusJob, workers: int) -> None:
         self.local = Worker(job) if workers == 1 else None
         self.workers = 0 if self.local else workers
         self.processes: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
@@ -214,7 +214,7 @@ def build_corpus(
     out.mkdir(parents=True, exist_ok=True)
     with _Journal(out, settings) as journal:
         tokenizer.save(out)
-        job = Job((out / "tokenizer.json").read_text(encoding="utf-8"), out, settings["dtype"])
+        job = CorpusJob((out / "tokenizer.json").read_text(encoding="utf-8"), out, settings["dtype"])
         report = _Report(sum(source["bytes"] for source in settings["sources"]), progress)
         documents = read_documents(files, field, report.read)
         blocks = _blocks(documents, int(shard_megabytes * 1e6), held_out, seed)

@@ -45,7 +45,7 @@ BlockRecords = dict[str, ShardRecord | None]
 """The shard of each part of a block; None for a part without documents."""
 
 
-class Job(NamedTuple):
+class CorpusJob(NamedTuple):
     """What a worker needs to know before its first block."""
 
     tokenizer_json: str
@@ -56,7 +56,7 @@ class Job(NamedTuple):
 class Worker:
     """Blocks to finished shard files; returns what the journal says about them."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: CorpusJob) -> None:
         self.folder = job.folder
         self.parent = os.getppid()
         self.dtype = np.dtype(job.dtype).newbyteorder("<")

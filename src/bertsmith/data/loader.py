@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from bertsmith.data.batch import Batch, TokenBatch
+from bertsmith.data.batch import TokenBatch, TrainingBatch
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.data.plan import Cursor, MicroBatchPlan, SequenceConfig
 from bertsmith.data.sequences import Sequences
@@ -31,7 +31,7 @@ class SpecialTokens:
 class Loaded:
     """A batch and its place in the stream."""
 
-    batch: Batch
+    batch: TrainingBatch
     cursor: Cursor
 
     def pin_memory(self) -> "Loaded":

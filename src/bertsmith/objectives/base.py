@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from bertsmith.answers.sequences import IGNORED
-from bertsmith.data.batch import Batch
+from bertsmith.data.batch import TrainingBatch
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import Record
@@ -104,7 +104,7 @@ class ObjectiveConfig(Record, ABC):
         """The objective; a model whose positions halt needs the weight of the ponder cost (EncoderConfig has it)."""
 
 
-Given = TypeVar("Given", bound=Batch)
+Given = TypeVar("Given", bound=TrainingBatch)
 Prepared = TypeVar("Prepared")
 
 

@@ -126,7 +126,7 @@ _FEWEST_ROWS = 512
 
 
 @dataclass(frozen=True)
-class Splits:
+class RowSplits:
     """`count` splits of `rows` rows for each sequence, and `blocks` blocks of features."""
 
     count: int
@@ -140,7 +140,7 @@ class Splits:
         return self.count * self.blocks == 1
 
     @classmethod
-    def of(cls, states: Tensor, sequences: int, longest: int, padded: int, asked: Tile | None) -> "Splits":
+    def of(cls, states: Tensor, sequences: int, longest: int, padded: int, asked: Tile | None) -> "RowSplits":
         """Enough programs to fill the GPU, none with too few rows to pay for its partial sums.
 
         Shape: states (tokens, heads, head_width); sequences counts each head as its own.

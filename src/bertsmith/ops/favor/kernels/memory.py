@@ -19,7 +19,7 @@ from bertsmith.ops.favor.kernels.features import (
     LOG2_E,
     NONE,
     Curve,
-    Splits,
+    RowSplits,
     matrix_of,
     product,
     rows_again,
@@ -200,7 +200,7 @@ def remember(
     """
     first, length, longest = sequences.first, sequences.length, sequences.longest
     batch, (heads, width) = first.shape[0], key.shape[1:]
-    cut = Splits.of(key, batch * heads, longest, padded, asked)
+    cut = RowSplits.of(key, batch * heads, longest, padded, asked)
     mean = key.new_empty(batch, heads, padded, width)
     bias, shift = (key.new_empty(batch, heads, padded, dtype=torch.float32) for _ in range(2))
     reach = key.new_empty(batch, heads, width + 1, dtype=torch.float32)

@@ -16,7 +16,7 @@ from torch import Tensor
 from bertsmith.ops.favor.kernels.features import (
     NONE,
     Curve,
-    Splits,
+    RowSplits,
     fitting,
     matrix_of,
     product,
@@ -231,7 +231,7 @@ def sum_queries(
     first, length, longest = sequences.first, sequences.length, sequences.longest
     bias, shift, by_row, epsilon_share = memory.bias, memory.shift, reading.by_row, reading.epsilon_share
     (_, heads, width), (batch, _, padded) = query.shape, bias.shape
-    cut = Splits.of(query, batch * heads, longest, padded, asked)
+    cut = RowSplits.of(query, batch * heads, longest, padded, asked)
     sums = query.new_empty(batch, heads, padded, width)
     along = query.new_empty(batch, heads, padded, dtype=torch.float32)
     floor = query.new_empty(batch, heads, width, dtype=torch.float32)

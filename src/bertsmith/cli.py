@@ -9,7 +9,7 @@ from bertsmith import __version__
 from bertsmith.errors import InputError
 
 COMMANDS = {
-    "demo": ("bertsmith.commands.demo:demo", "From the bundled model, or from raw text, to one that fits a budget."),
+    "demo": ("bertsmith.runs.demo:demo", "Run the whole pipeline on this machine and write a report."),
     "tokenizer": ("bertsmith.runs.tokenizer:tokenizer", "Learn a vocabulary from text files, or extend one."),
     "corpus": ("bertsmith.runs.corpus:corpus", "Tokenise text files into shards for pre-training."),
     "pairs": ("bertsmith.runs.pairs:pairs", "Make pairs of related passages from documents."),

@@ -32,7 +32,6 @@ LAYERS: dict[str, str] = {
     "hf": "our models as classes of transformers",
     "serving": "the HTTP service",
     "runs": "one whole run = one function, behind `bertsmith NAME` and `bertsmith.NAME(...)`",
-    "commands": "commands that are not functions of runs/ yet",
     "cli": "the command line: a table of the functions in runs/",
     "__main__": "`python -m bertsmith`",
 }

@@ -9,9 +9,9 @@ import pytest
 
 import bertsmith
 from bertsmith.cli import main
-from bertsmith.commands import demo_steps
 from bertsmith.errors import InputError
 from bertsmith.models.generator import attach, generator_of
+from bertsmith.runs import demo as demo_run
 from bertsmith.shrinking.fit import measure
 from bertsmith.text import support_desk
 from bertsmith.text.learn import learn_tokenizer
@@ -28,8 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     few = {part: support_desk.support_desk(part)[:96] for part in ("train", "dev")}
     monkeypatch.setattr(support_desk, "support_desk", lambda part: few[part])
     monkeypatch.setattr(measure, "in_fresh_process", timed)
-    scratch = replace(demo_steps.FROM_SCRATCH, engines=("torch",))
-    monkeypatch.setattr(demo_steps, "FROM_SCRATCH", scratch)
+    monkeypatch.setattr(demo_run, "FROM_SCRATCH", replace(demo_run.FROM_SCRATCH, engines=("torch",)))
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def test_from_the_box(boxed: Path, tmp_path: Path, quick: None, capsys: pytest.C
     assert result["fit"]["fits"]
     assert len(result["shrink"]["grid"]) == 6
     looked = result["look"]
-    assert [one["text"] for one in looked["filled"]] == list(demo_steps.FROM_BOX.masks)
+    assert [one["text"] for one in looked["filled"]] == list(demo_run.FROM_BUNDLED.masks)
     assert looked["model"]["layers"] == 2
     assert looked["model"]["generator_parameters"] > 0
     page = (out / "report.html").read_text()
@@ -89,16 +88,16 @@ def test_from_scratch(tmp_path: Path, quick: None) -> None:
 
 def test_neighbours_are_the_nearest_by_encode(boxed: Path) -> None:
     """A message that is known is its own neighbour, and then the label is right."""
-    from bertsmith.commands.demo_look import neighbours
-
     model = bertsmith.load(boxed)
     known = support_desk.support_desk("train")[:20]
-    found = neighbours(model, [known[3]["text"]], known, known)
-    assert found["alike"] == 100
-    assert found["near"][0]["near"][0] == {**known[3], "similarity": pytest.approx(1, abs=1e-3)}
-    assert found["near"][0]["near"][1]["similarity"] < 1
+    near, alike = demo_run.find_neighbours(model, [known[3]["text"]], known, known)
+    assert alike == 100
+    first, second, *_ = near[0].near
+    assert (first.text, first.label) == (known[3]["text"], known[3]["label"])
+    assert first.similarity == pytest.approx(1, abs=1e-3)
+    assert second.similarity < 1
     wrong = [{**row, "label": "none of these"} for row in known]
-    assert neighbours(model, ["where is it"], known, wrong)["alike"] == 0
+    assert demo_run.find_neighbours(model, ["where is it"], known, wrong)[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -110,10 +109,8 @@ def test_neighbours_are_the_nearest_by_encode(boxed: Path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(given: dict[str, object], told: str, tmp_path: Path) -> None:
-    from bertsmith.commands.demo import demo
-
     with pytest.raises(InputError, match=told):
-        demo(out=tmp_path / "demo", **given)  # type: ignore[arg-type]
+        demo_run.demo(out=tmp_path / "demo", **given)  # type: ignore[arg-type]
     assert not (tmp_path / "demo").exists()
 
 

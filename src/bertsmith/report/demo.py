@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bertsmith.report import fit
 from bertsmith.report.elastic import largest, size_grid, subnetwork_at
@@ -33,17 +32,83 @@ class DemoStep:
 
 
 @dataclass(frozen=True)
+class NetworkFacts:
+    """The network that the demo starts from."""
+
+    name: str
+    family: str
+    layers: int
+    width: int
+    vocabulary: int
+    parameters: int
+    generator_parameters: int | None
+
+
+@dataclass(frozen=True)
+class FilledSentence:
+    """A sentence with a mask, and the most probable tokens for it."""
+
+    text: str
+    pieces: Sequence[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A labelled message and its cosine similarity to a question."""
+
+    text: str
+    label: str
+    similarity: float
+
+
+@dataclass(frozen=True)
+class NearestMessages:
+    """A question and the labelled messages that are most similar to it."""
+
+    text: str
+    near: Sequence[Neighbour]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the encoder does before any training."""
+
+    model: NetworkFacts
+    filled: Sequence[FilledSentence]
+    near: Sequence[NearestMessages]
+    alike: float
+    """Accuracy of the nearest labelled message on dev, in per cent."""
+
+
+@dataclass(frozen=True)
+class OnnxFacts:
+    """The exported graph."""
+
+    subnet: Mapping[str, float]
+    bytes: int
+    precision: str
+    latency_ms: float
+    largest_difference: float
+
+
+@dataclass(frozen=True)
 class DemoReport:
-    """Contents of the page; the results are those of the steps as in result.json."""
+    """Contents of the page."""
 
     folder: Path
     title: str
     steps: Sequence[DemoStep]
-    look: Mapping[str, Any]
-    finetuned: Mapping[str, Any]
+    look: Look
+    metric: str
+    score: float
+    """Score of the fine-tuned model on dev."""
+    train_rows: int
+    dev_rows: int
+    subjects: int
+    """Number of labels."""
     elastic: ElasticRecord
     fitted: FitOutcome
-    exported: Mapping[str, Any]
+    exported: OnnxFacts
     answers: Sequence[tuple[str, str]]
     """Messages and the answers of the fitted model."""
     commands: Sequence[str]
@@ -67,19 +132,19 @@ def render_demo_page(report: DemoReport) -> str:
         headline=fit.headline(report.fitted),
         duration=format_duration(sum(step.seconds for step in report.steps)),
         metrics=_metrics(report),
-        model_facts=_model_facts(report.look["model"]),
+        model_facts=_model_facts(report.look.model),
         front=fit.front_chart(report.fitted),
         sizes=size_grid(report.elastic),
         steps=[_step_row(report.folder, step) for step in report.steps],
         export_facts=_export_facts(report),
-        filled=[FilledMask(one["text"], tuple(map(tuple, one["pieces"]))) for one in report.look["filled"]],
+        filled=[FilledMask(one.text, tuple(one.pieces)) for one in report.look.filled],
     )
 
 
 def _metrics(report: DemoReport) -> dict[str, str]:
     """The scores of the steps."""
     whole, half = largest(report.elastic), subnetwork_at(report.elastic, HALF, HALF)
-    scores = {"Nearest message, untrained": report.look["alike"], "Fine-tuned": report.finetuned["score"]}
+    scores = {"Nearest message, untrained": report.look.alike, "Fine-tuned": report.score}
     scores["Elastic, whole"] = whole.score
     if half is not None:
         scores["Elastic, half the width and depth"] = half.score
@@ -88,27 +153,26 @@ def _metrics(report: DemoReport) -> dict[str, str]:
     return {name: f"{score:.1f}" for name, score in scores.items()}
 
 
-def _model_facts(model: Mapping[str, Any]) -> dict[str, str]:
+def _model_facts(model: NetworkFacts) -> dict[str, str]:
     facts = {
-        "Model": model["name"],
-        "Network": f"{model['family']}, {model['layers']} × {model['width']}",
-        "Parameters": f"{model['parameters'] / 1e6:.1f} M",
-        "Vocabulary": f"{model['vocabulary']:,} tokens",
+        "Model": model.name,
+        "Network": f"{model.family}, {model.layers} × {model.width}",
+        "Parameters": f"{model.parameters / 1e6:.1f} M",
+        "Vocabulary": f"{model.vocabulary:,} tokens",
     }
-    if "generator_parameters" in model:
-        facts["Generator, fills masks"] = f"{model['generator_parameters'] / 1e6:.1f} M more"
+    if model.generator_parameters is not None:
+        facts["Generator, fills masks"] = f"{model.generator_parameters / 1e6:.1f} M more"
     return facts
 
 
 def _export_facts(report: DemoReport) -> dict[str, str]:
     exported = report.exported
-    subnet = exported["subnet"]
     return {
         "Folder": f"{report.folder.name}/onnx",
-        "Size": f"width {subnet['width']:g}, depth {subnet['depth']:g}",
-        "model.onnx": f"{exported['bytes'] / 1e6:.1f} MB, {exported['precision']}",
-        "Latency p50": f"{exported['latency_ms']:.2f} ms in ONNX Runtime",
-        "Largest difference": f"{exported['largest_difference']:.0e} of the largest output",
+        "Size": f"width {exported.subnet['width']:g}, depth {exported.subnet['depth']:g}",
+        "model.onnx": f"{exported.bytes / 1e6:.1f} MB, {exported.precision}",
+        "Latency p50": f"{exported.latency_ms:.2f} ms in ONNX Runtime",
+        "Largest difference": f"{exported.largest_difference:.0e} of the largest output",
         "Requires": "onnxruntime and tokenizers, no PyTorch",
     }
 

@@ -18,20 +18,26 @@ def to_json(value: object) -> Any:
     """Return a value as JSON-ready data; fields of records that are None are left out unless they are "nullable"."""
     if isinstance(value, Record):
         return value.plain()
+    if isinstance(value, Result):
+        return value.to_json()
     if is_dataclass(value) and not isinstance(value, type):
-        plain: dict[str, Any] = {}
-        for own in fields(value):
-            inner = to_json(getattr(value, own.name))
-            if own.metadata.get("spread"):
-                plain |= inner or {}
-            elif (inner is not None or own.metadata.get("nullable")) and not own.metadata.get("hidden"):
-                plain[own.name] = inner
-        return plain
+        return _fields_to_json(value)
     if isinstance(value, dict):
         return {name: to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
     return value
+
+
+def _fields_to_json(value: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for own in fields(value):
+        inner = None if own.metadata.get("hidden") else to_json(getattr(value, own.name))
+        if own.metadata.get("spread"):
+            plain |= inner or {}
+        elif inner is not None or (own.metadata.get("nullable") and not own.metadata.get("hidden")):
+            plain[own.name] = inner
+    return plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +53,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of result.json."""
-        plain: dict[str, Any] = to_json(self)
-        return plain
+        return _fields_to_json(self)
 
     def __getitem__(self, name: str) -> Any:
         return self.to_json()[name]

@@ -1,1 +1,0 @@
-"""One function per command: the command line, recipes and Python call it alike."""

@@ -1,0 +1,479 @@
+"""`bertsmith demo`: from the bundled model, or from raw text, to one that fits a budget, with nothing but Python."""
+
+import json
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from bertsmith.checkpoint.store import load
+from bertsmith.errors import InputError
+from bertsmith.layers.subnet import Subnet
+from bertsmith.models.cost import parameters_by_part
+from bertsmith.models.model import Model
+from bertsmith.report.demo import (
+    DemoReport,
+    DemoStep,
+    FilledSentence,
+    Look,
+    NearestMessages,
+    Neighbour,
+    NetworkFacts,
+    OnnxFacts,
+    render_demo_page,
+)
+from bertsmith.runs.corpus import corpus
+from bertsmith.runs.exchange import OnnxExportResult, export_model
+from bertsmith.runs.finetune import finetune
+from bertsmith.runs.finetuning import FinetuneResult
+from bertsmith.runs.fit import FitResult, fit
+from bertsmith.runs.output import REPORT, claim, write_result
+from bertsmith.runs.pretrain import PretrainResult, pretrain
+from bertsmith.runs.result import OneShotResult, StoppedRun, print_plain
+from bertsmith.runs.shrink import shrink
+from bertsmith.runs.shrink_results import ElasticResult
+from bertsmith.runs.tokenizer import tokenizer
+from bertsmith.settings import Plain
+from bertsmith.shrinking.elastic_metadata import read_record
+from bertsmith.shrinking.fit import measure
+from bertsmith.shrinking.fit.budget import BudgetConfig
+from bertsmith.shrinking.fit.candidates import distinct_subnets
+from bertsmith.shrinking.fit.search import prepare
+from bertsmith.shrinking.fit.settings import FitSettings
+from bertsmith.tasks.predictor import Predictor
+from bertsmith.text import support_desk
+from bertsmith.toml import override, to_toml
+
+MODEL = "small"
+"""The bundled model that the demo starts from."""
+PRETRAINING_STEPS = 400
+QUESTIONS = (
+    "where is my parcel, it should have been here on monday",
+    "you took the money twice for the same order",
+    "the lamp has a crack right down the middle",
+    "i cannot log in any more, it says my password is wrong",
+)
+PRETRAIN: Plain = {
+    "model": {
+        "preset": "bert-tiny",
+        "overrides": {"layers": 4, "heads": 4, "longest": 64, "dropout": 0.0, "deviation": 0.05},
+    },
+    "sequences": {"length": 64, "micro_tokens": 1024},
+    "objective": {"kind": "masked_lm", "masking": {"rate": 0.2}},
+    "batch": {"tokens": 1024},
+    "optimizer": {"learning_rate": 1e-3},
+    "schedule": {"kind": "wsd", "warmup": 0.05, "decay": 0.3},
+    "run": {"evaluate_every": 200, "checkpoint_every": 1000},
+}
+WIDTHS = (1.0, 0.5, 0.25)
+MEASURED_CALLS = 60
+MEASURED_SECONDS = 10.0
+FIT = ("measure.repeats=3", f"measure.runs={MEASURED_CALLS}", "measure.table_runs=20", "measure.finalists=2")
+MASK = "[MASK]"
+"""The mask in the sentences below; replaced by the model's own."""
+SHOWN = 3
+"""Candidates shown for a mask, and nearest messages."""
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DemoPlan:
+    """Settings of the demo, from the bundled model or from scratch."""
+
+    title: str
+    masks: tuple[str, ...]
+    """Sentences for the model to fill."""
+    epochs: float
+    """Epochs of the fine-tuning."""
+    elastic_share: float
+    """Epochs of each stage of the elastic training, as a share of those …"""
+    least_elastic: float
+    """… and the fewest."""
+    finetune: tuple[str, ...]
+    shrink: tuple[str, ...]
+    engines: tuple[str, ...]
+    """Engines that may run the fitted model."""
+    latency_share: float
+    """The latency budget as a share of the whole network's latency."""
+    small_mb: float
+    """A size budget that only a smaller network meets."""
+    next_commands: tuple[str, ...]
+    """Further commands to try; {folder} is the demo's folder, {latency} that of the ONNX graph."""
+
+
+FROM_BUNDLED = DemoPlan(
+    title="From the bundled model to one that fits",
+    masks=(
+        "he studied law at the [MASK] of vienna.",
+        "the river flows into the [MASK] sea.",
+        "the [MASK] is the largest planet in the solar system.",
+        "the song was released in [MASK] 1998.",
+    ),
+    epochs=2.5,  # with three, and a fifth of them for each elastic stage, the whole took 5 min 34 s
+    elastic_share=0.16,
+    least_elastic=0.1,
+    finetune=("sequences.length=64", "batch.examples=32"),  # everything else is the family's default
+    shrink=("grid.depths=[1, 0.5]", "grid.sample=1", "batch.examples=16", "importance.examples=256"),
+    engines=("torch",),  # writing a dozen ONNX graphs of twelve layers takes minutes
+    latency_share=0.6,  # half the layers take about half the time, and must meet the budget with room to spare
+    small_mb=8,
+    next_commands=(
+        "bertsmith fit {folder}/elastic --data {folder}/data --out faster --latency-ms {latency} --percentile 50",
+        "bertsmith finetune convbert-small --data {folder}/data --out fresh",
+        "bertsmith demo --from-scratch --out {folder}-from-scratch",
+    ),
+)
+FROM_SCRATCH = DemoPlan(
+    title="From raw text to a model that fits",
+    masks=("i want my [MASK] back.", "the [MASK] arrived broken.", "how do i reset my [MASK]?"),
+    epochs=6.0,
+    elastic_share=0.5,
+    least_elastic=1.0,
+    finetune=(
+        'head.pooling="mean"',
+        "model.overrides.dropout=0.1",
+        "encoder.layer_decay=1.0",
+        "sequences.length=64",
+        "optimizer.learning_rate=7e-4",
+    ),
+    shrink=("grid.depths=[1, 0.5]", "optimizer.learning_rate=4e-4"),
+    engines=("torch", "onnxruntime"),
+    latency_share=0.5,
+    small_mb=1,
+    next_commands=("bertsmith demo --out {folder}-from-the-bundled-model",),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedExport(OnnxExportResult):
+    """The exported sub-network and its median latency."""
+
+    subnet: dict[str, float]
+    latency_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoResult(OneShotResult):
+    """Results of every step of the demo."""
+
+    pretrain: PretrainResult | None
+    look: Look
+    finetune: FinetuneResult
+    shrink: ElasticResult
+    fit: FitResult
+    export: TimedExport
+    model: str
+    candidates: int
+    seconds: float
+    report: str
+
+
+@dataclass
+class _Steps:
+    """Prints a rule before each step and measures its time."""
+
+    finished: list[DemoStep] = field(default_factory=list)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[list[str]]:
+        """Run one step; the caller appends its outcome to the list."""
+        Console().rule(name)
+        start, outcome = time.perf_counter(), list[str]()
+        yield outcome
+        self.finished.append(DemoStep(name, "".join(outcome), time.perf_counter() - start))
+
+
+def demo(
+    *,
+    out: Path = Path("demo"),
+    model: str | None = None,
+    from_scratch: bool = False,
+    steps: int | None = None,
+    epochs: float | None = None,
+    force: bool = False,
+) -> DemoResult | StoppedRun:
+    """Run the whole pipeline on this machine: under five minutes on two cores, without data or a GPU.
+
+    The bundled model fills masks and finds similar messages of a support desk, is fine-tuned to classify them, made
+    elastic, fitted to a share of its own latency and exported to ONNX; report.html shows the results. With
+    --from-scratch a small BERT is pre-trained on the messages first and takes the place of the bundled model.
+
+    Parameters
+    ----------
+    out
+        The folder to write: report.html, the fitted model, and the folders of all steps.
+    model
+        The model to start from: the bundled model "small" if not given, or the folder of another model.
+    from_scratch
+        Start from raw text: learn a vocabulary from it and pre-train a small BERT on it.
+    steps
+        With --from-scratch: optimiser steps of the pre-training; 400 if not given.
+    epochs
+        Epochs of the fine-tuning; 2.5 if not given, with --from-scratch 6. Each stage of the elastic training has a
+        share of them: 16 %, with --from-scratch half.
+    force
+        Replace the content of --out.
+    """
+    if from_scratch and model is not None:
+        raise InputError(f"--model is {model!r} with --from-scratch, which makes its own; allowed: one of the two")
+    if steps is not None and not from_scratch:
+        raise InputError(f"--steps is {steps} and nothing is pre-trained; allowed: with --from-scratch")
+    plan = FROM_SCRATCH if from_scratch else FROM_BUNDLED
+    folder, start = Path(out), str(MODEL if model is None else model)
+    if not from_scratch:
+        load(start).require_tokenizer()  # raises before anything is written
+    claim(folder, force, None if model is None else Path(model))
+    epochs = plan.epochs if epochs is None else epochs
+    begin, progress, pretrained = time.perf_counter(), _Steps(), None
+
+    if from_scratch:
+        start_folder = str(folder / "encoder")
+        with progress.step("pretrain") as outcome:
+            pretrained = _pretrain(folder, PRETRAINING_STEPS if steps is None else steps)
+            if not isinstance(pretrained, PretrainResult):
+                return _interrupted("pretrain")
+            assert pretrained.held_out is not None
+            loss, level = pretrained.held_out["loss"], pretrained.unigram_level
+            outcome.append(f"held-out loss {loss:.2f}, unigram level {level:.2f}")
+    else:
+        start_folder = start
+    with progress.step("look") as outcome:
+        look = _look(start_folder, plan)
+        outcome.append(f"the nearest labelled message has the same label for {look.alike:.1f} % of dev")
+    with progress.step("finetune") as outcome:
+        tuned = finetune(
+            start_folder, data=_write_data(folder), out=folder / "classifier", epochs=epochs, set=list(plan.finetune)
+        )
+        if not isinstance(tuned, FinetuneResult):
+            return _interrupted("finetune")
+        outcome.append(f"{tuned.metric} {tuned.score:.1f} on dev")
+    with progress.step("shrink") as outcome:
+        elastic = shrink(
+            folder / "classifier",
+            data=str(folder / "data"),
+            out=folder / "elastic",
+            widths=_distinct_widths(folder / "classifier"),
+            epochs=max(plan.least_elastic, plan.elastic_share * epochs),
+            set=list(plan.shrink),
+        )
+        if not isinstance(elastic, ElasticResult):
+            return _interrupted("shrink")
+        outcome.append(f"{len(elastic.grid)} sizes in one set of weights, mean {elastic.metric} {elastic.score:.1f}")
+    with progress.step("fit") as outcome:
+        fitted = _fit(folder, plan)
+        best = fitted.outcome.best
+        outcome.append(f"{best.words}: {best.latency_ms:.2f} ms")
+    with progress.step("export") as outcome:
+        exported = _export(folder, fitted)
+        difference = exported.graph["largest_difference"]
+        outcome.append(f"{exported.latency_ms:.2f} ms, largest difference {difference:.0e} of the largest output")
+
+    chosen = folder / ("fitted" if fitted.fits else "elastic")
+    commands = _next_commands(folder, chosen, plan, exported.latency_ms)
+    page = render_demo_page(
+        DemoReport(
+            folder=folder,
+            title=plan.title,
+            steps=progress.finished,
+            look=look,
+            metric=tuned.metric,
+            score=tuned.score,
+            train_rows=len(support_desk.support_desk("train")),
+            dev_rows=len(support_desk.support_desk("dev")),
+            subjects=len({row["label"] for row in support_desk.support_desk("dev")}),
+            elastic=read_record(folder / "elastic"),
+            fitted=fitted.outcome,
+            exported=OnnxFacts(
+                exported.subnet, exported.bytes, exported.graph["precision"], exported.latency_ms, difference
+            ),
+            answers=list(zip(QUESTIONS, Predictor.load(chosen).predict(QUESTIONS), strict=True)),
+            commands=commands,
+        )
+    )
+    report = folder / REPORT
+    report.write_text(page, encoding="utf-8")
+    result = DemoResult(
+        pretrain=pretrained,
+        look=look,
+        finetune=tuned,
+        shrink=elastic,
+        fit=fitted,
+        export=exported,
+        model=start,
+        candidates=len(fitted.candidates),
+        seconds=round(time.perf_counter() - begin, 1),
+        report=str(report),
+    )
+    write_result(folder, result.to_json())
+    Console().rule()
+    print_plain(f"report: {report} ({result.seconds:.0f} s)", style="bold")
+    print_plain("\n  ".join(["what to try next:", *commands]))
+    return result
+
+
+def _interrupted(step: str) -> StoppedRun:
+    print_plain("the demo was interrupted; start it again with --force")
+    return StoppedRun(steps=0, stage=step)
+
+
+def _pretrain(folder: Path, steps: int) -> object:
+    """Learn a vocabulary from the messages, tokenise them and pre-train a small BERT."""
+    text, recipe = folder / "messages.jsonl", folder / "recipe.toml"
+    rows = (json.dumps({"text": message}) + "\n" for message in support_desk.messages())
+    text.write_text("".join(rows), encoding="utf-8")
+    tokenizer([text], out=folder / "tokenizer", vocabulary=1500, lowercase=True)
+    corpus([text], tokenizer=folder / "tokenizer", out=folder / "corpus", held_out=0.03)
+    recipe.write_text(to_toml(override(PRETRAIN, [f"run.steps={steps}"])), encoding="utf-8")
+    return pretrain(recipe, data=folder / "corpus", out=folder / "encoder")
+
+
+def _write_data(folder: Path) -> str:
+    """Write the labelled messages as a task folder."""
+    data = folder / "data"
+    data.mkdir()
+    for split in ("train", "dev"):
+        rows = "".join(json.dumps(row) + "\n" for row in support_desk.support_desk(split))
+        (data / f"{split}.jsonl").write_text(rows, encoding="utf-8")
+    return str(data)
+
+
+def _distinct_widths(folder: Path) -> list[float]:
+    """Return the widths that give different networks: a model of few heads has no quarter of them."""
+    units = load(folder).encoder.units
+    return [subnet.width for subnet in distinct_subnets([Subnet(width=width) for width in WIDTHS], units)]
+
+
+def _fit(folder: Path, plan: DemoPlan) -> FitResult:
+    """Find the best model within a share of the latency of the whole network in PyTorch."""
+    elastic, data = folder / "elastic", str(folder / "data")
+    # timed as the search times: the latencies in elastic.json were measured while this process was busy
+    settings = FitSettings.parse({"model": str(elastic), "data": data, "budget": BudgetConfig(latency_ms=1.0).plain()})
+    latency = _median_latency(elastic, prepare(settings).conditions)
+    result = fit(
+        elastic,
+        data=data,
+        out=folder / "fitted",
+        latency_ms=max(0.1, round(plan.latency_share * latency, 2)),
+        percentile=50,
+        engine=list(plan.engines),
+        precision=["float32", "int8"],
+        subnets="even",
+        set=list(FIT),
+    )
+    assert isinstance(result, FitResult)
+    return result
+
+
+def _export(folder: Path, fitted: FitResult) -> TimedExport:
+    """Export the chosen (or nearest) sub-network for ONNX Runtime and time it under the conditions of the search."""
+    subnet = fitted.outcome.best.subnet
+    width, depth = (float(str(subnet[name])) for name in ("width", "depth"))
+    result = export_model(folder / "elastic", out=folder / "onnx", to="onnx", width=width, depth=depth)
+    assert isinstance(result, OnnxExportResult)
+    return TimedExport(
+        model=result.model,
+        graph=result.graph,
+        bytes=result.bytes,
+        subnet={"width": width, "depth": depth},
+        latency_ms=_median_latency(folder / "onnx", fitted.outcome.conditions),
+    )
+
+
+def _median_latency(folder: Path, conditions: measure.Conditions) -> float:
+    """Measure the milliseconds of one answer in a fresh process."""
+    timing = measure.in_fresh_process([folder], conditions, MEASURED_CALLS, MEASURED_SECONDS)
+    return max(workload["p50"] for workload in timing.latencies[0].values())
+
+
+def _next_commands(folder: Path, model: Path, plan: DemoPlan, latency_ms: float) -> tuple[str, ...]:
+    home, own = shlex.quote(str(folder)), shlex.quote(str(model))
+    return (
+        f"bertsmith serve {home}/elastic --floor 0.95",
+        f'bertsmith predict {own} --text "when do you open on sundays" --out answers',
+        f"bertsmith fit {home}/elastic --data {home}/data --out smaller --size-mb {plan.small_mb:g}",
+        f"bertsmith shrink {home}/classifier --data {home}/data --out pruned --method prune --keep 0.5",
+        *(command.format(folder=home, latency=f"{latency_ms:.2g}") for command in plan.next_commands),
+    )
+
+
+def _look(name: str, plan: DemoPlan) -> Look:
+    """Fill masks and find the nearest labelled messages with the encoder before any training; print both."""
+    model = load(name)
+    filled = fill_sentences(model, plan.masks)
+    near, alike = find_neighbours(
+        model, QUESTIONS, support_desk.support_desk("train"), support_desk.support_desk("dev")
+    )
+    for sentence in filled:
+        candidates = ", ".join(f"{token} {100 * share:.0f} %" for token, share in sentence.pieces)
+        print_plain(f"{sentence.text} → {candidates}")
+    if not filled:
+        print_plain("this model fills no masks")
+    for message in near:
+        nearest = message.near[0]
+        print_plain(f"{message.text}\n  nearest: {nearest.text} ({nearest.similarity:.2f}, {nearest.label})")
+    print_plain(f"the nearest labelled message has the same label for {alike:.1f} % of dev, untrained")
+    return Look(model=_network_facts(model, name), filled=filled, near=near, alike=alike)
+
+
+def _network_facts(model: Model, name: str) -> NetworkFacts:
+    encoder, counts = model.config.encoder, parameters_by_part(model.config)
+    return NetworkFacts(
+        name=name,
+        family=model.config.family,
+        layers=len(encoder.layers),
+        width=encoder.width,
+        vocabulary=model.require_tokenizer().size,
+        parameters=counts["parameters"],
+        generator_parameters=counts.get("generator_parameters"),
+    )
+
+
+def fill_sentences(model: Model, sentences: Sequence[str]) -> list[FilledSentence]:
+    """Return the most probable tokens for the mask of every sentence; nothing if the model fills no masks."""
+    if "masked_tokens" not in model.heads and model.generator is None:
+        return []
+    own = model.require_tokenizer()
+    mask = own.pieces([own.mask])[0]
+    return [FilledSentence(text, model.fill_mask(text.replace(MASK, mask), top=SHOWN)[0]) for text in sentences]
+
+
+def find_neighbours(
+    model: Model, questions: Sequence[str], known: Sequence[Row], queries: Sequence[Row]
+) -> tuple[list[NearestMessages], float]:
+    """Return the nearest labelled messages of every question, and the accuracy of the nearest neighbour in per cent."""
+    texts = [row["text"] for row in known]
+    vectors = _unit_vectors(model, [*texts, *(row["text"] for row in queries), *questions])
+    similarity = vectors[len(known) :] @ vectors[: len(known)].T  # (texts, known)
+    nearest = similarity[: len(queries)].argmax(-1).tolist()
+    hits = [known[index]["label"] == row["label"] for index, row in zip(nearest, queries, strict=True)]
+    found = similarity[len(queries) :].topk(min(SHOWN, len(known)))
+    near = [
+        NearestMessages(
+            question,
+            [
+                Neighbour(**known[index], similarity=round(cosine, 4))
+                for index, cosine in zip(rows, cosines, strict=True)
+            ],
+        )
+        for question, rows, cosines in zip(questions, found.indices.tolist(), found.values.tolist(), strict=True)
+    ]
+    return near, 100 * sum(hits) / len(hits)
+
+
+def _unit_vectors(model: Model, texts: Sequence[str]) -> Tensor:
+    """Return a vector of length 1 for every text.
+
+    Shape: (texts, width).
+    """
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # so that batches need little padding
+    found = normalize(model.encode([texts[index] for index in order]), dim=-1)
+    vectors = found.new_empty(found.shape)
+    vectors[order] = found
+    return vectors

@@ -20,8 +20,8 @@ from killing import Killed, killed
 
 import bertsmith
 from bertsmith.checkpoint.files import read_tensors
-from bertsmith.commands import output
 from bertsmith.errors import InputError
+from bertsmith.runs import output
 from bertsmith.training import checkpoint, finetuning, trainer
 from bertsmith.training.checkpoint import find_checkpoint
 from bertsmith.training.evaluator import Evaluator

@@ -148,7 +148,7 @@ def _metrics(report: DemoReport) -> dict[str, str]:
     scores["Elastic, whole"] = whole.score
     if half is not None:
         scores["Elastic, half the width and depth"] = half.score
-    if report.fitted.fits:
+    if report.fitted.score is not None:
         scores["Fitted to the budget"] = report.fitted.score
     return {name: f"{score:.1f}" for name, score in scores.items()}
 

@@ -35,17 +35,16 @@ from bertsmith.runs.finetuning import FinetuneResult
 from bertsmith.runs.fit import FitResult, fit
 from bertsmith.runs.output import REPORT, claim, write_result
 from bertsmith.runs.pretrain import PretrainResult, pretrain
-from bertsmith.runs.result import OneShotResult, StoppedRun, print_plain
+from bertsmith.runs.result import Explanation, OneShotResult, StoppedRun, print_plain
 from bertsmith.runs.shrink import shrink
 from bertsmith.runs.shrink_results import ElasticResult
 from bertsmith.runs.tokenizer import tokenizer
 from bertsmith.settings import Plain
 from bertsmith.shrinking.elastic_metadata import read_record
 from bertsmith.shrinking.fit import measure
-from bertsmith.shrinking.fit.budget import BudgetConfig
 from bertsmith.shrinking.fit.candidates import distinct_subnets
 from bertsmith.shrinking.fit.search import prepare
-from bertsmith.shrinking.fit.settings import FitSettings
+from bertsmith.shrinking.fit.settings import BudgetConfig, FitSettings
 from bertsmith.tasks.predictor import Predictor
 from bertsmith.text import support_desk
 from bertsmith.toml import override, to_toml
@@ -231,14 +230,16 @@ def demo(
         load(start).require_tokenizer()  # raises before anything is written
     claim(folder, force, None if model is None else Path(model))
     epochs = plan.epochs if epochs is None else epochs
-    begin, progress, pretrained = time.perf_counter(), _Steps(), None
+    begin, progress = time.perf_counter(), _Steps()
+    pretrained: PretrainResult | None = None
 
     if from_scratch:
         start_folder = str(folder / "encoder")
         with progress.step("pretrain") as outcome:
-            pretrained = _pretrain(folder, PRETRAINING_STEPS if steps is None else steps)
-            if not isinstance(pretrained, PretrainResult):
+            first = _pretrain(folder, PRETRAINING_STEPS if steps is None else steps)
+            if isinstance(first, StoppedRun):
                 return _interrupted("pretrain")
+            pretrained = first
             assert pretrained.held_out is not None
             loss, level = pretrained.held_out["loss"], pretrained.unigram_level
             outcome.append(f"held-out loss {loss:.2f}, unigram level {level:.2f}")
@@ -323,7 +324,7 @@ def _interrupted(step: str) -> StoppedRun:
     return StoppedRun(steps=0, stage=step)
 
 
-def _pretrain(folder: Path, steps: int) -> object:
+def _pretrain(folder: Path, steps: int) -> PretrainResult | StoppedRun:
     """Learn a vocabulary from the messages, tokenise them and pre-train a small BERT."""
     text, recipe = folder / "messages.jsonl", folder / "recipe.toml"
     rows = (json.dumps({"text": message}) + "\n" for message in support_desk.messages())
@@ -331,7 +332,9 @@ def _pretrain(folder: Path, steps: int) -> object:
     tokenizer([text], out=folder / "tokenizer", vocabulary=1500, lowercase=True)
     corpus([text], tokenizer=folder / "tokenizer", out=folder / "corpus", held_out=0.03)
     recipe.write_text(to_toml(override(PRETRAIN, [f"run.steps={steps}"])), encoding="utf-8")
-    return pretrain(recipe, data=folder / "corpus", out=folder / "encoder")
+    result = pretrain(recipe, data=folder / "corpus", out=folder / "encoder")
+    assert not isinstance(result, Explanation)
+    return result
 
 
 def _write_data(folder: Path) -> str:

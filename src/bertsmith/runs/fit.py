@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -20,6 +20,7 @@ from bertsmith.report.page import format_megabytes
 from bertsmith.runs.folder import RECIPE, RunFolder, read_recipe_file
 from bertsmith.runs.output import MARK, REPORT, clear, write_answers
 from bertsmith.runs.result import Explanation, OneShotResult, print_explanation, print_plain, spread, to_json
+from bertsmith.settings import Plain
 from bertsmith.shrinking.fit import measure
 from bertsmith.shrinking.fit.candidates import Estimates, describe_subnet
 from bertsmith.shrinking.fit.finals import Watch
@@ -58,7 +59,7 @@ class FitResult(OneShotResult):
         """1 if no candidate meets the budget."""
         return 0 if self.outcome.fits else 1
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Plain:
         """Return the content of result.json; candidates.jsonl has the candidates."""
         rows = self.outcome.candidates
         counts = {"candidates": len(rows), "measured": sum(row.is_measured for row in rows)}
@@ -145,7 +146,7 @@ def fit(
     """
     out = Path(out)
     plain = dict(read_recipe_file(None, out if resume else None) or {})
-    given: dict[str, dict[str, Any]] = {
+    given: Plain = {
         "budget": {
             "latency_ms": latency_ms,
             "percentile": percentile,

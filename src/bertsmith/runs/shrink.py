@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -25,6 +25,7 @@ from bertsmith.runs.shrink_results import (
     print_vocabulary,
     write_elastic_report,
 )
+from bertsmith.settings import Plain
 from bertsmith.shrinking.augmentation.rows import Augmenter
 from bertsmith.shrinking.context import (
     ShrinkContext,
@@ -177,7 +178,7 @@ def shrink(
     given = [f"{path}={value}" for path, value in flags.items() if value is not None]
     plain = override(plain, [*(set or []), *given])
     columns, source = column or [], str(recipe or "settings")
-    run: dict[str, Any] = {"device": device, "explain": explain, "resume": resume, "force": force}
+    run: Plain = {"device": device, "explain": explain, "resume": resume, "force": force}
     if chosen == "prune":
         return run_prune(*read_settings(PruneSettings, plain, columns, source=source), out, **run)
     if chosen == "exits":

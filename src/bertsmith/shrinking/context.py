@@ -17,7 +17,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.models.build import rebuild
 from bertsmith.models.model import Model
-from bertsmith.settings import Record
+from bertsmith.settings import Plain, Record
 from bertsmith.shrinking.importance import Importance, ImportanceConfig, importance
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Evaluation
@@ -70,7 +70,7 @@ class TaskTables(NamedTuple):
 
 
 def read_settings(
-    kind: type[AnySettings], plain: dict[str, Any], columns: Sequence[str], *, source: str, inherits: bool = True
+    kind: type[AnySettings], plain: Plain, columns: Sequence[str], *, source: str, inherits: bool = True
 ) -> tuple[AnySettings, TaskTables]:
     """Complete the settings of a method with the task of the fine-tuned model, and read the data.
 
@@ -96,7 +96,7 @@ def read_settings(
     return settings, TaskTables(train, dev, notices)
 
 
-def _inherit_training(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _inherit_training(plain: Plain, folder: Path) -> Plain:
     """Return the settings with learning rate and batch size of the model's own recipe, where it has one."""
     recipe = read_toml(folder / RECIPE) if (folder / RECIPE).is_file() else {}
     for group, name in (("optimizer", "learning_rate"), ("batch", "examples")):

@@ -31,6 +31,7 @@ from bertsmith.tasks.base import Evaluation, Task
 from bertsmith.tasks.multi_label import MultiLabel
 from bertsmith.tasks.outputs import WatchBatch
 from bertsmith.training.evaluator import Evaluator
+from bertsmith.training.log import LogRow
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.step import TrainStep
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer
@@ -72,7 +73,7 @@ class ExitOutputs:
 class ExitEvaluator(Evaluator):
     """Evaluates every exit on dev in one pass."""
 
-    def __call__(self, step: TrainStep) -> dict[str, Any]:
+    def __call__(self, step: TrainStep) -> LogRow:
         """Return the log row of an evaluation: the score is the mean over all exits and the task head."""
         model = step.model
         heads = self._heads(model)
@@ -86,7 +87,7 @@ class ExitEvaluator(Evaluator):
         with step.accelerator.autocast():
             outputs = self.head_outputs(model, watch)
         evaluations = self.evaluate_heads(outputs)
-        row = {
+        row: LogRow = {
             "loss": loss / max(1.0, count),
             "metric": evaluations[0].metric,
             "score": fmean(evaluation.score for evaluation in evaluations),

@@ -19,6 +19,7 @@ from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.tasks.base import Evaluation, Task
 from bertsmith.training.evaluator import Evaluator
+from bertsmith.training.log import LogRow
 from bertsmith.training.step import TrainStep
 
 TIMED_ROUNDS = 21
@@ -49,11 +50,11 @@ class GridEvaluator(Evaluator):
         super().__init__(task, examples, features, sequences, objective)
         self.subnets = subnets
 
-    def __call__(self, step: TrainStep) -> dict[str, Any]:
+    def __call__(self, step: TrainStep) -> LogRow:
         """Return the log row of an evaluation."""
         with step.accelerator.autocast():
             scores = self.evaluate_grid(step.model)
-        row: dict[str, Any] = {
+        row: LogRow = {
             "loss": fmean(score.loss for score in scores),
             "metric": scores[0].evaluation.metric,
             "score": fmean(score.evaluation.score for score in scores),

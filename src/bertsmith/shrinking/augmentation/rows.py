@@ -25,7 +25,7 @@ from bertsmith.tasks.embedding import Embedding
 from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.tasks.tagging import Tagging
 from bertsmith.tasks.texts import TextTask
-from bertsmith.text.rows import Table
+from bertsmith.text.rows import Row, Table
 
 AUGMENTED = "augmented"
 ROWS = "rows.jsonl"
@@ -130,7 +130,7 @@ class Augmenter:
         return table
 
 
-def _write_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def _write_rows(folder: Path, rows: Sequence[Row]) -> None:
     """Write the new rows for people to look at, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{ROWS}.{os.getpid()}"
@@ -194,7 +194,7 @@ def _items(passage: Passage, items: Sequence[str], words: Sequence[str | None]) 
     return [new.get(begin, item) for begin, item in zip(begins, items, strict=True)]
 
 
-def _texts(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[Any, ...]:
+def _texts(row: Row, columns: Sequence[str]) -> tuple[object, ...]:
     """Return the values of some columns of a row as a hashable key."""
     values = (row.get(column) for column in columns)
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)

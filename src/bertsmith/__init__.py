@@ -21,7 +21,7 @@ _HOMES = {
     "convert": "bertsmith.models.convert",
     "corpus": "bertsmith.runs.corpus",
     "evaluate": "bertsmith.runs.evaluate",
-    "export": "bertsmith.exporting.export",
+    "export": "bertsmith.exporting",
     "extract": "bertsmith.models.build",
     "factorise": "bertsmith.models.convert",
     "finetune": "bertsmith.runs.finetune",
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from bertsmith.checkpoint.store import load, save
     from bertsmith.data.layout import SequenceLayout
     from bertsmith.errors import InputError
-    from bertsmith.exporting.export import export
+    from bertsmith.exporting import export
     from bertsmith.layers.subnet import Subnet
     from bertsmith.models.build import build, extract
     from bertsmith.models.convert import convert, factorise

@@ -17,7 +17,7 @@ from bertsmith.engines.artefact import open_runner, write_artefact
 from bertsmith.engines.base import Artefact
 from bertsmith.engines.onnx_engine import OnnxRunner
 from bertsmith.engines.onnx_graph import OPSET
-from bertsmith.exporting.export import write_onnx
+from bertsmith.exporting import write_onnx
 from bertsmith.layers.block import BranchConfig
 from bertsmith.layers.feedforward import FeedForwardConfig
 from bertsmith.layers.positions import RelativeConfig

@@ -19,7 +19,7 @@ from bertsmith.tasks.recognise import named_columns
 from bertsmith.tasks.translation import Translation
 from bertsmith.text.rows import Table
 from bertsmith.text.tables import ROW_NAMES
-from bertsmith.training.hardware import device_type
+from bertsmith.training.run_config import device_type
 
 LONGEST_PAIR = 512
 """Tokens of a source or a target for a model that stores no task."""

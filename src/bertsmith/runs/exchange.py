@@ -13,8 +13,7 @@ from bertsmith.engines.base import Precision
 from bertsmith.engines.onnx_graph import HeadChoice
 from bertsmith.engines.onnx_session import GRAPH_FILE, NOTES_FILE
 from bertsmith.errors import InputError
-from bertsmith.exporting.card import exactness, write_card
-from bertsmith.exporting.export import check_options, read_result, write_onnx
+from bertsmith.exporting import check_options, exactness, read_result, write_card, write_onnx
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
 from bertsmith.models.generator import part_of

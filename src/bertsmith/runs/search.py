@@ -33,8 +33,8 @@ from bertsmith.tasks.data_source import Tables
 from bertsmith.tasks.predictor import TASK_FILE, Predictor
 from bertsmith.toml import read_toml
 from bertsmith.training.finetuning import AnySettings, read_data
-from bertsmith.training.hardware import device_type
 from bertsmith.training.log import LOG, read_log
+from bertsmith.training.run_config import device_type
 
 SEARCH = "search.json"
 MODEL_FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", TASK_FILE)

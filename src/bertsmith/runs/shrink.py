@@ -51,7 +51,7 @@ from bertsmith.shrinking.prune.units import write_pruned
 from bertsmith.shrinking.vocabulary import VocabularySettings, shrink_vocabulary
 from bertsmith.tasks.predictor import write_task_record
 from bertsmith.toml import override
-from bertsmith.training.hardware import device_type
+from bertsmith.training.run_config import device_type
 from bertsmith.training.summary import summarise_training
 
 METHODS = ("elastic", "prune", "exits", "vocabulary")

@@ -28,8 +28,8 @@ from bertsmith.text.rows import Table
 from bertsmith.toml import read_toml
 from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.finetuning import processes_of
-from bertsmith.training.hardware import device_type
 from bertsmith.training.interrupts import explained
+from bertsmith.training.run_config import device_type
 from bertsmith.training.trainer import Trainer
 
 RECIPE = "recipe.toml"

@@ -51,11 +51,10 @@ from bertsmith.training.distilling import (
 )
 from bertsmith.training.evaluator import Evaluator
 from bertsmith.training.feed import PhaseData, TrainingData
-from bertsmith.training.hardware import device_type
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import all_phases
 from bertsmith.training.quantising import QuantisedLearning, give_ranges, with_rounding
-from bertsmith.training.run_config import Method, RunConfig
+from bertsmith.training.run_config import Method, RunConfig, device_type
 from bertsmith.training.starting_model import TokenizerConfig, finetuning_encoder
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, pairs_fingerprint, task_trainer
 from bertsmith.training.trainer import Trainer

@@ -20,9 +20,8 @@ from bertsmith.layers.block import Block
 from bertsmith.models.model import Model
 from bertsmith.objectives.base import Objective, Sums
 from bertsmith.training import sharding
-from bertsmith.training.hardware import device_type
 from bertsmith.training.meter import Meter
-from bertsmith.training.run_config import Method, RunConfig
+from bertsmith.training.run_config import Method, RunConfig, device_type
 
 _KINDS = 128  # of layers that are compiled in one process
 

@@ -39,12 +39,11 @@ from bertsmith.training.checkpoint import (
 )
 from bertsmith.training.display import Display
 from bertsmith.training.feed import Feed, TrainingData
-from bertsmith.training.hardware import peak_flops
 from bertsmith.training.health import Baseline, Health, not_finite
 from bertsmith.training.interrupts import StopRequest, kept
 from bertsmith.training.log import LOG, LogRow, RunLog
 from bertsmith.training.meter import Meter
-from bertsmith.training.run_config import Method
+from bertsmith.training.run_config import Method, peak_flops
 from bertsmith.training.sharding import whole_model
 from bertsmith.training.step import TrainStep
 

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 import bertsmith
-from bertsmith.exporting.card import write_card
+from bertsmith.exporting import write_card
 from bertsmith.models.model import Model
 
 NOTES = {

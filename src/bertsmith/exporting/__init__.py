@@ -1,1 +1,0 @@
-"""Write models for other programs: Hugging Face and ONNX folders with a model card."""

@@ -1,12 +1,10 @@
 """The splits (train, dev, test) of a task's data: a folder, one file, or a data set of the hub."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 
 from bertsmith.errors import InputError, nearest
 from bertsmith.text.hub import is_hub_name, load_hub_splits, named_rows
-from bertsmith.text.readers import is_visible, text_of
 from bertsmith.text.rows import Table
 from bertsmith.text.table_files import TABLE_ENDINGS, table_ending, table_rows
 
@@ -19,19 +17,6 @@ SPLIT_NAMES = {
 }
 """File names of each split."""
 ROW_NAMES = ("id", "idx", "index", "guid")  # columns with an identifier
-
-
-@dataclass(frozen=True)
-class TextPairs:
-    """Two columns of texts."""
-
-    sources: list[str]
-    targets: list[str]
-    empty: int = 0
-    """Number of rows dropped because of an empty text."""
-
-    def __len__(self) -> int:
-        return len(self.sources)
 
 
 def split_file(folder: Path, part: str) -> Path | None:
@@ -68,48 +53,6 @@ def find_split_file(folder: Path, part: str) -> Path:
         f"--data {str(folder)!r} has no {part}.jsonl (or .csv, .tsv, also .gz, .xz, .zst; or .parquet); "
         f"{nearest(part, there) if there else 'it holds no such file'}"
     )
-
-
-def pair_columns(folder: Path, part: str, source: str | None, target: str | None) -> tuple[str, str]:
-    """Names of the two text columns: those given, or the only two that contain text, in the order of the file."""
-    file = find_split_file(folder, part)
-    _, row = next(table_rows(file), (0, None))
-    if row is None:
-        raise InputError(f"file {str(file)!r} has no rows")
-    for flag, name in (("--source", source), ("--target", target)):
-        if name is not None and name not in row:
-            raise InputError(f"{flag} is {name!r} and file {str(file)!r} has no such column; {nearest(name, row)}")
-    if source is not None and source == target:
-        raise InputError(f"--source and --target are both {source!r}; name two columns")
-    texts = [name for name, value in row.items() if isinstance(value, str) and name not in ROW_NAMES]
-    others = [name for name in row if name not in texts and name not in ROW_NAMES]
-    if source is not None and target is not None:
-        return source, target
-    if len(texts) != 2 or others:
-        raise InputError(
-            f"file {str(file)!r} has the columns {', '.join(row)}; a MODEL with a decoder learns pairs of texts "
-            "(translation) only: if it is such a task, name its two columns with --source and --target"
-        )
-    first, second = texts
-    if source == second or target == first:
-        first, second = second, first
-    return source or first, target or second
-
-
-def read_pairs(folder: Path, part: str, source: str, target: str) -> TextPairs:
-    """Read the pairs of a split; rows with an empty text are dropped and counted."""
-    file = find_split_file(folder, part)
-    sources, targets, empty = [], [], 0
-    for number, row in table_rows(file):
-        texts = text_of(row, source, file, number), text_of(row, target, file, number)
-        if all(map(is_visible, texts)):
-            sources.append(texts[0])
-            targets.append(texts[1])
-        else:
-            empty += 1
-    if not sources:
-        raise InputError(f"file {str(file)!r} has no row with a text in both {source!r} and {target!r}")
-    return TextPairs(sources, targets, empty)
 
 
 class Splits(ABC):

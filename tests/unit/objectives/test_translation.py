@@ -15,19 +15,20 @@ from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.objectives.translation import TranslationConfig, smoothed_loss, target_scores
 from bertsmith.text.learn import learn_tokenizer
-from bertsmith.text.tables import read_pairs
+from bertsmith.text.tables import read_split
 
 LAYOUTS = ("packed", "padded")
 
 
 @pytest.fixture(scope="module")
 def made(pairs_folder: Path) -> tuple[Model, Pairs]:
-    texts = read_pairs(pairs_folder, "train", "forth", "back")
-    tokenizer = learn_tokenizer(texts.sources, "wordpiece", 120, progress=False)
+    rows = read_split(pairs_folder, "train").rows
+    sources, targets = ([row[column] for row in rows] for column in ("forth", "back"))
+    tokenizer = learn_tokenizer(sources, "wordpiece", 120, progress=False)
     small = {"width": 32, "layers": 2, "heads": 2, "neurons": 64, "dropout": 0.0, "longest": 32}
     model = bertsmith.build(bertsmith.preset("transformer-tiny", vocabulary=tokenizer.size, **small), seed=0).double()
     model.tokenizer = tokenizer
-    return model, Pairs.tokenised(texts.sources, texts.targets, tokenizer, PairConfig(length=16, micro_tokens=64))
+    return model, Pairs.tokenised(sources, targets, tokenizer, PairConfig(length=16, micro_tokens=64))
 
 
 def batches(made: tuple[Model, Pairs], layout: str, micro_tokens: int = 256) -> list[PairBatch]:

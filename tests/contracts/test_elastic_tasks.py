@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 from choosing import slow_unless
@@ -51,13 +50,13 @@ def test_every_task_can_be_made_elastic(name: str, tmp_path: Path) -> None:
     """All stages end; what is recorded of a sub-network is what it scores when it is cut out and loaded."""
     model, data = write_folders(TASK_CASES[name], tmp_path)
     out = tmp_path / "elastic"
-    result: dict[str, Any] = bertsmith.shrink(
+    result = bertsmith.shrink(
         model, data=str(data), out=out, widths=[1.0, 0.5], depths=[1.0, 0.5], set=SMALL, device="cpu"
     )
     record = read_record(out)
     assert [(member.width, member.depth) for member in record.grid] == [(0.5, 0.5), (1, 0.5), (0.5, 1), (1, 1)]
     assert result["score"] == fmean(member.score for member in record.grid)
-    assert result == json.loads((out / "result.json").read_text())
+    assert result.to_json() == json.loads((out / "result.json").read_text())
     table = table_of(TASK_CASES[name].rows, "rows")
     for member, subnet in zip(record.grid, record.subnets, strict=True):
         assert subnet == Subnet(width=member.width, depth=member.depth)

@@ -10,7 +10,7 @@ from bertsmith.recipes import laid_over
 from bertsmith.recipes.finetune_tables import ALIASES, FAMILIES, FRESH, FROZEN, NAMES, OTHERS, Rows
 from bertsmith.recipes.parts import Recipe, Table
 from bertsmith.settings import Plain
-from bertsmith.training.finetuning import FinetuneSettings
+from bertsmith.training.finetuning import AnySettings, FinetuneSettings
 
 # by the weights of the layers, each counted by itself: below so many millions
 _SIZES = {"tiny": 2, "mini": 6, "small": 20, "medium": 50, "base": 200, "large": 500}
@@ -84,9 +84,9 @@ def _for_few(settings: Table, examples: int) -> Table:
 
 @dataclass(frozen=True)
 class Completed:
-    """Settings that say everything, and where those come from that nobody gave."""
+    """Complete settings, and the source of the defaults among them."""
 
-    settings: FinetuneSettings
+    settings: AnySettings
     source: str
 
 

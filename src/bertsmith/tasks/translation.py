@@ -83,7 +83,7 @@ class Translation(Task[TextExample]):
         return any(is_blank(row.get(column)) for column in (self.source, self.target) if column is not None)
 
     def examples(self, table: Table, *, has_targets: bool = True) -> list[TextExample]:
-        return read_texts(table, *self.input_columns, self.target if has_targets else None)
+        return read_texts(table, self.input_columns[0], self.target if has_targets else None)
 
     def texts(self, examples: Sequence[TextExample]) -> Iterator[str]:
         yield from (example.text for example in examples)

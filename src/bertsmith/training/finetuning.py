@@ -345,8 +345,7 @@ def _make_encoder_task(
         show=show,
         notices=notices,
     )
-    counts["notices"] = notices
-    return Finetuning(trainer, data, notices, counts, evaluator, teacher_evaluation)
+    return Finetuning(trainer, data, notices, {**counts, "notices": notices}, evaluator, teacher_evaluation)
 
 
 def _make_translation(

@@ -25,7 +25,7 @@ import bertsmith
 from bertsmith.models.convert import with_encoder
 from bertsmith.models.model import Model
 from bertsmith.tasks.data_source import task_splits
-from bertsmith.tasks.metrics.similarity import evaluate_similarity
+from bertsmith.tasks.metrics.ranking import evaluate_similarity
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "finetune" / "vectors-small.toml"
 OWN = ("rows", "kinds")

@@ -12,8 +12,8 @@ import bertsmith
 from bertsmith import Subnet
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.shrinking.elastic_metadata import read_record
+from bertsmith.tasks.data_source import recognise
 from bertsmith.tasks.predictor import Predictor, TaskRecord, write_task_record
-from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
 from bertsmith.toml import override

@@ -20,8 +20,8 @@ from bertsmith.models.attach_heads import with_task_head
 from bertsmith.runtime import OnnxModel, load
 from bertsmith.runtime.tasks import EXPORTED_TASKS
 from bertsmith.tasks import TASKS
+from bertsmith.tasks.data_source import recognise
 from bertsmith.tasks.predictor import Predictor, TaskRecord, write_task_record
-from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
 

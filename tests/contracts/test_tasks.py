@@ -19,9 +19,9 @@ from bertsmith.data.examples import ExampleConfig
 from bertsmith.models.model import Model
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.base import Task
+from bertsmith.tasks.data_source import recognise
 from bertsmith.tasks.outputs import item_outputs
 from bertsmith.tasks.predictor import Predictor, TaskRecord
-from bertsmith.tasks.recognise import recognise
 from bertsmith.text.rows import Table, table_of
 from bertsmith.toml import override, to_toml
 from bertsmith.training.finetuning import FinetuneSettings, Finetuning, make_finetuning, read_data

@@ -92,7 +92,7 @@ def test_dev_alone_is_refused_in_python() -> None:
 
 
 def read(train: list[dict[str, Any]], dev: list[dict[str, Any]], **task: Any) -> TaskData:
-    from bertsmith.tasks.recognise import read_rows
+    from bertsmith.tasks.data_source import read_rows
 
     settings = FinetuneSettings.parse({"model": "bert-tiny", "task": {"kind": "classification", **task}})
     return read_data(settings, read_rows(train, "train"), read_rows(dev, "dev"), ("first of all",))

@@ -9,7 +9,7 @@ import pytest
 
 import bertsmith
 from bertsmith.tasks.metrics.classes import CLASS_METRICS
-from bertsmith.tasks.metrics.values import VALUE_METRICS
+from bertsmith.tasks.metrics.ranking import VALUE_METRICS
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.toml import override
 from bertsmith.training.finetuning import FinetuneSettings

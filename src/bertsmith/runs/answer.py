@@ -14,8 +14,8 @@ from bertsmith.data.pairs import PairConfig
 from bertsmith.engines.artefact import open_runner
 from bertsmith.errors import InputError
 from bertsmith.models.seq2seq import GenerationConfig
+from bertsmith.tasks.data_source import named_columns
 from bertsmith.tasks.predictor import TASK_FILE, Predictor, TaskRecord, read_task_record
-from bertsmith.tasks.recognise import named_columns
 from bertsmith.tasks.translation import Translation
 from bertsmith.text.rows import Table
 from bertsmith.text.tables import ROW_NAMES

@@ -18,8 +18,7 @@ from bertsmith.runs.finetuning import FinetuneResult, run_finetuning
 from bertsmith.runs.folder import read_recipe_file
 from bertsmith.runs.result import Explanation, StoppedRun, print_explanation
 from bertsmith.runs.search import SearchResult, find_search, run_search
-from bertsmith.tasks.data_source import Tables, held_out, task_splits
-from bertsmith.tasks.recognise import read_rows, recognise
+from bertsmith.tasks.data_source import Tables, held_out, read_rows, recognise, task_splits
 from bertsmith.text.rows import Table
 from bertsmith.toml import override
 from bertsmith.training.finetuning import FinetuneSettings, TranslationSettings, explain_costs, read_data

@@ -21,9 +21,8 @@ from bertsmith.settings import Plain, Record
 from bertsmith.shrinking.importance import Importance, ImportanceConfig, importance
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding, Evaluation
-from bertsmith.tasks.data_source import held_out, task_splits
+from bertsmith.tasks.data_source import held_out, named_columns, task_splits
 from bertsmith.tasks.predictor import TaskRecord, read_task_record
-from bertsmith.tasks.recognise import named_columns
 from bertsmith.text.rows import Table
 from bertsmith.toml import read_toml
 from bertsmith.training.evaluator import Evaluator

@@ -23,7 +23,7 @@ from bertsmith.models.heads.task import EmbedderConfig
 from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.tasks.base import Encoding, Evaluation, Task
-from bertsmith.tasks.metrics.similarity import (
+from bertsmith.tasks.metrics.ranking import (
     evaluate_likeness,
     evaluate_retrieval,
     evaluate_similarity,

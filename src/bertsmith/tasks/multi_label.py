@@ -15,7 +15,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Labels
 from bertsmith.tasks.base import Encoding, Evaluation
-from bertsmith.tasks.metrics.labels import evaluate_labels
+from bertsmith.tasks.metrics.ranking import evaluate_labels
 from bertsmith.tasks.texts import TextTask, classifier_head, ordered_labels, text_columns
 from bertsmith.text.rows import Table
 

@@ -14,7 +14,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Values
 from bertsmith.tasks.base import Encoding, Evaluation
-from bertsmith.tasks.metrics.values import evaluate_values
+from bertsmith.tasks.metrics.ranking import evaluate_values
 from bertsmith.tasks.texts import TextTask, classifier_head, in_both_orders, text_columns
 from bertsmith.text.rows import Table
 

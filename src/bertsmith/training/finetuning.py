@@ -40,7 +40,7 @@ from bertsmith.tasks.translation import Translation, pairs_of, require_decoder
 from bertsmith.text.rows import Table
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import sharding
-from bertsmith.training.distilling import (
+from bertsmith.training.distillation import (
     DistillationConfig,
     check_task,
     check_tokenizer,

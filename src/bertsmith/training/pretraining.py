@@ -28,8 +28,8 @@ from bertsmith.settings import ByKind, Record
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.budget import Budget, calibrate, steps_within
 from bertsmith.training.checkpoint import newest_network
+from bertsmith.training.distillation import GeneralDistillationConfig, make_student
 from bertsmith.training.feed import PhaseData, TrainingData
-from bertsmith.training.general_distillation import GeneralDistillationConfig, taught
 from bertsmith.training.health import Baseline
 from bertsmith.training.optimizer import BatchConfig, OptimizerConfig, ScheduleConfig
 from bertsmith.training.phases import PhaseConfig, TokenPhase, all_phases
@@ -207,7 +207,7 @@ def make_trainer(
     config = model.config
     objective = settings.objective.build(tokenizer, config.encoder.ponder_weight)
     if settings.distillation is not None:
-        model, objective = taught(settings.distillation, model, objective, seed=settings.run.seed)
+        model, objective = make_student(settings.distillation, model, objective, seed=settings.run.seed)
     return Trainer(
         model,
         objective,

@@ -16,7 +16,7 @@ from bertsmith.errors import InputError
 from bertsmith.objectives.distillation.terms import CosineTerm
 from bertsmith.serving.model import ServedModel
 from bertsmith.toml import read_toml
-from bertsmith.training.general_distillation import GeneralDistillationConfig, taught
+from bertsmith.training.distillation import GeneralDistillationConfig, make_student
 from bertsmith.training.pretraining import PretrainSettings
 from bertsmith.training.trainer import Trainer
 
@@ -164,6 +164,6 @@ def test_it_teaches(boxed: Path, data: Path) -> None:
     masked = PretrainSettings.parse({"model": {"preset": "bert-tiny"}, "objective": {"kind": "masked_lm"}})
     student = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=300), seed=0)
     student.tokenizer = bertsmith.load("small").require_tokenizer()
-    fitted, objective = taught(config, student, masked.objective.build(student.tokenizer, None), seed=0)
+    fitted, objective = make_student(config, student, masked.objective.build(student.tokenizer, None), seed=0)
     assert "teacher_width" in fitted.heads
     assert objective.teacher.config.family == "convbert"

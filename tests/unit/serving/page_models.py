@@ -25,7 +25,7 @@ from bertsmith.serving.size_schedule import SizeSchedule
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.base import Encoding
-from bertsmith.tasks.recognise import recognise
+from bertsmith.tasks.data_source import recognise
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
 from bertsmith.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.tasks.metrics.answers import best_threshold, evaluate_answers, exact, f1, normalised
+from bertsmith.tasks.spans import best_threshold, evaluate_answers, exact, f1, normalised
 
 WORDS = ["the", "The", "a", "an", "AN", "theory", "an-apple", "Denver", "Broncos", "24–10", "U.S.", "café", "naïve"]
 WORDS += [

@@ -6,7 +6,7 @@ from helpers_choices import WORDS, encoding, finetuned
 
 from bertsmith.errors import InputError
 from bertsmith.tasks.choice import Choice
-from bertsmith.tasks.recognise import recognise
+from bertsmith.tasks.data_source import recognise
 from bertsmith.text.rows import table_of
 
 DIALOGUE = {"context": ["red iron", "gold"], "question": "rain snow", "choices": ["wind", "tree bird"], "label": 1}

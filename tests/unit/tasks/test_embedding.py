@@ -15,9 +15,9 @@ import bertsmith
 from bertsmith.answers.embedding import EmbeddingExample
 from bertsmith.errors import InputError
 from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity
+from bertsmith.tasks.data_source import recognise
 from bertsmith.tasks.embedding import Embedding
 from bertsmith.tasks.predictor import Predictor
-from bertsmith.tasks.recognise import recognise
 from bertsmith.text.rows import table_of
 
 POSITIVES = [{"anchor": f"{a} {b}", "positive": f"{b} {a}"} for a, b in pairwise(WORDS)]

@@ -8,7 +8,7 @@ from sklearn.metrics import accuracy_score
 
 from bertsmith.answers.tagging import chunks, complete_labels, tagging_scheme, to_iob2
 from bertsmith.errors import InputError
-from bertsmith.tasks.metrics.entities import evaluate_tags
+from bertsmith.tasks.tagging import evaluate_tags
 
 # (tag before, tag) between which a chunk of one type ends, or begins; S, and B after E, which conlleval lacks, are as
 # in its ports to BIOES

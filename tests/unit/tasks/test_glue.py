@@ -7,7 +7,7 @@ import pytest
 
 from bertsmith.errors import InputError
 from bertsmith.tasks.classification import Classification
-from bertsmith.tasks.data_source import task_splits
+from bertsmith.tasks.data_source import recognise, task_splits
 from bertsmith.tasks.glue import (
     GLUE,
     glue_average,
@@ -16,7 +16,6 @@ from bertsmith.tasks.glue import (
     name_in_part,
 )
 from bertsmith.tasks.metrics.classes import CLASS_METRICS
-from bertsmith.tasks.recognise import recognise
 from bertsmith.text.rows import table_of
 
 WIDE = [f"c{number}" for number in range(8)]

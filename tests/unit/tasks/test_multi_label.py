@@ -5,8 +5,8 @@ import pytest
 from helpers_choices import WORDS, encoding, finetuned
 
 from bertsmith.errors import InputError
+from bertsmith.tasks.data_source import recognise
 from bertsmith.tasks.multi_label import MultiLabel
-from bertsmith.tasks.recognise import recognise
 from bertsmith.text.rows import table_of
 
 ROWS = [

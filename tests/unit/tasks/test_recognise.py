@@ -8,8 +8,7 @@ import pytest
 from bertsmith.errors import InputError
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.classification import Classification
-from bertsmith.tasks.data_source import held_out
-from bertsmith.tasks.recognise import named_columns, read_rows, recognise, roles_of, sample_row
+from bertsmith.tasks.data_source import held_out, named_columns, read_rows, recognise, roles_of, sample_row
 from bertsmith.text.rows import Table, table_of
 
 

@@ -5,7 +5,7 @@ import pytest
 from helpers_choices import WORDS, encoding, finetuned
 
 from bertsmith.errors import InputError
-from bertsmith.tasks.recognise import recognise
+from bertsmith.tasks.data_source import recognise
 from bertsmith.tasks.regression import Regression
 from bertsmith.text.rows import table_of
 

@@ -16,7 +16,7 @@ from bertsmith.data.plan import Cursor, MicroBatchPlan
 from bertsmith.errors import InputError
 from bertsmith.objectives.supervised import Spans
 from bertsmith.tasks.base import Encoding
-from bertsmith.tasks.recognise import recognise
+from bertsmith.tasks.data_source import recognise
 from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of

@@ -12,7 +12,7 @@ from bertsmith.answers.sequences import IGNORED, Features
 from bertsmith.answers.tagging import TaggedWords, split_words, word_tokens
 from bertsmith.errors import InputError
 from bertsmith.tasks.base import Encoding
-from bertsmith.tasks.recognise import recognise
+from bertsmith.tasks.data_source import recognise
 from bertsmith.tasks.tagging import Tagging
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import Table, table_of

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.tasks.data_source import task_splits
-from bertsmith.tasks.recognise import recognise
+from bertsmith.tasks.data_source import recognise, task_splits
 from bertsmith.text.support_desk import PARTS, messages, support_desk
 
 FILES = ("train.tsv", "dev.tsv", "desk.txt")

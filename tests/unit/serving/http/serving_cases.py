@@ -23,8 +23,8 @@ from bertsmith.serving.settings import SchedulerLimits, ServeSettings
 from bertsmith.settings import Record
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord, write_record
 from bertsmith.tasks import AnyTask
+from bertsmith.tasks.data_source import recognise
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
-from bertsmith.tasks.recognise import recognise
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.rows import table_of
 from bertsmith.text.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, f1_score
 
-from bertsmith.tasks.metrics.labels import evaluate_labels
+from bertsmith.tasks.metrics.ranking import evaluate_labels
 
 
 @pytest.mark.parametrize("labels", [1, 2, 7])

@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from bertsmith.answers.embedding import partner_ranks
 from bertsmith.errors import InputError
-from bertsmith.tasks.metrics.similarity import (
+from bertsmith.tasks.metrics.ranking import (
     evaluate_likeness,
     evaluate_retrieval,
     evaluate_similarity,

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from bertsmith.errors import InputError
-from bertsmith.tasks.metrics.values import evaluate_values, pearson, ranks, spearman
+from bertsmith.tasks.metrics.ranking import evaluate_values, pearson, ranks, spearman
 
 
 def numbers(kind: str) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from bertsmith.bundled import model_folder
-from bertsmith.checkpoint.source import check_encoder
+from bertsmith.checkpoint.source import ModelSource, check_encoder
 from bertsmith.checkpoint.store import load
 from bertsmith.errors import InputError
 from bertsmith.models.attach_heads import fit_heads
@@ -15,14 +15,18 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.cost import training_flops
 from bertsmith.models.heads import HeadConfig, TaskHeadConfig, TeacherWidthConfig
 from bertsmith.models.model import Model
+from bertsmith.objectives.base import Objective
 from bertsmith.objectives.distillation import AnyTerm
 from bertsmith.objectives.distillation.base import DistillationTerm, LayerMap, counterparts
-from bertsmith.objectives.distillation.terms import LabelTerm, OutputTerm
+from bertsmith.objectives.distillation.masked import MaskedDistillation
+from bertsmith.objectives.distillation.terms import CosineTerm, LabelTerm, OutputTerm
+from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.settings import Record
 from bertsmith.tasks.base import Evaluation, Task
 from bertsmith.tasks.degenerate import unfitness
 from bertsmith.tasks.predictor import TASK_FILE, read_task_record
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training import sharding
 from bertsmith.training.evaluator import Evaluator
 
 
@@ -140,3 +144,45 @@ def evaluate_teacher(teacher: Model, evaluator: Evaluator, folder: str) -> Evalu
 def teaching_cost(student: ModelConfig, teacher: ModelConfig, length: int) -> float:
     """The cost of a step with a teacher in plain ones: it is asked, and learns nothing."""
     return 1 + training_flops(teacher, length, 0.0) / 3 / training_flops(student, length, 0.0)
+
+
+class GeneralDistillationConfig(DistillationConfig):
+    """What a pre-training learns from a teacher, over the same masks."""
+
+    teacher: str
+    """The folder of a pre-trained model with the corpus's tokenizer."""
+    terms: tuple[AnyTerm, ...] = Field(
+        default=(OutputTerm(weight=5.0, temperature=2.0), LabelTerm(weight=2.0), CosineTerm()),
+        min_length=1,
+    )
+    """The losses, each with its weight; "labels" are the masked tokens themselves. The defaults are DistilBERT's."""
+
+    @property
+    def teacher_config(self) -> ModelConfig:
+        """The teacher's network, without its weights being read."""
+        return ModelSource(folder=self.teacher).described_config()
+
+
+def make_student(
+    config: GeneralDistillationConfig,
+    student: Model,
+    objective: Objective[Any, Any],
+    *,
+    seed: int,
+) -> tuple[Model, MaskedDistillation]:
+    """The student, ready to be compared, and the objective with its teacher."""
+    if sharding.is_asked_for():
+        raise InputError(
+            "distillation is given and accelerate's config asks for sharded weights (FSDP); allowed with it: whole "
+            "copies (DDP), such as configs/accelerate/one-machine-ddp.yaml"
+        )
+    if not isinstance(objective, MaskedLM) or objective.ponder_weight is not None:
+        raise InputError(
+            "distillation is given and the encoder halts; allowed with it: encoder.universal without halting"
+        )
+    teacher = read_teacher(config.teacher)
+    check_tokenizer(student.require_tokenizer(), teacher, config.teacher)
+    if any(term.kind == "outputs" for term in config.terms):
+        teacher.head("masked_tokens")  # a sentence if it has none
+    fitted = fitted_student(student, teacher.config, config.terms, config.layers, seed=seed)
+    return fitted, MaskedDistillation.of(objective, config.terms, teacher, config.layers)

@@ -77,6 +77,8 @@ def read_settings(
     """
     model = FineTunedSource.parse(expand_source(plain["model"]), source="model")
     folder, record = model.path, read_task_record(model.name)
+    if record.task.kind == "translation":
+        raise InputError(f"model {model.name!r} has a decoder; allowed: encoders")
     if plain.get("data") is None:
         raise InputError("data is not given: pass --data with the folder the model was fine-tuned on")
     splits = task_splits(plain["data"])

@@ -65,8 +65,10 @@ def test_recipe_takes_two_steps(path: Path, corpus_folder: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("path", [*PRETRAINING, *TRANSLATION], ids=lambda path: path.stem)
-def test_explain_prints_and_writes_nothing(path: Path, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    words = ["pretrain"] if path in PRETRAINING else ["finetune", "--recipe"]
+def test_explain_prints_and_writes_nothing(
+    path: Path, pairs_folder: Path, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    words = ["pretrain"] if path in PRETRAINING else ["finetune", "--data", str(pairs_folder), "--recipe"]
     main([*words, str(path), "--explain", "--set", "run.seed=7"])
     printed = capsys.readouterr().out
     for word in ("seed = 7", "parameters", "training FLOPs per token"):

@@ -179,7 +179,7 @@ def test_what_cannot_go_together(data: Path, teacher: Path, tmp_path: Path) -> N
         ("adversarial.kind=sift", "adversarial.kind is 'sift'; allowed with it: 'none'"),
         ("encoder.frozen=all", "encoder.frozen is 'all'"),
         ("run.compile=whole", "run.compile is 'whole'"),
-        ("model.subnet.depth=0.5", "subnet cuts the model of a folder"),
+        ("model.subnet.depth=0.5", "subnet takes a part of the model of a folder"),
         ('distillation.terms=[{kind="logits"}]', "logits"),
         ("distillation.layers=middle", "distillation.layers"),
         ("distillation.layers=[1,9]", r"distillation.layers is \[1, 9\]; allowed: a number from 1 to 4"),

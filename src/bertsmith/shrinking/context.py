@@ -138,6 +138,13 @@ def encode_split(settings: ShrinkSettings, model: Model, examples: Sequence[Any]
     return Split(examples, settings.task.features(examples, Encoding.of(model, settings.sequences.length)))
 
 
+def load_together(folder: Path) -> Model:
+    """Load a model and wait until every process has done so: the main one may remove the folder afterwards."""
+    model = load(folder)
+    PartialState().wait_for_everyone()
+    return model
+
+
 class TrainingStopped(Exception):
     """A training was asked to stop before its end."""
 
@@ -195,7 +202,10 @@ class ShrinkContext:
     def finished_stage(self, folder: Path) -> tuple[Model, float] | None:
         """Return the model of a stage that is complete and the seconds it took, else None."""
         done = folder / "model"
-        return (load(done), float(read_json(done / "stage.json")["seconds"])) if done.is_dir() else None
+        if not done.is_dir():
+            return None
+        seconds = float(read_json(done / "stage.json")["seconds"])
+        return load_together(done), seconds
 
     def run_stage(self, trainer: Trainer, folder: Path) -> tuple[Model, float]:
         """Train one stage, resumed if its folder has checkpoints; return its model and the seconds it took."""
@@ -212,7 +222,7 @@ class ShrinkContext:
         trainer.close(is_last=False)
         if not trainer.is_finished:
             raise TrainingStopped(str(folder.relative_to(self.out)), progress.step)
-        return load(done), progress.seconds
+        return load_together(done), progress.seconds
 
     def close(self) -> None:
         """Synchronise, then destroy the process group."""

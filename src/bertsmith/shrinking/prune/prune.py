@@ -15,7 +15,7 @@ from pydantic import Field
 from rich.console import Console
 
 from bertsmith.checkpoint.files import NewFolder, read_json, write_json
-from bertsmith.checkpoint.store import load, write_model
+from bertsmith.checkpoint.store import write_model
 from bertsmith.models.cost import parameters
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation import AnyTerm
@@ -23,7 +23,7 @@ from bertsmith.objectives.distillation.objective import Distillation, named
 from bertsmith.objectives.distillation.terms import OutputTerm, StateTerm
 from bertsmith.objectives.gating import Gating
 from bertsmith.settings import Record
-from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings
+from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings, load_together
 from bertsmith.shrinking.importance import Importance, ImportanceConfig
 from bertsmith.shrinking.prune.selection import PruneConfig, Selector, Shares, magnitude, schedule
 from bertsmith.shrinking.prune.units import (
@@ -263,7 +263,7 @@ def cut_model(settings: PruneSettings, context: ShrinkContext, model: Model, sha
             write_model(small, new)
             write_json(new / CUT_FILE, cut.plain())
     PartialState().wait_for_everyone()
-    return load(folder).to(context.model.device)
+    return load_together(folder).to(context.model.device)
 
 
 def read_cut(out: Path, number: int) -> CutRecord:

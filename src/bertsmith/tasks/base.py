@@ -37,6 +37,10 @@ class Encoding(TextEncoding):
         return cls(model.require_tokenizer(), length, embedding.types > 1)
 
 
+AnswerData = Mapping[str, Any]
+"""An answer as JSON-ready data; "answer" is its short form."""
+RowData = Mapping[str, Any]
+"""A row of a table: cells by column."""
 Watch = Callable[[int, int], None]
 """Called with the number of examples that are answered, and with that of all."""
 
@@ -91,7 +95,7 @@ class Task(Record, ABC, Generic[Example]):
 
     @classmethod
     @abstractmethod
-    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: RowData) -> dict[str, str] | None:
         """Return the columns by role if a row looks like this kind of task, else None."""
 
     @abstractmethod
@@ -129,7 +133,7 @@ class Task(Record, ABC, Generic[Example]):
         """
 
     @abstractmethod
-    def evaluate(self, examples: Sequence[Example], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
+    def evaluate(self, examples: Sequence[Example], answers: Sequence[AnswerData]) -> Evaluation:
         """Compute the metrics of answers."""
 
     @abstractmethod
@@ -144,12 +148,12 @@ class Task(Record, ABC, Generic[Example]):
         """Return an answer, predicted or correct, for display."""
         return answer
 
-    def error(self, example: Example, answer: Mapping[str, Any]) -> float:
+    def error(self, example: Example, answer: AnswerData) -> float:
         """Return 0 for a correct answer, else the confidence of the model, to list the most confident errors."""
         return 0.0 if answer["answer"] == self.gold(example) else float(answer.get("score", 1.0))
 
     def confusion(
-        self, examples: Sequence[Example], answers: Sequence[Mapping[str, Any]]
+        self, examples: Sequence[Example], answers: Sequence[AnswerData]
     ) -> tuple[tuple[str, ...], np.ndarray] | None:
         """Return the labels and the confusion matrix (row: correct, column: answer); None if answers are not labels."""
         return None
@@ -162,11 +166,11 @@ class Task(Record, ABC, Generic[Example]):
         """Return one sentence for every peculiarity of the training examples."""
         return []
 
-    def files(self, examples: Sequence[Example], answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    def files(self, examples: Sequence[Example], answers: Sequence[AnswerData]) -> dict[str, str]:
         """Return the answers as files for the official scorer of the task, by file name."""
         return {}
 
-    def is_empty(self, row: Mapping[str, Any]) -> bool:
+    def is_empty(self, row: RowData) -> bool:
         """Whether a row has no text in any input column; rows without such a column are not empty."""
         columns = self.input_columns
         return bool(columns) and all(is_blank(row.get(column)) for column in columns)

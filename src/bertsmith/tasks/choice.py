@@ -1,7 +1,7 @@
 """Choose one of several texts: the answer to a question, the ending of a story."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Choices
-from bertsmith.tasks.base import Encoding, Evaluation, Task
+from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData, Task
 from bertsmith.tasks.metrics.base import evaluate_metrics
 from bertsmith.tasks.texts import classifier_head
 from bertsmith.text.rows import Table
@@ -58,7 +58,7 @@ class Choice(Task[ChoiceExample]):
     target_roles: ClassVar[tuple[str, ...]] = ("label",)
 
     @classmethod
-    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: RowData) -> dict[str, str] | None:
         found = {role: next((name for name in names if name in row), None) for role, names in _USUAL.items()}
         found["choices"] = next((name for name in _LISTS if isinstance(row.get(name), list)), None)
         if found["choices"] is None:
@@ -101,7 +101,7 @@ class Choice(Task[ChoiceExample]):
     ) -> Sequence[Answer]:
         return choice_answers(examples, outputs)
 
-    def evaluate(self, examples: Sequence[ChoiceExample], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
+    def evaluate(self, examples: Sequence[ChoiceExample], answers: Sequence[AnswerData]) -> Evaluation:
         is_right = np.array([a["answer"] == example.label for a, example in zip(answers, examples, strict=True)])
         return evaluate_metrics({"accuracy": lambda hits: 100 * float(hits.mean())}, (is_right,), self.metric)
 

@@ -1,9 +1,9 @@
 """Classify a text or a pair of texts: one of several labels."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -14,7 +14,7 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Classes
-from bertsmith.tasks.base import Encoding, Evaluation
+from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData
 from bertsmith.tasks.metrics.classes import evaluate_classes
 from bertsmith.tasks.texts import (
     ClassWeights,
@@ -55,7 +55,7 @@ class Classification(TextTask[LabelledText]):
     """Train on every pair in both orders, for tasks where the order means nothing (ELECTRA)."""
 
     @classmethod
-    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: RowData) -> dict[str, str] | None:
         columns = text_columns(row)
         if columns is None or isinstance(row.get("label"), float | list | None):
             return None
@@ -104,7 +104,7 @@ class Classification(TextTask[LabelledText]):
     ) -> Sequence[Answer]:
         return class_answers(outputs, self.labels)
 
-    def evaluate(self, examples: Sequence[LabelledText], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
+    def evaluate(self, examples: Sequence[LabelledText], answers: Sequence[AnswerData]) -> Evaluation:
         numbers = {name: number for number, name in enumerate(self.labels)}
         said = np.array([numbers[answer["answer"]] for answer in answers])
         right = np.array([example.label for example in examples])
@@ -114,7 +114,7 @@ class Classification(TextTask[LabelledText]):
         return self.labels[example.label]
 
     def confusion(
-        self, examples: Sequence[LabelledText], answers: Sequence[Mapping[str, Any]]
+        self, examples: Sequence[LabelledText], answers: Sequence[AnswerData]
     ) -> tuple[tuple[str, ...], np.ndarray]:
         right, said = (example.label for example in examples), (answer["answer"] for answer in answers)
         return self.labels, confusion_counts(self.labels, right, said)

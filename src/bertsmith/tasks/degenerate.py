@@ -2,17 +2,17 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain, permutations
 from typing import Any
 
-from bertsmith.tasks.base import Evaluation, Task
+from bertsmith.tasks.base import AnswerData, Evaluation, Task
 
 _MOST_ORDERS = 6  # labels of which all orders are tried
 _BETTER = 5.0  # points of accuracy by which another order must be better to be believed
 
 
-def answers_alike(task: Task[Any], examples: Sequence[Any], answers: Sequence[Mapping[str, Any]]) -> bool:
+def answers_alike(task: Task[Any], examples: Sequence[Any], answers: Sequence[AnswerData]) -> bool:
     """Whether all answers are the same and the right ones are not, as after a run that went wrong."""
     said, right = [answer["answer"] for answer in answers], [task.gold(example) for example in examples]
     if task.kind == "tagging":  # one and the same tag for every word
@@ -21,7 +21,7 @@ def answers_alike(task: Task[Any], examples: Sequence[Any], answers: Sequence[Ma
 
 
 def unfitness(
-    task: Task[Any], examples: Sequence[Any], answers: Sequence[Mapping[str, Any]], evaluation: Evaluation
+    task: Task[Any], examples: Sequence[Any], answers: Sequence[AnswerData], evaluation: Evaluation
 ) -> str | None:
     """What shows that a model was not trained for this task, as a clause; None where nothing does."""
     if answers_alike(task, examples, answers):

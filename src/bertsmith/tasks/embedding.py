@@ -1,7 +1,7 @@
 """Vectors of texts that lie close together where the texts are alike."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import EmbedderConfig
 from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity
 from bertsmith.objectives.supervised import Supervised
-from bertsmith.tasks.base import Encoding, Evaluation, Task
+from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData, Task
 from bertsmith.tasks.metrics.ranking import (
     evaluate_likeness,
     evaluate_retrieval,
@@ -37,7 +37,7 @@ Columns = dict[str, str | None]
 _LABELS = ("label", "score", "similarity")
 
 
-def embedding_columns(row: Mapping[str, Any]) -> Columns:
+def embedding_columns(row: RowData) -> Columns:
     """The columns of text, pair, negative and label that a row has under their usual names; None for those it lacks."""
     found: Columns = dict.fromkeys(("text", "pair", "negative", "label"))
     if "anchor" in row:
@@ -138,7 +138,7 @@ class Embedding(Task[EmbeddingExample]):
     target_roles: ClassVar[tuple[str, ...]] = ("negative", "label")
 
     @classmethod
-    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: RowData) -> dict[str, str] | None:
         if "anchor" not in row or "positive" not in row:
             return None
         return {role: name for role, name in embedding_columns(row).items() if name is not None}
@@ -218,7 +218,7 @@ class Embedding(Task[EmbeddingExample]):
         is_told = any(not math.isnan(example.value) for example in examples)
         return embedding_answers(examples, outputs, all_alike=self.label is None and not is_told)
 
-    def evaluate(self, examples: Sequence[EmbeddingExample], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
+    def evaluate(self, examples: Sequence[EmbeddingExample], answers: Sequence[AnswerData]) -> Evaluation:
         if len(examples[0].texts) == 1:
             return evaluate_spread(unit(np.array([answer["answer"] for answer in answers])), self.metric)
         values = np.array([example.value for example in examples])
@@ -238,7 +238,7 @@ class Embedding(Task[EmbeddingExample]):
     def describe(self, example: EmbeddingExample) -> str:
         return " | ".join(" ".join(text.split()) for text in example.texts)
 
-    def error(self, example: EmbeddingExample, answer: Mapping[str, Any]) -> float:
+    def error(self, example: EmbeddingExample, answer: AnswerData) -> float:
         """How far the cosine is off; how far down the like was found; 0 of a text alone."""
         if len(example.texts) == 1:
             return 0.0

@@ -1,9 +1,9 @@
 """Give a text or a pair of texts any number of labels."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -14,7 +14,7 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Labels
-from bertsmith.tasks.base import Encoding, Evaluation
+from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData
 from bertsmith.tasks.metrics.ranking import evaluate_labels
 from bertsmith.tasks.texts import TextTask, classifier_head, ordered_labels, text_columns
 from bertsmith.text.rows import Table
@@ -46,7 +46,7 @@ class MultiLabel(TextTask[ManyLabelledText]):
     as much as all its no."""
 
     @classmethod
-    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: RowData) -> dict[str, str] | None:
         columns = text_columns(row)
         label = next((name for name in _COLUMNS if isinstance(row.get(name), list)), None)
         return None if columns is None or label is None else {**columns, "label": label}
@@ -91,7 +91,7 @@ class MultiLabel(TextTask[ManyLabelledText]):
     ) -> Sequence[Answer]:
         return label_answers(outputs, self.labels, self.threshold)
 
-    def evaluate(self, examples: Sequence[ManyLabelledText], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
+    def evaluate(self, examples: Sequence[ManyLabelledText], answers: Sequence[AnswerData]) -> Evaluation:
         scores = np.array([[answer["scores"][name] for name in self.labels] for answer in answers])
         said = np.array([[name in answer["answer"] for name in self.labels] for answer in answers])
         return evaluate_labels(said, scores, self._table(examples), self.metric)
@@ -99,7 +99,7 @@ class MultiLabel(TextTask[ManyLabelledText]):
     def gold(self, example: ManyLabelledText) -> list[str]:
         return [self.labels[number] for number in example.labels]
 
-    def error(self, example: ManyLabelledText, answer: Mapping[str, Any]) -> float:
+    def error(self, example: ManyLabelledText, answer: AnswerData) -> float:
         """How far off the worst score of a wrong answer is; 0 for a right one."""
         right = self.gold(example)
         if answer["answer"] == right:

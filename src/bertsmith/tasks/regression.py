@@ -1,9 +1,9 @@
 """Give a text or a pair of texts a number, such as how alike two sentences are."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.objectives.supervised import Values
-from bertsmith.tasks.base import Encoding, Evaluation
+from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData
 from bertsmith.tasks.metrics.ranking import evaluate_values
 from bertsmith.tasks.texts import TextTask, classifier_head, in_both_orders, text_columns
 from bertsmith.text.rows import Table
@@ -44,7 +44,7 @@ class Regression(TextTask[ValuedText]):
     """Train on every pair in both orders, for tasks where the order means nothing (ELECTRA)."""
 
     @classmethod
-    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: RowData) -> dict[str, str] | None:
         columns = text_columns(row)
         return {**columns, "label": "label"} if columns is not None and isinstance(row.get("label"), float) else None
 
@@ -83,13 +83,13 @@ class Regression(TextTask[ValuedText]):
     ) -> Sequence[Answer]:
         return value_answers(outputs, self.lowest, self.highest, scale=self.scale, clip=self.clip)
 
-    def evaluate(self, examples: Sequence[ValuedText], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
+    def evaluate(self, examples: Sequence[ValuedText], answers: Sequence[AnswerData]) -> Evaluation:
         said = np.array([answer["answer"] for answer in answers])
         return evaluate_values(said, np.array([example.value for example in examples]), self.metric)
 
     def gold(self, example: ValuedText) -> float:
         return example.value
 
-    def error(self, example: ValuedText, answer: Mapping[str, Any]) -> float:
+    def error(self, example: ValuedText, answer: AnswerData) -> float:
         """How far an answer is from the right number."""
         return abs(float(answer["answer"]) - example.value)

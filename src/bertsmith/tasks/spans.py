@@ -17,7 +17,7 @@ from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads import HeadConfig
 from bertsmith.models.heads.task import SpansConfig
 from bertsmith.objectives.supervised import Spans
-from bertsmith.tasks.base import Encoding, Evaluation, Task
+from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData, Task
 from bertsmith.tasks.metrics.base import main_metric
 from bertsmith.text.rows import Table
 
@@ -217,7 +217,7 @@ class SpanAnswers(Task[SpanExample]):
     target_roles: ClassVar[tuple[str, ...]] = ("answer", "impossible", "id")
 
     @classmethod
-    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: RowData) -> dict[str, str] | None:
         is_text = all(isinstance(row.get(name), str) for name in ("question", "context"))
         is_answered = isinstance(row.get("answer"), Mapping | list) or isinstance(row.get("answers"), Mapping | list)
         return {"question": "question", "context": "context", "answer": "answers"} if is_text and is_answered else None
@@ -265,7 +265,7 @@ class SpanAnswers(Task[SpanExample]):
             may_be_unanswered=self.may_be_unanswered,
         )
 
-    def evaluate(self, examples: Sequence[SpanExample], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
+    def evaluate(self, examples: Sequence[SpanExample], answers: Sequence[AnswerData]) -> Evaluation:
         said = [answer["answer"] for answer in answers]
         golds = [example.golds or () for example in examples]
         if not self.may_be_unanswered and all(golds):
@@ -278,7 +278,7 @@ class SpanAnswers(Task[SpanExample]):
         """All right answers with bars between them; empty where there is none."""
         return " | ".join(dict.fromkeys(example.golds or ()))
 
-    def error(self, example: SpanExample, answer: Mapping[str, Any]) -> float:
+    def error(self, example: SpanExample, answer: AnswerData) -> float:
         return (1 - f1(answer["answer"], example.golds or ())) * float(answer["score"])
 
     def describe(self, example: SpanExample) -> str:
@@ -298,7 +298,7 @@ class SpanAnswers(Task[SpanExample]):
             f"where they occur once; the first is that of question {repaired[0]!r}"
         ]
 
-    def files(self, examples: Sequence[SpanExample], answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    def files(self, examples: Sequence[SpanExample], answers: Sequence[AnswerData]) -> dict[str, str]:
         by_id = {example.id: answer for example, answer in zip(examples, answers, strict=True)}
         fields = ("text", "probability", "start_logit", "end_logit")
         contents: dict[str, Any] = {

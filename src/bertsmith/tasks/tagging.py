@@ -24,7 +24,7 @@ from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads.task import TaggerConfig
 from bertsmith.objectives.supervised import Tags
-from bertsmith.tasks.base import Encoding, Evaluation, Task
+from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData, Task
 from bertsmith.tasks.metrics.base import main_metric
 from bertsmith.tasks.texts import ClassWeights, confusion_counts, weights_of
 from bertsmith.text.rows import Table
@@ -125,7 +125,7 @@ class Tagging(Task[TaggedWords]):
     target_roles: ClassVar[tuple[str, ...]] = ("tags", "document")
 
     @classmethod
-    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: RowData) -> dict[str, str] | None:
         words = next((name for name in _WORDS if _is_words(row.get(name))), None)
         tags = next((name for name in _TAGS if isinstance(row.get(name), list | tuple)), None)
         return None if words is None or tags is None else {"words": words, "tags": tags}
@@ -192,7 +192,7 @@ class Tagging(Task[TaggedWords]):
     ) -> Sequence[Answer]:
         return tag_answers(examples, features, outputs, self.labels, has_chunks=self.has_chunks)
 
-    def evaluate(self, examples: Sequence[TaggedWords], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
+    def evaluate(self, examples: Sequence[TaggedWords], answers: Sequence[AnswerData]) -> Evaluation:
         said = [answer["answer"] for answer in answers]
         right = [self.gold(example) for example in examples]
         return evaluate_tags(said, right, self.metric, has_chunks=self.has_chunks)
@@ -203,13 +203,13 @@ class Tagging(Task[TaggedWords]):
     def describe(self, example: TaggedWords) -> str:
         return " ".join(" ".join(example.words).split())
 
-    def error(self, example: TaggedWords, answer: Mapping[str, Any]) -> float:
+    def error(self, example: TaggedWords, answer: AnswerData) -> float:
         """How sure the model was of the surest wrong tag."""
         parts = zip(self.gold(example), answer["answer"], answer["scores"], strict=True)
         return max((score for right, said, score in parts if said != right), default=0.0)
 
     def confusion(
-        self, examples: Sequence[TaggedWords], answers: Sequence[Mapping[str, Any]]
+        self, examples: Sequence[TaggedWords], answers: Sequence[AnswerData]
     ) -> tuple[tuple[str, ...], np.ndarray]:
         said = (tag for answer in answers for tag in answer["answer"])
         return self.labels, confusion_counts(self.labels, _tags_of(examples), said)
@@ -231,7 +231,7 @@ class Tagging(Task[TaggedWords]):
             found.append(f"no column {self.document!r} tells documents apart: all rows count as one, in their order")
         return found
 
-    def files(self, examples: Sequence[TaggedWords], answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    def files(self, examples: Sequence[TaggedWords], answers: Sequence[AnswerData]) -> dict[str, str]:
         sentences = []
         for example, answer in zip(examples, answers, strict=True):
             words = ("_".join(word.split()) or "_" for word in example.words)

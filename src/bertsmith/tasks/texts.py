@@ -1,9 +1,9 @@
 """What tasks on a text or a pair of texts share: reading them, their sequences, the head that stands on them."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from bertsmith.answers.texts import TextExample
 from bertsmith.errors import InputError
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.heads.task import ClassifierConfig
-from bertsmith.tasks.base import Task
+from bertsmith.tasks.base import AnswerData, RowData, Task
 from bertsmith.tasks.glue import glue_file
 from bertsmith.text.rows import Table
 
@@ -39,11 +39,11 @@ class TextTask(Task[TextKind], Generic[TextKind]):
     def describe(self, example: TextKind) -> str:
         return " | ".join(" ".join(text.split()) for text in example.texts)
 
-    def files(self, examples: Sequence[TextKind], answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    def files(self, examples: Sequence[TextKind], answers: Sequence[AnswerData]) -> dict[str, str]:
         return {} if self.name is None else glue_file(self.name, [answer["answer"] for answer in answers])
 
 
-def text_columns(row: Mapping[str, Any]) -> dict[str, str] | None:
+def text_columns(row: RowData) -> dict[str, str] | None:
     """The columns of a text or of a pair of texts that a row has under their usual names."""
     for first, second in _PAIRS:
         if isinstance(row.get(first), str) and isinstance(row.get(second), str):

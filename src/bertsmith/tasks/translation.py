@@ -1,9 +1,9 @@
 """Translate texts with an encoder-decoder: columns, generation, BLEU, exact match and perplexity."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import ClassVar, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from bertsmith.models.heads import HeadConfig
 from bertsmith.models.seq2seq import GenerationConfig, Seq2Seq
 from bertsmith.objectives.supervised import Supervised
 from bertsmith.objectives.translation import TranslationConfig
-from bertsmith.tasks.base import Encoding, Evaluation, Task, Watch, is_blank
+from bertsmith.tasks.base import AnswerData, Encoding, Evaluation, RowData, Task, Watch, is_blank
 from bertsmith.tasks.metrics.base import main_metric
 from bertsmith.text.readers import is_visible
 from bertsmith.text.rows import Table
@@ -53,7 +53,7 @@ class Translation(Task[TextExample]):
         return [self.source or "text"]
 
     @classmethod
-    def find_columns(cls, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def find_columns(cls, row: RowData) -> dict[str, str] | None:
         return None  # two columns of text may be many things: a model with a decoder, or --task, selects translation
 
     def resolve(self, train: Table) -> "Translation":
@@ -78,7 +78,7 @@ class Translation(Task[TextExample]):
             first, second = second, first
         return self.changed(source=self.source or first, target=self.target or second)
 
-    def is_empty(self, row: Mapping[str, Any]) -> bool:
+    def is_empty(self, row: RowData) -> bool:
         """Whether one of the two texts is missing."""
         return any(is_blank(row.get(column)) for column in (self.source, self.target) if column is not None)
 
@@ -107,7 +107,7 @@ class Translation(Task[TextExample]):
         translations = dict(zip(visible, found, strict=True))
         return [{"answer": translations.get(index, "")} for index in range(len(examples))]
 
-    def evaluate(self, examples: Sequence[TextExample], answers: Sequence[Mapping[str, Any]]) -> Evaluation:
+    def evaluate(self, examples: Sequence[TextExample], answers: Sequence[AnswerData]) -> Evaluation:
         hypotheses, references = [answer["answer"] for answer in answers], [self.gold(example) for example in examples]
         hits = sum(a.strip() == b.strip() for a, b in zip(hypotheses, references, strict=True))
         metrics = {"exact_match": 100 * hits / len(references)}
@@ -151,7 +151,7 @@ class Translation(Task[TextExample]):
     def describe(self, example: TextExample) -> str:
         return " ".join(example.text.split())
 
-    def error(self, example: TextExample, answer: Mapping[str, Any]) -> float:
+    def error(self, example: TextExample, answer: AnswerData) -> float:
         return float(answer["answer"].strip() != self.gold(example).strip())
 
     def notices(self, examples: Sequence[TextExample]) -> list[str]:

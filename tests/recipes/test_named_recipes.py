@@ -9,7 +9,7 @@ import torch
 import bertsmith
 from bertsmith.cli import main
 from bertsmith.models.published import PRESETS
-from bertsmith.recipes import TIERS, laid_over, names, presets, read_recipe, recipe, resolved
+from bertsmith.recipes import TIERS, merge_settings, names, presets, read_recipe, recipe, resolved
 from bertsmith.toml import read_toml
 from bertsmith.training.pretraining import PretrainSettings
 from tables import recipe_tables
@@ -202,13 +202,13 @@ def test_a_file_is_laid_over_the_recipe_it_names(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_left_out_of_the_base() -> None:
     base = recipe("deberta-v3-base:crammed")
-    masked = laid_over(base, {"objective": {"kind": "masked_lm"}})
+    masked = merge_settings(base, {"objective": {"kind": "masked_lm"}})
     assert masked["objective"] == {"kind": "masked_lm"}
     assert "generator" not in masked
-    assert laid_over(base, {"model": {"folder": "x"}})["model"] == {"folder": "x"}
-    narrow = laid_over(base, {"generator": {"width": 0.5}})
+    assert merge_settings(base, {"model": {"folder": "x"}})["model"] == {"folder": "x"}
+    narrow = merge_settings(base, {"generator": {"width": 0.5}})
     assert narrow["generator"] == {"width": 0.5, "sharing": "gradient_disentangled"}
-    kept = laid_over(base, {"model": {"preset": "deberta-v3-small"}})["model"]
+    kept = merge_settings(base, {"model": {"preset": "deberta-v3-small"}})["model"]
     assert kept == {"preset": "deberta-v3-small", "overrides": base["model"]["overrides"]}
     for changed in (masked, narrow):
         PretrainSettings.parse(changed)

@@ -34,8 +34,8 @@ class TranslationConfig(Record):
         """The share of tokens whose scores are computed: about half of them are the target's."""
         return 0.5
 
-    def build(self) -> "Translation":
-        return Translation(self)
+    def build(self) -> "TranslationObjective":
+        return TranslationObjective(self)
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class TeacherForced:
     count: Tensor
 
 
-class Translation(Objective[PairBatch, TeacherForced]):
+class TranslationObjective(Objective[PairBatch, TeacherForced]):
     """Cross-entropy of every next token, against smoothed targets; the plain one is reported as `nll`."""
 
     def __init__(self, config: TranslationConfig) -> None:
         self.config = config
         self.terms = {"next_token": Term(("accuracy", "nll"))}
 
-    def to(self, device: torch.device | str) -> "Translation":
+    def to(self, device: torch.device | str) -> "TranslationObjective":
         return self
 
     def prepare(self, batch: PairBatch, seed: int) -> TeacherForced:
@@ -73,9 +73,9 @@ class Translation(Objective[PairBatch, TeacherForced]):
         figures = {"accuracy": Share(correct, prepared.count), "nll": Share(nll.detach(), prepared.count)}
         return {"next_token": Sums(smoothed, figures)}
 
-    def for_evaluation(self) -> "Translation":
+    def for_evaluation(self) -> "TranslationObjective":
         # without smoothing: the loss is the logarithm of the perplexity, whatever was trained with
-        return Translation(TranslationConfig(smoothing=0.0))
+        return TranslationObjective(TranslationConfig(smoothing=0.0))
 
 
 def target_scores(model: Model, batch: PairBatch) -> Tensor:

@@ -82,10 +82,10 @@ def resolved(data: Mapping[str, Any], processes: int = 1) -> Plain:
     base = data["recipe"]
     if not isinstance(base, str):
         raise InputError(f"recipe is {base!r}; allowed: a name such as 'bert-base:crammed'")
-    return laid_over(recipe(base, processes), own)
+    return merge_settings(recipe(base, processes), own)
 
 
-def laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> Plain:
+def merge_settings(base: Mapping[str, Any], own: Mapping[str, Any]) -> Plain:
     """The base with another's settings over its own, table by table; what these take the place of is left out."""
     plain = copy.deepcopy(_with_tables(base))
     own = _with_tables(own)

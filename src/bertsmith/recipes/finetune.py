@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from bertsmith.models.config import ModelConfig
-from bertsmith.recipes import laid_over
+from bertsmith.recipes import merge_settings
 from bertsmith.recipes.finetune_tables import ALIASES, FAMILIES, FRESH, FROZEN, NAMES, OTHERS, Rows
 from bertsmith.recipes.parts import Recipe, Table
 from bertsmith.settings import Plain
@@ -90,7 +90,7 @@ class Completed:
     source: str
 
 
-def completed(given: FinetuneSettings, plain: Mapping[str, Any], config: ModelConfig, examples: int) -> Completed:
+def complete(given: FinetuneSettings, plain: Mapping[str, Any], config: ModelConfig, examples: int) -> Completed:
     """The settings with the defaults of model and task wherever `plain`, which they were read from, is silent."""
     name = task_name(given.data)
     recipe = finetune_recipe(
@@ -106,7 +106,7 @@ def completed(given: FinetuneSettings, plain: Mapping[str, Any], config: ModelCo
     # what was found out of the task counts as said; what it has by itself does not
     task = _known(defaults.pop("task", {}), given.task)
     said["task"] |= {path: value for path, value in task.items() if path not in plain.get("task", {})}
-    settings = FinetuneSettings.parse(laid_over(defaults, {**plain, **said}))
+    settings = FinetuneSettings.parse(merge_settings(defaults, {**plain, **said}))
     return Completed(settings, f"{recipe.source} ({size_of(config)}{', ' + name if name else ''})")
 
 

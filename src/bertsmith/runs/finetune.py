@@ -13,7 +13,7 @@ from bertsmith.checkpoint.source import SOURCES, check_name, expand_source, repl
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
 from bertsmith.models.published import preset
-from bertsmith.recipes.finetune import Completed, completed
+from bertsmith.recipes.finetune import Completed, complete
 from bertsmith.runs.finetuning import FinetuneResult, run_finetuning
 from bertsmith.runs.folder import read_recipe_file
 from bertsmith.runs.result import Explanation, StoppedRun, print_explanation
@@ -258,4 +258,4 @@ def complete_settings(
     if start is not None and settings.model.overrides:
         raise InputError("model.overrides is given with a model in Python; allowed: with a preset or a folder")
     config = settings.model.described_config() if start is None else start.config
-    return completed(settings, plain, config, len(tables.train))
+    return complete(settings, plain, config, len(tables.train))

@@ -25,7 +25,7 @@ from bertsmith.shrinking.fit import measure
 from bertsmith.shrinking.fit.candidates import Estimates, describe_subnet
 from bertsmith.shrinking.fit.finals import Watch
 from bertsmith.shrinking.fit.result import CandidateResult, FitOutcome, summarise_search
-from bertsmith.shrinking.fit.search import Search, prepare
+from bertsmith.shrinking.fit.search import FitSearch, prepare
 from bertsmith.shrinking.fit.settings import FitSettings
 from bertsmith.shrinking.fit.store import MEASUREMENTS, Measurements, cache_file, earlier_file
 from bertsmith.shrinking.fit.table import table_stacks
@@ -197,7 +197,7 @@ def run_fit(
         work.mkdir(exist_ok=True)
         _print_notices(inputs.notices)
         with _progress() as watch:
-            found = Search(inputs, store, work, measurer=measure.in_fresh_process, watch=watch).run()
+            found = FitSearch(inputs, store, work, measurer=measure.in_fresh_process, watch=watch).run()
         outcome, name = summarise_search(found), out.resolve().name
         if found.folder is not None:
             for path in found.folder.iterdir():

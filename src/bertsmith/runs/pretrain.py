@@ -10,7 +10,7 @@ from typing import Literal
 from bertsmith.checkpoint.store import write_model
 from bertsmith.errors import InputError
 from bertsmith.models.generator import fold
-from bertsmith.recipes import laid_over, read_recipe
+from bertsmith.recipes import merge_settings, read_recipe
 from bertsmith.report.attention import Explorer
 from bertsmith.report.pretraining import FilledMask, PretrainingReport, render_pretraining_page
 from bertsmith.runs.folder import RECIPE, RunFolder, read_recipe_file
@@ -18,7 +18,7 @@ from bertsmith.runs.output import REPORT, RESULT
 from bertsmith.runs.result import Explanation, Result, StoppedRun, print_explanation, print_plain, spread
 from bertsmith.settings import Plain
 from bertsmith.toml import override
-from bertsmith.training.branch import branch_step, branched, check_branch
+from bertsmith.training.branch import branch_settings, branch_step, check_branch
 from bertsmith.training.budget import Budget, measure_pace, steps_at
 from bertsmith.training.log import LOG, read_log
 from bertsmith.training.pretraining import PretrainSettings, make_trainer, steps_for
@@ -105,7 +105,7 @@ def pretrain(
     plain = plain_settings(recipe, data, earlier, set or [], seed)
     settings = PretrainSettings.parse(plain, source=str(recipe or "settings"))
     if branch is not None:
-        settings = branched(settings, branch, str(decay))
+        settings = branch_settings(settings, branch, str(decay))
     if limit is not None:
         settings = _apply_budget(settings, limit, out if resume else None)
     if explain:
@@ -171,7 +171,7 @@ def plain_settings(
     recipe: str | Path | None, data: Path | None, run: Path | None, assignments: list[str], seed: int | None
 ) -> Plain:
     """Return the settings as plain data: the recipe (or that of the run to resume), then the flags."""
-    plain = laid_over(_given(recipe, run), override({}, assignments))
+    plain = merge_settings(_given(recipe, run), override({}, assignments))
     if data is not None:
         plain["data"] = str(data)
     if seed is not None:

@@ -44,7 +44,7 @@ NOTE = (
 )
 
 
-class Search(Record):
+class SearchPlan(Record):
     """The runs: every seed with every learning rate."""
 
     seeds: tuple[int, ...] = Field(min_length=1)
@@ -139,11 +139,13 @@ class SearchResult(PredictingResult):
 
 def find_search(
     seeds: int | None, rates: Sequence[float] | None, settings: AnySettings, earlier: Path | None
-) -> Search | None:
+) -> SearchPlan | None:
     """Return the search that the flags request, or that the folder to resume holds; None for a single run."""
     stored = None
     if earlier is not None and (earlier / SEARCH).is_file():
-        stored = Search.parse(json.loads((earlier / SEARCH).read_text(encoding="utf-8")), source=str(earlier / SEARCH))
+        stored = SearchPlan.parse(
+            json.loads((earlier / SEARCH).read_text(encoding="utf-8")), source=str(earlier / SEARCH)
+        )
     if seeds is None and not rates:
         return stored
     for name, given in (("--seeds", [] if seeds is None else [seeds]), ("--learning-rates", rates or [])):
@@ -152,7 +154,7 @@ def find_search(
     if rates and len(set(rates)) < len(rates):
         raise InputError(f"--learning-rates are {', '.join(map(str, rates))}; each may be given once")
     first = settings.run.seed if stored is None else stored.seeds[0]
-    search = Search(
+    search = SearchPlan(
         seeds=tuple(range(first, first + (seeds or 1))),
         learning_rates=tuple(rates or [settings.optimizer.learning_rate]),
     )
@@ -164,7 +166,7 @@ def find_search(
 
 
 def run_search(
-    search: Search,
+    search: SearchPlan,
     settings: AnySettings,
     tables: Tables,
     out: Path | None,
@@ -287,7 +289,7 @@ def _remove_model(folder: Path) -> None:
         (folder / file).unlink(missing_ok=True)
 
 
-def _summarise(search: Search, out: Path) -> SearchResult:
+def _summarise(search: SearchPlan, out: Path) -> SearchResult:
     """Return the result of all runs, read from their folders."""
     runs = search.runs()
     scores = _scores(out, list(runs))

@@ -20,7 +20,7 @@ _SMOOTHING = 0.8  # weight of the old estimate of a speed when a batch is measur
 
 
 @dataclass(frozen=True)
-class Size:
+class ServedSize:
     """One entry of a size schedule."""
 
     subnet: Subnet | None
@@ -35,7 +35,7 @@ class Size:
 class SizeSchedule:
     """The sizes of a model, from the whole one down to the smallest that is good enough."""
 
-    sizes: tuple[Size, ...] = (Size(None),)
+    sizes: tuple[ServedSize, ...] = (ServedSize(None),)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -57,8 +57,8 @@ class SizeSchedule:
         faster = [(member, subnet) for member, subnet in members if member.latency_ms < whole.latency_ms]
         good = [(member, subnet) for member, subnet in faster if member.score >= floor * whole.score]
         front = pareto_front(good, lambda one: one[0].latency_ms, lambda one: one[0].score)
-        smaller = [Size(subnet, member.score, whole.latency_ms / member.latency_ms) for member, subnet in front]
-        return cls((Size(None, whole.score), *reversed(smaller)))
+        smaller = [ServedSize(subnet, member.score, whole.latency_ms / member.latency_ms) for member, subnet in front]
+        return cls((ServedSize(None, whole.score), *reversed(smaller)))
 
 
 class SizeController:
@@ -82,7 +82,7 @@ class SizeController:
         self._has_refused = False
 
     @property
-    def size(self) -> Size:
+    def size(self) -> ServedSize:
         """The current size."""
         return self.schedule.sizes[self.level]
 

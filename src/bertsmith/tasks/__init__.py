@@ -6,7 +6,7 @@ from bertsmith.settings import ByKind
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.classification import Classification
-from bertsmith.tasks.embedding import Embedding
+from bertsmith.tasks.embedding import TextEmbedding
 from bertsmith.tasks.multi_label import MultiLabel
 from bertsmith.tasks.regression import Regression
 from bertsmith.tasks.spans import SpanAnswers
@@ -21,7 +21,7 @@ TASKS: dict[str, type[Task[Any]]] = {
     "classification": Classification,
     "regression": Regression,
     "multi_label": MultiLabel,
-    "embedding": Embedding,
+    "embedding": TextEmbedding,
     "translation": Translation,
 }
 

@@ -104,7 +104,7 @@ def _is_fraction(value: Any) -> bool:
 Loss = Literal["in_batch", "similarity", "ranking", "contrastive", "dropout"]
 
 
-class Embedding(Task[EmbeddingExample]):
+class TextEmbedding(Task[EmbeddingExample]):
     """Give texts vectors, to be compared by their cosine."""
 
     kind: Literal["embedding"] = "embedding"
@@ -143,7 +143,7 @@ class Embedding(Task[EmbeddingExample]):
             return None
         return {role: name for role, name in embedding_columns(row).items() if name is not None}
 
-    def resolve(self, train: Table) -> "Embedding":
+    def resolve(self, train: Table) -> "TextEmbedding":
         task = self
         if self.text is None:
             found = embedding_columns(train.rows[0] if len(train) else {})
@@ -268,7 +268,7 @@ class Embedding(Task[EmbeddingExample]):
         found = embedding_columns(table.rows[0])
         return own if found["text"] is None else found
 
-    def _of_range(self, table: Table, label: str | None) -> "Embedding":
+    def _of_range(self, table: Table, label: str | None) -> "TextEmbedding":
         """The task for a table whose column of numbers the training data did not have: they tell the range."""
         if label is None or label == self.label or self.alike:
             return self

@@ -30,7 +30,7 @@ def check_branch(settings: "PretrainSettings") -> None:
         raise InputError(f"run.steps is {settings.run.steps}; the branch begins after step {step} already")
 
 
-def branched(settings: "PretrainSettings", checkpoint: Path, decay: str) -> "PretrainSettings":
+def branch_settings(settings: "PretrainSettings", checkpoint: Path, decay: str) -> "PretrainSettings":
     """The settings of a run that goes on from a checkpoint of the given ones, with the decay only.
 
     Warm-up, ramp and phases keep their steps: their shares are taken anew of the number of steps. Without `branch` the

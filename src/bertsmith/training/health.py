@@ -30,7 +30,7 @@ def not_finite(row: LogRow) -> str | None:
     return None
 
 
-class Health:
+class HealthMonitor:
     """Reads one row after the other and says what a person should notice."""
 
     def __init__(self, steps: int, warmup: int, baseline: Baseline | None) -> None:

@@ -38,7 +38,7 @@ class StopRequest:
         self.is_made = True
 
 
-def kept(out: Path) -> str:
+def describe_checkpoint(out: Path) -> str:
     """What is left of a run that had to stop, as a clause."""
     newest = max((out / "checkpoints").glob("step-*"), default=None)
     if newest is None:
@@ -55,8 +55,8 @@ def explain_fault(error: BaseException, out: Path, training: Path | None = None)
     if reason is None:
         return None
     return InputError(
-        f"the run in {str(out)!r} had to stop: {reason}; {kept(training or out)}: put that right and go on with "
-        "--resume"
+        f"the run in {str(out)!r} had to stop: {reason}; {describe_checkpoint(training or out)}: put that right and go "
+        "on with --resume"
     )
 
 

@@ -39,8 +39,8 @@ from bertsmith.training.checkpoint import (
 )
 from bertsmith.training.display import Display
 from bertsmith.training.feed import Feed, TrainingData
-from bertsmith.training.health import Baseline, Health, not_finite
-from bertsmith.training.interrupts import StopRequest, kept
+from bertsmith.training.health import Baseline, HealthMonitor, not_finite
+from bertsmith.training.interrupts import StopRequest, describe_checkpoint
 from bertsmith.training.log import LOG, LogRow, RunLog
 from bertsmith.training.meter import Meter
 from bertsmith.training.run_config import Method, peak_flops
@@ -273,14 +273,14 @@ class Trainer:
         flag = torch.tensor(float(stop.is_made), device=self.engine.device)
         return bool(self.engine.reduce([{"stop": flag}])["stop"] > 0)
 
-    def _health(self) -> Health:
+    def _health(self) -> HealthMonitor:
         """The watch over the run, which knows the rows that are already in the log."""
         steps = self.method.run.steps
         # only the main process speaks, so only it need know the unigram level
         baseline = self.baseline if self.engine.is_main else None
         if baseline is not None and self.engine.objective.terms[baseline.term].weight == 0:
             baseline = None  # what is not learned need not get better
-        health = Health(steps, round(self.method.schedule.warmup * steps), baseline)
+        health = HealthMonitor(steps, round(self.method.schedule.warmup * steps), baseline)
         for row in self.log.rows:
             health.examine(row)
         return health
@@ -319,8 +319,8 @@ class Trainer:
         if trouble is not None:
             step = self.progress.step
             text = (
-                f"{trouble} with a learning rate of {self.method.rate(step - 1):g}; {kept(self.out)}; start again with "
-                "a lower optimizer.learning_rate, a longer schedule.warmup or a lower optimizer.clip"
+                f"{trouble} with a learning rate of {self.method.rate(step - 1):g}; {describe_checkpoint(self.out)}; "
+                "start again with a lower optimizer.learning_rate, a longer schedule.warmup or a lower optimizer.clip"
             )
             self.log.write({"kind": "notice", "step": step, "name": "not_finite", "text": text})
             raise InputError(text)

@@ -15,7 +15,7 @@ import bertsmith
 from bertsmith.cli import main
 from bertsmith.errors import InputError
 from bertsmith.runs import search
-from bertsmith.runs.search import Search, Spread
+from bertsmith.runs.search import SearchPlan, Spread
 from bertsmith.toml import read_toml
 from bertsmith.training.trainer import Trainer
 
@@ -154,7 +154,7 @@ def test_mean_and_spread() -> None:
     expected = {"runs": 3, "mean": fmean(scores), "deviation": stdev(scores), "min": 80.0, "median": median(scores)}
     assert asdict(Spread.of(scores)) == expected | {"max": 85.0}
     assert Spread.of([80.0]).deviation == 0.0
-    assert Search(seeds=(3, 4), learning_rates=(1e-4,)).runs() == {"seed-3": (3, 1e-4), "seed-4": (4, 1e-4)}
+    assert SearchPlan(seeds=(3, 4), learning_rates=(1e-4,)).runs() == {"seed-3": (3, 1e-4), "seed-4": (4, 1e-4)}
 
 
 @pytest.mark.parametrize(

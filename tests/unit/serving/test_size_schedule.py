@@ -7,7 +7,7 @@ from scheduler_cases import record_of
 
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
-from bertsmith.serving.size_schedule import Size, SizeController, SizeSchedule
+from bertsmith.serving.size_schedule import ServedSize, SizeController, SizeSchedule
 
 WHOLE, NARROW, SMALL = None, Subnet(width=0.5), Subnet(width=0.5, depth=0.5)
 
@@ -60,7 +60,7 @@ def test_record_without_the_whole_model_raises() -> None:
 
 
 def test_model_without_a_record_has_one_size() -> None:
-    assert SizeSchedule.of(None, 0.9).sizes == (Size(None),)
+    assert SizeSchedule.of(None, 0.9).sizes == (ServedSize(None),)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from bertsmith.shrinking.augmentation.rows import augment_table
 from bertsmith.shrinking.augmentation.words import ENGLISH, AugmentationConfig, Passage
 from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.classification import Classification
-from bertsmith.tasks.embedding import Embedding
+from bertsmith.tasks.embedding import TextEmbedding
 from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.tasks.tagging import Tagging
 from bertsmith.text.rows import table_of
@@ -215,13 +215,13 @@ def test_choices_and_vectors(model: Model) -> None:
     assert len(new) > 2
     assert all({**one, "question": TEXTS[0]} == row != one for one in new)
     row = {"anchor": TEXTS[0], "positive": TEXTS[1], "negative": TEXTS[2]}
-    task = Embedding(text="anchor", pair="positive", negative="negative")
+    task = TextEmbedding(text="anchor", pair="positive", negative="negative")
     new = augment_table(table_of([row], "rows"), task, model, config).rows[1:]
     changed = [[name for name in row if one[name] != row[name]] for one in new]
     assert {name for names in changed for name in names} == set(row)
     assert all(len(names) == 1 for names in changed)
     with pytest.raises(InputError, match=r"task\.kind is 'embedding' and no column of texts is named"):
-        augment_table(table_of([row], "rows"), Embedding(), model, config)
+        augment_table(table_of([row], "rows"), TextEmbedding(), model, config)
 
 
 def test_the_seed_decides(model: Model) -> None:

@@ -16,7 +16,7 @@ from bertsmith.answers.embedding import EmbeddingExample
 from bertsmith.errors import InputError
 from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Similarity
 from bertsmith.tasks.data_source import recognise
-from bertsmith.tasks.embedding import Embedding
+from bertsmith.tasks.embedding import TextEmbedding
 from bertsmith.tasks.predictor import Predictor
 from bertsmith.text.rows import table_of
 
@@ -31,10 +31,10 @@ TEXTS = [{"text": f"{a} {b}"} for a in WORDS[:4] for b in WORDS[4:8]]
 ROWS = {"positives": POSITIVES, "triples": TRIPLES, "graded": GRADED, "binary": BINARY, "texts": TEXTS}
 
 
-def resolve(rows: list[dict[str, Any]], **settings: Any) -> Embedding:
+def resolve(rows: list[dict[str, Any]], **settings: Any) -> TextEmbedding:
     table = table_of(rows, "train")
     found = recognise(table, "embedding", [], settings)
-    return Embedding.parse(found).resolve(table)
+    return TextEmbedding.parse(found).resolve(table)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_loss_is_found_from_the_columns(form: str, loss: str, objective: typ
     task = resolve(ROWS[form])
     assert task.loss == loss
     assert type(task.objective([])) is objective
-    assert Embedding.parse(task.plain()) == task
+    assert TextEmbedding.parse(task.plain()) == task
 
 
 def test_recognised_by_anchors_only() -> None:
@@ -61,7 +61,7 @@ def test_recognised_by_anchors_only() -> None:
         "pair": "positive",
         "negative": "negative",
     }
-    assert [Embedding.find_columns(rows[0]) for rows in (GRADED, BINARY, TEXTS)] == [None] * 3
+    assert [TextEmbedding.find_columns(rows[0]) for rows in (GRADED, BINARY, TEXTS)] == [None] * 3
 
 
 def test_values_lie_between_0_and_1() -> None:

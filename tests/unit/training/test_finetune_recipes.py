@@ -5,7 +5,7 @@ import pytest
 from bertsmith.models.published import PRESETS, preset
 from bertsmith.recipes.finetune import (
     Completed,
-    completed,
+    complete,
     finetune_recipe,
     size_of,
     task_name,
@@ -128,7 +128,7 @@ def whole_of(given: dict, name: str, examples: int = 3668) -> Completed:
     plain = {"model": "folder", "task": {"kind": "classification"}, **given}
     # a task is known before its settings are complete, and by then says every one of its own
     settings = FinetuneSettings.parse(plain)
-    return completed(settings.changed(task=settings.task.changed()), plain, preset(name), examples)
+    return complete(settings.changed(task=settings.task.changed()), plain, preset(name), examples)
 
 
 def test_what_is_given_is_kept_and_all_else_completed() -> None:

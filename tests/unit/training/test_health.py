@@ -9,7 +9,7 @@ from runs import interrupted, rows, run
 
 from bertsmith.errors import InputError
 from bertsmith.training import health
-from bertsmith.training.health import Baseline, Health, not_finite
+from bertsmith.training.health import Baseline, HealthMonitor, not_finite
 from bertsmith.training.step import TrainStep
 
 
@@ -21,10 +21,13 @@ def from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_expected_of_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "EARLIEST", 50)
     row = {"replaced_recall": 0.0, "replaced_share": 0.1, "generator_accuracy": 0.1, "generator_loss": 9.0}
-    assert said(Health(60, 0, Baseline("generator", lambda: 6.0)), *[row] * 52) == [(51, "plateau"), (51, "recall")]
+    assert said(HealthMonitor(60, 0, Baseline("generator", lambda: 6.0)), *[row] * 52) == [
+        (51, "plateau"),
+        (51, "recall"),
+    ]
 
 
-def said(watch: Health, *given: dict) -> list[tuple[int, str]]:
+def said(watch: HealthMonitor, *given: dict) -> list[tuple[int, str]]:
     found = []
     for number, row in enumerate(given):
         found += watch.examine({"kind": "training", "step": number + 1, "gradient_norm": 1.0, **row})
@@ -36,35 +39,35 @@ def test_the_plateau_is_said_once_and_its_end_once() -> None:
     asked = []
     baseline = Baseline("masked_tokens", lambda: asked.append(1) or 6.0)
     losses = [9.0] * 20 + [5.8] * 10 + [5.6, 5.9, 3.0, 5.9]
-    watch = Health(100, 15, baseline)
+    watch = HealthMonitor(100, 15, baseline)
     assert said(watch, *({"masked_tokens_loss": loss} for loss in losses[:15])) == []
     assert asked == []  # reading the corpus costs time, so not before it is needed
-    watch = Health(100, 15, baseline)
+    watch = HealthMonitor(100, 15, baseline)
     assert said(watch, *({"masked_tokens_loss": loss} for loss in losses)) == [(16, "plateau"), (31, "plateau_left")]
-    assert said(Health(100, 5, baseline), *[{"masked_tokens_loss": 9.0}] * 11) == [(11, "plateau")]
-    assert said(Health(100, 5, baseline), *[{"masked_tokens_loss": 5.6}] * 50) == []
-    assert said(Health(100, 5, None), *[{"loss": 9.0}] * 50) == []
+    assert said(HealthMonitor(100, 5, baseline), *[{"masked_tokens_loss": 9.0}] * 11) == [(11, "plateau")]
+    assert said(HealthMonitor(100, 5, baseline), *[{"masked_tokens_loss": 5.6}] * 50) == []
+    assert said(HealthMonitor(100, 5, None), *[{"loss": 9.0}] * 50) == []
 
 
 def test_an_encoder_that_finds_nothing_is_said() -> None:
     row = {"replaced_recall": 0.001, "replaced_share": 0.08, "generator_accuracy": 0.31}
-    watch = Health(10, 0, None)
+    watch = HealthMonitor(10, 0, None)
     assert said(watch, *[row] * 4, {**row, "replaced_recall": 0.4}) == [(3, "recall"), (5, "recall_left")]
-    text = Health(10, 0, None).examine({"kind": "training", "step": 3, "gradient_norm": 1.0, **row})[0]["text"]
+    text = HealthMonitor(10, 0, None).examine({"kind": "training", "step": 3, "gradient_norm": 1.0, **row})[0]["text"]
     for figure in ("0.1%", "8.0%", "31.0%"):
         assert figure in text
 
 
 def test_a_gradient_that_explodes_is_said_each_time() -> None:
     norms = [1.0, 50.0] + [1.0] * 10 + [9.0, 11.0, 12.0, 1.0, 30.0]
-    assert said(Health(10, 0, None), *({"gradient_norm": norm} for norm in norms)) == [
+    assert said(HealthMonitor(10, 0, None), *({"gradient_norm": norm} for norm in norms)) == [
         (14, "gradient"),
         (17, "gradient"),
     ]
 
 
 def test_rows_of_other_kinds_say_nothing() -> None:
-    assert Health(10, 0, None).examine({"kind": "held_out", "step": 9, "loss": 9.0}) == []
+    assert HealthMonitor(10, 0, None).examine({"kind": "held_out", "step": 9, "loss": 9.0}) == []
     assert not_finite({"step": 3, "loss": float("inf"), "gradient_norm": 1.0}) == "the loss is inf after step 3"
     assert (
         not_finite({"step": 3, "loss": 1.0, "gradient_norm": float("nan")}) == "the gradient norm is nan after step 3"

@@ -26,8 +26,8 @@ from bertsmith.serving.http.wire import (
     HubTag,
     LabelScore,
     Prediction,
-    SpanAnswer,
-    Tags,
+    SpanAnswerResponse,
+    TagsResponse,
     Value,
 )
 
@@ -150,9 +150,9 @@ def _shape(
     """Convert a prediction to the shape of its pipeline."""
     if isinstance(prediction, Value):
         return [LabelScore(label=getattr(task.inputs.task, "label", "label"), score=prediction.value)]
-    if isinstance(prediction, Tags):
+    if isinstance(prediction, TagsResponse):
         return _hub_tags(prediction, parameters)
-    if isinstance(prediction, SpanAnswer):
+    if isinstance(prediction, SpanAnswerResponse):
         return _hub_spans(prediction, parameters)
     assert isinstance(prediction, list)
     if parameters.function_to_apply is not None and logits is not None:
@@ -173,7 +173,7 @@ _FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def _hub_tags(prediction: Tags, parameters: HubParameters) -> list[HubTag]:
+def _hub_tags(prediction: TagsResponse, parameters: HubParameters) -> list[HubTag]:
     ignored = _DEFAULT_IGNORED_LABELS if parameters.ignore_labels is None else parameters.ignore_labels
     is_by_word = parameters.aggregation_strategy == "none"
     if prediction.entities is not None and not is_by_word:
@@ -197,7 +197,7 @@ def _hub_tags(prediction: Tags, parameters: HubParameters) -> list[HubTag]:
     ]
 
 
-def _hub_spans(prediction: SpanAnswer, parameters: HubParameters) -> HubSpan | list[HubSpan]:
+def _hub_spans(prediction: SpanAnswerResponse, parameters: HubParameters) -> HubSpan | list[HubSpan]:
     spans = [prediction, *(one for one in prediction.others if one.text != prediction.text)]
     answers = [HubSpan(answer=one.text, score=one.score, start=one.start, end=one.end) for one in spans]
     return answers[0] if parameters.top_k is None or parameters.top_k == 1 else answers[: parameters.top_k]

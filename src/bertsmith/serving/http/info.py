@@ -8,7 +8,16 @@ from fastapi.responses import JSONResponse
 from bertsmith import __version__
 from bertsmith.serving.http.openapi import INFO_RESPONSES, OPENAI_INFO_RESPONSES
 from bertsmith.serving.http.service import service_of
-from bertsmith.serving.http.wire import Health, Info, Live, LoadInfo, ModelInfo, OpenAIModel, OpenAIModels, SizeInfo
+from bertsmith.serving.http.wire import (
+    HealthResponse,
+    Info,
+    Live,
+    LoadInfo,
+    ModelInfo,
+    OpenAIModel,
+    OpenAIModels,
+    SizeInfo,
+)
 from bertsmith.serving.scheduler import Scheduler
 
 router = APIRouter(tags=["the service"])
@@ -19,8 +28,10 @@ _METRICS_RESPONSE = {"content": {"text/plain": {"schema": {"type": "string"}}}, 
 @router.get(
     "/health",
     summary="Whether the service accepts requests",
-    response_model=Health,
-    responses={503: {"model": Health, "description": "The service is shutting down and should get no new requests."}},
+    response_model=HealthResponse,
+    responses={
+        503: {"model": HealthResponse, "description": "The service is shutting down and should get no new requests."}
+    },
 )
 async def health(request: Request) -> Response:
     """Return `ready` with 200, or `draining` with 503; needs no key."""

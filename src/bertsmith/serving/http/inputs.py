@@ -15,7 +15,7 @@ from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import TokenSequence
 from bertsmith.serving.settings import Limits
 from bertsmith.tasks import AnyTask
-from bertsmith.tasks.embedding import Embedding
+from bertsmith.tasks.embedding import TextEmbedding
 from bertsmith.text.rows import table_of
 
 
@@ -132,7 +132,7 @@ def task_inputs(served: ServedModel, inputs: Sequence[TaskInput], *, truncate: b
     features = task.features(examples, encoding)
     if features.cut and not truncate:
         lengths = features.whole_lengths
-        if isinstance(task, Embedding):  # its features count a text of exactly the maximum length as truncated
+        if isinstance(task, TextEmbedding):  # its features count a text of exactly the maximum length as truncated
             lengths = whole_lengths(features.tokens.lengths, list(task.texts(examples)), None, encoding)
         if lengths is None:
             raise _too_long("an input has more tokens", encoding.length)
@@ -148,7 +148,7 @@ def task_inputs(served: ServedModel, inputs: Sequence[TaskInput], *, truncate: b
 
 
 def _row(task: AnyTask, given: TaskInput) -> dict[str, object]:
-    if isinstance(task, Embedding) and isinstance(given, str):
+    if isinstance(task, TextEmbedding) and isinstance(given, str):
         return {str(task.text): given}  # one of the two texts of its training data is enough
     if isinstance(given, Mapping):
         extra = [name for name in given if name not in _allowed_columns(task, given)]  # such as the target

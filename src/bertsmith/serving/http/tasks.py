@@ -14,8 +14,8 @@ from bertsmith.serving.http.inputs import TaskInputs, check_count, mask_sequence
 from bertsmith.serving.http.openapi import MODEL_RESPONSES
 from bertsmith.serving.http.service import CurrentRequest, HttpRequest, StrictRoute
 from bertsmith.serving.http.wire import (
-    Choice,
-    Entity,
+    ChoiceResponse,
+    EntityResponse,
     FillMaskRequest,
     FillParameters,
     LabelScore,
@@ -24,11 +24,11 @@ from bertsmith.serving.http.wire import (
     PredictRequest,
     RankedText,
     RerankRequest,
-    Similarity,
-    Span,
-    SpanAnswer,
+    SimilarityResponse,
+    SpanAnswerResponse,
+    SpanResponse,
     Tag,
-    Tags,
+    TagsResponse,
     TaskInput,
     Value,
     Vector,
@@ -36,7 +36,7 @@ from bertsmith.serving.http.wire import (
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import TokenSequence
 from bertsmith.tasks.classification import Classification
-from bertsmith.tasks.embedding import Embedding
+from bertsmith.tasks.embedding import TextEmbedding
 from bertsmith.tasks.regression import Regression
 
 router = APIRouter(route_class=StrictRoute, tags=["tasks"])
@@ -118,21 +118,23 @@ def _prediction(kind: str, example: object, answer: Answer) -> Prediction:
             return _tags(getattr(example, "offsets", ()), answer)
         case "spans":
             others = [
-                Span(text=one["text"], start=one["begin"], end=one["end"], score=one["probability"])
+                SpanResponse(text=one["text"], start=one["begin"], end=one["end"], score=one["probability"])
                 for one in answer["n_best"]
             ]
-            return SpanAnswer(
+            return SpanAnswerResponse(
                 text=answer["answer"], start=answer["begin"], end=answer["end"], score=answer["score"], others=others
             )
         case "choice":
-            return Choice(index=answer["answer"], text=answer["text"], score=answer["score"], scores=answer["scores"])
+            return ChoiceResponse(
+                index=answer["answer"], text=answer["text"], score=answer["score"], scores=answer["scores"]
+            )
         case "embedding":
             is_vector = isinstance(answer["answer"], list)
-            return Vector(vector=answer["answer"]) if is_vector else Similarity(similarity=answer["answer"])
+            return Vector(vector=answer["answer"]) if is_vector else SimilarityResponse(similarity=answer["answer"])
     raise invalid(f"the task {kind} cannot be served; use bertsmith predict")
 
 
-def _tags(offsets: Sequence[tuple[int, int]], answer: Answer) -> Tags:
+def _tags(offsets: Sequence[tuple[int, int]], answer: Answer) -> TagsResponse:
     """Return words with their tags, with character offsets if the input was a text; and the entities."""
     bounds: Sequence[tuple[int | None, int | None]] = offsets or [(None, None)] * len(answer["words"])
     tags = [
@@ -142,12 +144,12 @@ def _tags(offsets: Sequence[tuple[int, int]], answer: Answer) -> Tags:
         )
     ]
     if "entities" not in answer:
-        return Tags(tags=tags)
+        return TagsResponse(tags=tags)
     entities = [
-        Entity(type=one["type"], text=one["text"], start=one["begin"], end=one["end"], score=one["score"])
+        EntityResponse(type=one["type"], text=one["text"], start=one["begin"], end=one["end"], score=one["score"])
         for one in answer["entities"]
     ]
-    return Tags(tags=tags, entities=entities)
+    return TagsResponse(tags=tags, entities=entities)
 
 
 @router.post(
@@ -177,7 +179,7 @@ async def rerank(body: RerankRequest, request: CurrentRequest) -> Response:
 def _reads_pairs(served: ServedModel) -> bool:
     """Whether a model scores pairs; False if vectors are compared; raise if it can do neither."""
     task = served.task
-    if task is None or isinstance(task, Embedding):
+    if task is None or isinstance(task, TextEmbedding):
         return False
     is_binary = isinstance(task, Classification) and len(task.labels) == 2
     if (is_binary or isinstance(task, Regression)) and getattr(task, "pair", None) is not None:

@@ -199,7 +199,7 @@ class Tag(_OmitsNone):
     end: int | None = None
 
 
-class Entity(BaseModel):
+class EntityResponse(BaseModel):
     type: str
     text: str
     start: int
@@ -207,27 +207,27 @@ class Entity(BaseModel):
     score: float
 
 
-class Tags(_OmitsNone):
+class TagsResponse(_OmitsNone):
     """Answer of tagging; entities only if the labels mark them (B-, I-)."""
 
     tags: list[Tag]
-    entities: list[Entity] | None = None
+    entities: list[EntityResponse] | None = None
 
 
-class Span(BaseModel):
+class SpanResponse(BaseModel):
     text: str
     start: int | None
     end: int | None
     score: float
 
 
-class SpanAnswer(Span):
+class SpanAnswerResponse(SpanResponse):
     """Answer of span extraction, empty if the passage has none, with the next best spans."""
 
-    others: list[Span]
+    others: list[SpanResponse]
 
 
-class Choice(BaseModel):
+class ChoiceResponse(BaseModel):
     """Answer of multiple choice."""
 
     index: int
@@ -242,13 +242,13 @@ class Vector(BaseModel):
     vector: list[float]
 
 
-class Similarity(BaseModel):
+class SimilarityResponse(BaseModel):
     """Answer of embedding for two texts."""
 
     similarity: float
 
 
-Prediction = list[LabelScore] | Value | Tags | SpanAnswer | Choice | Vector | Similarity
+Prediction = list[LabelScore] | Value | TagsResponse | SpanAnswerResponse | ChoiceResponse | Vector | SimilarityResponse
 
 
 class RankedText(_OmitsNone):
@@ -325,7 +325,7 @@ class OpenAIModels(BaseModel):
     data: list[OpenAIModel]
 
 
-class Health(BaseModel):
+class HealthResponse(BaseModel):
     status: Literal["ready", "draining"]
 
 

@@ -21,7 +21,7 @@ from bertsmith.shrinking.augmentation.masked_words import NONE, MaskedWords, Pro
 from bertsmith.shrinking.augmentation.words import ENGLISH, AugmentationConfig, Passage, written_like
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.choice import Choice
-from bertsmith.tasks.embedding import Embedding
+from bertsmith.tasks.embedding import TextEmbedding
 from bertsmith.tasks.spans import SpanAnswers
 from bertsmith.tasks.tagging import Tagging
 from bertsmith.tasks.texts import TextTask
@@ -148,7 +148,7 @@ def changed_columns(task: Task[Any]) -> tuple[str, ...]:
     match task:
         case TextTask():
             names = (task.text, task.pair)
-        case Embedding():
+        case TextEmbedding():
             names = (task.text, task.pair, task.negative)
         case Choice():
             names = (task.context, task.question)

@@ -150,7 +150,7 @@ class SearchOutcome:
     """Of the network with its whole and its cut vocabulary."""
 
 
-class Search:
+class FitSearch:
     """One search; every measurement is stored as soon as it is made."""
 
     def __init__(

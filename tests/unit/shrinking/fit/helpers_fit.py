@@ -13,7 +13,7 @@ from bertsmith.models.attach_heads import with_task_head
 from bertsmith.shrinking.fit.bench import Quality
 from bertsmith.shrinking.fit.candidates import Candidate
 from bertsmith.shrinking.fit.measure import ArtefactScore, Conditions, Timing
-from bertsmith.shrinking.fit.search import Search, SearchOutcome, prepare
+from bertsmith.shrinking.fit.search import FitSearch, SearchOutcome, prepare
 from bertsmith.shrinking.fit.settings import FitSettings
 from bertsmith.shrinking.fit.store import MEASUREMENTS, Measurements
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
@@ -113,4 +113,4 @@ def searched(folders: tuple[Path, Path], out: Path, measurer: Any = None, **sett
     work = out / "work"
     work.mkdir(parents=True, exist_ok=True)
     store = Measurements(out / MEASUREMENTS)
-    return Search(inputs, store, work, measurer=measurer or MadeUp()).run()
+    return FitSearch(inputs, store, work, measurer=measurer or MadeUp()).run()

@@ -17,7 +17,7 @@ from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.supervised import Classes
 from bertsmith.shrinking.importance import importance, summed_over_uses
-from bertsmith.shrinking.prune.units import KeptUnits, closed_gates, cut_down, fold_gates
+from bertsmith.shrinking.pruned_units import KeptUnits, closed_gates, cut_down, fold_gates
 
 ENCODERS = [name for name in FAMILIES if not name.startswith("transformer")]
 # their kernels are predicted from all heads together: a head that goes takes its part in the kernels of others along

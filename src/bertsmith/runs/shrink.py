@@ -26,7 +26,7 @@ from bertsmith.runs.shrink_results import (
     write_elastic_report,
 )
 from bertsmith.settings import Plain
-from bertsmith.shrinking.augmentation.rows import Augmenter
+from bertsmith.shrinking.augmentation import Augmenter
 from bertsmith.shrinking.context import (
     ShrinkContext,
     TaskTables,
@@ -46,8 +46,8 @@ from bertsmith.shrinking.exits import (
     make_exit_trainer,
     with_exits,
 )
-from bertsmith.shrinking.prune.prune import PruneSettings, explain_prune, make_selector, remove_cuts, shrink_prune
-from bertsmith.shrinking.prune.units import write_pruned
+from bertsmith.shrinking.prune import PruneSettings, explain_prune, make_selector, remove_cuts, shrink_prune
+from bertsmith.shrinking.pruned_units import write_pruned
 from bertsmith.shrinking.vocabulary import VocabularySettings, shrink_vocabulary
 from bertsmith.tasks.predictor import write_task_record
 from bertsmith.toml import override

@@ -29,8 +29,8 @@ from bertsmith.runs.result import Result, print_plain, spread
 from bertsmith.shrinking.elastic import ElasticModel, ElasticSettings
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord
 from bertsmith.shrinking.exits import ChosenExits
-from bertsmith.shrinking.prune.prune import CutScore, PrunedModel, PrunedSizes
-from bertsmith.shrinking.prune.units import PrunedRecord
+from bertsmith.shrinking.prune import CutScore, PrunedModel, PrunedSizes
+from bertsmith.shrinking.pruned_units import PrunedRecord
 from bertsmith.shrinking.vocabulary import VocabularyCut
 from bertsmith.toml import to_toml
 from bertsmith.training.log import read_log

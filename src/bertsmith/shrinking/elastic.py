@@ -24,10 +24,10 @@ from bertsmith.objectives.distillation import AnyTerm
 from bertsmith.objectives.distillation.objective import Distillation, Grid, named
 from bertsmith.objectives.distillation.terms import LabelTerm, OutputTerm, StateTerm
 from bertsmith.settings import Record
-from bertsmith.shrinking.augmentation.words import AugmentationConfig
 from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings, Split, freeze_random_features
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord
 from bertsmith.shrinking.importance import ImportanceConfig, Order, orders, rewire
+from bertsmith.shrinking.masked_words import AugmentationConfig
 from bertsmith.shrinking.subnetworks import GridEvaluator, SubnetScore, subnet_costs
 from bertsmith.training.optimizer import OptimizerConfig, ScheduleConfig
 from bertsmith.training.task_trainer import ExampleBatchConfig, FinetuneRunConfig, task_trainer

@@ -13,8 +13,8 @@ from bertsmith import InputError
 from bertsmith.data.examples import ExampleConfig
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.shrinking import elastic
-from bertsmith.shrinking.augmentation import masked_words as shards
-from bertsmith.shrinking.augmentation.masked_words import MaskedWords
+from bertsmith.shrinking import masked_words as shards
+from bertsmith.shrinking.masked_words import MaskedWords
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer

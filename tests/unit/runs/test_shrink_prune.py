@@ -13,7 +13,7 @@ from bertsmith.cli import main
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.encoder import EncoderInputs, Want
-from bertsmith.shrinking.prune.units import KeptUnits, closed_gates, read_pruned
+from bertsmith.shrinking.pruned_units import KeptUnits, closed_gates, read_pruned
 from bertsmith.toml import read_toml
 from bertsmith.training.trainer import Trainer
 

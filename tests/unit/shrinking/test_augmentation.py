@@ -16,10 +16,9 @@ from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.generator import generator_of
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
-from bertsmith.shrinking.augmentation import masked_words as shards
-from bertsmith.shrinking.augmentation.masked_words import NONE, MaskedWords
-from bertsmith.shrinking.augmentation.rows import augment_table
-from bertsmith.shrinking.augmentation.words import ENGLISH, AugmentationConfig, Passage
+from bertsmith.shrinking import masked_words as shards
+from bertsmith.shrinking.augmentation import augment_table
+from bertsmith.shrinking.masked_words import ENGLISH, NONE, AugmentationConfig, MaskedWords, Passage
 from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.embedding import TextEmbedding

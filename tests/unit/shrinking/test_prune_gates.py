@@ -17,8 +17,8 @@ from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.gating import Gating, unit_gates
 from bertsmith.objectives.supervised import Classes
-from bertsmith.shrinking.prune.selection import magnitude
-from bertsmith.shrinking.prune.units import KeptUnits, cut_gated, with_folded_gates, with_gates, without_gates
+from bertsmith.shrinking.prune_selection import magnitude
+from bertsmith.shrinking.pruned_units import KeptUnits, cut_gated, with_folded_gates, with_gates, without_gates
 
 LOCATIONS = torch.tensor([-3.0, -0.7, 0.0, 0.4, 2.5], dtype=torch.float64)
 EVENLY = ((torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000)[:, None]  # as good as all chances

@@ -12,8 +12,8 @@ from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.config import EncoderConfig
 from bertsmith.models.cost import parameters
 from bertsmith.shrinking.importance import Importance
-from bertsmith.shrinking.prune.selection import PruneConfig, Selector, Shares, schedule
-from bertsmith.shrinking.prune.units import KeptUnits, cut_down
+from bertsmith.shrinking.prune_selection import PruneConfig, Selector, Shares, schedule
+from bertsmith.shrinking.pruned_units import KeptUnits, cut_down
 
 SIZES = {"width": 24, "layers": 3, "heads": 4, "vocabulary": 50, "longest": 16}
 

@@ -25,8 +25,8 @@ from bertsmith.objectives.gating import Gating
 from bertsmith.settings import Record
 from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings, load_together
 from bertsmith.shrinking.importance import Importance, ImportanceConfig
-from bertsmith.shrinking.prune.selection import PruneConfig, Selector, Shares, magnitude, schedule
-from bertsmith.shrinking.prune.units import (
+from bertsmith.shrinking.prune_selection import PruneConfig, Selector, Shares, magnitude, schedule
+from bertsmith.shrinking.pruned_units import (
     KeptUnits,
     PrunedRecord,
     cut_down,

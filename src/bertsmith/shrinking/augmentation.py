@@ -17,8 +17,17 @@ from bertsmith.checkpoint.store import load
 from bertsmith.data.random import generator
 from bertsmith.errors import InputError
 from bertsmith.models.model import Model
-from bertsmith.shrinking.augmentation.masked_words import NONE, MaskedWords, Processes, Watch, passage_candidates
-from bertsmith.shrinking.augmentation.words import ENGLISH, AugmentationConfig, Passage, written_like
+from bertsmith.shrinking.masked_words import (
+    ENGLISH,
+    NONE,
+    AugmentationConfig,
+    MaskedWords,
+    Passage,
+    Processes,
+    Watch,
+    passage_candidates,
+    written_like,
+)
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.choice import Choice
 from bertsmith.tasks.embedding import TextEmbedding

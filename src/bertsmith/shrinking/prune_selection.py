@@ -19,7 +19,7 @@ from bertsmith.models.config import EncoderConfig
 from bertsmith.models.model import Model
 from bertsmith.settings import Record
 from bertsmith.shrinking.importance import Importance, summed_over_uses
-from bertsmith.shrinking.prune.units import KeptUnits
+from bertsmith.shrinking.pruned_units import KeptUnits
 
 
 class PruneConfig(Record):

@@ -142,5 +142,6 @@ def test_it_answers_where_nothing_else_is_installed(both: Both, bare: Path) -> N
 
 
 def test_every_kind_of_task_has_one_here() -> None:
-    assert set(EXPORTED_TASKS) == set(TASKS)
-    assert {case.kind for case in TASK_CASES.values()} == set(TASKS)
+    encoder_tasks = set(TASKS) - {"translation"}  # ONNX graphs are of encoders
+    assert set(EXPORTED_TASKS) == encoder_tasks
+    assert {case.kind for case in TASK_CASES.values()} == encoder_tasks

@@ -21,7 +21,7 @@ from killing import Killed, killed
 import bertsmith
 from bertsmith.checkpoint.files import read_tensors
 from bertsmith.errors import InputError
-from bertsmith.runs import output
+from bertsmith.runs import folder as run_folder
 from bertsmith.training import checkpoint, finetuning, trainer
 from bertsmith.training.checkpoint import find_checkpoint
 from bertsmith.training.evaluator import Evaluator
@@ -116,7 +116,7 @@ MOMENTS = {
     "after a checkpoint, before old ones go": (checkpoint, "_prune", 3, True),
     "after old checkpoints went": (checkpoint, "_prune", 4, False),
     "before the best weights are taken": (trainer, "load_weights", 1, True),
-    "before the result": (output, "write_result", 1, True),
+    "before the result": (run_folder, "write_result", 1, True),
 }
 
 
@@ -144,7 +144,7 @@ def test_killed_after_the_result(recipe: Path, data: Path, straight: Path, tmp_p
     """All is there but the tidying up: the run is finished, and says so."""
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        killed(patch, output, "write_result", after=1, before_it=False)
+        killed(patch, run_folder, "write_result", after=1, before_it=False)
         with pytest.raises(Killed):
             bertsmith.finetune(recipe=recipe, data=data, out=out, device="cpu")
     assert figures(out) == figures(straight)

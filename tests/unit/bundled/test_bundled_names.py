@@ -121,7 +121,7 @@ def test_a_fine_tuning_keeps_the_name_and_goes_on(boxed: Path, data: Path, monke
     bertsmith.finetune("small", out=Path("small"), **run)
     assert bertsmith.Predictor.load("./small").predict(["the sad day"])[0] in ("good", "bad")
     bertsmith.finetune(Path("small"), out=Path("further"), **run)
-    assert read_toml(Path("further/recipe.toml"))["model"]["name"] == "./small"
+    assert read_toml(Path("further/recipe.toml"))["model"]["folder"] == "./small"
 
 
 def test_pre_training_goes_on_with_generator_and_head(boxed: Path, desk: Path) -> None:

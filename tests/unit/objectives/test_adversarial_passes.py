@@ -23,7 +23,7 @@ from bertsmith.objectives import adversarial
 from bertsmith.objectives.adversarial import Adversarial, AdversarialConfig, ascended, draw_noise
 from bertsmith.objectives.base import Sums, soft_cross_entropy, squared_error
 from bertsmith.objectives.supervised import Classes, Supervised, Tags
-from bertsmith.training.finetuning import FinetuneSettings, learning
+from bertsmith.training.finetuning import FinetuneSettings, training_objective
 
 
 def test_noise_is_normal_and_cut_off() -> None:
@@ -247,9 +247,9 @@ SETTINGS = {"model": "bert-tiny", "task": {"kind": "classification"}}
 def test_settings_choose_it() -> None:
     plain = FinetuneSettings.parse(SETTINGS)
     assert plain.adversarial.kind == "none"
-    assert learning(Classes(), plain) == Classes()
+    assert training_objective(Classes(), plain) == Classes()
     chosen = FinetuneSettings.parse({**SETTINGS, "adversarial": {"kind": "sift"}, "encoder": {"layer_decay": 0.8}})
-    objective = learning(Classes(weights=(1.0, 2.0)), chosen)
+    objective = training_objective(Classes(weights=(1.0, 2.0)), chosen)
     assert isinstance(objective, Adversarial)
     assert objective.terms["adversarial"].weight == 5.0
     assert objective.for_evaluation() == Classes(weights=(1.0, 2.0), layer_decay=0.8)

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import get_args
 
@@ -68,6 +69,19 @@ def test_names_are_imported_from_the_module_that_defines_them() -> None:
         if (node.module, alias.name) in imported
     ]
     assert wrong == []
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    names = [node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)]
+    public = Counter(name for name in names if not name.startswith("_"))
+    assert [name for name, count in public.items() if count > 1] == []
+
+
+def test_unit_tests_mirror_the_source() -> None:
+    folders = {
+        path.relative_to(ROOT / "tests" / "unit") for path in (ROOT / "tests" / "unit").rglob("*") if path.is_dir()
+    }
+    assert [str(path) for path in folders if path.name != "__pycache__" and not (SOURCE / path).is_dir()] == []
 
 
 def test_our_own_modules_are_imported_at_the_top() -> None:

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from runs import RECIPE, assert_same, run
+from helpers_runs import RECIPE, assert_same, run
 
 import bertsmith
 from bertsmith.errors import InputError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import interrupted, rows, run
+from helpers_runs import interrupted, rows, run
 
 from bertsmith.errors import InputError
 from bertsmith.training import health

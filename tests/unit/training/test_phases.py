@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import assert_same, interrupted, rows, run
+from helpers_runs import assert_same, interrupted, rows, run
 from torch._dynamo.testing import CompileCounter
 
 import bertsmith

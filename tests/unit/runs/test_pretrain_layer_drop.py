@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from runs import assert_same, interrupted, rows, run
-from test_layouts import run as tune
+from helpers_runs import assert_same, interrupted, rows, run
+from test_finetune_layouts import run as tune
 
 import bertsmith
 

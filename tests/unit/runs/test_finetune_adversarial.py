@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from runs import assert_same, rows
+from helpers_runs import assert_same, rows
 
 import bertsmith
 from bertsmith.errors import InputError

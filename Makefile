@@ -19,7 +19,7 @@ demo: $(VENV)/.installed
 	@echo "Look at demo/report.html"
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # what takes minutes: several processes, kills from outside, further graphs
 test-slow: $(VENV)/.installed

@@ -225,6 +225,7 @@ def test_a_whole_model_gives_the_same(how: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow  # several backward passes in Triton's interpreter
 def test_gradients_repeat_to_the_bit() -> None:
     layout = packed_layout([70, 30]).to(DEVICE)
     for op, tensors in (

@@ -165,6 +165,7 @@ def test_dropout_keeps_the_mean() -> None:
     assert ((mean * plain).sum() / (plain * plain).sum()).item() == pytest.approx(1, abs=0.15)
 
 
+@pytest.mark.slow  # several backward passes in Triton's interpreter
 def test_repeated_backward_passes_are_equal_to_the_bit() -> None:
     layout, (slots, rows) = packed_layout([33, 20]).to(DEVICE), SMALL["log"]
     tensors = [*(numbers(53, 2, 16) for _ in range(3)), *(numbers(rows, 2, 16) for _ in range(2))]

@@ -174,6 +174,7 @@ def test_texts_are_compared(watched: Watched) -> None:
     expect(page.locator(".which-sequence select")).to_have_value("1")
 
 
+@pytest.mark.slow  # waits for animations
 def test_the_second_tab_moves_and_rests_when_it_is_left(watched: Watched) -> None:
     page = watched.page
     expect(page.locator(".answer")).not_to_be_empty()

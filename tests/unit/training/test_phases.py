@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers_runs import assert_same, interrupted, rows, run
+from helpers_runs import RECIPE, SMALL, assert_same, interrupted, rows, run
 from torch._dynamo.testing import CompileCounter
 
 import bertsmith
@@ -50,8 +50,6 @@ def test_sequences_change_at_the_border(corpus_folder: Path, tmp_path: Path, mon
 
 
 def test_explain_tells_of_every_phase(capsys: pytest.CaptureFixture) -> None:
-    from runs import RECIPE, SMALL
-
     facts = bertsmith.pretrain(RECIPE, set=[*SMALL, *TWO], explain=True)
     assert facts["tokens"] == "7,680 in 10 steps"
     assert facts["phase 1, length 32"].startswith("steps 0 to 5: 2,560 tokens, ")

@@ -132,7 +132,7 @@ def _apart(model: Model, runner: OnnxRunner, lengths: list[int]) -> float:
 
 
 # the mixers of the three families that are exported most have a quick one
-QUICK = ("disentangled",)
+QUICK = ("attention",)
 
 
 @pytest.mark.parametrize("name", slow_unless(QUICK, CASES))

@@ -73,7 +73,7 @@ def test_both_equal_the_reference(how: str, taps: int, is_causal: bool) -> None:
 
 
 @pytest.mark.parametrize("is_fixed", [False, True], ids=["dynamic", "light"])
-@pytest.mark.parametrize("legacy_padding", [False, True])
+@pytest.mark.parametrize("legacy_padding", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_pads_and_kernels_for_all_positions(legacy_padding: bool, is_fixed: bool) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         options = {"is_fixed": is_fixed, "legacy_padding": legacy_padding, "dtype": dtype}

@@ -148,7 +148,7 @@ class FineTunedSource(ModelSource):
         """The folder of the model; InputError if there is none."""
         path = model_folder(self.name)
         if not path.is_dir():
-            raise InputError(f"MODEL is {self.name!r}, which is no folder; give that of a fine-tuned model")
+            raise InputError(f"MODEL is {self.name!r}, which is not a folder; give the folder of a fine-tuned model")
         return path
 
 

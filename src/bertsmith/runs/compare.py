@@ -59,7 +59,7 @@ def compare(
     resume: bool = False,
     force: bool = False,
 ) -> CompareResult | StoppedRun:
-    """Train recipes at equal tokens, operations or seconds, then draw their losses against each and print a table.
+    """Pre-train recipes at an equal budget of tokens, operations or seconds; plot their losses and print a table.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def compare(
     out
         The folder to write: one run for each recipe and seed, report.html and result.json.
     budget
-        What each run may spend: "300M tokens", "1e18 flops" or "10min". A time is measured once for each recipe and
+        Budget of each run: "300M tokens", "1e18 flops" or "10min". A time is measured once for each recipe and
         then fixed in steps, the same for all its seeds.
     data
         The folder that `bertsmith corpus` wrote, for all recipes.
@@ -81,7 +81,7 @@ def compare(
     device
         Where to compute; "auto" takes a GPU if there is one.
     resume
-        Go on where an earlier `compare` in --out stopped.
+        Resume an earlier comparison in --out.
     force
         Replace an earlier comparison in --out.
     """

@@ -51,29 +51,27 @@ def evaluate(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     force: bool = False,
 ) -> EvaluateResult:
-    """Answer one part of a task and compare with what is right.
+    """Score a fine-tuned model on one split of a task.
 
     Parameters
     ----------
     model
         The folder of a fine-tuned model.
     data
-        A folder with the part as .jsonl, .csv or .tsv (also .gz, .xz, .zst) or .parquet; such a file; or a name on the
+        A folder with the split as .jsonl, .csv or .tsv (also .gz, .xz, .zst) or .parquet; such a file; or a name on the
         hub, such as glue/mrpc.
     out
-        The folder to write: predictions.jsonl and result.json, and in official/ what the task's own scorer reads; for
-        translation translations.jsonl.
+        The folder to write: predictions.jsonl, result.json, and in official/ files for the task's own scorer.
     part
-        The part to answer: dev, test …
+        The split to evaluate: dev, test …
     column
         A column that has another name than in training, such as label=stars; may be given several times.
     source
-        For translation: the column to translate from; by default as the model was trained, else found out.
+        For translation: the source column; by default that of the training data.
     target
-        The column to translate to.
+        For translation: the target column.
     beam
-        For translation: hypotheses that are followed side by side; 1 takes the likeliest token each time. The search is
-        that of the model's recipe where nothing is given.
+        For translation: beam size; 1 is greedy decoding. Defaults to the model's recipe.
     length_penalty
         α of log P / ((5 + length) / 6)^α; 0 for none.
     extra_length

@@ -145,20 +145,20 @@ def export_model(
     to
         The form to write.
     precision
-        Of ONNX: as trained; int8 with ranges measured batch by batch; int8_static with ranges measured on --data.
+        For ONNX: float32; int8 with dynamic ranges; int8_static with ranges calibrated on --data.
     width
         Share of the heads and neurons to keep in every layer.
     depth
         Share of the layers to keep.
     head
-        Of ONNX, what the graph ends with: the task's head or else the last states; or the scores that fill masks.
+        For ONNX, the output of the graph: the task's head, or else the hidden states; or the masked-token logits.
     data
-        Of ONNX: data of the model's task, as fine-tuning reads it; on some of its training rows the graph is compared
-        with the model, and int8_static, which needs it, measures ranges.
+        For ONNX: data of the model's task, as for fine-tuning; some training rows are used to compare the graph with
+        the model and, as int8_static requires, to calibrate ranges.
     part
-        Of a model that was trained against a generator: the encoder with its heads, or the generator.
+        For a model with a generator: the encoder with its heads, or the generator.
     native
-        Of hf: write a class of transformers' own where one computes the same, always, or never.
+        For hf: use a class of transformers where one computes the same (auto), always, or never.
     force
         Replace what --out holds.
     """

@@ -53,61 +53,60 @@ def finetune(
     force: bool = False,
     train: Annotated[Sequence[Any] | None, Parameter(parse=False)] = None,
 ) -> FinetuneResult | SearchResult | StoppedRun | Explanation:
-    """Train a model for a task, evaluate it on dev, and leave it in a folder.
+    """Fine-tune a model for a task, evaluate it on dev and write it to a folder.
 
     Parameters
     ----------
     model
         A bundled model (small), a folder, ours or Hugging Face's, or a preset, whose weights are fresh and whose
-        tokenizer is learned from the training texts; in Python also a model itself, which stays as it is.
+        tokenizer is learned from the training texts; in Python also a model object, which is not changed.
     data
         A folder with train.jsonl and dev.jsonl (or .csv, .tsv, .parquet), one such file, GLUE's or SQuAD's own files,
         or a name on the hub such as glue/mrpc.
     dev
-        Where to take the rows that are evaluated on, if not from data: a folder with a dev part, a file, or a name on
-        the hub; in Python also the rows themselves, with train.
+        Rows to evaluate on, if not those of data: a folder with a dev split, a file, or a name on the hub; in Python
+        also the rows themselves, with train.
     out
         The folder to write: the model, report.html, result.json, predictions of dev, log.jsonl and recipe.toml. In
-        Python it may be left out where train is given: nothing is kept then but what comes back.
+        Python it may be left out where train is given: then only the returned result is kept.
     task
         The kind of task: classification, multi_label, regression, tagging, spans, choice, embedding or translation;
-        found out from the columns of the data if not given.
+        recognised from the columns of the data if not given.
     column
-        Which column plays a part in the task, such as label=stars; may be given several times.
+        A column of the task, such as label=stars; may be given several times.
     recipe
-        A TOML file with the settings. With --resume the run's own recipe is used. What neither it nor a flag says is as
-        the papers have it for this family, size and task; --explain shows it.
+        A TOML file with the settings. With --resume the run's own recipe is used. Other settings default to the
+        published ones for the family, size and task; --explain prints them.
     source
-        For translation: the column to translate from; found out where exactly two columns hold text.
+        For translation: the source column; recognised if exactly two columns hold text.
     target
-        The column to translate to.
+        For translation: the target column.
     epochs
-        How often every example is seen (run.epochs).
+        Number of epochs (run.epochs).
     learning_rate
         The highest learning rate (optimizer.learning_rate).
     batch
-        Examples of a step (batch.examples).
+        Examples per step (batch.examples).
     adversarial
-        Also learn to say the same when the input's vectors are moved a little: "sift" on normalised vectors, "vat" on
-        the vectors as they are; "none" if not given.
+        Adversarial training: "sift" perturbs normalised embeddings, "vat" raw ones; "none" if not given.
     teacher
-        The folder of a model fine-tuned for the same task, to learn from as well (distillation.teacher). Without MODEL
-        the student is cut of it: model.subnet says which part.
+        The folder of a model fine-tuned for the same task, for distillation (distillation.teacher). Without MODEL the
+        student is a sub-network of it (model.subnet).
     set
         One setting over the recipe, such as optimizer.learning_rate=1e-3; may be given several times.
     seed
-        The number that fresh weights, the order of the data and dropout are drawn by (run.seed).
+        Seed of fresh weights, data order and dropout (run.seed).
     seeds
-        So many runs, from the seed on, each in a folder of its own in --out, which gets the model of the best: figures
-        are their mean and spread.
+        Number of runs with consecutive seeds, each in its own folder in --out, which gets the model of the best run;
+        scores are reported as mean and standard deviation.
     learning_rates
-        Such runs for each of these rates, such as 2e-5 5e-5.
+        Learning rates to try, such as 2e-5 5e-5; each is run with every seed.
     device
         Where to compute; "auto" takes a GPU if there is one.
     explain
         Print the resolved settings, where their defaults come from, steps, tokens and operations, then stop.
     resume
-        Go on from the newest whole checkpoint in --out.
+        Resume from the newest intact checkpoint in --out.
     force
         Replace an earlier run in --out.
     train

@@ -148,7 +148,7 @@ def run_finetuning(
             write_finetuning_page(
                 settings, data.dev, answers, evaluation, result, out, rows=trainer.log.rows, notices=notices
             )
-            if isinstance(settings, FinetuneSettings):  # with epochs; runs of so many steps keep run.keep checkpoints
+            if isinstance(settings, FinetuneSettings):  # translation runs keep run.keep checkpoints
                 shutil.rmtree(out / "checkpoints", ignore_errors=True)
             if trainer.show:
                 _print_result(result, out if prints_folder else None)

@@ -46,7 +46,7 @@ def pairs(
     seed: int = 0,
     force: bool = False,
 ) -> PairsResult:
-    """Make pairs of texts that belong together from documents, to learn vectors of texts without labels.
+    """Make pairs of related texts from documents, to train text embeddings without labels.
 
     Parameters
     ----------
@@ -58,20 +58,20 @@ def pairs(
     kinds
         The kinds of pairs and how many of a document, such as neighbours=5 same=4: title (and a sentence of the first
         paragraph), neighbours (sentences), together (in a paragraph, not next to each other), spans (runs of words that
-        overlap or adjoin), crop (a sentence and a run of its words), altered (words left out or said twice), same (a
-        sentence twice, for dropout to tell apart). By default some of all, 20 of a document.
+        overlap or adjoin), crop (a sentence and a run of its words), altered (words dropped or repeated), same (a
+        sentence twice, distinguished by dropout). By default some of all, 20 of a document.
     shortest
         The fewest words of a sentence or a span; headings are left out as well.
     longest
         The most words.
     documents
-        Only so many documents, the first ones.
+        Maximum number of documents; the first ones are used.
     field
         The field or column that holds the text in .jsonl and .parquet files.
     title
-        The one that holds the title, where there is one.
+        The field or column that holds the title, if there is one.
     seed
-        The number that pairs are drawn by; those of a document depend on it and on the document's place alone.
+        Seed of the pairs; the pairs of a document depend only on it and on the document's position.
     force
         Replace the content of an output folder that an earlier command left.
     """

@@ -51,15 +51,15 @@ def predict(
     Parameters
     ----------
     model
-        The folder of a fine-tuned model, or of one that translates.
+        The folder of a fine-tuned model.
     out
         The folder to write: predictions.jsonl and result.json, predictions.txt where an answer is one line, and in
-        official/ what the task's own scorer reads.
+        official/ files for the task's own scorer.
     data
         A .jsonl, .csv or .tsv file with the columns of the task, or a .txt file, one text a line (also .gz, .xz, .zst);
-        a .parquet file; or, with --part, a folder of parts or a name on the hub.
+        a .parquet file; or, with --part, a folder of splits or a name on the hub.
     part
-        The part of a folder or of a data set on the hub.
+        The split of a folder or of a data set on the hub.
     text
         A text; may be given several times.
     pair
@@ -67,8 +67,7 @@ def predict(
     column
         A column that has another name than in training, such as text=review; may be given several times.
     beam
-        For translation: hypotheses that are followed side by side; 1 takes the likeliest token each time. The search is
-        that of the model's recipe where nothing is given.
+        For translation: beam size; 1 is greedy decoding. Defaults to the model's recipe.
     length_penalty
         α of log P / ((5 + length) / 6)^α; 0 for none.
     extra_length

@@ -78,20 +78,20 @@ def pretrain(
     set
         One setting over the recipe, such as optimizer.learning_rate=1e-3; may be given several times.
     seed
-        Of weights, data order, masks and dropout.
+        Seed of weights, data order, masks and dropout (run.seed).
     budget
-        How long the run may be, instead of run.steps: 10min, 2h, 300M (tokens) or "1e18 flops". A time is measured on
+        Training budget, instead of run.steps: 10min, 2h, 300M (tokens) or "1e18 flops". A time is measured on
         the first steps and then fixed: recipe.toml holds the steps.
     branch
-        A checkpoint, RUN/checkpoints/step-…, to go on from with that run's recipe: only the decay follows.
+        A checkpoint, RUN/checkpoints/step-…, to continue with that run's recipe and a learning-rate decay.
     decay
-        With --branch: how long the rate falls, in steps (500), as a share of the whole (20%) or in tokens (50M).
+        With --branch: length of the decay, in steps (500), as a share of the whole (20%) or in tokens (50M).
     device
         Where to compute; "auto" takes a GPU if there is one.
     explain
         Print the resolved settings, parameters, FLOPs per token and memory, then stop.
     resume
-        Go on from the newest whole checkpoint in --out.
+        Resume from the newest intact checkpoint in --out.
     force
         Replace an earlier run in --out.
     """
@@ -281,7 +281,7 @@ def _named(row: Plain, term: str) -> Plain:
 
 
 def _predicted(term: str) -> str:
-    """What the tokens of a term are called on the page."""
+    """Return the name of a term's tokens on the page."""
     return "next tokens" if term == "next_token" else "masked tokens"
 
 

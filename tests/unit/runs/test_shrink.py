@@ -205,7 +205,7 @@ def test_refused_folders(folders: tuple[Path, Path], tmp_path: Path) -> None:
     (other / "dev.jsonl").write_text((data / "dev.jsonl").read_text())
     cases = [
         ((untuned, data), "has no task.json, so its model was not fine-tuned; use bertsmith finetune"),
-        ((nowhere, data), "which is no folder; give that of a fine-tuned model"),
+        ((nowhere, data), "which is not a folder; give the folder of a fine-tuned model"),
         ((model, nowhere), "nowhere"),
         ((model, other), "train"),
     ]

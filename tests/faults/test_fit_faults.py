@@ -166,7 +166,7 @@ def test_wrong_input_ends_in_one_sentence(
 
 
 def test_a_model_must_be_fine_tuned(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"MODEL .* is no folder"):
+    with pytest.raises(InputError, match=r"MODEL is .* not a folder"):
         bertsmith.fit(tmp_path / "missing", data=data, out=tmp_path / "out", latency_ms=3)
     (tmp_path / "bare").mkdir()
     with pytest.raises(InputError, match=r"has no task\.json"):

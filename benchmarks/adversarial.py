@@ -42,8 +42,8 @@ def _run(options: argparse.Namespace, kind: str, seed: int, out: Path) -> dict[s
         set=options.set,
         device=options.device,
     )
-    figures = {name: found[name] for name in ("metric", "score", "best_step", "steps", "seconds")}
-    return {"adversarial": kind, "seed": seed, **figures}
+    metrics = {name: found[name] for name in ("metric", "score", "best_step", "steps", "seconds")}
+    return {"adversarial": kind, "seed": seed, **metrics}
 
 
 def _print_table(rows: list[dict[str, Any]], kinds: list[str]) -> None:

@@ -134,7 +134,7 @@ def _trained(
         print(f"{name}: stage {number} took {time.perf_counter() - begin:.1f} s", flush=True)
     last, folder = trainers[-1], _folder(options, name)
     held_out = last.log.of_kind("held_out")[-1]
-    figures = {
+    metrics = {
         "name": name,
         "native": _native(last.model.config),
         "parameters": sum(parameter.numel() for parameter in last.model.parameters()),
@@ -145,8 +145,8 @@ def _trained(
         "held_out": {key: value for key, value in held_out.items() if key not in ("kind", "step")},
     }
     write_model(fold(last.model), folder)
-    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return figures
+    (folder / "figures.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    return metrics
 
 
 def _steps(trainer: Trainer, stage: str, stages: int, options: argparse.Namespace) -> int:
@@ -217,10 +217,10 @@ def _scores(path: str) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        if "figures" in row:
+        if "metrics" in row:
             found.setdefault(row["model"], {}).setdefault(row["task"], []).append(row)
     return {
-        name: {task: [row["figures"][TASKS[task].figures[0]] for row in chosen(rows)] for task, rows in own.items()}
+        name: {task: [row["metrics"][TASKS[task].metrics[0]] for row in chosen(rows)] for task, rows in own.items()}
         for name, own in found.items()
     }
 

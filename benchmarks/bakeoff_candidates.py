@@ -37,7 +37,7 @@ def network(mixers: str, vocabulary: int, placement: str = "pre") -> ModelConfig
     """An encoder of the size of ELECTRA-small and ConvBERT-small around some mixers, or a native network."""
     if mixers in NATIVE:
         return NATIVE[mixers](vocabulary)
-    config = preset("electra-small", vocabulary=vocabulary, dropout=0.0, placement=placement, deviation=0.04)
+    config = preset("electra-small", vocabulary=vocabulary, dropout=0.0, placement=placement, init_std=0.04)
     encoder, turns = config.encoder, MIXERS[mixers]
     layers: list[LayerConfig] = [
         layer.changed(mixer=turns[index % len(turns)]) for index, layer in enumerate(encoder.layers)
@@ -47,7 +47,7 @@ def network(mixers: str, vocabulary: int, placement: str = "pre") -> ModelConfig
     encoder = encoder.changed(
         layers=tuple(layers),
         embedding=encoder.embedding.changed(positions=positions),
-        relative=RelativeConfig(span=64, farthest=512, has_norm=True) if reads_distances else None,
+        relative=RelativeConfig(span=64, max_distance=512, has_norm=True) if reads_distances else None,
     )
     return config.changed(encoder=encoder, family=FAMILIES[turns[0].kind])
 
@@ -62,8 +62,8 @@ def modernbert(vocabulary: int) -> ModelConfig:
         heads=HEADS,
         neurons=640,
         global_every=1,
-        longest=512,
-        deviation=0.04,
+        max_length=512,
+        init_std=0.04,
     )
     layers = tuple(layer.changed(mixer=layer.mixer.changed(rotary=10_000.0)) for layer in config.encoder.layers)
     return config.changed(encoder=config.encoder.changed(layers=layers))
@@ -79,7 +79,7 @@ def deberta_v2(vocabulary: int) -> ModelConfig:
         heads=HEADS,
         span=64,
         dropout=0.0,
-        deviation=0.04,
+        init_std=0.04,
     )
     encoder = config.encoder
     # as many weights as the gated feed-forwards of modernbert

@@ -54,7 +54,7 @@ class Step:
 
     tokens: Tensor
     layout: SequenceLayout
-    places: Tensor
+    positions: Tensor
     targets: Tensor
 
 
@@ -138,7 +138,7 @@ def _train(model: Model, steps: list[Step], backend: str, seed: int, options: ar
         with torch.autocast(options.device, torch.bfloat16):
             states = model.run(
                 EncoderInputs(step.tokens, step.layout, backend=backend),
-                Want(masked_positions=step.places),
+                Want(masked_positions=step.positions),
             ).masked_states
             scores = model.head("masked_tokens")(states, model.token_table)
         loss = cross_entropy(scores.float(), step.targets)
@@ -184,11 +184,11 @@ def _steps(text: np.ndarray, options: argparse.Namespace) -> list[Step]:
         cuts = torch.randint(max(1, options.length // 8), options.length + 1, (len(batch),), generator=generator)
         ends = cuts.cumsum(0)
         starts = torch.cat([torch.zeros(1, dtype=torch.long), ends[ends < len(batch)], torch.tensor([len(batch)])])
-        places = torch.randperm(len(batch), generator=generator)[: max(1, len(batch) * 15 // 100)].sort().values
-        hidden, targets = batch.clone(), batch[places]
-        hidden[places] = _MASK
+        positions = torch.randperm(len(batch), generator=generator)[: max(1, len(batch) * 15 // 100)].sort().values
+        hidden, targets = batch.clone(), batch[positions]
+        hidden[positions] = _MASK
         layout = SequenceLayout.packed(starts.int().to(options.device), options.length)
-        made.append(Step(hidden.to(options.device), layout, places.to(options.device), targets.to(options.device)))
+        made.append(Step(hidden.to(options.device), layout, positions.to(options.device), targets.to(options.device)))
     return made
 
 

@@ -58,33 +58,33 @@ def _run(options: argparse.Namespace, task: str, seed: int) -> dict[str, Any]:
         sys.stdout, shown = nowhere, sys.stdout
         folder, common = Path(name), {"data": task, "seed": seed, "device": options.device}
         teacher = bertsmith.finetune(options.model, out=folder / "teacher", set=options.finetune, **common)
-        figures: dict[str, Any] = {"task": Path(task).name, "seed": seed, "metric": teacher["metric"]}
-        figures |= {"teacher": teacher["score"], "order": {}, "alone": {}}
+        metrics: dict[str, Any] = {"task": Path(task).name, "seed": seed, "metric": teacher["metric"]}
+        metrics |= {"teacher": teacher["score"], "order": {}, "alone": {}}
         for order in options.orders:
             stages = [] if order == "importance" else ['stages=["width"]']
             bertsmith.shrink(
                 folder / "teacher", out=folder / order, set=[*options.set, *stages, f'order="{order}"'], **common
             )
-            figures["order"][order] = _best(folder / order / "width" / "log.jsonl")
-            _keep(options, figures)
+            metrics["order"][order] = _best(folder / order / "width" / "log.jsonl")
+            _keep(options, metrics)
             if order == "importance":
-                figures["grid"] = [member.plain() for member in read_record(folder / order).grid]
-                _keep(options, figures)
+                metrics["grid"] = [member.plain() for member in read_record(folder / order).grid]
+                _keep(options, metrics)
         for width, depth in options.alone:
             small = _cut(folder / "teacher", folder / "importance", width, depth)
             settings = [*options.finetune, f"run.epochs={options.alone_epochs}"]
             alone = bertsmith.finetune(small, out=folder / f"alone-{width}-{depth}", set=settings, **common)
-            figures["alone"][f"{width:g} {depth:g}"] = alone["score"]
-            _keep(options, figures)
+            metrics["alone"][f"{width:g} {depth:g}"] = alone["score"]
+            _keep(options, metrics)
         sys.stdout = shown
-    return {**figures, "seconds": time.perf_counter() - begin}
+    return {**metrics, "seconds": time.perf_counter() - begin}
 
 
-def _keep(options: argparse.Namespace, figures: dict[str, Any]) -> None:
+def _keep(options: argparse.Namespace, metrics: dict[str, Any]) -> None:
     """Writes what a run has so far, for those who stop it."""
     if options.out:
-        path = Path(f"{options.out}.{figures['task']}-{figures['seed']}")
-        path.write_text(json.dumps(figures), encoding="utf-8")
+        path = Path(f"{options.out}.{metrics['task']}-{metrics['seed']}")
+        path.write_text(json.dumps(metrics), encoding="utf-8")
 
 
 def _best(log: Path) -> dict[str, float]:

@@ -38,7 +38,7 @@ class Work:
     is_token: Tensor | None = None
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         return self.ids.shape[1]
 
     @property
@@ -52,7 +52,7 @@ class Work:
     def packed(self) -> tuple[Tensor, SequenceLayout]:
         starts = torch.tensor([0, *self.lengths]).cumsum(0).int().to(self.ids.device)
         tokens = self.ids.flatten() if self.is_token is None else self.ids[self.is_token]
-        return tokens, SequenceLayout.packed(starts, self.longest)
+        return tokens, SequenceLayout.packed(starts, self.max_length)
 
 
 def even_work(length: int, tokens: int, device: str) -> Work:
@@ -61,13 +61,15 @@ def even_work(length: int, tokens: int, device: str) -> Work:
     return Work(str(length), torch.randint(5, VOCABULARY, (batch, length), device=device), (length,) * batch)
 
 
-def mixed_work(longest: int, tokens: int, device: str) -> Work:
+def mixed_work(max_length: int, tokens: int, device: str) -> Work:
     """Sequences of lengths drawn evenly up to the longest, about as many real tokens; at least eight of them."""
-    longest = min(longest, max(16, tokens // 4))
-    count = max(2, tokens * 2 // longest)
-    lengths = torch.randint(max(1, longest // 16), longest + 1, (count,), generator=torch.Generator().manual_seed(0))
-    is_token = torch.arange(longest, device=device) < lengths.to(device)[:, None]
-    ids = torch.randint(5, VOCABULARY, (count, longest), device=device)
+    max_length = min(max_length, max(16, tokens // 4))
+    count = max(2, tokens * 2 // max_length)
+    lengths = torch.randint(
+        max(1, max_length // 16), max_length + 1, (count,), generator=torch.Generator().manual_seed(0)
+    )
+    is_token = torch.arange(max_length, device=device) < lengths.to(device)[:, None]
+    ids = torch.randint(5, VOCABULARY, (count, max_length), device=device)
     return Work("mixed", ids, tuple(lengths.tolist()), is_token)
 
 
@@ -93,11 +95,11 @@ class Candidate:
         return " ".join(word for word in (self.maker, self.form, self.mode) if word)
 
 
-def config_of(family: str, size: str, longest: int) -> ModelConfig:
+def config_of(family: str, size: str, max_length: int) -> ModelConfig:
     """The family in the size that was asked for, without heads and dropout."""
     width, layers, heads = SIZES[size]
     name = f"{family}-base"
-    sizes = {"width": width, "layers": layers, "heads": heads, "dropout": 0.0, "longest": max(512, longest)}
+    sizes = {"width": width, "layers": layers, "heads": heads, "dropout": 0.0, "max_length": max(512, max_length)}
     sizes |= {"vocabulary": VOCABULARY, "embedding_width": width}
     config = preset(name, **{key: value for key, value in sizes.items() if key in overridable(name)})
     return config.changed(heads=())
@@ -108,7 +110,7 @@ def ours(family: str, size: str, device: str, forms: list[str], modes: list[str]
 
     def make(work: Work) -> nn.Module:
         with torch.device(device):  # drawing weights on a GPU is a matter of milliseconds
-            encoder = build(config_of(family, size, work.longest)).encoder
+            encoder = build(config_of(family, size, work.max_length)).encoder
         return encoder.to(device).train()
 
     made = []

@@ -94,11 +94,11 @@ def _candidates(family: str, folder: Path, options: argparse.Namespace) -> tuple
             ("torch int8", "torch", INT8),
             ("ORT int8", "onnxruntime", INT8),
         ):
-            place = folder / name.replace(" ", "-")
+            position = folder / name.replace(" ", "-")
             if not any(part in name for part in options.only):
                 continue
             try:
-                found[name] = _ours(model, place, engine, precision, options.threads)
+                found[name] = _ours(model, position, engine, precision, options.threads)
             except Exception as error:
                 said.append(f"no {name}: {_short(error)}")
     return {name: run for name, run in found.items() if any(part in name for part in options.only)}, said
@@ -107,7 +107,7 @@ def _candidates(family: str, folder: Path, options: argparse.Namespace) -> tuple
 def _config(family: str, options: argparse.Namespace) -> ModelConfig:
     """The family in base size, without heads and dropout."""
     name = f"{family}-base"
-    sizes = {"width": WIDTH, "layers": options.layers, "heads": HEADS, "dropout": 0.0, "longest": 512}
+    sizes = {"width": WIDTH, "layers": options.layers, "heads": HEADS, "dropout": 0.0, "max_length": 512}
     sizes |= {"vocabulary": VOCABULARY, "embedding_width": WIDTH}
     return preset(name, **{key: value for key, value in sizes.items() if key in overridable(name)}).changed(heads=())
 

@@ -58,7 +58,7 @@ def add_site() -> None:
 def _make(
     make: Callable[[ModelConfig, Work, str], nn.Module], family: str, size: str, device: str, work: Work
 ) -> nn.Module:
-    return make(config_of(family, size, work.longest), work, device)
+    return make(config_of(family, size, work.max_length), work, device)
 
 
 def _inputs(mask: str, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -102,7 +102,7 @@ def _disentangled_inference(config: ModelConfig, work: Work, device: str) -> nn.
     from disentangled_flash import optimize_deberta
 
     module = _transformers(config, work, device).eval().to(torch.bfloat16)
-    optimize_deberta(module, sequence_lengths=[work.longest])
+    optimize_deberta(module, sequence_lengths=[work.max_length])
     return module
 
 

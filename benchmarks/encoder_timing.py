@@ -94,19 +94,19 @@ def _states(output: Any) -> Tensor:
 
 def _figures(kind: str, step: Callable[[], None], candidate: Candidate, work: Work, options: Namespace) -> Row:
     milliseconds = median_ms(step, options)
-    figures: Row = {f"{kind}_ms": round(milliseconds, 3), f"{kind}_rate": round(work.tokens / milliseconds, 2)}
+    metrics: Row = {f"{kind}_ms": round(milliseconds, 3), f"{kind}_rate": round(work.tokens / milliseconds, 2)}
     if options.device == "cuda":
-        figures[f"{kind}_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        metrics[f"{kind}_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     if candidate.maker != NO_ATTENTION:
         passes = 3 if kind == "train" else 1  # the backward pass counts as two
         flops = passes * model_flops(candidate.family, options.size, work)
-        figures[f"{kind}_share"] = round(flops / milliseconds * 1e3 / options.ceiling, 4)
-    return figures
+        metrics[f"{kind}_share"] = round(flops / milliseconds * 1e3 / options.ceiling, 4)
+    return metrics
 
 
 def model_flops(family: str, size: str, work: Work) -> int:
     """Operations of one forward pass over the batch, as the package counts them; pads count for nothing."""
-    encoder = config_of(family, size, work.longest).encoder
+    encoder = config_of(family, size, work.max_length).encoder
     lengths = {length: work.lengths.count(length) for length in set(work.lengths)}
     return sum(
         count * length * (encoder.flops(length) - _absent_flops(encoder, length)) for length, count in lengths.items()

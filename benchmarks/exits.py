@@ -42,14 +42,14 @@ def main() -> None:
     examples = kept.task.examples(task_splits(options.data).read("dev"))[: options.texts]
     features = kept.task.features(examples, Encoding.of(model, kept.sequences.length))
     reader = ExampleReader(features, kept.sequences, model.require_tokenizer().pad)
-    figures = []
+    metrics = []
     for rule in _rules(own, options.thresholds):
         runner = ExitRunner(model, rule)
         for size in options.batches:
-            figures.append(_measured(model, runner, features, reader, size, options.rounds))
-            print(_line(figures[-1]), flush=True)
+            metrics.append(_measured(model, runner, features, reader, size, options.rounds))
+            print(_line(metrics[-1]), flush=True)
     if options.out is not None:
-        options.out.write_text(json.dumps({"threads": options.threads, "rows": figures}, indent=2) + "\n")
+        options.out.write_text(json.dumps({"threads": options.threads, "rows": metrics}, indent=2) + "\n")
 
 
 def _rules(own: ExitRule | None, thresholds: list[float]) -> list[ExitRule]:

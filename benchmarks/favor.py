@@ -48,7 +48,7 @@ def _errors(options: argparse.Namespace) -> dict[str, list[float]]:
     torch.manual_seed(options.seed)
     length, width = options.error_length, options.head_width
     layout = SequenceLayout.full(1, length)
-    query, key = (options.deviation * torch.randn(1, length, 1, width, dtype=torch.float64) for _ in range(2))
+    query, key = (options.init_std * torch.randn(1, length, 1, width, dtype=torch.float64) for _ in range(2))
     value = torch.randn(1, length, 1, width, dtype=torch.float64)
     exact = attention(query, key, value, layout)
     errors: dict[str, list[float]] = {}
@@ -66,7 +66,7 @@ def _errors(options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def _print_errors(errors: dict[str, list[float]], options: argparse.Namespace) -> None:
-    about = f"head width {options.head_width}, deviation {options.deviation}, {options.error_length} tokens"
+    about = f"head width {options.head_width}, deviation {options.init_std}, {options.error_length} tokens"
     print(f"\nrelative error of the output, {about}, {options.draws} draws")
     print("| features |" + "".join(f" {name} |" for name in errors))
     print("|---|" + "---|" * len(errors))
@@ -91,7 +91,7 @@ def _draw_errors(errors: dict[str, list[float]], options: argparse.Namespace) ->
     axes.minorticks_off()
     axes.set_xlabel("features")
     axes.set_ylabel("relative error of the output")
-    axes.set_title(f"FAVOR+ against softmax: head width {options.head_width}, σ = {options.deviation}", fontsize=11)
+    axes.set_title(f"FAVOR+ against softmax: head width {options.head_width}, σ = {options.init_std}", fontsize=11)
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.legend(frameon=False, fontsize=9)
     for side in ("top", "right"):

@@ -55,13 +55,13 @@ def main() -> None:
     logging.disable(logging.WARNING)
     if options.size:
         options.model = _fresh_model(options.model, options.size)
-    figures = {}
+    metrics = {}
     if options.speed:
-        figures["speed"] = _speed(options)
+        metrics["speed"] = _speed(options)
     if options.quality:
-        figures["quality"] = _quality(options)
+        metrics["quality"] = _quality(options)
     if options.out:
-        Path(options.out).write_text(json.dumps(figures, indent=2), encoding="utf-8")
+        Path(options.out).write_text(json.dumps(metrics, indent=2), encoding="utf-8")
 
 
 class _Interleaved(TrainerCallback):
@@ -195,7 +195,7 @@ def _peer(task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         trainer = peer_trainer(data.settings, train, Path(folder), device=options.device)
         trainer.train()
         evaluation = kind.evaluate(data.dev, kind.answers(data.dev, dev, peer_outputs(trainer, dev)))
-    return {"metric": evaluation.metric, "score": evaluation.score, "figures": evaluation.metrics}
+    return {"metric": evaluation.metric, "score": evaluation.score, "metrics": evaluation.metrics}
 
 
 def _same(task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -218,8 +218,8 @@ def _ours(task: str, seed: int, options: argparse.Namespace, flags: list[str]) -
             seed=seed,
             device=options.device,
         )
-    figures = {name: value for name, value in result.items() if isinstance(value, float)}
-    return {"metric": result["metric"], "score": result["score"], "figures": figures}
+    metrics = {name: value for name, value in result.items() if isinstance(value, float)}
+    return {"metric": result["metric"], "score": result["score"], "metrics": metrics}
 
 
 def _print_quality(found: list[dict[str, Any]]) -> None:
@@ -227,14 +227,14 @@ def _print_quality(found: list[dict[str, Any]]) -> None:
     print(f"\n{'':<14}{'':<12}{'':<22}{'mean':>8}{'least':>8}{'most':>8}{'seconds':>9}")
     for task in dict.fromkeys(row["task"] for row in found):
         own = [row for row in found if row["task"] == task]
-        for name in (name for name in own[0]["figures"] if all(name in row["figures"] for row in own)):
+        for name in (name for name in own[0]["metrics"] if all(name in row["metrics"] for row in own)):
             for side in dict.fromkeys(row["side"] for row in own):
                 taken = [row for row in own if row["side"] == side]
-                figures = [row["figures"][name] for row in taken]
+                metrics = [row["metrics"][name] for row in taken]
                 seconds = statistics.mean(row["seconds"] for row in taken)
                 print(
-                    f"{task:<14}{name:<12}{side:<22}{statistics.mean(figures):>8.2f}{min(figures):>8.2f}"
-                    f"{max(figures):>8.2f}{seconds:>9.1f}"
+                    f"{task:<14}{name:<12}{side:<22}{statistics.mean(metrics):>8.2f}{min(metrics):>8.2f}"
+                    f"{max(metrics):>8.2f}{seconds:>9.1f}"
                 )
 
 

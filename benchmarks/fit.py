@@ -25,9 +25,9 @@ from bertsmith.shrinking.fit.store import MEASUREMENTS, Measurements
 
 def main() -> None:
     options = _options()
-    figures = _again(options) if options.what == "again" else _brute(options)
-    if options.figures:
-        Path(options.figures).write_text(json.dumps(figures, indent=2), encoding="utf-8")
+    metrics = _again(options) if options.what == "again" else _brute(options)
+    if options.metrics:
+        Path(options.metrics).write_text(json.dumps(metrics, indent=2), encoding="utf-8")
 
 
 def _again(options: argparse.Namespace) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
 from small_world import small_world
 
-CUTS = ("pieces", "sentence_pairs", "segments", "convbert_segments")
+CUTS = ("chunks", "sentence_pairs", "segments", "convbert_segments")
 UNITS = ("token", "word", "ngram")
 RULES = [MaskingConfig(unit=unit, draw=draw) for draw in ("exact", "windows") for unit in UNITS]
 RULES.append(MaskingConfig(draw="with_replacement"))
@@ -51,8 +51,8 @@ def main() -> None:
 def _cases(workers: list[int]) -> list[tuple[str, str, MaskingConfig, int]]:
     """Every rule of masking on one cut, then every other cut with one rule."""
     return [
-        *(("pieces", "packed", rule, count) for rule in RULES for count in workers),
-        ("pieces", "padded", MaskingConfig(), workers[-1]),
+        *(("chunks", "packed", rule, count) for rule in RULES for count in workers),
+        ("chunks", "padded", MaskingConfig(), workers[-1]),
         *((cut, "packed", MaskingConfig(), workers[-1]) for cut in CUTS[1:]),
     ]
 
@@ -95,13 +95,13 @@ def _measure_cut(corpus: TokenCorpus, tokenizer: Tokenizer, cut: str, options: a
 def _measure_rule(
     corpus: TokenCorpus, tokenizer: Tokenizer, masking: MaskingConfig, options: argparse.Namespace
 ) -> None:
-    plan, reader = _source(corpus, tokenizer, "pieces", "packed", options)
+    plan, reader = _source(corpus, tokenizer, "chunks", "packed", options)
     batches = [reader[item].batch for item in islice(plan.from_cursor(Cursor()), 10)]
     vocabulary = vocabulary_of(tokenizer)
-    places = len(corrupt(batches[0], 0, masking, vocabulary).places)
+    positions = len(corrupt(batches[0], 0, masking, vocabulary).positions)
     seconds = _seconds(lambda: [corrupt(batch, 0, masking, vocabulary) for batch in batches])
     speed = sum(batch.real_tokens for batch in batches) / seconds
-    print(f"{masking.unit:<7}{masking.draw:<18}{speed:>14,.0f}{places:>9,}", flush=True)
+    print(f"{masking.unit:<7}{masking.draw:<18}{speed:>14,.0f}{positions:>9,}", flush=True)
 
 
 def _seconds(work: Callable[[], object]) -> float:

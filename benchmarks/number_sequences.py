@@ -23,7 +23,7 @@ def main() -> None:
         out = options.out or Path(folder) / "run"
         data = write_task(Path(folder) / "data", options.task, seed=options.seed)
         begin, begin_busy = time.perf_counter(), time.process_time()
-        figures = bertsmith.finetune(
+        metrics = bertsmith.finetune(
             recipe=ROOT / "recipes" / "transformer-numbers.toml",
             data=data,
             out=out,
@@ -34,9 +34,9 @@ def main() -> None:
         )
         seconds, busy = time.perf_counter() - begin, time.process_time() - begin_busy
     print(
-        f"{options.task}: exact match {figures['exact_match']:.1f} % of "
-        f"{figures['data']['dev']['rows']} unseen sequences, "
-        f"loss {figures['loss']:.5f}, {figures['steps']} steps, {seconds:.0f} s in all, {busy:.0f} s of processor time"
+        f"{options.task}: exact match {metrics['exact_match']:.1f} % of "
+        f"{metrics['data']['dev']['rows']} unseen sequences, "
+        f"loss {metrics['loss']:.5f}, {metrics['steps']} steps, {seconds:.0f} s in all, {busy:.0f} s of processor time"
     )
 
 
@@ -46,7 +46,7 @@ def write_task(
     *,
     train: int = 30_000,
     dev: int = 1_000,
-    longest: int = 12,
+    max_length: int = 12,
     limit: int = 20,
     seed: int = 0,
 ) -> Path:
@@ -55,7 +55,7 @@ def write_task(
     folder.mkdir(parents=True)
     seen: set[tuple[int, ...]] = set()
     while len(seen) < train + dev:
-        seen.add(tuple(draw.randrange(limit) for _ in range(draw.randint(3, longest))))
+        seen.add(tuple(draw.randrange(limit) for _ in range(draw.randint(3, max_length))))
     rows = sorted(seen)
     draw.shuffle(rows)
     for part, chosen in (("dev", rows[:dev]), ("train", rows[dev:])):

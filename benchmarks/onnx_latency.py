@@ -137,8 +137,8 @@ def _measured(candidates: dict[str, Run], shape: tuple[int, int], rounds: int) -
     rows = []
     for name, times in taken.items():
         ratio = statistics.median(own / peers for own, peers in zip(times, taken[PEER], strict=True))
-        figures = {"median_ms": statistics.median(times), "least_ms": min(times), "ratio": ratio}
-        rows.append({"batch": batch, "length": length, "candidate": name, **figures})
+        metrics = {"median_ms": statistics.median(times), "least_ms": min(times), "ratio": ratio}
+        rows.append({"batch": batch, "length": length, "candidate": name, **metrics})
     return rows
 
 

@@ -54,7 +54,7 @@ CPU_HEADS, CPU_HEAD_WIDTHS = 2, (32,)
 def main() -> None:
     options = _options()
     device = torch.cuda.get_device_name() if options.device == "cuda" else options.device
-    about = f"{options.tokens} tokens, {options.dtype}, {options.taps} taps, {options.features} features"
+    about = f"{options.tokens} tokens, {options.dtype}, {options.kernel_size} taps, {options.features} features"
     print(f"torch {torch.__version__}, {device}, {about}, medians in ms")
     show = _print_tiles if options.tiles else _print_profile if options.profile else _print_forms
     if show is _print_forms:
@@ -137,8 +137,8 @@ def _print_tiles(title: Sequence[str], case: Case, options: argparse.Namespace) 
             except Exception as error:  # a tile may ask for more than the device has
                 print(f"{about}: {_words(arguments)}: {_line(error)}")
         found.sort(key=lambda row: row[0])
-        for place, (spent, arguments, remark) in enumerate(found):
-            print(f"{about}: {spent:.4f} {_words(arguments)}{remark}{'' if place else '  <- best'}", flush=True)
+        for position, (spent, arguments, remark) in enumerate(found):
+            print(f"{about}: {spent:.4f} {_words(arguments)}{remark}{'' if position else '  <- best'}", flush=True)
 
 
 def _remark(tuned: Tuned, arguments: dict[str, Any]) -> str:

@@ -102,20 +102,20 @@ def _favor_kernels(op: Callable[..., Tensor], tensors: list[Tensor]) -> dict[str
         "keys' gradient": (memory_backward._TUNED, memory_backward._DEFAULT, READS),
         "sums": (splits._TUNED, splits._DEFAULT, SUMS),
     }
-    place = _place(tensors[0])
+    position = _place(tensors[0])
     return {
-        name: _tuned(op, tensors, table, table.get(place, default), tries)
+        name: _tuned(op, tensors, table, table.get(position, default), tries)
         for name, (table, default, tries) in kernels.items()
     }
 
 
 def _tuned(op: Callable[..., Tensor], tensors: list[Tensor], table: Table, now: Tile, tries: list[Tile]) -> Tuned:
     """Forward and backward of the whole op with one entry of a table of tiles changed for the time of a call."""
-    train, place = training(partial(op, backend="triton"), tensors), _place(tensors[0])
+    train, position = training(partial(op, backend="triton"), tensors), _place(tensors[0])
 
     def launch(cut: Tile) -> tuple[Tensor | None, ...]:
         before = dict(table)
-        table[place] = cut
+        table[position] = cut
         try:
             return train()
         finally:

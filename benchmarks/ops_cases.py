@@ -52,7 +52,7 @@ def light_conv(options: Namespace, length: int, heads: int, head_width: int) -> 
     layout, shape = lying(options, length)
     # a part of one projection, as a mixer has it
     value = numbers(options, *shape, 4, heads, head_width).unbind(-3)[3]
-    scores = numbers(options, *shape, heads, options.taps)
+    scores = numbers(options, *shape, heads, options.kernel_size)
     size = value.element_size()
     values, kernels = value.numel() * size, scores.numel() * size
     return Case(
@@ -87,7 +87,7 @@ def _light_conv_kernels(value: Tensor, scores: Tensor, layout: SequenceLayout) -
 def depthwise(options: Namespace, length: int, heads: int, head_width: int) -> Case:
     layout, shape = lying(options, length)
     width = 2 * heads * head_width  # as ConvBERT has it: half the heads convolve
-    hidden, kernel = numbers(options, *shape, width), numbers(options, width, options.taps)
+    hidden, kernel = numbers(options, *shape, width), numbers(options, width, options.kernel_size)
     moved = hidden.numel() * hidden.element_size()
     return Case(
         op=partial(conv.depthwise, layout=layout),
@@ -104,7 +104,7 @@ def depthwise(options: Namespace, length: int, heads: int, head_width: int) -> C
 def _depthwise_kernels(hidden: Tensor, kernel: Tensor, layout: SequenceLayout) -> dict[str, Tuned]:
     from bertsmith.ops.conv import depthwise_kernels as kernels
 
-    sequences, taps = SequenceRows.of(layout, hidden.device), kernel.shape[1]
+    sequences, kernel_size = SequenceRows.of(layout, hidden.device), kernel.shape[1]
     hidden = by_row(hidden, layout)
     tries = [
         {"cut": Tile(rows, columns, warps)}
@@ -125,8 +125,12 @@ def _depthwise_kernels(hidden: Tensor, kernel: Tensor, layout: SequenceLayout) -
         for shares in (61, 127, 251)
     ]
     return {
-        "forward": Tuned(partial(kernels.convolve, hidden, kernel, sequences, 0, taps // 2, hidden.dtype), tries),
-        "kernel's gradient": Tuned(partial(kernels.kernel_gradient, hidden, hidden, taps, sequences, taps // 2), sums),
+        "forward": Tuned(
+            partial(kernels.convolve, hidden, kernel, sequences, 0, kernel_size // 2, hidden.dtype), tries
+        ),
+        "kernel's gradient": Tuned(
+            partial(kernels.kernel_gradient, hidden, hidden, kernel_size, sequences, kernel_size // 2), sums
+        ),
     }
 
 

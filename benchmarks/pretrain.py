@@ -45,7 +45,7 @@ FAMILIES: dict[str, tuple[str, dict, dict]] = {
 def settings_of(family: str, size: str, options: argparse.Namespace) -> PretrainSettings:
     """The run of one row."""
     name, objective, generator = FAMILIES[family]
-    overrides: dict[str, Any] = {**SIZES[size], "dropout": 0.0, "longest": options.length}
+    overrides: dict[str, Any] = {**SIZES[size], "dropout": 0.0, "max_length": options.length}
     if family in ("electra", "convbert"):
         overrides["embedding_width"] = 128 if size != "base" else 768
     return PretrainSettings.parse(

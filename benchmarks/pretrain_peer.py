@@ -19,9 +19,9 @@ def peer_step(family: str, size: dict[str, int], length: int, tokens: int, devic
 
     def step() -> None:
         # as many places in every row, so that all shapes are fixed
-        places = torch.rand(ids.shape, device=device).topk(round(0.15 * length), dim=1).indices
+        positions = torch.rand(ids.shape, device=device).topk(round(0.15 * length), dim=1).indices
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            loss = compiled(ids, places)
+            loss = compiled(ids, positions)
         loss.backward()
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
@@ -55,11 +55,11 @@ class _MaskedTokens(nn.Module):
 
         self.model = BertForMaskedLM(_config(family, size, length))
 
-    def forward(self, ids: Tensor, places: Tensor) -> Tensor:
-        states = self.model.bert(ids.scatter(1, places, MASK))[0]
-        chosen = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        states = self.model.bert(ids.scatter(1, positions, MASK))[0]
+        chosen = states.gather(1, positions[..., None].expand(-1, -1, states.shape[-1]))
         scores = self.model.cls(chosen).float()
-        return cross_entropy(scores.flatten(0, 1), ids.gather(1, places).flatten())
+        return cross_entropy(scores.flatten(0, 1), ids.gather(1, positions).flatten())
 
 
 class _ReplacedTokens(nn.Module):
@@ -79,15 +79,15 @@ class _ReplacedTokens(nn.Module):
         self.generator.embeddings.word_embeddings = self.encoder.embeddings.word_embeddings
         self.bias = nn.Parameter(torch.zeros(VOCABULARY))
 
-    def forward(self, ids: Tensor, places: Tensor) -> Tensor:
-        states = self.generator(ids.scatter(1, places, MASK))[0]
-        chosen = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        states = self.generator(ids.scatter(1, positions, MASK))[0]
+        chosen = states.gather(1, positions[..., None].expand(-1, -1, states.shape[-1]))
         table = self.encoder.embeddings.word_embeddings.weight
         scores = (self.scores(chosen) @ table.T + self.bias).float()
-        targets = ids.gather(1, places)
+        targets = ids.gather(1, positions)
         noise = -torch.log(-torch.log(torch.rand_like(scores) + 1e-9) + 1e-9)
         guesses = (scores.detach() + noise).argmax(-1)
-        guessed = ids.scatter(1, places, guesses)
+        guessed = ids.scatter(1, positions, guesses)
         logits = self.head(self.encoder(guessed)[0]).float()
         replaced = binary_cross_entropy_with_logits(logits, (guessed != ids).float())
         return cross_entropy(scores.flatten(0, 1), targets.flatten()) + 50 * replaced

@@ -94,8 +94,8 @@ def runs_of(entrant: Contestant, task: str, options: argparse.Namespace, cost: f
         "dev_rows": options.dev_rows,
         **settings,
     }
-    places = {"model": entrant.source, "data": data_of(task, options), "device": options.device}
-    return [Run({**record, "seed": seed}, places, cost) for seed in options.seeds]
+    positions = {"model": entrant.source, "data": data_of(task, options), "device": options.device}
+    return [Run({**record, "seed": seed}, positions, cost) for seed in options.seeds]
 
 
 def data_of(task: str, options: argparse.Namespace) -> str:

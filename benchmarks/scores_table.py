@@ -32,19 +32,19 @@ def chosen(lines: Sequence[Line]) -> list[Line]:
     # settings of which seeds are still to come cannot be compared yet
     most = max(map(len, groups.values()))
     whole = [list(group.values()) for group in groups.values() if len(group) == most]
-    return max(whole, key=lambda group: _mean(group, TASKS[group[0]["task"]].figures[0]))
+    return max(whole, key=lambda group: _mean(group, TASKS[group[0]["task"]].metrics[0]))
 
 
 def _table(lines: Sequence[Line], train_rows: int | None, dev_rows: int | None, epochs: float | None) -> str:
     tasks = [task for task in TASKS if any(line["task"] == task for line in lines)]
     models = list(dict.fromkeys(line["model"] for line in lines))
-    heads = [f"{task} {' / '.join(_NAMES.get(name, name) for name in TASKS[task].figures)}" for task in tasks]
+    heads = [f"{task} {' / '.join(_NAMES.get(name, name) for name in TASKS[task].metrics)}" for task in tasks]
     rows = ["| model | seeds | " + " | ".join([*heads, "mean"]) + " |", "|---|---|" + "---|" * (len(tasks) + 1)]
     notes = [_cut(train_rows, dev_rows, epochs)]
     for model in models:
         own = {task: [line for line in lines if (line["model"], line["task"]) == (model, task)] for task in tasks}
         best = {task: chosen(found) for task, found in own.items() if found}
-        means = [_mean(group, TASKS[task].figures[0]) for task, group in best.items()]
+        means = [_mean(group, TASKS[task].metrics[0]) for task, group in best.items()]
         mean = f"{statistics.fmean(means):.2f}" if len(best) == len(tasks) else "–"
         counts = sorted({len(group) for group in best.values()})
         seeds = "–".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
@@ -56,8 +56,8 @@ def _table(lines: Sequence[Line], train_rows: int | None, dev_rows: int | None, 
 
 def _cell(group: Sequence[Line], task: str) -> str:
     said = []
-    for name in TASKS[task].figures:
-        values = [line["figures"][name] for line in group]
+    for name in TASKS[task].metrics:
+        values = [line["metrics"][name] for line in group]
         spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
         said.append(f"{statistics.fmean(values):.2f}{spread}")
     alike = sum(line["is_degenerate"] for line in group)
@@ -65,7 +65,7 @@ def _cell(group: Sequence[Line], task: str) -> str:
 
 
 def _mean(group: Sequence[Line], figure: str) -> float:
-    return statistics.fmean(line["figures"][figure] for line in group)
+    return statistics.fmean(line["metrics"][figure] for line in group)
 
 
 def _cut(train_rows: int | None, dev_rows: int | None, epochs: float | None) -> str:

@@ -41,7 +41,7 @@ class ScoredTask:
 
     folder: str
     """Under --data."""
-    figures: tuple[str, ...]
+    metrics: tuple[str, ...]
     """What is shown; the first one counts where a rate is chosen, and in the mean over tasks."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Over the common ones."""
@@ -97,17 +97,17 @@ def finetuned(run: Run) -> dict[str, Any]:
     from bertsmith.toml import override
     from bertsmith.training.finetuning import make_finetuning, read_data
 
-    record, places = run.record, run.places
-    start = fresh_model(places["model"], record["seed"]) if record["weights"] == "random" else None
+    record, positions = run.record, run.positions
+    start = fresh_model(positions["model"], record["seed"]) if record["weights"] == "random" else None
     plain: dict[str, Any] = {
-        "data": places["data"],
-        "model": places["model"] if start is None else IN_MEMORY,
+        "data": positions["data"],
+        "model": positions["model"] if start is None else IN_MEMORY,
     }
     plain = override(plain, [*LEAN, *flags(record["settings"]), f"run.seed={record['seed']}"])
-    parts = [rows_of(places["data"], part, record[f"{part}_rows"]) for part in ("train", "dev")]
+    parts = [rows_of(positions["data"], part, record[f"{part}_rows"]) for part in ("train", "dev")]
     settings, tables = read_settings(plain, None, [], *parts, source="settings")  # type: ignore[arg-type]
     data = read_data(complete_settings(settings, plain, tables, start).settings, *tables)
-    device = places["device"]
+    device = positions["device"]
     with tempfile.TemporaryDirectory(prefix="scores-") as folder:
         out = Path(folder) / "run"
         out.mkdir()
@@ -118,8 +118,8 @@ def finetuned(run: Run) -> dict[str, Any]:
             raise InputError(f"asked to stop after step {progress.step}: no figures")
         evaluation, _ = made.evaluate()
     is_degenerate = answers_alike(data.settings.task, made.judge.examples, made.judge.answers)
-    figures = {
-        "figures": {name: round(value, 4) for name, value in evaluation.metrics.items()},
+    metrics = {
+        "metrics": {name: round(value, 4) for name, value in evaluation.metrics.items()},
         "is_degenerate": is_degenerate,
         "steps": progress.step,
         "tokens": progress.tokens,
@@ -131,8 +131,8 @@ def finetuned(run: Run) -> dict[str, Any]:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()  # other processes have use for it
-    shown = " ".join(f"{name} {figures['figures'][name]:.2f}" for name in TASKS[record["task"]].figures)
-    return {**figures, "said": shown + (", one answer to all" if is_degenerate else "")}
+    shown = " ".join(f"{name} {metrics['figures'][name]:.2f}" for name in TASKS[record["task"]].metrics)
+    return {**metrics, "said": shown + (", one answer to all" if is_degenerate else "")}
 
 
 def fresh_model(folder: str, seed: int) -> Any:

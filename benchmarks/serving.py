@@ -122,9 +122,9 @@ def main() -> None:
             f"{len(lengths)} texts, {min(lengths)} to {max(lengths)} tokens, median {statistics.median(lengths):g}, "
             f"mean {statistics.mean(lengths):.1f}; load average {os.getloadavg()[0]:.1f}"
         )
-        figures = asyncio.run(_run(bench))
-    if options.figures:
-        Path(options.figures).write_text(json.dumps(figures, indent=2), encoding="utf-8")
+        metrics = asyncio.run(_run(bench))
+    if options.metrics:
+        Path(options.metrics).write_text(json.dumps(metrics, indent=2), encoding="utf-8")
 
 
 async def _run(bench: Bench) -> dict[str, Any]:
@@ -156,9 +156,9 @@ async def _run(bench: Bench) -> dict[str, Any]:
     batched = rates.pop("batched")
     for way, rate in rates.items():
         print(f"batched is {batched / rate:.2f}x {way}")
-    figures: dict[str, Any] = {"closed": {**rates, "batched": batched}}
-    figures["overload"] = await _overloaded(bench, batched)
-    return figures
+    metrics: dict[str, Any] = {"closed": {**rates, "batched": batched}}
+    metrics["overload"] = await _overloaded(bench, batched)
+    return metrics
 
 
 async def _overloaded(bench: Bench, capacity: float) -> dict[str, Any]:

@@ -25,7 +25,7 @@ WORDS = ("iron", "river", "gate", "lantern", "clock", "smith", "harbour", "seven
 def write_folder(folder: Path, size: str) -> None:
     """Writes an elastic classifier. Its latencies are measured here, its scores made up: fresh weights have none."""
     width, layers, heads = SIZES[size]
-    config = bertsmith.preset("bert-base", width=width, layers=layers, heads=heads, longest=LONGEST)
+    config = bertsmith.preset("bert-base", width=width, layers=layers, heads=heads, max_length=LONGEST)
     model = bertsmith.build(config, seed=0)
     model.tokenizer = learn_tokenizer([" ".join(WORDS)] * 8, "wordpiece", 120, progress=False)
     task = {"kind": "classification", "text": "text", "label": "label", "labels": ["a", "b", "c"]}
@@ -45,11 +45,11 @@ def _last_matrix(model: Model) -> str:
 def _record(model: Model) -> ElasticRecord:
     """A record of the grid with the latencies of extracted networks, 64 tokens at a time."""
     members = []
-    for place, (width, depth) in enumerate(GRID):
+    for position, (width, depth) in enumerate(GRID):
         small = bertsmith.extract(model, Subnet(width=width, depth=depth))
-        figures = {"parameters": sum(parameter.numel() for parameter in small.parameters()), "flops": 1.0}
+        metrics = {"parameters": sum(parameter.numel() for parameter in small.parameters()), "flops": 1.0}
         members.append(
-            SubnetworkRecord(width=width, depth=depth, score=90.0 - place, latency_ms=_latency(small), **figures)
+            SubnetworkRecord(width=width, depth=depth, score=90.0 - position, latency_ms=_latency(small), **metrics)
         )
     return ElasticRecord(
         metric="accuracy",

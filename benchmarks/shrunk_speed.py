@@ -55,14 +55,14 @@ def main() -> None:
                     }
                 )
                 _print(rows[-1])
-    if options.figures:
-        Path(options.figures).write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    if options.metrics:
+        Path(options.metrics).write_text(json.dumps(rows, indent=2), encoding="utf-8")
 
 
 def _model(size: str, length: int) -> Model:
     """A model for a task of two labels with fresh weights."""
     width, layers, heads = SIZES[size]
-    config = bertsmith.preset("bert-base", width=width, layers=layers, heads=heads, longest=max(length, 128))
+    config = bertsmith.preset("bert-base", width=width, layers=layers, heads=heads, max_length=max(length, 128))
     model = bertsmith.build(config, seed=0)
     task = Classification(labels=("no", "yes"))
     return with_task_head(model, task.head(model.config), seed=0).eval()

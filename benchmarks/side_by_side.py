@@ -26,7 +26,7 @@ class Run:
 
     record: Mapping[str, Any]
     """What it is found again by, JSON-ready: it stands in its line of the file as it is."""
-    places: Mapping[str, str] = field(default_factory=dict)
+    positions: Mapping[str, str] = field(default_factory=dict)
     """Paths, which are of no matter to the figures."""
     cost: float = 0.0
     """About how long it takes, in any unit: the longest begin first, so that none is waited for at the end."""
@@ -68,11 +68,11 @@ def run_all(work: Work, runs: Sequence[Run], out: Path, *, processes: int, threa
     _mend(out)
     failed, begun = 0, time.perf_counter()
     print(f"{len(left)} runs to do, {len(runs) - len(left)} are done", file=sys.stderr, flush=True)
-    for number, (run, figures) in enumerate(_carried_out(work, left, processes, threads), start=1):
-        said = figures.pop("said", None) or figures.get("error", "done")
+    for number, (run, metrics) in enumerate(_carried_out(work, left, processes, threads), start=1):
+        said = metrics.pop("said", None) or metrics.get("error", "done")
         with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**run.record, **figures}) + "\n")
-        failed += "error" in figures
+            file.write(json.dumps({**run.record, **metrics}) + "\n")
+        failed += "error" in metrics
         name = " ".join(str(run.record[part]) for part in ("model", "task") if part in run.record)
         where = f"{number}/{len(left)} after {time.perf_counter() - begun:.0f} s"
         print(f"{where}: {name} seed {run.record['seed']}: {said}", file=sys.stderr, flush=True)

@@ -74,14 +74,14 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "", name
     figure = Figure(figsize=(10, 2.6 * len(PANELS)), dpi=110, facecolor="white", layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr, call-arg]
     grid = figure.subplots(len(PANELS), 2, sharey="row", sharex="col")
-    for column, (label, places) in enumerate(_scales(training).items()):
-        evaluated = np.interp([row["step"] for row in held_out], steps, places)
+    for column, (label, positions) in enumerate(_scales(training).items()):
+        evaluated = np.interp([row["step"] for row in held_out], steps, positions)
         for row, panel in enumerate(PANELS):
             axes = grid[row, column]
             for colour, (line, legend) in zip(SERIES[2 * (row % 2) :], panel.lines.items(), strict=False):
                 values = panel.scale * np.array([found[line] for found in training])
-                axes.plot(places, values, color=colour, linewidth=0.8, alpha=0.25)
-                axes.plot(places, _smooth(values), color=colour, linewidth=1.6, label=legend)
+                axes.plot(positions, values, color=colour, linewidth=0.8, alpha=0.25)
+                axes.plot(positions, _smooth(values), color=colour, linewidth=1.6, label=legend)
                 dots = [panel.scale * found[line] for found in held_out]
                 axes.plot(evaluated, dots, color=colour, linestyle="none", marker="o", markersize=4)
             _dress(axes, panel, label if row == len(PANELS) - 1 else "", is_first=column == 0)

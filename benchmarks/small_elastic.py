@@ -62,9 +62,9 @@ def elastic(run: Run) -> dict[str, Any]:
         contextlib.redirect_stderr(told),
     ):
         folder = Path(name)
-        common: dict[str, Any] = {"data": _data(run, folder), "seed": record["seed"], "device": run.places["device"]}
+        common: dict[str, Any] = {"data": _data(run, folder), "seed": record["seed"], "device": run.positions["device"]}
         tuned = bertsmith.finetune(
-            run.places["model"], out=folder / "tuned", set=[*LEAN, *flags(record["settings"])], **common
+            run.positions["model"], out=folder / "tuned", set=[*LEAN, *flags(record["settings"])], **common
         )
         if not tuned["is_finished"]:
             raise InputError("asked to stop: no figures")
@@ -89,7 +89,7 @@ def elastic(run: Run) -> dict[str, Any]:
 
 def _data(run: Run, folder: Path) -> str:
     """The folder of the rows: the task's own or, where they are cut, another of the same name, which tells the task."""
-    data, record = run.places["data"], run.record
+    data, record = run.positions["data"], run.record
     if record["train_rows"] is None and record["dev_rows"] is None:
         return data
     cut = folder / "data" / Path(data).name

@@ -14,7 +14,7 @@ class Trade:
     """A way to earn a living; the words of a row belong together."""
 
     worker: str
-    place: str
+    position: str
     tool: str
     material: str
     product: str
@@ -85,24 +85,24 @@ def _sentences(draw: Random) -> tuple[str, list[str], str]:
     they_, friend_they_ = they.capitalize(), friend_they.capitalize()
     opening = draw.choice(
         (
-            f"{name} is a {trade.worker} and works in the {trade.place}.",
-            f"Every {today} {name} the {trade.worker} goes to the {trade.place}.",
-            f"In {season} the {trade.worker} {name} gets up early and walks to the {trade.place}.",
+            f"{name} is a {trade.worker} and works in the {trade.position}.",
+            f"Every {today} {name} the {trade.worker} goes to the {trade.position}.",
+            f"In {season} the {trade.worker} {name} gets up early and walks to the {trade.position}.",
             f"There is a {trade.worker} in our street; {their} name is {name}.",
         )
     )
     middle = [
         f"{they_} takes the {trade.tool} and {trade.makes} the {trade.product} from {trade.material}.",
         f"Without {trade.material} there is no {trade.product}, says the {trade.worker}.",
-        f"The {trade.tool} lies beside the {trade.helper} in the {trade.place}.",
+        f"The {trade.tool} lies beside the {trade.helper} in the {trade.position}.",
         f"{they_} has {number} pieces of {trade.material} and needs a new {trade.tool}.",
         f"It is {season}, the {weather} does not stop, and {name} puts on {their} {wear}.",
         f"In {season} everything looks {colour}, because of the {weather}.",
         f"{their.capitalize()} {animal} {sound} until somebody brings the {food}.",
-        f"The {animal} waits at the door of the {trade.place} and {sound}.",
-        f"{friend} the {other.worker} comes from the {other.place} to buy a {trade.product}.",
+        f"The {animal} waits at the door of the {trade.position} and {sound}.",
+        f"{friend} the {other.worker} comes from the {other.position} to buy a {trade.product}.",
         f"{friend} pays {number} coins for the {trade.product}, and {name} thanks {friend_their} friend.",
-        f"{friend_they_} has left {friend_their} {other.tool} in the {other.place}.",
+        f"{friend_they_} has left {friend_their} {other.tool} in the {other.position}.",
         f"A {other.worker} needs {other.material}, but a {trade.worker} needs {trade.material}.",
         f"When {name} is {feeling}, {they} {deed}.",
         f"Yesterday {they} {trade.made} {number} of them; today the {trade.helper} broke.",
@@ -112,7 +112,7 @@ def _sentences(draw: Random) -> tuple[str, list[str], str]:
             f"Today is {today}, so tomorrow is {tomorrow}.",
             f"On {tomorrow} {name} will sell the {trade.product} at the market.",
             f"At night the {trade.worker} is {feeling} and {deed}.",
-            f"Then {they} closes the {trade.place} and goes home with the {animal}.",
+            f"Then {they} closes the {trade.position} and goes home with the {animal}.",
         )
     )
     return opening, middle, ending

@@ -19,7 +19,7 @@ from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.translation import NO_BLEU, bleu
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("dev", "test")
+SPLITS = ("dev", "test")
 
 
 def main() -> None:
@@ -46,39 +46,41 @@ def _train(options: argparse.Namespace) -> None:
             device=options.device,
         )
         print(f"{result['steps']} steps, {result['tokens']:,} tokens, {time.perf_counter() - begin:.0f} s in all")
-        test = bertsmith.evaluate(run, data=options.data, part="test", out=Path(folder) / "test", device=options.device)
-        for part, answers in (
+        test = bertsmith.evaluate(
+            run, data=options.data, split="test", out=Path(folder) / "test", device=options.device
+        )
+        for split, answers in (
             ("dev", run / "dev.predictions.jsonl"),
             ("test", Path(folder) / "test/predictions.jsonl"),
         ):
-            _write_translations(options, part, answers, test["source"], test["target"])
+            _write_translations(options, split, answers, test["source"], test["target"])
         for name in ("log.jsonl", "recipe.toml"):
             shutil.copy(run / name, options.out / name)
-    figures = {**result.to_json(), "test": test.to_json()}
-    (options.out / "result.json").write_text(json.dumps(figures, indent=2, ensure_ascii=False), encoding="utf-8")
+    metrics = {**result.to_json(), "test": test.to_json()}
+    (options.out / "result.json").write_text(json.dumps(metrics, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def _write_translations(options: argparse.Namespace, part: str, answers: Path, source: str, target: str) -> None:
+def _write_translations(options: argparse.Namespace, split: str, answers: Path, source: str, target: str) -> None:
     """Write source, reference and hypothesis of every row."""
     lines = answers.read_text(encoding="utf-8").splitlines()
-    with (options.out / f"{part}.translations.jsonl").open("w", encoding="utf-8") as file:
-        for row, line in zip(task_splits(options.data).read(part), lines, strict=True):
+    with (options.out / f"{split}.translations.jsonl").open("w", encoding="utf-8") as file:
+        for row, line in zip(task_splits(options.data).read(split), lines, strict=True):
             texts = {"source": row[source], "reference": row[target], "hypothesis": json.loads(line)["answer"]}
             file.write(json.dumps(texts, ensure_ascii=False) + "\n")
 
 
 def _score(folder: Path) -> None:
-    for part in PARTS:
-        path = folder / f"{part}.translations.jsonl"
+    for split in SPLITS:
+        path = folder / f"{split}.translations.jsonl"
         with path.open(encoding="utf-8") as file:
             rows = [json.loads(line) for line in file]
         references = [row["reference"] for row in rows]
         scores = {name: bleu([row[name] for row in rows], references) for name in ("hypothesis", "source")}
         if scores["hypothesis"] is None or scores["source"] is None:
-            print(f"{part}: {NO_BLEU}; score {path} elsewhere with --score {folder}")
+            print(f"{split}: {NO_BLEU}; score {path} elsewhere with --score {folder}")
             continue
         (score, signature), (baseline, _) = scores["hypothesis"], scores["source"]
-        print(f"{part}: BLEU {score:.2f}, source copied {baseline:.2f}, {len(rows)} sentences, {signature}")
+        print(f"{split}: BLEU {score:.2f}, source copied {baseline:.2f}, {len(rows)} sentences, {signature}")
 
 
 def _options() -> argparse.Namespace:

@@ -76,18 +76,18 @@ def learned(
         device=arguments.device,
     )
     joined = with_encoder(model.cpu(), result.model.cpu().float())
-    figures = {
+    metrics = {
         "variant": " ".join(words),
         "pairs": len(rows),
         "steps": result["steps"],
         "loss": round(result["training_loss"], 4),
         "spearman": round(result["score"], 2),
-        "spearman_of_the_whole": round(spearman(joined, dev, arguments.place), 2),
+        "spearman_of_the_whole": round(spearman(joined, dev, arguments.position), 2),
         "seconds": result["seconds"],
         "tokens_per_second": result["tokens_per_second"],
         "peak_memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if torch.cuda.is_available() else None,
     }
-    return figures, joined.cpu()
+    return metrics, joined.cpu()
 
 
 def main() -> None:
@@ -103,20 +103,20 @@ def main() -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--out", type=Path, default=None, help="folder for the whole model of the best run")
     arguments = parser.parse_args()
-    arguments.place = "cuda" if torch.cuda.is_available() and arguments.device != "cpu" else "cpu"
+    arguments.position = "cuda" if torch.cuda.is_available() and arguments.device != "cpu" else "cpu"
     if arguments.out is not None and arguments.out.exists():
         raise SystemExit(f"--out {str(arguments.out)!r} is there already; give another folder")
     model = bertsmith.load(arguments.model).float()
     pairs = list(task_splits(arguments.pairs).read("train"))
     dev = list(task_splits(arguments.dev, file_is="dev").read("dev"))[: arguments.dev_rows]
-    before = spearman(model, dev, arguments.place)
+    before = spearman(model, dev, arguments.position)
     print(json.dumps({"model": arguments.model, "dev": len(dev), "spearman_before": round(before, 2)}), flush=True)
     best, score = None, -float("inf")
     for variant in arguments.variant or [""]:
-        figures, joined = learned(model.cpu(), pairs, dev, variant.split(), arguments)
-        print(json.dumps({"spearman_before": round(before, 2), **figures}), flush=True)
-        if figures["spearman"] > score:
-            best, score = joined, figures["spearman"]
+        metrics, joined = learned(model.cpu(), pairs, dev, variant.split(), arguments)
+        print(json.dumps({"spearman_before": round(before, 2), **metrics}), flush=True)
+        if metrics["spearman"] > score:
+            best, score = joined, metrics["spearman"]
     if arguments.out is not None and best is not None:
         bertsmith.save(best, arguments.out)
         print(json.dumps({"written": str(arguments.out), "spearman": score}), flush=True)

@@ -1,11 +1,11 @@
 """A fine-tuned model with the vocabulary of its training texts: pieces, megabytes and score, cut by cut.
 
     python benchmarks/vocabulary.py --model FOLDER --data TASK
-    python benchmarks/vocabulary.py --model FOLDER --data TASK --texts corpus.jsonl.xz --pieces 12000 --out figures.json
+    python benchmarks/vocabulary.py --model FOLDER --data TASK --texts corpus.jsonl.xz --tokens 12000 --out figures.json
 
 FOLDER is what `bertsmith finetune` wrote, TASK the folder with train and dev that it was fine-tuned on. The texts that
 decide are those of train, and with --texts those of a file besides, so that words of dev which train lacks are met;
---pieces names cuts to so many pieces, in the place of the usual ones.
+--tokens names cuts to so many pieces, in the place of the usual ones.
 Scores are of dev, of the folders as they are written and read again; nothing is trained but the repair.
 """
 
@@ -28,7 +28,7 @@ from bertsmith.text.tokenizer import Tokenizer
 CUTS: dict[str, dict[str, int]] = {
     "used once": {},
     "used three times": {"at_least": 3},
-    "6,000 pieces": {"pieces": 6000},
+    "6,000 pieces": {"tokens": 6000},
     "rank 192": {"rank": 192},
     "rank 128": {"rank": 128},
     "rank 128, no repair": {"rank": 128, "repair_steps": 0},
@@ -44,20 +44,20 @@ def main() -> None:
     dev = parts.read("dev")
     whole = _score(options.model, dev)
     print(f"{len(texts):,} texts; the whole model: {whole:.2f}")
-    columns = ("cut", "pieces", "MB", "tokens changed", "of dev", "embedding off by", "score", "seconds")
+    columns = ("cut", "tokens", "MB", "tokens changed", "of dev", "embedding off by", "score", "seconds")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     rows = {}
-    cuts = {f"{pieces:,} pieces": {"pieces": pieces} for pieces in options.pieces} or CUTS
+    cuts = {f"{tokens:,} pieces": {"tokens": tokens} for tokens in options.tokens} or CUTS
     for name, settings in cuts.items():
         with tempfile.TemporaryDirectory() as folder:
             begin, out = time.perf_counter(), Path(folder) / "model"
             cut = cut_vocabulary_folder(options.model, texts, VocabularyConfig(**settings), out)
-            figures = {key: value for key, value in asdict(cut).items() if value is not None}
-            figures["seconds"] = time.perf_counter() - begin
-            figures["score"] = _score(out, dev)
-            figures["dev_tokens_changed_percent"] = _changed(options.model, out, [*task.texts(task.examples(dev))])
-        rows[name] = figures
-        print(_row(name, figures), flush=True)
+            metrics = {key: value for key, value in asdict(cut).items() if value is not None}
+            metrics["seconds"] = time.perf_counter() - begin
+            metrics["score"] = _score(out, dev)
+            metrics["dev_tokens_changed_percent"] = _changed(options.model, out, [*task.texts(task.examples(dev))])
+        rows[name] = metrics
+        print(_row(name, metrics), flush=True)
     if options.out:
         options.out.write_text(json.dumps({"score": whole, "cuts": rows}, indent=2), encoding="utf-8")
 
@@ -69,21 +69,21 @@ def _score(folder: Path, dev: Table) -> float:
 def _changed(model: Path, out: Path, texts: list[str]) -> float:
     """The percentage of the tokens of texts that a cut splits otherwise."""
     base, small = Tokenizer.load(model), Tokenizer.load(out)
-    cut = Cut(small, tuple(base.vocabulary[piece] for piece in small.pieces(range(small.size))))
+    cut = Cut(small, tuple(base.vocabulary[piece] for piece in small.tokens(range(small.size))))
     changed, total = changed_tokens(base, cut, texts)
     return 100 * changed / total
 
 
-def _row(name: str, figures: dict[str, Any]) -> str:
+def _row(name: str, metrics: dict[str, Any]) -> str:
     cells = [
         name,
-        f"{figures['pieces_before']:,} → {figures['pieces_after']:,}",
-        f"{figures['megabytes_before']:.1f} → {figures['megabytes_after']:.1f}",
-        f"{figures['tokens_changed_percent']:.1f} %",
-        f"{figures['dev_tokens_changed_percent']:.1f} %",
-        f"{100 * figures['embedding_error']:.1f} %" if "embedding_error" in figures else "–",
-        f"{figures['score']:.2f}",
-        f"{figures['seconds']:.0f}",
+        f"{metrics['tokens_before']:,} → {metrics['tokens_after']:,}",
+        f"{metrics['megabytes_before']:.1f} → {metrics['megabytes_after']:.1f}",
+        f"{metrics['tokens_changed_percent']:.1f} %",
+        f"{metrics['dev_tokens_changed_percent']:.1f} %",
+        f"{100 * metrics['embedding_error']:.1f} %" if "embedding_error" in metrics else "–",
+        f"{metrics['score']:.2f}",
+        f"{metrics['seconds']:.0f}",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -93,7 +93,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--texts", type=Path)
-    parser.add_argument("--pieces", type=int, nargs="*", default=[])
+    parser.add_argument("--tokens", type=int, nargs="*", default=[])
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 

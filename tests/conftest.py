@@ -32,13 +32,13 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subjects = ["the smith", "a traveller", "the old clerk", "my neighbour", "the captain"]
     verbs = ["forges", "carries", "repairs", "forgets", "describes", "weighs"]
     objects = ["an iron gate", "the letter", "seven lanterns", "a broken clock", "the heavy anvil", "nothing at all"]
-    places = ["by the river", "in the cold workshop", "near the harbour", "before sunrise"]
+    positions = ["by the river", "in the cold workshop", "near the harbour", "before sunrise"]
     stories = []
     for index in range(120):
         lines = []
         for line in range(3 + index % 9):
             k = index * 7 + line * 13
-            words = [subjects[k % 5], verbs[(k // 2) % 6], objects[(k // 3) % 6], places[(k // 5) % 4]]
+            words = [subjects[k % 5], verbs[(k // 2) % 6], objects[(k // 3) % 6], positions[(k // 5) % 4]]
             lines.append(" ".join(words).capitalize() + ".")
         stories.append(" ".join(lines))
     (folder / "stories.txt").write_text("\n\n".join(stories), encoding="utf-8")
@@ -67,7 +67,7 @@ def pairs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part, begin, end in (("train", 0, 160), ("dev", 160, 180), ("test", 180, 190)):
         with (folder / f"{part}.jsonl").open("w", encoding="utf-8") as file:
             for index in range(begin, end):
-                chosen = [words[(index * 7 + place * (3 + index // 10)) % 10] for place in range(2 + index % 6)]
+                chosen = [words[(index * 7 + position * (3 + index // 10)) % 10] for position in range(2 + index % 6)]
                 file.write(json.dumps({"forth": " ".join(chosen), "back": " ".join(chosen[::-1])}) + "\n")
     return folder
 

@@ -94,11 +94,11 @@ def write_card(
 
 def exactness(notes: Json) -> str:
     """Describe the precision and opset of a graph and its largest difference from the model."""
-    shortest, longest = notes["compared_lengths"]
+    shortest, max_length = notes["compared_lengths"]
     bits = " (weights of 7 bits, for x86 without VNNI)" if notes.get("weights_have_7_bits") else ""
     return (
         f"Precision {notes['precision']}{bits}, ONNX opset {notes['opset']}. As it was written the graph was compared "
-        f"with the PyTorch model in float32 on {notes['compared_sequences']} sequences of {shortest} to {longest} "
+        f"with the PyTorch model in float32 on {notes['compared_sequences']} sequences of {shortest} to {max_length} "
         f"tokens ({notes['compared_on']}): the largest difference of an output is "
         f"{notes['largest_absolute_difference']:.1e}, at most {notes['largest_difference']:.1e} of the largest output "
         f"of its batch; the largest output of all is {notes['largest_output']:.3g}."
@@ -122,7 +122,7 @@ def _onnx(name: str, notes: Json, task: Json | None, tokenizer: Tokenizer | None
     if task is not None:
         pipeline, call = _PIPELINES[task["kind"]], f"model.predict([{_example(task)}])"
     elif head == "masked_tokens":
-        mask = "[MASK]" if tokenizer is None else tokenizer.pieces([tokenizer.mask])[0]
+        mask = "[MASK]" if tokenizer is None else tokenizer.tokens([tokenizer.mask])[0]
         pipeline, call = "fill-mask", f'model.fill_mask("a {mask} day")'
     elif head in (None, "embedder"):
         pipeline, call = "feature-extraction", 'model.encode(["a text", "another one"])'
@@ -162,15 +162,15 @@ def _facts(model: Model, task: Json | None, notes: Json | None) -> dict[str, str
     """The table of the network and its task."""
     encoder = model.config.encoder
     embedding = encoder.embedding
-    longest = embedding.longest if embedding.positions != "none" else None
+    max_length = embedding.max_length if embedding.positions != "none" else None
     if notes is not None:
-        longest = notes["longest"]
+        max_length = notes["max_length"]
     facts = {
         "family": model.config.family,
         "layers": f"{len(encoder.layers)} of width {encoder.width}",
         "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
         "vocabulary": f"{encoder.vocabulary:,}" + ("" if model.tokenizer is not None else " (no tokenizer)"),
-        "longest input": "any number of tokens" if longest is None else f"{longest} tokens",
+        "longest input": "any number of tokens" if max_length is None else f"{max_length} tokens",
     }
     if model.config.decoder is not None:
         facts["layers of the decoder"] = str(len(model.config.decoder.layers))
@@ -192,16 +192,16 @@ def _score(result: Json, subnet: Mapping[str, float] | None) -> str | None:
     if "metric" not in result or not isinstance(result.get("score"), float | int):
         return None
     metric, score = result["metric"], result["score"]
-    part = result.get("part", "dev")
+    split = result.get("split", "dev")
     size = subnet or {"width": 1.0, "depth": 1.0}
     if "grid" in result:
         # the score of an elastic model is the mean over its sizes: look up this one
         own = [member["score"] for member in result["grid"] if {**member, **size} == member]
-        return f"{metric} {own[0]:.2f} on {part}, before the export" if own else None
+        return f"{metric} {own[0]:.2f} on {split}, before the export" if own else None
     low_high = result.get("interval")
     spread = f" (95 % interval {low_high[0]:.1f} to {low_high[1]:.1f})" if low_high else ""
     whole = "" if subnet is None else ", of the whole network before it was cut"
-    return f"{metric} {score:.2f} on {part}{spread}{whole}, before the export"
+    return f"{metric} {score:.2f} on {split}{spread}{whole}, before the export"
 
 
 def _example(task: Json) -> str:

@@ -16,6 +16,17 @@ from bertsmith.errors import InputError, nearest
 
 Plain = dict[str, Any]
 """Settings as plain data, as TOML and JSON hold them."""
+RENAMED = {
+    "deviation": ("init_std", "noise_std"),
+    "farthest": ("max_distance",),
+    "longest": ("max_length", "max_answer_length"),
+    "longest_ngram": ("max_ngram",),
+    "most": ("max_predictions",),
+    "part": ("split",),
+    "pieces": ("tokens",),
+    "taps": ("kernel_size",),
+}
+"""Former names of settings: an error for an old name gives the new one."""
 _TYPE = re.compile(r"(literal|tuple|list|dict)\[")  # how pydantic names a type in a location
 
 
@@ -118,6 +129,9 @@ def explain(record: type[Record], error: ValidationError) -> str:
     match problem["type"]:
         case "extra_forbidden":
             fields = owner.model_fields if owner else {}
+            for name in RENAMED.get(names[-1], ()):
+                if name in fields:
+                    return f"{path} is not a known setting; it is called {'.'.join([*names[:-1], name])} now"
             return f"{path} is not a known setting; {nearest(names[-1], fields)}"
         case "missing":
             return f"{path} is required and not given"

@@ -33,12 +33,12 @@ TINY = {
     "layers": 3,
     "heads": HEADS,
     "vocabulary": 50,
-    "longest": 16,
+    "max_length": 16,
     "dropout": 0.0,
-    "deviation": 0.3,
+    "init_std": 0.3,
     "embedding_width": 12,
     "span": 6,
-    "farthest": 9,
+    "max_distance": 9,
     "window": 3,
 }
 
@@ -53,21 +53,23 @@ MIXER_CASES: dict[str, MixerConfig] = {
     ),
     "full with wider values": FullConfig(heads=HEADS, head_width=3, value_width=7, dropout=0.0),
     "dynamic_conv": DynamicConvConfig(heads=HEADS, dropout=0.0),
-    "dynamic_conv fixed": DynamicConvConfig(heads=HEADS, taps=3, kernel_from="fixed", dropout=0.0),
+    "dynamic_conv fixed": DynamicConvConfig(heads=HEADS, kernel_size=3, kernel_from="fixed", dropout=0.0),
     "dynamic_conv depthwise": DynamicConvConfig(heads=HEADS, head_width=5, kernel_from="depthwise", dropout=0.0),
-    "dynamic_conv ungated": DynamicConvConfig(heads=HEADS, taps=13, is_gated=False, dropout=0.0),
-    "dynamic_conv causal": DynamicConvConfig(heads=HEADS, taps=5, dropout=0.0, is_causal=True),
+    "dynamic_conv ungated": DynamicConvConfig(heads=HEADS, kernel_size=13, is_gated=False, dropout=0.0),
+    "dynamic_conv causal": DynamicConvConfig(heads=HEADS, kernel_size=5, dropout=0.0, is_causal=True),
     "dynamic_conv fixed causal": DynamicConvConfig(heads=HEADS, kernel_from="fixed", dropout=0.0, is_causal=True),
     "dynamic_conv depthwise causal": DynamicConvConfig(
         heads=HEADS, kernel_from="depthwise", dropout=0.0, is_causal=True
     ),
     "span_conv": SpanConvConfig(heads=HEADS, dropout=0.0),
-    "span_conv wide, one value": SpanConvConfig(heads=HEADS, head_width=7, taps=5, shares_value=True, dropout=0.0),
+    "span_conv wide, one value": SpanConvConfig(
+        heads=HEADS, head_width=7, kernel_size=5, shares_value=True, dropout=0.0
+    ),
     "span_conv token": SpanConvConfig(heads=HEADS, kernel_from="token", dropout=0.0),
     "span_conv fixed": SpanConvConfig(heads=HEADS, kernel_from="fixed", dropout=0.0),
     "span_conv depthwise": SpanConvConfig(heads=HEADS, kernel_from="depthwise", dropout=0.0),
     "span_conv none": SpanConvConfig(heads=HEADS, kernel_from="none", dropout=0.0),
-    "span_conv causal": SpanConvConfig(heads=HEADS, taps=5, dropout=0.0, is_causal=True),
+    "span_conv causal": SpanConvConfig(heads=HEADS, kernel_size=5, dropout=0.0, is_causal=True),
     "span_conv depthwise causal": SpanConvConfig(heads=HEADS, kernel_from="depthwise", dropout=0.0, is_causal=True),
     "span_conv none causal": SpanConvConfig(heads=HEADS, kernel_from="none", dropout=0.0, is_causal=True),
     "favor": FavorConfig(heads=HEADS, dropout=0.0, features=32),
@@ -95,7 +97,7 @@ def forward_context(
     layout: SequenceLayout, cut: LayerCut | None = None, memory: Memory | None = None
 ) -> ForwardContext:
     """A call as an encoder makes it, with a relative table and turns for those who read them."""
-    table = RelativeConfig(span=8, farthest=10).build(WIDTH).double()
+    table = RelativeConfig(span=8, max_distance=10).build(WIDTH).double()
     with torch.no_grad():
         table.table.copy_(torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
     tokens = torch.empty(layout.batch if layout.starts is None else int(layout.starts[-1]))
@@ -158,14 +160,14 @@ def packed_layout(lengths: list[int], empty: int = 0) -> SequenceLayout:
 
 
 def padded_layout(lengths: list[int], extra: int = 0) -> SequenceLayout:
-    longest = max(lengths) + extra
-    return SequenceLayout.padded(torch.arange(longest) < torch.tensor(lengths)[:, None])
+    max_length = max(lengths) + extra
+    return SequenceLayout.padded(torch.arange(max_length) < torch.tensor(lengths)[:, None])
 
 
 def rows_of(items: list[Tensor], extra: int = 0, filling: float = 0.0) -> Tensor:
     """Sequences as padded rows whose pads hold `filling`."""
-    longest = max(len(item) for item in items) + extra
-    rows = torch.full((len(items), longest, *items[0].shape[1:]), filling, dtype=items[0].dtype)
+    max_length = max(len(item) for item in items) + extra
+    rows = torch.full((len(items), max_length, *items[0].shape[1:]), filling, dtype=items[0].dtype)
     for row, item in zip(rows, items, strict=True):
         row[: len(item)] = item
     return rows
@@ -190,13 +192,13 @@ def _attended(shape: tuple[int, ...]) -> list[Tensor]:
     return [_numbers(*shape, 3, 8) for _ in range(3)]
 
 
-def _disentangled(has_keys: bool, has_queries: bool, has_places: bool = False) -> OpCase:
+def _disentangled(has_keys: bool, has_queries: bool, has_positions: bool = False) -> OpCase:
     slots = disentangled.bucket_slots(4, 9, clamps_distance=True)
 
     def op(*tensors: Tensor, backend: str, is_causal: bool, layout: SequenceLayout) -> Tensor:
         query, key, value, *tables = tensors
-        places = torch.arange(query.shape[:-2].numel()).mul(5).remainder(9).view(query.shape[:-2])
-        relative = disentangled.RelativePositions(torch.empty(0), slots, places if has_places else None)
+        positions = torch.arange(query.shape[:-2].numel()).mul(5).remainder(9).view(query.shape[:-2])
+        relative = disentangled.RelativePositions(torch.empty(0), slots, positions if has_positions else None)
         rows = iter(tables)
         pair = [next(rows) if there else None for there in (has_keys, has_queries)]
         options = {"is_causal": is_causal, "backend": backend}
@@ -237,9 +239,9 @@ OP_CASES: dict[str, OpCase] = {
     "disentangled c2p": _disentangled(True, False),
     "disentangled p2c": _disentangled(False, True),
     "disentangled content": _disentangled(False, False),
-    "disentangled places": _disentangled(True, True, has_places=True),
-    "disentangled c2p places": _disentangled(True, False, has_places=True),
-    "disentangled p2c places": _disentangled(False, True, has_places=True),
+    "disentangled places": _disentangled(True, True, has_positions=True),
+    "disentangled c2p places": _disentangled(True, False, has_positions=True),
+    "disentangled p2c places": _disentangled(False, True, has_positions=True),
     "depthwise": _depthwise(),
     "depthwise legacy": _depthwise(legacy_padding=True),
     "light_conv": _light_conv(is_fixed=True),

@@ -48,7 +48,7 @@ def elastic_model(name: str, task: str = "classification", seed: int = 0, layers
 
 def task_batch(layout: str = "packed", lengths: Sequence[int] = LENGTHS, first: int = 0) -> TaskBatch:
     """Sequences with targets of every task; those from `first` on are the same in any batch that has them."""
-    draws = [torch.Generator().manual_seed(first + place) for place in range(len(lengths))]
+    draws = [torch.Generator().manual_seed(first + position) for position in range(len(lengths))]
     texts = [torch.randint(1, 50, (length,), generator=draw) for length, draw in zip(lengths, draws, strict=True)]
     tags = [torch.randint(-1, 3, (length,), generator=draw) for length, draw in zip(lengths, draws, strict=True)]
     tags = [torch.where(own < 0, IGNORED, own) for own in tags]
@@ -99,5 +99,7 @@ def step_gradients(
 
     engine.optimizer.step = step  # type: ignore[method-assign]
     prepared = [engine.objective.prepare(batch, seed) for batch in batches]
-    engine.learn(prepared, [(place,) for place in range(len(batches))], 1e-3, Meter(objective.terms, engine.device))
+    engine.learn(
+        prepared, [(position,) for position in range(len(batches))], 1e-3, Meter(objective.terms, engine.device)
+    )
     return found

@@ -65,9 +65,9 @@ def test_a_causal_call_can_be_taken_in_steps(config: MixerConfig) -> None:
     expected = mixer(hidden, replace(forward_context(padded_layout([7, 7])), is_causal=True))
     context = replace(forward_context(padded_layout([1, 1])), is_causal=True)
     state = mixer.start(context)
-    for place in range(7):
-        mixed, state = mixer.step(hidden[:, place], state, context)
-        torch.testing.assert_close(mixed, expected[:, place], rtol=0, atol=1e-10)
+    for position in range(7):
+        mixed, state = mixer.step(hidden[:, position], state, context)
+        torch.testing.assert_close(mixed, expected[:, position], rtol=0, atol=1e-10)
 
 
 def causal_twin(model: Model) -> Model:
@@ -109,13 +109,13 @@ def test_the_future_of_a_sequence_changes_nothing_before(name: str) -> None:
 def test_states_for_the_head_are_causal_too(name: str) -> None:
     """With the mask decoder, where a model has one, in both of its steps."""
     model, tokens, layout = tiny_model(name), torch.randint(0, 50, (12,)), packed_layout([5, 7])
-    places = torch.randperm(12)
-    states = model.run(EncoderInputs(tokens, layout, is_causal=True), Want(masked_positions=places)).masked_states
-    expected = causal_twin(model).run(EncoderInputs(tokens, layout), Want(masked_positions=places)).masked_states
+    positions = torch.randperm(12)
+    states = model.run(EncoderInputs(tokens, layout, is_causal=True), Want(masked_positions=positions)).masked_states
+    expected = causal_twin(model).run(EncoderInputs(tokens, layout), Want(masked_positions=positions)).masked_states
     assert torch.equal(states, expected)
     tokens[8:] = (tokens[8:] + 7) % 50
-    after = model.run(EncoderInputs(tokens, layout, is_causal=True), Want(masked_positions=places)).masked_states
-    is_before = places < 8
+    after = model.run(EncoderInputs(tokens, layout, is_causal=True), Want(masked_positions=positions)).masked_states
+    is_before = positions < 8
     torch.testing.assert_close(after[is_before], states[is_before], rtol=0, atol=1e-11)
     assert not torch.allclose(after[~is_before], states[~is_before])
 
@@ -125,8 +125,8 @@ def test_a_causal_call_compiles_as_one_graph() -> None:
     torch.compiler.reset()
     model = tiny_model("deberta-v2-xlarge", layers=2)
     compiled = torch.compile(model.run, fullgraph=True, backend="aot_eager")
-    tokens, layout, places = torch.randint(0, 50, (12,)), packed_layout([5, 7]), torch.arange(12)
-    inputs, want = EncoderInputs(tokens, layout, is_causal=True), Want(masked_positions=places)
+    tokens, layout, positions = torch.randint(0, 50, (12,)), packed_layout([5, 7]), torch.arange(12)
+    inputs, want = EncoderInputs(tokens, layout, is_causal=True), Want(masked_positions=positions)
     states = compiled(inputs, want).masked_states
     torch.testing.assert_close(states, model.run(inputs, want).masked_states, rtol=0, atol=1e-11)
 
@@ -143,8 +143,8 @@ def test_a_decoder_still_sees_its_whole_memory() -> None:
 
 def test_what_cannot_be_causal_is_said() -> None:
     """Plain attention looks at a memory without knowing where its queries stand."""
-    full = bertsmith.preset("bert-tiny", width=WIDTH, heads=HEADS, vocabulary=50, longest=16)
-    model = build(full.changed(heads=(MaskDecoderConfig(longest=16),)), seed=0)
+    full = bertsmith.preset("bert-tiny", width=WIDTH, heads=HEADS, vocabulary=50, max_length=16)
+    model = build(full.changed(heads=(MaskDecoderConfig(max_length=16),)), seed=0)
     with pytest.raises(InputError, match=r"a causal mask_decoder needs a last mixer .*; this one is 'full'"):
         model.config.causal()
     with pytest.raises(InputError, match="is_causal is True and the keys have a layout of their own"):

@@ -21,7 +21,7 @@ KINDS = ["causal_lm", "masked_and_causal"]
 # a plain model, one whose positions halt, one with a mask decoder
 MODELS = {"bert-tiny": {}, "universal-base": {"layers": 3}, "deberta-base": {"span": 32}}
 CASES = [(kind, name) for kind in KINDS for name in MODELS if (kind, name) != ("masked_and_causal", "universal-base")]
-SIZE = {"layers": 1, "width": 32, "heads": 2, "dropout": 0.0, "longest": 32}
+SIZE = {"layers": 1, "width": 32, "heads": 2, "dropout": 0.0, "max_length": 32}
 
 
 def made(kind: str, name: str, tokenizer: Tokenizer) -> tuple[Model, Objective]:
@@ -37,7 +37,7 @@ def special(tokenizer: Tokenizer) -> SpecialTokens:
     return SpecialTokens(tokenizer.pad, tokenizer.start, tokenizer.separator)
 
 
-def first_batch(folder: Path, tokenizer: Tokenizer, layout: str, cut: str = "pieces") -> TokenBatch:
+def first_batch(folder: Path, tokenizer: Tokenizer, layout: str, cut: str = "chunks") -> TokenBatch:
     sequences = SequenceConfig(length=32, micro_tokens=512, cut=cut, layout=layout)
     corpus = TokenCorpus(folder)
     reader = BatchReader(corpus, sequences, special(tokenizer), None)
@@ -54,7 +54,7 @@ def loss_of(objective: Objective, model: Model, prepared: object) -> torch.Tenso
 def test_objective_learns_and_counts(kind: str, name: str, layout: str, corpus_folder: Path) -> None:
     tokenizer = Tokenizer.load(corpus_folder)
     model, objective = made(kind, name, tokenizer)
-    batch = first_batch(corpus_folder, tokenizer, layout, "sentence_pairs" if name == "bert-tiny" else "pieces")
+    batch = first_batch(corpus_folder, tokenizer, layout, "sentence_pairs" if name == "bert-tiny" else "chunks")
     prepared = objective.prepare(batch, 5)
     counts, sums = objective.counts(prepared), objective(model, prepared)
     assert counts.keys() == sums.keys() == objective.terms.keys()
@@ -63,8 +63,8 @@ def test_objective_learns_and_counts(kind: str, name: str, layout: str, corpus_f
     firsts = int((batch.layout.positions(batch.tokens) == 0)[batch.is_real].sum())
     assert int(counts["next_token"]) == batch.real_tokens - firsts
     for term in objective.terms:
-        assert sums[term].figures.keys() == set(objective.terms[term].figures)
-        assert all(0 <= int(part) <= int(whole) for part, whole in sums[term].figures.values())
+        assert sums[term].metrics.keys() == set(objective.terms[term].metrics)
+        assert all(0 <= int(part) <= int(whole) for part, whole in sums[term].metrics.values())
     again = objective(model, objective.prepare(batch, 5))
     assert all(torch.equal(sums[term].loss, again[term].loss) for term in objective.terms)
 

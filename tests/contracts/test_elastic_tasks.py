@@ -30,7 +30,7 @@ def write_folders(case: TaskCase, folder: Path) -> tuple[Path, Path]:
     settings = FinetuneSettings.parse({**plain, "task": recognise(table, kind, [], case.task)})
     kept = TaskRecord(task=settings.task.resolve(table), sequences=settings.sequences)
     tokenizer = learn_tokenizer(kept.task.texts(kept.task.examples(table)), "bytes", 300, progress=False)
-    config = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, layers=2, width=16, heads=4, deviation=0.2)
+    config = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, layers=2, width=16, heads=4, init_std=0.2)
     model = bertsmith.build(config, seed=0)
     model.tokenizer = tokenizer
     bertsmith.save(with_task_head(model, kept.task.head(model.config), seed=0), folder / "model")

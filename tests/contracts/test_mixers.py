@@ -168,12 +168,12 @@ def test_step_by_step_equals_the_whole(name: str, heads: int | None) -> None:
     expected = mixer(hidden, forward_context(padded_layout([12, 12, 12]), cut))
     context = forward_context(padded_layout([1, 1, 1]), cut)
     state = mixer.start(context)
-    for place in range(12):
-        if place == 6:  # a beam search picks and repeats rows
+    for position in range(12):
+        if position == 6:  # a beam search picks and repeats rows
             rows = torch.tensor([2, 0, 0])
             state, hidden, expected = tuple(part[rows] for part in state), hidden[rows], expected[rows]
-        mixed, state = mixer.step(hidden[:, place], state, context)
-        torch.testing.assert_close(mixed, expected[:, place], rtol=0, atol=1e-10)
+        mixed, state = mixer.step(hidden[:, position], state, context)
+        torch.testing.assert_close(mixed, expected[:, position], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", [name for name in CAUSAL_CASES if "favor" not in name])
@@ -221,9 +221,9 @@ def test_a_memory_is_stepped_through(name: str) -> None:
     expected = mixer(hidden, forward_context(padded_layout([3, 3]), memory=memory))
     context = forward_context(padded_layout([1, 1]), memory=memory)
     state = mixer.start(context)
-    for place in range(3):
-        mixed, state = mixer.step(hidden[:, place], state, context)
-        torch.testing.assert_close(mixed, expected[:, place], rtol=0, atol=1e-10)
+    for position in range(3):
+        mixed, state = mixer.step(hidden[:, position], state, context)
+        torch.testing.assert_close(mixed, expected[:, position], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", [name for name, config in MIXER_CASES.items() if not config.reads_memory])

@@ -22,7 +22,7 @@ from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.pretraining import OBJECTIVES
 from bertsmith.training.starting_model import pretraining_model
 
-SIZE = {"width": 32, "heads": 4, "dropout": 0.0, "longest": 32, "embedding_width": 16, "features": 16, "span": 8}
+SIZE = {"width": 32, "heads": 4, "dropout": 0.0, "max_length": 32, "embedding_width": 16, "features": 16, "span": 8}
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def test_objective_learns_and_counts(case: str, name: str, layout: str, corpus_f
     assert counts.keys() == sums.keys() == set(objective.terms)
     for term in objective.terms:
         assert int(counts[term]) > 0
-        assert sums[term].figures.keys() == set(objective.terms[term].figures)
-        assert all(0 <= int(part) <= int(whole) for part, whole in sums[term].figures.values())
+        assert sums[term].metrics.keys() == set(objective.terms[term].metrics)
+        assert all(0 <= int(part) <= int(whole) for part, whole in sums[term].metrics.values())
     again = objective(model, objective.prepare(batch, 5))
     assert all(torch.equal(sums[term].loss, again[term].loss) for term in objective.terms)
     other = objective(model, objective.prepare(batch, 6))
@@ -129,7 +129,7 @@ def test_the_loss_does_not_depend_on_the_packing(case: str, name: str, layout: s
                 sums[f"{term} count"] = sums.get(f"{term} count", 0) + int(count)
             for term, part in objective(model, prepared).items():
                 sums[term] = sums.get(term, 0.0) + part.loss.item()
-                for figure, share in part.figures.items():
+                for figure, share in part.metrics.items():
                     sums[f"{term} {figure}"] = sums.get(f"{term} {figure}", 0) + int(share.part)
         found.append(sums)
     assert found[0] == pytest.approx(found[1], rel=1e-9)

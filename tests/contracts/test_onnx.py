@@ -32,7 +32,7 @@ from bertsmith.models.heads.pretraining import MaskDecoderConfig, MaskedTokensCo
 from bertsmith.models.heads.task import ClassifierConfig, EmbedderConfig, SpansConfig, TaggerConfig
 from bertsmith.models.model import Model
 
-LONGEST = TINY["longest"]
+LONGEST = TINY["max_length"]
 HEAD_KINDS = {"classifier", "tagger", "spans", "embedder"}
 HEADS: dict[str, tuple[HeadConfig, ...]] = {
     "classifier": (ClassifierConfig(labels=("a", "b", "c"), hidden="gelu"),),
@@ -45,7 +45,7 @@ HEADS: dict[str, tuple[HeadConfig, ...]] = {
     "embedder": (EmbedderConfig(projection=6),),
     "none": (),
     "masked tokens": (MaskedTokensConfig(),),
-    "mask decoder": (MaskDecoderConfig(longest=LONGEST), MaskedTokensConfig()),
+    "mask decoder": (MaskDecoderConfig(max_length=LONGEST), MaskedTokensConfig()),
 }
 PAIRS = [(family, head) for family in ENCODERS for head in HEADS if head != "mask decoder" or "deberta" in family]
 """Every family with every head; the mask decoder is DeBERTa's."""
@@ -56,11 +56,11 @@ def _stack(*mixers: str) -> Callable[[], Model]:
 
     def made() -> Model:
         config = tiny_model("bert-tiny", layers=1).config
-        relative = RelativeConfig(span=8, farthest=10, has_norm=True)
+        relative = RelativeConfig(span=8, max_distance=10, has_norm=True)
         layers = []
         for index, name in enumerate(mixers):
             feedforward = FeedForwardConfig(neurons=24, groups=1 + index % 2)
-            branch = BranchConfig(taps=3, dropout=0.0) if index == 0 else None
+            branch = BranchConfig(kernel_size=3, dropout=0.0) if index == 0 else None
             layers.append(LayerConfig(mixer=MIXER_CASES[name], feedforward=feedforward, dropout=0.0, branch=branch))
         encoder = config.encoder.changed(layers=tuple(layers), relative=relative)
         return build(config.changed(encoder=encoder), seed=0)
@@ -111,8 +111,8 @@ def _said(model: Model, tokens: Tensor, layout: SequenceLayout, types: Tensor | 
     """What PyTorch says of sequences or of real tokens, one after the other."""
     with torch.no_grad():
         if "masked_tokens" in model.heads:
-            places = layout.is_token.flatten().nonzero().squeeze(-1)
-            states = model.run(EncoderInputs(tokens, layout, types), Want(masked_positions=places)).masked_states
+            positions = layout.is_token.flatten().nonzero().squeeze(-1)
+            states = model.run(EncoderInputs(tokens, layout, types), Want(masked_positions=positions)).masked_states
             return model.heads["masked_tokens"](states, model.token_table)
         if HEAD_KINDS & set(model.heads):
             found = model.outputs(tokens, layout, types)
@@ -150,7 +150,7 @@ def _check(model: Model, folder: Path) -> None:
     assert isinstance(runner, OnnxRunner)
     assert runner.config == model.config
     lengths = [*([length] for length in range(1, LONGEST + 1)), [2, 1], [7, 3, 1], [5, 12, 1, 9, 2], [LONGEST] * 3]
-    if runner.graph.notes.longest is None:
+    if runner.graph.notes.max_length is None:
         lengths.append([3 * LONGEST, 1])
     assert max(_apart(model, runner, own) for own in lengths) <= 1e-4
 

@@ -53,7 +53,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     task = TaskRecord.parse({"task": plain}).task.resolve(table)
     texts = list(task.texts(task.examples(table)))
     tokenizer = learn_tokenizer(texts * 4, "wordpiece", 120, progress=False)
-    sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "longest": 32, "deviation": 0.3}
+    sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "max_length": 32, "init_std": 0.3}
     model = bertsmith.build(bertsmith.preset("bert-tiny", **sizes), seed=0)
     model.tokenizer = tokenizer
     model = bertsmith.extract(with_task_head(model, task.head(model.config), seed=0).eval(), Subnet(width=0.5))

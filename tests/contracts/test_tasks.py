@@ -28,7 +28,7 @@ from bertsmith.training.finetuning import FinetuneSettings, Finetuning, make_fin
 from bertsmith.training.trainer import Trainer
 
 SETTINGS = [
-    "model={preset='bert-tiny', overrides={layers=2, width=16, heads=2, dropout=0.1, deviation=0.2}}",
+    "model={preset='bert-tiny', overrides={layers=2, width=16, heads=2, dropout=0.1, init_std=0.2}}",
     "tokenizer.vocabulary=300",
     "batch.examples=64",
     "run.epochs=2",

@@ -50,7 +50,7 @@ def tuning(recipe: Path | None, data: Path | None, out: Path, *more: str) -> lis
     return [*words, *([] if data is None else ["--data", str(data)]), *more]
 
 
-def figures(out: Path) -> dict:
+def metrics(out: Path) -> dict:
     """The result without what depends on the machine."""
     result = json.loads((out / "result.json").read_text())
     return {name: value for name, value in result.items() if name not in ("seconds", "tokens_per_second")}

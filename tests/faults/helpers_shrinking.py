@@ -22,7 +22,7 @@ def write_folders(folder: Path, dropout: float = 0.1) -> tuple[Path, Path]:
     """A model as a fine-tuning would leave it, and the data of its task: 37 rows to learn from, 16 in dev."""
     data = write_task(folder / "data", train=37)
     tokenizer = learn_tokenizer([text for text, _ in ROWS], "wordpiece", 120, progress=False)
-    sizes = {"width": 16, "heads": 2, "layers": 2, "longest": 32, "deviation": 0.3, "dropout": dropout}
+    sizes = {"width": 16, "heads": 2, "layers": 2, "max_length": 32, "init_std": 0.3, "dropout": dropout}
     model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes), seed=0)
     model.tokenizer = tokenizer
     record = TaskRecord.parse(
@@ -49,7 +49,7 @@ def shrinking(folders: tuple[Path, Path] | None, out: Path, *changes: str) -> li
     return words + [word for change in (*SMALL, *changes) for word in ("--set", change)]
 
 
-def figures(path: Path) -> dict[str, Any]:
+def metrics(path: Path) -> dict[str, Any]:
     """A result or a record without what depends on the machine."""
     plain = json.loads(path.read_text())
     plain["grid"] = [{name: value for name, value in row.items() if name != "latency_ms"} for row in plain["grid"]]
@@ -61,7 +61,7 @@ def assert_same(out: Path, straight: Path, stages: tuple[str, ...] = ("width", "
     for name in ("model.safetensors", "task.json", "config.json"):
         assert (out / name).read_bytes() == (straight / name).read_bytes(), name
     for name in ("result.json", "elastic.json"):
-        assert figures(out / name) == figures(straight / name), name
+        assert metrics(out / name) == metrics(straight / name), name
     for stage in stages:
         assert losses(out / stage) == losses(straight / stage)
         assert sorted(path.name for path in (out / stage).iterdir()) == ["log.jsonl"]

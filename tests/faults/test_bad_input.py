@@ -18,7 +18,7 @@ RECIPE = str(Path(__file__).parents[2] / "recipes" / "bert-tiny-cpu.toml")
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=40, width=16, heads=2, longest=8), seed=0)
+    model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=40, width=16, heads=2, max_length=8), seed=0)
     bertsmith.save(model, tmp_path / "model")
     return tmp_path / "model"
 

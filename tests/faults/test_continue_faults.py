@@ -15,7 +15,7 @@ from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.pretraining import PretrainSettings
 
-SIZE = {"width": 16, "layers": 1, "heads": 2, "longest": 32}
+SIZE = {"width": 16, "layers": 1, "heads": 2, "max_length": 32}
 SMALL = "\n[sequences]\nlength = 32\nmicro_tokens = 256\n[batch]\ntokens = 256\n[run]\nsteps = 2\n"
 
 
@@ -51,11 +51,11 @@ def home(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("nowhere", "", "model folder '{home}/nowhere' does not exist"),
         ("other-words", "", "the corpus's tokenizer is not that of '{home}/other-words': id "),
         ("other-words", "", "make the corpus with `bertsmith corpus --tokenizer {home}/other-words`"),
-        ("cased", "", "all pieces are the same, but its normalizer is another"),
-        ("few-rows", "", "pieces and '{home}/few-rows', which holds no tokenizer, 50 rows"),
+        ("cased", "", "all tokens are the same, but its normalizer is another"),
+        ("few-rows", "", "tokens and '{home}/few-rows', which holds no tokenizer, 50 rows"),
         ("translator", "", "'{home}/translator' has a decoder; allowed: encoders"),
         ("good", "sequences.length=64", "sequences.length is 64; the model takes at most 32 tokens"),
-        ("good", "model.overrides.longest=64", "overrides.longest belongs to the weights of the folder"),
+        ("good", "model.overrides.max_length=64", "overrides.max_length belongs to the weights of the folder"),
         ("good", "model.overrides.dropout=2.0", "dropout is 2.0"),
         ("good", "generator.folder={home}/guesser", "generator is given with objective.kind 'masked_lm'"),
         (
@@ -138,4 +138,4 @@ def test_a_folder_without_tokenizer_is_taken_on_trust(corpus_folder: Path, tmp_p
     folder = saved(tmp_path / "bare", "bert-tiny", None, vocabulary=own.size + 7)
     sequences = {"length": 32, "micro_tokens": 256}
     _, notices = PretrainSettings.parse({"model": {"folder": str(folder)}, "sequences": sequences}).start(own)
-    assert notices[0] == f"{str(folder)!r} holds no tokenizer: the corpus's {own.size} pieces are taken to be its own"
+    assert notices[0] == f"{str(folder)!r} holds no tokenizer: the corpus's {own.size} tokens are taken to be its own"

@@ -102,7 +102,7 @@ def test_number_of_workers_does_not_matter(data, whole, tmp_path):
 def test_finished_folder_is_returned_as_it_is(data, whole):
     before = content(whole)
     manifest = build_corpus([data / "data.jsonl"], Tokenizer.load(data), whole, workers=1, **SETTINGS)
-    assert manifest.parts["train"].documents + manifest.parts["held_out"].documents == 20_000
+    assert manifest.splits["train"].documents + manifest.splits["held_out"].documents == 20_000
     assert content(whole) == before
 
 
@@ -151,7 +151,7 @@ FAULTS = {
     "holds no corpus": lambda folder: (folder / MANIFEST).unlink(),
     "is half-built; run the same": lambda folder: (folder / MANIFEST).rename(folder / JOURNAL),
     "is not valid JSON": lambda folder: os.truncate(folder / MANIFEST, 300),
-    "has format 7; this version reads format 1": lambda folder: rewrite_manifest(folder, format=7),
+    "has format 7; this version reads format 2": lambda folder: rewrite_manifest(folder, format=7),
     "tokenizer.json is not the tokenizer the shards were made with": lambda folder: learn_tokenizer(
         SENTENCES, "wordpiece", 90, progress=False
     ).save(folder),
@@ -212,18 +212,18 @@ def test_commands_leave_their_figures_and_protect_folders(tmp_path, capsys):
     vocabulary, out = tmp_path / "tokenizer", tmp_path / "corpus"
     tokenizer_command([text], out=vocabulary, vocabulary=120)
     assert json.loads((vocabulary / "result.json").read_text())["documents"] == 4
-    figures = corpus_command([text], tokenizer=vocabulary, out=out, workers=1)
-    assert json.loads((out / "result.json").read_text()) == figures.to_json()
-    assert figures["documents"] == figures["sentences"] == 4
-    assert figures["held_out_documents"] == 1
-    assert figures["peak_memory_mb"] > 10
-    assert f"{figures['tokens']} tokens" in capsys.readouterr().out
+    metrics = corpus_command([text], tokenizer=vocabulary, out=out, workers=1)
+    assert json.loads((out / "result.json").read_text()) == metrics.to_json()
+    assert metrics["documents"] == metrics["sentences"] == 4
+    assert metrics["held_out_documents"] == 1
+    assert metrics["peak_memory_mb"] > 10
+    assert f"{metrics['tokens']} tokens" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"not empty.*--force"):
         corpus_command([text], tokenizer=vocabulary, out=out, workers=1)
     again = corpus_command([text], tokenizer=vocabulary, out=out, workers=1, force=True)
-    assert again["tokens"] == figures["tokens"]
+    assert again["tokens"] == metrics["tokens"]
     (out / "result.json").unlink()  # killed after the manifest
-    assert corpus_command([text], tokenizer=vocabulary, out=out, workers=1)["tokens"] == figures["tokens"]
+    assert corpus_command([text], tokenizer=vocabulary, out=out, workers=1)["tokens"] == metrics["tokens"]
     with pytest.raises(InputError, match="was not made by a bertsmith command"):
         claim(tmp_path, force=True)
     assert text.exists()

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 from accelerate import PartialState
 from choosing import slow_unless
-from helpers_finetuning import RECIPE, STEPS, figures, tuning, write_task
+from helpers_finetuning import RECIPE, STEPS, metrics, tuning, write_task
 from helpers_training import losses, run
 from killing import Killed, killed
 
@@ -72,7 +72,7 @@ def wait_for_step(out: Path, step: int, process: subprocess.Popen) -> None:
 
 def assert_same(out: Path, straight: Path) -> None:
     assert losses(out) == losses(straight)
-    assert figures(out) == figures(straight)
+    assert metrics(out) == metrics(straight)
     for name in ("model.safetensors", "dev.predictions.jsonl", "task.json"):
         assert (out / name).read_bytes() == (straight / name).read_bytes(), name
     assert not (out / "checkpoints").exists()
@@ -147,7 +147,7 @@ def test_killed_after_the_result(recipe: Path, data: Path, straight: Path, tmp_p
         killed(patch, run_folder, "write_result", after=1, before_it=False)
         with pytest.raises(Killed):
             bertsmith.finetune(recipe=recipe, data=data, out=out, device="cpu")
-    assert figures(out) == figures(straight)
+    assert metrics(out) == metrics(straight)
     with pytest.raises(InputError, match="nothing to resume"):
         bertsmith.finetune(out=out, resume=True, device="cpu")
 
@@ -156,7 +156,7 @@ def test_an_early_stop_is_resumed_as_one(recipe: Path, data: Path, tmp_path: Pat
     """Patience that ran out stays run out: the run is killed after its last checkpoint and adds no step."""
     changes = ["run.patience=1", "optimizer.learning_rate=1e-9"]
     bertsmith.finetune(recipe=recipe, data=data, out=tmp_path / "a", set=changes, device="cpu")
-    assert figures(tmp_path / "a")["steps"] < STEPS
+    assert metrics(tmp_path / "a")["steps"] < STEPS
     with pytest.MonkeyPatch.context() as patch:
         killed(patch, trainer, "load_weights", after=1, before_it=True)
         with pytest.raises(Killed):
@@ -208,7 +208,7 @@ def assert_like(out: Path, expected: Path) -> None:
     weights, others = (read_tensors(folder / "model.safetensors") for folder in (out, expected))
     for name, weight in weights.items():
         assert (weight - others[name]).abs().max() < 1e-5, name
-    assert figures(out)["score"] == figures(expected)["score"]
+    assert metrics(out)["score"] == metrics(expected)["score"]
 
 
 @pytest.mark.slow
@@ -220,7 +220,7 @@ def test_two_processes_equal_one(recipe: Path, tmp_path: Path) -> None:
     bertsmith.finetune(recipe=recipe, data=data, out=one, set=changes, device="cpu")
     flags = [word for change in changes for word in ("--set", change)]
     run([*LAUNCH, str(CONFIGS / "cpu-two-processes.yaml"), *tuning(recipe, data, out, *flags)[1:]])
-    assert figures(out)["processes"] == 2
+    assert metrics(out)["processes"] == 2
     assert_like(out, one)
     # two micro-batches in one process are the same run, with dropout, too
     assert "micro_examples = 4" in (out / "recipe.toml").read_text()

@@ -49,8 +49,8 @@ def made_up(folders: Sequence[Path], conditions: Conditions, runs: int, seconds:
     found = []
     for folder in folders:
         layers = len(json.loads((folder / "config.json").read_text())["model"]["encoder"]["layers"])
-        figures = {"p50": layers, "p95": layers + 0.1, "mean": layers, "runs": runs}
-        found.append({load.name: figures for load in conditions.workloads})
+        metrics = {"p50": layers, "p95": layers + 0.1, "mean": layers, "runs": runs}
+        found.append({load.name: metrics for load in conditions.workloads})
     return Timing(found, 300.0, 10.0)
 
 
@@ -82,13 +82,13 @@ def test_what_is_left_is_ready_to_serve(model: Path, data: Path, tmp_path: Path)
     assert names >= {"artefact.json", "config.json", "model.safetensors", "tokenizer.json", "task.json"}
     assert names >= {"card.md", "report.html", "result.json", "candidates.jsonl", "measurements.jsonl", "recipe.toml"}
     assert ".candidates" not in names
-    figures = json.loads((out / "result.json").read_text())
-    assert figures["fits"]
-    assert figures["chosen"]["subnet"]["depth"] == 0.5
-    assert len((out / "candidates.jsonl").read_text().splitlines()) == figures["candidates"]
+    metrics = json.loads((out / "result.json").read_text())
+    assert metrics["fits"]
+    assert metrics["chosen"]["subnet"]["depth"] == 0.5
+    assert len((out / "candidates.jsonl").read_text().splitlines()) == metrics["candidates"]
     evaluated = bertsmith.evaluate(out, data=data, out=tmp_path / "evaluation", device="cpu")
-    assert evaluated["score"] == figures["score"]
-    assert evaluated["interval"] == figures["interval"]
+    assert evaluated["score"] == metrics["score"]
+    assert evaluated["interval"] == metrics["interval"]
     answers = bertsmith.Predictor.load(out).predict(["the lovely day"])
     assert answers[0] in ("good", "bad")
 
@@ -147,7 +147,7 @@ def test_going_on_with_another_budget(model: Path, data: Path, tmp_path: Path, m
         (["--latency-ms", "3", "--engine", "onnx"], "--engine is 'onnx'"),
         (["--latency-ms", "3", "--precision", "int9"], "search.precisions"),
         (["--latency-ms", "3", "--length", "4000"], "--length is 4000; the model takes at most 32"),
-        (["--latency-ms", "3", "--part", "tset"], "tset"),
+        (["--latency-ms", "3", "--split", "tset"], "tset"),
         (["--latency-ms", "3", "--measurements", "nowhere"], "--measurements 'nowhere' has no measurements.jsonl"),
         (["--latency-ms", "3", "--set", "measure.repeat=3"], "did you mean 'repeats'?"),
         (["--size-mb", "3", "--resume"], "holds no run"),
@@ -220,6 +220,6 @@ def test_killed_and_resumed(model: Path, data: Path, tmp_path: Path) -> None:
     assert after[: len(before)] == before
     keys = [json.dumps(row["key"], sort_keys=True) for row in after]
     assert len(set(keys)) == len(keys)
-    figures = json.loads((out / "result.json").read_text())
-    assert figures["fits"]
-    assert figures["measurements"] == len(after) - len(before)
+    metrics = json.loads((out / "result.json").read_text())
+    assert metrics["fits"]
+    assert metrics["measurements"] == len(after) - len(before)

@@ -23,7 +23,7 @@ REPLACED = ['objective={kind="replaced_tokens"}', "generator.width=0.5"]
 
 
 def network(preset: str, more: str = "") -> list[str]:
-    size = f"width=16,layers=2,heads=2,longest=32,dropout=0.1{more}"
+    size = f"width=16,layers=2,heads=2,max_length=32,dropout=0.1{more}"
     return [f"model.preset={preset}", f"model.overrides={{{size}}}"]
 
 

@@ -31,7 +31,7 @@ TEXTS = [f"the smith forges {'an iron gate ' * count}" for count in range(1, 9)]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("served") / "encoder"
     tokenizer = learn_tokenizer(TEXTS * 2, "wordpiece", 200, progress=False)
-    sizes = {"layers": 2, "width": 32, "heads": 2, "vocabulary": tokenizer.size, "longest": 64, "deviation": 0.3}
+    sizes = {"layers": 2, "width": 32, "heads": 2, "vocabulary": tokenizer.size, "max_length": 64, "init_std": 0.3}
     model = build(preset("bert-tiny", **sizes), seed=0)
     model.tokenizer = tokenizer
     bertsmith.save(model, path)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from choosing import slow_unless
-from helpers_shrinking import STEPS, assert_same, figures, shrinking, shrunk, write_folders
+from helpers_shrinking import STEPS, assert_same, metrics, shrinking, shrunk, write_folders
 from helpers_training import losses, run
 from killing import Killed, killed
 
@@ -128,7 +128,7 @@ def test_killed_after_the_result(folders: Folders, straight: Path, tmp_path: Pat
         killed(patch, folder, "write_result", after=1, before_it=False)
         with pytest.raises(Killed):
             shrunk(folders, out)
-    assert figures(out / "result.json") == figures(straight / "result.json")
+    assert metrics(out / "result.json") == metrics(straight / "result.json")
     with pytest.raises(InputError, match="is finished; there is nothing to resume"):
         bertsmith.shrink(out=out, resume=True, device="cpu")
 
@@ -181,4 +181,4 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     weights, others = (read_tensors(folder / "model.safetensors") for folder in (two, one))
     for name, weight in weights.items():
         assert (weight - others[name]).abs().max() < 1e-5, name
-    assert figures(two / "result.json") == figures(one / "result.json")
+    assert metrics(two / "result.json") == metrics(one / "result.json")

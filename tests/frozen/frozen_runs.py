@@ -53,8 +53,8 @@ def fix_measurements() -> None:
 
 
 # ---- models: every setting that chooses a network
-TINY = {"width": 32, "layers": 3, "heads": 4, "longest": 64, "dropout": 0.1, "deviation": 0.1}
-BUCKETS = {"span": 16, "farthest": 30}
+TINY = {"width": 32, "layers": 3, "heads": 4, "max_length": 64, "dropout": 0.1, "init_std": 0.1}
+BUCKETS = {"span": 16, "max_distance": 30}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # preset, overrides besides TINY
     "bert": ("bert-tiny", {}),
     "electra": ("electra-small", {"embedding_width": 16}),
@@ -94,7 +94,7 @@ def layers_of(folder: str) -> list[str]:
 
 
 TWO_LAYERS = "model.subnet={layers=[0,2]}"
-TRANSLATION_MODEL = "model.overrides={width=32,layers=1,heads=2,neurons=64,longest=64}"
+TRANSLATION_MODEL = "model.overrides={width=32,layers=1,heads=2,neurons=64,max_length=64}"
 
 # ---- commands
 TRANSLATION = [TRANSLATION_MODEL, "tokenizer.vocabulary=300", "sequences={length=32,micro_tokens=256}"]
@@ -120,7 +120,9 @@ keep = 3
 """
 TUNING = ["sequences.length=24", "batch.examples=16", "run.epochs=2", "run.log_every=1", "optimizer.learning_rate=2e-3"]
 GRID = ["grid.widths=[1.0,0.5]", "grid.depths=[1.0,0.5]", "run.epochs=1", "importance.examples=32"]
-EVERY_TERM = 'distillation.terms=[{kind="outputs"},{kind="labels"},{kind="states"},{kind="cosine"},{kind="attention"},'
+EVERY_TERM = (
+    'distillation.terms=[{kind="outputs"},{kind="labels"},{kind="hidden_states"},{kind="cosine"},{kind="attention"},'
+)
 EVERY_TERM += '{kind="relations"},{kind="patience"}]'
 FIT = ["measure.repeats=1", "measure.finalists=3", "search.population=4", "search.generations=2"]
 EXIT_RATE = "optimizer.learning_rate=2e-2"
@@ -151,8 +153,8 @@ def fit(model: str, flags: str) -> list[str]:
 
 
 def answer(command: str, model: str, task: str, flags: str = "") -> list[str]:
-    part = " --part dev" if command == "predict" else ""
-    return f"{command} ${model} --data $data/{task} --device cpu{part} {flags}".split()
+    split = " --split dev" if command == "predict" else ""
+    return f"{command} ${model} --data $data/{task} --device cpu{split} {flags}".split()
 
 
 # Each job is a command without --out; $name is the output folder of another job, which runs first.
@@ -161,7 +163,7 @@ JOBS: dict[str, Job] = {
     "tokenizer": "tokenizer $data/texts --vocabulary 300",
     "tokenizer_bytes": "tokenizer $data/texts --kind bytes --vocabulary 300",
     "tokenizer_unigram": "tokenizer $data/texts --kind unigram --vocabulary 310",
-    "tokenizer_extended": "tokenizer $data/texts --extend $tokenizer_small --pieces 20",
+    "tokenizer_extended": "tokenizer $data/texts --extend $tokenizer_small --tokens 20",
     "tokenizer_small": "tokenizer $data/texts --vocabulary 120",
     "corpus": "corpus $data/texts --tokenizer $tokenizer --held-out 0.1 --workers 1",
     "pairs": "pairs $data/texts --shortest 3",
@@ -193,7 +195,7 @@ JOBS: dict[str, Job] = {
     "pretrain_taught_states": pretrain(
         fresh("bert", width=16),
         "distillation.teacher=$pretrain_masked",
-        'distillation.terms=[{kind="attention"},{kind="states"}]',
+        'distillation.terms=[{kind="attention"},{kind="hidden_states"}]',
     ),
     "pretrain_branched": "pretrain --branch $pretrain_masked/checkpoints/step-00000004 --decay 3 --device cpu",
     "pretrain_resumed": lambda runner, out: resume_pretraining(runner, out),
@@ -255,7 +257,7 @@ JOBS: dict[str, Job] = {
     "shrink_prune_gates": shrink("prune", "prune.by=l0", "gates.epochs=2.0", "run.epochs=1"),
     "shrink_exits": shrink("exits", "run.epochs=6", "leave.thresholds=[0.3,0.5]", EXIT_RATE, flags="--tolerance 50"),
     "shrink_exits_joint": shrink("exits", "run.epochs=1", "encoder=joint", "learn_from=labels", "weighting=by_depth"),
-    "shrink_vocabulary": shrink("vocabulary", "vocabulary.repair_steps=5", flags="--pieces 150 --rank 8"),
+    "shrink_vocabulary": shrink("vocabulary", "vocabulary.repair_steps=5", flags="--tokens 150 --rank 8"),
     "fit_layers": fit("$shrink_elastic_sampled", "--latency-ms 5 --engine torch --precision float32 --subnets layers"),
     "fit_onnx": fit("$shrink_elastic", "--latency-ms 4 --engine onnxruntime --precision float32 --subnets even"),
     "fit_score": fit("$finetune_classification", "--at-least 10 --prefer small --engine torch --vocabulary cut"),
@@ -325,10 +327,10 @@ def write_data(folder: Path) -> None:
     subjects = ["the smith", "a traveller", "the old clerk", "my neighbour", "the captain"]
     verbs = ["forges", "carries", "repairs", "forgets", "describes", "weighs"]
     objects = ["an iron gate", "the letter", "seven lanterns", "a broken clock", "the heavy anvil", "nothing at all"]
-    places = ["by the river", "in the cold workshop", "near the harbour", "before sunrise"]
+    positions = ["by the river", "in the cold workshop", "near the harbour", "before sunrise"]
 
     def sentence(k: int) -> str:
-        return " ".join([subjects[k % 5], verbs[k // 2 % 6], objects[k // 3 % 6], places[k // 5 % 4]])
+        return " ".join([subjects[k % 5], verbs[k // 2 % 6], objects[k // 3 % 6], positions[k // 5 % 4]])
 
     stories = [[f"{sentence(7 * i + 13 * j).capitalize()}." for j in range(3 + i % 9)] for i in range(120)]
     write(folder / "texts" / "stories.txt", "\n\n".join(" ".join(story) for story in stories))

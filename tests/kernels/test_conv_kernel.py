@@ -30,7 +30,7 @@ def lying(lengths: list[int], how: str) -> tuple[SequenceLayout, tuple[int, ...]
     if how == "packed":
         return packed_layout(lengths, empty=2).to(DEVICE), (sum(lengths),)
     layout = padded_layout(lengths, extra=3).to(DEVICE)
-    return layout, (len(lengths), layout.longest)
+    return layout, (len(lengths), layout.max_length)
 
 
 def compare(
@@ -39,7 +39,7 @@ def compare(
     *,
     heads: int,
     head_width: int,
-    taps: int,
+    kernel_size: int,
     dtype: torch.dtype,
     is_fixed: bool = False,
     is_causal: bool = False,
@@ -49,15 +49,15 @@ def compare(
     layout, shape = lying(lengths, how)
     options = {"layout": layout, "is_causal": is_causal, "legacy_padding": legacy_padding}
     is_token = None if legacy_padding else layout.is_token
-    scores = numbers(heads, taps) if is_fixed else 2 * numbers(*shape, heads, taps)
+    scores = numbers(heads, kernel_size) if is_fixed else 2 * numbers(*shape, heads, kernel_size)
     value = numbers(*shape, heads, head_width)
     assert_close_to_truth(partial(light_conv, **options), [value, scores], dtype, is_token=is_token)
-    hidden, kernel = value.flatten(-2), numbers(heads * head_width, taps)
+    hidden, kernel = value.flatten(-2), numbers(heads * head_width, kernel_size)
     assert_close_to_truth(partial(depthwise, **options), [hidden, kernel], dtype, is_token=is_token)
 
 
 @pytest.mark.parametrize(
-    ("how", "taps", "is_causal"),
+    ("how", "kernel_size", "is_causal"),
     [
         ("packed", 1, False),
         ("packed", 3, True),
@@ -67,9 +67,9 @@ def compare(
         ("padded", 9, True),
     ],
 )
-def test_both_equal_the_reference(how: str, taps: int, is_causal: bool) -> None:
+def test_both_equal_the_reference(how: str, kernel_size: int, is_causal: bool) -> None:
     lengths = [70, 1, 0, 5, 12] if how == "packed" else [40, 1, 5]
-    compare(lengths, how, heads=2, head_width=24, taps=taps, dtype=torch.float32, is_causal=is_causal)
+    compare(lengths, how, heads=2, head_width=24, kernel_size=kernel_size, dtype=torch.float32, is_causal=is_causal)
 
 
 @pytest.mark.parametrize("is_fixed", [False, True], ids=["dynamic", "light"])
@@ -77,14 +77,14 @@ def test_both_equal_the_reference(how: str, taps: int, is_causal: bool) -> None:
 def test_pads_and_kernels_for_all_positions(legacy_padding: bool, is_fixed: bool) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         options = {"is_fixed": is_fixed, "legacy_padding": legacy_padding, "dtype": dtype}
-        compare([9, 2, 33], "padded", heads=3, head_width=16, taps=5, **options)
+        compare([9, 2, 33], "padded", heads=3, head_width=16, kernel_size=5, **options)
 
 
 @pytest.mark.slow
 def test_more_channels_than_a_tile_and_more_tokens_than_programs() -> None:
     layout, hidden = packed_layout([45, 3], empty=1).to(DEVICE), numbers(48, 300)
-    for taps in (3, 17):
-        assert_close_to_truth(partial(depthwise, layout=layout), [hidden, numbers(300, taps)], torch.float32)
+    for kernel_size in (3, 17):
+        assert_close_to_truth(partial(depthwise, layout=layout), [hidden, numbers(300, kernel_size)], torch.float32)
     from bertsmith.ops.conv.depthwise_kernels import kernel_gradient
     from bertsmith.ops.kernel_support import SequenceRows
 
@@ -264,8 +264,10 @@ def test_nothing_gives_nothing() -> None:
 @pytest.mark.parametrize("lengths", MIXES, ids=lambda lengths: "-".join(map(str, lengths))[:24])
 def test_every_length_on_a_gpu(lengths: list[int], how: str, head_width: int, dtype: torch.dtype) -> None:
     for is_causal in (False, True):
-        compare(lengths, how, heads=3, head_width=head_width, taps=9, dtype=dtype, is_causal=is_causal)
-    compare(lengths, how, heads=1, head_width=head_width, taps=13, dtype=dtype, is_fixed=True, legacy_padding=True)
+        compare(lengths, how, heads=3, head_width=head_width, kernel_size=9, dtype=dtype, is_causal=is_causal)
+    compare(
+        lengths, how, heads=1, head_width=head_width, kernel_size=13, dtype=dtype, is_fixed=True, legacy_padding=True
+    )
 
 
 @pytest.mark.gpu
@@ -276,11 +278,11 @@ def test_rows_beyond_31_bits() -> None:
     few = packed_layout([9]).to("cuda")
     upstream = torch.zeros_like(value)
     upstream[-9:] = torch.randn(9, 128, 64, device="cuda")
-    for op, taps in ((light_conv, scores), (lambda v, k, at, **o: depthwise(v.flatten(1), k, at, **o), kernel)):
+    for op, kernel_size in ((light_conv, scores), (lambda v, k, at, **o: depthwise(v.flatten(1), k, at, **o), kernel)):
         ends = []
         for leaf, at in ((value, layout), (value[-9:].clone(), few)):
             leaf.requires_grad_()
-            mixed = op(leaf, taps, at, backend="triton").view_as(leaf)
+            mixed = op(leaf, kernel_size, at, backend="triton").view_as(leaf)
             (gradient,) = torch.autograd.grad(mixed, leaf, upstream[-len(leaf) :])
             ends.append((mixed[-8:].detach(), gradient[-8:]))
         assert all(torch.equal(far, near) for far, near in zip(*ends, strict=True))

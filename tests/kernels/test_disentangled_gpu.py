@@ -14,13 +14,13 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_places", [False, True])
 @pytest.mark.parametrize("lengths", [[1], [17, 1, 63], [64, 65], [600, 3]])
-def test_forms_are_near_the_truth(lengths: list[int], has_places: bool, dtype: torch.dtype) -> None:
+def test_forms_are_near_the_truth(lengths: list[int], has_positions: bool, dtype: torch.dtype) -> None:
     layout = packed_layout(lengths, empty=2).to("cuda")
     slots = bucket_slots(256, 512, clamps_distance=True).cuda()
     shapes = [(sum(lengths),)] * 3 + [(512,)] * 2
     exact = [torch.randn(*shape, 4, 64, device="cuda", dtype=torch.float64) for shape in shapes]
-    weight, places = torch.randn_like(exact[0]), torch.randint(0, 600, (sum(lengths),), device="cuda")
-    relative = RelativePositions(exact[3], slots, places if has_places else None)
+    weight, positions = torch.randn_like(exact[0]), torch.randint(0, 600, (sum(lengths),), device="cuda")
+    relative = RelativePositions(exact[3], slots, positions if has_positions else None)
 
     def results(backend: str, precision: torch.dtype) -> list[torch.Tensor]:
         tensors = [tensor.to(dtype).to(precision).requires_grad_() for tensor in exact]
@@ -37,21 +37,21 @@ def test_forms_are_near_the_truth(lengths: list[int], has_places: bool, dtype: t
 
 @pytest.mark.parametrize("name", ["deberta-base", "deberta-v2-xlarge"])
 def test_a_compiled_step_equals_a_plain_one(name: str) -> None:
-    size = {"width": 64, "layers": 3, "heads": 2, "vocabulary": 200, "longest": 128, "dropout": 0.0, "deviation": 0.1}
+    size = {"width": 64, "layers": 3, "heads": 2, "vocabulary": 200, "max_length": 128, "dropout": 0.0, "init_std": 0.1}
     model = bertsmith.build(bertsmith.preset(name, **size), seed=0).cuda()
     lengths = [100, 28, 128]
     tokens, layout = torch.randint(0, 200, (256,), device="cuda"), packed_layout(lengths).to("cuda")
-    places = torch.randperm(256, device="cuda")[:40]
+    positions = torch.randperm(256, device="cuda")[:40]
 
-    def step(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        states = model.run(EncoderInputs(tokens, layout), Want(masked_positions=places)).masked_states
+    def step(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        states = model.run(EncoderInputs(tokens, layout), Want(masked_positions=positions)).masked_states
         return model.head("masked_tokens")(states, model.token_table).logsumexp(-1).sum()
 
     gradients = []
     for compute in (step, torch.compile(step, fullgraph=True)):
         model.zero_grad()
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = compute(tokens, places)
+            loss = compute(tokens, positions)
         loss.backward()
         gradients.append([loss, *(parameter.grad for parameter in model.parameters())])
     for compiled, plain in zip(gradients[1], gradients[0], strict=True):

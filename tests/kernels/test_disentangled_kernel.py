@@ -34,7 +34,7 @@ def op(
     layout: SequenceLayout,
     slots: Tensor,
     backend: str,
-    places: Tensor | None = None,
+    positions: Tensor | None = None,
     key_layout: SequenceLayout | None = None,
     is_causal: bool = False,
 ) -> Tensor:
@@ -42,7 +42,7 @@ def op(
     query, key, value, *given = tensors
     tables = iter(given)
     position_key, position_query = (next(tables) if has_term else None for has_term in terms)
-    relative = RelativePositions(slots, slots, places, are_distinct=True)
+    relative = RelativePositions(slots, slots, positions, are_distinct=True)
     return disentangled(
         query,
         key,
@@ -70,7 +70,7 @@ def compare(
     room: float = 1.0,
 ) -> None:
     layout = (packed_layout(lengths, empty=2) if how == "packed" else padded_layout(lengths, extra=3)).to(DEVICE)
-    shape = (sum(lengths),) if how == "packed" else (layout.batch, layout.longest)
+    shape = (sum(lengths),) if how == "packed" else (layout.batch, layout.max_length)
     slots, rows = table
     # one joint projection, so that rows are apart
     states = numbers(*shape, 3, heads, head_width).to(dtype).unbind(-3)
@@ -104,10 +104,10 @@ def test_half_precision() -> None:
 
 
 def test_queries_at_places_of_their_own() -> None:
-    _places([9, 40], [4, 13], heads=2, head_width=16, dtype=torch.float32, table=SMALL["log"])
+    _positions([9, 40], [4, 13], heads=2, head_width=16, dtype=torch.float32, table=SMALL["log"])
 
 
-def _places(
+def _positions(
     lengths: list[int],
     asked: list[int],
     *,
@@ -119,7 +119,7 @@ def _places(
     """Some places of each sequence ask, in no order."""
     slots, rows = table
     layout, key_layout = packed_layout(asked).to(DEVICE), packed_layout(lengths).to(DEVICE)
-    places = torch.cat([torch.randperm(keys)[:queries] for keys, queries in zip(lengths, asked, strict=True)])
+    positions = torch.cat([torch.randperm(keys)[:queries] for keys, queries in zip(lengths, asked, strict=True)])
     for is_causal in (False, True):
         states = [numbers(sum(counts), heads, head_width) for counts in (asked, lengths, lengths)]
         tables = [numbers(rows, heads, head_width) for _ in range(2)]
@@ -129,7 +129,7 @@ def _places(
             layout=layout,
             key_layout=key_layout,
             slots=slots.to(DEVICE),
-            places=places.to(DEVICE),
+            positions=positions.to(DEVICE),
             is_causal=is_causal,
         )
         assert_close_to_truth(call, [*states, *tables], dtype)
@@ -221,4 +221,4 @@ def test_all_widths_and_dtypes(terms: tuple[bool, bool], head_width: int, dtype:
 def test_all_kinds_of_places() -> None:
     lengths, asked = [1, 64, 200, 513], [1, 10, 31, 100]
     for dtype in (torch.float32, torch.bfloat16):
-        _places(lengths, asked, heads=4, head_width=64, dtype=dtype, table=TABLES["log"])
+        _positions(lengths, asked, heads=4, head_width=64, dtype=dtype, table=TABLES["log"])

@@ -81,9 +81,9 @@ def results(case: Case) -> dict[str, list[Tensor]]:
         if name == "triton":
             assert torch.equal(mixed, kept)
         made[name] = [tensor.double() for tensor in (kept, *gradients)]
-        for place in (1, 2) if case.feature_map == "relu" else ():
-            rounded = exact[place - 1].to(case.dtype).double()
-            made[name][place] = made[name][place] * has_slope(rounded, matrix)
+        for position in (1, 2) if case.feature_map == "relu" else ():
+            rounded = exact[position - 1].to(case.dtype).double()
+            made[name][position] = made[name][position] * has_slope(rounded, matrix)
     return made
 
 
@@ -178,11 +178,11 @@ def test_the_future_changes_nothing(feature_map: str) -> None:
     compute, tensors = call([70], True, feature_map=feature_map)
     tensors = [tensor.detach() for tensor in tensors]
     before = compute(*tensors)
-    for place in (13, 32, 45):
-        later = [torch.cat([tensor[:place], 5 * torch.randn_like(tensor[place:])]) for tensor in tensors]
+    for position in (13, 32, 45):
+        later = [torch.cat([tensor[:position], 5 * torch.randn_like(tensor[position:])]) for tensor in tensors]
         after = compute(*later)
-        assert torch.equal(before[:place], after[:place])
-        assert not torch.equal(before[place:], after[place:])
+        assert torch.equal(before[:position], after[:position])
+        assert not torch.equal(before[position:], after[position:])
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -19,10 +19,10 @@ def test_the_host_never_waits(name: str, is_causal: bool) -> None:
     model, layout = tiny_model(name), packed_layout(LENGTHS, empty=2)
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, 50, (sum(LENGTHS),), generator=generator)
-    places = torch.randperm(sum(LENGTHS), generator=generator)[:9]
+    positions = torch.randperm(sum(LENGTHS), generator=generator)[:9]
     inputs = EncoderInputs(tokens, layout, is_causal=is_causal)
-    expected = model.run(inputs, Want(masked_positions=places)).masked_states
-    model, want = model.cuda(), Want(masked_positions=places.cuda())
+    expected = model.run(inputs, Want(masked_positions=positions)).masked_states
+    model, want = model.cuda(), Want(masked_positions=positions.cuda())
     inputs = replace(inputs, tokens=tokens.cuda(), layout=layout.to("cuda"))
     model.run(inputs, want)  # what is set up once may wait
     torch.cuda.set_sync_debug_mode("error")

@@ -33,5 +33,5 @@ def test_a_gpu_masks_alike_without_a_wait(masking: MaskingConfig) -> None:
         got = corrupt(there, 7, masking, table)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    for name in ("tokens", "places", "targets"):
+    for name in ("tokens", "positions", "targets"):
         assert torch.equal(getattr(got, name).cpu(), getattr(expected, name)), name

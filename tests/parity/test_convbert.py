@@ -91,7 +91,7 @@ def test_weights_there_and_back(changes: dict, kind: type, dtype: torch.dtype, t
 
 
 def test_a_discriminator_survives_export_and_import(tmp_path: Path) -> None:
-    sizes = {"width": 24, "layers": 2, "heads": 4, "vocabulary": 67, "longest": 20, "embedding_width": 12}
+    sizes = {"width": 24, "layers": 2, "heads": 4, "vocabulary": 67, "max_length": 20, "embedding_width": 12}
     model = bertsmith.build(bertsmith.preset("convbert-medium-small", **sizes), seed=0).eval()
     bertsmith.export(model, tmp_path / "hf")
     back = bertsmith.load(tmp_path / "hf")
@@ -119,5 +119,5 @@ def test_what_they_cannot_be_is_refused(name: str, changes: dict, reason: str, t
 
 def test_even_kernels_are_refused(tmp_path: Path) -> None:
     theirs = make(ConvBertModel, 4, TINY | {"conv_kernel_size": 8})
-    with pytest.raises(InputError, match="taps is 8; allowed: odd numbers"):
+    with pytest.raises(InputError, match="kernel_size is 8; allowed: odd numbers"):
         ours(theirs, tmp_path)

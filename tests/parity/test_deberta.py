@@ -148,9 +148,9 @@ def test_weights_there_and_back(name: str, dtype: torch.dtype, tmp_path: Path) -
 def test_every_head_survives_the_exchange(name: str, kind: type, tmp_path: Path) -> None:
     from bertsmith.models.heads import MaskDecoderConfig, MaskedTokensConfig, PoolerConfig, ReplacedTokensConfig
 
-    config = bertsmith.preset(name, width=24, layers=2, heads=2, vocabulary=67, longest=20, deviation=0.2)
+    config = bertsmith.preset(name, width=24, layers=2, heads=2, vocabulary=67, max_length=20, init_std=0.2)
     heads = (
-        MaskDecoderConfig(longest=20),
+        MaskDecoderConfig(max_length=20),
         MaskedTokensConfig(epsilon=1e-7),
         PoolerConfig(activation="gelu"),
         ReplacedTokensConfig(adds_first=True),

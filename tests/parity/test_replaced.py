@@ -67,7 +67,7 @@ class Case:
 CASES = {
     "electra-small": Case("full", "embedding_width = 16", ElectraForPreTraining, ElectraForMaskedLM),
     "convbert-small": Case("none", "embedding_width = 16", ConvBertModel, ConvBertForMaskedLM),
-    "deberta-v3-small": Case("gradient_disentangled", "span = 8, farthest = 16", DebertaV2Model, DebertaV2Model),
+    "deberta-v3-small": Case("gradient_disentangled", "span = 8, max_distance = 16", DebertaV2Model, DebertaV2Model),
     "bert-tiny": Case("full", "", BertModel, ElectraForMaskedLM),
 }
 

@@ -66,8 +66,8 @@ def masked_batch(inputs: dict[str, Tensor], has_pairs: bool = False) -> tuple[Ma
     chosen = (torch.rand(ids.shape) < 0.4) & mask
     chosen[:, 0] = True
     labels = torch.where(chosen, torch.randint(0, VOCABULARY, ids.shape), IGNORED)
-    places = chosen.flatten().nonzero().squeeze(-1)
-    corrupted = Corrupted(ids, places, labels.flatten()[places])
+    positions = chosen.flatten().nonzero().squeeze(-1)
+    corrupted = Corrupted(ids, positions, labels.flatten()[positions])
     follows = torch.randint(0, 2, (len(ids),)) if has_pairs else None
     prepared = MaskedBatch(corrupted, SequenceLayout.padded(mask), inputs["token_type_ids"], follows)
     return prepared, {"labels": labels, **({"next_sentence_label": follows} if has_pairs else {})}

@@ -32,7 +32,7 @@ def folders(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     DebertaV2ForMaskedLM(DebertaV2Config(**size, **DEBERTA)).save_pretrained(home / "deberta")
     for name in ("bert", "deberta"):
         tokenizer.save(home / name)
-    config = bertsmith.preset("convbert-small", vocabulary=tokenizer.size, width=32, layers=2, heads=4, longest=64)
+    config = bertsmith.preset("convbert-small", vocabulary=tokenizer.size, width=32, layers=2, heads=4, max_length=64)
     small = attach(bertsmith.build(config, seed=0), bertsmith.build(generator_of(config, width=0.5), seed=1), "full")
     small.tokenizer = tokenizer
     bertsmith.save(small, home / "small")
@@ -49,10 +49,10 @@ def test_recipe_takes_two_steps(
     flags = [word for change in changes for word in ("--set", change)]
     main(["pretrain", str(path), "--explain", *flags])
     assert "parameters" in capsys.readouterr().out
-    figures = bertsmith.pretrain(path, data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")
-    assert figures["steps"] == 2
+    metrics = bertsmith.pretrain(path, data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")
+    assert metrics["steps"] == 2
     # the resolved recipe beside the result reruns the run
     again = bertsmith.pretrain(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", device="cpu")
-    assert again["training_loss"] == figures["training_loss"]
+    assert again["training_loss"] == metrics["training_loss"]
     bertsmith.export(bertsmith.load(tmp_path / "run"), tmp_path / "hf")
     assert AutoModel.from_pretrained(tmp_path / "hf").config.vocab_size == Tokenizer.load(corpus_folder).size

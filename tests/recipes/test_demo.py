@@ -36,7 +36,14 @@ def boxed(tmp_path: Path) -> Path:
     """A tiny model like the one in the box: it tells replaced tokens, and its generator fills masks."""
     texts = [row["text"] for row in support_desk.support_desk("train")[:200]]
     tokenizer = learn_tokenizer(texts, "wordpiece", 600, lowercase=True, progress=False)
-    sizes = {"layers": 2, "width": 32, "heads": 4, "embedding_width": 16, "longest": 64, "vocabulary": tokenizer.size}
+    sizes = {
+        "layers": 2,
+        "width": 32,
+        "heads": 4,
+        "embedding_width": 16,
+        "max_length": 64,
+        "vocabulary": tokenizer.size,
+    }
     config = bertsmith.preset("electra-small", **sizes)
     generator = bertsmith.build(generator_of(config, width=0.5, depth=0.5), seed=1)
     model = attach(bertsmith.build(config, seed=0), generator, "full").eval()

@@ -18,7 +18,7 @@ GENERAL = [name for name, path in RECIPES.items() if "objective" in read_toml(pa
 TASK = [name for name in RECIPES if name not in GENERAL]
 SMALL = ["sequences.length=32", "sequences.micro_tokens=256", "batch.tokens=512", "run.steps=2", "run.workers=0"]
 SMALL += ["run.evaluate_batches=1", "run.log_every=1"]
-NETWORK = {"width": 24, "layers": 12, "heads": 4, "longest": 64}
+NETWORK = {"width": 24, "layers": 12, "heads": 4, "max_length": 64}
 
 
 def terms(name: str) -> dict[str, dict]:
@@ -33,7 +33,7 @@ def test_the_numbers_are_the_papers() -> None:
     patience = terms("bert-pkd")
     assert (patience["outputs"]["temperature"], patience["patience"]["weight"]) == (10.0, 100.0)
     assert patience["labels"]["weight"] + patience["outputs"]["weight"] == 1.0
-    assert set(terms("tinybert-general")) == set(terms("tinybert-intermediate")) == {"attention", "states"}
+    assert set(terms("tinybert-general")) == set(terms("tinybert-intermediate")) == {"attention", "hidden_states"}
     assert terms("tinybert-prediction") == {"outputs": {"kind": "outputs", "temperature": 1.0}}
     assert terms("minilm")["relations"]["relation_heads"] == 48
     first, second = (read_toml(RECIPES[f"tinybert-{stage}"]) for stage in ("intermediate", "prediction"))
@@ -59,17 +59,17 @@ def test_a_general_stage_takes_two_steps(name: str, general: Path, corpus_folder
     if name == "distilbert":
         changes.append(f"model.folder={general}")
     else:
-        changes += ["model.preset=bert-tiny", "model.overrides={layers=4,width=16,heads=4,longest=64}"]
+        changes += ["model.preset=bert-tiny", "model.overrides={layers=4,width=16,heads=4,max_length=64}"]
     changes += ['distillation.terms=[{kind="relations",relation_heads=8}]'] if name == "minilm" else []
-    figures = bertsmith.pretrain(RECIPES[name], data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")
+    metrics = bertsmith.pretrain(RECIPES[name], data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")
     model = bertsmith.load(tmp_path / "run")
-    assert figures["steps"] == 2
+    assert metrics["steps"] == 2
     assert len(model.encoder.blocks) == (6 if name == "distilbert" else 4)
     assert [head.kind for head in model.config.heads] == ["masked_tokens"]
-    assert figures["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert metrics["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     # the resolved recipe beside the result reruns the run
     again = bertsmith.pretrain(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", device="cpu")
-    assert again["training_loss"] == figures["training_loss"]
+    assert again["training_loss"] == metrics["training_loss"]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A task and a teacher that has learned it."""
     home = tmp_path_factory.mktemp("reviews")
     data = write_task(home / "data", train=64)
-    changes = ["model.overrides={width=32,layers=12,heads=4,longest=32,dropout=0.0}", "sequences.length=16"]
+    changes = ["model.overrides={width=32,layers=12,heads=4,max_length=32,dropout=0.0}", "sequences.length=16"]
     changes += ["tokenizer.vocabulary=300", "run.epochs=5", "batch.examples=8", "optimizer.learning_rate=2e-3"]
     bertsmith.finetune("bert-tiny", data=data, out=home / "teacher", set=changes, device="cpu")
     return data, home / "teacher"
@@ -89,10 +89,10 @@ def test_a_task_stage_takes_two_steps(name: str, reviews: tuple[Path, Path], tmp
     changes = ["sequences.length=16", "run.epochs=1"]
     student: str | Path = teacher if name == "bert-pkd" else "bert-tiny"
     if student != teacher:
-        changes.append("model.overrides={width=16,layers=4,heads=4,longest=32}")
+        changes.append("model.overrides={width=16,layers=4,heads=4,max_length=32}")
     ways = {"recipe": RECIPES[name], "data": data, "teacher": teacher, "set": changes, "device": "cpu"}
-    figures = bertsmith.finetune(student, out=tmp_path / "run", **ways)
-    assert figures["steps"] == 2
+    metrics = bertsmith.finetune(student, out=tmp_path / "run", **ways)
+    assert metrics["steps"] == 2
     assert len(bertsmith.load(tmp_path / "run").encoder.blocks) == (6 if name == "bert-pkd" else 4)
     recorded = read_toml(tmp_path / "run" / "recipe.toml")
     assert {term["kind"] for term in recorded["distillation"]["terms"]} == set(terms(name))

@@ -22,7 +22,9 @@ def models(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     folder = tmp_path_factory.mktemp("models")
     tokenizer = Tokenizer.load(corpus_folder)
     for name, layers in (("small", 2), ("large", 3)):
-        config = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=16, heads=2, longest=32, layers=layers)
+        config = bertsmith.preset(
+            "bert-tiny", vocabulary=tokenizer.size, width=16, heads=2, max_length=32, layers=layers
+        )
         model = bertsmith.build(config, seed=0)
         model.tokenizer = tokenizer
         bertsmith.save(model, folder / name)
@@ -56,15 +58,15 @@ def test_one_text(models: list[str], tmp_path: Path) -> None:
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert (result["layers"], result["heads"]) == (2, 2)
     assert list(result["maps"]) == ["attention"]
-    assert result["figures"] == result["maps"]["attention"]["figures"]
+    assert result["metrics"] == result["maps"]["attention"]["metrics"]
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {*result["files"]}
 
 
 def test_every_map_has_its_picture(models: list[str], convolutions: None, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    figures = bertsmith.inspect(models[0], text=TEXT, out=tmp_path / "out")
-    assert figures["maps"]["attention"]["heads"] == [0, 2]
-    assert figures["maps"]["convolution"]["heads"] == [3, 1]
+    metrics = bertsmith.inspect(models[0], text=TEXT, out=tmp_path / "out")
+    assert metrics["maps"]["attention"]["heads"] == [0, 2]
+    assert metrics["maps"]["convolution"]["heads"] == [3, 1]
     pictures = {"attention.png", "convolution.png", "position_to_content.png"}
     assert {path.name for path in (tmp_path / "out").iterdir()} >= pictures
     assert "signed scores" in (tmp_path / "out" / "attention.html").read_text()
@@ -90,11 +92,11 @@ def test_rows_of_other_files_are_texts(models: list[str], tmp_path: Path) -> Non
     rows = [{"body": f"the smith\nforges {index}"} for index in range(5)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    figures = bertsmith.inspect(
+    metrics = bertsmith.inspect(
         models[0], texts=path, field="body", sentences=4, length=32, out=tmp_path / "out", without_special=True
     )
-    assert figures["texts"] == figures["models"]["small"]["texts"] == 4
-    assert figures["models"]["small"]["maps"]["attention"]["mass"] < 1
+    assert metrics["texts"] == metrics["models"]["small"]["texts"] == 4
+    assert metrics["models"]["small"]["maps"]["attention"]["mass"] < 1
 
 
 @pytest.mark.parametrize(

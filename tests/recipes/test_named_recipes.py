@@ -73,7 +73,7 @@ def test_every_network_is_the_published_one(name: str) -> None:
     """Whatever the tier, the encoder is the preset's but for dropout and the spread of fresh weights."""
     plain = recipe(name)["model"]
     built = settings(name).network(None)
-    changed = {key: value for key, value in plain.get("overrides", {}).items() if key in ("dropout", "deviation")}
+    changed = {key: value for key, value in plain.get("overrides", {}).items() if key in ("dropout", "init_std")}
     assert changed == plain.get("overrides", {})
     expected = bertsmith.preset(plain["preset"], vocabulary=30522, **changed).encoder
     embedding = built.encoder.embedding.changed(table="own")
@@ -120,7 +120,7 @@ def test_what_belongs_to_one_family() -> None:
     bert, deberta, performer = (recipe(f"{name}-base:paper") for name in ("bert", "deberta", "performer"))
     assert bert["objective"]["next_sentence"]
     assert bert["sequences"]["cut"] == "sentence_pairs"
-    assert (deberta["objective"]["masking"]["unit"], deberta["objective"]["masking"]["longest_ngram"]) == ("ngram", 3)
+    assert (deberta["objective"]["masking"]["unit"], deberta["objective"]["masking"]["max_ngram"]) == ("ngram", 3)
     optimizer = performer["optimizer"]
     assert (optimizer["learning_rate"], optimizer["epsilon"], optimizer["weight_decay"]) == (1e-3, 1e-9, 0.1)
     assert (optimizer["clip"], performer["schedule"]["kind"]) == (0.5, "constant")
@@ -149,15 +149,15 @@ RUNS = {
 def test_a_named_recipe_takes_two_steps(name: str, corpus_folder: Path, tmp_path: Path) -> None:
     changes = [*RUNS[name], "sequences.micro_tokens=512", "batch.tokens=512", "run.steps=2", "run.workers=0"]
     changes += ["run.compile=off", "run.log_every=1", "run.evaluate_batches=1"]
-    figures = bertsmith.pretrain(Path(name), data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")
-    assert figures["steps"] == 2
+    metrics = bertsmith.pretrain(Path(name), data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")
+    assert metrics["steps"] == 2
     for tier in (
         json.loads((tmp_path / "run" / "result.json").read_text()),
         read_toml(tmp_path / "run" / "recipe.toml"),
     ):
         assert tier["tier"] == name.split(":")[1]
     again = bertsmith.pretrain(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", device="cpu")
-    assert again["training_loss"] == figures["training_loss"]
+    assert again["training_loss"] == metrics["training_loss"]
 
 
 def test_explain(capsys: pytest.CaptureFixture) -> None:

@@ -37,13 +37,13 @@ def test_translation_recipe_takes_two_steps(path: Path, pairs_folder: Path, tmp_
     changes = ["model.overrides={width=32,layers=1,heads=2,neurons=64}", "tokenizer.vocabulary=300", "run.steps=2"]
     changes += ["sequences.length=64", "sequences.micro_tokens=256", "batch.tokens=512", "run.log_every=1"]
     changes += ["task.generation={method='greedy',extra_length=2}"]
-    figures = bertsmith.finetune(recipe=path, data=pairs_folder, out=tmp_path / "run", set=changes, device="cpu")
-    assert figures["steps"] == 2
+    metrics = bertsmith.finetune(recipe=path, data=pairs_folder, out=tmp_path / "run", set=changes, device="cpu")
+    assert metrics["steps"] == 2
     assert len(bertsmith.load(tmp_path / "run").translate(["seven lanterns"])) == 1
     # the resolved recipe beside the result reruns the run
     again = bertsmith.finetune(recipe=tmp_path / "run" / "recipe.toml", out=tmp_path / "again", device="cpu")
     for name in ("training_loss", "loss", "exact_match", "bleu"):
-        assert again[name] == figures[name]
+        assert again[name] == metrics[name]
 
 
 @pytest.mark.parametrize("path", PRETRAINING, ids=lambda path: path.stem)
@@ -55,13 +55,13 @@ def test_recipe_takes_two_steps(path: Path, corpus_folder: Path, tmp_path: Path)
         changes.append("batch.ramp_from=256")
     if plain["model"]["preset"] != "bert-tiny":
         changes += ["model.overrides.layers=2", "model.overrides.width=48", "model.overrides.heads=4"]
-    figures = bertsmith.pretrain(path, data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")
-    assert figures["steps"] == 2
+    metrics = bertsmith.pretrain(path, data=corpus_folder, out=tmp_path / "run", set=changes, device="cpu")
+    assert metrics["steps"] == 2
     model = bertsmith.load(tmp_path / "run")
     assert model.encode(["the smith forges"]).shape == (1, model.config.encoder.width)
     # the resolved recipe beside the result reruns the run
     again = bertsmith.pretrain(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", device="cpu")
-    assert again["training_loss"] == figures["training_loss"]
+    assert again["training_loss"] == metrics["training_loss"]
 
 
 @pytest.mark.parametrize("path", [*PRETRAINING, *TRANSLATION], ids=lambda path: path.stem)

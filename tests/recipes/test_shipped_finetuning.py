@@ -12,7 +12,11 @@ from tables import finetuning_tables
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes" / "finetune").glob("*.toml"))
-NETWORK = ["model.overrides={width=32,layers=4,heads=2,longest=32}", "tokenizer.vocabulary=300", "sequences.length=16"]
+NETWORK = [
+    "model.overrides={width=32,layers=4,heads=2,max_length=32}",
+    "tokenizer.vocabulary=300",
+    "sequences.length=16",
+]
 
 
 def test_there_are_recipes() -> None:
@@ -24,8 +28,8 @@ def test_a_recipe_takes_two_steps(path: Path, tmp_path: Path) -> None:
     data = write_task(tmp_path / "reviews", train=60)  # enough of both labels
     changes = [*NETWORK, "run.epochs=1", "batch.examples=32"]
     out = tmp_path / "run"
-    figures = bertsmith.finetune("bert-tiny", recipe=path, data=data, out=out, set=changes, device="cpu")
-    assert figures["steps"] == 2
+    metrics = bertsmith.finetune("bert-tiny", recipe=path, data=data, out=out, set=changes, device="cpu")
+    assert metrics["steps"] == 2
     recorded, shipped = read_toml(out / "recipe.toml"), read_toml(path)
     here = {change.partition("=")[0] for change in changes}
     for group, settings in shipped.items():
@@ -35,7 +39,7 @@ def test_a_recipe_takes_two_steps(path: Path, tmp_path: Path) -> None:
                 assert own == value or own.items() >= value.items(), (group, name)
     # the resolved recipe beside the result reruns the run
     again = bertsmith.finetune(recipe=out / "recipe.toml", out=tmp_path / "again", device="cpu")
-    assert again["training_loss"] == figures["training_loss"]
+    assert again["training_loss"] == metrics["training_loss"]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -10,7 +10,7 @@ from bertsmith.training.trainer import Trainer
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "bert-tiny-cpu.toml"
 SMALL = ["sequences.micro_tokens=256", "sequences.length=32", "batch.tokens=512", "run.evaluate_batches=2"]
-SMALL += ["model.overrides={width=16,layers=1,heads=2,longest=64,dropout=0.1}"]
+SMALL += ["model.overrides={width=16,layers=1,heads=2,max_length=64,dropout=0.1}"]
 TIMES = ("seconds", "tokens_per_second", "data_wait")
 
 

@@ -13,7 +13,7 @@ from bertsmith.models.model import Model
 
 NOTES = {
     "head": None,
-    "longest": 16,
+    "max_length": 16,
     "opset": 20,
     "precision": "int8",
     "largest_difference": 0.0123,
@@ -29,7 +29,7 @@ RESULT = {"metric": "accuracy", "score": 91.25, "interval": [90.0, 92.5]}
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=50, width=16, heads=2, layers=2, longest=16))
+    return bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=50, width=16, heads=2, layers=2, max_length=16))
 
 
 def card(

@@ -47,7 +47,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = learn_tokenizer((text for text, _ in SENTENCES), "wordpiece", 120, progress=False)
-    config = bertsmith.preset("electra-small", vocabulary=tokenizer.size, width=16, layers=2, heads=2, longest=32)
+    config = bertsmith.preset("electra-small", vocabulary=tokenizer.size, width=16, layers=2, heads=2, max_length=32)
     made = bertsmith.build(config, seed=0)
     made.tokenizer = tokenizer
     out = tmp_path_factory.mktemp("models") / "small"
@@ -66,7 +66,7 @@ def test_tasks_name_figures_and_settings_that_exist() -> None:
     known = {*CLASS_METRICS, *VALUE_METRICS, "f1", "exact"}
     kinds = {"STS-B": "regression", "SQuAD": "spans"}
     for name, task in TASKS.items():
-        assert set(task.figures) <= known, name
+        assert set(task.metrics) <= known, name
         plain = {"model": "bert-tiny", "task": {"kind": kinds.get(name, "classification")}}
         given = [*LEAN, *flags({**COMMON, **task.settings, **FRESH})]
         settings = FinetuneSettings.parse(override(plain, given), source=name)
@@ -122,10 +122,10 @@ def test_what_is_asked_wrongly_is_said_before_anything_runs(
 def test_the_rate_with_the_best_mean_counts_once_all_its_seeds_are_there() -> None:
     def line(rate: float, seed: int, score: float) -> dict[str, Any]:
         settings = {"optimizer.learning_rate": rate}
-        return {"task": "CoLA", "seed": seed, "settings": settings, "figures": {"matthews": score}}
+        return {"task": "CoLA", "seed": seed, "settings": settings, "metrics": {"matthews": score}}
 
     lines = [line(1e-4, 0, 50), line(1e-4, 1, 40), line(3e-4, 0, 49), line(3e-4, 1, 47), line(1e-3, 0, 99)]
-    assert [found["figures"]["matthews"] for found in scores_table.chosen(lines)] == [49, 47]
+    assert [found["metrics"]["matthews"] for found in scores_table.chosen(lines)] == [49, 47]
 
 
 def test_cut_rows_are_the_same_every_time_and_no_beginning(data: Path) -> None:
@@ -176,4 +176,4 @@ def test_a_run_that_was_stopped_has_no_figures(
     assert carried_out(monkeypatch, scores, model, "--data", data, "--tasks", "STS-B", "--out", out, *SMALL) == 1
     line = json.loads(out.read_text())
     assert line["error"] == "asked to stop after step 1: no figures"
-    assert "figures" not in line
+    assert "metrics" not in line

@@ -61,15 +61,15 @@ def test_records_are_frozen() -> None:
 
 def test_what_is_changed_is_checked() -> None:
     encoder = preset("bert-tiny").encoder
-    assert encoder.changed(width=256, deviation=1.0) == EncoderConfig.parse(
-        {**encoder.plain(), "width": 256, "deviation": 1.0}
+    assert encoder.changed(width=256, init_std=1.0) == EncoderConfig.parse(
+        {**encoder.plain(), "width": 256, "init_std": 1.0}
     )
     with pytest.raises(InputError, match=r"width 127 is not a multiple of heads 2"):
         encoder.changed(width=127)
     with pytest.raises(InputError, match=r"^widht is not a known setting; did you mean 'width'"):
         encoder.changed(widht=256)
     with pytest.raises(InputError, match=r"^deviation is 0: input should be greater than 0"):
-        encoder.changed(deviation=0)
+        encoder.changed(init_std=0)
 
 
 def test_overrides() -> None:

@@ -108,9 +108,9 @@ def _choices(table: Table, index: int, column: str, start: str | None) -> tuple[
     else:
         found = [row[name] for name in numbered_columns(row, column)] or table.value(index, column)
     if not isinstance(found, list | tuple) or not all(isinstance(choice, str) for choice in found):
-        raise InputError(f"{table.place(index)}: {column!r} is {found!r}; a list of texts is needed")
+        raise InputError(f"{table.location(index)}: {column!r} is {found!r}; a list of texts is needed")
     if len(found) < 2:
-        raise InputError(f"{table.place(index)}: {column!r} holds {len(found)} choices; at least 2 are needed")
+        raise InputError(f"{table.location(index)}: {column!r} holds {len(found)} choices; at least 2 are needed")
     if start is None:
         return tuple(found)
     beginning = table.text(index, start)

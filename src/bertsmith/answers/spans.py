@@ -119,22 +119,22 @@ def window_features(
             rows.append((index, begin, length, start))
             targets.append(_target(wanted, start, length, begin))
 
-    places = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    positions = np.array(rows, dtype=np.int64).reshape(-1, 4)
     is_known = bool(examples) and examples[0].golds is not None
     both = np.array(targets, dtype=np.int64).reshape(-1, 2)
     laid = Ragged.of(tokens)
     return WindowFeatures(
         tokens=laid,
         types=Ragged(np.concatenate(types), laid.starts) if encoding.has_types and types else None,
-        items=np.arange(len(places) + 1),
-        example=places[:, 0],
+        items=np.arange(len(positions) + 1),
+        example=positions[:, 0],
         targets={"start": both[:, 0], "end": both[:, 1]} if is_known else {},
         cut=cut,
         context=context,
         characters=tuple(characters for _, characters in passages),
-        first=places[:, 1],
-        shown=places[:, 2],
-        skipped=places[:, 3],
+        first=positions[:, 1],
+        shown=positions[:, 2],
+        skipped=positions[:, 3],
         may_start=Ragged.of(may_start),
     )
 
@@ -221,7 +221,9 @@ class SpanAnswer(TypedDict):
     n_best: list[SpanCandidate]
 
 
-def best_spans(features: WindowFeatures, outputs: Sequence[np.ndarray], n_best: int, longest: int) -> Candidates:
+def best_spans(
+    features: WindowFeatures, outputs: Sequence[np.ndarray], n_best: int, max_answer_length: int
+) -> Candidates:
     """Combine the n best starts and n best ends of every window into candidate spans.
 
     A candidate lies inside the passage, does not end before it starts, has at most `longest` tokens and starts at a
@@ -230,7 +232,7 @@ def best_spans(features: WindowFeatures, outputs: Sequence[np.ndarray], n_best: 
     Shape: outputs (tokens, 2) each, window by window.
     """
     parts = [
-        _window_spans(features, outputs, begin, n_best, longest)
+        _window_spans(features, outputs, begin, n_best, max_answer_length)
         for begin in range(0, max(1, len(outputs)), _WINDOWS_AT_ONCE)
     ]
     item, start, end, start_score, end_score = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -243,7 +245,7 @@ def best_spans(features: WindowFeatures, outputs: Sequence[np.ndarray], n_best: 
 
 
 def _window_spans(
-    features: WindowFeatures, outputs: Sequence[np.ndarray], begin: int, n_best: int, longest: int
+    features: WindowFeatures, outputs: Sequence[np.ndarray], begin: int, n_best: int, max_answer_length: int
 ) -> tuple[np.ndarray, ...]:
     """Candidates of a chunk of windows: item, start, end and the scores of both."""
     some = outputs[begin : begin + _WINDOWS_AT_ONCE]
@@ -262,7 +264,7 @@ def _window_spans(
     # (windows, starts, ends)
     tokens = ends[:, None, :] - starts[:, :, None] + 1
     is_answer = np.take_along_axis(may_start, starts, 1)[:, :, None] & is_inside[:, None, :]
-    window, start, end = np.nonzero(is_answer & (tokens >= 1) & (tokens <= longest))
+    window, start, end = np.nonzero(is_answer & (tokens >= 1) & (tokens <= max_answer_length))
     start, end = starts[window, start], ends[window, end]
     return window + begin, start, end, scores[window, start, 0], scores[window, end, 1]
 
@@ -318,12 +320,12 @@ def span_answers(
     outputs: Sequence[np.ndarray],
     *,
     n_best: int,
-    longest: int,
+    max_answer_length: int,
     null_threshold: float,
     may_be_unanswered: bool | None,
 ) -> list[SpanAnswer]:
     """Return the best answer to each question and its n best; outputs (tokens, 2) per window."""
-    candidates = best_spans(features, outputs, n_best, longest)
+    candidates = best_spans(features, outputs, n_best, max_answer_length)
     none = no_answer_scores(features, outputs)
     answers: list[SpanAnswer] = []
     for index, example in enumerate(examples):

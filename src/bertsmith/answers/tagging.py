@@ -32,16 +32,16 @@ class Chunk(NamedTuple):
 
 def tag_parts(tag: str) -> tuple[str, str]:
     """Split a tag into its prefix and the chunk type, which may be empty: B-PER into B and PER."""
-    place, _, kind = tag.partition("-")
-    return _SAME.get(place, place), kind
+    position, _, kind = tag.partition("-")
+    return _SAME.get(position, position), kind
 
 
 def tagging_scheme(tags: Iterable[str]) -> Scheme:
     """Detect the scheme of a set of tags; "plain" if they mark no chunks, such as parts of speech."""
-    places = {tag_parts(tag)[0] for tag in tags if tag != OUTSIDE}
-    if not places or not places <= set("BIES"):
+    positions = {tag_parts(tag)[0] for tag in tags if tag != OUTSIDE}
+    if not positions or not positions <= set("BIES"):
         return "plain"
-    return "iob" if places <= set("BI") else "bioes"
+    return "iob" if positions <= set("BI") else "bioes"
 
 
 def complete_labels(tags: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
@@ -54,8 +54,8 @@ def complete_labels(tags: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
         return tuple(sorted(seen))
     letters = {"E": "L", "S": "U"} if {tag.partition("-")[0] for tag in seen} & {"L", "U"} else {}
     kinds = sorted({tag.partition("-")[2] for tag in seen if tag != OUTSIDE})
-    places = [letters.get(place, place) for place in _PLACES[scheme]]
-    return (OUTSIDE, *(f"{place}-{kind}" if kind else place for kind in kinds for place in places))
+    positions = [letters.get(position, position) for position in _PLACES[scheme]]
+    return (OUTSIDE, *(f"{position}-{kind}" if kind else position for kind in kinds for position in positions))
 
 
 def chunks(tags: Sequence[str]) -> list[Chunk]:
@@ -67,13 +67,13 @@ def chunks(tags: Sequence[str]) -> list[Chunk]:
     found: list[Chunk] = []
     begin, before, kind_before = 0, OUTSIDE, ""
     for index, tag in enumerate([*tags, OUTSIDE]):
-        place, kind = tag_parts(tag)
-        begins = place != OUTSIDE and (place in "BS" or before in "OES" or kind != kind_before)
-        if before != OUTSIDE and (begins or place == OUTSIDE):
+        position, kind = tag_parts(tag)
+        begins = position != OUTSIDE and (position in "BS" or before in "OES" or kind != kind_before)
+        if before != OUTSIDE and (begins or position == OUTSIDE):
             found.append(Chunk(kind_before, begin, index))
         if begins:
             begin = index
-        before, kind_before = place, kind
+        before, kind_before = position, kind
     return found
 
 
@@ -173,10 +173,10 @@ def read_words(table: Table, index: int, column: str) -> tuple[str, ...]:
     """Read the words of a row, which must be a list."""
     given = table.value(index, column)
     if not isinstance(given, list | tuple):
-        raise InputError(f"{table.place(index)}: {column!r} is {given!r:.60}; it must be a list of words")
-    for place, word in enumerate(given):
+        raise InputError(f"{table.location(index)}: {column!r} is {given!r:.60}; it must be a list of words")
+    for position, word in enumerate(given):
         if not isinstance(word, str):
-            raise InputError(f"{table.place(index)}: {column!r} has {word!r} as word {place + 1}; not a string")
+            raise InputError(f"{table.location(index)}: {column!r} has {word!r} as word {position + 1}; not a string")
     return tuple(given)
 
 
@@ -259,8 +259,8 @@ def _assign_words(
     missing = np.setdiff1d(np.arange(len(words)), owners)
     if not len(missing):
         return ids, owners
-    places = np.searchsorted(owners, missing)
-    return np.insert(ids, places, tokenizer.unknown), np.insert(owners, places, missing)
+    positions = np.searchsorted(owners, missing)
+    return np.insert(ids, positions, tokenizer.unknown), np.insert(owners, positions, missing)
 
 
 _SPECIAL_TOKENS = 2  # at both ends of a sequence

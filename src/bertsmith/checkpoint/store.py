@@ -61,7 +61,7 @@ def load(
         rows = model.config.encoder.vocabulary
         if model.tokenizer.size > rows:
             raise InputError(
-                f"{str(folder)!r}: the tokenizer has {model.tokenizer.size} pieces and the embedding {rows} rows"
+                f"{str(folder)!r}: the tokenizer has {model.tokenizer.size} tokens and the embedding {rows} rows"
             )
     if subnet is not None:
         model = extract(model, subnet)

@@ -32,7 +32,7 @@ from bertsmith.data.corpus_worker import (
 from bertsmith.data.shards import (
     JOURNAL,
     MANIFEST,
-    PARTS,
+    SPLITS,
     Counts,
     Manifest,
     Shard,
@@ -353,16 +353,16 @@ def _short(value: object) -> str:
 
 
 def _manifest(settings: CorpusSettings, blocks: dict[int, BlockRecords], files: list[Path]) -> Manifest:
-    records = {part: [blocks[index][part] for index in sorted(blocks)] for part in PARTS}
-    shards = {part: tuple(Shard(**record) for record in own if record is not None) for part, own in records.items()}
+    records = {split: [blocks[index][split] for index in sorted(blocks)] for split in SPLITS}
+    shards = {split: tuple(Shard(**record) for record in own if record is not None) for split, own in records.items()}
     if not shards["train"]:
         raise InputError(f"data holds no text: not one token came out of {', '.join(str(file) for file in files[:3])}")
-    parts = {
-        part: Counts(**{name: sum(getattr(shard, name) for shard in held) for name in Counts.model_fields})
-        for part, held in shards.items()
+    splits = {
+        split: Counts(**{name: sum(getattr(shard, name) for shard in held) for name in Counts.model_fields})
+        for split, held in shards.items()
     }
     sources = tuple(Source(**source) for source in settings["sources"])
-    return Manifest(**{**settings, "sources": sources}, parts=parts, shards=shards)  # type: ignore[arg-type]
+    return Manifest(**{**settings, "sources": sources}, splits=splits, shards=shards)  # type: ignore[arg-type]
 
 
 def _write_atomically(path: Path, text: str) -> None:

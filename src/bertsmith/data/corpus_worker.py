@@ -73,12 +73,12 @@ class Worker:
             is_held_out[kept[1:2]] = True
         sizes = np.diff(np.array([0, *block.ends], dtype=np.int64))
         records: BlockRecords = {}
-        for part, chosen in (("train", is_kept & ~is_held_out), ("held_out", is_kept & is_held_out)):
-            records[part] = None
+        for split, chosen in (("train", is_kept & ~is_held_out), ("held_out", is_kept & is_held_out)):
+            records[split] = None
             if chosen.any():
-                name = f"{part}-{block.number:06d}.shard"
+                name = f"{split}-{block.number:06d}.shard"
                 arrays = _chosen(tokens, lengths, sentence_ends, document_sentences, chosen)
-                records[part] = self._write(name, arrays, int(sizes[chosen].sum()))
+                records[split] = self._write(name, arrays, int(sizes[chosen].sum()))
         return records
 
     def _tokenised(self, block: DocumentBlock) -> tuple[np.ndarray, ...]:

@@ -39,14 +39,14 @@ class MaskingConfig(Record):
     """Share of a sequence's tokens (special ones counted in) that is to be predicted; at least one is."""
     unit: Literal["token", "word", "ngram"] = "token"
     """What is taken whole: a token, a word, or a run of words."""
-    longest_ngram: int = Field(default=3, ge=1, le=16)
+    max_ngram: int = Field(default=3, ge=1, le=16)
     """For unit = "ngram": up to so many words, n words with a chance in proportion to 1/n."""
     draw: Literal["exact", "with_replacement", "windows"] = "exact"
     """BERT's "exact": units in random order, to the exact share. ELECTRA's "with_replacement": as many draws of single
     tokens as the share says; one drawn twice counts once, so that 7 % fewer are chosen at rate 0.15. DeBERTa's
     "windows": from left to right n units somewhere in every n · int(1 / rate), until the share is reached; the end of a
     sequence is masked less."""
-    most: int | None = Field(default=None, ge=1)
+    max_predictions: int | None = Field(default=None, ge=1)
     """The most tokens chosen in one sequence, whatever the share says: BERT's 20 at length 128, ELECTRA's
     int((rate + 0.005) · length), DeBERTa's 80 at length 512. At those lengths and rate 0.15 it changes nothing."""
     mask: float = Field(default=0.8, ge=0, le=1)
@@ -64,8 +64,8 @@ class MaskingConfig(Record):
 
     @model_validator(mode="after")
     def _check_draw(self) -> "MaskingConfig":
-        if self.unit != "ngram" and self.longest_ngram != MaskingConfig.model_fields["longest_ngram"].default:
-            raise ValueError(f"longest_ngram is {self.longest_ngram} and unit {self.unit!r}; it needs unit 'ngram'")
+        if self.unit != "ngram" and self.max_ngram != MaskingConfig.model_fields["max_ngram"].default:
+            raise ValueError(f"longest_ngram is {self.max_ngram} and unit {self.unit!r}; it needs unit 'ngram'")
         if self.draw == "with_replacement" and self.unit != "token":
             raise ValueError(f"draw is 'with_replacement' and unit {self.unit!r}; that draw takes unit 'token' only")
         if self.draw == "windows" and self.rate > 0.5:
@@ -98,7 +98,7 @@ class Corrupted:
     """
 
     tokens: Tensor
-    places: Tensor
+    positions: Tensor
     targets: Tensor
 
 
@@ -116,7 +116,7 @@ def corrupt(batch: TokenBatch, seed: int, masking: MaskingConfig, vocabulary: Vo
     begins = torch.ones_like(is_candidate)
     if masking.unit != "token":
         begins = word_begins(vocabulary.starts_word[flat], is_candidate, position)
-    counts = target_counts(layout.lengths(tokens.device), masking.rate, masking.most)
+    counts = target_counts(layout.lengths(tokens.device), masking.rate, masking.max_predictions)
     limit = target_limit(layout, flat.shape[0], masking)
     order, gram = _stream(seed, batch.sample, _ORDER), _stream(seed, batch.sample, _GRAM)
     if masking.draw == "exact":
@@ -126,8 +126,10 @@ def corrupt(batch: TokenBatch, seed: int, masking: MaskingConfig, vocabulary: Vo
         if masking.draw == "with_replacement":
             is_chosen = with_replacement(row, is_candidate, counts, order, limit)
         else:
-            longest, spread = masking.longest_ngram if masking.unit == "ngram" else 1, int(1 / masking.rate)
-            is_marked = windows(row, is_candidate, gram, order, longest=longest, spread=spread, most=layout.longest)
+            max_ngram, spread = masking.max_ngram if masking.unit == "ngram" else 1, int(1 / masking.rate)
+            is_marked = windows(
+                row, is_candidate, gram, order, max_ngram=max_ngram, spread=spread, max_units=layout.max_length
+            )
             is_chosen = from_the_left(row, is_marked, sequence, counts)
 
     kind = uniform(_stream(seed, sample, _KIND), position)
@@ -137,9 +139,9 @@ def corrupt(batch: TokenBatch, seed: int, masking: MaskingConfig, vocabulary: Vo
     corrupted = torch.where(is_chosen, replaced, flat)
 
     # a fixed number of places, the chosen ones first: no tensor's shape depends on the draw
-    places = torch.argsort(is_chosen.to(torch.uint8), descending=True, stable=True)[:limit]
-    targets = torch.where(is_chosen[places], flat[places], IGNORED)
-    return Corrupted(corrupted.view_as(tokens), places, targets)
+    positions = torch.argsort(is_chosen.to(torch.uint8), descending=True, stable=True)[:limit]
+    targets = torch.where(is_chosen[positions], flat[positions], IGNORED)
+    return Corrupted(corrupted.view_as(tokens), positions, targets)
 
 
 def _exactly(
@@ -156,27 +158,27 @@ def _exactly(
     if masking.unit != "ngram":
         rounds = 1 if masking.unit == "token" else 8
         return choose_units(unit, sequence, is_candidate, counts, order, rounds=rounds)
-    grams = ngram_units(unit, sequence, is_candidate, gram, masking.longest_ngram)
+    grams = ngram_units(unit, sequence, is_candidate, gram, masking.max_ngram)
     is_chosen = choose_units(grams, sequence, is_candidate, counts, order, rounds=4)
     # where no n-gram fits any more, single words fill the count
     missing = counts - torch.zeros_like(counts).scatter_add(0, sequence, is_chosen.long())
     return is_chosen | choose_units(unit, sequence, is_candidate & ~is_chosen, missing, order)
 
 
-def target_counts(lengths: Tensor, rate: float, most: int | None = None) -> Tensor:
+def target_counts(lengths: Tensor, rate: float, max_predictions: int | None = None) -> Tensor:
     """How many tokens of each sequence are to be predicted: round(rate · length), halves to the even number.
 
     At least one and at most `most`, none if the sequence is empty.
     """
-    counts = (lengths.double() * rate).round().long().clamp(min=1, max=most)
+    counts = (lengths.double() * rate).round().long().clamp(min=1, max=max_predictions)
     return torch.where(lengths > 0, counts, 0)
 
 
 def target_limit(layout: SequenceLayout, tokens: int, masking: MaskingConfig) -> int:
     """The most targets a batch of this shape can have, as a multiple of 64 for the matrix units, at most all tokens."""
     limit = int(tokens * masking.rate + layout.batch) + 1
-    if masking.most is not None:
-        limit = min(limit, masking.most * layout.batch)
+    if masking.max_predictions is not None:
+        limit = min(limit, masking.max_predictions * layout.batch)
     if masking.draw == "windows" and masking.unit != "token":
         limit += limit // SURPLUS
     return min(tokens, -(-limit // 64) * 64)

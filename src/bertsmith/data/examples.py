@@ -99,7 +99,7 @@ class ExamplePlan(Stream[np.ndarray]):
         order = shuffled(len(self.features), self.seed, epoch, 4)
         if self.config.order == "by_length":
             order = self._by_length(order, epoch)
-        return self.batches * self.parts, lambda place: self._part(order, *divmod(place, self.parts))
+        return self.batches * self.parts, lambda position: self._part(order, *divmod(position, self.parts))
 
     def _part(self, order: np.ndarray, batch: int, part: int) -> np.ndarray:
         """One part of a batch, as large as the others or by one larger."""
@@ -135,7 +135,7 @@ class EvaluationPlan(Stream[np.ndarray]):
             begin += count
 
     def window(self, epoch: int, window: int) -> tuple[int, Callable[[int], np.ndarray]]:
-        return len(self.bins), lambda place: self.bins[place]
+        return len(self.bins), lambda position: self.bins[position]
 
 
 class ExampleReader(Dataset[Loaded]):

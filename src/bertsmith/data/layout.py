@@ -10,26 +10,26 @@ import torch
 from torch import Tensor
 
 
-def spread(tokens: Tensor, places: Tensor, rows: int) -> Tensor:
+def spread(tokens: Tensor, positions: Tensor, rows: int) -> Tensor:
     """As many rows as asked for, each token at its place, 0 elsewhere.
 
     Shape: tokens (tokens, …), places (tokens,), int64, no two the same; (rows, …).
     """
-    return _Spread.apply(tokens, places, rows)
+    return _Spread.apply(tokens, positions, rows)
 
 
-def gathered(rows: Tensor, places: Tensor) -> Tensor:
+def gathered(rows: Tensor, positions: Tensor) -> Tensor:
     """The rows at some places, of which no two are the same: what `spread` put there.
 
     Shape: rows (rows, …), places (tokens,), int64; (tokens, …).
     """
-    return _Gathered.apply(rows, places)
+    return _Gathered.apply(rows, positions)
 
 
 class _Spread(torch.autograd.Function):
     @staticmethod
-    def forward(tokens: Tensor, places: Tensor, rows: int) -> Tensor:
-        return tokens.new_zeros(rows, *tokens.shape[1:]).index_copy(0, places, tokens)
+    def forward(tokens: Tensor, positions: Tensor, rows: int) -> Tensor:
+        return tokens.new_zeros(rows, *tokens.shape[1:]).index_copy(0, positions, tokens)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -37,25 +37,25 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (places,) = ctx.saved_tensors
-        return gathered(gradient, places), None, None
+        (positions,) = ctx.saved_tensors
+        return gathered(gradient, positions), None, None
 
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(rows: Tensor, places: Tensor) -> Tensor:
-        return rows.index_select(0, places)
+    def forward(rows: Tensor, positions: Tensor) -> Tensor:
+        return rows.index_select(0, positions)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        rows, places = inputs
-        ctx.save_for_backward(places)
+        rows, positions = inputs
+        ctx.save_for_backward(positions)
         ctx.rows = rows.shape[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (places,) = ctx.saved_tensors
-        return spread(gradient, places, ctx.rows), None
+        (positions,) = ctx.saved_tensors
+        return spread(gradient, positions, ctx.rows), None
 
 
 _NEAR = 0.75  # of a group's longest: what is shorter begins the next group
@@ -70,7 +70,7 @@ class LengthGroups:
     """Sequences of each group, and the length of its longest."""
     is_token: tuple[Tensor | None, ...]
     """Of each group where real tokens stand, (sequences, length); None where all are."""
-    places: Tensor
+    positions: Tensor
     """Where every real token of the batch stands among the rows of all groups, (tokens,)."""
     rows: int
     """Tokens of all groups, pads counted in."""
@@ -86,17 +86,17 @@ class LengthGroups:
         begins = np.zeros(len(sizes), dtype=np.int64)
         first = rows = 0
         while first < len(order):
-            longest = int(sizes[order[first]])
-            near = sizes[order[first:]] >= (longest * _NEAR if longest > _SHORT else 1)
+            max_length = int(sizes[order[first]])
+            near = sizes[order[first:]] >= (max_length * _NEAR if max_length > _SHORT else 1)
             members = order[first : first + int(near.sum())]
-            begins[members] = rows + longest * np.arange(len(members))
-            real = np.arange(longest) < sizes[members, None]
+            begins[members] = rows + max_length * np.arange(len(members))
+            real = np.arange(max_length) < sizes[members, None]
             is_token.append(None if real.all() else torch.from_numpy(real))
-            found.append((len(members), longest))
-            first, rows = first + len(members), rows + longest * len(members)
+            found.append((len(members), max_length))
+            first, rows = first + len(members), rows + max_length * len(members)
         offsets = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        places = torch.from_numpy(np.repeat(begins, sizes) + offsets)
-        return cls(tuple(found), tuple(is_token), places, rows)
+        positions = torch.from_numpy(np.repeat(begins, sizes) + offsets)
+        return cls(tuple(found), tuple(is_token), positions, rows)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class SequenceLayout:
     """
 
     batch: int
-    longest: int
+    max_length: int
     is_token: Tensor | None = None
     starts: Tensor | None = None
 
@@ -119,12 +119,12 @@ class SequenceLayout:
 
         Shape: is_token (batch, length), bool.
         """
-        return cls(batch=is_token.shape[0], longest=is_token.shape[1], is_token=is_token)
+        return cls(batch=is_token.shape[0], max_length=is_token.shape[1], is_token=is_token)
 
     @classmethod
     def full(cls, batch: int, length: int) -> "SequenceLayout":
         """Rows of one length without any pad."""
-        return cls(batch=batch, longest=length)
+        return cls(batch=batch, max_length=length)
 
     @classmethod
     def rows(cls, tokens: Tensor, mask: Tensor | None) -> "SequenceLayout":
@@ -135,12 +135,12 @@ class SequenceLayout:
         return cls.full(*tokens.shape) if mask is None else cls.padded(mask.bool())
 
     @classmethod
-    def packed(cls, starts: Tensor, longest: int) -> "SequenceLayout":
+    def packed(cls, starts: Tensor, max_length: int) -> "SequenceLayout":
         """Sequences one after the other without pads between them.
 
         Shape: starts (sequences + 1,), int32, first 0, last the number of tokens.
         """
-        return cls(batch=starts.shape[0] - 1, longest=longest, starts=starts)
+        return cls(batch=starts.shape[0] - 1, max_length=max_length, starts=starts)
 
     @property
     def is_packed(self) -> bool:
@@ -158,13 +158,13 @@ class SequenceLayout:
     def _are_rows(self) -> bool:
         if self.starts is None or self.starts.device.type != "cpu":
             return False
-        return self.starts.tolist() == [self.longest * index for index in range(self.batch + 1)]
+        return self.starts.tolist() == [self.max_length * index for index in range(self.batch + 1)]
 
     def to(self, device: torch.device | str) -> "SequenceLayout":
         """The same layout with its tensors on another device."""
         return SequenceLayout(
             batch=self.batch,
-            longest=self.longest,
+            max_length=self.max_length,
             is_token=None if self.is_token is None else self.is_token.to(device, non_blocking=True),
             starts=None if self.starts is None else self.starts.to(device, non_blocking=True),
         )
@@ -173,7 +173,7 @@ class SequenceLayout:
         """The same layout with its tensors in page-locked memory."""
         return SequenceLayout(
             batch=self.batch,
-            longest=self.longest,
+            max_length=self.max_length,
             is_token=None if self.is_token is None else self.is_token.pin_memory(),
             starts=None if self.starts is None else self.starts.pin_memory(),
         )
@@ -184,7 +184,7 @@ class SequenceLayout:
             return self.starts.diff().long()
         if self.is_token is not None:
             return self.is_token.sum(-1)
-        return torch.full((self.batch,), self.longest, device=device)
+        return torch.full((self.batch,), self.max_length, device=device)
 
     def positions(self, tokens: Tensor) -> Tensor:
         """The place of every token in its own sequence, from 0: (batch, length) or (tokens,).
@@ -192,19 +192,19 @@ class SequenceLayout:
         `tokens` is any tensor that lies in this layout; only its device and, when packed, its length are read.
         """
         if self.starts is None:
-            row = torch.arange(self.longest, device=tokens.device)
-            return row.expand(self.batch, self.longest)
-        place = torch.arange(tokens.shape[0], device=tokens.device)
-        return place - self.starts[self.sequence_index(tokens)]
+            row = torch.arange(self.max_length, device=tokens.device)
+            return row.expand(self.batch, self.max_length)
+        position = torch.arange(tokens.shape[0], device=tokens.device)
+        return position - self.starts[self.sequence_index(tokens)]
 
     def sequence_index(self, tokens: Tensor) -> Tensor:
         """Which sequence every token belongs to: (batch, length) or (tokens,)."""
         if self.starts is None:
             rows = torch.arange(self.batch, device=tokens.device)
-            return rows[:, None].expand(self.batch, self.longest)
-        place = torch.arange(tokens.shape[0], device=tokens.device, dtype=self.starts.dtype)
+            return rows[:, None].expand(self.batch, self.max_length)
+        position = torch.arange(tokens.shape[0], device=tokens.device, dtype=self.starts.dtype)
         # the number of starts up to a place; a slice of them would be a view, which compiled code cannot search
-        return torch.searchsorted(self.starts, place, right=True) - 1
+        return torch.searchsorted(self.starts, position, right=True) - 1
 
     def first_tokens(self, hidden: Tensor) -> Tensor:
         """The states of each sequence's first token: (batch, width). Empty sequences give some other token's."""
@@ -226,10 +226,10 @@ class SequenceLayout:
         if self.starts is None:
             return hidden, self
         if self.are_rows:
-            return hidden.unflatten(0, (self.batch, self.longest)), SequenceLayout.full(self.batch, self.longest)
-        is_token = torch.arange(self.longest, device=hidden.device) < self.lengths()[:, None]
-        rows = spread(hidden, self._padded_places(hidden), self.batch * self.longest)
-        return rows.unflatten(0, (self.batch, self.longest)), SequenceLayout.padded(is_token)
+            return hidden.unflatten(0, (self.batch, self.max_length)), SequenceLayout.full(self.batch, self.max_length)
+        is_token = torch.arange(self.max_length, device=hidden.device) < self.lengths()[:, None]
+        rows = spread(hidden, self._padded_positions(hidden), self.batch * self.max_length)
+        return rows.unflatten(0, (self.batch, self.max_length)), SequenceLayout.padded(is_token)
 
     def unpad(self, rows: Tensor, like: Tensor) -> Tensor:
         """Padded rows (batch, longest, …) back in this packed layout, (tokens, …): the inverse of `pad`.
@@ -240,7 +240,7 @@ class SequenceLayout:
             return rows
         if self.are_rows:
             return rows.flatten(0, 1)
-        return gathered(rows.flatten(0, 1), self._padded_places(like))
+        return gathered(rows.flatten(0, 1), self._padded_positions(like))
 
     def chosen(self, sequences: Tensor) -> tuple["SequenceLayout", Tensor]:
         """The layout of some sequences alone, and where their tokens stand among the first axis of what lies here.
@@ -251,18 +251,18 @@ class SequenceLayout:
         """
         if self.starts is None:
             if self.is_token is None:
-                return SequenceLayout.full(len(sequences), self.longest), sequences
+                return SequenceLayout.full(len(sequences), self.max_length), sequences
             is_token = self.is_token[sequences]
             return SequenceLayout.padded(is_token[:, : int(is_token.sum(-1).max())]), sequences
         lengths = self.lengths()[sequences]
         starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         begins = self.starts[:-1].long()[sequences] - starts[:-1]
-        places = torch.arange(int(starts[-1]), device=starts.device) + torch.repeat_interleave(begins, lengths)
-        return SequenceLayout.packed(starts.to(self.starts.dtype), int(lengths.max())), places
+        positions = torch.arange(int(starts[-1]), device=starts.device) + torch.repeat_interleave(begins, lengths)
+        return SequenceLayout.packed(starts.to(self.starts.dtype), int(lengths.max())), positions
 
-    def _padded_places(self, like: Tensor) -> Tensor:
+    def _padded_positions(self, like: Tensor) -> Tensor:
         """Where the tokens of a packed layout stand in padded rows one after the other, (tokens,)."""
-        return self.sequence_index(like) * self.longest + self.positions(like)
+        return self.sequence_index(like) * self.max_length + self.positions(like)
 
     @cached_property
     def groups(self) -> LengthGroups:

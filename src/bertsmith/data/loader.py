@@ -51,18 +51,20 @@ class BatchReader(Dataset[Loaded]):
         return Loaded(read(plan.sequences), plan.cursor)
 
     def _packed(self, sequences: Sequences) -> TokenBatch:
-        capacity, longest = self.config.micro_tokens, self.config.length
+        capacity, max_length = self.config.micro_tokens, self.config.length
         lengths = sequences.lengths
         used, count = int(lengths.sum()), len(lengths)
         # the rest of the batch is filled with sequences of pads, which no other sequence sees
-        filling = np.diff(np.append(np.arange(used, capacity, longest), capacity)) if used < capacity else lengths[:0]
+        filling = (
+            np.diff(np.append(np.arange(used, capacity, max_length), capacity)) if used < capacity else lengths[:0]
+        )
         starts = np.concatenate([[0], np.cumsum(np.concatenate([lengths, filling]))])
         if self.slots is not None:
             # filled-up batches may need a few more sequences than text needs; the rest are empty
-            slots = self.slots + -(-capacity // longest)
+            slots = self.slots + -(-capacity // max_length)
             starts = np.concatenate([starts, np.full(slots + 1 - len(starts), capacity)])
         tokens, types = self._written(sequences, starts[:count], (capacity,))
-        layout = SequenceLayout.packed(torch.from_numpy(starts.astype(np.int32)), longest)
+        layout = SequenceLayout.packed(torch.from_numpy(starts.astype(np.int32)), max_length)
         return self._batch(tokens, layout, sequences, layout.batch, used, types)
 
     def _padded(self, sequences: Sequences) -> TokenBatch:
@@ -88,10 +90,10 @@ class BatchReader(Dataset[Loaded]):
         sizes = sequences.stop - sequences.start
         before = np.cumsum(sizes) - sizes
         before -= before[sequences.offsets[:-1]][sequences.owner]  # in the same sequence
-        places = begins[sequences.owner] + 1 + before + sequences.is_second
-        runs = (sequences.document, sequences.start, sequences.stop, places)
-        for document, start, stop, place in zip(*(array.tolist() for array in runs), strict=True):
-            tokens[place : place + stop - start] = self.corpus.read(document, start, stop)
+        positions = begins[sequences.owner] + 1 + before + sequences.is_second
+        runs = (sequences.document, sequences.start, sequences.stop, positions)
+        for document, start, stop, position in zip(*(array.tolist() for array in runs), strict=True):
+            tokens[position : position + stop - start] = self.corpus.read(document, start, stop)
         first, second = sequences.segment_lengths.T
         ends = begins + 1 + first
         tokens[begins], tokens[ends] = self.special.start, self.special.separator

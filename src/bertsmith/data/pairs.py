@@ -139,22 +139,22 @@ class PairPlan(Stream[np.ndarray]):
         order = shuffled(len(self.pairs), self.seed, epoch, 4)
         order = order[np.argsort(np.maximum(source, target)[order], kind="stable")]
         bins = self._bins(source[order], target[order])
-        places = shuffled(len(bins), self.seed, epoch, 3)
-        return len(bins), lambda place: order[slice(*bins[places[place]])]
+        positions = shuffled(len(bins), self.seed, epoch, 3)
+        return len(bins), lambda position: order[slice(*bins[positions[position]])]
 
     def _bins(self, source: np.ndarray, target: np.ndarray) -> list[tuple[int, int]]:
         """Runs of pairs, each as long as the tokens of its fuller side, pads counted in, allow."""
         bins: list[tuple[int, int]] = []
         begin = 0
-        longest, total = [0, 0], [0, 0]
+        max_length, total = [0, 0], [0, 0]
         for index, lengths in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
-            longest = [max(pair) for pair in zip(longest, lengths, strict=True)]
+            max_length = [max(pair) for pair in zip(max_length, lengths, strict=True)]
             total = [sum(pair) for pair in zip(total, lengths, strict=True)]
             rows = index + 1 - begin
-            fullest = max(total) if self.config.layout == "packed" else rows * max(longest)
+            fullest = max(total) if self.config.layout == "packed" else rows * max(max_length)
             if fullest > self.config.micro_tokens:
                 bins.append((begin, index))
-                begin, longest, total = index, list(lengths), list(lengths)
+                begin, max_length, total = index, list(lengths), list(lengths)
         bins.append((begin, len(source)))
         return bins
 

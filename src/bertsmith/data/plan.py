@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from bertsmith.data.random import shuffled
 from bertsmith.data.segments import inverted_segments, segments
-from bertsmith.data.sequences import Documents, Sequences, pieces, sentence_pairs
+from bertsmith.data.sequences import Documents, Sequences, chunks, sentence_pairs
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
 
@@ -54,7 +54,7 @@ def pack(lengths: np.ndarray, capacity: int, most: int, *, open_bins: int = 16) 
 
 _WINDOW_TOKENS = 1 << 20
 _CUTS = {
-    "pieces": pieces,
+    "chunks": chunks,
     "sentence_pairs": sentence_pairs,
     "segments": segments,
     "convbert_segments": inverted_segments,
@@ -66,7 +66,7 @@ class SequenceConfig(Record):
 
     length: int = Field(default=128, ge=16)
     """The most tokens of a sequence, special tokens counted in."""
-    cut: Literal["pieces", "sentence_pairs", "segments", "convbert_segments"] = "pieces"
+    cut: Literal["chunks", "sentence_pairs", "segments", "convbert_segments"] = "chunks"
     """Runs of a document's text; BERT's pairs of segments for next-sentence prediction; ELECTRA's examples of one or
     two segments; the same as ConvBERT's data code makes them, with two tests inverted: nearly always one segment."""
     layout: Literal["packed", "padded"] = "packed"
@@ -83,7 +83,7 @@ class SequenceConfig(Record):
     @property
     def has_types(self) -> bool:
         """Whether tokens have a type: 0 in the first segment, 1 in the second."""
-        return self.cut != "pieces"
+        return self.cut != "chunks"
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ class Stream(ABC, Generic[Content]):
             empty = 0 if count else empty + 1
             if empty > self.windows:
                 raise InputError("it is too small, it gives no sequences")
-            for place in range(index, count):
+            for position in range(index, count):
                 if number >= skip and (number - skip) % every == 0:
-                    yield MicroBatchPlan(content(place), Cursor(epoch, window, place))
+                    yield MicroBatchPlan(content(position), Cursor(epoch, window, position))
                 number += 1
             window, index = window + 1, 0
             if window == self.windows:
@@ -170,12 +170,12 @@ class Plan(Stream[Sequences]):
         mean = int(sizes.sum()) / max(1, sequences) + 2
         return int(1.25 * self.config.micro_tokens / mean) + 8
 
-    def check(self, part: str) -> "Plan":
+    def check(self, split: str) -> "Plan":
         """The plan itself, after making sure that this part of a corpus gives at least one micro-batch."""
         try:
             next(self.from_cursor(Cursor()))
         except InputError as error:
-            raise InputError(f"{part} part: {error} with sequences.cut = {self.config.cut!r}") from None
+            raise InputError(f"{split} part: {error} with sequences.cut = {self.config.cut!r}") from None
         return self
 
     def window(self, epoch: int, window: int) -> tuple[int, Callable[[int], Sequences]]:
@@ -188,7 +188,7 @@ class Plan(Stream[Sequences]):
         else:
             whole = range(0, len(sequences), self.slots)
             bins = [np.arange(i, min(i + self.slots, len(sequences))) for i in whole]
-        return len(bins), lambda place: sequences.take(bins[place])
+        return len(bins), lambda position: sequences.take(bins[position])
 
     def _order(self, epoch: int) -> np.ndarray:
         """The documents in this epoch's order; the last one asked for is kept."""

@@ -48,9 +48,9 @@ def uniform(stream: Tensor | int, counter: Tensor) -> Tensor:
     return _shift(bits(stream, counter), 38).float() * 2.0**-24
 
 
-def _shift(value: Tensor, places: int) -> Tensor:
+def _shift(value: Tensor, positions: int) -> Tensor:
     """The logical right shift: PyTorch's own repeats the sign bit."""
-    return (value >> places) & ((1 << (64 - places)) - 1)
+    return (value >> positions) & ((1 << (64 - positions)) - 1)
 
 
 def shuffled(count: int, *parts: int) -> np.ndarray:

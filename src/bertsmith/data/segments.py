@@ -49,9 +49,9 @@ def _cut(
     begin, size = edges[is_begin], np.diff(edges, append=0)[is_begin]
 
     stream = bits(key(seed, epoch, 5), torch.from_numpy(documents))[torch.from_numpy(home)]
-    place = torch.from_numpy(np.arange(len(home)) - first[home])
-    is_short, is_single, coin = (uniform(stream, place * 4 + purpose).numpy() for purpose in range(3))
-    shorter = SHORTEST_TARGET + bits(stream, place * 4 + 3).numpy() % (length - SHORTEST_TARGET + 1)
+    position = torch.from_numpy(np.arange(len(home)) - first[home])
+    is_short, is_single, coin = (uniform(stream, position * 4 + purpose).numpy() for purpose in range(3))
+    shorter = SHORTEST_TARGET + bits(stream, position * 4 + 3).numpy() % (length - SHORTEST_TARGET + 1)
     target = np.where(is_short < SHORT_SHARE, shorter, length)
     half = np.where(is_single < SINGLE_SHARE, np.iinfo(np.int64).max // 2, (target - 3) // 2)
 

@@ -79,7 +79,7 @@ class Sequences:
         )
 
 
-def pieces(corpus: Documents, documents: np.ndarray, length: int, seed: int, epoch: int) -> Sequences:
+def chunks(corpus: Documents, documents: np.ndarray, length: int, seed: int, epoch: int) -> Sequences:
     """Every document cut into runs of `length` tokens with [CLS] and [SEP]; each epoch begins at other places."""
     body = length - 2
     sizes = corpus.lengths[documents]
@@ -88,15 +88,15 @@ def pieces(corpus: Documents, documents: np.ndarray, length: int, seed: int, epo
     shift = np.where((sizes <= body) | (shift < SHORTEST), 0, shift)
     counts = -(-np.maximum(sizes - shift, 0) // body) + (shift > 0)
     owner = np.repeat(np.arange(len(documents)), counts)
-    place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    stop = np.where(shift[owner] > 0, shift[owner] + place * body, (place + 1) * body)
+    position = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    stop = np.where(shift[owner] > 0, shift[owner] + position * body, (position + 1) * body)
     start = np.maximum(stop - body, 0)
     stop = np.minimum(stop, sizes[owner])
     is_kept = (stop - start >= SHORTEST) | ((counts[owner] == 1) & (stop > start))
-    owner, place, start, stop = owner[is_kept], place[is_kept], start[is_kept], stop[is_kept]
+    owner, position, start, stop = owner[is_kept], position[is_kept], start[is_kept], stop[is_kept]
     document = documents[owner]
     is_second, offsets = np.zeros(len(document), dtype=bool), np.arange(len(document) + 1)
-    return Sequences(document, start, stop, is_second, offsets, samples(corpus, document, place, epoch))
+    return Sequences(document, start, stop, is_second, offsets, samples(corpus, document, position, epoch))
 
 
 def sentence_pairs(
@@ -112,10 +112,10 @@ def sentence_pairs(
     for document in documents.tolist():
         rows += _pairs_of(corpus, document, length - 3, Random(key(seed, epoch, document, 2)), short_share)
     table = np.array(rows, dtype=np.int64).reshape(-1, 8)
-    place, is_next, document = table.T[:3]
+    position, is_next, document = table.T[:3]
     runs = table[:, 2:].reshape(-1, 3)  # (pairs, 2 of document, start and stop) -> (2 pairs, 3)
     is_second, offsets = np.arange(len(runs)) % 2 == 1, np.arange(0, len(runs) + 1, 2)
-    sample = samples(corpus, document, place, epoch)
+    sample = samples(corpus, document, position, epoch)
     return Sequences(runs[:, 0], runs[:, 1], runs[:, 2], is_second, offsets, sample, is_next)
 
 
@@ -176,6 +176,6 @@ def _truncate(
     return result[0], result[1]
 
 
-def samples(corpus: Documents, document: np.ndarray, place: np.ndarray, epoch: int) -> np.ndarray:
+def samples(corpus: Documents, document: np.ndarray, position: np.ndarray, epoch: int) -> np.ndarray:
     """A number for each sequence that no other sequence of any epoch has."""
-    return ((epoch * len(corpus.lengths) + document) << 24) + place
+    return ((epoch * len(corpus.lengths) + document) << 24) + position

@@ -20,12 +20,12 @@ import numpy as np
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 JOURNAL = "journal.jsonl"
 
-Part = Literal["train", "held_out"]
-PARTS: tuple[Part, ...] = ("train", "held_out")
+Split = Literal["train", "held_out"]
+SPLITS: tuple[Split, ...] = ("train", "held_out")
 
 # each open memory map holds a file descriptor, of which a process has about a thousand
 _SHARDS_OPEN = 256
@@ -72,8 +72,8 @@ class Manifest(Record):
     held_out: float
     shard_megabytes: float
     sources: tuple[Source, ...]
-    parts: dict[Part, Counts]
-    shards: dict[Part, tuple[Shard, ...]]
+    splits: dict[Split, Counts]
+    shards: dict[Split, tuple[Shard, ...]]
 
 
 def token_dtype(vocabulary: int) -> Literal["uint16", "uint32"]:
@@ -99,7 +99,10 @@ def read_manifest(folder: str | Path) -> Manifest:
         raise InputError(f"corpus manifest {str(path)!r} is not valid JSON: {error}") from None
     version = data.get("format") if isinstance(data, dict) else None
     if version != FORMAT:
-        raise InputError(f"corpus manifest {str(path)!r} has format {version!r}; this version reads format {FORMAT}")
+        raise InputError(
+            f"corpus manifest {str(path)!r} has format {version!r}; this version reads format {FORMAT}: "
+            "build the corpus again with `bertsmith corpus`"
+        )
     return Manifest.parse(data, str(path))
 
 
@@ -118,20 +121,20 @@ class TokenCorpus:
     Pickles as its folder and part, so that loader processes open their own memory maps.
     """
 
-    def __init__(self, folder: str | Path, part: Part = "train") -> None:
-        if part not in PARTS:
-            raise InputError(f"part is {part!r}; allowed: {', '.join(PARTS)}")
+    def __init__(self, folder: str | Path, split: Split = "train") -> None:
+        if split not in SPLITS:
+            raise InputError(f"part is {split!r}; allowed: {', '.join(SPLITS)}")
         self.folder = Path(folder)
-        self.part: Part = part
+        self.split: Split = split
         self.manifest = read_manifest(self.folder)
-        self._shards = self.manifest.shards[part]
-        counts = self.manifest.parts[part]
+        self._shards = self.manifest.shards[split]
+        counts = self.manifest.splits[split]
         self.vocabulary = self.manifest.vocabulary
         self.documents = counts.documents
         self.tokens = counts.tokens
         if not self._shards:
             raise InputError(
-                f"corpus folder {str(self.folder)!r} has no {part} documents (held_out was {self.manifest.held_out})"
+                f"corpus folder {str(self.folder)!r} has no {split} documents (held_out was {self.manifest.held_out})"
             )
         for shard in self._shards:
             self._check_size(shard)
@@ -141,7 +144,7 @@ class TokenCorpus:
         self._opened: dict[int, _Open] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.folder, self.part)
+        return type(self), (self.folder, self.split)
 
     def __len__(self) -> int:
         return self.documents
@@ -171,11 +174,11 @@ class TokenCorpus:
         """
         index = bisect_right(self._firsts, document) - 1
         shard = self._opened.get(index) or self._open(index, document)
-        place = document - self._firsts[index]
-        first = shard.document_sentences.item(place)
-        last = shard.document_sentences.item(place + 1)
+        position = document - self._firsts[index]
+        first = shard.document_sentences.item(position)
+        last = shard.document_sentences.item(position + 1)
         # the last offset taken is where the next document begins
-        return shard.sentence_offsets[first : last + 1] - shard.document_offsets.item(place)
+        return shard.sentence_offsets[first : last + 1] - shard.document_offsets.item(position)
 
     def verify(self) -> None:
         """Nothing, after reading every shard and comparing its checksum; raises InputError on the first damaged one."""

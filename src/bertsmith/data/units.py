@@ -27,7 +27,7 @@ def unit_numbers(begins: Tensor) -> Tensor:
     return begins.long().cumsum(0) - 1
 
 
-def ngram_units(word: Tensor, sequence: Tensor, is_candidate: Tensor, stream: Tensor, longest: int) -> Tensor:
+def ngram_units(word: Tensor, sequence: Tensor, is_candidate: Tensor, stream: Tensor, max_ngram: int) -> Tensor:
     """The words of each sequence tiled with n-grams of 1 to `longest` words, chance in proportion to 1/n.
 
     Shape: word, sequence, is_candidate (tokens,); stream (sequences,): the source of each sequence's draws.
@@ -36,23 +36,23 @@ def ngram_units(word: Tensor, sequence: Tensor, is_candidate: Tensor, stream: Te
     first = _first_token(word)
     of_sequence, joins = sequence[first], is_candidate[first]
     begin = segment_begins(of_sequence)
-    place = torch.arange(slots, device=word.device) - begin
+    position = torch.arange(slots, device=word.device) - begin
 
-    length = gram_lengths(uniform(stream[of_sequence], place), longest)  # of the place-th n-gram
+    length = gram_lengths(uniform(stream[of_sequence], position), max_ngram)  # of the place-th n-gram
     end = begin + running_sum(length, begin)
     reached = end.clamp(max=slots - 1)
     is_inside = (end < slots) & (of_sequence[reached] == of_sequence)
-    opens = (place == 0).long().scatter_add(0, reached, is_inside.long()) > 0
+    opens = (position == 0).long().scatter_add(0, reached, is_inside.long()) > 0
     # a special token never joins its neighbours
     opens |= ~joins | torch.cat([opens.new_ones(1), ~joins[:-1]])
     return (opens.long().cumsum(0) - 1)[word]
 
 
-def gram_lengths(draw: Tensor, longest: int) -> Tensor:
+def gram_lengths(draw: Tensor, max_ngram: int) -> Tensor:
     """How many words each n-gram has: n from 1 to `longest` with a chance in proportion to 1/n; draws from [0, 1)."""
-    weights = [1 / n for n in range(1, longest + 1)]
+    weights = [1 / n for n in range(1, max_ngram + 1)]
     lengths = torch.ones_like(draw, dtype=torch.long)
-    for n in range(1, longest):
+    for n in range(1, max_ngram):
         # a multiple of the draws' own step, so that every device compares the same numbers
         lengths += draw >= round(sum(weights[:n]) / sum(weights) * 2**24) * 2.0**-24
     return lengths
@@ -156,7 +156,7 @@ def with_replacement(row: UnitRow, is_candidate: Tensor, counts: Tensor, stream:
 
 
 def windows(
-    row: UnitRow, is_candidate: Tensor, gram: Tensor, order: Tensor, *, longest: int, spread: int, most: int
+    row: UnitRow, is_candidate: Tensor, gram: Tensor, order: Tensor, *, max_ngram: int, spread: int, max_units: int
 ) -> Tensor:
     """True for the tokens marked by a walk from left to right (the generator of He et al. 2021).
 
@@ -169,11 +169,11 @@ def windows(
     """
     tokens = is_candidate.shape[0]
     slot = torch.arange(tokens, device=gram.device)
-    owner, place = _owner(slot, row.count)
+    owner, position = _owner(slot, row.count)
     end = (row.first + row.count)[owner]
-    size = gram_lengths(uniform(gram[owner], place), longest)
+    size = gram_lengths(uniform(gram[owner], position), max_ngram)
     window = torch.minimum(size * spread, end - slot).clamp(min=1)
-    begin = slot + bits(order[owner], place) % window
+    begin = slot + bits(order[owner], position) % window
     stop = torch.minimum(begin + size, end)
 
     # a walk that has ended stays at the slot behind the last unit
@@ -181,7 +181,7 @@ def windows(
     leap = torch.cat([torch.where(leap < end, leap, tokens), leap.new_full((1,), tokens)])
     has_units = row.count > 0
     reached = torch.zeros_like(leap).scatter_add(0, torch.where(has_units, row.first, tokens), has_units.long())
-    for _ in range((-(-most // spread) - 1).bit_length()):
+    for _ in range((-(-max_units // spread) - 1).bit_length()):
         reached = reached.scatter_add(0, leap, reached).clamp(max=1)
         leap = leap[leap]
 

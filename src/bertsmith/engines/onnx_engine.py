@@ -26,7 +26,7 @@ from bertsmith.engines.onnx_graph import (
     graph_head,
     graph_notes,
     input_names,
-    longest_input,
+    max_input_length,
     quantise_dynamic,
     quantise_static,
     reduces_range,
@@ -112,7 +112,7 @@ class OnnxEngine(Engine):
         notes |= {"opset": OPSET, "precision": precision}
         notes |= {"largest_difference": found.relative, "largest_absolute_difference": found.absolute}
         notes |= {"largest_output": found.largest_output, "compared_on": found.inputs}
-        notes |= {"compared_sequences": found.sequences, "compared_lengths": [found.shortest, found.longest]}
+        notes |= {"compared_sequences": found.sequences, "compared_lengths": [found.shortest, found.max_length]}
         if precision != "float32":
             notes["weights_have_7_bits"] = reduces_range()
         write_json(folder / NOTES_FILE, notes)
@@ -213,7 +213,7 @@ class Difference(NamedTuple):
     largest_output: float
     sequences: int
     shortest: int
-    longest: int
+    max_length: int
     inputs: str
     """Description of the inputs."""
 
@@ -261,7 +261,7 @@ def _model_outputs(model: Model, runner: OnnxRunner, batch: Inputs) -> Tensor:
 
 def probe_batches(model: Model, head: GraphHead | None, samples: Sequence[Inputs]) -> tuple[list[Inputs], str]:
     """Batches of padded rows from one token to the model's limit and some samples, and their description."""
-    limit = min(longest_input(model.config, head) or model.config.encoder.embedding.longest, MAX_PROBE_LENGTH)
+    limit = min(max_input_length(model.config, head) or model.config.encoder.embedding.max_length, MAX_PROBE_LENGTH)
     generator = np.random.default_rng(0)
     tokenizer, vocabulary = model.tokenizer, model.config.encoder.vocabulary
     stream = generator.integers(0, vocabulary, limit) if tokenizer is None else _message_tokens(tokenizer, limit)

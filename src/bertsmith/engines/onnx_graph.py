@@ -97,20 +97,20 @@ def input_names(config: ModelConfig) -> tuple[str, ...]:
     return names if config.encoder.embedding.types else names[:2]
 
 
-def longest_input(config: ModelConfig, head: GraphHead | None = None) -> int | None:
+def max_input_length(config: ModelConfig, head: GraphHead | None = None) -> int | None:
     """Maximum length of a sequence; None if positions are relative only."""
     embedding, universal = config.encoder.embedding, config.encoder.universal
-    limits = [embedding.longest] if embedding.positions != "none" or universal is not None else []
+    limits = [embedding.max_length] if embedding.positions != "none" or universal is not None else []
     if head == "masked_tokens":
-        limits += [own.longest for own in config.heads if isinstance(own, MaskDecoderConfig)]
+        limits += [own.max_length for own in config.heads if isinstance(own, MaskDecoderConfig)]
     return min(limits, default=None)
 
 
 def graph_notes(config: ModelConfig, head: GraphHead | None) -> GraphNotes:
     """Inputs and limits of the graph of a model with this output head."""
-    embedding, longest = config.encoder.embedding, longest_input(config, head)
-    cut = embedding.longest if longest is None else min(embedding.longest, longest)
-    return GraphNotes(input_names(config), head, config.encoder.vocabulary, longest, cut, embedding.types)
+    embedding, max_length = config.encoder.embedding, max_input_length(config, head)
+    cut = embedding.max_length if max_length is None else min(embedding.max_length, max_length)
+    return GraphNotes(input_names(config), head, config.encoder.vocabulary, max_length, cut, embedding.types)
 
 
 def check_graph(model: Model) -> None:
@@ -137,10 +137,10 @@ def write_graph(model: Model, path: Path, head: GraphHead | None) -> None:
 
 
 def _trace(rows: RowsModel, config: ModelConfig, path: Path) -> None:
-    names, longest = input_names(config), longest_input(config, rows.head)
+    names, max_length = input_names(config), max_input_length(config, rows.head)
     batch = torch.export.Dim("batch", max=_ANY)
-    length = torch.export.Dim("length", max=longest or _ANY)
-    tokens = torch.zeros(_TRACED[0], min(_TRACED[1], longest or _ANY), dtype=torch.long)
+    length = torch.export.Dim("length", max=max_length or _ANY)
+    tokens = torch.zeros(_TRACED[0], min(_TRACED[1], max_length or _ANY), dtype=torch.long)
     example = (tokens, torch.ones_like(tokens), torch.zeros_like(tokens))[: len(names)]
     with torch.no_grad(), quiet():
         program = torch.onnx.export(

@@ -38,7 +38,7 @@ class GraphNotes:
     head: GraphHead | None
     vocabulary: int
     """Number of token ids."""
-    longest: int | None
+    max_length: int | None
     """Maximum length of a sequence; None if there is no limit."""
     text_length: int
     """Length to which `encode` and `fill_mask` truncate texts."""
@@ -72,9 +72,9 @@ class Graph:
 
         Shape: (batch, length) each, int64 -> (batch, outputs) or (batch, length, outputs), float32.
         """
-        longest = self.notes.longest
-        if longest is not None and tokens.shape[1] > longest:
-            raise InputError(f"a sequence may have {tokens.shape[1]} tokens; this model takes at most {longest}")
+        max_length = self.notes.max_length
+        if max_length is not None and tokens.shape[1] > max_length:
+            raise InputError(f"a sequence may have {tokens.shape[1]} tokens; this model takes at most {max_length}")
         arrays = {
             "input_ids": tokens,
             "attention_mask": is_token.astype(np.int64),

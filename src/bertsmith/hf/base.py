@@ -179,7 +179,7 @@ class BertsmithPreTrainedModel(PreTrainedModel):
             return {}
         tasks = [head for kind, head in model.heads.items() if kind in self.head_kinds]
         for head in tasks:
-            initialise(head, model.config.encoder.deviation)
+            initialise(head, model.config.encoder.init_std)
         head_modules = {id(module) for head in tasks for module in head.modules()}
         fresh: dict[int, dict[str, Tensor]] = {}
         for module in self.modules():

@@ -176,8 +176,8 @@ class BertsmithForSeq2SeqLM(BertsmithPreTrainedModel):
         """Generate by our own search; rows with start, end and padding: (batch, length)."""
         start, end, pad = (self._token(role) for role in ("decoder_start", "eos", "pad"))
         rows = self._seq2seq.generate(input_ids, attention_mask, config, start=start, end=end)
-        longest = max(map(len, rows)) + 2
-        made = [[start, *row, end, *[pad] * (longest - 2 - len(row))] for row in rows]
+        max_length = max(map(len, rows)) + 2
+        made = [[start, *row, end, *[pad] * (max_length - 2 - len(row))] for row in rows]
         return torch.tensor(made, device=input_ids.device)
 
     @property

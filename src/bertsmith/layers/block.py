@@ -18,14 +18,14 @@ from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.layers.mixers import Mixer
 from bertsmith.layers.mixers.base import State
 from bertsmith.layers.subnet import LayerCut
-from bertsmith.ops.conv import odd_taps, reach, shifted
+from bertsmith.ops.conv import odd_kernel_size, reach, shifted
 from bertsmith.settings import Record
 
 
 class BranchConfig(Record):
     """A convolution over neighbouring tokens beside a layer (DeBERTa v2)."""
 
-    taps: Annotated[int, AfterValidator(odd_taps)] = 3
+    kernel_size: Annotated[int, AfterValidator(odd_kernel_size)] = 3
     activation: Activation = "gelu"
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Before the activation, as in the released code."""
@@ -33,11 +33,13 @@ class BranchConfig(Record):
 
     def build(self, width: int, *, is_causal: bool = False) -> "ConvolutionBranch":
         """Build the branch of a layer; causal if the layer's mixer is."""
-        return ConvolutionBranch(width, self.taps, self.activation, self.dropout, self.epsilon, is_causal=is_causal)
+        return ConvolutionBranch(
+            width, self.kernel_size, self.activation, self.dropout, self.epsilon, is_causal=is_causal
+        )
 
     def flops(self, width: int) -> int:
         """Floating-point operations of one token's forward pass."""
-        return 2 * self.taps * width * width
+        return 2 * self.kernel_size * width * width
 
 
 class ConvolutionBranch(nn.Module):
@@ -47,11 +49,11 @@ class ConvolutionBranch(nn.Module):
     """
 
     def __init__(
-        self, width: int, taps: int, activation: Activation, dropout: float, epsilon: float, *, is_causal: bool
+        self, width: int, kernel_size: int, activation: Activation, dropout: float, epsilon: float, *, is_causal: bool
     ) -> None:
         super().__init__()
-        self.taps, self.activation, self.is_causal = taps, activation, is_causal
-        self.weight = nn.Parameter(torch.empty(width, taps * width))
+        self.kernel_size, self.activation, self.is_causal = kernel_size, activation, is_causal
+        self.weight = nn.Parameter(torch.empty(width, kernel_size * width))
         self.bias = nn.Parameter(torch.empty(width))
         self.dropout = TokenDropout(dropout)
         self.norm = Norm(width, epsilon)
@@ -61,8 +63,8 @@ class ConvolutionBranch(nn.Module):
 
         Shape: entered, left (…, width), the hidden states before and after the layer.
         """
-        before, _ = reach(self.taps, self.is_causal or context.is_causal)
-        span = torch.cat([shifted(entered, tap - before, context.layout) for tap in range(self.taps)], dim=-1)
+        before, _ = reach(self.kernel_size, self.is_causal or context.is_causal)
+        span = torch.cat([shifted(entered, tap - before, context.layout) for tap in range(self.kernel_size)], dim=-1)
         added = self.dropout(linear(span, self.weight, self.bias), context.layout)  # (…, taps · width) -> (…, width)
         return self.norm(left + ACTIVATIONS[self.activation](added))
 

@@ -24,7 +24,7 @@ class EmbeddingConfig(Record):
     positions: Literal["learned", "sinusoid", "sinusoid_halves", "none"] = "learned"
     """What is added for the place of a token; "none" leaves places to the mixers. Sines and cosines alternate in
     "sinusoid" and stand in two halves in "sinusoid_halves"."""
-    longest: int = Field(default=512, gt=0)
+    max_length: int = Field(default=512, gt=0)
     """The most tokens a text is given, and, where positions are added, the most that a sequence may have."""
     types: int = Field(default=2, ge=0)
     """Number of token types (segments); 0 for none."""
@@ -72,14 +72,14 @@ class Embedding(nn.Module):
     def __init__(self, config: EmbeddingConfig, vocabulary: int, width: int) -> None:
         super().__init__()
         inner = config.width or width
-        self.longest = config.longest
+        self.max_length = config.max_length
         self.scale = inner**0.5 if config.is_scaled else None
         columns = config.rank or inner
         self.is_difference = config.table == "difference"
         self.token_table = None if config.table == "given" else nn.Parameter(torch.empty(vocabulary, columns))
         self.rows = TokenRows()
         self.token_factor = None if config.rank is None else nn.Parameter(torch.empty(config.rank, inner))
-        self.position = None if config.positions == "none" else POSITIONS[config.positions](config.longest, inner)
+        self.position = None if config.positions == "none" else POSITIONS[config.positions](config.max_length, inner)
         self.type_table = nn.Parameter(torch.empty(config.types, inner)) if config.types else None
         norm = Norm(inner, config.epsilon, config.norm, has_bias=config.has_bias)
         self.norm = norm if config.has_norm else nn.Identity()
@@ -100,21 +100,21 @@ class Embedding(nn.Module):
         """
         positions = None
         if self.position is not None:
-            self._check_length(layout.longest)
+            self._check_length(layout.max_length)
             positions = self.position(tokens, layout)
         vectors = self._sum(tokens, positions, types, table)
         if perturb is not None:
             vectors = perturb(vectors)
         return self.widen(self.dropout(self.norm(vectors), layout))
 
-    def at(self, tokens: Tensor, place: int, table: Tensor | None = None) -> Tensor:
-        """The first states of one token of each sequence, all at the same place: (batch,) -> (batch, width)."""
-        position = None
+    def at(self, tokens: Tensor, position: int, table: Tensor | None = None) -> Tensor:
+        """Return the embeddings of one token of each sequence, all at one position: (batch,) -> (batch, width)."""
+        row = None
         if self.position is not None:
-            self._check_length(place + 1)
-            position = self.position.table[place]
+            self._check_length(position + 1)
+            row = self.position.table[position]
         layout = SequenceLayout.full(tokens.shape[0], 1)
-        return self.widen(self.dropout(self.norm(self._sum(tokens, position, None, table)), layout))
+        return self.widen(self.dropout(self.norm(self._sum(tokens, row, None, table)), layout))
 
     def _sum(self, tokens: Tensor, positions: Tensor | None, types: Tensor | None, table: Tensor | None) -> Tensor:
         vectors = self._vectors(tokens, table)
@@ -136,11 +136,11 @@ class Embedding(nn.Module):
         return self.rows(tokens, self.token_table if given is None else given)
 
     @torch.no_grad()
-    def initialise(self, deviation: float, generator: torch.Generator | None) -> None:
+    def initialise(self, init_std: float, generator: torch.Generator | None) -> None:
         """A difference begins with nothing."""
         if self.is_difference and self.token_table is not None:
             self.token_table.zero_()
 
     def _check_length(self, length: int) -> None:
-        if length > self.longest:
-            raise InputError(f"a sequence may have {length} tokens; this model takes at most {self.longest}")
+        if length > self.max_length:
+            raise InputError(f"a sequence may have {length} tokens; this model takes at most {self.max_length}")

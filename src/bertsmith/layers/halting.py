@@ -63,7 +63,7 @@ class Halting(nn.Module):
         self.threshold, self.first_bias = threshold, bias
         self.chance = ElasticLinear(width, 1)
 
-    def initialise(self, deviation: float, generator: torch.Generator | None) -> None:
+    def initialise(self, init_std: float, generator: torch.Generator | None) -> None:
         """Sets the bias, which is not 0 at first."""
         assert self.chance.bias is not None
         nn.init.constant_(self.chance.bias, self.first_bias)

@@ -19,9 +19,9 @@ from bertsmith.settings import Record
 class LearnedPositions(nn.Module):
     """One trained vector for every place in a sequence."""
 
-    def __init__(self, longest: int, width: int) -> None:
+    def __init__(self, max_length: int, width: int) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.empty(longest, width))
+        self.table = nn.Parameter(torch.empty(max_length, width))
 
     def forward(self, tokens: Tensor, layout: SequenceLayout) -> Tensor:
         """The position vectors: (length, width) for padded rows, which broadcasts, or (tokens, width)."""
@@ -37,9 +37,9 @@ class SinusoidPositions(nn.Module):
 
     table: Tensor
 
-    def __init__(self, longest: int, width: int, *, in_halves: bool = False) -> None:
+    def __init__(self, max_length: int, width: int, *, in_halves: bool = False) -> None:
         super().__init__()
-        waves = sinusoids(torch.arange(longest, dtype=torch.float64), width, in_halves=in_halves)
+        waves = sinusoids(torch.arange(max_length, dtype=torch.float64), width, in_halves=in_halves)
         # not saved: it follows from the config
         self.register_buffer("table", waves.to(torch.get_default_dtype()), persistent=False)
 
@@ -48,10 +48,10 @@ class SinusoidPositions(nn.Module):
         return _rows(self.table, tokens, layout)
 
 
-def sinusoids(places: Tensor, width: int, *, in_halves: bool = False) -> Tensor:
+def sinusoids(positions: Tensor, width: int, *, in_halves: bool = False) -> Tensor:
     """The waves at some places: (places,) -> (places, width)."""
-    pair = torch.arange(0, width, 2, dtype=places.dtype, device=places.device)
-    angle = places[:, None] / 10000 ** (pair / width)  # (places, ceil(width / 2))
+    pair = torch.arange(0, width, 2, dtype=positions.dtype, device=positions.device)
+    angle = positions[:, None] / 10000 ** (pair / width)  # (places, ceil(width / 2))
     if in_halves:
         return torch.cat([angle.sin(), angle.cos()[:, : width // 2]], dim=-1)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :width]
@@ -69,7 +69,7 @@ POSITIONS: dict[str, Callable[[int, int], Positions]] = {
 def _rows(table: Tensor, tokens: Tensor, layout: SequenceLayout) -> Tensor:
     if layout.is_packed:
         return embedding(layout.positions(tokens), table)
-    return table[: layout.longest]
+    return table[: layout.max_length]
 
 
 class RelativeConfig(Record):
@@ -77,7 +77,7 @@ class RelativeConfig(Record):
 
     span: int = Field(default=512, gt=0)
     """Half the rows of the table: distances, or buckets of them, to either side."""
-    farthest: int | None = Field(default=None, gt=1)
+    max_distance: int | None = Field(default=None, gt=1)
     """Distances below this one are told apart, beyond span / 2 by buckets that grow with the logarithm (v2, v3); None
     for one row per distance (v1)."""
     clamp: Literal["official", "hf"] = "official"
@@ -89,9 +89,9 @@ class RelativeConfig(Record):
 
     @model_validator(mode="after")
     def _check_buckets(self) -> "RelativeConfig":
-        if self.farthest is not None and (self.span < 2 or self.farthest - 1 <= self.span // 2):
+        if self.max_distance is not None and (self.span < 2 or self.max_distance - 1 <= self.span // 2):
             least = self.span // 2 + 2
-            raise ValueError(f"span is {self.span} and farthest {self.farthest}; allowed: from 2, and from {least}")
+            raise ValueError(f"span is {self.span} and farthest {self.max_distance}; allowed: from 2, and from {least}")
         return self
 
     def build(self, width: int) -> "RelativeTable":
@@ -99,9 +99,9 @@ class RelativeConfig(Record):
 
     def slots(self) -> Tensor:
         """The row for every offset from the farthest behind to the farthest ahead; further ones take the end's."""
-        if self.farthest is None:
+        if self.max_distance is None:
             return linear_slots(self.span)
-        return bucket_slots(self.span, self.farthest, clamps_distance=self.clamp == "official")
+        return bucket_slots(self.span, self.max_distance, clamps_distance=self.clamp == "official")
 
 
 class RelativeTable(nn.Module):
@@ -132,11 +132,11 @@ class Rotary(NamedTuple):
     theta: float
     head_width: int
 
-    def turns(self, places: Tensor) -> "Turns":
+    def turns(self, positions: Tensor) -> "Turns":
         """The turns of some places, in float32 whatever the states are in: half precision cannot count to 1,000."""
-        channel = torch.arange(0, self.head_width, 2, device=places.device, dtype=torch.float32)
+        channel = torch.arange(0, self.head_width, 2, device=positions.device, dtype=torch.float32)
         speed = 1 / self.theta ** (channel / self.head_width)
-        angle = places[..., None, None] * speed  # (…) -> (…, 1, head_width / 2)
+        angle = positions[..., None, None] * speed  # (…) -> (…, 1, head_width / 2)
         return Turns(angle.cos(), angle.sin())
 
 
@@ -168,5 +168,5 @@ def turns_by_place(kinds: Iterable[Rotary | None], tokens: Tensor, layout: Seque
     asked = dict.fromkeys(kind for kind in kinds if kind is not None)
     if not asked:
         return {}
-    places = layout.positions(tokens) if layout.is_packed else torch.arange(layout.longest, device=tokens.device)
-    return {kind: kind.turns(places) for kind in asked}
+    positions = layout.positions(tokens) if layout.is_packed else torch.arange(layout.max_length, device=tokens.device)
+    return {kind: kind.turns(positions) for kind in asked}

@@ -137,12 +137,12 @@ class Ranges(nn.Module):
 
     def forward(self, tensor: Tensor, use: int = 0, parts: slice | None = None, kept: int | None = None) -> Tensor:
         """The activations as their codes have them: (…, parts · channels)."""
-        place = (use, slice(None) if parts is None else parts, -1 if kept is None else kept)
-        count = self.limits[place].shape[0]
+        position = (use, slice(None) if parts is None else parts, -1 if kept is None else kept)
+        count = self.limits[position].shape[0]
         by_part = tensor.unflatten(-1, (count, -1))  # (…, parts · channels) -> (…, parts, channels)
         if (self.training or self.counts is not None) and tensor.numel():
-            self._observe(by_part, place)
-        return rounded(by_part, self.known(use, kept)[place[1], None], self.bits).flatten(-2)
+            self._observe(by_part, position)
+        return rounded(by_part, self.known(use, kept)[position[1], None], self.bits).flatten(-2)
 
     def known(self, use: int = 0, kept: int | None = None) -> Tensor:
         """The ranges of all parts for so many kept units, (parts,)."""
@@ -150,14 +150,14 @@ class Ranges(nn.Module):
         return torch.where(own > 0, own, self.limits[use, :, -1])
 
     @torch.no_grad()
-    def _observe(self, by_part: Tensor, place: tuple[int, slice, int]) -> None:
+    def _observe(self, by_part: Tensor, position: tuple[int, slice, int]) -> None:
         largest = by_part.detach().abs().amax(-1).flatten(0, -2).amax(0).to(self.limits.dtype)  # (parts,)
-        seen = self.limits[place]
+        seen = self.limits[position]
         if self.counts is None:
             share = torch.where(seen > 0, torch.full_like(seen, 1 - self.decay), 1.0)
         else:
-            self.counts[place] += 1
-            share = 1 / self.counts[place]
+            self.counts[position] += 1
+            share = 1 / self.counts[position]
         seen.add_(share * (largest - seen))
 
     @torch.no_grad()

@@ -46,14 +46,16 @@ class Subnet(Record):
         """The kept layers in order, each with its index and its cut, for an encoder whose layers have `full` units."""
         kept = self.kept_layers(len(full))
         cuts = []
-        for place, index in enumerate(kept):
+        for position, index in enumerate(kept):
             units = full[index]
-            heads = _even(units.heads, self.width) if self.heads is None else _listed("heads", self.heads, kept, place)
+            heads = (
+                _even(units.heads, self.width) if self.heads is None else _listed("heads", self.heads, kept, position)
+            )
             # one ratio for both kinds of units, as DynaBERT trains them
             neurons = (
                 _multiple(heads * units.neurons // units.heads, units.groups)
                 if self.neurons is None
-                else _listed("neurons", self.neurons, kept, place)
+                else _listed("neurons", self.neurons, kept, position)
             )
             if neurons % units.groups:
                 raise InputError(f"subnet.neurons is {neurons} for layer {index}; allowed: multiples of {units.groups}")
@@ -106,7 +108,7 @@ def _multiple(count: int, of: int) -> int:
     return max(of, count // of * of)
 
 
-def _listed(name: str, counts: tuple[int, ...], kept: tuple[int, ...], place: int) -> int:
+def _listed(name: str, counts: tuple[int, ...], kept: tuple[int, ...], position: int) -> int:
     if len(counts) != len(kept):
         raise InputError(f"subnet.{name} lists {len(counts)} layers but {len(kept)} layers are kept")
-    return counts[place]
+    return counts[position]

@@ -21,12 +21,12 @@ def build(config: ModelConfig, *, seed: int | None = None) -> Model:
     """A model with fresh weights; the same seed gives the same weights (None: from PyTorch's global generator)."""
     model = assemble(config)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    initialise(model, config.encoder.deviation, generator)
+    initialise(model, config.encoder.init_std, generator)
     decoder = config.decoder
-    if isinstance(model, Seq2Seq) and decoder is not None and decoder.deviation != config.encoder.deviation:
-        initialise(model.decoder, decoder.deviation, generator)
+    if isinstance(model, Seq2Seq) and decoder is not None and decoder.init_std != config.encoder.init_std:
+        initialise(model.decoder, decoder.init_std, generator)
     if model.generator is not None and config.generator is not None:
-        initialise(model.generator, config.generator.model.encoder.deviation, generator)
+        initialise(model.generator, config.generator.model.encoder.init_std, generator)
     scale_outputs(model)
     return model
 
@@ -54,15 +54,15 @@ def share(model: Model) -> None:
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, deviation: float, generator: torch.Generator | None = None) -> None:
+def initialise(model: nn.Module, init_std: float, generator: torch.Generator | None = None) -> None:
     """BERT's first weights: matrices from a truncated normal, biases 0, norms 1.
 
     A part that needs others has a method `initialise(deviation, generator)`, which is called after the common rule.
     """
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2:
-            limit = 2 * deviation
-            nn.init.trunc_normal_(parameter, std=deviation, a=-limit, b=limit, generator=generator)
+            limit = 2 * init_std
+            nn.init.trunc_normal_(parameter, std=init_std, a=-limit, b=limit, generator=generator)
         elif name.endswith("norm.weight"):
             nn.init.ones_(parameter)
         else:
@@ -70,7 +70,7 @@ def initialise(model: nn.Module, deviation: float, generator: torch.Generator | 
     for module in model.modules():
         own = getattr(module, "initialise", None)
         if callable(own):
-            own(deviation, generator)
+            own(init_std, generator)
 
 
 @torch.no_grad()
@@ -105,7 +105,7 @@ def rebuild(model: Model, config: ModelConfig, *, seed: int = 0) -> Model:
     generator = torch.Generator().manual_seed(seed)
     for name, module in other.named_modules():
         if isinstance(module, FavorAttention) and f"{name}.projection" in differing.missing_keys:
-            module.initialise(config.encoder.deviation, generator)
+            module.initialise(config.encoder.init_std, generator)
     other.tokenizer = model.tokenizer
     return other.train(model.training)
 
@@ -141,7 +141,7 @@ def _stack(config: EncoderConfig) -> Encoder:
     )
     if config.universal is None:
         return Encoder(*parts, layer_drop=config.layer_drop)
-    signal = StepSignal(config.embedding.longest, len(config.layers), config.width)
+    signal = StepSignal(config.embedding.max_length, len(config.layers), config.width)
     halting = config.universal.halting
     return UniversalEncoder(*parts, signal=signal, halting=halting.build(config.width) if halting else None)
 

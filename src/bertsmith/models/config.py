@@ -63,7 +63,7 @@ class EncoderConfig(Record):
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
     """Share of the layers that are left out in training, drawn anew for every micro-batch, so that some of them can be
     taken away for good later (LayerDrop, Fan et al. 2020)."""
-    deviation: float = Field(default=0.02, gt=0)
+    init_std: float = Field(default=0.02, gt=0)
     """Standard deviation of fresh weights, drawn from a normal cut off at two deviations."""
     scales_outputs: bool = False
     """Divide the fresh weights of all layers that add to the stream by the root of their number, so that its size does
@@ -194,7 +194,7 @@ class ModelConfig(Record):
             "embedding width": (self.encoder.embedding_width, other.embedding_width),
         }
         if generator.sharing == "full":
-            for name in ("positions", "longest", "types", "has_norm", "norm", "epsilon", "has_bias"):
+            for name in ("positions", "max_length", "types", "has_norm", "norm", "epsilon", "has_bias"):
                 pairs[f"embedding.{name}"] = (getattr(embedding, name), getattr(other.embedding, name))
         for name, (own, others) in pairs.items():
             if own != others:

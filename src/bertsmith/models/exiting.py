@@ -159,8 +159,8 @@ def answer_early(
         layers[present[leaves]] = depth
         if is_end:
             return _in_order(found, layers)
-        layout, places = layout.chosen((~leaves).nonzero().squeeze(-1))
-        hidden_states = [_chosen(hidden, places, layout) for hidden in hidden_states]
+        layout, positions = layout.chosen((~leaves).nonzero().squeeze(-1))
+        hidden_states = [_chosen(hidden, positions, layout) for hidden in hidden_states]
         present, sizes = present[~leaves], sizes[~is_sure]
         certainty.keep(~is_sure)
         context = encoder.context(hidden_states[-1], layout, backend)
@@ -168,10 +168,10 @@ def answer_early(
     return _in_order(found, layers)
 
 
-def _chosen(hidden_states: Tensor, places: Tensor, layout: SequenceLayout) -> Tensor:
+def _chosen(hidden_states: Tensor, positions: Tensor, layout: SequenceLayout) -> Tensor:
     """The states at some places of the first axis; rows are cut to the longest that is left."""
-    kept = hidden_states[places]
-    return kept if layout.is_packed else kept[:, : layout.longest]
+    kept = hidden_states[positions]
+    return kept if layout.is_packed else kept[:, : layout.max_length]
 
 
 def _in_order(found: Sequence[tuple[Tensor, Tensor]], layers: Tensor) -> EarlyAnswers:

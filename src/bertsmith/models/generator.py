@@ -59,7 +59,7 @@ def _guessing(config: ModelConfig) -> tuple[AnyHead, ...]:
     is_placeless = embedding.positions == "none" and encoder.layers[-1].mixer.reads_positions
     if not is_placeless or encoder.universal is not None:
         return (plain,)
-    return MaskDecoderConfig(longest=embedding.longest), plain
+    return MaskDecoderConfig(max_length=embedding.max_length), plain
 
 
 def _narrowed(layer: LayerConfig, width: int, narrow: int) -> LayerConfig:

@@ -176,19 +176,19 @@ class Model(nn.Module):
         batch = self._batch([text])
         is_mask = batch["input_ids"] == tokenizer.mask
         if not is_mask.any():
-            mask = tokenizer.pieces([tokenizer.mask])[0]
+            mask = tokenizer.tokens([tokenizer.mask])[0]
             raise InputError(f"the text {text!r} has no {mask} to fill")
         head = self.head("masked_tokens")
         with self.evaluating():
             layout = SequenceLayout.rows(batch["input_ids"], batch["attention_mask"])
-            places = is_mask.flatten().nonzero().squeeze(-1)
+            positions = is_mask.flatten().nonzero().squeeze(-1)
             inputs = EncoderInputs(batch["input_ids"], layout, batch["token_type_ids"])
-            output = self.run(inputs, Want(masked_positions=places))
+            output = self.run(inputs, Want(masked_positions=positions))
             scores = head(output.masked_states, self.token_table).float().softmax(-1)
         best = scores.topk(min(top, self.config.encoder.vocabulary))
         return [
-            list(zip(tokenizer.pieces(pieces), shares, strict=True))
-            for pieces, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            list(zip(tokenizer.tokens(tokens), shares, strict=True))
+            for tokens, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
 
     def redraw_features(self, step: int, seed: int) -> None:
@@ -256,7 +256,7 @@ class Model(nn.Module):
         return (hidden * is_token).sum(1) / is_token.sum(1)
 
     def _batch(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        arrays = self.require_tokenizer().encode(list(texts), max_length=self.config.encoder.embedding.longest)
+        arrays = self.require_tokenizer().encode(list(texts), max_length=self.config.encoder.embedding.max_length)
         batch = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
         if not self.config.encoder.embedding.types:
             batch["token_type_ids"] = None  # type: ignore[assignment]

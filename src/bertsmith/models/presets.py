@@ -67,7 +67,7 @@ def deberta(size: DebertaSize) -> ModelConfig:
     layer = size.layer(mixer, norm=size.norm_of(1e-7))
     embedding = size.embedding(positions="none", types=0, epsilon=1e-7)
     encoder = size.encoder(embedding, *[layer] * size.layers, relative=RelativeConfig(span=size.span))
-    heads = (MaskDecoderConfig(longest=size.longest), MaskedTokensConfig(epsilon=1e-7))
+    heads = (MaskDecoderConfig(max_length=size.max_length), MaskedTokensConfig(epsilon=1e-7))
     return ModelConfig(family="deberta", encoder=encoder, heads=heads)
 
 
@@ -82,11 +82,15 @@ def deberta_v2(size: BucketSize) -> ModelConfig:
     """DeBERTa with one projection for content and positions, and bucketed distances; v3's generators as well."""
     mixer = DisentangledConfig(heads=size.heads, dropout=size.dropout, position_dropout=size.dropout)
     layer = size.layer(mixer, norm=size.norm_of(1e-7))
-    first = layer.changed(branch=BranchConfig(taps=size.taps, dropout=size.dropout)) if size.taps else layer
+    first = (
+        layer.changed(branch=BranchConfig(kernel_size=size.kernel_size, dropout=size.dropout))
+        if size.kernel_size
+        else layer
+    )
     embedding = size.embedding(positions="none", types=0, epsilon=1e-7)
-    relative = RelativeConfig(span=size.span, farthest=size.farthest, has_norm=True)
+    relative = RelativeConfig(span=size.span, max_distance=size.max_distance, has_norm=True)
     encoder = size.encoder(embedding, first, *[layer] * (size.layers - 1), relative=relative)
-    heads = (MaskDecoderConfig(longest=size.longest), MaskedTokensConfig(epsilon=1e-7))
+    heads = (MaskDecoderConfig(max_length=size.max_length), MaskedTokensConfig(epsilon=1e-7))
     return ModelConfig(family="deberta-v2", encoder=encoder, heads=heads)
 
 
@@ -99,7 +103,7 @@ def disentangled(size: DisentangledSize) -> ModelConfig:
     """The model in the box: ELECTRA's shape and objective with DeBERTa's attention, norms first."""
     mixer = DisentangledConfig(heads=size.heads, dropout=size.dropout, position_dropout=size.dropout)
     embedding = size.embedding(width=size.embedding_width, positions="none")
-    relative = RelativeConfig(span=size.span, farthest=size.farthest, has_norm=True)
+    relative = RelativeConfig(span=size.span, max_distance=size.max_distance, has_norm=True)
     encoder = size.encoder(embedding, *[size.layer(mixer)] * size.layers, relative=relative)
     return ModelConfig(family="disentangled", encoder=encoder, heads=(ReplacedTokensConfig(),))
 
@@ -109,7 +113,7 @@ def convbert(size: ConvBertSize) -> ModelConfig:
     mixer = SpanConvConfig(
         heads=size.heads // size.ratio or size.heads,  # with fewer heads than the ratio, the released code drops it
         head_width=size.width // size.heads,
-        taps=size.taps,
+        kernel_size=size.kernel_size,
         kernel_from=size.kernel_from,
         dropout=size.dropout,
     )
@@ -127,8 +131,10 @@ def dynamic_conv(size: DynamicConvSize) -> ModelConfig:
     """Wu et al. 2019 as an encoder (sizes are ours): gated convolutions that reach further from layer to layer."""
     layers = []
     for index in range(size.layers):
-        taps = min(2 ** (index + 2) - 1, 31)  # 3, 7, 15, then 31, as published
-        mixer = DynamicConvConfig(heads=size.heads, taps=taps, kernel_from=size.kernel_from, dropout=size.dropout)
+        kernel_size = min(2 ** (index + 2) - 1, 31)  # 3, 7, 15, then 31, as published
+        mixer = DynamicConvConfig(
+            heads=size.heads, kernel_size=kernel_size, kernel_from=size.kernel_from, dropout=size.dropout
+        )
         layers.append(size.layer(mixer))
     encoder = size.encoder(size.embedding(positions="sinusoid"), *layers)
     return ModelConfig(family="dynamic_conv", encoder=encoder, heads=(MaskedTokensConfig(),))

@@ -50,17 +50,17 @@ class Steps:
         backend: str = "auto",
     ) -> None:
         self.stack, self.score, self.table = stack, score, table
-        self.rows, self.place = memory.layout.batch, 0
+        self.rows, self.position = memory.layout.batch, 0
         context = stack.context(memory.hidden_states, SequenceLayout.full(self.rows, 1), backend, memory)
         self.blocks = stack.active_blocks(context, subnet)
         self.states = [block.start(context) for block, context in self.blocks]
 
     def next(self, tokens: Tensor) -> Tensor:
         """The log-probabilities of what follows these tokens: (rows,) -> (rows, vocabulary)."""
-        hidden = self.stack.embedding.at(tokens, self.place, self.table)
+        hidden = self.stack.embedding.at(tokens, self.position, self.table)
         for index, (block, context) in enumerate(self.blocks):
             hidden, self.states[index] = block.step(hidden, self.states[index], context)
-        self.place += 1
+        self.position += 1
         return self.score(self.stack.final_norm(hidden)).float().log_softmax(-1)
 
     def repeat(self, times: int) -> None:
@@ -76,7 +76,7 @@ class Steps:
             assert context.memory is not None
             is_token = context.memory.layout.is_token
             layout = (
-                SequenceLayout.full(self.rows, context.memory.layout.longest)
+                SequenceLayout.full(self.rows, context.memory.layout.max_length)
                 if is_token is None
                 else SequenceLayout.padded(repeated(is_token))
             )
@@ -124,9 +124,9 @@ def _drawn(scores: Tensor, config: GenerationConfig, chance: Tensor) -> Tensor:
     if config.top_k is not None:
         is_let_in[:, config.top_k :] = False
     shares = (ordered * is_let_in).cumsum(-1)
-    place = torch.searchsorted(shares, (chance[:, None] * shares[:, -1:]).contiguous(), right=True)
+    position = torch.searchsorted(shares, (chance[:, None] * shares[:, -1:]).contiguous(), right=True)
     last = is_let_in.sum(-1, keepdim=True) - 1  # rounding must not reach past the last one
-    return tokens.gather(-1, torch.minimum(place, last)).squeeze(-1)
+    return tokens.gather(-1, torch.minimum(position, last)).squeeze(-1)
 
 
 def beam_search(steps: Steps, config: GenerationConfig, start: int, end: int, limits: Tensor) -> list[list[int]]:
@@ -246,7 +246,7 @@ class Seq2Seq(Model):
             layout = SequenceLayout.rows(input_ids, attention_mask)
             limits = layout.lengths(input_ids.device) + config.extra_length
             if self.decoder.embedding.position is not None:
-                limits = limits.clamp(max=self.decoder.embedding.longest)
+                limits = limits.clamp(max=self.decoder.embedding.max_length)
             table = self._borrowed_table()
             steps = Steps(self.decoder, self.scores, Memory(states, layout), table=table, subnet=subnet)
             make = beam_search if config.method == "beam" else write
@@ -267,12 +267,12 @@ class Seq2Seq(Model):
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         results = [""] * len(texts)
         for first in range(0, len(order), batch_size):
-            places = order[first : first + batch_size]
-            batch = self._batch([texts[place] for place in places])
+            positions = order[first : first + batch_size]
+            batch = self._batch([texts[position] for position in positions])
             written = self.generate(batch["input_ids"], batch["attention_mask"], config)
-            for place, tokens in zip(places, written, strict=True):
-                results[place] = tokenizer.decode(tokens)
-            progress(len(places))
+            for position, tokens in zip(positions, written, strict=True):
+                results[position] = tokenizer.decode(tokens)
+            progress(len(positions))
         return results
 
     def attention_maps(self, source: Tensor, target: Tensor) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:

@@ -22,11 +22,11 @@ class Size(Record):
     layers: Count
     heads: Count
     vocabulary: Count = 30522
-    longest: Count = 512
+    max_length: Count = 512
     dropout: float = Field(default=0.1, ge=0, lt=1)
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
     """Share of the layers that are left out in training."""
-    deviation: float = Field(default=0.02, gt=0)
+    init_std: float = Field(default=0.02, gt=0)
     placement: Literal["post", "pre"] = "post"
     """Of the norms: after the sums, as published, or before mixer and feed-forward, with one more at the end. Deep
     networks with "pre" learn from context sooner; transformers has no class for them."""
@@ -37,7 +37,7 @@ class Size(Record):
 
     def embedding(self, **changes: Any) -> EmbeddingConfig:
         """BERT's embedding in this size, but for what is changed."""
-        return EmbeddingConfig(longest=self.longest, dropout=self.dropout, **changes)
+        return EmbeddingConfig(max_length=self.max_length, dropout=self.dropout, **changes)
 
     def layer(self, mixer: MixerConfig, **changes: Any) -> LayerConfig:
         """A layer of BERT's around a mixer, four times as many neurons as the width, but for what is changed."""
@@ -55,7 +55,7 @@ class Size(Record):
             embedding=embedding,
             layers=layers,
             layer_drop=self.layer_drop,
-            deviation=self.deviation,
+            init_std=self.init_std,
             **parts,
         )
 
@@ -78,25 +78,25 @@ class BucketSize(Size):
 
     vocabulary: Count = 128100
     span: Count = 256
-    farthest: Count = 512
-    taps: int = Field(default=0, ge=0)
+    max_distance: Count = 512
+    kernel_size: int = Field(default=0, ge=0)
 
 
 class DisentangledSize(FactorisedSize):
     """A size of ours with relative positions in buckets, norms first."""
 
     placement: Literal["post", "pre"] = "pre"
-    deviation: float = Field(default=0.04, gt=0)
+    init_std: float = Field(default=0.04, gt=0)
     """0.02 was chosen for a width of 768."""
     span: Count = 64
-    farthest: Count = 512
+    max_distance: Count = 512
 
 
 class ConvBertSize(FactorisedSize):
     """A ConvBERT; `heads` are counted as in its paper, before the bottleneck divides them by `ratio`."""
 
     ratio: Count = 2
-    taps: Count = 9
+    kernel_size: Count = 9
     groups: Count = 1
     """Of the feed-forwards."""
     kernel_from: Literal["span", "token", "fixed", "depthwise", "none"] = "span"
@@ -122,7 +122,7 @@ class TransformerSize(Size):
     head_width: int | None = None
     value_width: int | None = None
     positions: Literal["sinusoid", "sinusoid_halves", "learned"] = "sinusoid"
-    longest: Count = 1024
+    max_length: Count = 1024
 
 
 class AlbertSize(FactorisedSize):
@@ -159,5 +159,5 @@ class ModernSize(Size):
     """Tokens that a local layer looks at to each side."""
     global_every: Count = 3
     """One layer in so many looks everywhere, the first one among them."""
-    longest: Count = 1024
+    max_length: Count = 1024
     dropout: float = Field(default=0.0, ge=0, lt=1)

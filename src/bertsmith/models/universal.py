@@ -37,19 +37,21 @@ class StepSignal(nn.Module):
 
     steps: Tensor
 
-    def __init__(self, longest: int, steps: int, width: int) -> None:
+    def __init__(self, max_length: int, steps: int, width: int) -> None:
         super().__init__()
-        self.longest = longest
-        self.places = SinusoidPositions(longest, width)
+        self.max_length = max_length
+        self.positions = SinusoidPositions(max_length, width)
         waves = sinusoids(torch.arange(1, steps + 1, dtype=torch.float64), width)
         # not saved: it follows from the config
         self.register_buffer("steps", waves.to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """The waves of the places: (length, width) for padded rows, which broadcasts, or (tokens, width)."""
-        if layout.longest > self.longest:
-            raise InputError(f"a sequence may have {layout.longest} tokens; this model takes at most {self.longest}")
-        return self.places(hidden, layout)
+        if layout.max_length > self.max_length:
+            raise InputError(
+                f"a sequence may have {layout.max_length} tokens; this model takes at most {self.max_length}"
+            )
+        return self.positions(hidden, layout)
 
 
 class UniversalEncoder(Encoder):
@@ -96,10 +98,10 @@ class UniversalEncoder(Encoder):
         layout, memory = blocks[0][1].layout, blocks[0][1].memory
         if memory is not None:
             raise InputError("a universal stack was given a memory; allowed: as an encoder only")
-        places = self.signal(hidden, layout)
+        positions = self.signal(hidden, layout)
         pondering = None if self.halting is None else self.halting.start(hidden)
         for step, (block, context) in enumerate(blocks):
-            entering = hidden + (places + self.signal.steps[step]).to(hidden.dtype)
+            entering = hidden + (positions + self.signal.steps[step]).to(hidden.dtype)
             left = block(entering, context)
             if self.halting is None or pondering is None:
                 hidden = left

@@ -56,7 +56,7 @@ def keep_tokens(model: Model, ids: Sequence[int], tokenizer: Tokenizer | None = 
     if not ids or len(set(ids)) < len(ids) or not 0 <= min(ids) <= max(ids) < rows:
         raise InputError(f"ids holds {len(ids)} tokens; allowed: some of 0 to {rows - 1}, each once")
     if tokenizer is not None and tokenizer.size != len(ids):
-        raise InputError(f"the tokenizer has {tokenizer.size} pieces and ids {len(ids)}; they must be as many")
+        raise InputError(f"the tokenizer has {tokenizer.size} tokens and ids {len(ids)}; they must be as many")
     memo = {} if model.tokenizer is None else {id(model.tokenizer): tokenizer}  # the old one needs no copy
     small = fold(copy.deepcopy(model, memo))
     small.tokenizer = tokenizer

@@ -33,7 +33,7 @@ class AdversarialConfig(Record):
     vectors as they are (virtual adversarial training)."""
     weight: float = Field(default=5.0, gt=0)
     """How much it counts beside the task."""
-    deviation: float = Field(default=1e-2, gt=0)
+    noise_std: float = Field(default=1e-2, gt=0)
     """Of the noise, which is cut off at twice as much."""
     rate: float = Field(default=1e-4, gt=0)
     """The length of the step that makes the noise worse: so much is added at most to any number of a vector."""
@@ -104,7 +104,7 @@ class Adversarial(Objective[TaskBatch, TaskBatch]):
         self, vectors: Tensor, layout: SequenceLayout, perturbed: Callable[[Tensor], Tensor], clean: Tensor
     ) -> Tensor:
         """Noise for the vectors after one step that made it worse."""
-        noise = draw_noise(vectors, layout, self.config.deviation)
+        noise = draw_noise(vectors, layout, self.config.noise_std)
         with torch.enable_grad():
             noise.requires_grad_()
             distance = DIVERGENCES[self.config.divergence](perturbed(noise), clean).sum()
@@ -115,7 +115,7 @@ class Adversarial(Objective[TaskBatch, TaskBatch]):
         return ascended(noise.detach(), gradient, self.config.rate)
 
 
-def draw_noise(vectors: Tensor, layout: SequenceLayout, deviation: float) -> Tensor:
+def draw_noise(vectors: Tensor, layout: SequenceLayout, noise_std: float) -> Tensor:
     """Normal noise in at least float32, cut off at two deviations.
 
     On a CPU nothing is drawn for pads, so that packed and padded runs stay the same run, as in layers/elementwise.py.
@@ -127,7 +127,7 @@ def draw_noise(vectors: Tensor, layout: SequenceLayout, deviation: float) -> Ten
     else:
         noise = torch.zeros(vectors.shape, dtype=dtype, device=vectors.device)
         noise[is_token] = torch.randn(int(is_token.sum()), vectors.shape[-1], dtype=dtype, device=vectors.device)
-    return (deviation * noise).clamp(-2 * deviation, 2 * deviation)
+    return (noise_std * noise).clamp(-2 * noise_std, 2 * noise_std)
 
 
 def ascended(noise: Tensor, gradient: Tensor, rate: float) -> Tensor:

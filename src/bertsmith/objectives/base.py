@@ -21,7 +21,7 @@ from bertsmith.text.tokenizer import Tokenizer
 class Term:
     """One loss of an objective, as the trainer and the log know it."""
 
-    figures: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
     """What else is reported of it."""
     weight: float = 1.0
     """How much its mean over its targets counts in the loss."""
@@ -41,7 +41,7 @@ class Sums(NamedTuple):
     """
 
     loss: Tensor
-    figures: dict[str, Share]
+    metrics: dict[str, Share]
     """Under the names in the objective's term."""
 
 

@@ -84,10 +84,10 @@ class CausalLM(Objective[TokenBatch, CausalBatch]):
         return counts if prepared.is_real is None else {**counts, "ponder": prepared.is_real.sum()}
 
     def __call__(self, model: Model, prepared: CausalBatch) -> dict[str, Sums]:
-        places = torch.arange(prepared.targets.shape[0], device=prepared.targets.device)
+        positions = torch.arange(prepared.targets.shape[0], device=prepared.targets.device)
         # the call is causal, so that a model whose config is not learns no short cut through the future
         inputs = EncoderInputs(prepared.tokens, prepared.layout, prepared.types, is_causal=True)
-        output = model.run(inputs, Want(masked_positions=places))
+        output = model.run(inputs, Want(masked_positions=positions))
         scores = model.head("masked_tokens")(
             output.masked_states, model.token_table
         )  # (tokens, width) -> (tokens, vocabulary)

@@ -30,7 +30,7 @@ class Vectors(Supervised):
 class Cosines(Vectors):
     """A loss over the cosine of each item's two texts."""
 
-    figures = ()
+    metrics = ()
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
         return Sums(self.loss(self.comparable_logits(outputs, batch).squeeze(-1), batch.targets["value"]), {})

@@ -39,7 +39,7 @@ class ExitLearning(Objective[TaskBatch, TaskBatch]):
         if self.is_frozen:
             return {"exits": Term()}
         own = self._weights[-1] / sum(self._weights)
-        return {"exits": Term(weight=1 - own), "task": Term(self.task.figures, own)}
+        return {"exits": Term(weight=1 - own), "task": Term(self.task.metrics, own)}
 
     def to(self, device: torch.device | str) -> "ExitLearning":
         return self

@@ -73,8 +73,8 @@ class Gating(Objective[TaskBatch, TaskBatch]):
         gaps = (sum(map(len, gates.heads)), heads - self.heads), (sum(map(len, gates.neurons)), neurons - self.neurons)
         loss = torch.stack([self.strength * units * gap.square() for units, gap in gaps]).sum()
         one = torch.ones((), device=loss.device)
-        figures = {"heads_open": Share(heads.detach(), one), "neurons_open": Share(neurons.detach(), one)}
-        return Sums(loss, figures)
+        metrics = {"heads_open": Share(heads.detach(), one), "neurons_open": Share(neurons.detach(), one)}
+        return Sums(loss, metrics)
 
 
 def unit_gates(model: Model) -> UnitGates:

@@ -90,7 +90,7 @@ class MaskedLM(Objective[TokenBatch, MaskedBatch]):
         corrupted, has_pairs = prepared.corrupted, prepared.sentence_targets is not None
         # (targets, width): scores are computed nowhere else
         inputs = EncoderInputs(corrupted.tokens, prepared.layout, prepared.types)
-        output = model.run(inputs, Want(masked_positions=corrupted.places, final=has_pairs))
+        output = model.run(inputs, Want(masked_positions=corrupted.positions, final=has_pairs))
         scores = model.head("masked_tokens")(output.masked_states, model.token_table)
         sums = {"masked_tokens": class_sums(scores, corrupted.targets)}
         if prepared.sentence_targets is not None:

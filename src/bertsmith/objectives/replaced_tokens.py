@@ -108,8 +108,8 @@ class ReplacedTokenDetection(Objective[TokenBatch, ReplacedBatch]):
     def prepare(self, batch: TokenBatch, seed: int) -> ReplacedBatch:
         corrupted = corrupt(batch, seed, self.config.masking, self.vocabulary)
         # one draw for each place, known by the sequence and the position in it, however the batch is put together
-        sequence = batch.layout.sequence_index(batch.tokens).flatten()[corrupted.places]
-        position = batch.layout.positions(batch.tokens).flatten()[corrupted.places]
+        sequence = batch.layout.sequence_index(batch.tokens).flatten()[corrupted.positions]
+        position = batch.layout.positions(batch.tokens).flatten()[corrupted.positions]
         draw = uniform(bits(key(seed, _GUESS), batch.sample[sequence]), position)
         return ReplacedBatch(corrupted, batch.tokens, batch.layout, batch.types, batch.is_real, draw)
 
@@ -126,7 +126,7 @@ class ReplacedTokenDetection(Objective[TokenBatch, ReplacedBatch]):
         corrupted, layout, types = prepared.corrupted, prepared.layout, prepared.types
         # (places, width) -> (places, vocabulary): scores are computed nowhere else
         inputs = EncoderInputs(corrupted.tokens, layout, _types_for(generator, types))
-        output = generator.run(inputs, Want(masked_positions=corrupted.places))
+        output = generator.run(inputs, Want(masked_positions=corrupted.positions))
         scores = generator.head("masked_tokens")(output.masked_states, generator.token_table)
         guesses = sample(scores.detach(), prepared.draw, self.config.temperature, self.vocabulary.size)
         guessed, is_replaced = put(prepared.tokens, corrupted, guesses)
@@ -179,19 +179,19 @@ def _drawn(chances: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
     limit = draw * heights[:, -1]
     # a count instead of a search, which compilers fuse; rounding must not lead past the last place that has a chance
     last = (heights < heights[:, -1:]).sum(-1)
-    place = torch.minimum((heights <= limit[:, None]).sum(-1), last)
-    chance = chances.gather(-1, place[:, None]).squeeze(-1)
-    below = heights.gather(-1, place[:, None]).squeeze(-1) - chance
+    position = torch.minimum((heights <= limit[:, None]).sum(-1), last)
+    chance = chances.gather(-1, position[:, None]).squeeze(-1)
+    below = heights.gather(-1, position[:, None]).squeeze(-1) - chance
     rest = (limit - below) / chance.clamp(min=torch.finfo(chances.dtype).tiny)
-    return place, rest.clamp(min=0, max=1 - torch.finfo(chances.dtype).eps)
+    return position, rest.clamp(min=0, max=1 - torch.finfo(chances.dtype).eps)
 
 
 def put(tokens: Tensor, corrupted: Corrupted, guesses: Tensor) -> tuple[Tensor, Tensor]:
     """The text with the guesses at the chosen places, and True where a guess is not what stood there."""
     is_chosen = corrupted.targets != IGNORED
     flat = tokens.flatten()
-    guesses = torch.where(is_chosen, guesses.to(flat), flat[corrupted.places])
-    guessed = flat.scatter(0, corrupted.places, guesses).view_as(tokens)
+    guesses = torch.where(is_chosen, guesses.to(flat), flat[corrupted.positions])
+    guessed = flat.scatter(0, corrupted.positions, guesses).view_as(tokens)
     return guessed, guessed != tokens
 
 
@@ -201,13 +201,13 @@ def _replaced_sums(logits: Tensor, is_replaced: Tensor, is_real: Tensor) -> Sums
     loss = torch.where(is_real, losses, 0).sum()
     is_called = (logits.detach() > 0) & is_real
     found, replaced, real = (is_called & is_replaced).sum(), is_replaced.sum(), is_real.sum()
-    figures = {
+    metrics = {
         "accuracy": Share(((is_called == is_replaced) & is_real).sum(), real),
         "recall": Share(found, replaced),
         "precision": Share(found, is_called.sum()),
         "share": Share(replaced, real),
     }
-    return Sums(loss, figures)
+    return Sums(loss, metrics)
 
 
 def _types_for(model: Model, types: Tensor | None) -> Tensor | None:

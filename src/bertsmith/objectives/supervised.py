@@ -36,9 +36,9 @@ class Supervised(Objective[TaskBatch, TaskBatch]):
 
     @property
     def terms(self) -> dict[str, Term]:  # type: ignore[override]
-        return {"task": Term(self.figures)}
+        return {"task": Term(self.metrics)}
 
-    figures: ClassVar[tuple[str, ...]] = ("accuracy",)
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
     """What else is reported of the loss."""
 
     def to(self, device: torch.device | str) -> "Supervised":
@@ -179,7 +179,7 @@ def _at_least_one(weights: tuple[float, ...]) -> tuple[float, ...]:
 class Values(Supervised):
     """One number for a sequence, by squared error: targets "value", (items,)."""
 
-    figures = ()
+    metrics = ()
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
         return Sums(((wide(outputs.squeeze(-1)) - batch.targets["value"]) ** 2).sum(), {})

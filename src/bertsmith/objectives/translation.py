@@ -70,8 +70,8 @@ class TranslationObjective(Objective[PairBatch, TeacherForced]):
             scores.flatten(0, -2), prepared.batch.expected.flatten(), vocabulary, self.config.smoothing
         )
         correct = (scores.detach().argmax(-1) == prepared.batch.expected).sum()
-        figures = {"accuracy": Share(correct, prepared.count), "nll": Share(nll.detach(), prepared.count)}
-        return {"next_token": Sums(smoothed, figures)}
+        metrics = {"accuracy": Share(correct, prepared.count), "nll": Share(nll.detach(), prepared.count)}
+        return {"next_token": Sums(smoothed, metrics)}
 
     def for_evaluation(self) -> "TranslationObjective":
         # without smoothing: the loss is the logarithm of the perplexity, whatever was trained with

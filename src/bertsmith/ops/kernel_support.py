@@ -51,7 +51,7 @@ class SequenceRows:
 
     first: Tensor
     length: Tensor
-    longest: int
+    max_length: int
     has_padding: bool = False
 
     def empty(self, like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -62,11 +62,11 @@ class SequenceRows:
     def of(cls, layout: SequenceLayout, device: torch.device) -> "SequenceRows":
         if layout.starts is not None:
             starts = layout.starts.to(torch.int32)
-            return cls(starts[:-1], starts.diff(), layout.longest)
-        first = torch.arange(layout.batch, dtype=torch.int32, device=device) * layout.longest
+            return cls(starts[:-1], starts.diff(), layout.max_length)
+        first = torch.arange(layout.batch, dtype=torch.int32, device=device) * layout.max_length
         if layout.is_token is None:
-            return cls(first, torch.full_like(first, layout.longest), layout.longest)
-        return cls(first, layout.is_token.sum(-1, dtype=torch.int32), layout.longest, has_padding=True)
+            return cls(first, torch.full_like(first, layout.max_length), layout.max_length)
+        return cls(first, layout.is_token.sum(-1, dtype=torch.int32), layout.max_length, has_padding=True)
 
 
 def by_row(tensor: Tensor, layout: SequenceLayout) -> Tensor:
@@ -76,7 +76,7 @@ def by_row(tensor: Tensor, layout: SequenceLayout) -> Tensor:
 
 def as_laid(rows: Tensor, layout: SequenceLayout) -> Tensor:
     """The inverse of `by_row`."""
-    return rows if layout.is_packed else rows.unflatten(0, (layout.batch, layout.longest))
+    return rows if layout.is_packed else rows.unflatten(0, (layout.batch, layout.max_length))
 
 
 @dataclass(frozen=True)

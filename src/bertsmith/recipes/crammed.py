@@ -23,9 +23,9 @@ CRAMMED_ALL: Table = {
 }
 
 
-def _size(rate: float, micro: int, batch: int, steps: int, masked: float, deviation: float = 0.02) -> Table:
+def _size(rate: float, micro: int, batch: int, steps: int, masked: float, init_std: float = 0.02) -> Table:
     return {
-        "model.overrides.deviation": deviation,  # the published 0.02 was chosen for a width of 768
+        "model.overrides.init_std": init_std,  # the published 0.02 was chosen for a width of 768
         "sequences.micro_tokens": micro,
         "objective.masking.rate": masked,
         "batch.tokens": batch,
@@ -36,10 +36,10 @@ def _size(rate: float, micro: int, batch: int, steps: int, masked: float, deviat
 
 
 # small networks wait for kernels to start, so their micro-batches are large
-_WIDTH_128 = _size(1e-3, micro=65536, batch=262144, steps=16_000, masked=0.2, deviation=0.05)
-_WIDTH_256 = _size(1e-3, micro=65536, batch=262144, steps=16_000, masked=0.2, deviation=0.035)
-_WIDTH_384 = _size(1e-3, micro=65536, batch=262144, steps=16_000, masked=0.2, deviation=0.03)
-_WIDTH_512 = _size(1e-3, micro=65536, batch=524288, steps=10_000, masked=0.2, deviation=0.025)
+_WIDTH_128 = _size(1e-3, micro=65536, batch=262144, steps=16_000, masked=0.2, init_std=0.05)
+_WIDTH_256 = _size(1e-3, micro=65536, batch=262144, steps=16_000, masked=0.2, init_std=0.035)
+_WIDTH_384 = _size(1e-3, micro=65536, batch=262144, steps=16_000, masked=0.2, init_std=0.03)
+_WIDTH_512 = _size(1e-3, micro=65536, batch=524288, steps=10_000, masked=0.2, init_std=0.025)
 _BASE = _size(8e-4, micro=32768, batch=524288, steps=10_000, masked=0.3)
 _LARGE = _size(5e-4, micro=16384, batch=1048576, steps=10_000, masked=0.3)
 _HUGE = _size(5e-4, micro=8192, batch=1048576, steps=10_000, masked=0.3)

@@ -63,7 +63,7 @@ def finetune_recipe(
         settings |= _for_few(settings, examples)
     embedding = config.encoder.embedding
     if embedding.positions != "none":
-        settings["sequences.length"] = min(settings["sequences.length"], embedding.longest)
+        settings["sequences.length"] = min(settings["sequences.length"], embedding.max_length)
     source = family.source
     if is_frozen or is_fresh:
         source += "; rate and epochs by our own measure, " + ("only the head learns" if is_frozen else "fresh weights")

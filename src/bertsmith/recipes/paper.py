@@ -28,7 +28,7 @@ _BERT: Table = {
     "optimizer.learning_rate": 1e-4,
     "optimizer.bias_correction": False,
 }
-_NO_PAIRS: Table = {"sequences.cut": "pieces", "objective.next_sentence": False}
+_NO_PAIRS: Table = {"sequences.cut": "chunks", "objective.next_sentence": False}
 _ELECTRA: Table = {
     **_PAPER,
     **batch(128, 128, micro=16384),
@@ -38,7 +38,7 @@ _ELECTRA: Table = {
     "sequences.cut": "segments",
     **masking(0.15, mask=0.85, random=0.0),
     "objective.masking.draw": "with_replacement",
-    "objective.masking.most": 19,
+    "objective.masking.max_predictions": 19,
     "generator.sharing": "full",
     "optimizer.learning_rate": 5e-4,
     "optimizer.bias_correction": False,
@@ -46,7 +46,7 @@ _ELECTRA: Table = {
 }
 _ELECTRA_BASE: Table = {
     **batch(256, 512, micro=32768),
-    "objective.masking.most": 79,
+    "objective.masking.max_predictions": 79,
     **steps(766_000, warmup=10_000),
     "optimizer.learning_rate": 2e-4,
 }
@@ -54,11 +54,11 @@ _ELECTRA_LARGE: Table = {
     **batch(2048, 512, micro=16384),
     **steps(400_000, warmup=10_000),
     "objective.masking.rate": 0.25,
-    "objective.masking.most": 130,
+    "objective.masking.max_predictions": 130,
     "optimizer.learning_rate": 2e-4,
 }
-_NGRAMS: Table = {**masking(0.15, unit="ngram"), "objective.masking.longest_ngram": 3}
-_WINDOWS: Table = {**_NGRAMS, "objective.masking.draw": "windows", "objective.masking.most": 80}
+_NGRAMS: Table = {**masking(0.15, unit="ngram"), "objective.masking.max_ngram": 3}
+_WINDOWS: Table = {**_NGRAMS, "objective.masking.draw": "windows", "objective.masking.max_predictions": 80}
 _DEBERTA: Table = {
     **_PAPER,
     **batch(2048, 512, micro=16384),

@@ -176,6 +176,6 @@ def _score_table(one: TextMap) -> HeadTable:
     rows = []
     for layer, heads in enumerate(score_statistics(one.layers)):
         for head, found in enumerate(heads):
-            values = (found.mean, found.deviation, found.lowest, found.highest)
+            values = (found.mean, found.std, found.lowest, found.highest)
             rows.append((layer, head, [Cell(f"{value:.5g}", f"{value:.3g}") for value in values]))
     return HeadTable(["Mean", "Standard deviation", "Minimum", "Maximum"], rows)

@@ -408,10 +408,10 @@ def _horizontal_line(reference: Reference, plane: Plane, at_start: bool) -> str:
     label, value = reference
     y = plane.y(value)
     shift = 18 if y < 16 else -8  # at the very top the label would leave the chart
-    place = 'x="0" dx="6" text-anchor="start"' if at_start else 'x="100%" text-anchor="end"'
+    position = 'x="0" dx="6" text-anchor="start"' if at_start else 'x="100%" text-anchor="end"'
     return (
         f'<line class="reference" x1="0" x2="100%" y1="{y}" y2="{y}"/>'
-        f'<text class="label" {place} y="{y}" dy="{shift}">{escape(label)}</text>'
+        f'<text class="label" {position} y="{y}" dy="{shift}">{escape(label)}</text>'
     )
 
 

@@ -49,7 +49,7 @@ class FilledSentence:
     """A sentence with a mask, and the most probable tokens for it."""
 
     text: str
-    pieces: Sequence[tuple[str, float]]
+    tokens: Sequence[tuple[str, float]]
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def render_demo_page(report: DemoReport) -> str:
         sizes=size_grid(report.elastic),
         steps=[_step_row(report.folder, step) for step in report.steps],
         export_facts=_export_facts(report),
-        filled=[FilledMask(one.text, tuple(one.pieces)) for one in report.look.filled],
+        filled=[FilledMask(one.text, tuple(one.tokens)) for one in report.look.filled],
     )
 
 

@@ -512,7 +512,7 @@ def _short_share(share: float) -> str:
 def _beginning(model: Model, text: str) -> str:
     """Return as many whole words as can be drawn, or characters of the first word if it alone is too long."""
     tokenizer, words = model.require_tokenizer(), text.split()
-    limit = min(MAX_TOKENS, model.config.encoder.embedding.longest)
+    limit = min(MAX_TOKENS, model.config.encoder.embedding.max_length)
 
     def is_long(beginning: str) -> bool:
         return int(tokenizer.encode([beginning])["input_ids"].shape[1]) > limit

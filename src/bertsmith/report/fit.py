@@ -59,7 +59,7 @@ def render_fit_card(outcome: FitOutcome, name: str) -> str:
     """Return the model card of the chosen artefact as Markdown."""
     row, whole, percentile = outcome.best, outcome.reference, outcome.limit.percentile
     costs = {
-        f"{outcome.metric} on {outcome.part}": lambda one: f"{one.score:.2f}",
+        f"{outcome.metric} on {outcome.split}": lambda one: f"{one.score:.2f}",
         f"latency p{percentile}, ms": lambda one: f"{one.latency_ms:.2f}",
         "size, MB": lambda one: format_megabytes(one.size_mb),
         "peak memory of the process, MB": lambda one: f"{one.memory_mb:.0f}",
@@ -172,7 +172,7 @@ def _facts(outcome: FitOutcome) -> dict[str, str]:
     )
     return {
         "Model": outcome.model,
-        "Data": f"{outcome.data} ({outcome.part}, {outcome.examples:,} examples)",
+        "Data": f"{outcome.data} ({outcome.split}, {outcome.examples:,} examples)",
         "Task": outcome.task,
         "Processor": str(machine["processor"]),
         "Cores, threads used": f"{machine['cores']}, {outcome.threads}",

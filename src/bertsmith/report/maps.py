@@ -38,7 +38,7 @@ class ScoreStatistics:
     """Statistics of the scores of one head on one text."""
 
     mean: float
-    deviation: float
+    std: float
     lowest: float
     highest: float
 
@@ -93,11 +93,11 @@ def compute_maps(model: Model, text: str, pair: str | None = None) -> tuple[list
         raise InputError("--text is empty; give some words")
     arrays = tokenizer.encode([text], None if pair is None else [pair])
     ids = torch.from_numpy(arrays["input_ids"])
-    longest = min(MAX_TOKENS, embedding.longest)
-    if ids.shape[1] > longest:
-        raise InputError(f"--text has {ids.shape[1]} tokens; allowed: up to {longest}")
+    max_length = min(MAX_TOKENS, embedding.max_length)
+    if ids.shape[1] > max_length:
+        raise InputError(f"--text has {ids.shape[1]} tokens; allowed: up to {max_length}")
     types = torch.from_numpy(arrays["token_type_ids"]) if embedding.types else None
-    return tokenizer.pieces(ids[0].tolist()), sequence_maps(model, ids, types)
+    return tokenizer.tokens(ids[0].tolist()), sequence_maps(model, ids, types)
 
 
 def sequence_maps(

@@ -47,13 +47,13 @@ def save_attention_picture(tokens: Sequence[str], one: TextMap, path: Path, *, t
         across = (left + (head + 0.5) * cell) / width
         figure.text(across, 1 - 0.88 / height, str(head + 1), fontsize=9, color=MUTED, ha="center", va="center")
     # dollar signs in tokens are not formulas
-    place: dict[str, Any] = {"ha": "center", "va": "center", "parse_math": False}
+    position: dict[str, Any] = {"ha": "center", "va": "center", "parse_math": False}
     scale = f"blue to +{one.scale:.3g}, orange to −{one.scale:.3g}" if one.is_score else "layers down, heads across"
     subtitle = scale if one.name == "attention" else f"{one.label}: {scale}"
-    figure.text(0.5, 1 - 0.3 / height, shorten(title, int(width * 9)), fontsize=12, color=INK, **place)
-    figure.text(0.5, 1 - 0.58 / height, shorten(subtitle, int(width * 13)), fontsize=9, color=MUTED, **place)
+    figure.text(0.5, 1 - 0.3 / height, shorten(title, int(width * 9)), fontsize=12, color=INK, **position)
+    figure.text(0.5, 1 - 0.58 / height, shorten(subtitle, int(width * 13)), fontsize=9, color=MUTED, **position)
     caption = shorten(" ".join(tokens), int(width * 13))
-    figure.text(0.5, 0.35 / height, caption, fontsize=8, color=MUTED, **place)
+    figure.text(0.5, 0.35 / height, caption, fontsize=8, color=MUTED, **position)
     _write(figure, path)
 
 

@@ -58,10 +58,10 @@ class MapStudy:
         """
         is_counted = is_counted.cpu()
         pairs = is_counted[:, :, None] & is_counted[:, None, :]  # (batch, longest, longest)
-        longest = is_counted.shape[1]
+        max_length = is_counted.shape[1]
         self.texts += int(is_counted.any(1).sum())
         self.queries += int(is_counted.sum())
-        self._cells[:longest, :longest] += pairs.sum(0).numpy()
+        self._cells[:max_length, :max_length] += pairs.sum(0).numpy()
         even = pairs / pairs.sum(-1, keepdim=True).clamp(min=1)
         self._even += self._by_distance(even.double().sum(0, keepdim=True))[0]
         if not is_counted.any():
@@ -78,20 +78,20 @@ class MapStudy:
                 f"the {name} map of layer {layer + 1} holds values that are not finite; the model is broken"
             )
         summed = real.sum(0)  # (heads, longest, longest)
-        longest = summed.shape[-1]
+        max_length = summed.shape[-1]
         sums = self._sums.setdefault(name, [None] * layers)
         total = sums[layer]
         if total is None:
             cells = np.zeros((self.length, self.length))
             total = sums[layer] = _Sums(cells, np.zeros((len(summed), 2 * self.length - 1)))
-        total.cells[:longest, :longest] += summed.sum(0).numpy()
+        total.cells[:max_length, :max_length] += summed.sum(0).numpy()
         total.distances += self._by_distance(summed)
 
     def _by_distance(self, maps: Tensor) -> np.ndarray:
         """Sum along the diagonals: (heads, longest, longest) -> (heads, 2 length - 1)."""
-        longest = maps.shape[-1]
+        max_length = maps.shape[-1]
         sums = maps.new_zeros(len(maps), 2 * self.length - 1)
-        index = self._distance_index[:longest, :longest].flatten()
+        index = self._distance_index[:max_length, :max_length].flatten()
         return sums.index_add_(1, index, maps.flatten(1)).numpy()
 
     @property
@@ -182,9 +182,9 @@ def study_texts(
     progress: Callable[[int], None] = lambda texts: None,
 ) -> MapStudy:
     """Study a model on texts, each cut to `length` tokens; `progress` gets the number of texts just done."""
-    longest = model.config.encoder.embedding.longest
-    if not 3 <= length <= longest:
-        raise InputError(f"--length is {length}; allowed: 3 to {longest}, the maximum length of the model")
+    max_length = model.config.encoder.embedding.max_length
+    if not 3 <= length <= max_length:
+        raise InputError(f"--length is {length}; allowed: 3 to {max_length}, the maximum length of the model")
     special = torch.tensor(_frame(model.require_tokenizer()), device=model.device)
     study = MapStudy(length)
     with model.evaluating():
@@ -204,7 +204,7 @@ def _frame(tokenizer: Tokenizer) -> list[int]:
     """Special tokens around a text; unknown and mask tokens are words of it."""
     words = {*ROLES["unknown"], *ROLES["mask"]}
     ids = list(tokenizer.special_ids)
-    return [token for token, piece in zip(ids, tokenizer.pieces(ids), strict=True) if piece not in words]
+    return [token for token, piece in zip(ids, tokenizer.tokens(ids), strict=True) if piece not in words]
 
 
 def _batches(model: Model, texts: Sequence[str], length: int) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:

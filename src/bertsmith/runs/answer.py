@@ -51,7 +51,7 @@ def _translation_record(model: Path) -> TaskRecord:
     config = read_config(model) if (model / "config.json").is_file() else None
     if config is None or config.decoder is None:
         return read_task_record(model)  # raises: the model was not fine-tuned
-    length = min(LONGEST_PAIR, config.encoder.embedding.longest, config.decoder.embedding.longest)
+    length = min(LONGEST_PAIR, config.encoder.embedding.max_length, config.decoder.embedding.max_length)
     return TaskRecord(task=Translation(), sequences=PairConfig(length=length, micro_tokens=8192))
 
 

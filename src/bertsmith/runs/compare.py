@@ -159,7 +159,7 @@ def _read_settings(recipes: list[str], data: Path | None, assignments: list[str]
     if len(corpora) > 1:
         raise InputError(f"the recipes read different corpora ({', '.join(map(str, corpora))}); give --data for all")
     for folder in map(str, corpora):
-        if not read_manifest(Path(folder)).parts["held_out"].tokens:
+        if not read_manifest(Path(folder)).splits["held_out"].tokens:
             raise InputError(f"{folder!r} holds no text out to compare by; make it with `bertsmith corpus --held-out`")
     return settings
 

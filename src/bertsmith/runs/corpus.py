@@ -102,7 +102,7 @@ def corpus(
             progress=show,
         )
     seconds = time.perf_counter() - start
-    train, evaluation = manifest.parts["train"], manifest.parts["held_out"]
+    train, evaluation = manifest.splits["train"], manifest.splits["held_out"]
     result = CorpusResult(
         documents=train.documents + evaluation.documents,
         sentences=train.sentences + evaluation.sentences,

@@ -61,7 +61,7 @@ QUESTIONS = (
 PRETRAIN: Plain = {
     "model": {
         "preset": "bert-tiny",
-        "overrides": {"layers": 4, "heads": 4, "longest": 64, "dropout": 0.0, "deviation": 0.05},
+        "overrides": {"layers": 4, "heads": 4, "max_length": 64, "dropout": 0.0, "init_std": 0.05},
     },
     "sequences": {"length": 64, "micro_tokens": 1024},
     "objective": {"kind": "masked_lm", "masking": {"rate": 0.2}},
@@ -414,7 +414,7 @@ def _look(name: str, plan: DemoPlan) -> Look:
         model, QUESTIONS, support_desk.support_desk("train"), support_desk.support_desk("dev")
     )
     for sentence in filled:
-        candidates = ", ".join(f"{token} {100 * share:.0f} %" for token, share in sentence.pieces)
+        candidates = ", ".join(f"{token} {100 * share:.0f} %" for token, share in sentence.tokens)
         print_plain(f"{sentence.text} → {candidates}")
     if not filled:
         print_plain("this model fills no masks")
@@ -443,7 +443,7 @@ def fill_sentences(model: Model, sentences: Sequence[str]) -> list[FilledSentenc
     if "masked_tokens" not in model.heads and model.generator is None:
         return []
     own = model.require_tokenizer()
-    mask = own.pieces([own.mask])[0]
+    mask = own.tokens([own.mask])[0]
     return [FilledSentence(text, model.fill_mask(text.replace(MASK, mask), top=SHOWN)[0]) for text in sentences]
 
 

@@ -10,7 +10,7 @@ from bertsmith.runs.finetuning import Scores, compute_scores, format_score, writ
 from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
 from bertsmith.runs.result import OneShotResult, print_plain, spread
 from bertsmith.tasks.data_source import task_splits
-from bertsmith.tasks.glue import name_in_part
+from bertsmith.tasks.glue import name_in_split
 from bertsmith.tasks.translation import Translation
 
 
@@ -23,7 +23,7 @@ class EvaluateResult(OneShotResult):
     """Mean number of layers per input, for a model with early exits."""
     layers: int | None
     examples: int
-    part: str
+    split: str
     model: str
     data: str
 
@@ -41,7 +41,7 @@ def evaluate(
     *,
     data: str,
     out: Path,
-    part: str = "dev",
+    split: str = "dev",
     column: list[str] | None = None,
     source: str | None = None,
     target: str | None = None,
@@ -90,7 +90,7 @@ def evaluate(
         length_penalty=length_penalty,
         extra_length=extra_length,
     )
-    table = task_splits(data, file_is=part).read(part)
+    table = task_splits(data, file_is=split).read(split)
     task = record.task.resolve(table) if isinstance(record.task, Translation) else record.task
     examples = task.examples(table)  # bad rows raise before a model is loaded
     predictor = open_predictor(model, record.changed(task=task), device)
@@ -100,7 +100,7 @@ def evaluate(
         )
     claim(out, force, model, existing_path(data))
     write_answers(out / "predictions.jsonl", name_rows(table, answers))
-    task = task.changed(name=name_in_part(task.name, part))
+    task = task.changed(name=name_in_split(task.name, split))
     write_files(out / "official", task.files(examples, answers))
     mean_layers, layers = layers_used(predictor)
     result = EvaluateResult(
@@ -108,12 +108,12 @@ def evaluate(
         mean_layers=mean_layers,
         layers=layers,
         examples=len(table),
-        part=Path(data).name if Path(data).is_file() else part,
+        split=Path(data).name if Path(data).is_file() else split,
         model=str(model),
         data=data,
     )
     write_result(out, result.to_json())
-    facts = {"Task": task.kind, "Model": str(model), "Data": data, "Part": part, "Examples": f"{len(table):,}"}
+    facts = {"Task": task.kind, "Model": str(model), "Data": data, "Part": split, "Examples": f"{len(table):,}"}
     write_task_page(
         task,
         examples,
@@ -121,10 +121,10 @@ def evaluate(
         evaluation,
         out,
         kind="Evaluation",
-        split=part,
+        split=split,
         interval=result.scores.interval,
         facts=facts,
     )
     early = "" if mean_layers is None else f"; {mean_layers:.2f} layers in the mean"
-    print_plain(f"{format_score(result.part, result.scores)}{early}; written to {out}: report.html tells more")
+    print_plain(f"{format_score(result.split, result.scores)}{early}; written to {out}: report.html tells more")
     return result

@@ -84,7 +84,7 @@ def fit(
     precision: list[str] | None = None,
     subnets: Literal["even", "layers"] | None = None,
     vocabulary: Literal["keep", "cut", "auto"] | None = None,
-    part: str | None = None,
+    split: str | None = None,
     set: list[str] | None = None,
     measurements: Path | None = None,
     fresh: bool = False,
@@ -159,7 +159,7 @@ def fit(
         },
         "search": {"engines": engine, "precisions": precision, "subnets": subnets, "vocabulary": vocabulary},
     }
-    top = {"data": data and str(data), "part": part, "prefer": prefer}
+    top = {"data": data and str(data), "split": split, "prefer": prefer}
     plain |= {name: value for name, value in top.items() if value is not None}
     if model is not None:
         plain["model"] = replace_source(plain.get("model"), model_text(model))

@@ -31,7 +31,7 @@ from bertsmith.runs.result import OneShotResult, print_plain
 from bertsmith.text.readers import first_texts
 
 SENTENCES, LENGTH = 1000, 64
-HeadFigures = Sequence[Sequence[HeadStatistics]] | Sequence[Sequence[ScoreStatistics]]
+HeadMetrics = Sequence[Sequence[HeadStatistics]] | Sequence[Sequence[ScoreStatistics]]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MapSummary:
     kind: str
     """"weights" or "scores"."""
     heads: list[int]
-    figures: HeadFigures
+    metrics: HeadMetrics
 
     @classmethod
     def of(cls, tokens: list[str], shown: TextMap) -> "MapSummary":
@@ -56,7 +56,7 @@ class TextMapsResult(OneShotResult):
     layers: int
     heads: int
     files: list[str]
-    figures: HeadFigures
+    metrics: HeadMetrics
     """Statistics of the heads of the first map."""
     maps: dict[str, MapSummary]
 
@@ -166,7 +166,7 @@ def _inspect_text(model: str | Path, text: str, pair: str | None, out: Path, for
         layers=len(shown[0].layers),
         heads=max(shown[0].heads),
         files=files,
-        figures=summaries[shown[0].name].figures,
+        metrics=summaries[shown[0].name].metrics,
         maps=summaries,
     )
     write_result(folder, result.to_json())

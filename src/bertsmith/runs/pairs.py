@@ -38,8 +38,8 @@ def pairs(
     *,
     out: Path,
     kinds: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
-    shortest: int = 5,
-    longest: int = 40,
+    min_words: int = 5,
+    max_words: int = 40,
     documents: int | None = None,
     field: str = "text",
     title: str = "title",
@@ -60,9 +60,9 @@ def pairs(
         paragraph), neighbours (sentences), together (in a paragraph, not next to each other), spans (runs of words that
         overlap or adjoin), crop (a sentence and a run of its words), altered (words dropped or repeated), same (a
         sentence twice, distinguished by dropout). By default some of all, 20 of a document.
-    shortest
+    min_words
         The fewest words of a sentence or a span; headings are left out as well.
-    longest
+    max_words
         The most words.
     documents
         Maximum number of documents; the first ones are used.
@@ -77,7 +77,7 @@ def pairs(
     """
     out = Path(out)
     files = find_files([data] if isinstance(data, str | Path) else data)
-    wanted, lengths = DEFAULT_KINDS if kinds is None else kinds_of(kinds), Lengths(shortest, longest)
+    wanted, lengths = DEFAULT_KINDS if kinds is None else kinds_of(kinds), Lengths(min_words, max_words)
     if documents is not None and documents < 1:
         raise InputError(f"--documents is {documents}; allowed: 1 or more")
     claim(out, force, *files)
@@ -102,8 +102,8 @@ def pairs(
                 break
     if not counts:
         raise InputError(
-            f"{read:,} documents have no sentence of {shortest} to {longest} words to make a pair of; lower --shortest "
-            "or raise --longest"
+            f"{read:,} documents have no sentence of {min_words} to {max_words} words; lower --min-words or "
+            "raise --max-words"
         )
     seconds = round(time.perf_counter() - start, 3)
     result = PairsResult(documents=read, pairs=counts.total(), kinds=dict(counts), seconds=seconds)

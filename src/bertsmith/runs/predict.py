@@ -13,7 +13,7 @@ from bertsmith.runs.output import check_out, claim, write_answers, write_files, 
 from bertsmith.runs.result import OneShotResult, print_plain
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.data_source import task_splits
-from bertsmith.tasks.glue import name_in_part
+from bertsmith.tasks.glue import name_in_split
 from bertsmith.text.readers import PACKINGS, read_lines
 from bertsmith.text.rows import Table, table_of
 
@@ -36,7 +36,7 @@ def predict(
     *,
     out: Path,
     data: str | None = None,
-    part: str = "test",
+    split: str = "test",
     text: list[str] | None = None,
     pair: list[str] | None = None,
     column: list[str] | None = None,
@@ -57,7 +57,7 @@ def predict(
         official/ files for the task's own scorer.
     data
         A .jsonl, .csv or .tsv file with the columns of the task, or a .txt file, one text a line (also .gz, .xz, .zst);
-        a .parquet file; or, with --part, a folder of splits or a name on the hub.
+        a .parquet file; or, with --split, a folder of splits or a name on the hub.
     part
         The split of a folder or of a data set on the hub.
     text
@@ -84,7 +84,7 @@ def predict(
     check_out(out, force, model, existing_path(data))
     record = read_task(model, column or [], beam=beam, length_penalty=length_penalty, extra_length=extra_length)
     task = record.task
-    table = _pair_table(task, texts, pairs) if data is None else _data_table(task, data, part)
+    table = _pair_table(task, texts, pairs) if data is None else _data_table(task, data, split)
     examples = task.examples(table, has_targets=False)
     predictor = open_predictor(model, record, device)
     begin = time.perf_counter()
@@ -96,7 +96,7 @@ def predict(
     lines = [one_line(answer["answer"]) for answer in answers]
     if None not in lines:
         (out / "predictions.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    task = task.changed(name=name_in_part(task.name, part))
+    task = task.changed(name=name_in_split(task.name, split))
     write_files(out / "official", task.files(examples, answers))
     mean_layers, layers = layers_used(predictor)
     result = PredictResult(
@@ -132,10 +132,10 @@ def _pair_table(task: Task[Any], texts: Sequence[str], pairs: Sequence[str]) -> 
     return table_of([task.row(given) for given in zip(texts, pairs, strict=True)], "--text")
 
 
-def _data_table(task: Task[Any], data: str, part: str) -> Table:
+def _data_table(task: Task[Any], data: str, split: str) -> Table:
     """Read the rows of a file or a split, or the lines of a .txt file."""
     if not data.lower().endswith(tuple(f".txt{packing}" for packing in PACKINGS)):
-        return task_splits(data, file_is=part).read(part)
+        return task_splits(data, file_is=split).read(split)
     if not task.takes_one_text:
         columns = ", ".join(task.input_columns)
         raise InputError(

@@ -256,15 +256,15 @@ def write_report(
 ) -> None:
     """Writes the page of a finished run (its log.jsonl, result.json, recipe.toml and config.json)."""
     rows = read_log(run / LOG)
-    figures = json.loads((run / RESULT).read_text(encoding="utf-8"))
+    metrics = json.loads((run / RESULT).read_text(encoding="utf-8"))
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))["model"]
-    term = figures["token_term"]
+    term = metrics["token_term"]
     report = PretrainingReport(
         title=title,
-        facts=_facts(config, figures),
+        facts=_facts(config, metrics),
         steps=[_named(row, term) for row in rows if row["kind"] == "training"],
         held_out=[_named(row, term) for row in rows if row["kind"] == "held_out"],
-        unigram_entropy=figures.get("unigram_level"),
+        unigram_entropy=metrics.get("unigram_level"),
         filled=filled,
         attention=attention,
         settings=(run / RECIPE).read_text(encoding="utf-8"),
@@ -285,23 +285,23 @@ def _predicted(term: str) -> str:
     return "next tokens" if term == "next_token" else "masked tokens"
 
 
-def _facts(config: Plain, figures: Plain) -> dict[str, str]:
+def _facts(config: Plain, metrics: Plain) -> dict[str, str]:
     """The run in a few lines."""
     encoder = config["encoder"]
     facts = {
         "network": f"{config['family']}, {len(encoder['layers'])} layers of width {encoder['width']}",
-        "parameters": f"{figures['parameters']:,}",
-        **_generator_facts(config, figures),
+        "parameters": f"{metrics['parameters']:,}",
+        **_generator_facts(config, metrics),
         "vocabulary": f"{encoder['vocabulary']:,}",
-        "tokens seen": f"{figures['tokens']:,}",
-        "time": f"{figures['seconds']:,.0f} s",
-        "speed": f"{figures['tokens_per_second']:,.0f} tokens/s",
+        "tokens seen": f"{metrics['tokens']:,}",
+        "time": f"{metrics['seconds']:,.0f} s",
+        "speed": f"{metrics['tokens_per_second']:,.0f} tokens/s",
     }
-    held_out = figures.get("held_out")
+    held_out = metrics.get("held_out")
     if held_out:
-        term = figures["token_term"]
+        term = metrics["token_term"]
         facts["held-out loss"] = f"{held_out[f'{term}_loss']:.3f}"
-        facts["unigram level"] = f"{figures['unigram_level']:.3f}"
+        facts["unigram level"] = f"{metrics['unigram_level']:.3f}"
         facts[f"{_predicted(term)} accuracy"] = f"{held_out[f'{term}_accuracy']:.1%}"
         if "next_sentence_accuracy" in held_out:
             facts["NSP accuracy"] = f"{held_out['next_sentence_accuracy']:.1%}"
@@ -312,10 +312,10 @@ def _facts(config: Plain, figures: Plain) -> dict[str, str]:
     return facts
 
 
-def _generator_facts(config: Plain, figures: Plain) -> dict[str, str]:
+def _generator_facts(config: Plain, metrics: Plain) -> dict[str, str]:
     """The generator in two lines, if there is one."""
     if config.get("generator") is None:
         return {}
     encoder, sharing = config["generator"]["model"]["encoder"], config["generator"]["sharing"].replace("_", "-")
     shape = f"{len(encoder['layers'])} layers of width {encoder['width']}, embedding sharing: {sharing}"
-    return {"generator": shape, "parameters, generator": f"{figures['generator_parameters']:,}"}
+    return {"generator": shape, "parameters, generator": f"{metrics['generator_parameters']:,}"}

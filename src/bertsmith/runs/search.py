@@ -66,7 +66,7 @@ class Spread:
 
     runs: int
     mean: float | None = None
-    deviation: float | None = None
+    std: float | None = None
     min: float | None = None
     median: float | None = None
     max: float | None = None
@@ -78,7 +78,7 @@ class Spread:
         return cls(
             runs=len(scores),
             mean=statistics.fmean(scores),
-            deviation=statistics.stdev(scores) if len(scores) > 1 else 0.0,
+            std=statistics.stdev(scores) if len(scores) > 1 else 0.0,
             min=min(scores),
             median=statistics.median(scores),
             max=max(scores),
@@ -126,7 +126,7 @@ class SearchResult(PredictingResult):
     score: float
     learning_rate: float
     mean: float
-    deviation: float
+    std: float
     min: float
     median: float
     max: float
@@ -310,7 +310,7 @@ def _summarise(search: SearchPlan, out: Path) -> SearchResult:
         score=chosen.mean,
         learning_rate=rate,
         mean=chosen.mean,
-        deviation=chosen.deviation or 0.0,
+        std=chosen.std or 0.0,
         min=chosen.min or 0.0,
         median=chosen.median or 0.0,
         max=chosen.max or 0.0,
@@ -348,7 +348,7 @@ def _write_page(settings: AnySettings, predictor: Predictor, tables: Tables, res
 def _print_result(result: SearchResult, out: Path) -> None:
     table = Table("learning rate", "runs", "mean", "± sd", "min", "median", "max", title=f"dev: {result.metric}")
     for rate, own in result.learning_rates.items():
-        values = (own.mean, own.deviation, own.min, own.median, own.max)
+        values = (own.mean, own.std, own.min, own.median, own.max)
         table.add_row(rate, str(own.runs), *("–" if value is None else f"{value:.2f}" for value in values))
     Console().print(table)
     degenerate = [f"{name} ({run.score:.2f})" for name, run in result.runs.items() if run.is_degenerate]

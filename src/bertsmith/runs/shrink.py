@@ -68,7 +68,7 @@ def shrink(
     widths: Annotated[list[float] | None, Parameter(consume_multiple=True)] = None,
     depths: Annotated[list[float] | None, Parameter(consume_multiple=True)] = None,
     keep: float | None = None,
-    pieces: int | None = None,
+    tokens: int | None = None,
     rank: int | None = None,
     tolerance: float | None = None,
     epochs: float | None = None,
@@ -111,7 +111,7 @@ def shrink(
     keep
         With --method prune: the share of heads and of neurons to keep (prune.keep).
     pieces
-        With --method vocabulary: the most pieces to keep (vocabulary.pieces); all that the texts use if not given.
+        With --method vocabulary: the most pieces to keep (vocabulary.tokens); all that the texts use if not given.
     rank
         With --method vocabulary: the rank of a factorised token table (vocabulary.rank).
     tolerance
@@ -156,7 +156,7 @@ def shrink(
         "augment": ("elastic", augment),
         "keep": ("prune", keep),
         "tolerance": ("exits", tolerance),
-        "pieces": ("vocabulary", pieces),
+        "tokens": ("vocabulary", tokens),
         "rank": ("vocabulary", rank),
     }
     for name, (home, value) in own.items():
@@ -167,7 +167,7 @@ def shrink(
         "grid.depths": depths,
         "prune.keep": keep,
         "leave.tolerance": tolerance,
-        "vocabulary.pieces": pieces,
+        "vocabulary.tokens": tokens,
         "vocabulary.rank": rank,
         "run.epochs": epochs,
         "optimizer.learning_rate": learning_rate,

@@ -252,6 +252,6 @@ def print_vocabulary(result: VocabularyResult, out: Path) -> None:
     """Print scores and sizes before and after."""
     cut = result.cut
     print_plain(
-        f"dev: {result.metric} {result.score:.2f} (before: {result.score_before:.2f}) with {cut.pieces_after:,} of "
-        f"{cut.pieces_before:,} pieces, {cut.megabytes_after:.1f} of {cut.megabytes_before:.1f} MB; written to {out}"
+        f"dev: {result.metric} {result.score:.2f} (before: {result.score_before:.2f}) with {cut.tokens_after:,} of "
+        f"{cut.tokens_before:,} tokens, {cut.megabytes_after:.1f} of {cut.megabytes_before:.1f} MB; written to {out}"
     )

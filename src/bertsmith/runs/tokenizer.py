@@ -31,7 +31,7 @@ class AddedToken:
 class ExtensionSummary:
     """The effect of added tokens on the text."""
 
-    pieces_added: int
+    tokens_added: int
     words: int
     tokens_per_word_before: float
     tokens_per_word_after: float
@@ -43,7 +43,7 @@ class ExtensionSummary:
     def of(cls, extension: Extension) -> "ExtensionSummary":
         words = extension.words
         return cls(
-            pieces_added=len(extension.pieces),
+            tokens_added=len(extension.tokens),
             words=words,
             tokens_per_word_before=round(extension.tokens_before / words, 4),
             tokens_per_word_after=round(extension.tokens_after / words, 4),
@@ -74,7 +74,7 @@ def tokenizer(
     vocabulary: int | None = None,
     lowercase: bool | None = None,
     extend: str | Path | None = None,
-    pieces: int | None = None,
+    tokens: int | None = None,
     field: str = "text",
     force: bool = False,
 ) -> TokenizerResult:
@@ -104,8 +104,8 @@ def tokenizer(
     """
     out = Path(out)
     files = find_files([data] if isinstance(data, str | Path) else data)
-    if extend is None and pieces is not None:
-        raise InputError(f"--pieces is {pieces} without --extend; --vocabulary is the size of a new tokenizer")
+    if extend is None and tokens is not None:
+        raise InputError(f"--tokens is {tokens} without --extend; --vocabulary is the size of a new tokenizer")
     for name, value in (("kind", kind), ("vocabulary", vocabulary), ("lowercase", lowercase)):
         if extend is not None and value is not None:
             raise InputError(f"--{name} is {value!r} with --extend, which keeps that of {str(extend)!r}; leave it out")
@@ -118,7 +118,7 @@ def tokenizer(
     extension = None
     wanted = 30522 if vocabulary is None else vocabulary
     if base is not None:
-        wanted = 1000 if pieces is None else pieces
+        wanted = 1000 if tokens is None else tokens
         with console.status("looking for words that are split too much"):
             extension = extend_tokenizer(base, documents, wanted)
         made = extension.tokenizer
@@ -169,7 +169,7 @@ def _count_documents(files: list[Path], field: str, count: _TextCount) -> Iterat
 def _print_extension(result: TokenizerResult, extension: ExtensionSummary, out: Path, wanted: int) -> None:
     before, after = extension.tokens_per_word_before, extension.tokens_per_word_after
     lines = [
-        f"{extension.pieces_added:,} tokens added, {result.vocabulary:,} in all, from {result.documents:,} documents "
+        f"{extension.tokens_added:,} tokens added, {result.vocabulary:,} in all, from {result.documents:,} documents "
         f"({result.megabytes:,} MB) in {result.seconds} s",
         f"tokens per word {before} → {after} ({after / before - 1:+.1%}); "
         f"{extension.words_unchanged:.1%} of the words are split as before",
@@ -177,6 +177,6 @@ def _print_extension(result: TokenizerResult, extension: ExtensionSummary, out: 
         *(f"  {gain.piece}  {gain.tokens_saved:,} tokens ({' '.join(gain.parts)})" for gain in extension.best),
         str(out / "tokenizer.json"),
     ]
-    if extension.pieces_added < wanted:
+    if extension.tokens_added < wanted:
         lines.append(f"the text offers no further tokens; {wanted:,} were requested")
     print_plain("\n".join(lines))

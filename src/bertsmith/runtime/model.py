@@ -102,14 +102,14 @@ class OnnxModel:
         tokens = tokenizer.encode([text], None, self.graph.notes.text_length)["input_ids"][0]
         is_mask = tokens == tokenizer.mask
         if not is_mask.any():
-            mask = tokenizer.pieces([tokenizer.mask])[0]
+            mask = tokenizer.tokens([tokenizer.mask])[0]
             raise InputError(f"the text {text!r} has no {mask} to fill")
         (scores,) = self.outputs([tokens])
         probabilities = softmax(scores[is_mask])  # (masks, vocabulary)
         best = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top]
         return [
-            list(zip(tokenizer.pieces(pieces), own[pieces].tolist(), strict=True))
-            for pieces, own in zip(best, probabilities, strict=True)
+            list(zip(tokenizer.tokens(ids), own[ids].tolist(), strict=True))
+            for ids, own in zip(best, probabilities, strict=True)
         ]
 
     def outputs(
@@ -138,11 +138,11 @@ class OnnxModel:
         return [group[0] if len(group) == 1 else np.stack(group) for group in groups]
 
     def _encoding(self) -> TextEncoding:
-        length, longest = self._length, self.graph.notes.longest
+        length, max_length = self._length, self.graph.notes.max_length
         if not isinstance(length, int):
             raise InputError(f"{TASK_FILE} has no sequences.length; export the model again")
-        if longest is not None and length > longest:
-            raise InputError(f"sequences.length is {length}; the model takes at most {longest}")
+        if max_length is not None and length > max_length:
+            raise InputError(f"sequences.length is {length}; the model takes at most {max_length}")
         return TextEncoding(self._tokenizer(), length, self.graph.notes.types > 1)
 
     def _tokenizer(self) -> Tokenizer:

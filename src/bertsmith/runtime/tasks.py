@@ -171,7 +171,7 @@ class ExportedSpans(ExportedTask[SpanExample]):
     stride: int
     question_length: int
     n_best: int
-    longest: int
+    max_answer_length: int
     null_threshold: float
     may_be_unanswered: bool | None
     input_fields = ("question", "context")
@@ -192,7 +192,7 @@ class ExportedSpans(ExportedTask[SpanExample]):
             features,
             outputs,
             n_best=self.n_best,
-            longest=self.longest,
+            max_answer_length=self.max_answer_length,
             null_threshold=self.null_threshold,
             may_be_unanswered=self.may_be_unanswered,
         )

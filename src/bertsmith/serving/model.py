@@ -11,7 +11,7 @@ from bertsmith.bundled import bundled_hint, model_folder
 from bertsmith.checkpoint.files import read_json
 from bertsmith.engines.artefact import open_runner, read_artefact
 from bertsmith.engines.base import Runner
-from bertsmith.engines.onnx_graph import has_task_head, longest_input
+from bertsmith.engines.onnx_graph import has_task_head, max_input_length
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.build import extract
@@ -88,7 +88,7 @@ class ServedModel:
             raise InputError(f"{str(folder)!r} has a task head but no {TASK_FILE}; copy it from the model's folder")
         elastic = read_record(folder) if model is not None and (folder / ELASTIC_FILE).is_file() else None
         schedule = SizeSchedule.of(elastic, floor)
-        length = runner.config.encoder.embedding.longest if task_record is None else task_record.sequences.length
+        length = runner.config.encoder.embedding.max_length if task_record is None else task_record.sequences.length
         served = cls(
             name=name or folder.resolve().name,
             runner=runner,
@@ -123,9 +123,9 @@ class ServedModel:
     def max_length(self, operation: Operation) -> int:
         """Return the maximum tokens of a sequence; for a model without a limit, the length it was trained with."""
         embedding = self.runner.config.encoder.embedding
-        limits = [longest_input(self.runner.config) or max(embedding.longest, self.encoding.length)]
+        limits = [max_input_length(self.runner.config) or max(embedding.max_length, self.encoding.length)]
         if operation == "fill_mask":
-            limits += [head.longest for head in self._mask_config.heads if isinstance(head, MaskDecoderConfig)]
+            limits += [head.max_length for head in self._mask_config.heads if isinstance(head, MaskDecoderConfig)]
         return min(limits)
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor
 from bertsmith.data.batch import packed, padded
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.base import Runner
-from bertsmith.engines.onnx_graph import longest_input
+from bertsmith.engines.onnx_graph import max_input_length
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.encoder import EncoderInputs
 from bertsmith.serving.requests import Operation, TokenSequence
@@ -55,13 +55,13 @@ def length_groups(lengths: Sequence[int], rows: Rows, *, is_cpu: bool = True) ->
     groups: list[list[int]] = []
     tokens = 0
     for index in order:
-        length, longest = lengths[index], lengths[groups[-1][0]] if groups else 0
+        length, max_length = lengths[index], lengths[groups[-1][0]] if groups else 0
         is_similar = (
-            _fixed_length(length) == _fixed_length(longest)
+            _fixed_length(length) == _fixed_length(max_length)
             if rows == "fixed"
-            else length >= _MIN_LENGTH_RATIO * longest
+            else length >= _MIN_LENGTH_RATIO * max_length
         )
-        if groups and (is_similar or longest <= _MIN_ROW_LENGTH or (rows == "packed" and tokens < _MIN_CPU_TOKENS)):
+        if groups and (is_similar or max_length <= _MIN_ROW_LENGTH or (rows == "packed" and tokens < _MIN_CPU_TOKENS)):
             groups[-1].append(index)
             tokens += length
         else:
@@ -76,7 +76,7 @@ def _run_group(
     """Return the outputs of sequences that are computed in one forward pass."""
     is_rounded = rows == "packed" and runner.device.type == "cpu" and not runner.has_early_exits
     filled = [*group, *padding_sequence(sum(len(one.tokens) for one in group), pad)] if is_rounded else group
-    tokens, layout, types = _tensors(filled, rows, pad, longest_input(runner.config))
+    tokens, layout, types = _tensors(filled, rows, pad, max_input_length(runner.config))
     tokens, layout = tokens.to(runner.device), layout.to(runner.device)
     inputs = EncoderInputs(tokens, layout, None if types is None else types.to(runner.device), subnet)
     if operation == "fill_mask":
@@ -110,8 +110,8 @@ def _tensors(
     tokens, layout = collate(sequences, pad)
     token_types = None if types is None else collate(types, 0)[0]
     if rows == "fixed" and layout.is_token is not None:
-        length = _fixed_length(layout.longest)
-        extra = min(length, max_length or length) - layout.longest
+        length = _fixed_length(layout.max_length)
+        extra = min(length, max_length or length) - layout.max_length
         tokens = torch.nn.functional.pad(tokens, (0, extra), value=pad)
         layout = SequenceLayout.padded(torch.nn.functional.pad(layout.is_token, (0, extra)))
         token_types = None if token_types is None else torch.nn.functional.pad(token_types, (0, extra))
@@ -137,7 +137,7 @@ def _starts(group: Sequence[TokenSequence], layout: SequenceLayout) -> list[int]
     """Return the index of the first token of every sequence among the flattened tokens."""
     if layout.is_packed:
         return [0, *np.cumsum([len(one.tokens) for one in group])[:-1].tolist()]
-    return [index * layout.longest for index in range(len(group))]
+    return [index * layout.max_length for index in range(len(group))]
 
 
 def _array(tensor: Tensor) -> np.ndarray:

@@ -76,9 +76,9 @@ def augment_table(
     rows, numbers = list(table.rows), list(table.numbers)
     copies = config.copies_of(len(table))
     for (index, field, column, value), passage in zip(texts, passages, strict=True):
-        if not passage.places:
+        if not passage.positions:
             continue
-        draws = generator(config.seed, index, field).random((copies, len(passage.places), 2))
+        draws = generator(config.seed, index, field).random((copies, len(passage.positions), 2))
         for words in _drawn(passage, found[passage], draws, config.share, masked_words.words):
             changed = passage.replaced(words) if isinstance(value, str) else _items(passage, value, words)
             row = {**table.rows[index], column: changed}
@@ -188,18 +188,18 @@ def _drawn(
     counts = (candidates != NONE).sum(1)
     is_replaced = (draws[..., 0] < share) & (counts > 0)
     choices = (draws[..., 1] * counts).astype(np.int64)
-    written = [passage.text[slice(*place)] for place in passage.places]
+    written = [passage.text[slice(*position)] for position in passage.positions]
     for replaced, choice in zip(is_replaced, choices, strict=True):
         new: list[str | None] = [None] * len(written)
-        for place in np.flatnonzero(replaced).tolist():
-            new[place] = written_like(words[int(candidates[place, choice[place]])], written[place])
+        for position in np.flatnonzero(replaced).tolist():
+            new[position] = written_like(words[int(candidates[position, choice[position]])], written[position])
         yield new
 
 
 def _items(passage: Passage, items: Sequence[str], words: Sequence[str | None]) -> list[str]:
     """Return a sentence given as a list of words with some of them replaced."""
     begins = np.cumsum([0, *(len(item) + 1 for item in items[:-1])]).tolist()
-    new = {begin: word for (begin, _), word in zip(passage.places, words, strict=True) if word is not None}
+    new = {begin: word for (begin, _), word in zip(passage.positions, words, strict=True) if word is not None}
     return [new.get(begin, item) for begin, item in zip(begins, items, strict=True)]
 
 

@@ -22,7 +22,7 @@ from bertsmith.models.heads import TaskHeadConfig
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation import AnyTerm
 from bertsmith.objectives.distillation.objective import Distillation, Grid, named
-from bertsmith.objectives.distillation.terms import LabelTerm, OutputTerm, StateTerm
+from bertsmith.objectives.distillation.terms import HiddenStateTerm, LabelTerm, OutputTerm
 from bertsmith.settings import Record
 from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings, Split, freeze_random_features
 from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord
@@ -50,13 +50,13 @@ class StageConfig(Record):
 class WidthStage(StageConfig):
     """All widths learn from the fine-tuned model."""
 
-    terms: tuple[AnyTerm, ...] = Field(default=(OutputTerm(), StateTerm(weight=0.1)), min_length=1)
+    terms: tuple[AnyTerm, ...] = Field(default=(OutputTerm(), HiddenStateTerm(weight=0.1)), min_length=1)
 
 
 class DepthStage(StageConfig):
     """All widths and depths learn from the model of the first stage."""
 
-    terms: tuple[AnyTerm, ...] = Field(default=(OutputTerm(), StateTerm()), min_length=1)
+    terms: tuple[AnyTerm, ...] = Field(default=(OutputTerm(), HiddenStateTerm()), min_length=1)
 
 
 class LabelStage(StageConfig):

@@ -26,12 +26,12 @@ class Surroundings:
     def __init__(self, model: Model, texts: Sequence[str]) -> None:
         tokenizer, embedding = model.require_tokenizer(), model.encoder.embedding
         vocabulary = model.config.encoder.vocabulary
-        longest = None if embedding.position is None else embedding.longest
-        tokens, places = [], []
+        max_length = None if embedding.position is None else embedding.max_length
+        tokens, positions = [], []
         for start in range(0, len(texts), _BATCH):
-            rows = tokenizer.encode(texts[start : start + _BATCH], max_length=longest, padding=False)["input_ids"]
+            rows = tokenizer.encode(texts[start : start + _BATCH], max_length=max_length, padding=False)["input_ids"]
             tokens += [torch.from_numpy(row) for row in rows]
-            places += [torch.arange(len(row)) for row in rows]
+            positions += [torch.arange(len(row)) for row in rows]
         every = torch.cat(tokens)
         self.counts = every.bincount(minlength=vocabulary)
         type_vector = None if embedding.type_table is None else embedding.type_table.detach()[0]
@@ -39,7 +39,7 @@ class Surroundings:
         """Vectors, each (vocabulary, embedding width) or (embedding width,); None if nothing is added."""
         if embedding.position is not None:
             table = embedding.position.table.detach()
-            chosen = _spread(every, torch.cat(places), self.counts)
+            chosen = _spread(every, torch.cat(positions), self.counts)
             self.offsets = [table[row] if type_vector is None else table[row] + type_vector for row in chosen]
 
     @property
@@ -48,17 +48,17 @@ class Surroundings:
         return self.counts.clamp_min(1).double()
 
 
-def _spread(tokens: Tensor, places: Tensor, counts: Tensor) -> list[Tensor]:
+def _spread(tokens: Tensor, positions: Tensor, counts: Tensor) -> list[Tensor]:
     """Sample positions of each token, evenly over the texts; for an unseen token, positions of all tokens.
 
     Shape: tokens, places (tokens of all texts,), counts (vocabulary,) -> (vocabulary,) each
     """
-    ordered = places[tokens.argsort(stable=True)]
+    ordered = positions[tokens.argsort(stable=True)]
     starts = counts.cumsum(0) - counts
     found = []
     for index in range(_PLACES):
         share = (2 * index + 1) / (2 * _PLACES)
-        elsewhere = places[int(share * len(places))]
+        elsewhere = positions[int(share * len(positions))]
         own = ordered[(starts + (share * counts).long()).clamp_max(len(ordered) - 1)]
         found.append(torch.where(counts > 0, own, elsewhere))
     return found

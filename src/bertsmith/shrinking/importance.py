@@ -59,9 +59,9 @@ def importance(
             batch = batch.to(model.device)
             inputs = EncoderInputs(batch.tokens, batch.layout, batch.types, gates=gates)
             loss = task.sums(model.run(inputs, Want(task=True)).outputs, batch).loss / task.count(batch).clamp(min=1)
-            for place, gradient in enumerate(torch.autograd.grad(loss, flat)):
-                running[place] = gradient if gradients == "per_batch" else running[place] + gradient
-                scores[place] += running[place].abs()
+            for position, gradient in enumerate(torch.autograd.grad(loss, flat)):
+                running[position] = gradient if gradients == "per_batch" else running[position] + gradient
+                scores[position] += running[position].abs()
     by_layer = [scores[first : first + 3] for first in range(0, len(scores), 3)]
     return Importance(
         tuple(heads.cpu() for heads, _, _ in by_layer), tuple((after + before).cpu() for _, after, before in by_layer)

@@ -48,24 +48,24 @@ class Passage:
     """A text and the character spans of its replaceable words."""
 
     text: str
-    places: tuple[Place, ...]
+    positions: tuple[Place, ...]
 
     @classmethod
     def of(cls, value: str | Sequence[str], stop_words: Collection[str]) -> "Passage":
         """Return the passage of a text, or of a sentence given as a list of words."""
         if isinstance(value, str):
-            text, places = value, split_words(value)
+            text, positions = value, split_words(value)
         else:
-            text, places, begin = " ".join(value), [], 0
+            text, positions, begin = " ".join(value), [], 0
             for item in value:
-                places.append((begin, begin + len(item)))
+                positions.append((begin, begin + len(item)))
                 begin += len(item) + 1
-        return cls(text, tuple(place for place in places if _is_free(text[slice(*place)], stop_words)))
+        return cls(text, tuple(position for position in positions if _is_free(text[slice(*position)], stop_words)))
 
     def replaced(self, words: Sequence[str | None]) -> str:
         """Return the text with new words, one or None for every span; everything else stays the same."""
         parts, end = [], 0
-        for (begin, after), word in zip(self.places, words, strict=True):
+        for (begin, after), word in zip(self.positions, words, strict=True):
             if word is not None:
                 parts += [self.text[end:begin], word]
                 end = after
@@ -163,11 +163,11 @@ class MaskedWords:
         embedding = self.model.config.encoder.embedding
         self.has_types = embedding.types > 1
         specials = sum(len(tokens) for tokens in (self.frame.before, self.frame.between, self.frame.after))
-        self.room = (min(embedding.longest, _LONGEST) - specials) // 2
+        self.room = (min(embedding.max_length, _LONGEST) - specials) // 2
         """Most tokens of a text in a sequence that has it twice."""
         if self.room < 2:
             raise InputError(
-                f"augmentation.model takes sequences of {embedding.longest} tokens; at least {specials + 4} are needed"
+                f"augmentation.model takes {embedding.max_length} tokens; at least {specials + 4} are needed"
             )
         self.words = _whole_words(self.tokenizer)
         """The text of every token that is a whole word, by its id."""
@@ -195,7 +195,7 @@ class MaskedWords:
         words each batch was.
         Shape: (places of all passages, candidates), int32.
         """
-        written = [passage.text[slice(*place)] for passage in passages for place in passage.places]
+        written = [passage.text[slice(*position)] for passage in passages for position in passage.positions]
         found = np.full((len(written), self.config.candidates), NONE, dtype=np.int32)
         # sequences of equal length side by side are faster
         questions = sorted(self._questions(passages), key=lambda question: -len(question.tokens))
@@ -220,9 +220,9 @@ class MaskedWords:
         for passage, (ids, offsets) in zip(
             passages, self.tokenizer.encode_offsets([passage.text for passage in passages]), strict=True
         ):
-            for pieces in _own_pieces(passage, offsets):
-                if len(pieces) == 1 or (len(pieces) and self.config.long_words == "replace"):
-                    yield self._question(word, ids.astype(np.int64), int(pieces[0]), int(pieces[-1]) + 1)
+            for tokens in _own_tokens(passage, offsets):
+                if len(tokens) == 1 or (len(tokens) and self.config.long_words == "replace"):
+                    yield self._question(word, ids.astype(np.int64), int(tokens[0]), int(tokens[-1]) + 1)
                 word += 1
 
     def _question(self, word: int, ids: np.ndarray, begin: int, end: int) -> Question:
@@ -242,9 +242,9 @@ class MaskedWords:
         tokens, layout = packed([question.tokens for question in batch], self.tokenizer.pad)
         types = packed([question.types for question in batch], 0)[0].to(device) if self.has_types else None
         starts = np.cumsum([0, *(len(question.tokens) for question in batch[:-1])])
-        places = torch.from_numpy(starts + [question.mask for question in batch]).to(device)
+        positions = torch.from_numpy(starts + [question.mask for question in batch]).to(device)
         inputs = EncoderInputs(tokens.to(device), layout.to(device), types)
-        output = model.run(inputs, Want(masked_positions=places))
+        output = model.run(inputs, Want(masked_positions=positions))
         scores: Tensor = model.head("masked_tokens")(output.masked_states, model.token_table)
         return scores.float()[:, torch.from_numpy(self._ids).to(device)]
 
@@ -290,7 +290,7 @@ def _whole_words(tokenizer: Tokenizer) -> dict[int, str]:
     return {token: word for token, word in words.items() if len(word) > 1 and is_word(word)}
 
 
-def _own_pieces(passage: Passage, offsets: np.ndarray) -> Iterator[np.ndarray]:
+def _own_tokens(passage: Passage, offsets: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the token indices of every word of a passage; none if a token reaches beyond the word.
 
     Shape: offsets (pieces, 2) -> (pieces of the word,) each
@@ -300,25 +300,25 @@ def _own_pieces(passage: Passage, offsets: np.ndarray) -> Iterator[np.ndarray]:
     for piece, (begin, end) in enumerate(offsets.tolist()):
         # some tokenizers count the space before a word as part of its first token
         begins[piece] += len(text[begin:end]) - len(text[begin:end].lstrip())
-    for begin, end in passage.places:
+    for begin, end in passage.positions:
         touched = (begins < end) & (ends > begin) & (begins < ends)
         inside = touched & (begins >= begin) & (ends <= end)
         yield np.flatnonzero(inside) if (inside == touched).all() else np.empty(0, dtype=np.int64)
 
 
-def _stretch(length: int, place: int, room: int) -> slice:
+def _stretch(length: int, position: int, room: int) -> slice:
     """Return at most `room` tokens of a text around a position."""
-    begin = max(0, min(place - room // 2, length - room))
+    begin = max(0, min(position - room // 2, length - room))
     return slice(begin, min(length, begin + room))
 
 
 def _batches(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
     """Yield the questions in batches, in their order."""
     begin = tokens = 0
-    for place, question in enumerate(questions):
-        if place > begin and (tokens + len(question.tokens) > _TOKENS or place - begin == _PLACES):
-            yield questions[begin:place]
-            begin, tokens = place, 0
+    for position, question in enumerate(questions):
+        if position > begin and (tokens + len(question.tokens) > _TOKENS or position - begin == _PLACES):
+            yield questions[begin:position]
+            begin, tokens = position, 0
         tokens += len(question.tokens)
     if begin < len(questions):
         yield questions[begin:]
@@ -355,9 +355,9 @@ def passage_candidates(
     Shape: (places of the passage, candidates) each.
     """
     processes = processes or Processes()
-    shards = list(_shards([passage for passage in dict.fromkeys(passages) if passage.places]))
+    shards = list(_shards([passage for passage in dict.fromkeys(passages) if passage.positions]))
     own = range(processes.rank, len(shards), processes.count)
-    total, done = sum(len(passage.places) for number in own for passage in shards[number]), 0
+    total, done = sum(len(passage.positions) for number in own for passage in shards[number]), 0
 
     def count(words: int) -> None:
         nonlocal done
@@ -370,7 +370,7 @@ def passage_candidates(
     found: dict[Passage, np.ndarray] = {}
     for number, shard in enumerate(shards):
         ids = made[number] if number in made else _candidates(shard, number, masked_words, folder, lambda words: None)
-        ends = np.cumsum([len(passage.places) for passage in shard])
+        ends = np.cumsum([len(passage.positions) for passage in shard])
         found |= zip(shard, np.split(ids, ends[:-1]), strict=True)
     return found
 
@@ -393,17 +393,17 @@ def _candidates(
 
 def _shards(passages: Sequence[Passage]) -> Iterator[Sequence[Passage]]:
     begin = size = 0
-    for place, passage in enumerate(passages):
-        size += len(passage.places) * len(passage.text)
+    for position, passage in enumerate(passages):
+        size += len(passage.positions) * len(passage.text)
         if size >= _SIZE:
-            yield passages[begin : place + 1]
-            begin, size = place + 1, 0
+            yield passages[begin : position + 1]
+            begin, size = position + 1, 0
     if begin < len(passages):
         yield passages[begin:]
 
 
 def _key(masked_words: MaskedWords, shard: Sequence[Passage]) -> str:
-    content = json.dumps([masked_words.key, [[passage.text, passage.places] for passage in shard]])
+    content = json.dumps([masked_words.key, [[passage.text, passage.positions] for passage in shard]])
     return hashlib.sha256(content.encode()).hexdigest()
 
 

@@ -20,7 +20,7 @@ from bertsmith.models.cost import parameters
 from bertsmith.models.model import Model
 from bertsmith.objectives.distillation import AnyTerm
 from bertsmith.objectives.distillation.objective import Distillation, named
-from bertsmith.objectives.distillation.terms import OutputTerm, StateTerm
+from bertsmith.objectives.distillation.terms import HiddenStateTerm, OutputTerm
 from bertsmith.objectives.gating import Gating
 from bertsmith.settings import Record
 from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings, load_together
@@ -60,7 +60,7 @@ class GateLearning(Record):
 class RecoveryConfig(Record):
     """How a pruned model is trained to recover its score."""
 
-    terms: tuple[AnyTerm, ...] = Field(default=(OutputTerm(), StateTerm(weight=0.1)), min_length=1)
+    terms: tuple[AnyTerm, ...] = Field(default=(OutputTerm(), HiddenStateTerm(weight=0.1)), min_length=1)
     """Losses between it and the unpruned model, or the labels."""
     after: float | None = Field(default=None, ge=0)
     """Epochs after the last cut; None for run.epochs, 0 for none."""

@@ -198,9 +198,9 @@ def _across(pools: Sequence[_Pool], share: float) -> list[Tensor]:
     """Select a share of all layers together by worth, in whole blocks, at least one of every layer."""
     wanted = _rounded(sum(share * pool.whole / pool.size for pool in pools))
     counts = [1] * len(pools)
-    others = [(-worth, place) for place, pool in enumerate(pools) for worth in pool.worth[1:]]
-    for _, place in sorted(others)[: max(0, wanted - len(pools))]:
-        counts[place] += 1
+    others = [(-worth, position) for position, pool in enumerate(pools) for worth in pool.worth[1:]]
+    for _, position in sorted(others)[: max(0, wanted - len(pools))]:
+        counts[position] += 1
     return [pool.first(count) for pool, count in zip(pools, counts, strict=True)]
 
 

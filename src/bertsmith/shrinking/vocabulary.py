@@ -20,13 +20,13 @@ from bertsmith.shrinking.context import ShrinkSettings, TaskTables
 from bertsmith.shrinking.embedding_repair import Surroundings, embedding_error, repair
 from bertsmith.tasks.base import Evaluation
 from bertsmith.tasks.predictor import TASK_FILE, Predictor, read_task_record, write_task_record
-from bertsmith.text.cut import changed_tokens, cut_tokenizer, piece_counts, used_pieces
+from bertsmith.text.cut import changed_tokens, cut_tokenizer, token_counts, used_tokens
 
 
 class VocabularyConfig(Record):
     """How a vocabulary and its token table are cut."""
 
-    pieces: int | None = Field(default=None, gt=0)
+    tokens: int | None = Field(default=None, gt=0)
     """The most pieces that stay, those that it takes to spell any text counted in; None for all that are used."""
     at_least: int = Field(default=1, gt=0)
     """How often a piece must occur in the texts to stay."""
@@ -47,8 +47,8 @@ class VocabularySettings(ShrinkSettings):
 class VocabularyCut:
     """Effects of a cut on tokens and sizes; errors are root mean squares over the tokens of the texts."""
 
-    pieces_before: int
-    pieces_after: int
+    tokens_before: int
+    tokens_after: int
     tokens: int
     """Tokens of the texts with the whole vocabulary."""
     tokens_changed: int
@@ -92,7 +92,7 @@ def cut_vocabulary(model: Model, texts: Iterable[str], config: VocabularyConfig)
     base, listed = model.require_tokenizer(), list(texts)
     if not listed:
         raise InputError("texts is empty; a vocabulary is cut to what texts use, so give at least one")
-    kept = used_pieces(base, piece_counts(base, listed), at_least=config.at_least, pieces=config.pieces)
+    kept = used_tokens(base, token_counts(base, listed), at_least=config.at_least, tokens=config.tokens)
     cut = cut_tokenizer(base, kept)
     small = keep_tokens(model, cut.ids, cut.tokenizer)
     changed, total = changed_tokens(base, cut, listed)
@@ -100,8 +100,8 @@ def cut_vocabulary(model: Model, texts: Iterable[str], config: VocabularyConfig)
     if config.rank is not None:
         small, error_before_repair, error = _factorise(small, listed, config.rank, config.repair_steps)
     return small, VocabularyCut(
-        pieces_before=model.config.encoder.vocabulary,
-        pieces_after=len(cut.ids),
+        tokens_before=model.config.encoder.vocabulary,
+        tokens_after=len(cut.ids),
         tokens=total,
         tokens_changed=changed,
         tokens_changed_percent=100 * changed / max(1, total),
@@ -138,10 +138,10 @@ def cut_vocabulary_folder(
 
 def _factorise(model: Model, texts: list[str], rank: int, steps: int) -> tuple[Model, float, float]:
     """Return the model with a factorised table, and its error before and after the repair."""
-    pieces, width = model.token_table.shape
-    most = (pieces * width - 1) // (pieces + width)
+    tokens, width = model.token_table.shape
+    most = (tokens * width - 1) // (tokens + width)
     if rank > most:
-        raise InputError(f"rank is {rank}; allowed: 1 to {most}, as more would take no less than {pieces} × {width}")
+        raise InputError(f"rank is {rank}; allowed: 1 to {most}, as more would take no less than {tokens} × {width}")
     surroundings = Surroundings(model, texts)
     small = factorise(model, rank, surroundings.weights)
     before = embedding_error(small, model, surroundings)

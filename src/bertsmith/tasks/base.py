@@ -32,8 +32,8 @@ class Encoding(TextEncoding):
     def of(cls, model: Runner, length: int) -> "Encoding":
         """Return the encoding of a model; raise InputError if it does not support the length."""
         embedding = model.config.encoder.embedding
-        if embedding.positions != "none" and length > embedding.longest:
-            raise InputError(f"sequences.length is {length}; the model takes at most {embedding.longest}")
+        if embedding.positions != "none" and length > embedding.max_length:
+            raise InputError(f"sequences.length is {length}; the model takes at most {embedding.max_length}")
         return cls(model.require_tokenizer(), length, embedding.types > 1)
 
 

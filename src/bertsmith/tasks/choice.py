@@ -129,7 +129,7 @@ def _place(table: Table, index: int, column: str, choices: int) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < choices:
         last = chr(ord("A") + choices - 1)
         raise InputError(
-            f"{table.place(index)}: {column!r} is {value!r}; the row has {choices} choices: 0 to {choices - 1}, "
+            f"{table.location(index)}: {column!r} is {value!r}; the row has {choices} choices: 0 to {choices - 1}, "
             f"or A to {last}"
         )
     return number

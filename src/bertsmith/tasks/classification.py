@@ -82,7 +82,7 @@ class Classification(TextTask[LabelledText]):
                 name = label_name(table, index, self.label)
                 if name not in numbers:
                     raise InputError(
-                        f"{table.place(index)}: {self.label!r} is {name!r}, which no training row has; "
+                        f"{table.location(index)}: {self.label!r} is {name!r}, which no training row has; "
                         f"{nearest(name, self.labels)}"
                     )
                 label = numbers[name]

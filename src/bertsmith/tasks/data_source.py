@@ -34,13 +34,13 @@ class GlueSplits(Splits):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def find(self, part: str) -> Table | None:
-        file = official_file(self.folder, part)
+    def find(self, split: str) -> Table | None:
+        file = official_file(self.folder, split)
         return None if file is None else read_glue(file, self.folder.name)
 
-    def missing(self, part: str) -> InputError:
+    def missing(self, split: str) -> InputError:
         there = sorted(path.stem for path in self.folder.glob("*.tsv"))
-        return InputError(f"--data {str(self.folder)!r} has no {part}.tsv; {nearest(part, there)}")
+        return InputError(f"--data {str(self.folder)!r} has no {split}.tsv; {nearest(split, there)}")
 
 
 class SquadSplits(Splits):
@@ -49,18 +49,18 @@ class SquadSplits(Splits):
     def __init__(self, path: Path, file_is: str) -> None:
         self.path, self.file_is = path, file_is
 
-    def find(self, part: str) -> Table | None:
+    def find(self, split: str) -> Table | None:
         if self.path.is_file():
-            return squad_table(self.path) if part == self.file_is else None
-        names = SPLIT_NAMES.get(part, (part,))
+            return squad_table(self.path) if split == self.file_is else None
+        names = SPLIT_NAMES.get(split, (split,))
         found = sorted(file for name in names for file in self.path.glob(f"{name}*.json"))
         if len(found) > 1:
             listed = " and ".join(file.name for file in found)
             raise InputError(f"--data {str(self.path)!r} has {listed} for one part; keep one of them")
         return squad_table(found[0]) if found else None
 
-    def missing(self, part: str) -> InputError:
-        return InputError(f"--data {str(self.path)!r} has no {part} part, such as {part}-v1.1.json")
+    def missing(self, split: str) -> InputError:
+        return InputError(f"--data {str(self.path)!r} has no {split} part, such as {split}-v1.1.json")
 
 
 def task_splits(data: str | Path, *, file_is: str = "train") -> Splits:
@@ -94,8 +94,8 @@ def held_out(task: Task[Any], table: Table, why: str) -> tuple[Table, Table, str
         sentence = f"{why} and too few rows to hold any out: the score is that of the training rows themselves"
         return table, table, sentence
     # of rows in the order of their labels every so-manieth: each label gives its share
-    places = (np.arange(min(count, len(order) // 2)) + 0.5) * len(order) / min(count, len(order) // 2)
-    chosen = np.sort(order[places.astype(np.int64)])
+    positions = (np.arange(min(count, len(order) // 2)) + 0.5) * len(order) / min(count, len(order) // 2)
+    chosen = np.sort(order[positions.astype(np.int64)])
     rest = np.setdiff1d(np.arange(len(table)), chosen)
     how = "at random" if labels is None else "with each label's share"
     rows = "1 row is" if len(chosen) == 1 else f"{len(chosen):,} rows are"
@@ -170,7 +170,7 @@ def named_columns(columns: Sequence[str], task: type[Task[Any]] | None = None) -
     allowed = roles_of(task) if task is not None else [role for kind in TASKS.values() for role in roles_of(kind)]
     where = "any task" if task is None else f"a task of kind {task.model_fields['kind'].default}"
     for text in columns:
-        role, equals, name = (part.strip() for part in text.partition("="))
+        role, equals, name = (split.strip() for split in text.partition("="))
         if not equals or not role or not name:
             raise InputError(f"--column {text!r} is not of the form role=name, such as label=stars")
         if role not in allowed:

@@ -79,9 +79,9 @@ def glue_settings(folder: str | Path | None, kind: str) -> dict[str, str]:
     return {"name": known, "metric": GLUE[known].metrics[0]}
 
 
-def name_in_part(name: str | None, part: str) -> str | None:
+def name_in_split(name: str | None, split: str) -> str | None:
     """The name a task has in one part of its folder: MNLI has two dev and two test parts."""
-    return MISMATCHED if name == "MNLI" and part.endswith("mismatched") else name
+    return MISMATCHED if name == "MNLI" and split.endswith("mismatched") else name
 
 
 def glue_file(name: str, said: Sequence[str | int | float]) -> dict[str, str]:
@@ -137,9 +137,9 @@ def read_glue(file: Path, name: str) -> Table:
     return Table(f"file {str(file)!r}", rows, numbers)
 
 
-def official_file(folder: Path, part: str) -> Path | None:
+def official_file(folder: Path, split: str) -> Path | None:
     """The .tsv file of a part, if there is one; "dev" of MNLI is dev_matched."""
-    files = (folder / f"{part}.tsv", folder / f"{part}_matched.tsv")
+    files = (folder / f"{split}.tsv", folder / f"{split}_matched.tsv")
     return next((file for file in files if file.is_file()), None)
 
 

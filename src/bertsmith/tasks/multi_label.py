@@ -70,7 +70,7 @@ class MultiLabel(TextTask[ManyLabelledText]):
             for name in names:
                 if name not in numbers:
                     raise InputError(
-                        f"{table.place(index)}: {self.label!r} has {name!r}, which no training row has; "
+                        f"{table.location(index)}: {self.label!r} has {name!r}, which no training row has; "
                         f"{nearest(name, self.labels)}"
                     )
             own = tuple(sorted({numbers[name] for name in names}))
@@ -126,10 +126,10 @@ class MultiLabel(TextTask[ManyLabelledText]):
             return [name.strip() for name in value.split(self.separator) if name.strip()]
         if isinstance(value, str):
             raise InputError(
-                f"{table.place(index)}: {self.label!r} is the string {value!r}; give a list of labels, or set "
+                f"{table.location(index)}: {self.label!r} is the string {value!r}; give a list of labels, or set "
                 f"task.separator to what stands between them"
             )
         names = value if isinstance(value, list | tuple) else [None]
         if not all(isinstance(name, str | int) and not isinstance(name, bool) and name != "" for name in names):
-            raise InputError(f"{table.place(index)}: {self.label!r} is {value!r}; a list of names is needed")
+            raise InputError(f"{table.location(index)}: {self.label!r} is {value!r}; a list of names is needed")
         return [str(name) for name in names]

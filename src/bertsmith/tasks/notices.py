@@ -31,10 +31,10 @@ def data_notices(
     task: Task[Any], tables: Mapping[str, Table], examples: Mapping[str, Sequence[Any]]
 ) -> tuple[list[str], dict[str, Any]]:
     """The sentences about train and dev, by their names, and their counts as JSON-ready data."""
-    counts = {part: _counts(task, examples[part]) for part in tables}
-    facts = {part: {"rows": len(table), **_fact(counts[part])} for part, table in tables.items()}
+    counts = {split: _counts(task, examples[split]) for split in tables}
+    facts = {split: {"rows": len(table), **_fact(counts[split])} for split, table in tables.items()}
     sentences = [
-        "; ".join(f"{part}: {_rows(len(table))}{_by_label(counts[part])}" for part, table in tables.items()),
+        "; ".join(f"{split}: {_rows(len(table))}{_by_label(counts[split])}" for split, table in tables.items()),
         *_contradictions(task, tables["train"], examples["train"]),
         *_leaks(task, tables["train"], tables["dev"]),
     ]
@@ -44,19 +44,19 @@ def data_notices(
     return [*sentences, *task.notices(examples["train"])], facts
 
 
-def length_notices(parts: Mapping[str, Features], length: int) -> tuple[list[str], dict[str, Any]]:
+def length_notices(splits: Mapping[str, Features], length: int) -> tuple[list[str], dict[str, Any]]:
     """What was cut because it was too long, and what length would have held nearly all."""
     sentences, facts = [], {}
-    for part, features in parts.items():
+    for split, features in splits.items():
         if not features.cut:
             continue
         count = len(features.tokens.lengths)
-        said = f"{part}: {features.cut:,} of {count:,} sequences are cut to sequences.length {length}"
-        facts[part] = {"cut": features.cut}
+        said = f"{split}: {features.cut:,} of {count:,} sequences are cut to sequences.length {length}"
+        facts[split] = {"cut": features.cut}
         if features.whole_lengths is not None:
             needed = int(np.quantile(features.whole_lengths, 0.99, method="higher"))
             said += f"; {needed} would hold 99 %" if needed > length else "; it holds 99 %"
-            facts[part]["length_for_99_percent"] = needed
+            facts[split]["length_for_99_percent"] = needed
         sentences.append(said)
     return sentences, facts
 
@@ -68,7 +68,7 @@ def empty_rows(task: Task[Any], table: Table) -> list[int]:
 
 def _have_no_text(table: Table, empty: Sequence[int]) -> str:
     verb = "has" if len(empty) == 1 else "have"
-    return f"{_rows(len(empty))} {verb} no text ({'' if len(empty) == 1 else 'the first: '}{table.place(empty[0])})"
+    return f"{_rows(len(empty))} {verb} no text ({'' if len(empty) == 1 else 'the first: '}{table.location(empty[0])})"
 
 
 def _counts(task: Task[Any], examples: Sequence[Any]) -> Counter[str] | list[float] | None:
@@ -108,7 +108,7 @@ def _contradictions(task: Task[Any], train: Table, examples: Sequence[Any]) -> I
             found.append(index)
     if found:
         texts = "1 input stands" if len(found) == 1 else f"{len(found):,} inputs stand"
-        yield f"train: {texts} there several times with different answers (the first: {train.place(found[0])})"
+        yield f"train: {texts} there several times with different answers (the first: {train.location(found[0])})"
 
 
 def _leaks(task: Task[Any], train: Table, dev: Table) -> Iterator[str]:
@@ -118,7 +118,7 @@ def _leaks(task: Task[Any], train: Table, dev: Table) -> Iterator[str]:
     found = [index for index, key in enumerate(_keys(task, dev)) if key in known]
     if found:
         stand = "1 row of dev stands" if len(found) == 1 else f"{len(found):,} rows of dev stand"
-        yield f"{stand} in train, too (the first: {dev.place(found[0])}), so the score on dev may be too good"
+        yield f"{stand} in train, too (the first: {dev.location(found[0])}), so the score on dev may be too good"
 
 
 def _keys(task: Task[Any], table: Table) -> Iterator[str]:

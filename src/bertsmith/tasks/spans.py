@@ -126,7 +126,7 @@ def read_question(
     if is_impossible or (is_impossible is None and not texts):
         return SpanExample(example.id, question, context, ())
     if not texts:
-        raise InputError(f"{table.place(index)}: {columns['answers']!r} is empty and {impossible!r} is false")
+        raise InputError(f"{table.location(index)}: {columns['answers']!r} is empty and {impossible!r} is false")
     begin, is_repaired = _place(table, index, columns["answers"], context, texts[0], starts[0] if starts else None)
     text = texts[0].strip()
     begin += texts[0].index(text)
@@ -151,8 +151,8 @@ def _answers(table: Table, index: int, column: str) -> tuple[list[str], list[int
     ):
         return texts, starts
     raise InputError(
-        f"{table.place(index)}: {column!r} must be {{'text': [texts], 'answer_start': [whole numbers]}}, both of one "
-        "length, or a list of such pairs"
+        f"{table.location(index)}: {column!r} must be {{'text': [texts], 'answer_start': [whole numbers]}}, both of "
+        "one length, or a list of such pairs"
     )
 
 
@@ -162,7 +162,7 @@ def _is_impossible(table: Table, index: int, column: str | None) -> bool | None:
         return None
     value = table.rows[index][column]
     if not isinstance(value, bool):
-        raise InputError(f"{table.place(index)}: {column!r} is {value!r}; allowed: true, false")
+        raise InputError(f"{table.location(index)}: {column!r} is {value!r}; allowed: true, false")
     return value
 
 
@@ -170,16 +170,16 @@ def _place(table: Table, index: int, column: str, context: str, text: str, start
     """Where an answer begins in its passage, and whether that is not where the row says."""
     if not text.strip():
         raise InputError(
-            f"{table.place(index)}: the first text of {column!r} is blank; a question without an answer has none"
+            f"{table.location(index)}: the first text of {column!r} is blank; a question without an answer has none"
         )
     if start is not None and start >= 0 and context.startswith(text, start):
         return start, False
     found = context.find(text)
     if found < 0:
-        raise InputError(f"{table.place(index)}: the answer {text!r} does not occur in the passage")
+        raise InputError(f"{table.location(index)}: the answer {text!r} does not occur in the passage")
     if context.find(text, found + 1) >= 0:
         said = "no answer_start says which is meant" if start is None else f"none is at answer_start {start}"
-        raise InputError(f"{table.place(index)}: the answer {text!r} occurs several times in the passage and {said}")
+        raise InputError(f"{table.location(index)}: the answer {text!r} occurs several times in the passage and {said}")
     return found, start is not None
 
 
@@ -206,7 +206,7 @@ class SpanAnswers(Task[SpanExample]):
     """How many tokens of a long passage lie between the beginnings of two windows."""
     question_length: int = Field(default=64, gt=0)
     """The most tokens of a question; longer ones are cut."""
-    longest: int = Field(default=30, gt=0)
+    max_answer_length: int = Field(default=30, gt=0)
     """The most tokens of an answer."""
     n_best: int = Field(default=20, gt=0)
     """Starts and ends of a window that are looked at, and answers that are kept."""
@@ -260,7 +260,7 @@ class SpanAnswers(Task[SpanExample]):
             features,
             outputs,
             n_best=self.n_best,
-            longest=self.longest,
+            max_answer_length=self.max_answer_length,
             null_threshold=self.null_threshold,
             may_be_unanswered=self.may_be_unanswered,
         )

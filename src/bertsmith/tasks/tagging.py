@@ -72,11 +72,11 @@ def chunk_counts(
     by_type: Counter[tuple[str, int]] = Counter()
     for index, (ours, theirs) in enumerate(zip(said, right, strict=True)):
         found, there = set(chunks(ours)), set(chunks(theirs))
-        for place, group in enumerate((found & there, found, there)):
-            counts[index, place] = len(group)
-            by_type.update((chunk.type, place) for chunk in group)
+        for position, group in enumerate((found & there, found, there)):
+            counts[index, position] = len(group)
+            by_type.update((chunk.type, position) for chunk in group)
     kinds = {kind for kind, _ in by_type}
-    return counts, {kind: np.array([by_type[kind, place] for place in range(3)]) for kind in kinds}
+    return counts, {kind: np.array([by_type[kind, position] for position in range(3)]) for kind in kinds}
 
 
 def _hits(said: Sequence[str], right: Sequence[str]) -> tuple[int, int]:
@@ -160,11 +160,11 @@ class Tagging(Task[TaggedWords]):
             words = read_words(table, index, self.words)
             given_tags = self._tags(table, index, len(words))
             tags = to_iob2(given_tags) if self.scheme == "iob" else given_tags
-            for place, tag in enumerate(tags):
+            for position, tag in enumerate(tags):
                 if tag not in numbers:
                     raise InputError(
-                        f"{table.place(index)}: {self.tags!r} has {tag!r} for word {place + 1}, {words[place]!r}, "
-                        f"which no training row has; {nearest(tag, self.labels)}"
+                        f"{table.location(index)}: {self.tags!r} has {tag!r} for word {position + 1}, "
+                        f"{words[position]!r}, which no training row has; {nearest(tag, self.labels)}"
                     )
             found.append(
                 TaggedWords(words, tuple(numbers[tag] for tag in tags), document, is_changed=tags != given_tags)
@@ -251,17 +251,17 @@ class Tagging(Task[TaggedWords]):
     def _tags(self, table: Table, index: int, words: int) -> list[str]:
         given = table.value(index, self.tags)
         if not isinstance(given, list | tuple):
-            raise InputError(f"{table.place(index)}: {self.tags!r} is {given!r:.60}; it must be a list of tags")
+            raise InputError(f"{table.location(index)}: {self.tags!r} is {given!r:.60}; it must be a list of tags")
         if len(given) != words:
             raise InputError(
-                f"{table.place(index)} has {words} words in {self.words!r} and {len(given)} tags in {self.tags!r}"
+                f"{table.location(index)} has {words} words in {self.words!r} and {len(given)} tags in {self.tags!r}"
             )
         if not words:
-            raise InputError(f"{table.place(index)}: {self.words!r} is empty; a sentence has at least one word")
-        for place, tag in enumerate(given):
+            raise InputError(f"{table.location(index)}: {self.words!r} is empty; a sentence has at least one word")
+        for position, tag in enumerate(given):
             if isinstance(tag, bool) or not isinstance(tag, str | int) or tag == "":
                 raise InputError(
-                    f"{table.place(index)}: {self.tags!r} has {tag!r} for word {place + 1}; a tag is a name"
+                    f"{table.location(index)}: {self.tags!r} has {tag!r} for word {position + 1}; a tag is a name"
                 )
         return [str(tag) for tag in given]
 

@@ -83,18 +83,18 @@ def label_name(table: Table, index: int, column: str) -> str:
     value = table.value(index, column)
     if not isinstance(value, str | int) or not str(value).strip():
         said = "null" if value is None else repr(value)
-        raise InputError(f"{table.place(index)}: {column!r} is {said}; a label is a word or a whole number")
+        raise InputError(f"{table.location(index)}: {column!r} is {said}; a label is a word or a whole number")
     return str(value).lower() if isinstance(value, bool) else str(value)  # as JSON has it: true and false
 
 
 def ordered_labels(names: Iterable[str]) -> tuple[str, ...]:
     """Labels in the order of their numbers: whole numbers by size, then words by the alphabet."""
 
-    def place(name: str) -> tuple[bool, int, str]:
+    def position(name: str) -> tuple[bool, int, str]:
         is_whole = name.removeprefix("-").isdecimal()
         return not is_whole, int(name) if is_whole else 0, name
 
-    return tuple(sorted(names, key=place))
+    return tuple(sorted(names, key=position))
 
 
 def weights_of(asked: ClassWeights, labels: Sequence[str], right: Iterable[int]) -> tuple[float, ...]:

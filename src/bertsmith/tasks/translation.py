@@ -136,7 +136,7 @@ class Translation(Task[TextExample]):
                 prepared = objective.prepare(batch.to(translator.device), 0)
                 sums = objective(translator, prepared)["next_token"]
                 loss, count = loss + float(sums.loss), count + int(prepared.count)
-                correct += int(sums.figures["accuracy"].part)
+                correct += int(sums.metrics["accuracy"].part)
         mean = loss / count
         return {
             "loss": mean,

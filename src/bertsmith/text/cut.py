@@ -42,7 +42,7 @@ class Cut:
         return {old: new for new, old in enumerate(self.ids)}
 
 
-def piece_counts(base: Tokenizer, texts: Sequence[str]) -> np.ndarray:
+def token_counts(base: Tokenizer, texts: Sequence[str]) -> np.ndarray:
     """Count the occurrences of each token in texts, special tokens included.
 
     Shape: (size,), int64
@@ -54,7 +54,7 @@ def piece_counts(base: Tokenizer, texts: Sequence[str]) -> np.ndarray:
     return counts
 
 
-def used_pieces(base: Tokenizer, counts: np.ndarray, *, at_least: int = 1, pieces: int | None = None) -> list[int]:
+def used_tokens(base: Tokenizer, counts: np.ndarray, *, at_least: int = 1, tokens: int | None = None) -> list[int]:
     """Ids of the tokens to keep, sorted: tokens that must stay and tokens counted `at_least` times.
 
     `pieces` limits their number: the most frequent tokens stay (ties: the lower id). A token that would exceed the
@@ -62,13 +62,13 @@ def used_pieces(base: Tokenizer, counts: np.ndarray, *, at_least: int = 1, piece
     """
     if at_least < 1:
         raise InputError(f"at_least is {at_least}; it must be at least 1")
-    kept, parts = needed_pieces(base), _merge_parts(base)
-    if pieces is not None and pieces < len(kept):
-        raise InputError(f"pieces is {pieces}; this tokenizer needs {len(kept)} to spell any text, allowed: as many")
+    kept, parts = needed_tokens(base), _merge_parts(base)
+    if tokens is not None and tokens < len(kept):
+        raise InputError(f"tokens is {tokens}; this tokenizer needs {len(kept)} to spell any text, allowed: as many")
     frequent = np.flatnonzero(counts >= at_least)
     for token in frequent[np.argsort(-counts[frequent], kind="stable")].tolist():
         added = parts(token) - kept
-        if pieces is None or len(kept) + len(added) <= pieces:
+        if tokens is None or len(kept) + len(added) <= tokens:
             kept |= added
     return sorted(kept)
 
@@ -83,7 +83,7 @@ def cut_tokenizer(base: Tokenizer, kept: Collection[int]) -> Cut:
     if outside:
         raise InputError(f"kept holds the id {outside[0]}, which is no piece of this tokenizer of {base.size}")
     parts = _merge_parts(base)
-    chosen = needed_pieces(base).union(*(parts(token) for token in kept))
+    chosen = needed_tokens(base).union(*(parts(token) for token in kept))
     special, inside = {*base.special_ids}, {*_table(base).values()}
     ids = sorted(chosen, key=lambda token: (token not in inside, token not in special, token))
     content = json.loads(json.dumps(base.content))
@@ -101,7 +101,7 @@ def cut_tokenizer(base: Tokenizer, kept: Collection[int]) -> Cut:
     return cut
 
 
-def needed_pieces(base: Tokenizer) -> set[int]:
+def needed_tokens(base: Tokenizer) -> set[int]:
     """Ids that are needed to tokenise any text that the tokenizer can tokenise."""
     model, table = base.content["model"], _table(base)
     if model["type"] not in KINDS:
@@ -136,10 +136,10 @@ def changed_tokens(base: Tokenizer, cut: Cut, texts: Sequence[str]) -> tuple[int
         # the others are split as before
         touched = [text for text, row in zip(batch, rows, strict=True) if not is_kept[row].all()]
         olds, news = base.encode_offsets(touched), cut.tokenizer.encode_offsets(touched)
-        for (old_ids, old_places), (new_ids, new_places) in zip(olds, news, strict=True):
-            before = Counter(zip(old_ids.tolist(), map(tuple, old_places.tolist()), strict=True))
+        for (old_ids, old_positions), (new_ids, new_positions) in zip(olds, news, strict=True):
+            before = Counter(zip(old_ids.tolist(), map(tuple, old_positions.tolist()), strict=True))
             back = (cut.ids[token] for token in new_ids.tolist())
-            changed += (before - Counter(zip(back, map(tuple, new_places.tolist()), strict=True))).total()
+            changed += (before - Counter(zip(back, map(tuple, new_positions.tolist()), strict=True))).total()
     return changed, total
 
 

@@ -47,7 +47,7 @@ class Extension:
     """An extended tokenizer, and its effect on the text it was learned from."""
 
     tokenizer: Tokenizer
-    pieces: tuple[str, ...]
+    tokens: tuple[str, ...]
     words: int
     """Number of words, separated by white space."""
     tokens_before: int
@@ -58,33 +58,33 @@ class Extension:
 
 
 def extend_tokenizer(
-    base: Tokenizer, documents: Iterable[str], pieces: int, *, minimum_frequency: int = 2
+    base: Tokenizer, documents: Iterable[str], tokens: int, *, minimum_frequency: int = 2
 ) -> Extension:
-    """Add at most `pieces` tokens for the words that the tokenizer splits most often in documents.
+    """Add at most `tokens` tokens for the words that the tokenizer splits most often in documents.
 
     Pairs that occur fewer than `minimum_frequency` times are not merged. The same documents give the same tokenizer.
     """
     kind = base.content["model"]["type"]
     if kind not in KINDS:
         raise InputError(f"the tokenizer's model is {kind}; allowed for an extension: {', '.join(KINDS)}")
-    if pieces < 1:
-        raise InputError(f"pieces is {pieces}; it must be at least 1")
+    if tokens < 1:
+        raise InputError(f"tokens is {tokens}; it must be at least 1")
     if minimum_frequency < 1:
         raise InputError(f"minimum_frequency is {minimum_frequency}; it must be at least 1")
     chunks = _count_words(documents)
-    wanted = pieces if kind == "BPE" else _SURPLUS * pieces
+    wanted = tokens if kind == "BPE" else _SURPLUS * tokens
     merger = _Merger(_split(base, chunks), _merge_rule(base))
     while len(merger.parts) < wanted and merger.merge_most_frequent(minimum_frequency):
         pass
     if not merger.parts:
         raise InputError(
-            f"the text holds no two pieces of one word {minimum_frequency} times; this tokenizer needs no extension"
+            f"the text holds no two subwords of one word {minimum_frequency} times; this tokenizer needs no extension"
         )
     parts = merger.parts
     if kind != "BPE":
         savings = merger.savings()
-        parts = {piece: parts[piece] for piece in sorted(parts, key=lambda piece: (-savings[piece], piece))[:pieces]}
-    return _measure(base, _with_pieces(base, parts, merger.joins), chunks, parts)
+        parts = {piece: parts[piece] for piece in sorted(parts, key=lambda piece: (-savings[piece], piece))[:tokens]}
+    return _measure(base, _with_tokens(base, parts, merger.joins), chunks, parts)
 
 
 def _count_words(documents: Iterable[str]) -> Counter[str]:
@@ -95,7 +95,7 @@ def _count_words(documents: Iterable[str]) -> Counter[str]:
         if len(counts) > _CHUNKS_KEPT:  # bound memory: drop words seen once so far
             counts = Counter({chunk: count for chunk, count in counts.items() if count > 1})
     if not counts:
-        raise InputError("the data holds no text to learn new pieces from")
+        raise InputError("the data holds no text to learn new tokens from")
     return counts
 
 
@@ -104,9 +104,9 @@ def _split(base: Tokenizer, chunks: Counter[str]) -> Counter[tuple[str, ...]]:
     words: Counter[tuple[str, ...]] = Counter()
     for texts in _batches(chunks):
         for text, found in zip(texts, base.split_words(_spaced(texts)), strict=True):
-            for pieces in found:
-                if len(pieces) > 1:
-                    words[tuple(pieces)] += chunks[text]
+            for tokens in found:
+                if len(tokens) > 1:
+                    words[tuple(tokens)] += chunks[text]
     return words
 
 
@@ -124,7 +124,7 @@ def _merge_rule(base: Tokenizer) -> Callable[[str, str], str | None]:
     """(left, right) → the merged token, or None if they must not be merged."""
     model = base.content["model"]
     prefix = model.get("continuing_subword_prefix") or ""
-    known, special = base.vocabulary, {*base.pieces(base.special_ids)}
+    known, special = base.vocabulary, {*base.tokens(base.special_ids)}
     # bytes of a letter may look like punctuation, and byte-level pre-tokenizers split punctuation themselves
     is_bytes = '"ByteLevel"' in json.dumps([base.content["normalizer"], base.content["pre_tokenizer"]])
 
@@ -153,7 +153,7 @@ class _Merger:
         """Tokens of the base tokenizer in each new token."""
         self.joins: list[tuple[str, str]] = []
         self._join = join
-        self._words = [list(pieces) for pieces in words]
+        self._words = [list(tokens) for tokens in words]
         self._counts = list(words.values())
         self._pairs: Counter[tuple[str, str]] = Counter()
         self._homes: dict[tuple[str, str], set[int]] = {}
@@ -179,8 +179,8 @@ class _Merger:
     def savings(self) -> Counter[str]:
         """Tokens that each new token saves at present."""
         saved: Counter[str] = Counter()
-        for pieces, count in zip(self._words, self._counts, strict=True):
-            for piece in pieces:
+        for tokens, count in zip(self._words, self._counts, strict=True):
+            for piece in tokens:
                 if piece in self.parts:
                     saved[piece] += count * (len(self.parts[piece]) - 1)
         return saved
@@ -202,8 +202,8 @@ class _Merger:
 
     def _count(self, index: int, sign: int) -> set[tuple[str, str]]:
         """Add (or subtract) the pairs of a word, and return them."""
-        pieces = self._words[index]
-        found = [pair for pair in pairwise(pieces) if self._piece_of(pair) is not None]
+        tokens = self._words[index]
+        found = [pair for pair in pairwise(tokens) if self._piece_of(pair) is not None]
         for pair in found:
             self._pairs[pair] += sign * self._counts[index]
             homes = self._homes.setdefault(pair, set())
@@ -216,18 +216,18 @@ class _Merger:
         return self._made[pair]
 
 
-def _replaced(pieces: list[str], pair: tuple[str, str], piece: str) -> list[str]:
+def _replaced(tokens: list[str], pair: tuple[str, str], piece: str) -> list[str]:
     """Replace every occurrence of the pair, from the left."""
     result: list[str] = []
     index = 0
-    while index < len(pieces):
-        is_pair = tuple(pieces[index : index + 2]) == pair
-        result.append(piece if is_pair else pieces[index])
+    while index < len(tokens):
+        is_pair = tuple(tokens[index : index + 2]) == pair
+        result.append(piece if is_pair else tokens[index])
         index += 2 if is_pair else 1
     return result
 
 
-def _with_pieces(base: Tokenizer, parts: dict[str, tuple[str, ...]], merges: list[tuple[str, str]]) -> Tokenizer:
+def _with_tokens(base: Tokenizer, parts: dict[str, tuple[str, ...]], merges: list[tuple[str, str]]) -> Tokenizer:
     """The tokenizer with new tokens appended."""
     content = json.loads(json.dumps(base.content))
     model: TokenizerContent = content["model"]
@@ -251,7 +251,7 @@ def _append_scored(table: list[list[str | float]], base: Tokenizer, parts: dict[
     scores = {str(piece): float(score) for piece, score in table}
     lowest = min(scores.values()) - 1000.0
     for index in range(len(table), base.size):
-        table.append([base.pieces([index])[0] or f"<unused {index}>", lowest])
+        table.append([base.tokens([index])[0] or f"<unused {index}>", lowest])
     for piece, inner in parts.items():
         table.append([piece, sum(scores[part] for part in inner) + _MARGIN * (len(inner) - 1)])
 
@@ -282,14 +282,14 @@ def tokenizer_difference(base: Tokenizer, other: Tokenizer) -> str | None:
     """
     if base.hash == other.hash:
         return None
-    pieces = {token: piece for piece, token in other.vocabulary.items()}
+    tokens = {token: piece for piece, token in other.vocabulary.items()}
     for piece, token in sorted(base.vocabulary.items(), key=lambda entry: entry[1]):
-        if pieces.get(token) != piece:
-            there = repr(pieces[token]) if token in pieces else "missing"
+        if tokens.get(token) != piece:
+            there = repr(tokens[token]) if token in tokens else "missing"
             return f"id {token} is {there} instead of {piece!r}"
     for part in ("normalizer", "pre_tokenizer"):
         if base.content[part] != other.content[part]:
-            return f"all pieces are the same, but its {part} is another"
+            return f"all tokens are the same, but its {part} is another"
     return _model_difference(base.content["model"], other.content["model"])
 
 
@@ -297,15 +297,15 @@ def _model_difference(base: TokenizerContent, other: TokenizerContent) -> str | 
     """The same for the models."""
     for name, value in base.items():
         if name == "merges" and other.get(name, [])[: len(value)] != value:
-            return "all pieces are the same, but it joins them otherwise"
+            return "all tokens are the same, but it joins them otherwise"
         if name == "vocab" and isinstance(value, list) and other[name][: len(value)] != value:
-            return "all pieces are the same, but their scores are others"
+            return "all tokens are the same, but their scores are others"
         if name not in ("merges", "vocab") and other.get(name) != value:
-            return f"all pieces are the same, but its {name} is {other.get(name)!r} instead of {value!r}"
+            return f"all tokens are the same, but its {name} is {other.get(name)!r} instead of {value!r}"
     return None
 
 
-def new_pieces(base: Tokenizer, extended: Tokenizer) -> dict[int, list[int]]:
+def new_tokens(base: Tokenizer, extended: Tokenizer) -> dict[int, list[int]]:
     """Ids of the tokens that an extension adds, with the ids of their spelling in `base`, empty if impossible."""
     added = {token["content"] for token in extended.content["added_tokens"]}
     nothing = {*base.special_ids, base.vocabulary.get(str(base.content["model"].get("unk_token")), -1)}

@@ -72,17 +72,17 @@ def _learn_wordpiece(
     inner = [
         letter for letter in letters if len(splitter.pre_tokenize_str(_normalized(normalizer, f"a{letter}a"))) == 1
     ]
-    pieces = dict.fromkeys([*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in inner)])
-    _refuse_small(vocabulary, len(pieces), len(letters))
+    tokens = dict.fromkeys([*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in inner)])
+    _refuse_small(vocabulary, len(tokens), len(letters))
     known = set(letters)
     for left, right in json.loads(marked.to_str())["model"]["merges"]:
-        if len(pieces) == vocabulary:
+        if len(tokens) == vocabulary:
             break
         joined = left + right
         piece = joined[1:] if joined.startswith(_SPACE_MARK) else f"##{joined}"
         if known.issuperset(joined.removeprefix(_SPACE_MARK)):
-            pieces[piece] = None
-    table = {piece: index for index, piece in enumerate(pieces)}
+            tokens[piece] = None
+    table = {piece: index for index, piece in enumerate(tokens)}
     backend = tokenizers.Tokenizer(models.WordPiece(table, unk_token="[UNK]", max_input_chars_per_word=100))
     backend.normalizer = normalizer
     backend.pre_tokenizer = splitter
@@ -154,12 +154,12 @@ def _learn_unigram(
 
 def _in_order(scored: list[tuple[str, float]]) -> list[tuple[str, float]]:
     """Sort Unigram tokens by score; the trainer's order is random."""
-    pieces = [(piece, score) for piece, score in scored if piece not in SPECIAL_TOKENS]
-    lowest = min(score for _, score in pieces)
-    letters = sum(len(piece) == 1 for piece, _ in pieces)
+    tokens = [(piece, score) for piece, score in scored if piece not in SPECIAL_TOKENS]
+    lowest = min(score for _, score in tokens)
+    letters = sum(len(piece) == 1 for piece, _ in tokens)
     # letters without a sampled token get the lowest score plus 1e-4 each, in random order
     band = lowest + 1e-4 * (letters + 1)
-    even = [(piece, lowest if len(piece) == 1 and score < band else score) for piece, score in pieces]
+    even = [(piece, lowest if len(piece) == 1 and score < band else score) for piece, score in tokens]
     # the last digits of float sums depend on the order
     rounded = [(piece, round(score, 5)) for piece, score in even]
     return sorted(rounded, key=lambda entry: (-entry[1], entry[0]))

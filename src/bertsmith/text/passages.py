@@ -26,18 +26,18 @@ _STOP = re.compile(r"""[.!?…。！？｡।][\"'”’»)\]}」』】》〉]*$
 class Lengths:
     """Allowed numbers of words of a sentence or a span."""
 
-    shortest: int = 5
-    longest: int = 40
+    min_words: int = 5
+    max_words: int = 40
 
     def __post_init__(self) -> None:
-        if not 2 <= self.shortest <= self.longest:
+        if not 2 <= self.min_words <= self.max_words:
             raise InputError(
-                f"shortest is {self.shortest} and longest is {self.longest}; allowed: 2 or more, and not above longest"
+                f"min_words is {self.min_words} and max_words is {self.max_words}; allowed: 2 <= min_words <= max_words"
             )
 
     def allow(self, text: str) -> bool:
         """Whether a text has an allowed number of words."""
-        return self.shortest <= text.count(" ") + 1 <= self.longest
+        return self.min_words <= text.count(" ") + 1 <= self.max_words
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Passages:
     def words(self) -> list[list[str]]:
         """Words of the paragraphs that are longer than a span."""
         found = (" ".join(paragraph).split() for paragraph in self.paragraphs)
-        return [words for words in found if len(words) >= 3 * self.lengths.shortest]
+        return [words for words in found if len(words) >= 3 * self.lengths.min_words]
 
 
 def _is_short(line: str) -> bool:
@@ -119,8 +119,8 @@ def _spans(passages: Passages, draw: Random) -> Pair | None:
     if not passages.words:
         return None
     words, lengths = draw.choice(passages.words), passages.lengths
-    most = min(lengths.longest, len(words) - lengths.shortest)
-    anchor, positive = (draw.randint(lengths.shortest, most) for _ in range(2))
+    most = min(lengths.max_words, len(words) - lengths.min_words)
+    anchor, positive = (draw.randint(lengths.min_words, most) for _ in range(2))
     begin = draw.randint(0, len(words) - anchor)
     other = draw.randint(max(0, begin - positive), min(len(words) - positive, begin + anchor))
     return " ".join(words[begin : begin + anchor]), " ".join(words[other : other + positive])
@@ -130,7 +130,7 @@ def _crop(passages: Passages, draw: Random) -> Pair | None:
     """A sentence and a run of its words (Contriever; Izacard et al. 2022, section 3.1)."""
     sentence = _sentence(passages, draw)
     words = sentence.split() if sentence else []
-    kept = max(passages.lengths.shortest, round(draw.uniform(*_CROPPED) * len(words)))
+    kept = max(passages.lengths.min_words, round(draw.uniform(*_CROPPED) * len(words)))
     if sentence is None or kept >= len(words):
         return None
     begin = draw.randint(0, len(words) - kept)

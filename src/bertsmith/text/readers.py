@@ -204,11 +204,11 @@ def read_rows(file: Path, watch: Watch | None = None) -> NumberedRows:
         yield number, row
 
 
-def text_of(row: Row, field: str, file: Path, number: int, place: str = "line") -> str:
+def text_of(row: Row, field: str, file: Path, number: int, position: str = "line") -> str:
     """Return the text in a field of a row; `file` and `number` are for the error message."""
     if field not in row:
-        raise InputError(f"file {str(file)!r} {place} {number} has no field {field!r}; {nearest(field, row)}")
-    return _checked(row[field], field, file, f"{place} {number}")
+        raise InputError(f"file {str(file)!r} {position} {number} has no field {field!r}; {nearest(field, row)}")
+    return _checked(row[field], field, file, f"{position} {number}")
 
 
 def is_visible(text: str) -> bool:
@@ -221,17 +221,17 @@ def _parquet_documents(file: Path, field: str, watch: Watch | None) -> Iterator[
         yield _checked(row[field], field, file, f"row {number}")
 
 
-def _checked(value: object, field: str, file: Path, place: str) -> str:
+def _checked(value: object, field: str, file: Path, position: str) -> str:
     """Return the value if it is valid text, else raise."""
     if not isinstance(value, str):
         kind = "null" if value is None else type(value).__name__
-        raise InputError(f"file {str(file)!r} {place}: field {field!r} is {kind}; it must be a string")
+        raise InputError(f"file {str(file)!r} {position}: field {field!r} is {kind}; it must be a string")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"file {str(file)!r} {place}: field {field!r} holds half a surrogate pair "
+                f"file {str(file)!r} {position}: field {field!r} holds half a surrogate pair "
                 f"({value[error.start]!a}), which is no character; it must be valid Unicode"
             ) from None
     return value

@@ -33,7 +33,7 @@ class Table:
         """All columns of all rows, in order of appearance."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row))
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Position of a row, for messages."""
         return f"{self.name} {self.unit} {self.numbers[index]}"
 
@@ -41,7 +41,7 @@ class Table:
         """Return the value of a column; raise if the row has none."""
         row = self.rows[index]
         if column not in row:
-            raise InputError(f"{self.place(index)} has no field {column!r}; {nearest(column, row)}")
+            raise InputError(f"{self.location(index)} has no field {column!r}; {nearest(column, row)}")
         return row[column]
 
     def text(self, index: int, column: str) -> str:
@@ -49,13 +49,13 @@ class Table:
         value = self.value(index, column)
         if not isinstance(value, str):
             kind = "null" if value is None else type(value).__name__
-            raise InputError(f"{self.place(index)}: field {column!r} is {kind}; it must be a string")
+            raise InputError(f"{self.location(index)}: field {column!r} is {kind}; it must be a string")
         if not value.isascii():
             try:
                 value.encode()
             except UnicodeEncodeError as error:
                 raise InputError(
-                    f"{self.place(index)}: field {column!r} holds half a surrogate pair ({value[error.start]!a}), "
+                    f"{self.location(index)}: field {column!r} holds half a surrogate pair ({value[error.start]!a}), "
                     "which is no character; it must be valid Unicode"
                 ) from None
         return value
@@ -66,7 +66,7 @@ class Table:
         number = None if isinstance(value, bool) or not isinstance(value, str | int | float) else read_number(value)
         if number is None:
             shown = "null" if value is None else repr(value)
-            raise InputError(f"{self.place(index)}: field {column!r} is {shown}; it must be a finite number")
+            raise InputError(f"{self.location(index)}: field {column!r} is {shown}; it must be a finite number")
         return number
 
     def take(self, indices: Sequence[int]) -> "Table":

@@ -57,10 +57,10 @@ def _column_names(file: Path, fields: list[str]) -> list[str]:
     names = [name.strip() for name in fields]
     if not names[0] and "index" not in names:
         names[0] = "index"  # so pandas writes the numbers of its rows
-    for place, name in enumerate(names):
+    for position, name in enumerate(names):
         if not name:
-            raise InputError(f"file {str(file)!r} line 1: column {place + 1} has no name; every column needs one")
-        if name in names[:place]:
+            raise InputError(f"file {str(file)!r} line 1: column {position + 1} has no name; every column needs one")
+        if name in names[:position]:
             raise InputError(f"file {str(file)!r} line 1 names the column {name!r} twice; every name may stand once")
     other = next((mark for mark in ("\t", ";", ",") if len(names) == 1 and mark in names[0]), None)
     if other is not None:

@@ -19,9 +19,9 @@ SPLIT_NAMES = {
 ROW_NAMES = ("id", "idx", "index", "guid")  # columns with an identifier
 
 
-def split_file(folder: Path, part: str) -> Path | None:
+def split_file(folder: Path, split: str) -> Path | None:
     """Find the file of a split, or None; raise if it exists in two formats."""
-    for name in SPLIT_NAMES.get(part, (part,)):
+    for name in SPLIT_NAMES.get(split, (split,)):
         # the plain file of a format comes before the compressed ones
         files = [folder / f"{name}{ending}" for ending in TABLE_ENDINGS if (folder / f"{name}{ending}").is_file()]
         formats = {file.name.removeprefix(name).split(".")[1] for file in files}
@@ -41,17 +41,17 @@ def folder_splits(folder: Path) -> list[str]:
     )
 
 
-def find_split_file(folder: Path, part: str) -> Path:
+def find_split_file(folder: Path, split: str) -> Path:
     """Find the file of a split; raise if there is none."""
     if not folder.is_dir():
         raise InputError(f"--data {str(folder)!r} is not a folder; give one with train.jsonl and dev.jsonl")
-    file = split_file(folder, part)
+    file = split_file(folder, split)
     if file is not None:
         return file
     there = sorted({path.name.removesuffix(table_ending(path)) for path in folder.iterdir() if table_ending(path)})
     raise InputError(
-        f"--data {str(folder)!r} has no {part}.jsonl (or .csv, .tsv, also .gz, .xz, .zst; or .parquet); "
-        f"{nearest(part, there) if there else 'it holds no such file'}"
+        f"--data {str(folder)!r} has no {split}.jsonl (or .csv, .tsv, also .gz, .xz, .zst; or .parquet); "
+        f"{nearest(split, there) if there else 'it holds no such file'}"
     )
 
 
@@ -59,18 +59,18 @@ class Splits(ABC):
     """The splits of a task's data."""
 
     @abstractmethod
-    def find(self, part: str) -> Table | None:
+    def find(self, split: str) -> Table | None:
         """Return the rows of a split, or None."""
 
     @abstractmethod
-    def missing(self, part: str) -> InputError:
+    def missing(self, split: str) -> InputError:
         """Return the error for a missing split."""
 
-    def read(self, part: str) -> Table:
+    def read(self, split: str) -> Table:
         """Return the rows of a split; raise if there is none."""
-        table = self.find(part)
+        table = self.find(split)
         if table is None:
-            raise self.missing(part)
+            raise self.missing(split)
         return table
 
 
@@ -80,13 +80,13 @@ class FolderSplits(Splits):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def find(self, part: str) -> Table | None:
-        file = split_file(self.folder, part)
+    def find(self, split: str) -> Table | None:
+        file = split_file(self.folder, split)
         return None if file is None else read_file(file)
 
-    def missing(self, part: str) -> InputError:
+    def missing(self, split: str) -> InputError:
         try:
-            find_split_file(self.folder, part)
+            find_split_file(self.folder, split)
         except InputError as error:
             return error
         raise AssertionError("the part is there")
@@ -95,14 +95,14 @@ class FolderSplits(Splits):
 class SingleFile(Splits):
     """One file, which is the split `part`."""
 
-    def __init__(self, file: Path, part: str) -> None:
-        self.file, self.part = file, part
+    def __init__(self, file: Path, split: str) -> None:
+        self.file, self.split = file, split
 
-    def find(self, part: str) -> Table | None:
-        return read_file(self.file) if part == self.part else None
+    def find(self, split: str) -> Table | None:
+        return read_file(self.file) if split == self.split else None
 
-    def missing(self, part: str) -> InputError:
-        return InputError(f"--data {str(self.file)!r} is one file, the {self.part} part; it has no {part} part")
+    def missing(self, split: str) -> InputError:
+        return InputError(f"--data {str(self.file)!r} is one file, the {self.split} part; it has no {split} part")
 
 
 class HubSplits(Splits):
@@ -112,8 +112,8 @@ class HubSplits(Splits):
         self.name = name
         self.splits = load_hub_splits(name)
 
-    def find(self, part: str) -> Table | None:
-        names = (*SPLIT_NAMES.get(part, (part,)), *(("validation_matched",) if part == "dev" else ()))
+    def find(self, split: str) -> Table | None:
+        names = (*SPLIT_NAMES.get(split, (split,)), *(("validation_matched",) if split == "dev" else ()))
         found = next((name for name in names if name in self.splits), None)
         if found is None:
             return None
@@ -122,8 +122,8 @@ class HubSplits(Splits):
             raise InputError(f"{self.name} ({found}) has no rows")
         return Table(f"{self.name} ({found})", rows, range(len(rows)), "row")
 
-    def missing(self, part: str) -> InputError:
-        return InputError(f"--data {self.name!r} has no part {part!r}; {nearest(part, self.splits)}")
+    def missing(self, split: str) -> InputError:
+        return InputError(f"--data {self.name!r} has no part {split!r}; {nearest(split, self.splits)}")
 
 
 def open_splits(data: str | Path, *, file_is: str = "train") -> Splits:
@@ -154,6 +154,6 @@ def read_file(file: Path) -> Table:
     return Table(f"file {str(file)!r}", [row for _, row in found], [number for number, _ in found], unit)
 
 
-def read_split(data: str | Path, part: str) -> Table:
+def read_split(data: str | Path, split: str) -> Table:
     """Read one split of the data that --data names; a single file is any split."""
-    return open_splits(data, file_is=part).read(part)
+    return open_splits(data, file_is=split).read(split)

@@ -291,7 +291,7 @@ class Tokenizer:
         """Return input_ids, attention_mask and token_type_ids of texts, or of pairs of texts, with special tokens.
 
         Longer inputs are truncated to `max_length`, the longer text of a pair first. With `padding` every value is an
-        array of shape (texts, longest), else a list of arrays.
+        array of shape (texts, length), else a list of arrays.
         """
         _check_texts("texts", texts)
         inputs: list[str] | list[tuple[str, str]] = list(texts)
@@ -311,8 +311,7 @@ class Tokenizer:
             masks = [np.ones(len(row), dtype=np.int64) for row in rows]
             return {"input_ids": rows, "attention_mask": masks, "token_type_ids": types}
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        longest = int(lengths.max(initial=0))
-        is_token = np.arange(longest) < lengths[:, None]
+        is_token = np.arange(lengths.max(initial=0)) < lengths[:, None]
         input_ids = np.full(is_token.shape, 0 if is_token.all() else self.pad, dtype=np.int64)
         token_type_ids = np.zeros(is_token.shape, dtype=np.int64)
         if rows:
@@ -406,7 +405,7 @@ class Tokenizer:
         text: str = self._backend.decode([int(token) for token in ids], skip_special_tokens=True)
         return text
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
+    def tokens(self, ids: Iterable[int]) -> list[str]:
         """The token of each id; empty for an id outside the vocabulary."""
         return [self._backend.id_to_token(int(token)) or "" for token in ids]
 

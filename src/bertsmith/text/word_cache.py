@@ -65,8 +65,8 @@ class WordCache:
         lengths = np.add.reduceat(counts, firsts)
         # position of every token in the table: the start of its word's pieces, plus its place in the word
         before = np.cumsum(counts) - counts
-        places = np.repeat(self._starts[indices] - before, counts) + np.arange(int(lengths.sum()))
-        tokens = self._pieces[places]
+        positions = np.repeat(self._starts[indices] - before, counts) + np.arange(int(lengths.sum()))
+        tokens = self._pieces[positions]
         doubtful = np.flatnonzero(np.logical_or.reduceat(self._doubtful[indices], firsts))
         if len(doubtful):
             tokens, lengths = self._replaced(tokens, lengths, doubtful, sentences)
@@ -90,14 +90,14 @@ class WordCache:
         for first in range(0, len(words), 1024):
             group = words[first : first + 1024]
             ids, owners = self._tokenizer.encode_words(group)
-            pieces = np.asarray(ids, dtype=np.uint32)
+            tokens = np.asarray(ids, dtype=np.uint32)
             counts = np.bincount(np.asarray(owners, dtype=np.int64), minlength=len(group))
             doubtful = np.zeros(len(group), dtype=bool)
             if self._scheme == "marked":
-                is_added = np.isin(pieces, self._added)
+                is_added = np.isin(tokens, self._added)
                 doubtful[np.asarray(owners, dtype=np.int64)[is_added]] = True
                 doubtful |= np.fromiter(map(self._is_doubtful, group), dtype=bool, count=len(group))
-            self._extend(pieces, counts, doubtful)
+            self._extend(tokens, counts, doubtful)
             self._characters += sum(map(len, group))
         words.clear()
 
@@ -112,10 +112,10 @@ class WordCache:
             and _WHITE_SPACE.search(normalizer.normalize_str(word)) is not None
         )
 
-    def _extend(self, pieces: np.ndarray, counts: np.ndarray, doubtful: np.ndarray) -> None:
+    def _extend(self, tokens: np.ndarray, counts: np.ndarray, doubtful: np.ndarray) -> None:
         words, used = self._words, self._used
-        self._pieces = _grown(self._pieces, used + len(pieces))
-        self._pieces[used : used + len(pieces)] = pieces
+        self._pieces = _grown(self._pieces, used + len(tokens))
+        self._pieces[used : used + len(tokens)] = tokens
         after = words + len(counts)
         self._starts = _grown(self._starts, after)
         self._counts = _grown(self._counts, after)
@@ -124,7 +124,7 @@ class WordCache:
         self._counts[words:after] = counts
         self._doubtful[words:after] = doubtful
         self._words = after
-        self._used = used + len(pieces)
+        self._used = used + len(tokens)
 
     def _clear(self) -> None:
         self._index = _WordIndex()

@@ -402,9 +402,9 @@ def translation_model(
         model = require_decoder(build(config, seed=settings.run.seed))
         model.tokenizer = tokenizer
     for stack in (model.encoder, model.decoder):
-        if stack.embedding.position is not None and settings.sequences.length > stack.embedding.longest:
+        if stack.embedding.position is not None and settings.sequences.length > stack.embedding.max_length:
             raise InputError(
-                f"sequences.length is {settings.sequences.length}; the model takes at most {stack.embedding.longest}"
+                f"sequences.length is {settings.sequences.length}; the model takes at most {stack.embedding.max_length}"
             )
     return model
 

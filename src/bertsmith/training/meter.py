@@ -21,7 +21,7 @@ class Meter:
             for key in (
                 "loss",
                 "count",
-                *(f"{figure}.{side}" for figure in term.figures for side in ("part", "whole")),
+                *(f"{figure}.{side}" for figure in term.metrics for side in ("part", "whole")),
             ):
                 self.sums[f"{name}.{key}"] = nothing
         self.gradient_norm, self.steps = nothing, 0
@@ -36,7 +36,7 @@ class Meter:
         """One micro-batch."""
         for name, value in sums.items():
             new = {"loss": value.loss.detach(), "count": counts[name]}
-            for figure, share in value.figures.items():
+            for figure, share in value.metrics.items():
                 new |= {f"{figure}.part": share.part.detach(), f"{figure}.whole": share.whole}
             for key, summand in new.items():
                 self.sums[f"{name}.{key}"] = self.sums[f"{name}.{key}"] + summand
@@ -46,18 +46,18 @@ class Meter:
         self.gradient_norm = self.gradient_norm + gradient_norm
         self.steps += 1
 
-    def figures(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+    def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         """Loss in all, and of each term its loss and what else it reports, from the sums over all processes."""
         # one transfer for all
         values = dict(zip(totals, torch.stack(list(totals.values())).tolist(), strict=True))
-        figures = {"loss": 0.0}
+        metrics = {"loss": 0.0}
         for name, term in self.terms.items():
-            figures[f"{name}_loss"] = values[f"{name}.loss"] / max(1.0, values[f"{name}.count"])
-            for figure in term.figures:
+            metrics[f"{name}_loss"] = values[f"{name}.loss"] / max(1.0, values[f"{name}.count"])
+            for figure in term.metrics:
                 part, whole = values[f"{name}.{figure}.part"], values[f"{name}.{figure}.whole"]
-                figures[f"{name}_{figure}"] = part / max(1.0, whole)
-            figures["loss"] += term.weight * figures[f"{name}_loss"]
-        return figures
+                metrics[f"{name}_{figure}"] = part / max(1.0, whole)
+            metrics["loss"] += term.weight * metrics[f"{name}_loss"]
+        return metrics
 
     def record(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         """All that has been added up as plain numbers, for a checkpoint; the sums are those over all processes."""

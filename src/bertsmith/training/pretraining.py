@@ -179,12 +179,12 @@ class PretrainSettings(Record):
             if self.sequences.has_types and types < 2 and part is config:
                 cut = self.sequences.cut
                 raise InputError(f"sequences.cut is {cut!r} and the model has {types} token types; allowed: 2 or more")
-            tables = [head.longest for head in part.heads if isinstance(head, MaskDecoderConfig)]
-            longest = min([part.encoder.embedding.longest, *tables])
+            tables = [head.max_length for head in part.heads if isinstance(head, MaskDecoderConfig)]
+            max_length = min([part.encoder.embedding.max_length, *tables])
             for number, phase in enumerate(self.method.phases):
-                if phase.length > longest:
+                if phase.length > max_length:
                     name = f"phases.{number - 1}.length" if number else "sequences.length"
-                    raise InputError(f"{name} is {phase.length}; the model takes at most {longest} tokens")
+                    raise InputError(f"{name} is {phase.length}; the model takes at most {max_length} tokens")
 
 
 def corpus_tokenizer(folder: Path) -> Tokenizer:
@@ -269,7 +269,7 @@ def _data(settings: PretrainSettings, tokenizer: Tokenizer, flops_per_token: tup
         # a compiled step wants one shape; otherwise empty sequences would only cost time
         slots = plan.slots if settings.run.compile != "off" else None
         phases.append(PhaseData(plan, BatchReader(corpus, config, special, slots), flops, seed))
-    if not corpus.manifest.parts["held_out"].tokens:
+    if not corpus.manifest.splits["held_out"].tokens:
         return TrainingData(tuple(phases), None, None)
     held_out = TokenCorpus(folder, "held_out")
     held_out_plan = Plan(held_out, settings.sequences, 0).check("held_out")
@@ -282,7 +282,7 @@ def _baseline(settings: PretrainSettings) -> Baseline:
     @cache  # it reads some of the corpus: once, and only when it is asked for
     def level() -> float:
         train = TokenCorpus(Path(str(settings.data)), "train")
-        has_held_out = train.manifest.parts["held_out"].tokens > 0
+        has_held_out = train.manifest.splits["held_out"].tokens > 0
         return unigram_level(train, TokenCorpus(train.folder, "held_out") if has_held_out else train)
 
     return Baseline(settings.objective.token_term, level)

@@ -16,11 +16,11 @@ from bertsmith.models.model import Model
 from bertsmith.models.published import PRESETS, preset
 from bertsmith.models.vocabulary import add_tokens
 from bertsmith.settings import Record
-from bertsmith.text.extend import new_pieces, tokenizer_difference
+from bertsmith.text.extend import new_tokens, tokenizer_difference
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
 
-_SHARED_OVERRIDES = {"vocabulary", "longest", "dropout", "layer_drop", "deviation"}
+_SHARED_OVERRIDES = {"vocabulary", "max_length", "dropout", "layer_drop", "init_std"}
 """Overrides that a model and its published generator can have in common."""
 
 
@@ -164,23 +164,23 @@ def extend_vocabulary(model: Model, tokenizer: Tokenizer, folder: str) -> list[s
     if own is None:
         if tokenizer.size > rows:
             raise InputError(
-                f"the corpus has {tokenizer.size} pieces and {folder!r}, which holds no tokenizer, {rows} rows; "
+                f"the corpus has {tokenizer.size} tokens and {folder!r}, which holds no tokenizer, {rows} rows; "
                 "put its tokenizer.json there and make the corpus with it"
             )
-        return [f"{folder!r} holds no tokenizer: the corpus's {tokenizer.size:,} pieces are taken to be its own"]
+        return [f"{folder!r} holds no tokenizer: the corpus's {tokenizer.size:,} tokens are taken to be its own"]
     difference = tokenizer_difference(own, tokenizer)
     if difference is not None:
         raise InputError(
             f"the corpus's tokenizer is not that of {folder!r}: {difference}; make the corpus with "
             f"`bertsmith corpus --tokenizer {folder}`, or with an extension of it"
         )
-    parts = new_pieces(own, tokenizer)
+    parts = new_tokens(own, tokenizer)
     if not parts:
         return []
     add_tokens(model, parts)
     grown = model.config.encoder.vocabulary - rows
     return [
-        f"{len(parts):,} pieces of the corpus's tokenizer are new to {folder!r}: each begins as the mean of its parts "
+        f"{len(parts):,} tokens of the corpus's tokenizer are new to {folder!r}: each begins as the mean of its parts "
         f"({grown:,} rows added, {rows:,} there before)"
     ]
 

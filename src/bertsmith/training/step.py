@@ -85,10 +85,10 @@ class TrainStep:
             seed_everything(*draw)
             with self.accelerator.autocast():
                 parts = self.objective.parts(inputs)
-            for place, part in enumerate(parts, start=1):
+            for position, part in enumerate(parts, start=1):
                 if self.is_graphed:
                     torch.compiler.cudagraph_mark_step_begin()
-                with self._gradients(is_synchronised=index == len(prepared) - 1 and place == len(parts)):
+                with self._gradients(is_synchronised=index == len(prepared) - 1 and position == len(parts)):
                     with self.accelerator.autocast():
                         sums = self.step_module(part)
                     terms = self.objective.terms.items()

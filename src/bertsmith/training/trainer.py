@@ -213,7 +213,7 @@ class Trainer:
             sums = engine.measure(prepared)
             if own < len(plans):
                 meter.add(sums, engine.evaluation.counts(prepared))
-        return meter.figures(engine.reduce([meter.sums]))
+        return meter.metrics(engine.reduce([meter.sums]))
 
     def save(self) -> None:
         """Writes a checkpoint."""
@@ -287,8 +287,8 @@ class Trainer:
 
     def _figures(self, meter: Meter) -> LogRow:
         """What the meter has added up, as the beginning of a row of the log."""
-        figures = meter.figures(self.engine.reduce([meter.sums]))
-        row = {"kind": "training", "step": self.progress.step, **figures}
+        metrics = meter.metrics(self.engine.reduce([meter.sums]))
+        row = {"kind": "training", "step": self.progress.step, **metrics}
         row["gradient_norm"] = float(meter.gradient_norm) / max(1, meter.steps)
         row["learning_rate"] = self.method.rate(self.progress.step - 1)
         return row

@@ -15,7 +15,7 @@ from bertsmith.text.support_desk import messages
 def tiny_box(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a pre-norm ConvBERT with a generator of half its width, in half precision."""
     tokenizer = learn_tokenizer(messages(), "wordpiece", 300, lowercase=True, progress=False)
-    sizes = {"width": 32, "embedding_width": 16, "layers": 2, "heads": 4, "longest": 64}
+    sizes = {"width": 32, "embedding_width": 16, "layers": 2, "heads": 4, "max_length": 64}
     config = bertsmith.preset("convbert-small", vocabulary=tokenizer.size, placement="pre", **sizes)
     generator = bertsmith.build(generator_of(config, width=0.5, depth=0.5), seed=1)
     model = attach(bertsmith.build(config, seed=0), generator, "full").eval()

@@ -64,7 +64,7 @@ def test_tokenizer_generator_and_heads_fit(model: Model) -> None:
     assert model.generator.config.encoder.vocabulary == rows
     assert "masked_tokens" in model.generator.heads
     assert "replaced_tokens" in model.heads
-    assert model.config.encoder.embedding.longest >= 512
+    assert model.config.encoder.embedding.max_length >= 512
 
 
 def test_texts_become_vectors_that_tell_them_apart(model: Model) -> None:

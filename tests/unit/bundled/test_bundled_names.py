@@ -81,7 +81,7 @@ def test_what_is_not_there_is_told_beside_what_is(boxed: Path, data: Path) -> No
         ["inspect", "small", "--text", "my parcel is late"],
         ["import", "small"],
         ["export", "small", "--to", "hf"],
-        ["tokenizer", "desk.txt", "--extend", "small", "--pieces", "2"],
+        ["tokenizer", "desk.txt", "--extend", "small", "--tokens", "2"],
         ["corpus", "desk.txt", "--tokenizer", "small", "--workers", "1"],
     ],
     ids=lambda command: command[0],

@@ -23,7 +23,7 @@ assert len(filled) == 1 and len(filled[0]) == 5 and tuple(vectors.shape)[0] == 2
 
 @pytest.mark.slow
 def test_the_lines_of_the_readme_run_from_a_wheel(tmp_path: Path) -> None:
-    source, place = tmp_path / "source", tmp_path / "installed"
+    source, position = tmp_path / "source", tmp_path / "installed"
     # a copy: building leaves folders behind, and takes in what earlier builds left
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(HOME / "src", source / "src", ignore=ignored)
@@ -35,8 +35,8 @@ def test_the_lines_of_the_readme_run_from_a_wheel(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("bertsmith-*.whl")
     with ZipFile(wheel) as file:
-        file.extractall(place)
-    code = LINES.format(place=str(place))
+        file.extractall(position)
+    code = LINES.format(position=str(position))
     # isolated: no PYTHONPATH, no working directory, only what is installed beside this interpreter
     run = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

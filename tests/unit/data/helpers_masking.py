@@ -19,11 +19,11 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(SIZE, MASK, is_special, starts_word)
 
 
-def sequences(count: int, longest: int, seed: int) -> list[torch.Tensor]:
+def sequences(count: int, max_length: int, seed: int) -> list[torch.Tensor]:
     draw = np.random.default_rng(seed)
     result = []
     for _ in range(count):
-        text = draw.integers(5, SIZE, size=int(draw.integers(1, longest - 1)))
+        text = draw.integers(5, SIZE, size=int(draw.integers(1, max_length - 1)))
         result.append(torch.tensor([START, *text, END]))
     return result
 
@@ -56,5 +56,5 @@ def words_of(batch: TokenBatch) -> torch.Tensor:
 def chosen(result: Corrupted) -> torch.Tensor:
     """True for the tokens to be predicted."""
     is_chosen = torch.zeros(result.tokens.numel(), dtype=torch.bool)
-    is_chosen[result.places[result.targets >= 0]] = True
+    is_chosen[result.positions[result.targets >= 0]] = True
     return is_chosen

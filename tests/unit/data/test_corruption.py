@@ -35,14 +35,14 @@ def test_counts_are_exact(unit: str) -> None:
     items = [item for item in sequences(60, 120, seed=2) if len(item) > 20]
     batch = packed(items, list(range(len(items))))
     result = corrupt(batch, 3, MaskingConfig(unit=unit), vocabulary())
-    places = result.places[result.targets >= 0]
-    got = torch.bincount(batch.layout.sequence_index(batch.tokens)[places], minlength=len(items))
+    positions = result.positions[result.targets >= 0]
+    got = torch.bincount(batch.layout.sequence_index(batch.tokens)[positions], minlength=len(items))
     assert torch.equal(got, target_counts(batch.layout.lengths(), 0.15))
-    assert torch.equal(batch.tokens[places], result.targets[result.targets >= 0])
+    assert torch.equal(batch.tokens[positions], result.targets[result.targets >= 0])
     untouched = torch.ones(len(batch.tokens), dtype=torch.bool)
-    untouched[places] = False
+    untouched[positions] = False
     assert torch.equal(result.tokens[untouched], batch.tokens[untouched])
-    assert not vocabulary().is_special[batch.tokens[places]].any()
+    assert not vocabulary().is_special[batch.tokens[positions]].any()
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.get("unit") in ("word", "ngram")], ids=str)
@@ -93,7 +93,7 @@ def test_choice_equals_the_rule_written_out(seed: int) -> None:
 def test_eighty_ten_ten() -> None:
     items = [torch.tensor([START, *([10] * 900), END]) for _ in range(20)]
     result = corrupt(packed(items, list(range(20))), 1, MaskingConfig(rate=0.5), vocabulary())
-    now = result.tokens[result.places[result.targets >= 0]]
+    now = result.tokens[result.positions[result.targets >= 0]]
     assert abs(float((now == MASK).float().mean()) - 0.8 - 0.1 / SIZE) < 0.015
     assert abs(float((now == 10).float().mean()) - 0.1 - 0.1 / SIZE) < 0.015
 
@@ -102,7 +102,7 @@ def test_the_bound_holds_and_halves_are_rounded_to_even() -> None:
     assert target_counts(torch.tensor([0, 1, 10, 30, 128, 512]), 0.15).tolist() == [0, 1, 2, 4, 19, 77]
     assert target_counts(torch.tensor([0, 1, 128]), 0.15, 7).tolist() == [0, 1, 7]
     batch = packed(sequences(30, 100, seed=6), list(range(30)))
-    masking = MaskingConfig(rate=0.4, most=7)
+    masking = MaskingConfig(rate=0.4, max_predictions=7)
     is_chosen = chosen(corrupt(batch, 3, masking, vocabulary()))
     got = torch.bincount(batch.layout.sequence_index(batch.tokens)[is_chosen], minlength=30)
     assert torch.equal(got, target_counts(batch.layout.lengths(), 0.4, 7).minimum(batch.layout.lengths() - 2))
@@ -121,7 +121,7 @@ def test_another_seed_and_another_sample_mask_elsewhere() -> None:
     [
         ({"mask": 0.8, "random": 0.3}, "add up to more than 1"),
         ({"mask": 0.0, "random": 0.0}, "mask and random are both 0"),
-        ({"longest_ngram": 5}, "longest_ngram is 5 and unit 'token'; it needs unit 'ngram'"),
+        ({"max_ngram": 5}, "longest_ngram is 5 and unit 'token'; it needs unit 'ngram'"),
         ({"draw": "with_replacement", "unit": "word"}, "takes unit 'token' only"),
         ({"draw": "windows", "rate": 0.6}, "takes rates up to 0.5"),
         ({"most": 0}, "greater than or equal to 1"),

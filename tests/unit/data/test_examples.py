@@ -72,11 +72,11 @@ def test_order_follows_the_seed_and_the_epoch(order: str) -> None:
 def test_goes_on_from_any_cursor(order: str) -> None:
     plan = plan_of(some_features(30), order)
     stream = list(islice(plan.from_cursor(Cursor()), 20))
-    for place in (0, 3, 7, 8, 15):
-        rest = list(islice(plan_of(some_features(30), order).from_cursor(stream[place].cursor), 20 - place))
-        assert contents(rest) == contents(stream[place:])
-        skipped = list(islice(plan.from_cursor(stream[place].cursor, skip=1), 19 - place))
-        assert contents(skipped) == contents(stream[place + 1 :])
+    for position in (0, 3, 7, 8, 15):
+        rest = list(islice(plan_of(some_features(30), order).from_cursor(stream[position].cursor), 20 - position))
+        assert contents(rest) == contents(stream[position:])
+        skipped = list(islice(plan.from_cursor(stream[position].cursor, skip=1), 19 - position))
+        assert contents(skipped) == contents(stream[position + 1 :])
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -98,8 +98,8 @@ def test_by_length_leaves_few_pads_and_no_order_of_length() -> None:
         return sum(int(lengths[batch].max() * len(batch) - lengths[batch].sum()) for batch in batches)
 
     assert pads("by_length") < pads("shuffled") / 5
-    longest = [lengths[plan.sequences].max() for plan in plan_of(features, "by_length").one_epoch()]
-    steps = np.diff(longest)
+    max_length = [lengths[plan.sequences].max() for plan in plan_of(features, "by_length").one_epoch()]
+    steps = np.diff(max_length)
     assert (steps > 0).sum() > 20
     assert (steps < 0).sum() > 20
 
@@ -124,7 +124,7 @@ def test_packed_and_padded_hold_the_same(most: int) -> None:
     is_token = padded.layout.is_token
     assert is_token is not None
     assert packed.layout.lengths().tolist() == padded.layout.lengths().tolist() == lengths
-    assert packed.layout.longest == padded.layout.longest == max(lengths)
+    assert packed.layout.max_length == padded.layout.max_length == max(lengths)
     assert packed.tokens.tolist() == np.repeat(sequences, lengths).tolist() == padded.tokens[is_token].tolist()
     assert set(padded.tokens[~is_token].tolist()) <= {PAD}
     assert torch.equal(packed.types, padded.types[is_token])

@@ -16,11 +16,11 @@ from bertsmith.text.learn import learn_tokenizer
 SPECIAL = SpecialTokens(pad=0, start=2, separator=3)
 
 
-def some_pairs(count: int = 300, longest: int = 30) -> Pairs:
+def some_pairs(count: int = 300, max_length: int = 30) -> Pairs:
     draw = np.random.default_rng(1)
     sides = []
     for _ in range(2):
-        lengths = draw.integers(1, longest - 1, count)
+        lengths = draw.integers(1, max_length - 1, count)
         sides.append(Ragged.of([draw.integers(5, 90, length).tolist() for length in lengths]))
     return Pairs(*sides)
 
@@ -86,7 +86,7 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert whole[epoch : 2 * epoch] != whole[:epoch]
     assert order(0, cursor=Cursor(1, 0, 2), skip=1, count=5) == whole[epoch + 3 : epoch + 8]
     ranks = [order(0, skip=rank, every=3, count=20) for rank in range(3)]
-    assert [ranks[place % 3][place // 3] for place in range(60)] == whole
+    assert [ranks[position % 3][position // 3] for position in range(60)] == whole
 
 
 @pytest.mark.slow  # processes of its own; test_plan.py compares those of a corpus

@@ -10,7 +10,7 @@ from helpers_documents import Documents, some_documents
 
 from bertsmith.data.loader import BatchReader, SpecialTokens, load_batches
 from bertsmith.data.plan import Cursor, Plan, SequenceConfig, pack
-from bertsmith.data.sequences import SHORTEST, pieces, sentence_pairs
+from bertsmith.data.sequences import SHORTEST, chunks, sentence_pairs
 from bertsmith.data.shards import TokenCorpus
 from bertsmith.errors import InputError
 
@@ -19,7 +19,7 @@ from bertsmith.errors import InputError
 def test_pieces_cover_each_document_once(length: int) -> None:
     documents = some_documents(50, seed=1)
     for epoch in range(3):
-        cut = pieces(documents, np.arange(50), length, seed=3, epoch=epoch)
+        cut = chunks(documents, np.arange(50), length, seed=3, epoch=epoch)
         assert cut.lengths.max() <= length
         assert len(set(cut.sample.tolist())) == len(cut.sample)
         for document in range(50):
@@ -32,7 +32,7 @@ def test_pieces_cover_each_document_once(length: int) -> None:
 
 def test_pieces_begin_elsewhere_in_another_epoch() -> None:
     documents = some_documents(20, seed=2)
-    first, second = (pieces(documents, np.arange(20), 64, seed=0, epoch=epoch) for epoch in (0, 1))
+    first, second = (chunks(documents, np.arange(20), 64, seed=0, epoch=epoch) for epoch in (0, 1))
     assert first.start.tolist() != second.start.tolist()
 
 
@@ -123,10 +123,10 @@ def test_a_cursor_is_a_bookmark(corpus_folder: Path, config: SequenceConfig) -> 
     whole = list(islice(plan.from_cursor(Cursor()), 400))
     assert whole[-1].cursor.epoch > 0
     assert max(item.cursor.window for item in whole) > 1
-    for place in (0, 17, 80, 300):
-        again = next(plan.from_cursor(whole[place].cursor, skip=1))
-        assert again.cursor == whole[place + 1].cursor
-        assert again.sequences.sample.tolist() == whole[place + 1].sequences.sample.tolist()
+    for position in (0, 17, 80, 300):
+        again = next(plan.from_cursor(whole[position].cursor, skip=1))
+        assert again.cursor == whole[position + 1].cursor
+        assert again.sequences.sample.tolist() == whole[position + 1].sequences.sample.tolist()
 
 
 def test_an_epoch_has_every_document(corpus_folder: Path) -> None:
@@ -153,7 +153,7 @@ def test_batches_hold_the_text_between_special_tokens(corpus_folder: Path, confi
             if segments[1]:
                 expected, types = [*expected, *segments[1], 3], [*types, *([1] * (len(segments[1]) + 1))]
             assert rows[index][: lengths[index]].tolist() == expected
-            if config.cut == "pieces":
+            if config.cut == "chunks":
                 assert batch.types is None
             else:
                 assert batch.layout.pad(batch.types)[0][index, : len(types)].tolist() == types

@@ -56,7 +56,7 @@ def parted(
     return first, second[: max(0, length - len(first) - 3)]
 
 
-def places(sequences: Sequences) -> list[tuple[list[Place], list[Place]]]:
+def positions(sequences: Sequences) -> list[tuple[list[Place], list[Place]]]:
     """The tokens of both segments of every sequence."""
     result: list[tuple[list[Place], list[Place]]] = [([], []) for _ in range(len(sequences))]
     runs = zip(sequences.owner, sequences.is_second, sequences.document, sequences.start, sequences.stop, strict=True)
@@ -74,8 +74,8 @@ def test_examples_equal_the_rule_written_out(rule: str, length: int) -> None:
     documents.lengths[7] = 294
     numbers = np.random.default_rng(0).permutation(60)[:50]
     got = RULES[rule](documents, numbers, length, SEED, EPOCH)
-    assert places(got) == built(documents, numbers.tolist(), length, rule)
-    assert got.lengths.tolist() == [len(a) + len(b) + 2 + bool(b) for a, b in places(got)]
+    assert positions(got) == built(documents, numbers.tolist(), length, rule)
+    assert got.lengths.tolist() == [len(a) + len(b) + 2 + bool(b) for a, b in positions(got)]
     assert got.lengths.max() <= length
     assert len(set(got.sample.tolist())) == len(got)
 
@@ -86,24 +86,24 @@ def test_an_example_depends_on_its_document_alone() -> None:
     for number in (0, 11, 29):
         alone = segments(documents, np.array([number]), 64, SEED, EPOCH)
         mine = whole.take(np.flatnonzero(whole.document[whole.offsets[:-1]] == number))
-        assert places(alone) == places(mine)
+        assert positions(alone) == positions(mine)
         assert alone.sample.tolist() == mine.sample.tolist()
     other = segments(documents, np.arange(30), 64, SEED, EPOCH + 1)
-    assert places(other) != places(whole)
+    assert positions(other) != positions(whole)
     assert not set(other.sample.tolist()) & set(whole.sample.tolist())
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_no_token_is_read_twice_and_only_the_surplus_is_lost(rule: str) -> None:
     documents = some_documents(200, seed=5)
-    examples = places(RULES[rule](documents, np.arange(200), 64, SEED, EPOCH))
-    seen = [place for first, second in examples for place in first + second]
+    examples = positions(RULES[rule](documents, np.arange(200), 64, SEED, EPOCH))
+    seen = [position for first, second in examples for position in first + second]
     assert len(seen) == len(set(seen))
     # of each example at most the end of the sentence that reached the length, and three tokens for special ones
     assert documents.lengths.sum() - len(seen) <= len(examples) * (28 + 3)
     # documents that fit are read whole
     short = Documents([[7, 9, 5], [20], [1, 1, 1, 40]])
-    assert sum(len(a) + len(b) for a, b in places(RULES[rule](short, np.arange(3), 64, SEED, EPOCH))) == 84
+    assert sum(len(a) + len(b) for a, b in positions(RULES[rule](short, np.arange(3), 64, SEED, EPOCH))) == 84
 
 
 def test_shares_are_the_published_ones() -> None:

@@ -45,11 +45,11 @@ def test_every_document_reads_back(built):
     out, tokenizer, manifest = built
     assert len(manifest.shards["train"]) > 2
     found = {}
-    for part in ("train", "held_out"):
-        corpus = TokenCorpus(out, part)
+    for split in ("train", "held_out"):
+        corpus = TokenCorpus(out, split)
         assert corpus.vocabulary == tokenizer.size
         assert corpus.lengths.dtype == np.int64
-        assert corpus.documents == len(corpus) == len(corpus.lengths) == manifest.parts[part].documents
+        assert corpus.documents == len(corpus) == len(corpus.lengths) == manifest.splits[split].documents
         assert corpus.tokens == corpus.lengths.sum()
         sentences = 0
         for document, length in enumerate(corpus.lengths):
@@ -58,23 +58,23 @@ def test_every_document_reads_back(built):
             starts = corpus.sentence_starts(document)
             assert starts[0] == 0
             assert starts[-1] == length
-            pieces = tuple(
+            chunks = tuple(
                 tuple(corpus.read(document, start, stop).tolist()) for start, stop in itertools.pairwise(starts)
             )
-            assert sum(pieces, ()) == tuple(tokens.tolist())
-            found[pieces] = part
-            sentences += len(pieces)
-        assert sentences == manifest.parts[part].sentences
+            assert sum(chunks, ()) == tuple(tokens.tolist())
+            found[chunks] = split
+            sentences += len(chunks)
+        assert sentences == manifest.splits[split].sentences
     wanted = [tuple(map(tuple, tokenizer.encode_plain(split_sentences(text)))) for text in DOCUMENTS]
     assert set(found) == set(wanted)
     assert found[wanted[0]] == "train"
     assert found[wanted[1]] == "held_out"
-    assert 5 <= sum(part == "held_out" for part in found.values()) <= 25
+    assert 5 <= sum(split == "held_out" for split in found.values()) <= 25
 
 
 def test_counts_of_text_add_up(built):
     _, _, manifest = built
-    total = sum(counts.text_bytes for counts in manifest.parts.values())
+    total = sum(counts.text_bytes for counts in manifest.splits.values())
     assert total == sum(len(text.encode()) for text in DOCUMENTS)
 
 
@@ -113,7 +113,7 @@ def test_at_least_one_document_on_each_side(built, tmp_path):
         file = tmp_path / f"{count}-{held_out}.txt"
         file.write_text("\n\n".join(DOCUMENTS[:count]))
         manifest = build_corpus([file], tokenizer, tmp_path / f"{file.stem}-out", held_out=held_out, workers=1)
-        assert (manifest.parts["train"].documents, manifest.parts["held_out"].documents) == wanted
+        assert (manifest.splits["train"].documents, manifest.splits["held_out"].documents) == wanted
     with pytest.raises(InputError, match=r"has no held_out documents \(held_out was 0.0\)"):
         TokenCorpus(tmp_path / "3-0.0-out", "held_out")
 
@@ -128,7 +128,7 @@ def test_unusable_folders_are_named(built, tmp_path):
         TokenCorpus(tmp_path)
     manifest = read_manifest(built[0]).plain()
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
-    with pytest.raises(InputError, match="has format 99; this version reads format 1"):
+    with pytest.raises(InputError, match="has format 99; this version reads format 2"):
         TokenCorpus(tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"dtype": "float"}))
     with pytest.raises(InputError, match=r"manifest\.json.*dtype is 'float'"):

@@ -21,23 +21,23 @@ def draw(sample: int, purpose: int, counter: int) -> int:
 def units_of(tokens: torch.Tensor, takes_words: bool) -> list[list[int]]:
     """Tokens or words of one sequence as lists of places, special tokens left out."""
     table, units = vocabulary(), []
-    for place, token in enumerate(tokens.tolist()):
+    for position, token in enumerate(tokens.tolist()):
         if table.is_special[token]:
             continue
-        if takes_words and units and not table.starts_word[token] and units[-1][-1] == place - 1:
-            units[-1].append(place)
+        if takes_words and units and not table.starts_word[token] and units[-1][-1] == position - 1:
+            units[-1].append(position)
         else:
-            units.append([place])
+            units.append([position])
     return units
 
 
-def walk(sample: int, units: int, longest: int, spread: int) -> list[tuple[int, int]]:
+def walk(sample: int, units: int, max_length: int, spread: int) -> list[tuple[int, int]]:
     """The spans of units DeBERTa's generator marks."""
-    weights = [1 / n for n in range(1, longest + 1)]
+    weights = [1 / n for n in range(1, max_length + 1)]
     spans, offset = [], 0
     while offset < units:
         share = (draw(sample, 3, offset) >> 38) / 2**24
-        n = next(n for n in range(1, longest + 1) if share < sum(weights[:n]) / sum(weights) or n == longest)
+        n = next(n for n in range(1, max_length + 1) if share < sum(weights[:n]) / sum(weights) or n == max_length)
         window = min(n * spread, units - offset)
         begin = offset + draw(sample, 0, offset) % window
         stop = min(begin + n, units)
@@ -49,23 +49,23 @@ def walk(sample: int, units: int, longest: int, spread: int) -> list[tuple[int, 
 def windows_rule(tokens: torch.Tensor, sample: int, masking: MaskingConfig) -> set[int]:
     """The places DeBERTa's generator masks."""
     units = units_of(tokens, masking.unit != "token")
-    longest = masking.longest_ngram if masking.unit == "ngram" else 1
+    max_length = masking.max_ngram if masking.unit == "ngram" else 1
     budget = max(1, round(masking.rate * len(tokens)))
-    if masking.most is not None:
-        budget = min(budget, masking.most)
-    marked = [unit for span in walk(sample, len(units), longest, int(1 / masking.rate)) for unit in range(*span)]
-    places: list[int] = []
+    if masking.max_predictions is not None:
+        budget = min(budget, masking.max_predictions)
+    marked = [unit for span in walk(sample, len(units), max_length, int(1 / masking.rate)) for unit in range(*span)]
+    positions: list[int] = []
     for unit in marked:
-        if len(places) >= budget:
+        if len(positions) >= budget:
             break
-        places += units[unit]
-    return set(places[: budget + budget // SURPLUS])
+        positions += units[unit]
+    return set(positions[: budget + budget // SURPLUS])
 
 
 def replacement_rule(tokens: torch.Tensor, sample: int, masking: MaskingConfig) -> set[int]:
     """The places ELECTRA draws."""
     units = units_of(tokens, False)
-    count = max(1, min(masking.most or len(tokens), round(masking.rate * len(tokens))))
+    count = max(1, min(masking.max_predictions or len(tokens), round(masking.rate * len(tokens))))
     return {units[draw(sample, 0, number) % len(units)][0] for number in range(count)}
 
 
@@ -73,11 +73,11 @@ def replacement_rule(tokens: torch.Tensor, sample: int, masking: MaskingConfig) 
     "masking",
     [
         MaskingConfig(draw="windows", unit="ngram"),
-        MaskingConfig(draw="windows", unit="ngram", longest_ngram=5, rate=0.3, most=9),
+        MaskingConfig(draw="windows", unit="ngram", max_ngram=5, rate=0.3, max_predictions=9),
         MaskingConfig(draw="windows", unit="word", rate=0.5),
         MaskingConfig(draw="windows"),
         MaskingConfig(draw="with_replacement"),
-        MaskingConfig(draw="with_replacement", rate=0.4, most=6),
+        MaskingConfig(draw="with_replacement", rate=0.4, max_predictions=6),
     ],
     ids=lambda masking: f"{masking.draw}-{masking.unit}-{masking.rate}",
 )
@@ -133,11 +133,11 @@ def test_draws_with_replacement_collapse() -> None:
 )
 def test_the_limit_bounds_every_rule(rule: dict[str, object], rate: float, most: int | None) -> None:
     """Nothing is replaced that is not a target, even where each sequence is short and each word long."""
-    masking = MaskingConfig(**rule, rate=rate, most=most, mask=1.0, random=0.0)
+    masking = MaskingConfig(**rule, rate=rate, max_predictions=most, mask=1.0, random=0.0)
     items = [torch.tensor([START, *([10, 50, 51, 52, 53, 54] * (1 + index % 3)), END]) for index in range(64)]
     batch = packed(items, list(range(64)))
     result = corrupt(batch, SEED, masking, vocabulary())
-    assert len(result.places) == target_limit(batch.layout, len(batch.tokens), masking)
+    assert len(result.positions) == target_limit(batch.layout, len(batch.tokens), masking)
     changed = result.tokens != batch.tokens
     assert torch.equal(changed, chosen(result))
     # a word that exceeds an exact count is passed over

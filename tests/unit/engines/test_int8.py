@@ -20,13 +20,13 @@ from bertsmith.models.model import Model
 from bertsmith.models.published import overridable, preset
 from bertsmith.models.quantise import measuring, quantised
 
-SIZES = {"width": 32, "layers": 2, "heads": 2, "vocabulary": 200, "longest": 16, "span": 6, "dropout": 0.0}
+SIZES = {"width": 32, "layers": 2, "heads": 2, "vocabulary": 200, "max_length": 16, "span": 6, "dropout": 0.0}
 NAMES = ["bert-tiny", "convbert-medium-small", "deberta-v3-base", "deberta-base", "performer-base", "dynamicconv-base"]
 PRECISIONS: list[Precision] = ["int8_weights", "int8", "int8_static"]
 
 
 def classifier(name: str = "bert-tiny") -> Model:
-    sizes = {key: value for key, value in {**SIZES, "deviation": 0.2}.items() if key in overridable(name)}
+    sizes = {key: value for key, value in {**SIZES, "init_std": 0.2}.items() if key in overridable(name)}
     config = preset(name, **sizes)
     head = ClassifierConfig(labels=("no", "yes", "maybe"), pooling="mean")
     return build(config.changed(heads=(head,), generator=None), seed=0).eval()

@@ -47,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model with a head for tags, as a fine-tuning would leave it."""
     folder = tmp_path_factory.mktemp("models") / "trained"
     tokenizer = learn_tokenizer([" ".join(WORDS)] * 4, "wordpiece", 80, progress=False)
-    sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "longest": 32, "deviation": 0.2}
+    sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "max_length": 32, "init_std": 0.2}
     model = bertsmith.build(bertsmith.preset("bert-tiny", **sizes), seed=0)
     model.tokenizer = tokenizer
     kept = TaskRecord.parse(
@@ -124,8 +124,8 @@ def test_evaluate_gives_the_score_of_the_model(
 ) -> None:
     kept = Predictor.load(trained).record
     expected, _ = Predictor(cut, kept).evaluate(dev)
-    figures = bertsmith.evaluate(exported["float32"], data=str(data), out=tmp_path / "out", device="cpu")
-    assert figures["score"] == expected.score
+    metrics = bertsmith.evaluate(exported["float32"], data=str(data), out=tmp_path / "out", device="cpu")
+    assert metrics["score"] == expected.score
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

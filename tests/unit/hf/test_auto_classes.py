@@ -178,13 +178,13 @@ def test_fill_mask_equals_ours(name: str, tmp_path: Path) -> None:
         ("bertsmith", True) if "deberta" in name else ("native", False)
     )
     there = AutoModelForMaskedLM.from_pretrained(written(model, tmp_path / "hf"), dtype=torch.float64)
-    layout, places = SequenceLayout.rows(*given.values()), torch.tensor([2, 9, 20])
-    states = model.run(EncoderInputs(given["input_ids"], layout), Want(masked_positions=places)).masked_states
+    layout, positions = SequenceLayout.rows(*given.values()), torch.tensor([2, 9, 20])
+    states = model.run(EncoderInputs(given["input_ids"], layout), Want(masked_positions=positions)).masked_states
     expected = model.head("masked_tokens")(states, model.token_table)
     labels = torch.full_like(given["input_ids"], -100)
-    labels.view(-1)[places] = torch.tensor([4, 5, 6])
+    labels.view(-1)[positions] = torch.tensor([4, 5, 6])
     said = there(**given, labels=labels)
-    torch.testing.assert_close(said.logits.flatten(0, 1)[places], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(said.logits.flatten(0, 1)[positions], expected, rtol=0, atol=1e-5)
     loss = torch.nn.functional.cross_entropy(expected, torch.tensor([4, 5, 6]))
     torch.testing.assert_close(said.loss.double(), loss, rtol=0, atol=1e-5)
 

@@ -15,7 +15,7 @@ from bertsmith.models.model import Model
 from bertsmith.text.tokenizer import Tokenizer
 
 TEXTS = ["The smith forges seven lanterns.", "My neighbour weighs nothing at all before sunrise."]
-SIZE = {"width": 24, "layers": 2, "heads": 2, "longest": 40, "dropout": 0.0, "deviation": 0.3}
+SIZE = {"width": 24, "layers": 2, "heads": 2, "max_length": 40, "dropout": 0.0, "init_std": 0.3}
 FORMS = {"bert-tiny": "native", "performer-small": "bertsmith"}
 
 
@@ -73,7 +73,7 @@ def test_token_classification(base: Model, tmp_path: Path) -> None:
 
 def test_fill_mask_and_features(base: Model, tmp_path: Path) -> None:
     model, folder = exported(base, None, tmp_path / "hf")
-    text = f"The smith forges {model.require_tokenizer().pieces([model.require_tokenizer().mask])[0]} lanterns."
+    text = f"The smith forges {model.require_tokenizer().tokens([model.require_tokenizer().mask])[0]} lanterns."
     found = pipeline("fill-mask", str(folder), top_k=3)(text)
     for answer, (piece, share) in zip(found, model.fill_mask(text, top=3)[0], strict=True):
         assert AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens(answer["token"]) == piece

@@ -24,22 +24,22 @@ def randomised(part: torch.nn.Module) -> torch.nn.Module:
     return part.double().eval()
 
 
-def layouts(lengths: list[int], longest: int) -> tuple[SequenceLayout, SequenceLayout]:
-    is_token = torch.arange(longest) < torch.tensor(lengths)[:, None]
+def layouts(lengths: list[int], max_length: int) -> tuple[SequenceLayout, SequenceLayout]:
+    is_token = torch.arange(max_length) < torch.tensor(lengths)[:, None]
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
     return SequenceLayout.padded(is_token), SequenceLayout.packed(starts, max(lengths))
 
 
-@pytest.mark.parametrize("taps", [1, 3, 5])
-def test_branch_is_a_convolution_that_stays_inside(taps: int) -> None:
-    branch = randomised(BranchConfig(taps=taps, dropout=0.0).build(WIDTH))
+@pytest.mark.parametrize("kernel_size", [1, 3, 5])
+def test_branch_is_a_convolution_that_stays_inside(kernel_size: int) -> None:
+    branch = randomised(BranchConfig(kernel_size=kernel_size, dropout=0.0).build(WIDTH))
     lengths = [4, 1, 7]
     padded, packed = layouts(lengths, 9)
     entered, left = (torch.randn(3, 9, WIDTH, dtype=torch.float64) for _ in range(2))
-    kernel = branch.weight.unflatten(1, (taps, WIDTH)).transpose(1, 2)
+    kernel = branch.weight.unflatten(1, (kernel_size, WIDTH)).transpose(1, 2)
     expected = []
     for row, (x, y) in zip(lengths, zip(entered, left, strict=True), strict=True):
-        added = conv1d(x[:row].T[None], kernel, branch.bias, padding=taps // 2)[0].T
+        added = conv1d(x[:row].T[None], kernel, branch.bias, padding=kernel_size // 2)[0].T
         expected.append(layer_norm(y[:row] + gelu(added), (WIDTH,), branch.norm.weight, branch.norm.bias, 1e-7))
     rows = branch(entered, left, ForwardContext(padded))
     torch.testing.assert_close(rows[padded.is_token], torch.cat(expected), rtol=0, atol=1e-12)
@@ -80,13 +80,13 @@ def test_only_the_parts_that_have_a_bias_get_one() -> None:
 
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match="span is 8 and farthest 5; allowed: from 2, and from 6"):
-        RelativeConfig.parse({"span": 8, "farthest": 5})
+        RelativeConfig.parse({"span": 8, "max_distance": 5})
     encoder = bertsmith.preset("deberta-v3-xsmall").encoder.plain()
     del encoder["relative"]
     with pytest.raises(InputError, match="mixer reads relative positions; give relative"):
         EncoderConfig.parse(encoder)
-    with pytest.raises(InputError, match="taps is 4; allowed: odd numbers from 1 up"):
-        BranchConfig.parse({"taps": 4})
+    with pytest.raises(InputError, match="kernel_size is 4; allowed: odd numbers from 1 up"):
+        BranchConfig.parse({"kernel_size": 4})
 
 
 def test_replaced_tokens_look_at_the_first_token() -> None:

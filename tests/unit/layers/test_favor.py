@@ -16,7 +16,7 @@ from bertsmith.models.published import preset
 
 
 def small(**changes: object) -> bertsmith.Model:
-    settings = {"width": 32, "layers": 2, "heads": 2, "vocabulary": 50, "longest": 16, "features": 24, **changes}
+    settings = {"width": 32, "layers": 2, "heads": 2, "vocabulary": 50, "max_length": 16, "features": 24, **changes}
     return bertsmith.build(preset("performer-small", **settings), seed=3)
 
 
@@ -31,7 +31,7 @@ def test_the_seed_of_the_build_draws_the_first_matrix() -> None:
     blocks = first[0][:16] @ first[0][:16].T
     torch.testing.assert_close(blocks, blocks.diagonal().diag(), rtol=0, atol=1e-5)
     # the weights are those of a BERT of the same seed
-    bert = bertsmith.build(preset("bert-tiny", width=32, layers=2, heads=2, vocabulary=50, longest=16), seed=3)
+    bert = bertsmith.build(preset("bert-tiny", width=32, layers=2, heads=2, vocabulary=50, max_length=16), seed=3)
     assert torch.equal(bert.encoder.blocks[1].mixer.project.weight, small().encoder.blocks[1].mixer.project.weight)
 
 

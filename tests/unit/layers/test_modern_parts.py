@@ -20,11 +20,11 @@ TINY = {"width": 32, "layers": 4, "heads": 2, "vocabulary": 60, "neurons": 48}
 def test_turns_are_the_formula() -> None:
     rotary, states = Rotary(50.0, 6), torch.randn(4, 2, 6, dtype=torch.float64)
     turned = rotary.turns(torch.tensor([0, 1, 7, 300]))(states)
-    for token, place in enumerate([0, 1, 7, 300]):
+    for token, position in enumerate([0, 1, 7, 300]):
         for pair in range(3):
             # a pair of channels is a complex number, a turn a factor of length 1
             number = torch.complex(states[token, :, pair], states[token, :, pair + 3])
-            angle = torch.tensor(place / 50 ** (2 * pair / 6), dtype=torch.float64)
+            angle = torch.tensor(position / 50 ** (2 * pair / 6), dtype=torch.float64)
             expected = number * torch.polar(torch.ones_like(angle), angle)
             torch.testing.assert_close(turned[token, :, pair], expected.real, rtol=0, atol=1e-4)
             torch.testing.assert_close(turned[token, :, pair + 3], expected.imag, rtol=0, atol=1e-4)
@@ -50,7 +50,7 @@ def test_turns_keep_their_places_apart_in_half_precision() -> None:
 
 def test_turns_are_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     made, turns = [], Rotary.turns
-    monkeypatch.setattr(Rotary, "turns", lambda self, places: made.append(self) or turns(self, places))
+    monkeypatch.setattr(Rotary, "turns", lambda self, positions: made.append(self) or turns(self, positions))
     model = bertsmith.build(preset("modern-small", **TINY), seed=0).eval()
     model(torch.randint(0, 60, (2, 9)))
     assert made == [Rotary(160_000.0, 16), Rotary(10_000.0, 16)]

@@ -18,11 +18,11 @@ from bertsmith.models.published import preset
 
 def test_sinusoids_are_the_formula() -> None:
     table = SinusoidPositions(50, 8).table
-    for place in (0, 1, 49):
+    for position in (0, 1, 49):
         for pair in range(4):
-            angle = place / 10000 ** (2 * pair / 8)
-            assert table[place, 2 * pair].item() == pytest.approx(math.sin(angle), abs=1e-6)
-            assert table[place, 2 * pair + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
+            angle = position / 10000 ** (2 * pair / 8)
+            assert table[position, 2 * pair].item() == pytest.approx(math.sin(angle), abs=1e-6)
+            assert table[position, 2 * pair + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
     assert "table" not in SinusoidPositions(5, 8).state_dict()
 
 

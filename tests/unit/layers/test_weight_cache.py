@@ -13,7 +13,7 @@ from bertsmith import Subnet
 from bertsmith.layers.mixers.disentangled import DisentangledAttention
 from bertsmith.models.model import Model
 
-SIZE = {"width": 12, "layers": 2, "heads": 2, "vocabulary": 40, "longest": 16, "deviation": 0.4}
+SIZE = {"width": 12, "layers": 2, "heads": 2, "vocabulary": 40, "max_length": 16, "init_std": 0.4}
 TOKENS = torch.arange(20).view(2, 10)
 
 

@@ -32,7 +32,7 @@ def changed(path: str, value: Any, name: str = "bert-tiny") -> dict[str, Any]:
         ("encoder.layers.1.mixer.heads", 5, r"layers\.1\.mixer: width 32 is not a multiple of heads 5"),
         ("encoder.layers.0.feedforward.groups", 3, r"layers\.0\.feedforward: width 32 is not a multiple of groups 3"),
         ("encoder.layers.1.mixer", {"kind": "disentangled", "heads": 2}, r"layers\.1\.mixer reads relative positions"),
-        ("encoder.layers.0.branch", {"taps": 4}, "taps is 4; allowed: odd numbers"),
+        ("encoder.layers.0.branch", {"kernel_size": 4}, "kernel_size is 4; allowed: odd numbers"),
         ("encoder.embedding.rank", 200, "embedding.rank is 200; allowed: up to 32"),
     ],
 )
@@ -47,7 +47,7 @@ def test_the_place_is_named(path: str, value: Any, sentence: str) -> None:
         ("convbert-small", {"ratio": 0}, "ratio is 0: input should be greater than 0"),
         ("convbert-small", {"heads": 0}, "heads is 0: input should be greater than 0"),
         ("convbert-small", {"width": 32, "heads": 5}, "width 32 is not a multiple of heads 5"),
-        ("deberta-v2-xlarge", {"taps": 4}, "taps is 4; allowed: odd numbers"),
+        ("deberta-v2-xlarge", {"kernel_size": 4}, "kernel_size is 4; allowed: odd numbers"),
         ("albert-base", {"layers": 0}, "layers is 0: input should be greater than 0"),
     ],
 )
@@ -62,7 +62,7 @@ def test_pretraining_takes_encoders_only() -> None:
     settings = PretrainSettings.parse({"model": {"preset": "transformer-tiny"}})
     with pytest.raises(InputError, match="model 'transformer-tiny' has a decoder; allowed: encoders"):
         settings.network(None)
-    masks = {"preset": "deberta-base", "overrides": {"layers": 2, "longest": 64}}
+    masks = {"preset": "deberta-base", "overrides": {"layers": 2, "max_length": 64}}
     settings = PretrainSettings.parse({"model": masks, "sequences": {"length": 128}})
     with pytest.raises(InputError, match=r"sequences\.length is 128; the model takes at most 64 tokens"):
         settings.network(None)

@@ -72,7 +72,7 @@ def test_the_seed_draws_the_matrices() -> None:
 
 
 def test_the_performer_approaches_the_full_model() -> None:
-    model = tiny("bert-tiny", deviation=0.1)  # small weights, so small queries and keys
+    model = tiny("bert-tiny", init_std=0.1)  # small weights, so small queries and keys
     ids, mask = torch.randint(0, 50, (4, 16)), padded_layout([16, 9, 3, 16]).is_token
     exact = model(ids, mask)[mask]
     errors = []

@@ -16,7 +16,7 @@ LAYER = 2 * (4 * 64 + 2 * LENGTH * 8 + 2 * 8 * 32)
 
 def electra(sharing: str) -> ModelConfig:
     """Width 8 on an embedding of 6, two layers; the generator is 4 wide with one of them."""
-    size = {"width": 8, "layers": 2, "heads": 2, "embedding_width": 6, "longest": 16}
+    size = {"width": 8, "layers": 2, "heads": 2, "embedding_width": 6, "max_length": 16}
     generator = GeneratorSource(width=0.5, depth=0.5, sharing=sharing)
     choice = ModelSource(preset="electra-small", overrides=size)
     return pretraining_config(choice, generator, ("replaced_tokens",), VOCABULARY)
@@ -42,9 +42,9 @@ def test_weights_of_what_is_used_and_of_the_generator() -> None:
 
 
 def test_a_mask_decoder_asks_the_last_layer_at_the_targets() -> None:
-    size = {"width": 8, "layers": 2, "heads": 2, "longest": 16, "vocabulary": VOCABULARY}
+    size = {"width": 8, "layers": 2, "heads": 2, "max_length": 16, "vocabulary": VOCABULARY}
     plain = preset("bert-tiny", **size).changed(heads=(MaskedTokensConfig(),))
-    decoding = plain.changed(heads=(MaskDecoderConfig(longest=16, steps=3), MaskedTokensConfig()))
+    decoding = plain.changed(heads=(MaskDecoderConfig(max_length=16, steps=3), MaskedTokensConfig()))
     head = SHARE * 2 * (8 * 8 + 8 * VOCABULARY)
     assert training_flops(plain, LENGTH, SHARE) == pytest.approx(3 * (2 * LAYER + head))
     keys_and_values = 2 * 2 * 8 * 8
@@ -55,7 +55,7 @@ def test_a_mask_decoder_asks_the_last_layer_at_the_targets() -> None:
 
 
 def test_an_encoder_is_counted_with_the_heads_it_has() -> None:
-    size = {"width": 8, "layers": 2, "heads": 2, "longest": 16, "vocabulary": VOCABULARY}
+    size = {"width": 8, "layers": 2, "heads": 2, "max_length": 16, "vocabulary": VOCABULARY}
     config = preset("bert-tiny", **size)
     assert training_flops(config.changed(heads=()), LENGTH, 1.0) == 3 * 2 * LAYER
     detecting = config.changed(heads=(ReplacedTokensConfig(),))

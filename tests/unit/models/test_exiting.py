@@ -28,7 +28,7 @@ def _exits(answer: str = "classes", outputs: int = 2, **more: object) -> ExitsCo
 
 
 def _model(features: FeaturesConfig | None = None, recurrent: RecurrentConfig | None = None) -> Model:
-    config = preset("bert-tiny", width=16, layers=3, heads=2, vocabulary=40, deviation=0.3, dropout=0.0)
+    config = preset("bert-tiny", width=16, layers=3, heads=2, vocabulary=40, init_std=0.3, dropout=0.0)
     head = ClassifierConfig(labels=("a", "b"), features=features or FeaturesConfig(), recurrent=recurrent, dropout=0.0)
     return build(config.changed(heads=(head, _exits())), seed=1).double().eval()
 
@@ -130,14 +130,14 @@ def test_layouts_of_some_sequences() -> None:
     tokens, layout = _batch()
     rows, padded = layout.pad(tokens)
     chosen = torch.tensor([0, 3])
-    packed, places = layout.chosen(chosen)
-    assert packed.longest == 6
+    packed, positions = layout.chosen(chosen)
+    assert packed.max_length == 6
     assert packed.lengths().tolist() == [4, 6]
-    assert tokens[places].tolist() == [*tokens[:4].tolist(), *tokens[15:].tolist()]
-    short, places = padded.chosen(chosen)
-    assert short.longest == 6
+    assert tokens[positions].tolist() == [*tokens[:4].tolist(), *tokens[15:].tolist()]
+    short, positions = padded.chosen(chosen)
+    assert short.max_length == 6
     assert short.lengths().tolist() == [4, 6]
-    assert torch.equal(rows[places][:, :6][short.is_token], tokens[layout.chosen(chosen)[1]])
+    assert torch.equal(rows[positions][:, :6][short.is_token], tokens[layout.chosen(chosen)[1]])
     assert SequenceLayout.full(3, 5).chosen(chosen)[0] == SequenceLayout.full(2, 5)
 
 

@@ -13,7 +13,7 @@ from bertsmith.models.model import Model
 
 def model_of(name: str) -> Model:
     more = {"embedding_width": 12} if name == "albert-base" else {}
-    sizes = {"width": 24, "heads": 4, "layers": 2, "vocabulary": 60, "longest": 16, "dropout": 0.0, "deviation": 0.3}
+    sizes = {"width": 24, "heads": 4, "layers": 2, "vocabulary": 60, "max_length": 16, "dropout": 0.0, "init_std": 0.3}
     return bertsmith.build(bertsmith.preset(name, **sizes, **more), seed=0).double().eval()
 
 

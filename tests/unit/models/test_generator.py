@@ -91,9 +91,9 @@ def _taken(name: str, generator: GeneratorSource, **overrides: int) -> object:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_generator_is_taken_unless_another_is_chosen(name: str) -> None:
-    published = preset(f"{name}-generator", vocabulary=1000, longest=64)
+    published = preset(f"{name}-generator", vocabulary=1000, max_length=64)
     kinds = {head.kind for head in published.heads}
-    taken = _taken(name, GeneratorSource(), longest=64)
+    taken = _taken(name, GeneratorSource(), max_length=64)
     assert taken.encoder == published.encoder
     assert {head.kind for head in taken.heads} == kinds
     assert len(_taken(name, GeneratorSource(), layers=2).encoder.layers) <= 2

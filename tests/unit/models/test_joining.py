@@ -25,7 +25,7 @@ SETTINGS = ["batch.examples=8", "optimizer.learning_rate=0.01", "run.precision=f
 
 def pretrained(sharing: str = "full") -> Model:
     tokenizer = learn_tokenizer([*WORDS, "[MASK]"] * 9, "wordpiece", 120, progress=False)
-    config = bertsmith.preset("electra-small", vocabulary=tokenizer.size, width=32, layers=2, heads=2, longest=16)
+    config = bertsmith.preset("electra-small", vocabulary=tokenizer.size, width=32, layers=2, heads=2, max_length=16)
     config = config.changed(encoder=config.encoder.changed(embedding=config.encoder.embedding.changed(width=16)))
     model = bertsmith.build(config, seed=0)
     model = attach(model, bertsmith.build(generator_of(config, width=0.5, depth=0.5), seed=1), sharing).eval()

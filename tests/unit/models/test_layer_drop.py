@@ -17,8 +17,8 @@ LENGTHS = [5, 3, 6]
 
 
 def small(layer_drop: float, layers: int = 4) -> Model:
-    sizes = {"width": 16, "layers": layers, "heads": 2, "vocabulary": 50, "longest": 16, "dropout": 0.0}
-    return bertsmith.build(bertsmith.preset("bert-tiny", **sizes, deviation=0.3, layer_drop=layer_drop), seed=0)
+    sizes = {"width": 16, "layers": layers, "heads": 2, "vocabulary": 50, "max_length": 16, "dropout": 0.0}
+    return bertsmith.build(bertsmith.preset("bert-tiny", **sizes, init_std=0.3, layer_drop=layer_drop), seed=0)
 
 
 def dropped(model: Model, tokens: Tensor, layout: SequenceLayout) -> list[bool]:

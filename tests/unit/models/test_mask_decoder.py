@@ -16,8 +16,8 @@ from bertsmith.models.build import rebuild
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.models.model import Model
 
-SIZE = {"width": 12, "layers": 3, "heads": 2, "vocabulary": 40, "longest": 16, "span": 5, "deviation": 0.4}
-PRESETS = {"v1": ("deberta-base", {}), "v2": ("deberta-v2-xlarge", {"farthest": 9})}
+SIZE = {"width": 12, "layers": 3, "heads": 2, "vocabulary": 40, "max_length": 16, "span": 5, "init_std": 0.4}
+PRESETS = {"v1": ("deberta-base", {}), "v2": ("deberta-v2-xlarge", {"max_distance": 9})}
 LENGTHS = [9, 1, 12, 4]
 
 
@@ -48,14 +48,14 @@ def plain_layer(
     else:
         position_key = linear(vectors, mixer.position_key.weight)
         position_query = linear(vectors, mixer.position_query.weight, mixer.position_query.bias)
-    place, reach = torch.arange(len(states)), len(slots) // 2
-    row = slots[(place[:, None] - place).clamp(-reach, reach) + reach]
+    position, reach = torch.arange(len(states)), len(slots) // 2
+    row = slots[(position[:, None] - position).clamp(-reach, reach) + reach]
     mixed = []
     for head in range(mixer.heads):
         q, k, v, pk, pq = (t[:, head * d : head * d + d] for t in (query, key, value, position_key, position_query))
         scores = (q @ k.T + (q @ pk.T).gather(1, row) + (k @ pq.T).gather(1, row.T).T) / math.sqrt(3 * d)
         if is_causal:
-            scores = scores.masked_fill(place[:, None] < place, -torch.inf)
+            scores = scores.masked_fill(position[:, None] < position, -torch.inf)
         mixed.append(scores.softmax(-1) @ v)
     mixed = linear(torch.cat(mixed, -1), mixer.output.weight, mixer.output.bias)
     hidden = norm(block.mixer_norm, query_states + mixed)
@@ -112,20 +112,20 @@ def test_some_places_in_any_order_and_any_layout(name: str) -> None:
     model, sequences = make(name), items()
     everything = torch.cat([official(model, tokens) for tokens in sequences])
     tokens, count = torch.cat(sequences), sum(LENGTHS)
-    places = torch.cat([torch.randperm(count)[:9], torch.tensor([3, 3, 3])])
-    states = model.run(EncoderInputs(tokens, packed()), Want(masked_positions=places)).masked_states
-    torch.testing.assert_close(states, everything[places], rtol=0, atol=1e-11)
-    longest = 14
-    is_token = torch.arange(longest) < torch.tensor(LENGTHS)[:, None]
-    rows = torch.full((len(LENGTHS), longest), 7)
+    positions = torch.cat([torch.randperm(count)[:9], torch.tensor([3, 3, 3])])
+    states = model.run(EncoderInputs(tokens, packed()), Want(masked_positions=positions)).masked_states
+    torch.testing.assert_close(states, everything[positions], rtol=0, atol=1e-11)
+    max_length = 14
+    is_token = torch.arange(max_length) < torch.tensor(LENGTHS)[:, None]
+    rows = torch.full((len(LENGTHS), max_length), 7)
     rows[is_token] = tokens
-    in_rows = is_token.flatten().nonzero().squeeze(-1)[places]
+    in_rows = is_token.flatten().nonzero().squeeze(-1)[positions]
     # a place that nobody needs may be a pad
-    in_rows = torch.cat([in_rows, torch.tensor([longest - 1])])
+    in_rows = torch.cat([in_rows, torch.tensor([max_length - 1])])
     want = Want(masked_positions=in_rows, final=True)
     output = model.run(EncoderInputs(rows, SequenceLayout.padded(is_token)), want)
     states = output.masked_states
-    torch.testing.assert_close(states[:-1], everything[places], rtol=0, atol=1e-11)
+    torch.testing.assert_close(states[:-1], everything[positions], rtol=0, atol=1e-11)
     assert states.isfinite().all()
     torch.testing.assert_close(output.last, model(rows, is_token.long()), rtol=0, atol=1e-12)
 
@@ -136,14 +136,14 @@ def test_some_places_in_any_order_and_any_layout(name: str) -> None:
 )
 def test_a_subnet_ends_with_its_last_kept_layer(name: str, subnet: Subnet) -> None:
     model, tokens = make(name), torch.cat(items())
-    places = torch.tensor([20, 2, 9])
-    states = model.run(EncoderInputs(tokens, packed(), subnet=subnet), Want(masked_positions=places)).masked_states
+    positions = torch.tensor([20, 2, 9])
+    states = model.run(EncoderInputs(tokens, packed(), subnet=subnet), Want(masked_positions=positions)).masked_states
     small = bertsmith.extract(model, subnet)
     expected = torch.cat([official(small, part) for part in tokens.split(LENGTHS)])
-    torch.testing.assert_close(states, expected[places], rtol=0, atol=1e-11)
+    torch.testing.assert_close(states, expected[positions], rtol=0, atol=1e-11)
     torch.testing.assert_close(
-        small.run(EncoderInputs(tokens, packed()), Want(masked_positions=places)).masked_states,
-        expected[places],
+        small.run(EncoderInputs(tokens, packed()), Want(masked_positions=positions)).masked_states,
+        expected[positions],
     )
 
 
@@ -163,19 +163,21 @@ def test_the_causal_form_is_the_masked_formula(name: str) -> None:
     """The mask falls on every layer, the branch and both steps of the decoder; in a call or in the config."""
     model, sequences = make(name), items()
     expected = torch.cat([official(model, tokens, is_causal=True) for tokens in sequences])
-    tokens, places = torch.cat(sequences), torch.randperm(sum(LENGTHS))
+    tokens, positions = torch.cat(sequences), torch.randperm(sum(LENGTHS))
     twin = rebuild(model, model.config.causal())
     for backend in ("sdpa", "reference"):
         states = model.run(
             EncoderInputs(tokens, packed(), backend=backend, is_causal=True),
-            Want(masked_positions=places),
+            Want(masked_positions=positions),
         ).masked_states
-        torch.testing.assert_close(states, expected[places], rtol=0, atol=1e-11)
-        states = twin.run(EncoderInputs(tokens, packed(), backend=backend), Want(masked_positions=places)).masked_states
-        torch.testing.assert_close(states, expected[places], rtol=0, atol=1e-11)
+        torch.testing.assert_close(states, expected[positions], rtol=0, atol=1e-11)
+        states = twin.run(
+            EncoderInputs(tokens, packed(), backend=backend), Want(masked_positions=positions)
+        ).masked_states
+        torch.testing.assert_close(states, expected[positions], rtol=0, atol=1e-11)
     assert not torch.allclose(
-        model.run(EncoderInputs(tokens, packed()), Want(masked_positions=places)).masked_states,
-        expected[places],
+        model.run(EncoderInputs(tokens, packed()), Want(masked_positions=positions)).masked_states,
+        expected[positions],
         atol=1e-3,
     )
 
@@ -185,16 +187,16 @@ def test_it_compiles_as_one_graph() -> None:
     torch.compiler.reset()
     model, tokens = make("v2", layers=2), torch.cat(items())
 
-    def masked_states(tokens: Tensor, layout: SequenceLayout, places: Tensor) -> Tensor:
-        return model.run(EncoderInputs(tokens, layout), Want(masked_positions=places)).masked_states
+    def masked_states(tokens: Tensor, layout: SequenceLayout, positions: Tensor) -> Tensor:
+        return model.run(EncoderInputs(tokens, layout), Want(masked_positions=positions)).masked_states
 
     compiled = torch.compile(masked_states, fullgraph=True, backend="aot_eager")
-    places = torch.randperm(sum(LENGTHS))[: max(LENGTHS) + 1]
-    expected = masked_states(tokens, packed(), places)
-    torch.testing.assert_close(compiled(tokens, packed(), places), expected, rtol=0, atol=1e-11)
+    positions = torch.randperm(sum(LENGTHS))[: max(LENGTHS) + 1]
+    expected = masked_states(tokens, packed(), positions)
+    torch.testing.assert_close(compiled(tokens, packed(), positions), expected, rtol=0, atol=1e-11)
     # in the same graph: more places than any sequence has tokens, all of them in one
     with pytest.raises(RuntimeError, match="asked for more often than once"):
-        compiled(tokens, packed(), places * 0)
+        compiled(tokens, packed(), positions * 0)
 
 
 def test_limits_are_said() -> None:
@@ -222,7 +224,7 @@ def test_fill_mask_goes_through_it(corpus_folder: Path) -> None:
     guesses = model.fill_mask(text, top=2)
     assert len(guesses) == 2
     for row, guess in zip(scores, guesses, strict=True):
-        assert [piece for piece, _ in guess] == tokenizer.pieces(row.topk(2).indices.tolist())
+        assert [piece for piece, _ in guess] == tokenizer.tokens(row.topk(2).indices.tolist())
         assert [share for _, share in guess] == pytest.approx(row.topk(2).values.tolist(), rel=1e-5)
 
 

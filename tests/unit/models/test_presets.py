@@ -123,8 +123,8 @@ def test_convbert_takes_any_ratio_and_every_ablation() -> None:
     layers = tuple(layer.model_copy(update={"mixer": mixer}) for layer in config.encoder.layers)
     shared = config.model_copy(update={"encoder": config.encoder.model_copy(update={"layers": layers})})
     assert round(parameters(shared) / 1e6, 1) == 102.1
-    with pytest.raises(InputError, match="taps is 8; allowed: odd numbers"):
-        preset("convbert-base", taps=8)
+    with pytest.raises(InputError, match="kernel_size is 8; allowed: odd numbers"):
+        preset("convbert-base", kernel_size=8)
     with pytest.raises(InputError, match="width 768 is not a multiple of groups 5"):
         preset("convbert-base", groups=5)
 

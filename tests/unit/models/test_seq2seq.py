@@ -81,7 +81,7 @@ def test_turns_and_windows_go_by_the_place_that_is_written() -> None:
 def test_a_wide_beam_finds_the_best_of_all_sequences(penalty: float) -> None:
     """A vocabulary of five and at most three tokens: every sequence can be scored."""
     torch.manual_seed(0)
-    config = bertsmith.preset("transformer-tiny", vocabulary=5, width=16, heads=2, layers=1, longest=8, deviation=0.4)
+    config = bertsmith.preset("transformer-tiny", vocabulary=5, width=16, heads=2, layers=1, max_length=8, init_std=0.4)
     model = bertsmith.build(config, seed=1).eval()
     assert isinstance(model, Seq2Seq)
     ids, mask = torch.tensor([[3, 4]]), torch.ones(1, 2, dtype=torch.long)
@@ -92,8 +92,8 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(penalty: float) -> None:
                 if END in tokens[:-1] or (tokens[-1] != END):
                     continue
                 total = 0.0
-                for place, token in enumerate(tokens):
-                    prefix = torch.tensor([[START, *tokens[:place]]])
+                for position, token in enumerate(tokens):
+                    prefix = torch.tensor([[START, *tokens[:position]]])
                     total += log_probabilities(model, ids, mask, prefix)[0, token].item()
                 scored[tokens[:-1]] = total / ((5 + length) / 6) ** penalty
     best = max(scored, key=scored.__getitem__)
@@ -229,7 +229,7 @@ def test_maps_of_both_stacks_align_target_and_source() -> None:
 
 def test_stacks_are_initialised_and_redrawn_apart() -> None:
     plain = bertsmith.preset("transformer-tiny", vocabulary=50).plain()
-    plain["decoder"]["deviation"] = 0.5
+    plain["decoder"]["init_std"] = 0.5
     model = bertsmith.build(ModelConfig.parse(plain), seed=0)
     spread = [stack.blocks[0].feedforward.expand.weight.std().item() for stack in (model.encoder, model.decoder)]
     assert spread[0] < 0.07

@@ -20,7 +20,7 @@ SHARED = {"none": (), "mixer": PARTS[:2], "feedforward": PARTS[2:], "all": PARTS
 
 
 def config(sharing: str) -> ModelConfig:
-    base = bertsmith.preset("bert-tiny", width=16, heads=2, layers=3, vocabulary=40, longest=12, dropout=0.0)
+    base = bertsmith.preset("bert-tiny", width=16, heads=2, layers=3, vocabulary=40, max_length=12, dropout=0.0)
     encoder = EncoderConfig.parse({**base.encoder.plain(), "sharing": sharing})
     return base.model_copy(update={"encoder": encoder, "heads": ()})
 

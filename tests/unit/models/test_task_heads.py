@@ -39,7 +39,7 @@ RECURRENT = {"linear": None, "BiLSTM": RecurrentConfig(layers=2, width=12)}
 
 
 def _model(head: HeadConfig, name: str = "bert-tiny", **overrides: Any) -> Model:
-    sizes = {"layers": LAYERS, "width": 16, "heads": 2, "vocabulary": 40, "deviation": 0.3, "dropout": 0.1}
+    sizes = {"layers": LAYERS, "width": 16, "heads": 2, "vocabulary": 40, "init_std": 0.3, "dropout": 0.1}
     return with_task_head(build(preset(name, **{**sizes, **overrides}), seed=0), head, seed=1).eval()
 
 

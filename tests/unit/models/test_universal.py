@@ -17,22 +17,22 @@ WIDTH, STEPS = 12, 5
 
 
 def tiny(halting: HaltingConfig | None = None, **changes: object) -> Model:
-    sizes = {"width": WIDTH, "layers": STEPS, "heads": 3, "vocabulary": 30, "longest": 16, "dropout": 0.0}
-    config = bertsmith.preset("universal-base", **{**sizes, "deviation": 0.4, "is_halting": False, **changes})
+    sizes = {"width": WIDTH, "layers": STEPS, "heads": 3, "vocabulary": 30, "max_length": 16, "dropout": 0.0}
+    config = bertsmith.preset("universal-base", **{**sizes, "init_std": 0.4, "is_halting": False, **changes})
     if halting is not None:
         universal = config.encoder.universal.model_copy(update={"halting": halting})
         config = config.model_copy(update={"encoder": config.encoder.model_copy(update={"universal": universal})})
     return bertsmith.build(config, seed=3).double().eval()
 
 
-def wave(place: int, width: int) -> Tensor:
+def wave(position: int, width: int) -> Tensor:
     """sin and cos of place / 10000^(2j / width), in turn."""
-    angles = [place / 10000 ** (2 * (unit // 2) / width) for unit in range(width)]
+    angles = [position / 10000 ** (2 * (unit // 2) / width) for unit in range(width)]
     return torch.tensor([math.cos(a) if unit % 2 else math.sin(a) for unit, a in enumerate(angles)])
 
 
 def signal(length: int, step: int) -> Tensor:
-    return torch.stack([wave(place, WIDTH) + wave(step, WIDTH) for place in range(length)])
+    return torch.stack([wave(position, WIDTH) + wave(step, WIDTH) for position in range(length)])
 
 
 def first_states(model: Model, ids: Tensor) -> tuple[Tensor, SequenceLayout]:
@@ -63,18 +63,18 @@ def test_halting_is_the_formula(bias: float) -> None:
     for step in range(1, STEPS + 1):
         entering = hidden + signal(len(ids), step)
         left = block(entering[None], model.encoder.context(ids, layout))[0]
-        for place in range(len(ids)):
-            if is_at_rest[place]:
+        for position in range(len(ids)):
+            if is_at_rest[position]:
                 continue
-            after[place].append(left[place])
-            hidden[place] = left[place]
-            chances[place].append(torch.sigmoid(weights.weight[0] @ entering[place] + weights.bias[0]).item())
-            is_at_rest[place] = sum(chances[place]) >= 0.9
+            after[position].append(left[position])
+            hidden[position] = left[position]
+            chances[position].append(torch.sigmoid(weights.weight[0] @ entering[position] + weights.bias[0]).item())
+            is_at_rest[position] = sum(chances[position]) >= 0.9
     steps, remainders, mixtures = [], [], []
-    for place in range(len(ids)):
-        remainder = 1 - sum(chances[place][:-1])
-        shares = [*chances[place][:-1], remainder]
-        mixtures.append(sum(share * states for share, states in zip(shares, after[place], strict=True)))
+    for position in range(len(ids)):
+        remainder = 1 - sum(chances[position][:-1])
+        shares = [*chances[position][:-1], remainder]
+        mixtures.append(sum(share * states for share, states in zip(shares, after[position], strict=True)))
         steps.append(len(shares))
         remainders.append(remainder)
     encoded = model.encoder.run(EncoderInputs(ids[None], layout))
@@ -149,7 +149,7 @@ def test_limits_are_sentences() -> None:
 
 
 def test_a_plain_encoder_says_nothing_of_pondering() -> None:
-    model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=30, longest=8), seed=0).eval()
+    model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=30, max_length=8), seed=0).eval()
     assert type(model.encoder) is Encoder
     ids, layout = torch.randint(0, 30, (1, 8)), SequenceLayout.full(1, 8)
     encoded = model.encoder.run(EncoderInputs(ids, layout))

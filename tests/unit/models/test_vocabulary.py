@@ -19,7 +19,7 @@ from bertsmith.models.seq2seq import Seq2Seq
 from bertsmith.models.vocabulary import keep_tokens
 from bertsmith.text.learn import learn_tokenizer
 
-SIZES = {"width": 24, "heads": 4, "layers": 2, "vocabulary": 60, "longest": 16, "dropout": 0.0, "deviation": 0.3}
+SIZES = {"width": 24, "heads": 4, "layers": 2, "vocabulary": 60, "max_length": 16, "dropout": 0.0, "init_std": 0.3}
 SIZES |= {"embedding_width": 12}
 FAMILIES = ["bert-tiny", "albert-base", "electra-small", "deberta-v3-small", "convbert-small", "modern-base"]
 IDS = [3, 1, 0, 58, 40, 17, 22, 59, 8]
@@ -67,10 +67,10 @@ def test_scores_of_tokens_stay(name: str) -> None:
     model = model_of(name)
     small = keep_tokens(model, IDS)
     new, old = tokens_of()
-    layout, places = SequenceLayout.full(3, 7), torch.tensor([2, 9, 20])
+    layout, positions = SequenceLayout.full(3, 7), torch.tensor([2, 9, 20])
     scores = []
     for part, tokens in ((small, new), (model, old)):
-        states = part.run(EncoderInputs(tokens, layout), Want(masked_positions=places)).masked_states
+        states = part.run(EncoderInputs(tokens, layout), Want(masked_positions=positions)).masked_states
         scores.append(part.head("masked_tokens")(states, part.token_table))
     # as many products as tokens are summed in another order
     torch.testing.assert_close(scores[0], scores[1][..., IDS], rtol=0, atol=1e-5)
@@ -130,7 +130,7 @@ def test_the_tokenizer_belongs_to_it() -> None:
     small = keep_tokens(model, [*range(size)], model.tokenizer)
     assert small.tokenizer is model.tokenizer
     assert keep_tokens(model, IDS).tokenizer is None
-    with pytest.raises(InputError, match=f"the tokenizer has {size} pieces and ids 9; they must be as many"):
+    with pytest.raises(InputError, match=f"the tokenizer has {size} tokens and ids 9; they must be as many"):
         keep_tokens(model, IDS, model.tokenizer)
 
 

@@ -27,8 +27,8 @@ def model_of(
     head: HeadConfig | None = None,
 ) -> Model:
     """A model in float64 with weights large enough for every part to matter."""
-    sizes = {"width": width, "layers": layers, "heads": heads, "longest": 16, "dropout": 0.0, "deviation": 0.3}
-    sizes |= {"vocabulary": 20, "embedding_width": 8, "features": 8, "span": 4, "farthest": 8, "neurons": 32}
+    sizes = {"width": width, "layers": layers, "heads": heads, "max_length": 16, "dropout": 0.0, "init_std": 0.3}
+    sizes |= {"vocabulary": 20, "embedding_width": 8, "features": 8, "span": 4, "max_distance": 8, "neurons": 32}
     config = preset(name, **{key: value for key, value in sizes.items() if key in overridable(name)})
     head = head or ClassifierConfig(labels=LABELS, dropout=0.0)
     model = with_task_head(build(config, seed=seed), head.changed(dropout=0.0), seed=seed).double()

@@ -20,14 +20,14 @@ SIZES = {
     "width": 16,
     "layers": 2,
     "heads": 2,
-    "longest": 16,
+    "max_length": 16,
     "dropout": 0.0,
-    "deviation": 0.3,
+    "init_std": 0.3,
     "vocabulary": 20,
     "embedding_width": 8,
     "features": 8,
     "span": 4,
-    "farthest": 8,
+    "max_distance": 8,
     "neurons": 32,
 }
 FAMILIES = [
@@ -71,12 +71,12 @@ def make_batch(layout: str = "packed") -> TaskBatch:
         lie: Callable[[list[Tensor], int], Tensor] = lambda rows, filling: torch.cat(rows)  # noqa: E731
         lies = SequenceLayout.packed(starts, max(LENGTHS))
     else:
-        longest = max(LENGTHS) + 1
+        max_length = max(LENGTHS) + 1
 
         def lie(rows: list[Tensor], filling: int) -> Tensor:
-            return torch.stack([nn.functional.pad(row, (0, longest - len(row)), value=filling) for row in rows])
+            return torch.stack([nn.functional.pad(row, (0, max_length - len(row)), value=filling) for row in rows])
 
-        lies = SequenceLayout.padded(torch.arange(longest) < torch.tensor(LENGTHS)[:, None])
+        lies = SequenceLayout.padded(torch.arange(max_length) < torch.tensor(LENGTHS)[:, None])
     return TaskBatch(
         lie(texts, 0), lies, None, torch.arange(3), {**whole, "tags": lie(tags, IGNORED)}, real_tokens=sum(LENGTHS)
     )

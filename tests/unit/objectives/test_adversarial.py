@@ -26,7 +26,7 @@ def transcribed(
 
     The vectors are caught before the norm of the embedding, and in the first pass no parameter wants a gradient.
     """
-    deviation, rate, state = 1e-2, 1e-4, {}
+    noise_std, rate, state = 1e-2, 1e-4, {}
 
     def catch(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
         (vectors,) = inputs
@@ -43,8 +43,8 @@ def transcribed(
     handle = model.encoder.embedding.norm.register_forward_pre_hook(catch)
     clean = run()
     torch.manual_seed(7)
-    noise = torch.randn(state["entered"].shape, dtype=torch.float64) * deviation
-    state["noise"] = noise.clamp(-2 * deviation, 2 * deviation).requires_grad_()
+    noise = torch.randn(state["entered"].shape, dtype=torch.float64) * noise_std
+    state["noise"] = noise.clamp(-2 * noise_std, 2 * noise_std).requires_grad_()
     model.requires_grad_(False)
     first(run(), clean.detach()).backward()
     model.requires_grad_(True)

@@ -16,8 +16,8 @@ from bertsmith.objectives.supervised import Choices, Spans
 def more_targets(layout: str) -> TaskBatch:
     """Windows with their spans; and as one item of two choices and one of a single one."""
     batch = make_batch(layout)
-    places = {"start": torch.tensor([1, 0, 2]), "end": torch.tensor([3, 0, 5])}
-    return replace(batch, targets={**batch.targets, **places})
+    positions = {"start": torch.tensor([1, 0, 2]), "end": torch.tensor([3, 0, 5])}
+    return replace(batch, targets={**batch.targets, **positions})
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])

@@ -17,8 +17,8 @@ from bertsmith.objectives.causal_lm import CausalLM, MaskedAndCausal, next_token
 from bertsmith.objectives.masked_lm import MaskedLM, MaskedLMConfig
 
 PAD, START, END = 0, 1, 2
-SIZE = {"width": 12, "layers": 2, "heads": 2, "vocabulary": 30, "longest": 16, "deviation": 0.4, "dropout": 0.0}
-MODELS = {"bert-tiny": {}, "deberta-v2-xlarge": {"span": 5, "farthest": 9}, "convbert-small": {"heads": 4}}
+SIZE = {"width": 12, "layers": 2, "heads": 2, "vocabulary": 30, "max_length": 16, "init_std": 0.4, "dropout": 0.0}
+MODELS = {"bert-tiny": {}, "deberta-v2-xlarge": {"span": 5, "max_distance": 9}, "convbert-small": {"heads": 4}}
 TEXTS = [[5, 9, 7], [], [11, 12, 13, 14, 15, 16]]
 
 
@@ -91,7 +91,7 @@ def test_loss_and_gradients_are_those_of_a_plain_loop(name: str, batch: TokenBat
     for form in (model, twin):
         sums = objective(form, prepared)["next_token"]
         torch.testing.assert_close(sums.loss, expected, rtol=1e-11, atol=0)
-        assert tuple(map(int, sums.figures["accuracy"])) == (hits, count)
+        assert tuple(map(int, sums.metrics["accuracy"])) == (hits, count)
         for found, grad in zip(gradients(form, sums.loss), wanted, strict=True):
             torch.testing.assert_close(found, grad, rtol=1e-9, atol=1e-11)
     assert sum(grad.abs().sum() > 0 for grad in wanted) > 20

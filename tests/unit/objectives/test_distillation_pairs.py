@@ -10,7 +10,13 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.encoder import EncoderInputs, Want
 from bertsmith.objectives.distillation import TERMS
 from bertsmith.objectives.distillation.base import counterparts
-from bertsmith.objectives.distillation.terms import AttentionTerm, CosineTerm, PatienceTerm, RelationTerm, StateTerm
+from bertsmith.objectives.distillation.terms import (
+    AttentionTerm,
+    CosineTerm,
+    HiddenStateTerm,
+    PatienceTerm,
+    RelationTerm,
+)
 
 FAMILIES = [
     "bert-tiny",
@@ -54,7 +60,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(kind: str) -> None:
     torch.testing.assert_close(mean_of(TERMS[kind](), student, student, "packed").item(), 0.0, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["states", "cosine", "patience"])
+@pytest.mark.parametrize("kind", ["hidden_states", "cosine", "patience"])
 def test_where_norms_stand_first_the_growth_of_the_stream_teaches_nothing(kind: str) -> None:
     student, teacher = model_of("disentangled-small", seed=0), model_of("disentangled-small", seed=0)
     with torch.no_grad():  # twice all that is added to the stream: the same network, since every reader has a norm
@@ -100,7 +106,7 @@ def test_sentences_of_what_does_not_fit() -> None:
     with pytest.raises(InputError, match=r"relation_heads is 5; allowed: what divides the student's .* 16 numbers"):
         mean_of(RelationTerm(relation_heads=5), student, model_of(seed=1), "packed")
     with pytest.raises(InputError, match="states are 16 wide and the teacher's 24"):
-        mean_of(StateTerm(), student, model_of(seed=1, width=24), "packed")
+        mean_of(HiddenStateTerm(), student, model_of(seed=1, width=24), "packed")
     with pytest.raises(InputError, match="a term's layers name 3; allowed: 0, the embedding, to 2"):
         mean_of(CosineTerm(layers=(3,)), student, model_of(seed=1), "packed")
     with pytest.raises(InputError, match="teacher_layer is 3; allowed: 1 to 2, the layers of the teacher"):

@@ -100,7 +100,7 @@ def relation_loss(student: Model, teacher: Model, relation_heads: int) -> Tensor
 
 
 PLAIN: dict[str, Callable[[Model, Model, tuple[int, ...]], Tensor]] = {
-    "states": states_loss,
+    "hidden_states": states_loss,
     "cosine": cosine_loss,
     "patience": patience_loss,
     "attention": attention_loss,
@@ -115,7 +115,7 @@ def test_term_equals_its_formula(kind: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-@pytest.mark.parametrize("kind", ["states", "cosine", "patience"])
+@pytest.mark.parametrize("kind", ["hidden_states", "cosine", "patience"])
 def test_states_of_another_width_go_through_a_learned_layer(kind: str, layout: str) -> None:
     teacher = model_of(seed=1, width=24, layers=4)
     student = with_width(model_of(seed=0), teacher)

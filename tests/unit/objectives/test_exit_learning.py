@@ -19,7 +19,7 @@ LAYERS = (1, 2, 3)
 
 
 def _model(dropout: float = 0.0) -> Model:
-    config = preset("bert-tiny", width=16, layers=3, heads=2, vocabulary=40, deviation=0.3, dropout=dropout)
+    config = preset("bert-tiny", width=16, layers=3, heads=2, vocabulary=40, init_std=0.3, dropout=dropout)
     head = ClassifierConfig(labels=("a", "b"), dropout=dropout)
     exits = ExitsConfig(layers=LAYERS[:-1], outputs=2, answer="classes", hidden="tanh", dropout=0.0)
     return build(config.changed(heads=(head, exits)), seed=1).double().eval()

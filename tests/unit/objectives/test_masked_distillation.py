@@ -23,22 +23,22 @@ from bertsmith.objectives.distillation.masked import MaskedDistillation
 from bertsmith.objectives.distillation.terms import (
     AttentionTerm,
     CosineTerm,
+    HiddenStateTerm,
     LabelTerm,
     OutputTerm,
     PatienceTerm,
     RelationTerm,
-    StateTerm,
 )
 from bertsmith.objectives.masked_lm import MaskedLM, MaskedLMConfig
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
 
 DISTILBERT = (OutputTerm(weight=5.0, temperature=2.0), LabelTerm(weight=2.0), CosineTerm())
-OTHERS = (StateTerm(), PatienceTerm(), AttentionTerm(), RelationTerm())
+OTHERS = (HiddenStateTerm(), PatienceTerm(), AttentionTerm(), RelationTerm())
 
 
 def network(corpus: Path, seed: int, name: str = "bert-tiny", layers: int = 2, rows: int = 0) -> Model:
-    sizes = {"width": 16, "layers": layers, "heads": 4, "dropout": 0.0, "longest": 32, "deviation": 0.3}
+    sizes = {"width": 16, "layers": layers, "heads": 4, "dropout": 0.0, "max_length": 32, "init_std": 0.3}
     config = bertsmith.preset(name, vocabulary=Tokenizer.load(corpus).size + rows, **sizes)
     return bertsmith.build(with_heads(config, ("masked_tokens",)), seed=seed).double()
 
@@ -75,13 +75,13 @@ def test_soft_scores_count_at_masked_places_only(corpus_folder: Path, layout: st
     batch, asked = batch_of(corpus_folder, layout), objective(corpus_folder, teacher, DISTILBERT)
     corrupted = asked.masked.prepare(batch, 3).corrupted
     is_target = corrupted.targets != IGNORED
-    places, right = corrupted.places[is_target], corrupted.targets[is_target]
+    positions, right = corrupted.positions[is_target], corrupted.targets[is_target]
     soft = hard = cosine = torch.zeros((), dtype=torch.float64)
     states, scores = [], []
     for model in (student, teacher):
         last = model.encoder(corrupted.tokens, batch.layout, batch.types).flatten(0, -2)
         states.append(last)
-        scores.append(model.head("masked_tokens")(last[places], model.token_table))
+        scores.append(model.head("masked_tokens")(last[positions], model.token_table))
     for mine, theirs, token in zip(*scores, right.tolist(), strict=True):
         shares, logs = (theirs.detach() / 2).softmax(-1), (mine / 2).log_softmax(-1)
         soft = soft - 4 * (shares * logs).sum() / len(right)
@@ -136,7 +136,7 @@ def test_what_is_refused(corpus_folder: Path, tmp_path: Path) -> None:
     teacher.tokenizer = learn_tokenizer(["other words than those of the stories"], "wordpiece", 60, progress=False)
     bertsmith.save(teacher, tmp_path / "other")
     small = ["sequences.length=32", "sequences.micro_tokens=256", "batch.tokens=512", "run.steps=2"]
-    small += ["model.preset=bert-tiny", "model.overrides={width=16,layers=2,heads=4,longest=32}"]
+    small += ["model.preset=bert-tiny", "model.overrides={width=16,layers=2,heads=4,max_length=32}"]
     recipe = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
     for changes, words in (
         (["distillation.teacher=headless"], "has no 'masked_tokens' head"),

@@ -39,8 +39,8 @@ from bertsmith.training.step import TrainStep
 
 SHARINGS = ["none", "full", "gradient_disentangled"]
 PAD, START, SEPARATOR, MASK, SIZE = 0, 1, 2, 3, 8
-TINY = {"width": 16, "layers": 2, "heads": 2, "longest": 16, "dropout": 0.0, "deviation": 0.3}
-PRESETS = {"electra-small": {**TINY, "embedding_width": 8}, "deberta-v3-small": {**TINY, "span": 4, "farthest": 8}}
+TINY = {"width": 16, "layers": 2, "heads": 2, "max_length": 16, "dropout": 0.0, "init_std": 0.3}
+PRESETS = {"electra-small": {**TINY, "embedding_width": 8}, "deberta-v3-small": {**TINY, "span": 4, "max_distance": 8}}
 LENGTHS = (12, 5, 9)
 
 
@@ -100,21 +100,23 @@ def transcribed(model: Model, prepared: ReplacedBatch) -> tuple[Tensor, list[lis
     """
     generator, guessing, finding = model.generator, model.generator.heads["masked_tokens"], model.heads
     masked, starts = masked_by_text(prepared)
-    draws = dict(zip(prepared.corrupted.places.tolist(), prepared.draw.tolist(), strict=True))
+    draws = dict(zip(prepared.corrupted.positions.tolist(), prepared.draw.tolist(), strict=True))
     chosen = {
-        place: target
-        for place, target in zip(prepared.corrupted.places.tolist(), prepared.corrupted.targets.tolist(), strict=True)
+        position: target
+        for position, target in zip(
+            prepared.corrupted.positions.tolist(), prepared.corrupted.targets.tolist(), strict=True
+        )
         if target >= 0
     }
     generating, detecting, labels = 0.0, 0.0, []
     for text, hidden, start in zip(texts(), masked, starts, strict=True):
-        places = [index for index in range(len(text)) if start + index in chosen]
+        positions = [index for index in range(len(text)) if start + index in chosen]
         layout = SequenceLayout.full(1, len(text))
         states = generator.run(
-            EncoderInputs(torch.tensor([hidden]), layout), Want(masked_positions=torch.tensor(places))
+            EncoderInputs(torch.tensor([hidden]), layout), Want(masked_positions=torch.tensor(positions))
         ).masked_states
         guessed = list(text)
-        for index, state in zip(places, states, strict=True):
+        for index, state in zip(positions, states, strict=True):
             assert chosen[start + index] == text[index]
             inner = gelu(guessing.transform.weight @ state + guessing.transform.bias)
             inner = (inner - inner.mean()) / torch.sqrt(inner.var(unbiased=False) + guessing.norm.epsilon)
@@ -182,7 +184,7 @@ def test_loss_gradients_and_labels_are_those_of_the_paper(
     assert sum(is_replaced) == sum(map(sum, labels)), "a pad is said to be replaced"
     is_chosen = prepared.corrupted.targets >= 0
     assert 0 < sum(is_replaced) < int(is_chosen.sum()), "the case has no right guess, or no wrong one"
-    assert (prepared.corrupted.tokens == prepared.tokens).flatten()[prepared.corrupted.places[is_chosen]].any()
+    assert (prepared.corrupted.tokens == prepared.tokens).flatten()[prepared.corrupted.positions[is_chosen]].any()
     gradients = {key: parameter.grad for key, parameter in plain.named_parameters()}
     for key, parameter in model.named_parameters():
         assert parameter.grad is not None, key

@@ -28,7 +28,15 @@ POOLED = ClassifierConfig(labels=("a", "b", "c"), pooling="pooler")
 
 
 def twelve_layers(name: str, head: ClassifierConfig = CLASSES) -> Model:
-    sizes = {"width": 16, "layers": 12, "heads": 2, "embedding_width": 8, "vocabulary": 20, "span": 4, "farthest": 8}
+    sizes = {
+        "width": 16,
+        "layers": 12,
+        "heads": 2,
+        "embedding_width": 8,
+        "vocabulary": 20,
+        "span": 4,
+        "max_distance": 8,
+    }
     config = preset(name, **{key: value for key, value in sizes.items() if key in overridable(name)})
     return with_task_head(build(config, seed=0), head, seed=0)
 
@@ -117,7 +125,7 @@ def part(batch: TaskBatch, begin: int, end: int) -> TaskBatch:
     starts = batch.layout.starts
     tokens = slice(int(starts[begin]), int(starts[end]))
     targets = {name: own[tokens] if name == "tags" else own[begin:end] for name, own in batch.targets.items()}
-    layout = SequenceLayout.packed(starts[begin : end + 1] - starts[begin], batch.layout.longest)
+    layout = SequenceLayout.packed(starts[begin : end + 1] - starts[begin], batch.layout.max_length)
     return replace(
         batch,
         tokens=batch.tokens[tokens],

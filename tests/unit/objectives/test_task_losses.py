@@ -19,7 +19,7 @@ from bertsmith.objectives.embedding import Contrastive, InBatch, Ranking, Simila
 from bertsmith.objectives.supervised import Choices, Labels, Supervised, Values
 
 ITEMS = 6
-SIZE = {"width": 12, "layers": 2, "heads": 2, "vocabulary": 30, "longest": 16, "deviation": 0.4, "dropout": 0.0}
+SIZE = {"width": 12, "layers": 2, "heads": 2, "vocabulary": 30, "max_length": 16, "init_std": 0.4, "dropout": 0.0}
 COUNTS = {"choice": (2, 4, 3, 2, 4, 4), "pair": (2,) * ITEMS, "triple": (3,) * ITEMS, "text": (1,) * ITEMS}
 GIVEN = np.array([0.0, 0.4, 1.0, 0.4, 0.9, 0.2], dtype=np.float32)
 
@@ -142,8 +142,8 @@ def test_choices_by_hand() -> None:
         begin += count
     sums = Choices().sums(outputs, batch)
     assert float(sums.loss) == pytest.approx(expected, rel=1e-12)
-    assert int(sums.figures["accuracy"].part) == hits
-    assert int(Choices().count(batch)) == int(sums.figures["accuracy"].whole) == ITEMS
+    assert int(sums.metrics["accuracy"].part) == hits
+    assert int(Choices().count(batch)) == int(sums.metrics["accuracy"].whole) == ITEMS
 
 
 def test_cosine_losses_by_hand() -> None:

@@ -25,7 +25,7 @@ def made(pairs_folder: Path) -> tuple[Model, Pairs]:
     rows = read_split(pairs_folder, "train").rows
     sources, targets = ([row[column] for row in rows] for column in ("forth", "back"))
     tokenizer = learn_tokenizer(sources, "wordpiece", 120, progress=False)
-    small = {"width": 32, "layers": 2, "heads": 2, "neurons": 64, "dropout": 0.0, "longest": 32}
+    small = {"width": 32, "layers": 2, "heads": 2, "neurons": 64, "dropout": 0.0, "max_length": 32}
     model = bertsmith.build(bertsmith.preset("transformer-tiny", vocabulary=tokenizer.size, **small), seed=0).double()
     model.tokenizer = tokenizer
     return model, Pairs.tokenised(sources, targets, tokenizer, PairConfig(length=16, micro_tokens=64))
@@ -66,15 +66,15 @@ def test_contract(made: tuple[Model, Pairs], layout: str) -> None:
     prepared = objective.prepare(batch, 5)
     counts, sums = objective.counts(prepared), objective(model, prepared)
     assert counts.keys() == sums.keys() == set(objective.terms)
-    assert set(sums["next_token"].figures) == set(objective.terms["next_token"].figures)
+    assert set(sums["next_token"].metrics) == set(objective.terms["next_token"].metrics)
     assert int(counts["next_token"]) == int((batch.expected >= 0).sum()) > 0
-    assert 0 <= int(sums["next_token"].figures["accuracy"].part) <= int(counts["next_token"])
+    assert 0 <= int(sums["next_token"].metrics["accuracy"].part) <= int(counts["next_token"])
     again = objective(model, objective.prepare(batch, 5))
     assert torch.equal(sums["next_token"].loss, again["next_token"].loss)
     # held-out figures are without smoothing
     evaluation = objective.for_evaluation()
     plain = evaluation(model, evaluation.prepare(batch, 0))["next_token"].loss
-    assert plain.item() == pytest.approx(sums["next_token"].figures["nll"].part.item())
+    assert plain.item() == pytest.approx(sums["next_token"].metrics["nll"].part.item())
     assert plain.item() != pytest.approx(sums["next_token"].loss.item(), rel=1e-3)
 
     model.zero_grad()
@@ -100,10 +100,10 @@ def test_the_loss_does_not_depend_on_the_batches(made: tuple[Model, Pairs], layo
 def test_nothing_leaks_from_the_future(made: tuple[Model, Pairs], layout: str) -> None:
     """Another y_t leaves the scores that predict y_1 … y_t as they are, and changes those after it."""
     model, _ = made
-    batch = max(batches(made, layout), key=lambda batch: batch.target_layout.longest)
-    place = 3  # the decoder reads [CLS] y_1 y_2 y_3 …: y_3 stands here, and the scores here predict y_4
-    position = batch.target_layout.positions(batch.target)
-    changed = torch.where(position == place, (batch.target + 1) % model.config.encoder.vocabulary, batch.target)
+    batch = max(batches(made, layout), key=lambda batch: batch.target_layout.max_length)
+    position = 3  # the decoder reads [CLS] y_1 y_2 y_3 …: y_3 stands here, and the scores here predict y_4
+    positions = batch.target_layout.positions(batch.target)
+    changed = torch.where(positions == position, (batch.target + 1) % model.config.encoder.vocabulary, batch.target)
     assert not changed.equal(batch.target)
 
     def difference(other: PairBatch) -> Tensor:
@@ -111,11 +111,11 @@ def test_nothing_leaks_from_the_future(made: tuple[Model, Pairs], layout: str) -
             return (target_scores(model, other) - target_scores(model, batch)).abs().amax(-1)
 
     moved = difference(replace(batch, target=changed))
-    assert moved[position < place].max() == 0
-    real = torch.ones_like(position, dtype=torch.bool)
+    assert moved[positions < position].max() == 0
+    real = torch.ones_like(positions, dtype=torch.bool)
     if batch.target_layout.is_token is not None:
         real = batch.target_layout.is_token
-    assert moved[(position >= place) & real].min() > 0
+    assert moved[(positions >= position) & real].min() > 0
     # while another source changes them all
     source = (batch.source + 1) % model.config.encoder.vocabulary
     assert difference(replace(batch, source=source))[real].min() > 0

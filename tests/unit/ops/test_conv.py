@@ -18,7 +18,7 @@ from bertsmith.ops.conv import (
 )
 
 PLAIN_FORMS = [name for name in BACKENDS if name != "triton"]  # the kernels have tests of their own
-TAPS = [1, 3, 9, 13]
+KERNEL_SIZE = [1, 3, 9, 13]
 HEADS, HEAD_WIDTH = 3, 2
 
 
@@ -28,37 +28,37 @@ def numbers(*shape: int) -> Tensor:
 
 def depthwise_loop(hidden: Tensor, kernel: Tensor, is_causal: bool) -> Tensor:
     """O[i, c] = Σ_j W[c, j] · X[i + j − ⌈(k + 1)/2⌉, c] (Wu et al. 2019, section 2), one sequence."""
-    taps = kernel.shape[1]
-    centre = taps - 1 if is_causal else taps // 2
+    kernel_size = kernel.shape[1]
+    centre = kernel_size - 1 if is_causal else kernel_size // 2
     rows = []
     for i in range(len(hidden)):
-        terms = [kernel[:, j] * hidden[i + j - centre] for j in range(taps) if 0 <= i + j - centre < len(hidden)]
+        terms = [kernel[:, j] * hidden[i + j - centre] for j in range(kernel_size) if 0 <= i + j - centre < len(hidden)]
         rows.append(torch.stack(terms).sum(0))
     return torch.stack(rows)
 
 
 def light_loop(value: Tensor, scores: Tensor, is_causal: bool) -> Tensor:
     """LightConv and DynamicConv (Wu et al. 2019, eqs. 3 to 5): softmax over the taps, shared by a head's channels."""
-    taps = scores.shape[-1]
-    centre = taps - 1 if is_causal else taps // 2
+    kernel_size = scores.shape[-1]
+    centre = kernel_size - 1 if is_causal else kernel_size // 2
     result = torch.zeros_like(value)
     for i in range(len(value)):
         for head in range(value.shape[1]):
             kernel = (scores if scores.dim() == 2 else scores[i])[head].exp()
             kernel = kernel / kernel.sum()
             for channel in range(value.shape[2]):
-                for j in range(taps):
+                for j in range(kernel_size):
                     if 0 <= i + j - centre < len(value):
                         result[i, head, channel] += kernel[j] * value[i + j - centre, head, channel]
     return result
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("taps", TAPS)
+@pytest.mark.parametrize("kernel_size", KERNEL_SIZE)
 @pytest.mark.parametrize("form", PLAIN_FORMS)
-def test_depthwise_is_the_loop(form: str, taps: int, is_causal: bool) -> None:
+def test_depthwise_is_the_loop(form: str, kernel_size: int, is_causal: bool) -> None:
     for case in LENGTH_CASES.values():
-        items, kernel = [numbers(length, 5).detach() for length in case], numbers(5, taps).detach()
+        items, kernel = [numbers(length, 5).detach() for length in case], numbers(5, kernel_size).detach()
         expected = torch.cat([depthwise_loop(item, kernel, is_causal) for item in items])
         packed = depthwise(torch.cat(items), kernel, packed_layout(case, empty=2), is_causal=is_causal, backend=form)
         torch.testing.assert_close(packed, expected, rtol=0, atol=1e-13)
@@ -68,15 +68,15 @@ def test_depthwise_is_the_loop(form: str, taps: int, is_causal: bool) -> None:
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("taps", TAPS)
+@pytest.mark.parametrize("kernel_size", KERNEL_SIZE)
 @pytest.mark.parametrize("is_fixed", [True, False], ids=["light", "dynamic"])
 @pytest.mark.parametrize("form", PLAIN_FORMS)
-def test_light_and_dynamic_are_the_loop(form: str, is_fixed: bool, taps: int, is_causal: bool) -> None:
+def test_light_and_dynamic_are_the_loop(form: str, is_fixed: bool, kernel_size: int, is_causal: bool) -> None:
     with torch.no_grad():
         for case in LENGTH_CASES.values():
             items = [numbers(length, HEADS, HEAD_WIDTH) for length in case]
-            fixed = numbers(HEADS, taps)
-            scores = [fixed if is_fixed else numbers(length, HEADS, taps) for length in case]
+            fixed = numbers(HEADS, kernel_size)
+            scores = [fixed if is_fixed else numbers(length, HEADS, kernel_size) for length in case]
             expected = torch.cat([light_loop(v, s, is_causal) for v, s in zip(items, scores, strict=True)])
             together = fixed if is_fixed else torch.cat(scores)
             layout = packed_layout(case, empty=2)
@@ -128,11 +128,11 @@ def test_steps_are_the_causal_form() -> None:
     fixed = light_conv(value, scores[0, 0], layout, is_causal=True)
     deep = depthwise(value.flatten(2), kernel, layout, is_causal=True)
     before = torch.nn.functional.pad(value, (0, 0, 0, 0, 4, 0))
-    for place in range(6):
-        window = before[:, place : place + 5]
-        torch.testing.assert_close(light_conv_step(window, scores[:, place]), whole[:, place], rtol=0, atol=1e-13)
-        torch.testing.assert_close(light_conv_step(window, scores[0, 0]), fixed[:, place], rtol=0, atol=1e-13)
-        torch.testing.assert_close(depthwise_step(window.flatten(2), kernel), deep[:, place], rtol=0, atol=1e-13)
+    for position in range(6):
+        window = before[:, position : position + 5]
+        torch.testing.assert_close(light_conv_step(window, scores[:, position]), whole[:, position], rtol=0, atol=1e-13)
+        torch.testing.assert_close(light_conv_step(window, scores[0, 0]), fixed[:, position], rtol=0, atol=1e-13)
+        torch.testing.assert_close(depthwise_step(window.flatten(2), kernel), deep[:, position], rtol=0, atol=1e-13)
 
 
 def test_map_times_value_is_the_convolution() -> None:
@@ -192,9 +192,9 @@ def test_the_backward_pass_keeps_no_windows() -> None:
             assert 0 < kept < 3 * value.numel() * 4, "nine windows would be nine times the value"
 
 
-@pytest.mark.parametrize("taps", [2, 8])
-def test_even_taps_are_refused(taps: int) -> None:
-    with pytest.raises(InputError, match=f"taps is {taps}; allowed: odd numbers"):
-        light_conv(numbers(5, 2, 3), numbers(2, taps), packed_layout([5]))
-    with pytest.raises(InputError, match=f"taps is {taps}; allowed: odd numbers"):
-        depthwise(numbers(5, 6), numbers(6, taps), packed_layout([5]))
+@pytest.mark.parametrize("kernel_size", [2, 8])
+def test_even_taps_are_refused(kernel_size: int) -> None:
+    with pytest.raises(InputError, match=f"kernel_size is {kernel_size}; allowed: odd numbers"):
+        light_conv(numbers(5, 2, 3), numbers(2, kernel_size), packed_layout([5]))
+    with pytest.raises(InputError, match=f"kernel_size is {kernel_size}; allowed: odd numbers"):
+        depthwise(numbers(5, 6), numbers(6, kernel_size), packed_layout([5]))

@@ -25,8 +25,8 @@ GENERAL_FORMS = [
 ]  # these have tests of their own
 
 
-def padded(lengths: list[int], longest: int) -> SequenceLayout:
-    return SequenceLayout.padded(torch.arange(longest) < torch.tensor(lengths)[:, None])
+def padded(lengths: list[int], max_length: int) -> SequenceLayout:
+    return SequenceLayout.padded(torch.arange(max_length) < torch.tensor(lengths)[:, None])
 
 
 def packed(lengths: list[int]) -> SequenceLayout:
@@ -110,11 +110,11 @@ def test_explicit_positions_choose_rows_of_the_whole_map(form: str) -> None:
     slots = SLOTS["buckets"]
     query, key, value = states(12), states(12), states(12)
     rows = tables((True, True), slots)
-    places, positions = torch.tensor([6, 0, 2, 7 + 4, 7 + 1]), torch.tensor([6, 0, 2, 4, 1])
+    index, positions = torch.tensor([6, 0, 2, 7 + 4, 7 + 1]), torch.tensor([6, 0, 2, 4, 1])
     for causal in (False, True):
         everything = disentangled(query, key, value, *rows, packed([7, 5]), relative(slots), is_causal=causal)
         some = disentangled(
-            query[places],
+            query[index],
             key,
             value,
             *rows,
@@ -124,7 +124,7 @@ def test_explicit_positions_choose_rows_of_the_whole_map(form: str) -> None:
             is_causal=causal,
             backend=form,
         )
-        torch.testing.assert_close(some, everything[places], rtol=0, atol=1e-12)
+        torch.testing.assert_close(some, everything[index], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", GENERAL_FORMS)

@@ -16,12 +16,12 @@ LENGTHS = [[1], [7, 3, 1], [64, 65, 63], [130, 0, 17], [200]]
 
 def call(lengths: list[int], lying: str) -> tuple[list[Tensor], SequenceLayout]:
     """Query, key and value of sequences that lie so, and their layout."""
-    longest = max(lengths)
+    max_length = max(lengths)
     if lying == "packed":
-        layout, shape = SequenceLayout.packed(torch.tensor([0, *lengths]).cumsum(0).int(), longest), (sum(lengths),)
+        layout, shape = SequenceLayout.packed(torch.tensor([0, *lengths]).cumsum(0).int(), max_length), (sum(lengths),)
     else:
-        layout = SequenceLayout.padded(torch.arange(longest + 2) < torch.tensor(lengths)[:, None])
-        shape = (len(lengths), longest + 2)
+        layout = SequenceLayout.padded(torch.arange(max_length + 2) < torch.tensor(lengths)[:, None])
+        shape = (len(lengths), max_length + 2)
     # as they come: three parts of one projection
     parts = torch.randn(*shape, 3, HEADS, WIDTH, dtype=torch.float64).unbind(-3)
     return list(parts), layout

@@ -83,8 +83,8 @@ def test_chunked_quadratic_and_stepwise_agree(feature_map: str, dtype: torch.dty
             mixed = favor(query, key, value, features, layout, is_causal=True, chunk=chunk)
             torch.testing.assert_close(mixed, expected, rtol=0, atol=tolerance)
         state, steps = favor_start(2, HEADS, features), []
-        for place in range(length):
-            mixed, state = favor_step(query[:, place], key[:, place], value[:, place], state, features)
+        for position in range(length):
+            mixed, state = favor_step(query[:, position], key[:, position], value[:, position], state, features)
             steps.append(mixed)
         torch.testing.assert_close(torch.stack(steps, 1), expected, rtol=0, atol=tolerance)
 

@@ -28,7 +28,7 @@ def layout_of(lengths: list[int], lying: str) -> SequenceLayout:
 
 
 def tensors(layout: SequenceLayout, tokens: int) -> list[Tensor]:
-    shape = (tokens,) if layout.is_packed else (layout.batch, layout.longest)
+    shape = (tokens,) if layout.is_packed else (layout.batch, layout.max_length)
     widths = (8, 8, 6)
     return [torch.randn(*shape, 3, width, dtype=torch.float64, requires_grad=True) for width in widths]
 
@@ -92,7 +92,7 @@ def test_groups_hold_every_token_once_and_few_pads() -> None:
     assert sum(count for count, _ in groups.sizes) == 8
     assert groups.sizes == ((2, 100), (1, 74), (2, 30), (3, 16))
     assert groups.rows == 382
-    assert len(groups.places.unique()) == sum(lengths)
+    assert len(groups.positions.unique()) == sum(lengths)
     assert LengthGroups.of([]).sizes == ()
 
 

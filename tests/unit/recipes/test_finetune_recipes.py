@@ -26,7 +26,7 @@ def test_every_preset_has_settings_for_every_task(name: str) -> None:
             plain = finetune_recipe(config, kind, data, examples=1000).plain()
             plain["task"] = {"kind": "classification"}
             settings = FinetuneSettings.parse({"model": "folder", **plain})
-            assert settings.sequences.length <= config.encoder.embedding.longest
+            assert settings.sequences.length <= config.encoder.embedding.max_length
             assert 1e-6 <= settings.optimizer.learning_rate <= 1e-3
 
 

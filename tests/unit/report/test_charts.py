@@ -106,7 +106,7 @@ def test_strip_chart_shows_every_run_and_the_mean() -> None:
 
 def test_heat_map_covers_every_weight_once() -> None:
     paths = re.findall(r' d="([^"]+)"', heat_map(np.eye(5)))
-    assert paths == ["".join(f"M{place} {place}h1v1h-1z" for place in range(5))]
+    assert paths == ["".join(f"M{position} {position}h1v1h-1z" for position in range(5))]
 
 
 def test_kernel_chart_lists_its_taps() -> None:

@@ -244,13 +244,13 @@ def test_cheapest_sub_network_that_is_good_enough() -> None:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("vocabulary")
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "a", "##a"]
-    (Path(folder) / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "a", "##a"]
+    (Path(folder) / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
     return Tokenizer.load(Path(folder))
 
 
 def tiny(tokenizer: Tokenizer, name: str = "bert-tiny") -> Model:
-    sizes = {"vocabulary": 64, "width": 32, "layers": 4, "heads": 4, "longest": 32}
+    sizes = {"vocabulary": 64, "width": 32, "layers": 4, "heads": 4, "max_length": 32}
     model = bertsmith.build(bertsmith.preset(name, **sizes), seed=0).eval()
     model.tokenizer = tokenizer
     with torch.no_grad():
@@ -270,11 +270,11 @@ def test_heads_are_compared_by_their_index_before_rewiring(tokenizer: Tokenizer)
     assert found is not None
     assert [layer for layer, _ in found.layers] == [1, 3]
     _, small = compute_maps(bertsmith.extract(model, Subnet(width=0.5, depth=0.5)), text)
-    for place, (layer, pairs) in enumerate(found.layers):
+    for position, (layer, pairs) in enumerate(found.layers):
         assert [pair.index for pair in pairs] == orders[layer][:2].tolist()
         for head, pair in enumerate(pairs):
             np.testing.assert_allclose(pair.whole, before["attention"][layer][pair.index], atol=1e-5)
-            np.testing.assert_allclose(pair.small, small["attention"][place][head], atol=1e-6)
+            np.testing.assert_allclose(pair.small, small["attention"][position][head], atol=1e-6)
     assert len(found.whole_statistics) == 16
     assert len(found.small_statistics) == 4
     outline = check(render_elastic_page(report(of, heads=found)))

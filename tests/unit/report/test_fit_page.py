@@ -27,7 +27,7 @@ def candidate(name: str, score: float, latency: float, **more: Any) -> Candidate
         latency_ms=latency,
         size_mb=12.34,
         on_front=True,
-        figures=None,
+        metrics=None,
         interval=None,
         parameters=1200,
         **own,
@@ -66,7 +66,7 @@ def outcome(**more: Any) -> FitOutcome:
         measurements=9,
         limits={},
         data="task",
-        part="dev",
+        split="dev",
         task="classification",
         candidates=(WHOLE, chosen, guess),
         score=88.0,
@@ -90,8 +90,8 @@ def test_page_shows_the_front_the_budget_and_every_candidate() -> None:
 
 def test_markers_lie_at_their_latency() -> None:
     outline = Outline(render_fit_page(outcome(), "mine"))
-    places = [float(str(found["x"]).rstrip("%")) for tag, found in outline.elements if tag == "svg" and "x" in found]
-    assert sorted(places) == pytest.approx([15.0, 35.0, 100.0])
+    positions = [float(str(found["x"]).rstrip("%")) for tag, found in outline.elements if tag == "svg" and "x" in found]
+    assert sorted(positions) == pytest.approx([15.0, 35.0, 100.0])
 
 
 def test_floor_and_miss_are_shown() -> None:

@@ -26,12 +26,12 @@ def attention(heads: int, length: int = 6) -> np.ndarray:
 
 def banded(kernels: np.ndarray, length: int = 6) -> np.ndarray:
     """The maps of convolution heads, tap t at key = query + t − (taps − 1) / 2, by a plain loop."""
-    heads, taps = kernels.shape
+    heads, kernel_size = kernels.shape
     maps = np.zeros((heads, length, length))
     for head in range(heads):
         for query in range(length):
-            for tap in range(taps):
-                key = query + tap - taps // 2
+            for tap in range(kernel_size):
+                key = query + tap - kernel_size // 2
                 if 0 <= key < length:
                     maps[head, query, key] = kernels[head, tap]
     return maps
@@ -100,12 +100,10 @@ def test_models_without_attention_have_a_page_and_statistics(name: str, tmp_path
     maps: Maps = {name: mixed()[name if name == "convolution" else "content_to_position"]}
     assert "<tr data-layer" in render_attention_page(TOKENS, maps, title="t", facts={})
     (one,) = text_maps(TOKENS, maps)
-    figures = map_statistics(TOKENS, one)
-    assert [len(layer) for layer in figures] == one.heads
-    assert set(vars(next(layer for layer in figures if layer)[0])) == (
-        {"mean", "deviation", "lowest", "highest"}
-        if one.is_score
-        else {"entropy", "distance", "near", "first", "separator"}
+    metrics = map_statistics(TOKENS, one)
+    assert [len(layer) for layer in metrics] == one.heads
+    assert set(vars(next(layer for layer in metrics if layer)[0])) == (
+        {"mean", "std", "lowest", "highest"} if one.is_score else {"entropy", "distance", "near", "first", "separator"}
     )
     save_attention_picture(TOKENS, one, tmp_path / "grid.png", title="$x^$")
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

@@ -28,16 +28,16 @@ def batches() -> list[tuple[list[dict[str, Tensor]], Tensor]]:
     """Two batches of three layers that differ in maps and heads; padding holds NaN."""
     made = []
     for lengths in LENGTHS:
-        longest = max(lengths)
-        is_token = torch.arange(longest) < torch.tensor(lengths)[:, None]
+        max_length = max(lengths)
+        is_token = torch.arange(max_length) < torch.tensor(lengths)[:, None]
         pairs = (is_token[:, :, None] & is_token[:, None])[:, None]
 
         def weights(heads: int, pairs: Tensor = pairs) -> Tensor:
             scores = torch.randn(len(pairs), heads, *pairs.shape[2:], dtype=torch.float64)
             return torch.where(pairs, scores.masked_fill(~pairs, -1e9).softmax(-1), torch.nan)
 
-        place = torch.arange(longest)
-        band = ((place[:, None] - place).abs() <= 1) / 3.0
+        position = torch.arange(max_length)
+        band = ((position[:, None] - position).abs() <= 1) / 3.0
         convolution = torch.where(pairs, band.double(), torch.nan).expand(-1, 3, -1, -1)
         terms = torch.where(pairs, torch.randn_like(weights(2)), torch.inf)
         layers = [{"convolution": convolution}, {"attention": weights(4)}]
@@ -136,7 +136,7 @@ def test_non_finite_map_is_rejected() -> None:
 @pytest.fixture
 def model(corpus_folder: Path) -> Model:
     tokenizer = Tokenizer.load(corpus_folder)
-    made = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=16, heads=2, longest=24))
+    made = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=16, heads=2, max_length=24))
     made.tokenizer = tokenizer
     return made
 
@@ -221,11 +221,11 @@ def test_headline_follows_the_shares() -> None:
 
 
 def test_statistics_are_json_ready_and_complete() -> None:
-    figures = json.loads(json.dumps(asdict(study_statistics(studied(batches())))))
-    assert figures["distances"] == list(range(-7, 8))
-    attention = figures["maps"]["attention"]
+    metrics = json.loads(json.dumps(asdict(study_statistics(studied(batches())))))
+    assert metrics["distances"] == list(range(-7, 8))
+    attention = metrics["maps"]["attention"]
     assert set(attention["near_by_layer"]) == {"2", "3"}
     assert len(attention["near_by_head"]["2"]) == 4
     assert sum(attention["mass_by_distance"]) == pytest.approx(1, abs=1e-6)
-    assert figures["maps"]["convolution"]["kernels"]["distances"] == [-1, 0, 1]
-    assert figures["maps"]["content_to_position"]["kind"] == "scores"
+    assert metrics["maps"]["convolution"]["kernels"]["distances"] == [-1, 0, 1]
+    assert metrics["maps"]["content_to_position"]["kind"] == "scores"

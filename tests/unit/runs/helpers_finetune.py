@@ -6,7 +6,7 @@ from typing import Any
 
 import bertsmith
 
-SMALL = ["model.overrides={width=16,layers=1,heads=2,longest=32,dropout=0.1}", "tokenizer.vocabulary=300"]
+SMALL = ["model.overrides={width=16,layers=1,heads=2,max_length=32,dropout=0.1}", "tokenizer.vocabulary=300"]
 SMALL += ["sequences.length=16", "batch.examples=16", "run.log_every=1", "run.epochs=2", "optimizer.learning_rate=1e-3"]
 
 WORDS = {"good": ["fine", "lovely", "bright", "happy"], "bad": ["awful", "broken", "sad", "dark"]}

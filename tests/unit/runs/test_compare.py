@@ -47,8 +47,8 @@ def test_recipes_are_trained_for_equal_tokens_and_resumed(
     recipes: list[str], corpus_folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    figures = compare(recipes, corpus_folder, out, seeds=2)
-    rows = figures["recipes"]
+    metrics = compare(recipes, corpus_folder, out, seeds=2)
+    rows = metrics["recipes"]
     assert set(rows) == {"masked", "wider", "replaced"}
     steps = json.loads((out / "comparison.json").read_text())["steps"]
     assert steps == {"masked": 11, "wider": 5, "replaced": 11}
@@ -62,7 +62,7 @@ def test_recipes_are_trained_for_equal_tokens_and_resumed(
     page = (out / "report.html").read_text()
     assert "Token loss by training operations" in page
     assert "small generator" in page
-    curve = figures["curves"]["masked"][0]
+    curve = metrics["curves"]["masked"][0]
     assert [row["step"] for row in curve] == [3, 6, 9, 11]
     assert curve[0]["tokens"] < curve[-1]["tokens"] == pytest.approx(rows["masked"]["tokens"], rel=0.05)
 
@@ -83,8 +83,8 @@ def test_recipes_are_trained_for_equal_tokens_and_resumed(
 def test_equal_operations_give_the_larger_network_fewer_steps(
     recipes: list[str], corpus_folder: Path, tmp_path: Path
 ) -> None:
-    figures = compare(recipes[:2], corpus_folder, tmp_path / "out", budget="1e9 flops")
-    masked, wider = (figures["recipes"][name] for name in ("masked", "wider"))
+    metrics = compare(recipes[:2], corpus_folder, tmp_path / "out", budget="1e9 flops")
+    masked, wider = (metrics["recipes"][name] for name in ("masked", "wider"))
     assert masked["steps"] > 2 * wider["steps"]
     assert masked["flops"] == pytest.approx(wider["flops"], rel=0.2)
     page = (tmp_path / "out" / "report.html").read_text()
@@ -99,7 +99,7 @@ def test_equal_operations_give_the_larger_network_fewer_steps(
         ({"seeds": 0}, "--seeds is 0; allowed: 1 or more"),
         ({"evaluations": 0}, "--evaluations is 0"),
         ({"data": None}, "data is not given"),
-        ({"set": ["model.overrides.longest=16"]}, "sequences.length is 32; the model takes at most 16"),
+        ({"set": ["model.overrides.max_length=16"]}, "sequences.length is 32; the model takes at most 16"),
     ],
 )
 def test_bad_comparisons_are_named_and_write_nothing(

@@ -13,7 +13,7 @@ from bertsmith.shrinking.elastic_metadata import ElasticRecord, write_record
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    config = bertsmith.preset("bert-tiny", vocabulary=40, width=16, heads=2, layers=4, longest=16)
+    config = bertsmith.preset("bert-tiny", vocabulary=40, width=16, heads=2, layers=4, max_length=16)
     bertsmith.save(bertsmith.build(config, seed=0), tmp_path / "model")
     return tmp_path / "model"
 
@@ -39,5 +39,5 @@ def test_invalid_share_raises(folder: Path, tmp_path: Path, shares: dict[str, fl
 
 
 def record_with(rule: str) -> ElasticRecord:
-    figures = {"metric": "accuracy", "teacher_score": 50.0, "length": 8, "depth_rule": rule}
-    return ElasticRecord.parse({**figures, "grid": [], "head_scores": [], "head_order": [], "neuron_order": []})
+    metrics = {"metric": "accuracy", "teacher_score": 50.0, "length": 8, "depth_rule": rule}
+    return ElasticRecord.parse({**metrics, "grid": [], "head_scores": [], "head_order": [], "neuron_order": []})

@@ -22,9 +22,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_fine_tuned_model_keeps_its_labels(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    figures = export_model(run, out=tmp_path / "hf")
+    metrics = export_model(run, out=tmp_path / "hf")
     said = " ".join(capsys.readouterr().out.split())
-    assert figures["form"] == "native"
+    assert metrics["form"] == "native"
     assert "written as BertForSequenceClassification, which transformers opens without Bertsmith" in said
     settings = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert settings["id2label"] == {"0": "bad", "1": "good"}
@@ -43,9 +43,9 @@ def test_fine_tuned_model_keeps_its_labels(run: Path, tmp_path: Path, capsys: py
 def test_model_without_a_native_class(
     choice: dict, why: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    figures = export_model(run, out=tmp_path / "hf", **choice)
+    metrics = export_model(run, out=tmp_path / "hf", **choice)
     said = " ".join(capsys.readouterr().out.split())
-    assert figures["form"] == "bertsmith"
+    assert metrics["form"] == "bertsmith"
     assert "which transformers opens after `import bertsmith.hf`, because" in said
     assert why in said
     settings = json.loads((tmp_path / "hf" / "config.json").read_text())

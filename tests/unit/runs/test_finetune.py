@@ -163,8 +163,8 @@ def test_one_answer_to_everything_is_pointed_out() -> None:
 
 
 def test_a_degenerate_run_says_so(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    figures = tune(data, tmp_path / "run", "optimizer.learning_rate=1e-9", "run.epochs=1")
-    assert figures["is_degenerate"]
+    metrics = tune(data, tmp_path / "run", "optimizer.learning_rate=1e-9", "run.epochs=1")
+    assert metrics["is_degenerate"]
     assert "degenerate" in " ".join(capsys.readouterr().out.split())
 
 

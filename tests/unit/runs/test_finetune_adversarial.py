@@ -13,7 +13,7 @@ from bertsmith.toml import read_toml
 from bertsmith.training.trainer import Trainer
 
 SMALL = [
-    "model.overrides={width=16,layers=1,heads=2,longest=32,dropout=0.1}",
+    "model.overrides={width=16,layers=1,heads=2,max_length=32,dropout=0.1}",
     "tokenizer.vocabulary=300",
     "sequences.length=32",
 ]

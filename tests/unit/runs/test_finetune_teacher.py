@@ -19,9 +19,9 @@ from bertsmith.training import trainer as trainers
 
 COMMON = ["sequences.length=16", "batch.examples=16", "run.log_every=1", "optimizer.learning_rate=3e-3"]
 COMMON += ["schedule.warmup=0.1"]
-STUDENT = "model.overrides={width=16,layers=2,heads=4,longest=32,dropout=0.0}"
+STUDENT = "model.overrides={width=16,layers=2,heads=4,max_length=32,dropout=0.0}"
 EVERY_TERM = (
-    'distillation.terms=[{kind="outputs"},{kind="labels",weight=0.1},{kind="states"},{kind="cosine"},'
+    'distillation.terms=[{kind="outputs"},{kind="labels",weight=0.1},{kind="hidden_states"},{kind="cosine"},'
     '{kind="attention",weight=0.1},{kind="relations"},{kind="patience"}]'
 )
 
@@ -34,7 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def teacher(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("teacher") / "run"
-    network = "model.overrides={width=32,layers=4,heads=4,longest=32,dropout=0.0}"
+    network = "model.overrides={width=32,layers=4,heads=4,max_length=32,dropout=0.0}"
     settings = [*COMMON, network, "tokenizer.vocabulary=300", "run.epochs=8"]
     assert bertsmith.finetune("bert-tiny", data=data, out=out, set=settings, device="cpu")["score"] > 80
     return out
@@ -59,29 +59,29 @@ def divergence(teacher: Path, student: Path, data: Path) -> float:
 
 def test_a_student_comes_nearer_to_its_teacher_than_without(data: Path, teacher: Path, tmp_path: Path) -> None:
     cut = ("model.subnet.layers=[0,1]", "run.epochs=4", "optimizer.learning_rate=1e-3", "run.choose=last")
-    soft = 'distillation.terms=[{kind="outputs"},{kind="states"}]'
-    figures = learn(data, tmp_path / "with", *cut, soft, model=None, teacher=teacher)
+    soft = 'distillation.terms=[{kind="outputs"},{kind="hidden_states"}]'
+    metrics = learn(data, tmp_path / "with", *cut, soft, model=None, teacher=teacher)
     learn(data, tmp_path / "without", *cut, model=teacher)
-    assert figures["teacher_score"] > 80
+    assert metrics["teacher_score"] > 80
     near, far = (divergence(teacher, tmp_path / name, data) for name in ("with", "without"))
     assert near < 0.5 * far
 
 
 def test_every_term_is_logged_and_only_the_model_is_written(data: Path, teacher: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    figures = learn(data, out, STUDENT, EVERY_TERM, "run.epochs=1", teacher=teacher)
+    metrics = learn(data, out, STUDENT, EVERY_TERM, "run.epochs=1", teacher=teacher)
     row = log(out, "training")[-1]
-    for kind in ("outputs", "labels", "states", "cosine", "attention", "relations", "patience"):
+    for kind in ("outputs", "labels", "hidden_states", "cosine", "attention", "relations", "patience"):
         assert row[f"{kind}_loss"] > 0
     model = bertsmith.load(out)
     assert [head.kind for head in model.config.heads] == ["pooler", "classifier"]
     assert not any("teacher_width" in name for name in model.state_dict())
-    assert figures["parameters"] == sum(parameter.numel() for parameter in model.parameters())
-    assert bertsmith.evaluate(out, data=data, out=tmp_path / "judged")["score"] == figures["score"]
+    assert metrics["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert bertsmith.evaluate(out, data=data, out=tmp_path / "judged")["score"] == metrics["score"]
     recorded = read_toml(out / "recipe.toml")
     assert recorded["distillation"]["teacher"] == str(teacher)
     again = bertsmith.finetune(recipe=out / "recipe.toml", out=tmp_path / "again", device="cpu")
-    assert again["training_loss"] == figures["training_loss"]
+    assert again["training_loss"] == metrics["training_loss"]
 
 
 def test_a_student_is_cut_of_its_teacher(data: Path, teacher: Path, tmp_path: Path) -> None:
@@ -124,10 +124,10 @@ def test_going_on_gives_the_same_model_to_the_bit(
 
 def test_a_student_that_rounds_learns_from_a_teacher_that_does_not(data: Path, teacher: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    figures = learn(data, out, STUDENT, EVERY_TERM, "quantisation.weight_bits=8", "run.epochs=1", teacher=teacher)
+    metrics = learn(data, out, STUDENT, EVERY_TERM, "quantisation.weight_bits=8", "run.epochs=1", teacher=teacher)
     assert bertsmith.load(out).config.quantisation is not None
-    assert bertsmith.evaluate(out, data=data, out=tmp_path / "judged")["score"] == figures["score"]
-    assert figures["teacher_score"] > 80
+    assert bertsmith.evaluate(out, data=data, out=tmp_path / "judged")["score"] == metrics["score"]
+    assert metrics["teacher_score"] > 80
 
 
 def test_the_command_explains_the_costs_of_both(data: Path, teacher: Path, capsys: pytest.CaptureFixture) -> None:
@@ -196,7 +196,7 @@ def test_numbers_are_learned_from_the_teacher(tmp_path: Path) -> None:
     things = ["day", "smith", "river", "gate"]
     rows = [{"text": f"the {word} {thing}", "label": float(i < 3)} for i, word in enumerate(words) for thing in things]
     opposite = [{**row, "label": 1 - row["label"]} for row in rows]
-    network = "model.overrides={width=16,layers=1,heads=2,longest=32,dropout=0.0}"
+    network = "model.overrides={width=16,layers=1,heads=2,max_length=32,dropout=0.0}"
     settings = [*COMMON, network, "optimizer.learning_rate=1e-2", "run.epochs=10", "batch.examples=8"]
     bertsmith.finetune(
         "bert-tiny", train=rows, dev=rows, out=tmp_path / "t", set=settings, device="cpu", task="regression"

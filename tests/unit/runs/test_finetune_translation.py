@@ -13,7 +13,7 @@ from bertsmith.cli import main
 from bertsmith.errors import InputError
 from bertsmith.tasks import translation
 
-SMALL = ["model.overrides={width=32,layers=1,heads=2,neurons=64,longest=64}", "tokenizer.vocabulary=300"]
+SMALL = ["model.overrides={width=32,layers=1,heads=2,neurons=64,max_length=64}", "tokenizer.vocabulary=300"]
 SMALL += ["sequences.length=64", "sequences.micro_tokens=256", "batch.tokens=512", "run.log_every=1"]
 SMALL += ["task.generation={method='greedy',extra_length=2}"]
 
@@ -55,10 +55,10 @@ def test_evaluate_and_predict(run: Path, pairs_folder: Path, tmp_path: Path) -> 
     likeliest = bertsmith.evaluate(run, data=pairs_folder, out=tmp_path / "dev", beam=1, device="cpu")
     assert likeliest["search"] == result["search"] | {"method": "beam", "beam": 1}
     assert likeliest["bleu"] == pytest.approx(result["bleu"])  # beam 1 = greedy
-    words = ["evaluate", str(run), "--data", str(pairs_folder), "--part", "test", "--out", str(tmp_path / "test")]
+    words = ["evaluate", str(run), "--data", str(pairs_folder), "--split", "test", "--out", str(tmp_path / "test")]
     main([*words, "--beam", "2", "--device", "cpu"])
-    figures = json.loads((tmp_path / "test" / "result.json").read_text())
-    assert (figures["examples"], figures["source"], figures["search"]["beam"]) == (10, "forth", 2)
+    metrics = json.loads((tmp_path / "test" / "result.json").read_text())
+    assert (metrics["examples"], metrics["source"], metrics["search"]["beam"]) == (10, "forth", 2)
 
     lines = tmp_path / "lines.txt"
     lines.write_text("the smith\n\na cold river\n", encoding="utf-8")
@@ -83,8 +83,8 @@ def test_evaluate_finds_again_what_the_run_measured(pairs_folder: Path, tmp_path
 
 def test_the_direction_is_remembered(pairs_folder: Path, tmp_path: Path) -> None:
     tune(pairs_folder, tmp_path / "run", "run.steps=1", source="back")
-    figures = bertsmith.evaluate(tmp_path / "run", data=pairs_folder, out=tmp_path / "dev", beam=1, device="cpu")
-    assert (figures["source"], figures["target"]) == ("back", "forth")
+    metrics = bertsmith.evaluate(tmp_path / "run", data=pairs_folder, out=tmp_path / "dev", beam=1, device="cpu")
+    assert (metrics["source"], metrics["target"]) == ("back", "forth")
 
 
 def test_the_last_checkpoints_are_averaged(pairs_folder: Path, tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_padded_batches_learn_the_same(pairs_folder: Path, tmp_path: Path) -> No
 
 def test_without_sacrebleu(pairs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(translation, "find_spec", lambda name: None)
-    figures = tune(pairs_folder, tmp_path / "run", "run.steps=1")
-    assert figures["metric"] == "exact_match"
+    metrics = tune(pairs_folder, tmp_path / "run", "run.steps=1")
+    assert metrics["metric"] == "exact_match"
     assert "no BLEU: that needs sacrebleu" in capsys.readouterr().err
 
 
@@ -181,7 +181,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(pairs_folder: Path, run: P
         "the model takes at most 1024": ["finetune", "transformer-tiny", *good, "--set", "sequences.length=2000"],
         'run.compile is "graphs"': ["finetune", "transformer-tiny", *good, "--set", "run.compile=graphs"],
         "so its model was not fine-tuned": ["evaluate", str(bert), *good],
-        "has no dev2.jsonl": ["evaluate", str(run), *good, "--part", "dev2"],
+        "has no dev2.jsonl": ["evaluate", str(run), *good, "--split", "dev2"],
         "beam is 0": ["evaluate", str(run), *good, "--beam", "0"],
         "give either --data with a file or --text": ["predict", str(run)],
         "has no field 'forth'": ["predict", str(run), "--data", str(task / "train.jsonl")],
@@ -205,11 +205,11 @@ def test_a_small_copy_task_is_learned(tmp_path: Path) -> None:
         rows = [json.dumps({"read": line, "write": line}) + "\n" for line in chosen]
         (tmp_path / f"{part}.jsonl").write_text("".join(rows))
     changes = [
-        "model.overrides={width=48,layers=1,heads=4,neurons=96,longest=16,dropout=0.0}",
+        "model.overrides={width=48,layers=1,heads=4,neurons=96,max_length=16,dropout=0.0}",
         "tokenizer.vocabulary=40",
     ]
     changes += ["tokenizer.kind=wordpiece", "sequences.length=8", "sequences.micro_tokens=768", "batch.tokens=768"]
     changes += ["task.smoothing=0.0", "run.steps=260", "optimizer.learning_rate=4e-3", "schedule.kind=linear"]
     changes += ["run.evaluate_every=1000", "run.checkpoint_every=1000", "task.generation.method=greedy"]
-    figures = bertsmith.finetune("transformer-tiny", data=tmp_path, out=tmp_path / "run", set=changes, device="cpu")
-    assert figures["exact_match"] >= 90
+    metrics = bertsmith.finetune("transformer-tiny", data=tmp_path, out=tmp_path / "run", set=changes, device="cpu")
+    assert metrics["exact_match"] >= 90

@@ -19,7 +19,7 @@ from bertsmith.text.learn import learn_tokenizer
 def fine_tuned(folder: Path, **task: Any) -> Path:
     """A model with a fresh head, as a fine-tuning would leave it."""
     tokenizer = learn_tokenizer(["good bad fine awful words"] * 4, "wordpiece", 80, progress=False)
-    config = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=16, heads=2, layers=1, longest=32)
+    config = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, width=16, heads=2, layers=1, max_length=32)
     model = bertsmith.build(config, seed=0)
     model.tokenizer = tokenizer
     settings = {"kind": "classification", "labels": ["no", "yes"], **task}
@@ -60,8 +60,8 @@ def test_every_form_gets_the_same_answers(form: str, single: Path, tmp_path: Pat
     data.write_text(content.get(form, rows), encoding="utf-8")
     out = tmp_path / "out" / "predictions"
     given = data if form != "folder" else tmp_path
-    figures = bertsmith.predict(single, data=str(given), out=out, device="cpu")
-    assert figures["inputs"] == 3
+    metrics = bertsmith.predict(single, data=str(given), out=out, device="cpu")
+    assert metrics["inputs"] == 3
     expected = bertsmith.Predictor.load(single).details(TEXTS)
     found = predictions(out)
     assert [row.pop("id", None) for row in found] == ([None] * 3 if form == ".txt" else ["r0", "r1", "r2"])
@@ -91,14 +91,14 @@ def test_evaluate_takes_parts_files_and_renamed_columns(single: Path, tmp_path: 
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "valid.csv").write_text("text,stars,idx\ngood,yes,7\nbad,no,8\n,no,9\n")
     arguments: dict[str, Any] = {"column": ["label=stars"], "device": "cpu"}
-    by_part = bertsmith.evaluate(single, data=str(tmp_path / "data"), out=tmp_path / "a", **arguments)
+    by_split = bertsmith.evaluate(single, data=str(tmp_path / "data"), out=tmp_path / "a", **arguments)
     by_file = bertsmith.evaluate(single, data=str(tmp_path / "data" / "valid.csv"), out=tmp_path / "b", **arguments)
-    assert (by_part["part"], by_file["part"], by_part["examples"]) == ("dev", "valid.csv", 3)
-    assert by_part["score"] == by_file["score"]
+    assert (by_split["split"], by_file["split"], by_split["examples"]) == ("dev", "valid.csv", 3)
+    assert by_split["score"] == by_file["score"]
     assert [row["idx"] for row in predictions(tmp_path / "a")] == ["7", "8", "9"]
     right = [row["answer"] for row in predictions(tmp_path / "a")]
     share = sum(said == label for said, label in zip(right, ["yes", "no", "no"], strict=True)) / 3
-    assert by_part["accuracy"] == pytest.approx(100 * share)
+    assert by_split["accuracy"] == pytest.approx(100 * share)
 
 
 def test_files_of_the_tasks_own_scorer(single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_files_of_the_tasks_own_scorer(single: Path, tmp_path: Path, monkeypatch
         (["predict", "SINGLE", "--data", "empty.txt"], "'empty.txt' has no lines"),
         (["predict", "SINGLE", "--data", "other.csv"], "line 2 has no field 'text'"),
         (["predict", "SINGLE", "--data", "other.csv", "--column", "txt=body"], "did you mean 'text'?"),
-        (["predict", "SINGLE", "--data", ".", "--part", "tset"], "has no tset.jsonl"),
+        (["predict", "SINGLE", "--data", ".", "--split", "tset"], "has no tset.jsonl"),
         (
             ["evaluate", "SINGLE", "--data", "other.csv", "--column", "text=body"],
             "'label' is 'maybe', which no",

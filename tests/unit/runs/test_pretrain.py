@@ -11,7 +11,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
 SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=2", "run.log_every=1"]
-SMALL += ["model.overrides={width=32,layers=1,heads=2,longest=128}"]
+SMALL += ["model.overrides={width=32,layers=1,heads=2,max_length=128}"]
 
 
 def run(corpus: Path, out: Path, *changes: str) -> dict:
@@ -27,20 +27,20 @@ def test_precisions_in_one_process(corpus_folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_loss_falls_below_the_unigram_level(corpus_folder: Path, tmp_path: Path) -> None:
-    figures = run(corpus_folder, tmp_path / "run", "run.steps=100", "optimizer.learning_rate=4e-3")
-    assert figures["held_out"]["masked_tokens_loss"] < figures["unigram_level"] - 0.1
+    metrics = run(corpus_folder, tmp_path / "run", "run.steps=100", "optimizer.learning_rate=4e-3")
+    assert metrics["held_out"]["masked_tokens_loss"] < metrics["unigram_level"] - 0.1
 
 
 def test_a_mask_decoder_is_trained_and_kept(corpus_folder: Path, tmp_path: Path) -> None:
-    figures = run(
+    metrics = run(
         corpus_folder,
         tmp_path / "run",
         "run.steps=60",
         "optimizer.learning_rate=4e-3",
         "model.preset=deberta-base",
-        "model.overrides={width=32,layers=2,heads=2,longest=128,span=64}",
+        "model.overrides={width=32,layers=2,heads=2,max_length=128,span=64}",
     )
-    assert figures["held_out"]["masked_tokens_loss"] < figures["unigram_level"]
+    assert metrics["held_out"]["masked_tokens_loss"] < metrics["unigram_level"]
     model = bertsmith.load(tmp_path / "run")
     assert [head.kind for head in model.config.heads] == ["masked_tokens", "mask_decoder"]
     assert model.config.heads[0].epsilon == 1e-7
@@ -57,8 +57,8 @@ def test_the_last_two_and_the_best_are_kept(corpus_folder: Path, tmp_path: Path)
 def test_without_a_held_out_part(texts: Path, corpus_folder: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     build_corpus([texts / "stories.txt"], Tokenizer.load(corpus_folder), corpus, held_out=0.0, workers=1)
-    figures = run(corpus, tmp_path / "run", "run.steps=2")
-    assert "held_out" not in figures
+    metrics = run(corpus, tmp_path / "run", "run.steps=2")
+    assert "held_out" not in metrics
     assert (tmp_path / "run" / "report.html").exists()
 
 

@@ -15,9 +15,9 @@ from bertsmith.toml import to_toml
 RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
 SMALL = ["sequences.length=32", "sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=2"]
 SMALL += ["run.log_every=1", "optimizer.learning_rate=4e-3", "run.checkpoint_every=10", "run.evaluate_every=10"]
-WIDTHS = "width=32,heads=2,longest=32"
+WIDTHS = "width=32,heads=2,max_length=32"
 BERT = [f"model.overrides={{{WIDTHS},layers=1,dropout=0.1}}"]
-DEBERTA = ["model.preset=deberta-v2-xlarge", f"model.overrides={{{WIDTHS},layers=2,span=16,farthest=30}}"]
+DEBERTA = ["model.preset=deberta-v2-xlarge", f"model.overrides={{{WIDTHS},layers=2,span=16,max_distance=30}}"]
 CAUSAL, JOINT = 'objective={kind="causal_lm"}', 'objective={kind="masked_and_causal",causal_weight=0.5}'
 
 
@@ -39,9 +39,9 @@ def is_causal(model: Model) -> bool:
 
 @pytest.mark.slow
 def test_a_left_to_right_bert(corpus_folder: Path, tmp_path: Path) -> None:
-    figures = run(corpus_folder, tmp_path / "run", "run.steps=60", CAUSAL, *BERT)
-    assert figures["token_term"] == "next_token"
-    assert figures["held_out"]["next_token_loss"] < figures["unigram_level"]
+    metrics = run(corpus_folder, tmp_path / "run", "run.steps=60", CAUSAL, *BERT)
+    assert metrics["token_term"] == "next_token"
+    assert metrics["held_out"]["next_token_loss"] < metrics["unigram_level"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert "next tokens accuracy" in page
     assert "masked tokens" not in page.replace("masked_tokens", "")
@@ -63,14 +63,14 @@ def test_a_left_to_right_bert(corpus_folder: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_joint_deberta_learns_both_and_resumes(corpus_folder: Path, tmp_path: Path) -> None:
     straight, out = tmp_path / "straight", tmp_path / "resumed"
-    figures = run(corpus_folder, straight, "run.steps=20", JOINT, *DEBERTA)
+    metrics = run(corpus_folder, straight, "run.steps=20", JOINT, *DEBERTA)
     held_out = rows(straight, "held_out")
     for term in ("masked_tokens", "next_token"):
         assert held_out[-1][f"{term}_loss"] < held_out[0][f"{term}_loss"] < 5.0
     assert held_out[-1]["loss"] == pytest.approx(
         held_out[-1]["masked_tokens_loss"] + 0.5 * held_out[-1]["next_token_loss"]
     )
-    assert figures["token_term"] == "masked_tokens"
+    assert metrics["token_term"] == "masked_tokens"
     model = bertsmith.load(straight)
     assert not is_causal(model)
     assert {head.kind for head in model.config.heads} == {"masked_tokens", "mask_decoder"}
@@ -88,7 +88,7 @@ def test_a_joint_deberta_learns_both_and_resumes(corpus_folder: Path, tmp_path: 
 
 
 def test_what_cannot_be_causal_is_said_before_anything_is_written(corpus_folder: Path, tmp_path: Path) -> None:
-    network = bertsmith.preset("bert-tiny", width=32, layers=1, heads=2, longest=32)
+    network = bertsmith.preset("bert-tiny", width=32, layers=1, heads=2, max_length=32)
     network = network.changed(heads=bertsmith.preset("deberta-base").heads)
     settings = {"model": {"network": network.plain()}, "sequences": {"length": 32}}
     recipe = tmp_path / "recipe.toml"

@@ -28,7 +28,7 @@ from bertsmith.data.build_corpus import build_corpus
 from bertsmith.layers.elementwise import TokenDropout
 from bertsmith.models.vocabulary import add_tokens
 from bertsmith.objectives.replaced_tokens import put, sample
-from bertsmith.text.extend import extend_tokenizer, new_pieces
+from bertsmith.text.extend import extend_tokenizer, new_tokens
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.toml import to_toml
 from bertsmith.training.pretraining import PretrainSettings, make_trainer
@@ -125,7 +125,7 @@ def rows(flat: torch.Tensor, starts: torch.Tensor) -> list[torch.Tensor]:
 def masked_loss(theirs: PreTrainedModel, prepared: object) -> float:
     corrupted, starts = prepared.corrupted, prepared.layout.starts
     logits = torch.cat([theirs(tokens).logits[0] for tokens in rows(corrupted.tokens, starts)])
-    return cross_entropy(logits[corrupted.places], corrupted.targets, ignore_index=IGNORED).item()
+    return cross_entropy(logits[corrupted.positions], corrupted.targets, ignore_index=IGNORED).item()
 
 
 @pytest.mark.parametrize(("name", "kind"), [("bert", BertForMaskedLM), ("deberta", DebertaV2ForMaskedLM)])
@@ -142,8 +142,8 @@ def test_masked_training_begins_at_the_imported_loss(
     plain = settings_of(corpus_folder, folders[name], MASKED).plain()
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(to_toml(plain))
-    figures = bertsmith.pretrain(recipe, out=tmp_path / "run", device="cpu")
-    assert figures["held_out"]["masked_tokens_loss"] < expected
+    metrics = bertsmith.pretrain(recipe, out=tmp_path / "run", device="cpu")
+    assert metrics["held_out"]["masked_tokens_loss"] < expected
     bertsmith.export(bertsmith.load(tmp_path / "run"), tmp_path / "hf")
     back = kind.from_pretrained(tmp_path / "hf").eval()
     moved = back.get_input_embeddings().weight - kind.from_pretrained(folders[name]).get_input_embeddings().weight
@@ -160,7 +160,9 @@ def test_detection_begins_at_the_imported_losses(folders: dict[str, Path], corpu
     guesser = ElectraForMaskedLM.from_pretrained(folders["electra-generator"]).eval()
     finder = ElectraForPreTraining.from_pretrained(folders["electra"]).eval()
     with torch.no_grad():
-        scores = torch.cat([guesser(tokens).logits[0] for tokens in rows(corrupted.tokens, starts)])[corrupted.places]
+        scores = torch.cat([guesser(tokens).logits[0] for tokens in rows(corrupted.tokens, starts)])[
+            corrupted.positions
+        ]
         guesses = sample(scores, prepared.draw, 1.0, scores.shape[-1])
         guessed, is_replaced = put(prepared.tokens, corrupted, guesses)
         logits = torch.cat([finder(tokens).logits[0] for tokens in rows(guessed, starts)])
@@ -213,7 +215,7 @@ def test_a_fresh_model_takes_its_generators_vectors(
     add_tokens(generator, {rows - 1: [7]})
     bertsmith.save(generator, tmp_path / "generator")
     settings = settings_of(corpus_folder, tmp_path, REPLACED, generator={"folder": str(tmp_path / "generator")})
-    size = {"width": 16, "layers": 1, "heads": 2, "longest": 32, "embedding_width": 16}
+    size = {"width": 16, "layers": 1, "heads": 2, "max_length": 32, "embedding_width": 16}
     fresh = PretrainSettings.parse({**settings.plain(), "model": {"preset": "electra-small", "overrides": size}})
     model, notices = fresh.start(Tokenizer.load(corpus_folder))
     assert notices == []
@@ -252,7 +254,7 @@ def test_an_extended_vocabulary_grows_the_model(
 ) -> None:
     imported, extended = bertsmith.load(folders["bert"]), Tokenizer.load(domain)
     trainer = trainer_of(domain, folders["bert"], MASKED, tmp_path / "run")
-    assert "3 pieces of the corpus's tokenizer are new" in trainer.notices[0]
+    assert "3 tokens of the corpus's tokenizer are new" in trainer.notices[0]
     model = trainer.model
     assert model.config.encoder.vocabulary == extended.size == tokenizer.size + 3
     old = {key: torch.from_numpy(value) for key, value in tokenizer.encode(["the smith forges seven gates"]).items()}
@@ -262,7 +264,7 @@ def test_an_extended_vocabulary_grows_the_model(
         assert model(**new).isfinite().all()
         head, states = model.head("masked_tokens"), model(**old)
         scores, before = head(states, model.token_table), imported.head("masked_tokens")(states, imported.token_table)
-    parts = new_pieces(tokenizer, extended)
+    parts = new_tokens(tokenizer, extended)
     assert all(len(ids) > 1 for ids in parts.values())
     torch.testing.assert_close(scores[..., : tokenizer.size], before)
     for token, ids in parts.items():

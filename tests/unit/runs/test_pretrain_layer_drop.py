@@ -8,7 +8,7 @@ from test_finetune_layouts import run as tune
 
 import bertsmith
 
-DROPPING = ["model.overrides={width=16,layers=3,heads=2,longest=64,dropout=0.0,layer_drop=0.5}", "run.steps=6"]
+DROPPING = ["model.overrides={width=16,layers=3,heads=2,max_length=64,dropout=0.0,layer_drop=0.5}", "run.steps=6"]
 DROPPING += ["run.log_every=1", "run.checkpoint_every=2", "run.evaluate_every=6"]
 
 

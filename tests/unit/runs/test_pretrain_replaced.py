@@ -36,7 +36,7 @@ evaluate_every = 10
 checkpoint_every = 10
 evaluate_batches = 2
 """
-SIZE = "width=32,layers=2,heads=2,longest=32,dropout=0.1"
+SIZE = "width=32,layers=2,heads=2,max_length=32,dropout=0.1"
 ELECTRA = ("model.preset=electra-small", f"model.overrides={{{SIZE},embedding_width=16}}")
 
 
@@ -63,7 +63,7 @@ CASES = {
             "objective.optimizers=two",
             "objective.generator_rate=0.5",
             "model.preset=deberta-v3-small",
-            f"model.overrides={{{SIZE},span=8,farthest=16}}",
+            f"model.overrides={{{SIZE},span=8,max_distance=16}}",
         ),
         is_disentangled=True,
     ),
@@ -87,7 +87,7 @@ def test_interrupted_and_resumed_is_bitwise_the_same(
 ) -> None:
     case, step = CASES[name], Trainer._step
     straight, resumed = tmp_path / "straight", tmp_path / "run"
-    figures = run(recipe, corpus_folder, straight, *case.changes)
+    metrics = run(recipe, corpus_folder, straight, *case.changes)
 
     def until_the_twelfth(self: Trainer, *arguments: object) -> None:
         if self.progress.step == 12:
@@ -108,7 +108,7 @@ def test_interrupted_and_resumed_is_bitwise_the_same(
     # both weights and moments of the generator are among them
     moments = load_file(straight / "checkpoints" / "step-00000020" / "optimizer.safetensors")
     assert any(key.startswith("generator.") for key in moments)
-    assert figures["generator_parameters"] > 0
+    assert metrics["generator_parameters"] > 0
     check_folder(resumed, case)
 
 
@@ -135,21 +135,21 @@ def check_folder(folder: Path, case: Case) -> None:
 def test_a_corpus_without_a_held_out_part_gives_a_page(recipe: Path, texts: Path, tmp_path: Path) -> None:
     bertsmith.tokenizer([texts], out=tmp_path / "tokenizer", vocabulary=160)
     bertsmith.corpus([texts], tokenizer=tmp_path / "tokenizer", out=tmp_path / "corpus", held_out=0.0, workers=1)
-    size = "model.overrides={width=32,layers=1,heads=2,embedding_width=16,longest=32}"
-    figures = run(recipe, tmp_path / "corpus", tmp_path / "run", "run.steps=2", "model.preset=electra-small", size)
-    assert "held_out" not in figures
+    size = "model.overrides={width=32,layers=1,heads=2,embedding_width=16,max_length=32}"
+    metrics = run(recipe, tmp_path / "corpus", tmp_path / "run", "run.steps=2", "model.preset=electra-small", size)
+    assert "held_out" not in metrics
     assert "Generator loss" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.slow
 def test_the_encoder_learns_to_find_guesses(recipe: Path, corpus_folder: Path, tmp_path: Path) -> None:
     changes = ["run.steps=100", "run.evaluate_every=100", "optimizer.learning_rate=6e-3", "generator.width=1.0"]
-    size = "width=32,layers=2,heads=2,embedding_width=32,longest=32,dropout=0.0,deviation=0.1"
+    size = "width=32,layers=2,heads=2,embedding_width=32,max_length=32,dropout=0.0,init_std=0.1"
     changes += ["model.preset=electra-small", f"model.overrides={{{size}}}"]
-    figures = run(recipe, corpus_folder, tmp_path / "run", *changes, "run.evaluate_batches=8")
-    held_out = figures["held_out"]
-    assert figures["token_term"] == "generator"
-    assert held_out["generator_loss"] < figures["unigram_level"] - 0.1
+    metrics = run(recipe, corpus_folder, tmp_path / "run", *changes, "run.evaluate_batches=8")
+    held_out = metrics["held_out"]
+    assert metrics["token_term"] == "generator"
+    assert held_out["generator_loss"] < metrics["unigram_level"] - 0.1
     # better than to know nothing but how often a token is replaced
     share = held_out["replaced_share"]
     assert 0.05 < share < 0.16

@@ -11,7 +11,7 @@ from bertsmith.training.trainer import Trainer
 RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
 SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=2", "run.log_every=1"]
 SMALL += ["run.steps=8", "run.checkpoint_every=3", "run.evaluate_every=4"]
-SIZE = "width=32,layers=3,heads=2,longest=128,dropout=0.1"
+SIZE = "width=32,layers=3,heads=2,max_length=128,dropout=0.1"
 
 
 def run(corpus: Path, out: Path, name: str, *changes: str) -> dict:
@@ -44,7 +44,7 @@ def test_interrupted_and_resumed_is_bitwise_the_same(
 
 @pytest.mark.slow
 def test_the_ponder_cost_is_logged_and_falls(corpus_folder: Path, tmp_path: Path) -> None:
-    figures = run(corpus_folder, tmp_path / "run", "universal-base", "run.steps=40", "optimizer.learning_rate=4e-3")
+    metrics = run(corpus_folder, tmp_path / "run", "universal-base", "run.steps=40", "optimizer.learning_rate=4e-3")
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     costs = [row["ponder_loss"] for row in rows if row["kind"] == "training"]
     # N + R of three steps; the weight of 0.01 is in the loss
@@ -52,9 +52,9 @@ def test_the_ponder_cost_is_logged_and_falls(corpus_folder: Path, tmp_path: Path
     row = rows[0]
     assert row["loss"] == pytest.approx(row["masked_tokens_loss"] + 0.01 * row["ponder_loss"])
     assert costs[-1] < costs[0]
-    assert figures["held_out"]["ponder_loss"] > 0
-    assert 0 <= figures["held_out"]["ponder_halted_early"] <= 1
-    assert "ponder_accuracy" not in figures["held_out"]
+    assert metrics["held_out"]["ponder_loss"] > 0
+    assert 0 <= metrics["held_out"]["ponder_halted_early"] <= 1
+    assert "ponder_accuracy" not in metrics["held_out"]
 
 
 @pytest.mark.slow

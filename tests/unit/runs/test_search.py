@@ -42,23 +42,23 @@ def result(folder: Path) -> dict:
 
 
 def test_the_figures_of_a_search(searched: Path) -> None:
-    figures = result(searched)
-    assert list(figures["runs"]) == ["lr-1e-09-seed-0", "lr-1e-09-seed-1", "lr-0.01-seed-0", "lr-0.01-seed-1"]
-    scores = {name: result(searched / name)["score"] for name in figures["runs"]}
-    assert {name: own["score"] for name, own in figures["runs"].items()} == scores
+    metrics = result(searched)
+    assert list(metrics["runs"]) == ["lr-1e-09-seed-0", "lr-1e-09-seed-1", "lr-0.01-seed-0", "lr-0.01-seed-1"]
+    scores = {name: result(searched / name)["score"] for name in metrics["runs"]}
+    assert {name: own["score"] for name, own in metrics["runs"].items()} == scores
     high = [scores["lr-0.01-seed-0"], scores["lr-0.01-seed-1"]]
-    assert figures["learning_rate"] == 1e-2
-    assert figures["score"] == figures["mean"] == fmean(high)
-    assert figures["deviation"] == stdev(high)
-    assert figures["best"]["score"] == max(scores.values())
-    assert "chosen on dev" in figures["note"]
-    assert figures["runs"]["lr-1e-09-seed-0"]["is_degenerate"]
+    assert metrics["learning_rate"] == 1e-2
+    assert metrics["score"] == metrics["mean"] == fmean(high)
+    assert metrics["std"] == stdev(high)
+    assert metrics["best"]["score"] == max(scores.values())
+    assert "chosen on dev" in metrics["note"]
+    assert metrics["runs"]["lr-1e-09-seed-0"]["is_degenerate"]
 
 
 def test_the_folder_holds_the_best_model_and_no_other(searched: Path, data: Path, tmp_path: Path) -> None:
     best = result(searched)["best"]
-    figures = bertsmith.evaluate(searched, data=data, out=tmp_path / "evaluation", device="cpu")
-    assert figures["score"] == pytest.approx(best["score"])
+    metrics = bertsmith.evaluate(searched, data=data, out=tmp_path / "evaluation", device="cpu")
+    assert metrics["score"] == pytest.approx(best["score"])
     assert read_toml(searched / "recipe.toml")["run"]["seed"] == best["seed"]
     assert [path.parent for path in searched.rglob("*.safetensors")] == [searched]
     assert [path.parent for path in searched.rglob("task.json")] == [searched]
@@ -123,10 +123,10 @@ def test_killed_while_the_best_is_put_into_place(searched: Path, data: Path, tmp
     """Until result.json is there, the best run's own copy is."""
     out, real = tmp_path / "out", search.write_result
 
-    def refuse(folder: Path, figures: dict) -> None:
+    def refuse(folder: Path, metrics: dict) -> None:
         if folder == out:
             raise KeyboardInterrupt
-        real(folder, figures)
+        real(folder, metrics)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "write_result", refuse)
@@ -151,9 +151,9 @@ def test_a_run_that_fails_is_a_result(data: Path, tmp_path: Path) -> None:
 
 def test_mean_and_spread() -> None:
     scores = [80.0, 84.0, 85.0]
-    expected = {"runs": 3, "mean": fmean(scores), "deviation": stdev(scores), "min": 80.0, "median": median(scores)}
+    expected = {"runs": 3, "mean": fmean(scores), "std": stdev(scores), "min": 80.0, "median": median(scores)}
     assert asdict(Spread.of(scores)) == expected | {"max": 85.0}
-    assert Spread.of([80.0]).deviation == 0.0
+    assert Spread.of([80.0]).std == 0.0
     assert SearchPlan(seeds=(3, 4), learning_rates=(1e-4,)).runs() == {"seed-3": (3, 1e-4), "seed-4": (4, 1e-4)}
 
 

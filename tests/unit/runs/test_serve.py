@@ -20,7 +20,7 @@ from bertsmith.text.learn import learn_tokenizer
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     tokenizer = learn_tokenizer(["the smith forges an iron gate"] * 2, "wordpiece", 100, progress=False)
-    model = build(preset("bert-tiny", layers=1, width=16, heads=2, vocabulary=tokenizer.size, longest=16), seed=0)
+    model = build(preset("bert-tiny", layers=1, width=16, heads=2, vocabulary=tokenizer.size, max_length=16), seed=0)
     model.tokenizer = tokenizer
     bertsmith.save(model, tmp_path / "encoder")
     return tmp_path / "encoder"

@@ -32,7 +32,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("shrink")
     data = write_task(folder / "data")
     tokenizer = learn_tokenizer([text for text, _ in ROWS], "wordpiece", 120, progress=False)
-    sizes = {"width": 16, "heads": 2, "layers": 2, "longest": 32, "deviation": 0.3}
+    sizes = {"width": 16, "heads": 2, "layers": 2, "max_length": 32, "init_std": 0.3}
     model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes), seed=0)
     model.tokenizer = tokenizer
     bertsmith.save(model, folder / "untuned")
@@ -258,7 +258,7 @@ def test_random_features_stay_the_same(folders: tuple[Path, Path], tmp_path: Pat
     record = TaskRecord.parse(json.loads((folders[0] / "task.json").read_text()))
     tokenizer = bertsmith.load(folders[0]).tokenizer
     assert tokenizer is not None
-    sizes = {"width": 16, "heads": 2, "layers": 2, "longest": 32, "features": 16, "deviation": 0.3}
+    sizes = {"width": 16, "heads": 2, "layers": 2, "max_length": 32, "features": 16, "init_std": 0.3}
     config = bertsmith.preset("performer-small", vocabulary=tokenizer.size, **sizes)
     model = bertsmith.build(config, seed=0)
     model.tokenizer = tokenizer

@@ -28,7 +28,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("augmented")
     write_task(folder / "data")
     tokenizer = learn_tokenizer([text for text, _ in ROWS], "wordpiece", 200, progress=False)
-    sizes = {"width": 16, "heads": 2, "layers": 1, "longest": 32}
+    sizes = {"width": 16, "heads": 2, "layers": 1, "max_length": 32}
     config = bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes)
     labels = ("bad", "good")
     for name, one in (("tuned", config.changed(heads=(ClassifierConfig(labels=labels),))), ("lm", config)):
@@ -57,19 +57,19 @@ def test_all_stages_but_labels_learn_from_new_rows(home: Path, tmp_path: Path, m
         return make_stage(settings, stage, student, teacher, work, train, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(elastic, "make_stage", seen)
-    figures = shrunk(home, tmp_path / "out", 'stages=["width","depth","labels"]')
+    metrics = shrunk(home, tmp_path / "out", 'stages=["width","depth","labels"]')
     new = [json.loads(line) for line in (tmp_path / "out/augmented/rows.jsonl").read_text().splitlines()]
     rows = [json.loads(line) for line in (home / "data/train.jsonl").read_text().splitlines()]
     assert 40 < len(new) <= 128
     assert not {row["text"] for row in new} & {row["text"] for row in rows}
     whole = len(rows) + len(new)
     assert learned == {"width": (whole, whole), "depth": (whole, whole), "labels": (len(rows), len(rows))}
-    assert figures["rows"] == {"train": len(rows), "taught": whole}
+    assert metrics["rows"] == {"train": len(rows), "taught": whole}
 
 
 def test_without_a_model_there_are_no_new_rows(home: Path, tmp_path: Path) -> None:
-    figures = shrunk(home, tmp_path / "out", 'stages=["width"]', augment=None)
-    assert figures["rows"]["train"] == figures["rows"]["taught"] == 64
+    metrics = shrunk(home, tmp_path / "out", 'stages=["width"]', augment=None)
+    assert metrics["rows"]["train"] == metrics["rows"]["taught"] == 64
     assert not (tmp_path / "out/augmented").exists()
 
 

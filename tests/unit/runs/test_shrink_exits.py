@@ -46,7 +46,7 @@ def write_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 def fine_tuned(folder: Path, kind: str, layers: int = 3) -> Path:
     """A model with weights large enough for its layers to differ, as a fine-tuning would leave it."""
     tokenizer = learn_tokenizer(TEXTS, "wordpiece", 80, progress=False)
-    sizes = {"width": 16, "heads": 2, "layers": layers, "longest": 32, "deviation": 0.3}
+    sizes = {"width": 16, "heads": 2, "layers": layers, "max_length": 32, "init_std": 0.3}
     model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes), seed=0)
     model.tokenizer = tokenizer
     columns = {"choice": {"question": "question"}, "tagging": {"words": "tokens", "tags": "ner"}}
@@ -77,28 +77,28 @@ def _said(model: Model) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["classification", "multi_label", "regression", "choice"])
 def test_every_kind_of_task(kind: str, tmp_path: Path) -> None:
-    figures = shrunk(tmp_path, "run.epochs=3", "leave.within=5.0", kind=kind, tolerance=200.0)
-    assert json.loads((tmp_path / "out" / "result.json").read_text()) == figures.to_json()
+    metrics = shrunk(tmp_path, "run.epochs=3", "leave.within=5.0", kind=kind, tolerance=200.0)
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == metrics.to_json()
     # the encoder is frozen: what the last head says has not changed by a bit
     assert torch.equal(_said(bertsmith.load(tmp_path / "out")), _said(bertsmith.load(tmp_path / "model")))
     losses = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in losses if row["kind"] == "training"]
     assert sum(losses[-3:]) < sum(losses[:3])
     # with such a tolerance the rule that saves most is taken, and evaluate does what was found to be so
-    best = max(figures["table"], key=lambda row: row["saving"])
-    assert figures["rule"]["threshold"] == best["threshold"]
-    assert figures["mean_layers"] == pytest.approx(best["mean_layers"])
-    assert figures["mean_layers"] < 3
-    assert figures["score"] == pytest.approx(best["score"])
+    best = max(metrics["table"], key=lambda row: row["saving"])
+    assert metrics["rule"]["threshold"] == best["threshold"]
+    assert metrics["mean_layers"] == pytest.approx(best["mean_layers"])
+    assert metrics["mean_layers"] < 3
+    assert metrics["score"] == pytest.approx(best["score"])
     found = bertsmith.evaluate(tmp_path / "out", data=str(tmp_path / "data"), out=tmp_path / "evaluated", device="cpu")
-    assert (found["score"], found["mean_layers"]) == (figures["score"], figures["mean_layers"])
+    assert (found["score"], found["mean_layers"]) == (metrics["score"], metrics["mean_layers"])
 
 
 def test_a_tolerance_that_nothing_meets_uses_all_layers(tmp_path: Path) -> None:
-    figures = shrunk(tmp_path, "run.epochs=1", "leave.thresholds=[1.0]")
-    assert figures["rule"] is None
-    assert figures["mean_layers"] == 3
-    assert figures["score"] == figures["full_score"]
+    metrics = shrunk(tmp_path, "run.epochs=1", "leave.thresholds=[1.0]")
+    assert metrics["rule"] is None
+    assert metrics["mean_layers"] == 3
+    assert metrics["score"] == metrics["full_score"]
     assert isinstance(Predictor.load(tmp_path / "out").model, Model)
 
 

@@ -17,7 +17,7 @@ from bertsmith.shrinking.pruned_units import KeptUnits, closed_gates, read_prune
 from bertsmith.toml import read_toml
 from bertsmith.training.trainer import Trainer
 
-LARGER = ["model.overrides={width=16,layers=2,heads=4,longest=32,dropout=0.1}", "run.epochs=4"]
+LARGER = ["model.overrides={width=16,layers=2,heads=4,max_length=32,dropout=0.1}", "run.epochs=4"]
 WAYS: dict[str, list[str]] = {
     "importance": [],
     "layer": ["prune.scope=layer", 'recovery.terms=[{kind="labels"}]'],

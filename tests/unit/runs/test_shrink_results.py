@@ -60,15 +60,15 @@ def test_lines_to_go_on_can_be_pasted() -> None:
 
 def test_a_run_leaves_a_report_with_its_figures(tmp_path: Path) -> None:
     data = write_task(tmp_path / "data")
-    tune(data, tmp_path / "tuned", "model.overrides={width=16,layers=2,heads=2,longest=32}", "run.epochs=1")
+    tune(data, tmp_path / "tuned", "model.overrides={width=16,layers=2,heads=2,max_length=32}", "run.epochs=1")
     out = tmp_path / "elastic"
-    figures = bertsmith.shrink(
+    metrics = bertsmith.shrink(
         tmp_path / "tuned", data=str(data), out=out, widths=[1, 0.5], depths=[1, 0.5], epochs=1, device="cpu"
     )
-    assert figures.to_json() == json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert metrics.to_json() == json.loads((out / "result.json").read_text(encoding="utf-8"))
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert f"Accuracy {figures['score']:.2f} on average over 4 sizes of one model" in page
-    for member in figures["grid"]:
+    assert f"Accuracy {metrics['score']:.2f} on average over 4 sizes of one model" in page
+    for member in metrics["grid"]:
         assert f"<b>{member['score']:.2f}</b>" in page
         assert f"{member['parameters']:,} parameters, {member['flops']:,.0f} FLOP" in page
     for part in ("Training curves", "Surviving heads", "mean entropy", "bertsmith fit", "bertsmith.load("):

@@ -21,7 +21,7 @@ TEXTS = ["the smith forges an iron gate", "no", "", "seven old lanterns near the
 @pytest.fixture(scope="module")
 def model() -> Model:
     tokenizer = learn_tokenizer(TEXTS * 4, "wordpiece", 90, progress=False)
-    sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "longest": 32, "deviation": 0.3}
+    sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "max_length": 32, "init_std": 0.3}
     made = bertsmith.build(bertsmith.preset("bert-tiny", **sizes), seed=0).eval()
     made.tokenizer = tokenizer
     return made
@@ -101,7 +101,7 @@ def test_unreadable_folders_raise(folders: dict[str, Path], model: Model, tmp_pa
         load(folders["auto"], batch_tokens=0)
     broken = shutil.copytree(folders["auto"], tmp_path / "broken")
     notes = json.loads((broken / "onnx.json").read_text())
-    (broken / "onnx.json").write_text(json.dumps({name: notes[name] for name in notes if name != "longest"}))
+    (broken / "onnx.json").write_text(json.dumps({name: notes[name] for name in notes if name != "max_length"}))
     with pytest.raises(InputError, match=r"onnx\.json' has no longest; export the model again"):
         load(broken)
     (broken / "onnx.json").write_text("{")

@@ -30,7 +30,7 @@ print(json.dumps(load(sys.argv[1], threads=1).predict(json.loads(sys.argv[2]))))
 
 def test_predicts_without_torch(tmp_path: Path) -> None:
     tokenizer = learn_tokenizer(TEXTS * 4, "wordpiece", 60, progress=False)
-    sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "longest": 32}
+    sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 1, "max_length": 32}
     model = bertsmith.build(bertsmith.preset("bert-tiny", **sizes), seed=0)
     model.tokenizer = tokenizer
     task = Classification(labels=("bad", "good"))

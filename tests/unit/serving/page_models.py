@@ -31,7 +31,15 @@ from bertsmith.text.rows import table_of
 from bertsmith.text.tokenizer import Tokenizer
 
 WIDTHS, DEPTHS = (0.25, 0.5, 1.0), (0.5, 1.0)
-SIZES = {"width": 32, "layers": 4, "heads": 4, "longest": 160, "embedding_width": 16, "deviation": 0.3, "dropout": 0.0}
+SIZES = {
+    "width": 32,
+    "layers": 4,
+    "heads": 4,
+    "max_length": 160,
+    "embedding_width": 16,
+    "init_std": 0.3,
+    "dropout": 0.0,
+}
 WORDS = (
     "the smith forges an iron gate in the cold workshop by the river and anna carries seven old lanterns to the "
     "harbour of new rome my parcel was due on monday and there is still no sign of it where is order delivery has not "

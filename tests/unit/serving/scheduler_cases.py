@@ -50,7 +50,7 @@ def record_of(grid: Sequence[tuple[float, float, float, float]] = GRID) -> Elast
 def tiny_folder(folder: Path, task: str | None = None, *, is_elastic: bool = False, preset: str = "bert-tiny") -> Path:
     """Write the folder of a tiny model, pre-trained or with a task head."""
     tokenizer = _tokenizer()
-    sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 2, "longest": 32, "deviation": 0.2}
+    sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 2, "max_length": 32, "init_std": 0.2}
     model = bertsmith.build(bertsmith.preset(preset, **sizes), seed=0).eval()
     model.tokenizer = tokenizer
     kept = None
@@ -68,12 +68,12 @@ def tiny_folder(folder: Path, task: str | None = None, *, is_elastic: bool = Fal
     return folder
 
 
-def sequences(count: int, seed: int = 0, longest: int = LENGTH) -> list[TokenSequence]:
+def sequences(count: int, seed: int = 0, max_length: int = LENGTH) -> list[TokenSequence]:
     """Random sequences of random lengths, half of them with types."""
     random, size = np.random.default_rng(seed), _tokenizer().size
     made = []
     for index in range(count):
-        tokens = random.integers(0, size, size=int(random.integers(1, longest + 1)))
+        tokens = random.integers(0, size, size=int(random.integers(1, max_length + 1)))
         made.append(TokenSequence(tokens, random.integers(0, 2, size=len(tokens)) if index % 2 else None))
     return made
 

@@ -153,6 +153,6 @@ def test_autoscaler_reads_an_existing_metric() -> None:
     (rule,) = _read(ROOT / "deploy" / "prometheus-adapter.yaml")["rules"]["custom"]
     assert rule["name"]["as"] == name
     assert rule["seriesQuery"].startswith(name)
-    figures = Metrics({"model": _Idle()})  # type: ignore[dict-item]
-    assert f'\n{name}{{model="model"}}' in figures.text().decode()
+    metrics = Metrics({"model": _Idle()})  # type: ignore[dict-item]
+    assert f'\n{name}{{model="model"}}' in metrics.text().decode()
     assert scaler["scaleTargetRef"]["name"] == _read(MANIFESTS / "deployment.yaml")["metadata"]["name"]

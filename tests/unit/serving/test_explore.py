@@ -87,7 +87,7 @@ def test_answer_is_that_of_the_requested_network(case: str) -> None:
             found = asking(work="task", inputs=INPUTS[case], width=share, depth=share)
             model = own.model if subnet is None else extract(own.model, subnet)
             (said,) = Predictor(model, record).details([INPUTS[case]])
-            answer = {name: value for name, value in found["answer"].items() if name != "places"}
+            answer = {name: value for name, value in found["answer"].items() if name != "positions"}
             assert _rounded(answer) == _rounded(said)
             assert found["parameters"] == parameters(model.config)
             assert (found["width"], found["depth"]) == (share, share)

@@ -108,7 +108,7 @@ def test_bfloat16_and_int8_artefacts_are_served(tmp_path: Path, precision: str) 
 def test_layout_of_rows_does_not_change_outputs(tmp_path: Path) -> None:
     """Fixed shapes, for compiled models, add padding rows whose outputs are dropped."""
     served = ServedModel.open(tiny_folder(tmp_path / "model", "tagging"))
-    asked = sequences(21, longest=32)
+    asked = sequences(21, max_length=32)
     wanted = served.run("task", asked)
     for rows in ("fixed", "padded"):
         changed = ServedModel(**{**vars(served), "rows": rows})

@@ -137,7 +137,7 @@ def test_mask_probabilities_equal_those_of_fill_mask(tmp_path: Path, preset: str
         assert len(shares) == len(wanted)
         for own, best in zip(shares, wanted, strict=True):
             order = np.argsort(-own)[:3]
-            assert served.tokenizer.pieces(order.tolist()) == [piece for piece, _ in best]
+            assert served.tokenizer.tokens(order.tolist()) == [piece for piece, _ in best]
             np.testing.assert_allclose(own[order], [share for _, share in best], **CLOSE)
 
 

@@ -17,15 +17,15 @@ TEXTS = [
 ]
 
 
-def masked_lm(kind: Kind = "wordpiece", *, longest: int = 64, pieces: int = 160) -> Model:
+def masked_lm(kind: Kind = "wordpiece", *, max_length: int = 64, tokens: int = 160) -> Model:
     """In float64, so that no rounding decides which word comes first."""
-    tokenizer = learn_tokenizer(TEXTS * 4, kind, pieces, progress=False)
+    tokenizer = learn_tokenizer(TEXTS * 4, kind, tokens, progress=False)
     if kind == "unigram":  # from so few texts it learns hardly any word
         content = copy.deepcopy(tokenizer.content)
         words = "smith seven lanterns river forges gate anvil clock letters weighs harbour"
         content["model"]["vocab"] += [[f"▁{word}", -1.0] for word in words.split()]
         tokenizer = Tokenizer.from_json(json.dumps(content))
-    sizes = {"width": 16, "heads": 2, "layers": 2, "longest": longest, "deviation": 0.3}
+    sizes = {"width": 16, "heads": 2, "layers": 2, "max_length": max_length, "init_std": 0.3}
     model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes), seed=0).double().eval()
     model.tokenizer = tokenizer
     return model

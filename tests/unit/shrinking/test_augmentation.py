@@ -38,11 +38,11 @@ def model() -> Model:
 def scores_of(model: Model, tokens: list[int], types: list[int]) -> torch.Tensor:
     """One sequence by itself: the scores at its mask."""
     ids = torch.tensor([tokens])
-    place = tokens.index(model.require_tokenizer().mask)
+    position = tokens.index(model.require_tokenizer().mask)
     with torch.no_grad():
         states = model.run(
             EncoderInputs(ids, SequenceLayout.full(1, len(tokens)), torch.tensor([types])),
-            Want(masked_positions=torch.tensor([place])),
+            Want(masked_positions=torch.tensor([position])),
         ).masked_states
         scores: torch.Tensor = model.head("masked_tokens")(states, model.token_table)[0]
     return scores
@@ -50,8 +50,8 @@ def scores_of(model: Model, tokens: list[int], types: list[int]) -> torch.Tensor
 
 def best_words(model: Model, scores: torch.Tensor, word: str, count: int) -> list[str]:
     """The ranking of all pieces, those that are no whole words struck out."""
-    pieces = model.require_tokenizer().pieces(scores.argsort(descending=True).tolist())
-    marked = [piece for piece in pieces if not piece.startswith("##") and len(piece) > 1]
+    subwords = model.require_tokenizer().tokens(scores.argsort(descending=True).tolist())
+    marked = [piece for piece in subwords if not piece.startswith("##") and len(piece) > 1]
     return [piece for piece in marked if piece.isalpha() and piece != word.lower()][:count]
 
 
@@ -59,8 +59,8 @@ def said(words: MaskedWords, text: str) -> dict[str, list[str]]:
     passage = Passage.of(text, ENGLISH)
     rows = words.candidates([passage])
     return {
-        text[slice(*place)]: [words.words[token] for token in row.tolist() if token != NONE]
-        for place, row in zip(passage.places, rows, strict=True)
+        text[slice(*position)]: [words.words[token] for token in row.tolist() if token != NONE]
+        for position, row in zip(passage.positions, rows, strict=True)
     }
 
 
@@ -79,32 +79,32 @@ def test_candidates_are_those_of_the_procedure_taken_one_by_one(model: Model) ->
             scores = scores_of(model, row["input_ids"][0].tolist(), row["token_type_ids"][0].tolist())
             assert [words.words[token] for token in next(together)] == best_words(model, scores, word, 5), word
             asked += 1
-    assert asked == sum(len(passage.places) for passage in passages) > 15
+    assert asked == sum(len(passage.positions) for passage in passages) > 15
     assert next(together, None) is None
 
 
 @pytest.mark.parametrize(("kind", "mark"), [("bytes", "Ġ"), ("unigram", "▁")])
 def test_other_tokenizers_mask_the_piece_with_its_space(kind: Any, mark: str) -> None:
-    model = masked_lm(kind, pieces=400)
+    model = masked_lm(kind, subwords=400)
     tokenizer, text = model.require_tokenizer(), "then the smith forges the seven lanterns by the river"
     words = MaskedWords(model, AugmentationConfig(candidates=4))
     (ids,) = tokenizer.encode_plain([text])
-    pieces = tokenizer.pieces(ids)
+    subwords = tokenizer.tokens(ids)
     found = said(words, text)
-    single = [word for word in found if mark + word in pieces]
+    single = [word for word in found if mark + word in subwords]
     assert single
     for word in single:
-        at = pieces.index(mark + word)
+        at = subwords.index(mark + word)
         masked = [*ids[:at], tokenizer.mask, *ids[at + 1 :]]
         tokens = [tokenizer.start, *masked, tokenizer.separator, *ids, tokenizer.separator]
         types = [0] * (len(masked) + 2) + [1] * (len(ids) + 1)
-        ranked = tokenizer.pieces(scores_of(model, tokens, types).argsort(descending=True).tolist())
+        ranked = tokenizer.tokens(scores_of(model, tokens, types).argsort(descending=True).tolist())
         whole = [piece[1:] for piece in ranked if piece.startswith(mark) and piece[1:].isalpha() and len(piece) > 2]
         assert found[word] == [other for other in whole if other != word][:4]
 
 
 def test_of_a_long_text_a_stretch_around_the_word_is_read_twice() -> None:
-    model = masked_lm(longest=17)
+    model = masked_lm(max_length=17)
     tokenizer, room = model.require_tokenizer(), 7
     text = "seven old letters weighs the cold iron gate river smith and the clock"
     listed = text.split()
@@ -135,7 +135,7 @@ def test_long_words_may_be_kept(model: Model) -> None:
 
 def test_a_generator_fills_the_masks_of_the_model_trained_against_it() -> None:
     tokenizer = masked_lm().require_tokenizer()
-    config = bertsmith.preset("electra-small", vocabulary=tokenizer.size, width=16, heads=4, layers=1, longest=64)
+    config = bertsmith.preset("electra-small", vocabulary=tokenizer.size, width=16, heads=4, layers=1, max_length=64)
     both = config.changed(generator=GeneratorConfig(model=generator_of(config), sharing="none"))
     model = bertsmith.build(both, seed=0)
     model.tokenizer = tokenizer
@@ -191,9 +191,9 @@ def test_tags_stay_at_their_words(model: Model) -> None:
     assert len(new) > 15
     for row in new:
         assert row["ner"] == tags
-        assert [row["tokens"][place] for place in (1, 2, 3, 8)] == ["'s", "iron-gate", "", "."]
+        assert [row["tokens"][position] for position in (1, 2, 3, 8)] == ["'s", "iron-gate", "", "."]
         assert len(row["tokens"]) == len(words)
-    assert all(any(row["tokens"][place] != words[place] for row in new) for place in (0, 4, 5, 6, 7))
+    assert all(any(row["tokens"][position] != words[position] for row in new) for position in (0, 4, 5, 6, 7))
     with pytest.raises(InputError, match=r"task\.context is 'document'"):
         augment_table(table, task.changed(context="document"), model)
 
@@ -267,7 +267,7 @@ def test_what_was_worked_out_is_not_worked_out_again(
     found = augment_table(table, TASK, model, config, folder=tmp_path, watch=lambda *seen: told.append(seen))
     assert found.rows == whole
     assert [passages[0].text for passages in asked] == TEXTS[1:]  # the first is there; equal texts are asked about once
-    assert told[-1][0] == told[-1][1] == sum(len(Passage.of(text, ENGLISH).places) for text in TEXTS)
+    assert told[-1][0] == told[-1][1] == sum(len(Passage.of(text, ENGLISH).positions) for text in TEXTS)
     asked.clear()
     augment_table(table, TASK, model, config.changed(seed=5, share=0.2), folder=tmp_path)
     assert not asked
@@ -300,6 +300,6 @@ def test_a_model_that_cannot_replace_words_is_refused_in_one_sentence(model: Mod
     with pytest.raises(InputError, match=r"has no masked_tokens head \(its heads: classifier\)"):
         augment_table(rows_of(*TEXTS), TASK, other)
     with pytest.raises(InputError, match="takes sequences of 6 tokens; at least 7"):
-        augment_table(rows_of(*TEXTS), TASK, masked_lm(longest=6))
+        augment_table(rows_of(*TEXTS), TASK, masked_lm(max_length=6))
     with pytest.raises(InputError, match="rows row 0: field 'text' is int"):
         augment_table(table_of([{"text": 3, "label": "no"}], "rows"), TASK, model)

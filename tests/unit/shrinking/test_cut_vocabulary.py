@@ -41,7 +41,7 @@ def few(stories: list[str]) -> list[str]:
 
 
 def model_of(name: str, stories: list[str], kind: str = "wordpiece", vocabulary: int = 160) -> Model:
-    sizes = {"width": 24, "heads": 4, "layers": 2, "longest": 200, "deviation": 0.3, "embedding_width": 16}
+    sizes = {"width": 24, "heads": 4, "layers": 2, "max_length": 200, "init_std": 0.3, "embedding_width": 16}
     tokenizer = learn_tokenizer(stories, kind, vocabulary, progress=False)
     given = {field: value for field, value in sizes.items() if field in overridable(name)}
     config = bertsmith.preset(name, vocabulary=tokenizer.size, **given)
@@ -60,30 +60,30 @@ def outputs_of(model: Model, texts: list[str]) -> Tensor:
 @pytest.mark.parametrize(("name", "kind"), [*((name, "wordpiece") for name in FAMILIES), ("bert-tiny", "unigram")])
 def test_of_its_texts_it_says_the_same(name: str, kind: str, stories: list[str], few: list[str]) -> None:
     model = model_of(name, stories, kind, 160 if kind == "wordpiece" else 420)
-    small, figures = cut_vocabulary(model, few, VocabularyConfig())
+    small, metrics = cut_vocabulary(model, few, VocabularyConfig())
     assert torch.equal(outputs_of(small, few), outputs_of(model, few))
-    assert figures.pieces_after == small.config.encoder.vocabulary == small.require_tokenizer().size
-    assert figures.pieces_after < figures.pieces_before == model.config.encoder.vocabulary
-    assert figures.tokens_changed == 0
-    assert figures.tokens == sum(map(len, model.require_tokenizer().encode_plain(few)))
-    gone = figures.pieces_before - figures.pieces_after
+    assert metrics.tokens_after == small.config.encoder.vocabulary == small.require_tokenizer().size
+    assert metrics.tokens_after < metrics.tokens_before == model.config.encoder.vocabulary
+    assert metrics.tokens_changed == 0
+    assert metrics.tokens == sum(map(len, model.require_tokenizer().encode_plain(few)))
+    gone = metrics.tokens_before - metrics.tokens_after
     lost = gone * model.config.encoder.embedding_width
-    assert figures.parameters_before - figures.parameters_after == lost
-    assert figures.megabytes_before - figures.megabytes_after == pytest.approx(4e-6 * lost)
-    assert figures.embedding_error is None
+    assert metrics.parameters_before - metrics.parameters_after == lost
+    assert metrics.megabytes_before - metrics.megabytes_after == pytest.approx(4e-6 * lost)
+    assert metrics.embedding_error is None
 
 
 def test_a_harder_cut_changes_some_tokens(stories: list[str]) -> None:
     model = model_of("bert-tiny", stories)
     _, all_used = cut_vocabulary(model, stories, VocabularyConfig())
-    least = cut_vocabulary(model, ["a"], VocabularyConfig())[1].pieces_after
-    small, figures = cut_vocabulary(model, stories, VocabularyConfig(pieces=least + 20))
-    assert least < figures.pieces_after <= least + 20 < all_used.pieces_after
+    least = cut_vocabulary(model, ["a"], VocabularyConfig())[1].tokens_after
+    small, metrics = cut_vocabulary(model, stories, VocabularyConfig(tokens=least + 20))
+    assert least < metrics.tokens_after <= least + 20 < all_used.tokens_after
     old, new = (len(part.require_tokenizer().encode_plain([" ".join(stories)])[0]) for part in (model, small))
     assert new > old
-    assert 0 < figures.tokens_changed_percent == 100 * figures.tokens_changed / figures.tokens < 100
+    assert 0 < metrics.tokens_changed_percent == 100 * metrics.tokens_changed / metrics.tokens < 100
     rare, often = (cut_vocabulary(model, stories, VocabularyConfig(at_least=count))[1] for count in (30, 100))
-    assert often.pieces_after < rare.pieces_after <= all_used.pieces_after
+    assert often.tokens_after < rare.tokens_after <= all_used.tokens_after
     assert often.tokens_changed > rare.tokens_changed
 
 
@@ -102,12 +102,12 @@ def test_counts_and_repair_bring_the_embedding_nearer(name: str, stories: list[s
     states = [_embedded(one, stories) for one in (model, factorise(model, 6), weighted)]
     plain, near = ((other - states[0]).square().mean() for other in states[1:])
     assert near < 0.9 * plain
-    small, figures = cut_vocabulary(model, stories, VocabularyConfig(rank=6))
-    assert figures.embedding_error < figures.embedding_error_before_repair
-    assert figures.parameters_after == sum(parameter.numel() for parameter in small.parameters())
+    small, metrics = cut_vocabulary(model, stories, VocabularyConfig(rank=6))
+    assert metrics.embedding_error < metrics.embedding_error_before_repair
+    assert metrics.parameters_after == sum(parameter.numel() for parameter in small.parameters())
     assert small.config.encoder.embedding.rank == 6
     again, same = cut_vocabulary(model, stories, VocabularyConfig(rank=6))
-    assert same == figures
+    assert same == metrics
     assert torch.equal(again.token_table, small.token_table)
 
 
@@ -149,8 +149,8 @@ def test_surroundings_are_those_of_the_texts(stories: list[str]) -> None:
     for offset in surroundings.offsets:
         torch.testing.assert_close(offset[tokenizer.start], table[0])
     ends = torch.stack([offset[tokenizer.separator] for offset in surroundings.offsets])
-    places = [len(rows[0]) - 1] * 2 + [len(rows[1]) - 1] * 2
-    torch.testing.assert_close(ends, table[places])
+    positions = [len(rows[0]) - 1] * 2 + [len(rows[1]) - 1] * 2
+    torch.testing.assert_close(ends, table[positions])
     assert Surroundings(model_of("deberta-v3-small", stories), short).offsets == [None]
 
 
@@ -158,8 +158,8 @@ def test_a_folder_keeps_its_task(stories: list[str], few: list[str], tmp_path: P
     model = model_of("bert-tiny", stories)
     bertsmith.save(model, tmp_path / "model")
     write_task_record(TaskRecord(task=Classification(labels=("no", "yes"))), tmp_path / "model")
-    figures = cut_vocabulary_folder(tmp_path / "model", few, VocabularyConfig(), tmp_path / "out")
-    assert figures.pieces_after < figures.pieces_before
+    metrics = cut_vocabulary_folder(tmp_path / "model", few, VocabularyConfig(), tmp_path / "out")
+    assert metrics.tokens_after < metrics.tokens_before
     first, second = (Predictor.load(tmp_path / name).details(few) for name in ("model", "out"))
     assert first == second
     cut_vocabulary_folder(tmp_path / "model", few, VocabularyConfig(rank=4), tmp_path / "out")
@@ -173,8 +173,8 @@ def test_what_is_refused(stories: list[str], tmp_path: Path) -> None:
     model = model_of("bert-tiny", stories)
     with pytest.raises(InputError, match="texts is empty"):
         cut_vocabulary(model, [], VocabularyConfig())
-    with pytest.raises(InputError, match="pieces is 3; this tokenizer needs"):
-        cut_vocabulary(model, stories, VocabularyConfig(pieces=3))
+    with pytest.raises(InputError, match="tokens is 3; this tokenizer needs"):
+        cut_vocabulary(model, stories, VocabularyConfig(tokens=3))
     with pytest.raises(InputError, match=r"rank is 24; allowed: 1 to \d+, as more would take no less than"):
         cut_vocabulary(model, stories, VocabularyConfig(rank=24))
     bertsmith.save(model, tmp_path / "model")
@@ -193,11 +193,11 @@ def test_a_real_model_on_the_words_of_python() -> None:
     lines = [line.strip() for part in (*modules, *members) for line in (inspect.getdoc(part) or "").splitlines()]
     lines = list(dict.fromkeys(line for line in lines if line))
     assert len(lines) > 300
-    small, figures = cut_vocabulary(model, lines, VocabularyConfig())
-    assert figures.pieces_before == 30522
-    assert 1999 < figures.pieces_after < 5000  # 1,999 special tokens and characters
-    assert figures.megabytes_after < 0.6 * figures.megabytes_before
-    assert figures.tokens_changed == 0
+    small, metrics = cut_vocabulary(model, lines, VocabularyConfig())
+    assert metrics.tokens_before == 30522
+    assert 1999 < metrics.tokens_after < 5000  # 1,999 special tokens and characters
+    assert metrics.megabytes_after < 0.6 * metrics.megabytes_before
+    assert metrics.tokens_changed == 0
     assert torch.equal(small.encode(lines[:20]), model.encode(lines[:20]))
     tokenizer = small.require_tokenizer()
     assert tokenizer.special_ids == (0, 1, 2, 3, 4)

@@ -20,7 +20,7 @@ def test_read_off_as_it_happens(answer: str, measure: str) -> None:
     outputs = 1 if answer == "choices" else 3
     head = ClassifierConfig(labels=tuple("abc"[:outputs]), dropout=0.0)
     exits = {"layers": [1, 3, 4], "outputs": outputs, "answer": answer, "hidden": "tanh"}
-    config = preset("bert-tiny", width=16, layers=5, heads=2, vocabulary=40, deviation=0.3, dropout=0.0)
+    config = preset("bert-tiny", width=16, layers=5, heads=2, vocabulary=40, init_std=0.3, dropout=0.0)
     config = config.changed(heads=(head, ExitsConfig.parse(exits, source="a test")))
     model = build(config, seed=0).double().eval()
     lengths, sizes = [4, 9, 2, 6, 3, 7, 1, 5], torch.tensor([3, 1, 2, 2] if answer == "choices" else [1] * 8)
@@ -30,11 +30,11 @@ def test_read_off_as_it_happens(answer: str, measure: str) -> None:
     said = ExitOutputs([np.split(one.numpy(), starts) for one in exit_outputs(model, tokens, layout)])
     seen = set()
     for rule in candidate_rules(measure, (), 3, 0.0):  # type: ignore[arg-type]
-        places = exit_indices(exits_config(model), said, rule)
+        positions = exit_indices(exits_config(model), said, rule)
         early = answer_early(model, tokens, layout, rule=rule, sizes=sizes)
-        layers = np.array([1, 3, 4, 5])[places]
+        layers = np.array([1, 3, 4, 5])[positions]
         assert np.repeat(layers, sizes.numpy()).tolist() == early.layers.tolist()
-        np.testing.assert_allclose(np.concatenate(said.chosen(places)), early.outputs.numpy(), rtol=1e-9)
+        np.testing.assert_allclose(np.concatenate(said.chosen(positions)), early.outputs.numpy(), rtol=1e-9)
         seen.update(layers.tolist())
     assert len(seen) > 1  # else nothing was tried
 

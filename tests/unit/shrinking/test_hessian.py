@@ -13,7 +13,7 @@ from bertsmith.shrinking.hessian import Sharpness, allotted_bits, layer_sharpnes
 
 
 def tiny() -> Model:
-    sizes = {"width": 4, "layers": 2, "heads": 2, "vocabulary": 20, "longest": 8, "dropout": 0.0, "deviation": 0.5}
+    sizes = {"width": 4, "layers": 2, "heads": 2, "vocabulary": 20, "max_length": 8, "dropout": 0.0, "init_std": 0.5}
     return build(preset("bert-tiny", **sizes), seed=0).double()
 
 

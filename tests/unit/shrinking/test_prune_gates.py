@@ -25,7 +25,7 @@ EVENLY = ((torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000)[:, None]
 
 
 def tiny(preset: str = "bert-tiny", **more: int) -> Model:
-    sizes = {"width": 16, "layers": 2, "heads": 4, "vocabulary": 50, "longest": 16, "dropout": 0.0, "deviation": 0.3}
+    sizes = {"width": 16, "layers": 2, "heads": 4, "vocabulary": 50, "max_length": 16, "dropout": 0.0, "init_std": 0.3}
     model = bertsmith.build(bertsmith.preset(preset, **sizes, **more), seed=0)
     return with_task_head(model, ClassifierConfig(labels=("a", "b"), dropout=0.0), seed=0).eval()
 

@@ -15,7 +15,7 @@ from bertsmith.shrinking.importance import Importance
 from bertsmith.shrinking.prune_selection import PruneConfig, Selector, Shares, schedule
 from bertsmith.shrinking.pruned_units import KeptUnits, cut_down
 
-SIZES = {"width": 24, "layers": 3, "heads": 4, "vocabulary": 50, "longest": 16}
+SIZES = {"width": 24, "layers": 3, "heads": 4, "vocabulary": 50, "max_length": 16}
 
 
 def selector(config: PruneConfig, preset: str = "bert-tiny", **sizes: int) -> Selector:
@@ -26,8 +26,10 @@ def selector(config: PruneConfig, preset: str = "bert-tiny", **sizes: int) -> Se
 def scores_of(units: tuple[LayerCut, ...], seed: int = 0) -> Importance:
     """Scores of very different sizes from layer to layer."""
     draw = torch.Generator().manual_seed(seed)
-    heads = tuple(10.0**place * torch.rand(u.heads, generator=draw) for place, u in enumerate(units))
-    return Importance(heads, tuple(0.1**place * torch.rand(u.neurons, generator=draw) for place, u in enumerate(units)))
+    heads = tuple(10.0**position * torch.rand(u.heads, generator=draw) for position, u in enumerate(units))
+    return Importance(
+        heads, tuple(0.1**position * torch.rand(u.neurons, generator=draw) for position, u in enumerate(units))
+    )
 
 
 def best(scores: tuple[torch.Tensor, ...], block: int, blocks: int, groups: int = 1) -> list[int]:
@@ -115,7 +117,7 @@ def test_a_second_cut_counts_against_the_whole_model() -> None:
     assert [sum(counts) for counts in second.counts] == [6, 144]
     together = second.within(first)
     for now, new, old in zip(together.neurons, second.neurons, first.neurons, strict=True):
-        assert now.tolist() == [old.tolist()[place] for place in new.tolist()]
+        assert now.tolist() == [old.tolist()[position] for position in new.tolist()]
     assert KeptUnits.all_of(chooser.units).within(KeptUnits.all_of(chooser.units)).counts == ((4,) * 3, (96,) * 3)
 
 

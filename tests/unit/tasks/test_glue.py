@@ -13,7 +13,7 @@ from bertsmith.tasks.glue import (
     glue_average,
     glue_file,
     glue_settings,
-    name_in_part,
+    name_in_split,
 )
 from bertsmith.tasks.metrics.classes import CLASS_METRICS
 from bertsmith.text.rows import table_of
@@ -82,10 +82,10 @@ def test_positive_label_by_name() -> None:
 
 
 def test_parts_of_mnli() -> None:
-    assert name_in_part("MNLI", "dev_mismatched") == "MNLI-mm"
-    assert name_in_part("MNLI", "dev_matched") == "MNLI"
-    assert name_in_part("RTE", "dev_mismatched") == "RTE"
-    assert name_in_part(None, "dev") is None
+    assert name_in_split("MNLI", "dev_mismatched") == "MNLI-mm"
+    assert name_in_split("MNLI", "dev_matched") == "MNLI"
+    assert name_in_split("RTE", "dev_mismatched") == "RTE"
+    assert name_in_split(None, "dev") is None
 
 
 def written(folder: Path, file: str, *rows: list[str]) -> None:
@@ -115,11 +115,11 @@ def test_official_folders_are_read(name: str, tmp_path: Path) -> None:
     header, row, expected = OFFICIAL[name]
     if isinstance(expected, tuple):
         expected = dict(zip(("sentence1", "sentence2", "label"), expected, strict=True))
-    part = "dev_matched.tsv" if name == "MNLI" else "dev.tsv"
-    written(tmp_path / name, part, *header, row, row)
+    split = "dev_matched.tsv" if name == "MNLI" else "dev.tsv"
+    written(tmp_path / name, split, *header, row, row)
     table = task_splits(tmp_path / name).read("dev")
     assert list(table) == [{"idx": 0, **expected}, {"idx": 1, **expected}]
-    assert table.place(1).endswith(f"line {len(header) + 2}")
+    assert table.location(1).endswith(f"line {len(header) + 2}")
 
 
 def test_an_official_folder_is_a_task(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_official_file_gives_the_same_examples(tmp_path: Path) -> None:
     file = tmp_path / "train-v2.0.json"
     file.write_text(json.dumps(content), encoding="utf-8")
     table = squad_table(file)
-    assert table.place(1) == f"file {str(file)!r} question 2"
+    assert table.location(1) == f"file {str(file)!r} question 2"
     assert SpanAnswers().examples(table) == SpanAnswers().examples(table_of(_rows(), "train"))
     as_pairs = [{**row, "answers": one["answers"]} for row, one in zip(_rows(), asked, strict=True)]
     assert SpanAnswers().examples(table_of(as_pairs, "train")) == SpanAnswers().examples(table)
@@ -262,13 +262,13 @@ def test_loss_is_that_of_each_window_alone_in_every_layout(tokenizer) -> None:
         leaves = [own.clone().requires_grad_() for own in scores]
         outputs = torch.cat(leaves)
         if layout == "padded":
-            longest = max(map(len, leaves))
+            max_length = max(map(len, leaves))
             # what stands at pads must not matter
-            fill = [torch.full((longest - len(own), 2), 50.0, dtype=own.dtype) for own in leaves]
+            fill = [torch.full((max_length - len(own), 2), 50.0, dtype=own.dtype) for own in leaves]
             outputs = torch.stack([torch.cat(pair) for pair in zip(leaves, fill, strict=True)])
         sums = objective.sums(outputs, batch)
         torch.testing.assert_close(sums.loss, expected)
-        assert int(objective.count(batch)) == int(sums.figures["accuracy"].whole) == 8
+        assert int(objective.count(batch)) == int(sums.metrics["accuracy"].whole) == 8
         shares = objective.comparable_logits(outputs.detach(), batch).softmax(-1)
         assert shares.shape[:2] == (9, 2)
         torch.testing.assert_close(shares[3, 1, : len(scores[3])], scores[3][:, 1].softmax(0))

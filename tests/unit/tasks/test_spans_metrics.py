@@ -128,13 +128,13 @@ def test_figures_apart_for_questions_with_and_without_an_answer() -> None:
         texts=["Denver", "noise", "wrong", "Carolina"],
         null_odds=[-3.0, 4.0, -1.0, 0.5],
     )
-    figures = evaluation.metrics
-    assert figures["f1"] == figures["exact"] == 50
-    assert figures["has_answer_f1"] == figures["has_answer_exact"] == 50
-    assert figures["no_answer_f1"] == figures["no_answer_exact"] == 50
+    metrics = evaluation.metrics
+    assert metrics["f1"] == metrics["exact"] == 50
+    assert metrics["has_answer_f1"] == metrics["has_answer_exact"] == 50
+    assert metrics["no_answer_f1"] == metrics["no_answer_exact"] == 50
     # null everywhere scores 2, the first answer lifts it to 3; "wrong" costs 1, "Carolina" gives back 2/3
-    assert figures["best_f1"] == 75
-    assert figures["best_f1_threshold"] == -3
+    assert metrics["best_f1"] == 75
+    assert metrics["best_f1_threshold"] == -3
     assert evaluation.score == 50
 
 

@@ -80,30 +80,30 @@ class Transcription:
             example = SpanExample(example.id, example.question, example.context.replace(space, " "))
         self.words = example.context.split(" ")
         self.words = [word for word in self.words if word]
-        self.pieces: list[str] = []
+        self.tokens: list[str] = []
         self.word_of: list[int] = []
         for index, word in enumerate(self.words):
-            for piece in tokenizer.pieces(tokenizer.encode_plain([word])[0]):
-                self.pieces.append(piece)
+            for piece in tokenizer.tokens(tokenizer.encode_plain([word])[0]):
+                self.tokens.append(piece)
                 self.word_of.append(index)
         asked = len(tokenizer.encode_plain([example.question])[0][:QUESTION])
         self.first = asked + 2
         room = LENGTH - asked - 3
         self.windows: list[tuple[int, int]] = []
         start = 0
-        while start < len(self.pieces):
-            length = min(room, len(self.pieces) - start)
+        while start < len(self.tokens):
+            length = min(room, len(self.tokens) - start)
             self.windows.append((start, length))
-            if start + length == len(self.pieces):
+            if start + length == len(self.tokens):
                 break
             start += min(length, STRIDE)
 
-    def is_max_context(self, window: int, place: int) -> bool:
+    def is_max_context(self, window: int, position: int) -> bool:
         best, best_score = None, None
         for index, (start, length) in enumerate(self.windows):
-            if not start <= place < start + length:
+            if not start <= position < start + length:
                 continue
-            score = min(place - start, start + length - 1 - place) + 0.01 * length
+            score = min(position - start, start + length - 1 - position) + 0.01 * length
             if best_score is None or score > best_score:
                 best, best_score = index, score
         return best == window
@@ -113,8 +113,8 @@ class Transcription:
         found = []
         for window, (start, length) in enumerate(self.windows):
             own = scores[window].tolist()
-            firsts = sorted(range(len(own)), key=lambda place: own[place][0], reverse=True)[:N_BEST]
-            lasts = sorted(range(len(own)), key=lambda place: own[place][1], reverse=True)[:N_BEST]
+            firsts = sorted(range(len(own)), key=lambda position: own[position][0], reverse=True)[:N_BEST]
+            lasts = sorted(range(len(own)), key=lambda position: own[position][1], reverse=True)[:N_BEST]
             for first in firsts:
                 for last in lasts:
                     if not self.first <= first < self.first + length or not self.first <= last < self.first + length:
@@ -128,8 +128,8 @@ class Transcription:
 
     def text(self, window: int, first: int, last: int) -> str:
         shift = self.windows[window][0] - self.first
-        pieces = self.pieces[first + shift : last + shift + 1]
-        said = " ".join(" ".join(pieces).replace(" ##", "").replace("##", "").split())
+        tokens = self.tokens[first + shift : last + shift + 1]
+        said = " ".join(" ".join(tokens).replace(" ##", "").replace("##", "").split())
         original = " ".join(self.words[self.word_of[first + shift] : self.word_of[last + shift] + 1])
         return self.aligned(said, original)
 
@@ -139,11 +139,11 @@ class Transcription:
         begin = tokenised.find(said)
         if begin < 0:
             return original
-        places = [place for place, character in enumerate(tokenised) if character != " "]
-        own = [place for place, character in enumerate(original) if character != " "]
-        if len(places) != len(own):
+        positions = [position for position, character in enumerate(tokenised) if character != " "]
+        own = [position for position, character in enumerate(original) if character != " "]
+        if len(positions) != len(own):
             return original
-        return original[own[places.index(begin)] : own[places.index(begin + len(said) - 1)] + 1]
+        return original[own[positions.index(begin)] : own[positions.index(begin + len(said) - 1)] + 1]
 
     def n_best(self, scores: list[np.ndarray], *, has_null: bool) -> list[tuple[str, float, float]]:
         entries = [(self.text(*one[:3]), *one[3:]) for one in self.candidates(scores)]
@@ -167,7 +167,7 @@ def _answered(cases, tokenizer, *, has_null: bool, digits: int = 1):
         stride=STRIDE,
         question_length=QUESTION,
         n_best=N_BEST,
-        longest=LONGEST,
+        max_answer_length=LONGEST,
         null_threshold=-0.4 if has_null else 0.0,
     )
     features = task.features(cases, Encoding(tokenizer, LENGTH, has_types=True))
@@ -227,15 +227,15 @@ def test_chosen_tokens_equal_the_transcription_in_any_script(tokenizer: Tokenize
 def test_offsets_keep_what_the_alignment_loses(tokenizer: Tokenizer) -> None:
     """Letters of another case that occur earlier in the word: the alignment takes those, offsets do not."""
     case = SpanExample("0", "x", "Nana")
-    pieces = tokenizer.pieces(tokenizer.encode_plain(["Nana"])[0])
+    tokens = tokenizer.tokens(tokenizer.encode_plain(["Nana"])[0])
     task = SpanAnswers()
     features = task.features([case], Encoding(tokenizer, LENGTH, has_types=True))
     scores = np.zeros((int(features.tokens.lengths[0]), 2), np.float32)
-    last = int(features.first[0]) + len(pieces) - 1
+    last = int(features.first[0]) + len(tokens) - 1
     scores[last] = 9
     plain = Transcription(case, tokenizer).text(0, last, last)
     (answer,) = task.answers([case], features, [scores])
-    letters = len(pieces[-1].removeprefix("##"))
+    letters = len(tokens[-1].removeprefix("##"))
     assert (answer["begin"], answer["end"]) == (4 - letters, 4)
     assert answer["answer"] == "Nana"[4 - letters :] != plain
     assert plain == "Nana"[:letters]

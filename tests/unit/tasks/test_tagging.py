@@ -29,11 +29,11 @@ SETTINGS = [
 ]
 
 
-def _rows(count: int, seed: int = 0, longest: int = 9) -> list[dict[str, Any]]:
+def _rows(count: int, seed: int = 0, max_length: int = 9) -> list[dict[str, Any]]:
     random = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
-        words = [str(word) for word in random.choice([*KINDS, *WORDS], random.integers(1, longest + 1))]
+        words = [str(word) for word in random.choice([*KINDS, *WORDS], random.integers(1, max_length + 1))]
         rows.append({"tokens": words, "ner": [f"B-{KINDS[word]}" if word in KINDS else "O" for word in words]})
     return rows
 
@@ -118,10 +118,10 @@ def test_every_word_is_asked_for_once_whatever_the_length(tokenizer: Tokenizer, 
         tokens, words, tags = features.tokens[item], features.targets["word"][item], features.targets["tags"][item]
         assert (tokens[0], tokens[-1]) == (tokenizer.start, tokenizer.separator)
         ids, owners = encoded[example]
-        for place in np.flatnonzero(words != IGNORED):
-            assert tags[place] == examples[example].tags[words[place]]
-            assert tokens[place] == ids[np.searchsorted(owners, words[place])]
-            first.pop((example, int(words[place])))
+        for position in np.flatnonzero(words != IGNORED):
+            assert tags[position] == examples[example].tags[words[position]]
+            assert tokens[position] == ids[np.searchsorted(owners, words[position])]
+            first.pop((example, int(words[position])))
         assert ((tags == IGNORED) == (words == IGNORED)).all()
     assert not first
 
@@ -142,15 +142,15 @@ def test_the_document_fills_the_sequence_on_both_sides(wordpiece: Tokenizer) -> 
     encoding = Encoding(wordpiece, 30, has_types=True)
     examples = task.examples(table)
     features = task.features(examples, encoding)
-    pieces = [len(ids) for ids, _ in word_tokens(wordpiece, [example.words for example in examples])]
+    tokens = [len(ids) for ids, _ in word_tokens(wordpiece, [example.words for example in examples])]
     middle = 6
     asked = np.flatnonzero(features.targets["word"][middle] != IGNORED)
-    before, after = asked[0] - 1, len(features.tokens[middle]) - 2 - (asked[0] - 1) - pieces[middle]
-    assert abs(before - after) <= max(pieces)
-    assert before + pieces[middle] + after > 28 - max(pieces)
+    before, after = asked[0] - 1, len(features.tokens[middle]) - 2 - (asked[0] - 1) - tokens[middle]
+    assert abs(before - after) <= max(tokens)
+    assert before + tokens[middle] + after > 28 - max(tokens)
     # at the beginning all the room goes to the right
     assert np.flatnonzero(features.targets["word"][0] != IGNORED)[0] == 1
-    assert len(features.tokens[0]) > 30 - max(pieces)
+    assert len(features.tokens[0]) > 30 - max(tokens)
     # no other document enters
     alone = Tagging(context="sentence", labels=task.labels).features(examples[-1:], encoding)
     assert features.tokens[len(features) - 1].tolist() == alone.tokens[0].tolist()
@@ -314,8 +314,8 @@ def test_running_text_is_split_and_entities_carry_its_characters(wordpiece: Toke
     ],
 )
 def test_words_of_running_text(text: str, words: list[str]) -> None:
-    places = split_words(text)
-    assert [text[begin:end] for begin, end in places] == words
+    positions = split_words(text)
+    assert [text[begin:end] for begin, end in positions] == words
 
 
 @pytest.mark.parametrize("scheme", ["iob1", "iob2", "bioes", "plain"])

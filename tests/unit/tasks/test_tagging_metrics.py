@@ -50,10 +50,10 @@ def _published(right: list[list[str]], said: list[list[str]]) -> tuple[int, int,
     return correct, found, there
 
 
-def _sentences(places: str, kinds: str, count: int, seed: int) -> tuple[list[list[str]], list[list[str]]]:
+def _sentences(positions: str, kinds: str, count: int, seed: int) -> tuple[list[list[str]], list[list[str]]]:
     """Random tags, most of them in no valid order, and others that differ in some places."""
     random = np.random.default_rng(seed)
-    tags = ["O", *(f"{place}-{kind}" for place in places for kind in kinds)]
+    tags = ["O", *(f"{position}-{kind}" for position in positions for kind in kinds)]
     right = [random.choice(tags, random.integers(1, 12)).tolist() for _ in range(count)]
     share = random.choice([0.05, 0.3, 0.9], count)
     said = [
@@ -64,9 +64,9 @@ def _sentences(places: str, kinds: str, count: int, seed: int) -> tuple[list[lis
 
 
 @pytest.mark.parametrize("kinds", ["X", "XY", "XYZ"])
-@pytest.mark.parametrize("places", ["BI", "I", "BIES", "IE"])
-def test_counts_are_those_of_the_published_rules(places: str, kinds: str) -> None:
-    right, said = _sentences(places, kinds, 1500, seed=len(places) * 10 + len(kinds))
+@pytest.mark.parametrize("positions", ["BI", "I", "BIES", "IE"])
+def test_counts_are_those_of_the_published_rules(positions: str, kinds: str) -> None:
+    right, said = _sentences(positions, kinds, 1500, seed=len(positions) * 10 + len(kinds))
     correct, found, there = _published(right, said)
     evaluation = evaluate_tags(said, right, None, has_chunks=True)
     assert evaluation.metric == "f1"
@@ -91,12 +91,12 @@ def test_measure_over_all_sentences_is_the_score_and_repeats_count() -> None:
 def test_figures_type_by_type() -> None:
     right = [["B-PER", "I-PER", "O", "B-LOC"], ["B-LOC", "O"]]
     said = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "B-PER"]]
-    figures = evaluate_tags(said, right, None, has_chunks=True).metrics
-    assert figures["precision_LOC"] == figures["recall_LOC"] == figures["f1_LOC"] == 100.0
-    assert figures["precision_PER"] == figures["recall_PER"] == figures["f1_PER"] == 0.0
-    assert figures["precision"] == 50.0
-    assert figures["recall"] == pytest.approx(200 / 3)
-    assert figures["accuracy"] == pytest.approx(400 / 6)
+    metrics = evaluate_tags(said, right, None, has_chunks=True).metrics
+    assert metrics["precision_LOC"] == metrics["recall_LOC"] == metrics["f1_LOC"] == 100.0
+    assert metrics["precision_PER"] == metrics["recall_PER"] == metrics["f1_PER"] == 0.0
+    assert metrics["precision"] == 50.0
+    assert metrics["recall"] == pytest.approx(200 / 3)
+    assert metrics["accuracy"] == pytest.approx(400 / 6)
 
 
 @pytest.mark.parametrize(

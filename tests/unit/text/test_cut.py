@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
 from bertsmith.errors import InputError
-from bertsmith.text.cut import changed_tokens, cut_tokenizer, needed_pieces, piece_counts, used_pieces
+from bertsmith.text.cut import changed_tokens, cut_tokenizer, needed_tokens, token_counts, used_tokens
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -45,11 +45,11 @@ def test_texts_of_kept_tokens_are_split_as_before(base: Tokenizer) -> None:
         cut = cut_tokenizer(base, kept)
         assert set(kept) <= set(cut.ids)
         assert cut.tokenizer.size < base.size
-        for (old, places), (new, new_places) in zip(rows, cut.tokenizer.encode_offsets(texts), strict=True):
+        for (old, positions), (new, new_positions) in zip(rows, cut.tokenizer.encode_offsets(texts), strict=True):
             if set(old.tolist()) <= set(cut.ids):
-                assert cut.tokenizer.pieces(new) == base.pieces(old)
+                assert cut.tokenizer.tokens(new) == base.tokens(old)
                 assert [cut.new_ids[token] for token in old.tolist()] == new.tolist()
-                np.testing.assert_array_equal(new_places, places)
+                np.testing.assert_array_equal(new_positions, positions)
                 same += 1
             else:
                 others += 1
@@ -58,7 +58,7 @@ def test_texts_of_kept_tokens_are_split_as_before(base: Tokenizer) -> None:
 
 def test_every_text_can_still_be_tokenised(base: Tokenizer) -> None:
     cut = cut_tokenizer(base, [])
-    assert set(cut.ids) == needed_pieces(base)
+    assert set(cut.ids) == needed_tokens(base)
     assert cut.tokenizer.size < base.size
     known = 0
     for text in [*words_of(300), *GENERAL]:
@@ -76,16 +76,16 @@ def test_special_tokens_come_first_and_templates_stay(base: Tokenizer) -> None:
     cut = cut_tokenizer(base, [*base.vocabulary.values()][::3])
     small = cut.tokenizer
     assert small.special_ids == (0, 1, 2, 3, 4)
-    assert small.pieces(small.special_ids) == base.pieces(base.special_ids)
+    assert small.tokens(small.special_ids) == base.tokens(base.special_ids)
     assert sorted(small.vocabulary.values()) == [*range(len(cut.ids))]
-    assert {small.pieces([new])[0]: old for new, old in enumerate(cut.ids)} == {
+    assert {small.tokens([new])[0]: old for new, old in enumerate(cut.ids)} == {
         piece: token for piece, token in base.vocabulary.items() if token in cut.new_ids
     }
     framed = cut_tokenizer(base, [*base.vocabulary.values()]).tokenizer
     for name, rows in base.encode(GENERAL[:2], GENERAL[2:]).items():
         other = framed.encode(GENERAL[:2], GENERAL[2:])[name]
         if name == "input_ids":
-            assert [framed.pieces(row) for row in other] == [base.pieces(row) for row in rows]
+            assert [framed.tokens(row) for row in other] == [base.tokens(row) for row in rows]
         else:
             np.testing.assert_array_equal(other, rows)
     old, new = base.pair_frame(), small.pair_frame()
@@ -95,7 +95,7 @@ def test_special_tokens_come_first_and_templates_stay(base: Tokenizer) -> None:
 
 
 def test_save_and_load_round_trip(base: Tokenizer, tmp_path: Path) -> None:
-    kept = used_pieces(base, piece_counts(base, GENERAL[:1]))
+    kept = used_tokens(base, token_counts(base, GENERAL[:1]))
     first, again = (cut_tokenizer(base, order) for order in (kept, kept[::-1]))
     assert first.ids == again.ids
     assert first.tokenizer.hash == again.tokenizer.hash
@@ -110,19 +110,19 @@ def test_save_and_load_round_trip(base: Tokenizer, tmp_path: Path) -> None:
 
 
 def test_counts_and_selection(base: Tokenizer) -> None:
-    counts = piece_counts(base, GENERAL)
+    counts = token_counts(base, GENERAL)
     assert counts[base.start] == len(GENERAL)
     assert counts.sum() == sum(len(row) + 2 for row in base.encode_plain(GENERAL))
-    needed = needed_pieces(base)
-    kept = used_pieces(base, counts, at_least=2)
+    needed = needed_tokens(base)
+    kept = used_tokens(base, counts, at_least=2)
     assert {*np.flatnonzero(counts >= 2).tolist()} | needed <= set(kept)
-    assert set(kept) < set(used_pieces(base, counts)) | needed
-    some = used_pieces(base, counts, pieces=len(needed) + 10)
+    assert set(kept) < set(used_tokens(base, counts)) | needed
+    some = used_tokens(base, counts, tokens=len(needed) + 10)
     assert len(needed) < len(some) <= len(needed) + 10
     assert set(cut_tokenizer(base, some).ids) == set(some)
     best = max((token for token in range(base.size) if token not in needed), key=lambda token: counts[token])
     assert base.content["model"]["type"] == "BPE" or best in some
-    cut = cut_tokenizer(base, used_pieces(base, counts))
+    cut = cut_tokenizer(base, used_tokens(base, counts))
     assert changed_tokens(base, cut, GENERAL) == (0, counts.sum() - 2 * len(GENERAL))
     least = cut_tokenizer(base, [])
     gone = sum(token not in least.new_ids for row in base.encode_plain(GENERAL) for token in row)
@@ -138,11 +138,11 @@ def test_parts_of_a_merge_stay() -> None:
     cut = cut_tokenizer(base, [table["abc"]])
     assert set(cut.tokenizer.vocabulary) == {"[UNK]", *"abcd", "ab", "bc", "abc"}
     assert cut.tokenizer.content["model"]["merges"] == [list(merge) for merge in merges[:4]]
-    assert cut.tokenizer.pieces(cut.tokenizer.encode_plain(["abcd"])[0]) == ["abc", "d"]
+    assert cut.tokenizer.tokens(cut.tokenizer.encode_plain(["abcd"])[0]) == ["abc", "d"]
     # the most frequent piece needs three more than itself and has no room; the next one has
     counts = np.zeros(base.size, dtype=np.int64)
     counts[table["abcd"]], counts[table["cd"]] = 9, 1
-    assert set(base.pieces(used_pieces(base, counts, pieces=6))) == {"[UNK]", *"abcd", "cd"}
+    assert set(base.tokens(used_tokens(base, counts, tokens=6))) == {"[UNK]", *"abcd", "cd"}
 
 
 def test_score_of_unknown_characters_stays() -> None:
@@ -152,7 +152,7 @@ def test_score_of_unknown_characters_stays() -> None:
     base = Tokenizer(backend)
     cut = cut_tokenizer(base, [2])
     assert set(cut.tokenizer.vocabulary) == {"[UNK]", "a", "xy", "zzz"}
-    assert cut.tokenizer.pieces(cut.tokenizer.encode_plain(["axya"])[0]) == ["a", "xy", "a"]
+    assert cut.tokenizer.tokens(cut.tokenizer.encode_plain(["axya"])[0]) == ["a", "xy", "a"]
     assert cut.tokenizer.content["model"]["unk_id"] == 0
 
 
@@ -170,14 +170,14 @@ def test_added_tokens_stay(kind: str) -> None:
     backend.add_special_tokens(["[DRUG]"])
     backend.add_tokens([tokenizers.AddedToken("fox", single_word=True)])
     base = Tokenizer(backend)
-    cut = cut_tokenizer(base, used_pieces(base, piece_counts(base, GENERAL)))
+    cut = cut_tokenizer(base, used_tokens(base, token_counts(base, GENERAL)))
     assert cut.ids[:5] == base.special_ids[:5]
     assert cut.tokenizer.vocabulary["[DRUG]"] == cut.new_ids[learned.size]
     assert cut.tokenizer.vocabulary["fox"] == cut.new_ids[base.vocabulary["fox"]]
     texts = ["[DRUG] fox foxes!", *GENERAL]
     for old, new in zip(base.encode_plain(texts), cut.tokenizer.encode_plain(texts), strict=True):
         if set(old) <= set(cut.ids):
-            assert cut.tokenizer.pieces(new) == base.pieces(old)
+            assert cut.tokenizer.tokens(new) == base.tokens(old)
     assert len(cut.tokenizer.special_ids) == 6
 
 
@@ -195,7 +195,7 @@ def test_other_templates_are_renumbered(chain: bool) -> None:
     base = Tokenizer.from_json(text)
     cut = cut_tokenizer(base, [])
     assert cut.tokenizer.encode(["x"])["input_ids"][0].tolist()[0] == cut.tokenizer.start == 4
-    assert cut.tokenizer.pieces(cut.tokenizer.encode(["x"])["input_ids"][0][[0, -1]]) == ["[CLS]", "[SEP]"]
+    assert cut.tokenizer.tokens(cut.tokenizer.encode(["x"])["input_ids"][0][[0, -1]]) == ["[CLS]", "[SEP]"]
 
 
 def test_invalid_cuts_raise(base: Tokenizer) -> None:
@@ -205,9 +205,9 @@ def test_invalid_cuts_raise(base: Tokenizer) -> None:
         cut_tokenizer(Tokenizer(plain), [0])
     with pytest.raises(InputError, match=f"kept holds the id {base.size}, which is no piece of this tokenizer"):
         cut_tokenizer(base, [0, base.size])
-    counts = piece_counts(base, GENERAL)
-    needed = len(needed_pieces(base))
-    with pytest.raises(InputError, match=f"pieces is {needed - 1}; this tokenizer needs {needed} to spell any text"):
-        used_pieces(base, counts, pieces=needed - 1)
+    counts = token_counts(base, GENERAL)
+    needed = len(needed_tokens(base))
+    with pytest.raises(InputError, match=f"tokens is {needed - 1}; this tokenizer needs {needed} to spell any text"):
+        used_tokens(base, counts, tokens=needed - 1)
     with pytest.raises(InputError, match="at_least is 0; it must be at least 1"):
-        used_pieces(base, counts, at_least=0)
+        used_tokens(base, counts, at_least=0)

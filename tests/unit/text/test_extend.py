@@ -11,7 +11,7 @@ from tokenizers import models, pre_tokenizers
 import bertsmith
 from bertsmith.data.build_corpus import build_corpus
 from bertsmith.errors import InputError
-from bertsmith.text.extend import extend_tokenizer, new_pieces, tokenizer_difference
+from bertsmith.text.extend import extend_tokenizer, new_tokens, tokenizer_difference
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -33,19 +33,19 @@ def base(request) -> Tokenizer:
 
 
 def vocab_text(folder: Path, tokenizer: Tokenizer) -> Path:
-    pieces = sorted(tokenizer.vocabulary, key=tokenizer.vocabulary.__getitem__)
-    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    tokens = sorted(tokenizer.vocabulary, key=tokenizer.vocabulary.__getitem__)
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
     return folder
 
 
 def test_ids_stay_and_domain_texts_get_shorter(base: Tokenizer) -> None:
     extension = extend_tokenizer(base, DOMAIN, 25)
     extended = extension.tokenizer
-    assert len(extension.pieces) == 25
+    assert len(extension.tokens) == 25
     assert extended.size == base.size + 25
     for piece, token in base.vocabulary.items():
         assert extended.vocabulary[piece] == token
-    assert [extended.vocabulary[piece] for piece in extension.pieces] == [*range(base.size, extended.size)]
+    assert [extended.vocabulary[piece] for piece in extension.tokens] == [*range(base.size, extended.size)]
     assert extended.special_ids == base.special_ids
     for role in ("pad", "unknown", "start", "separator", "mask"):
         assert getattr(extended, role) == getattr(base, role)
@@ -110,9 +110,9 @@ def test_the_same_text_gives_the_same_tokenizer(base: Tokenizer) -> None:
 
 
 def test_punctuation_and_words_are_not_merged(base: Tokenizer) -> None:
-    pieces = extend_tokenizer(base, ["(kinase) kinase, kinase. kinase-receptor"] * 9, 30).pieces
-    assert pieces
-    assert not any(set("(),.-") & set(piece) and set("kinaserecpto") & set(piece) for piece in pieces)
+    tokens = extend_tokenizer(base, ["(kinase) kinase, kinase. kinase-receptor"] * 9, 30).tokens
+    assert tokens
+    assert not any(set("(),.-") & set(piece) and set("kinaserecpto") & set(piece) for piece in tokens)
 
 
 def test_intermediate_tokens_are_dropped() -> None:
@@ -124,12 +124,12 @@ def test_intermediate_tokens_are_dropped() -> None:
     )
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     extension = extend_tokenizer(Tokenizer(backend), ["abc"] * 9 + ["def"] * 5, 2)
-    assert extension.pieces == ("abc", "def")
+    assert extension.tokens == ("abc", "def")
     assert extension.best[0].parts == ("a", "##b", "##c")
     assert extension.best[0].tokens_saved == 18
     joined = tokenizers.Tokenizer(models.BPE({letter: index for index, letter in enumerate("abcd")}, []))
     joined.pre_tokenizer = pre_tokenizers.Whitespace()
-    assert extend_tokenizer(Tokenizer(joined), ["abcd"] * 9, 3).pieces == ("ab", "abc", "abcd")
+    assert extend_tokenizer(Tokenizer(joined), ["abcd"] * 9, 3).tokens == ("ab", "abc", "abcd")
 
 
 def test_vocab_txt_is_extended_for_transformers(tmp_path: Path) -> None:
@@ -163,11 +163,11 @@ def test_tokenizer_difference(base: Tokenizer) -> None:
     extended = extension.tokenizer
     assert tokenizer_difference(base, base) is None
     assert tokenizer_difference(base, extended) is None
-    assert f"id {base.size} is missing instead of {extension.pieces[0]!r}" == tokenizer_difference(extended, base)
-    parts = new_pieces(base, extended)
+    assert f"id {base.size} is missing instead of {extension.tokens[0]!r}" == tokenizer_difference(extended, base)
+    parts = new_tokens(base, extended)
     assert sorted(parts) == [*range(base.size, extended.size)]
     for gain in extension.best:
-        assert base.pieces(parts[extended.vocabulary[gain.piece]]) == [*gain.parts]
+        assert base.tokens(parts[extended.vocabulary[gain.piece]]) == [*gain.parts]
     other = learn_tokenizer(DOMAIN, "wordpiece", 300, progress=False)
     assert str(tokenizer_difference(base, other)).startswith("id ")
     cased = json.loads(json.dumps(base.content))
@@ -179,7 +179,7 @@ def test_new_added_tokens_are_spelled_as_text() -> None:
     base = learn_tokenizer(GENERAL, "wordpiece", 120, progress=False)
     backend = tokenizers.Tokenizer.from_str(json.dumps(base.content))
     backend.add_tokens(["brown fox", "東"])
-    assert new_pieces(base, Tokenizer(backend)) == {
+    assert new_tokens(base, Tokenizer(backend)) == {
         base.size: base.encode_plain(["brown fox"])[0],
         base.size + 1: [],
     }
@@ -187,13 +187,13 @@ def test_new_added_tokens_are_spelled_as_text() -> None:
 
 def test_command(texts: Path, corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "domain.txt").write_text("\n\n".join(DOMAIN), encoding="utf-8")
-    figures = bertsmith.tokenizer([tmp_path / "domain.txt"], extend=corpus_folder, pieces=12, out=tmp_path / "out")
+    metrics = bertsmith.tokenizer([tmp_path / "domain.txt"], extend=corpus_folder, tokens=12, out=tmp_path / "out")
     said = capsys.readouterr().out
     assert "12 tokens added" in said
-    assert figures["pieces_added"] == 12
-    assert figures["tokens_per_word_after"] < figures["tokens_per_word_before"]
-    assert len(figures["best"]) == 10
-    assert json.loads((tmp_path / "out" / "result.json").read_text()) == figures.to_json()
+    assert metrics["tokens_added"] == 12
+    assert metrics["tokens_per_word_after"] < metrics["tokens_per_word_before"]
+    assert len(metrics["best"]) == 10
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == metrics.to_json()
     extended = Tokenizer.load(tmp_path / "out")
     assert tokenizer_difference(Tokenizer.load(corpus_folder), extended) is None
     manifest = build_corpus([tmp_path / "domain.txt"], extended, tmp_path / "corpus", held_out=0.0, workers=1)
@@ -203,11 +203,11 @@ def test_command(texts: Path, corpus_folder: Path, tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"pieces": 0}, "pieces is 0; it must be at least 1"),
+        ({"tokens": 0}, "tokens is 0; it must be at least 1"),
         ({"kind": "wordpiece"}, "--kind is 'wordpiece' with --extend"),
         ({"vocabulary": 300}, "--vocabulary is 300 with --extend"),
         ({"lowercase": True}, "--lowercase is True with --extend"),
-        ({"extend": None, "pieces": 5}, "--pieces is 5 without --extend"),
+        ({"extend": None, "tokens": 5}, "--tokens is 5 without --extend"),
         ({"extend": "nowhere"}, "tokenizer 'nowhere' does not exist"),
     ],
 )

@@ -55,11 +55,13 @@ def test_pairs_of_each_kind() -> None:
 def test_spans_overlap_or_adjoin() -> None:
     words = [f"word{chr(97 + index // 26)}{chr(97 + index % 26)}" for index in range(60)]
     found = passages(" ".join(words[:30]) + ". " + " ".join(words[30:]).capitalize() + ".")
-    places = {word: index for index, word in enumerate(" ".join(found.sentences).split())}
+    positions = {word: index for index, word in enumerate(" ".join(found.sentences).split())}
     pairs = [pair for _, pair in pairs_of(found, {"spans": 200}, Random(0))]
     assert len(pairs) > 150
     for pair in pairs:
-        (begin, end), (other, last) = sorted((places[span.split()[0]], places[span.split()[-1]] + 1) for span in pair)
+        (begin, end), (other, last) = sorted(
+            (positions[span.split()[0]], positions[span.split()[-1]] + 1) for span in pair
+        )
         assert other <= end
         assert 5 <= end - begin <= 40
         assert 5 <= last - other <= 40
@@ -91,8 +93,8 @@ def test_titles_are_read_beside_documents(tmp_path: Path) -> None:
 def test_command_writes_a_fine_tuning_folder(tmp_path: Path) -> None:
     file, contents = write(tmp_path), []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        figures = bertsmith.pairs([file], out=tmp_path / name, kinds=["same=2", "title", "spans=1"], seed=seed)
-        assert figures["kinds"] == {"same": 4, "title": 1, "spans": 2}
+        metrics = bertsmith.pairs([file], out=tmp_path / name, kinds=["same=2", "title", "spans=1"], seed=seed)
+        assert metrics["kinds"] == {"same": 4, "title": 1, "spans": 2}
         contents.append((tmp_path / name / ROWS).read_bytes())
     assert contents[0] == contents[1] != contents[2]
     rows = [row for _, row in read_rows(tmp_path / "a" / ROWS)]
@@ -107,9 +109,9 @@ def test_command_writes_a_fine_tuning_folder(tmp_path: Path) -> None:
     [
         ({"kinds": ["sam"]}, "--kinds names 'sam'; did you mean"),
         ({"kinds": ["same=0"]}, "--kinds is 'same=0'; allowed after =: how many of a document"),
-        ({"shortest": 9, "longest": 8}, "shortest is 9 and longest is 8"),
+        ({"min_words": 9, "max_words": 8}, "min_words is 9 and max_words is 8"),
         ({"documents": 0}, "--documents is 0; allowed: 1 or more"),
-        ({"shortest": 30, "kinds": ["same"]}, "2 documents have no sentence of 30 to 40 words"),
+        ({"min_words": 30, "kinds": ["same"]}, "2 documents have no sentence of 30 to 40 words"),
     ],
 )
 def test_invalid_settings_of_pairs_raise(settings: dict[str, object], sentence: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from bertsmith.errors import InputError
 from bertsmith.tasks.data_source import recognise, task_splits
-from bertsmith.text.support_desk import PARTS, messages, support_desk
+from bertsmith.text.support_desk import SPLITS, messages, support_desk
 
 FILES = ("train.tsv", "dev.tsv", "desk.txt")
 
@@ -39,7 +39,7 @@ def test_unknown_split_raises() -> None:
 
 
 def test_messages_are_unique() -> None:
-    texts = [row["text"] for part in PARTS for row in support_desk(part)] + _bytes("desk.txt").decode().splitlines()
+    texts = [row["text"] for split in SPLITS for row in support_desk(split)] + _bytes("desk.txt").decode().splitlines()
     plain = Counter(" ".join(re.findall(r"[a-z0-9']+", text.lower())) for text in texts)
     assert [text for text, count in plain.items() if count > 1] == []
 
@@ -67,8 +67,8 @@ def test_files_are_clean(name: str) -> None:
 
 def test_splits_are_shuffled() -> None:
     """Whoever takes the first rows alone gets every label."""
-    for part in PARTS:
-        rows = support_desk(part)
+    for split in SPLITS:
+        rows = support_desk(split)
         assert {row["label"] for row in rows[:200]} == {row["label"] for row in rows}
 
 
@@ -81,9 +81,9 @@ def test_messages_contain_train_but_not_dev() -> None:
 
 
 def test_is_recognised_as_classification(tmp_path: Path) -> None:
-    for part in PARTS:
-        lines = [json.dumps(row) for row in support_desk(part)]
-        (tmp_path / f"{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for split in SPLITS:
+        lines = [json.dumps(row) for row in support_desk(split)]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     table = task_splits(tmp_path).find("train")
     assert table is not None
     assert recognise(table, None, [], {}) == {"kind": "classification", "text": "text", "label": "label"}

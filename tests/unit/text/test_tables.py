@@ -57,7 +57,7 @@ def test_parquet_keeps_lists_and_counts_rows(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "test.parquet")
     table = read_split(tmp_path, "test")
     assert list(table) == rows
-    assert table.place(1).endswith("test.parquet' row 2")
+    assert table.location(1).endswith("test.parquet' row 2")
     (tmp_path / "test.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(InputError, match=r"cannot be read as parquet after row 0"):
         read_split(tmp_path, "test")
@@ -66,8 +66,8 @@ def test_parquet_keeps_lists_and_counts_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["dev", "valid", "validation"])
 def test_dev_may_be_called_valid_or_validation(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.tsv").write_text("text\na\n")
-    for part in ("dev", "valid", "validation"):
-        assert list(read_split(tmp_path, part)) == [{"text": "a"}]
+    for split in ("dev", "valid", "validation"):
+        assert list(read_split(tmp_path, split)) == [{"text": "a"}]
 
 
 def test_byte_order_mark_and_windows_line_ends_are_removed(tmp_path: Path) -> None:
@@ -137,11 +137,11 @@ def test_missing_path_is_not_looked_up_on_the_hub(data: str, tmp_path: Path, mon
 
 def test_single_file_is_one_split_only(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("text\na\n")
-    parts = open_splits(tmp_path / "mine.csv")
-    assert parts.find("dev") is None
-    assert len(parts.read("train")) == 1
+    splits = open_splits(tmp_path / "mine.csv")
+    assert splits.find("dev") is None
+    assert len(splits.read("train")) == 1
     with pytest.raises(InputError, match=r"is one file, the train part; it has no dev part"):
-        parts.read("dev")
+        splits.read("dev")
 
 
 class _Part(list):
@@ -164,15 +164,15 @@ def test_hub_names(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"train": _Part(rows), "validation": _Part(rows[:1]), "empty": _Part()}
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    parts = open_splits("glue/mrpc")
+    splits = open_splits("glue/mrpc")
     assert asked == [("glue/mrpc", None), ("glue", "mrpc")]
-    assert list(parts.read("dev")) == [{"text": "a", "label": "yes", "tags": ["no", "yes"]}]
-    assert list(parts.read("train"))[1] == {"text": "b", "label": None, "tags": []}
-    assert parts.read("train").place(1) == "glue/mrpc (train) row 1"
+    assert list(splits.read("dev")) == [{"text": "a", "label": "yes", "tags": ["no", "yes"]}]
+    assert list(splits.read("train"))[1] == {"text": "b", "label": None, "tags": []}
+    assert splits.read("train").location(1) == "glue/mrpc (train) row 1"
     with pytest.raises(InputError, match=r"'glue/mrpc' has no part 'test'; allowed: empty, train, validation"):
-        parts.read("test")
+        splits.read("test")
     with pytest.raises(InputError, match=r"has no rows"):
-        parts.read("empty")
+        splits.read("empty")
     asked.clear()
     open_splits("some/set:de"), open_splits("some/set/de"), open_splits("set:de")
     assert asked == [("some/set", "de"), ("some/set", "de"), ("set", "de")]
@@ -187,8 +187,8 @@ def test_folder_in_the_layout_of_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "set" / "data").mkdir(parents=True)
-    for part, text in (("train", "a"), ("validation", "b")):
-        (tmp_path / "set" / "data" / f"{part}-00000-of-00001.jsonl").write_text(json.dumps({"text": text, "label": 1}))
+    for split, text in (("train", "a"), ("validation", "b")):
+        (tmp_path / "set" / "data" / f"{split}-00000-of-00001.jsonl").write_text(json.dumps({"text": text, "label": 1}))
     assert list(read_split(tmp_path / "set", "dev")) == [{"text": "b", "label": 1}]
 
 

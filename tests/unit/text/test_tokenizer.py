@@ -220,7 +220,7 @@ def test_saved_and_pickled_tokenizers_are_equal(learned, tmp_path):
 
 def test_trained_tokenizers_have_special_tokens_and_size(learned, tmp_path):
     assert learned.special_ids == (0, 1, 2, 3, 4)
-    assert learned.pieces(range(5)) == SPECIAL
+    assert learned.tokens(range(5)) == SPECIAL
     assert learned.size <= 400
     encoded = learned.encode(["the fox"], ["a dog"])
     ids, types = encoded["input_ids"][0], encoded["token_type_ids"][0]
@@ -254,7 +254,7 @@ def test_no_text_is_lost(kind):
 
 def test_lowercase_is_optional():
     tokenizer = learn_tokenizer(TEXT, "wordpiece", 300, lowercase=False, progress=False)
-    assert tokenizer.pieces(tokenizer.encode_plain(["The"])[0]) == ["The"]
+    assert tokenizer.tokens(tokenizer.encode_plain(["The"])[0]) == ["The"]
 
 
 @pytest.mark.parametrize(

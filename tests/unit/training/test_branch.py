@@ -32,8 +32,8 @@ def test_checkpoints_are_kept_to_branch_from(long: Path) -> None:
 def test_a_branch_equals_the_straight_run(long: Path, corpus_folder: Path, tmp_path: Path) -> None:
     checkpoint = long / "checkpoints" / "step-00000010"
     branch = tmp_path / "branch"
-    figures = bertsmith.pretrain(branch=checkpoint, decay="4", out=branch, device="cpu")
-    assert figures["steps"] == 14
+    metrics = bertsmith.pretrain(branch=checkpoint, decay="4", out=branch, device="cpu")
+    assert metrics["steps"] == 14
     recipe = read_toml(branch / "recipe.toml")
     assert recipe["schedule"]["decay"] == 4 / 14
     assert recipe["phases"] == [{"begin": 12 / 14, "length": 64}]

@@ -12,7 +12,7 @@ from bertsmith.training.pretraining import PretrainSettings, make_trainer
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "bert-tiny-cpu.toml"
 SMALL = ["sequences.micro_tokens=256", "batch.tokens=512", "run.evaluate_batches=2", "run.log_every=1"]
-SMALL += ["model.overrides={width=32,layers=1,heads=2,longest=128,dropout=0.1}"]
+SMALL += ["model.overrides={width=32,layers=1,heads=2,max_length=128,dropout=0.1}"]
 
 
 def settings(**changes: object) -> PretrainSettings:
@@ -96,10 +96,10 @@ def test_a_measured_run_is_the_run_without_the_measurement(
     # a step that is only tried may redraw a Performer's features and is counted by an Adam that corrects no bias: both
     # must be put back, too
     small = [*SMALL, "model.preset=performer-base", "optimizer.bias_correction=false"]
-    figures = bertsmith.pretrain(RECIPE, data=corpus_folder, out=out, set=small, budget="2s", device="cpu")
+    metrics = bertsmith.pretrain(RECIPE, data=corpus_folder, out=out, set=small, budget="2s", device="cpu")
     assert "budget 2s: " in capsys.readouterr().out
     recorded = read_toml(out / "recipe.toml")["run"]["steps"]
-    assert figures["steps"] == recorded
+    assert metrics["steps"] == recorded
     assert {path.name for path in out.iterdir()} >= {"recipe.toml", "result.json", "log.jsonl"}
     assert not list(out.glob(".calibration*"))
     again = tmp_path / "again"

@@ -110,9 +110,9 @@ def test_notices_are_logged_shown_and_kept(
     corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     changes = ["run.steps=12", "run.log_every=2", "run.checkpoint_every=5", "schedule.warmup=0.0"]
-    figures = run(corpus_folder, tmp_path / "run", *changes)
-    assert [notice["step"] for notice in figures["notices"]] == [2]
-    assert "unigram level" in figures["notices"][0]["text"]
+    metrics = run(corpus_folder, tmp_path / "run", *changes)
+    assert [notice["step"] for notice in metrics["notices"]] == [2]
+    assert "unigram level" in metrics["notices"][0]["text"]
     assert "unigram level" in " ".join(capsys.readouterr().err.split())
     # a run that resumes has said it already
     interrupted(monkeypatch, corpus_folder, tmp_path / "resumed", 7, *changes)

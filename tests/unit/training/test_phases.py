@@ -38,15 +38,15 @@ def test_sequences_change_at_the_border(corpus_folder: Path, tmp_path: Path, mon
     real = BatchReader.__getitem__
 
     def watched(self: BatchReader, plan: object) -> object:
-        if self.corpus.part == "train":
+        if self.corpus.split == "train":
             seen.append((self.config.length, self.config.micro_tokens))
         return real(self, plan)
 
     monkeypatch.setattr(BatchReader, "__getitem__", watched)
-    figures = run(corpus_folder, tmp_path / "run", *TWO)
+    metrics = run(corpus_folder, tmp_path / "run", *TWO)
     assert seen == [(32, 256)] * 10 + [(64, 512)] * 10
     flops = [row["flops"] for row in rows(tmp_path / "run") if row["kind"] == "training"]
-    assert flops[-1] == figures["training_flops"] > figures["tokens"] * figures["training_flops_per_token"]
+    assert flops[-1] == metrics["training_flops"] > metrics["tokens"] * metrics["training_flops_per_token"]
 
 
 def test_explain_tells_of_every_phase(capsys: pytest.CaptureFixture) -> None:
@@ -93,7 +93,7 @@ def test_layers_of_many_kinds_stay_compiled(
     dynamo.reset()
     counter, compile_it = CompileCounter(), torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: compile_it(function, backend=counter, **options))
-    size = "model.overrides={width=16,layers=5,heads=2,longest=64,neurons=32,window=8}"
+    size = "model.overrides={width=16,layers=5,heads=2,max_length=64,neurons=32,window=8}"
     phases = "phases=[{begin=0.3,length=48},{begin=0.6,length=64}]"
     changes = ["model.preset=modern-small", size, phases, "run.compile=on", "run.steps=3", "batch.tokens=256"]
     with dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):

@@ -189,7 +189,7 @@ def read_encoder(
     embedding = EmbeddingConfig(
         width=None if embedding_width == width else embedding_width,
         positions="learned" if has_positions else "none",
-        longest=data["max_position_embeddings"],
+        max_length=data["max_position_embeddings"],
         types=data["type_vocab_size"],
         epsilon=norm.epsilon,
         dropout=dropout,
@@ -202,7 +202,7 @@ def read_encoder(
         width=width,
         embedding=embedding,
         layers=(layer,) * data.required("num_hidden_layers"),
-        deviation=data["initializer_range"],
+        init_std=data["initializer_range"],
         **others,
     )
 
@@ -232,9 +232,9 @@ def write_encoder(
         "hidden_act": write_activation(layer.feedforward.activation),
         "hidden_dropout_prob": layer.dropout,
         "attention_probs_dropout_prob": mixer.dropout,
-        "max_position_embeddings": encoder.embedding.longest,
+        "max_position_embeddings": encoder.embedding.max_length,
         "type_vocab_size": encoder.embedding.types,
-        "initializer_range": encoder.deviation,
+        "initializer_range": encoder.init_std,
         "layer_norm_eps": layer.norm.epsilon,
         "tie_word_embeddings": True,
     }

@@ -70,7 +70,7 @@ def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
     mixer = SpanConvConfig(
         heads=heads,
         head_width=data.required("hidden_size") // heads // 2,
-        taps=data.get("conv_kernel_size", 9),
+        kernel_size=data.get("conv_kernel_size", 9),
         dropout=float(data["attention_probs_dropout_prob"]),
     )
     encoder = read_encoder(data, mixer, groups=data.get("num_groups", 1))
@@ -91,7 +91,7 @@ def _write(config: ModelConfig) -> HfSettings:
         **write_encoder(encoder, mixer, "convbert", kinds_of_heads=2),
         "embedding_size": encoder.embedding_width,
         "head_ratio": 2,
-        "conv_kernel_size": mixer.taps,
+        "conv_kernel_size": mixer.kernel_size,
         "num_groups": encoder.layers[0].feedforward.groups,
         "pad_token_id": 0,  # their default of 1 is not the padding token of ConvBERT vocabularies
     }

@@ -63,7 +63,7 @@ def encoder_rows(config: ModelConfig) -> list[Row]:
         if encoder.relative.has_norm:
             rows += linear("encoder.relative.norm", "deberta.encoder.LayerNorm")
     if first.branch is not None:
-        rows += _branch(first.branch.taps)
+        rows += _branch(first.branch.kernel_size)
     return rows
 
 
@@ -95,11 +95,11 @@ def _v2_mixer(mixer: DisentangledConfig, theirs: str) -> list[Row]:
     return rows
 
 
-def _branch(taps: int) -> list[Row]:
+def _branch(kernel_size: int) -> list[Row]:
     # (out, in, taps) there, (out, taps · in) here
     taps_first = reshaped(
         lambda weight: weight.transpose(1, 2).flatten(1),
-        lambda weight: weight.unflatten(1, (taps, -1)).transpose(1, 2).contiguous(),
+        lambda weight: weight.unflatten(1, (kernel_size, -1)).transpose(1, 2).contiguous(),
     )
     return [
         row("encoder.blocks.0.branch.weight", "deberta.encoder.conv.conv.weight", conversion=taps_first),
@@ -153,14 +153,14 @@ def _read(data: HfConfig, parts: frozenset[str], family: str) -> ModelConfig:
     activation, epsilon = first.feedforward.activation, first.norm.epsilon
     if family == V2 and data.get("conv_kernel_size", 0) > 0:
         inner = data.activation("conv_act", "tanh")
-        branch = BranchConfig(taps=data["conv_kernel_size"], activation=inner, dropout=dropout, epsilon=epsilon)
+        branch = BranchConfig(kernel_size=data["conv_kernel_size"], activation=inner, dropout=dropout, epsilon=epsilon)
         layers = (first.model_copy(update={"branch": branch}), *rest)
         encoder = encoder.model_copy(update={"layers": layers})
     heads: dict[str, HeadConfig] = {
         "heads.pooler": PoolerConfig(activation=data.activation("pooler_hidden_act")),
         "heads.masked_tokens": MaskedTokensConfig(activation=activation, epsilon=epsilon),
         "heads.replaced_tokens": ReplacedTokensConfig(activation=activation, adds_first=True, epsilon=epsilon),
-        "heads.mask_decoder": MaskDecoderConfig(longest=encoder.embedding.longest),
+        "heads.mask_decoder": MaskDecoderConfig(max_length=encoder.embedding.max_length),
     }
     if has_positions:
         del heads["heads.mask_decoder"]  # then the table belongs to the embedding
@@ -194,13 +194,13 @@ def _terms(data: HfConfig) -> list[str]:
 def _relative(data: HfConfig, family: str) -> RelativeConfig | None:
     if not data.get("relative_attention", False):
         return None
-    farthest = data.get("max_relative_positions", -1)
-    farthest = farthest if farthest >= 1 else data["max_position_embeddings"]
+    max_distance = data.get("max_relative_positions", -1)
+    max_distance = max_distance if max_distance >= 1 else data["max_position_embeddings"]
     buckets = data.get("position_buckets", -1) if family == V2 else -1
     norms = [name.strip() for name in str(data.get("norm_rel_ebd", "none")).lower().split("|")]
     return RelativeConfig(
-        span=buckets if buckets > 0 else farthest,
-        farthest=farthest if buckets > 0 else None,
+        span=buckets if buckets > 0 else max_distance,
+        max_distance=max_distance if buckets > 0 else None,
         clamp=data.get(CLAMP, "official"),
         has_norm=family == V2 and "layer_norm" in norms,
         epsilon=data["layer_norm_eps"],
@@ -221,15 +221,15 @@ def _write(config: ModelConfig) -> HfSettings:
         "legacy": "mask_decoder" not in heads,
     }
     if relative is not None:
-        data |= {"max_relative_positions": relative.farthest or relative.span}
+        data |= {"max_relative_positions": relative.max_distance or relative.span}
         data |= {CLAMP: relative.clamp} if relative.clamp != "official" else {}
         if config.family == V2:
-            data |= {"position_buckets": relative.span if relative.farthest else -1}
+            data |= {"position_buckets": relative.span if relative.max_distance else -1}
             data |= {"norm_rel_ebd": "layer_norm" if relative.has_norm else "none"}
     if config.family == V2:
         data |= {"share_att_key": mixer.shares_projections}
     if branch is not None:
-        data |= {"conv_kernel_size": branch.taps, "conv_act": write_activation(branch.activation)}
+        data |= {"conv_kernel_size": branch.kernel_size, "conv_act": write_activation(branch.activation)}
     if isinstance(pooler := heads.get("pooler"), PoolerConfig):
         data |= {"pooler_hidden_act": write_activation(pooler.activation)}
     return data

@@ -71,7 +71,7 @@ def _read_stack(data: HfConfig, stack: str) -> EncoderConfig:
     )
     embedding = EmbeddingConfig(
         positions="sinusoid_halves",
-        longest=data.get("max_position_embeddings", 1024),
+        max_length=data.get("max_position_embeddings", 1024),
         types=0,
         is_scaled=bool(data.get("scale_embedding", False)),
         has_norm=False,
@@ -83,7 +83,7 @@ def _read_stack(data: HfConfig, stack: str) -> EncoderConfig:
         width=width,
         embedding=embedding,
         layers=(layer,) * data.required(f"{stack}_layers"),
-        deviation=data.get("init_std", 0.02),
+        init_std=data.get("init_std", 0.02),
     )
 
 
@@ -102,11 +102,11 @@ def _write(config: ModelConfig) -> HfSettings:
         "dropout": encoder.layers[0].dropout,
         "attention_dropout": first_mixer(encoder, FullConfig, "marian").dropout,
         "activation_dropout": 0.0,
-        "max_position_embeddings": encoder.embedding.longest,
+        "max_position_embeddings": encoder.embedding.max_length,
         "scale_embedding": encoder.embedding.is_scaled,
         "share_encoder_decoder_embeddings": True,
         "tie_word_embeddings": True,
-        "init_std": encoder.deviation,
+        "init_std": encoder.init_std,
         # unknown without a tokenizer; the defaults of the class would be outside the vocabulary
         **dict.fromkeys(("pad_token_id", "eos_token_id", "decoder_start_token_id", "forced_eos_token_id"), 0),
     }

@@ -60,7 +60,7 @@ def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
     )
     embedding = EmbeddingConfig(
         positions="none",
-        longest=data.get("max_position_embeddings", 8192),
+        max_length=data.get("max_position_embeddings", 8192),
         types=0,
         epsilon=norm.epsilon,
         has_bias=False,
@@ -72,7 +72,7 @@ def _read(data: HfConfig, parts: frozenset[str]) -> ModelConfig:
         embedding=embedding,
         layers=stack,
         final_norm=norm,
-        deviation=data.get("initializer_range", 0.02),
+        init_std=data.get("initializer_range", 0.02),
         scales_outputs=True,
     )
     head = MaskedTokensConfig(activation=data.activation("classifier_activation"), epsilon=norm.epsilon, has_bias=False)
@@ -120,12 +120,12 @@ def _write(config: ModelConfig) -> HfSettings:
         "intermediate_size": layer.feedforward.neurons,
         "hidden_activation": write_activation(layer.feedforward.activation),
         "classifier_activation": write_activation(head.activation),
-        "max_position_embeddings": encoder.embedding.longest,
+        "max_position_embeddings": encoder.embedding.max_length,
         "layer_types": kinds,
         "local_attention": 2 * (near or 64),
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
         "norm_eps": layer.norm.epsilon,
-        "initializer_range": encoder.deviation,
+        "initializer_range": encoder.init_std,
         "embedding_dropout": encoder.embedding.dropout,
         **_NO_BIASES,
         **_NO_DROPOUT,

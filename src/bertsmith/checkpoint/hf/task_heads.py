@@ -247,8 +247,8 @@ def write_sentences(config: ModelConfig, folder: Path, length: int | None) -> No
     kinds = enumerate((path, f"sentence_transformers.models.{_MODULES[path]}") for path in paths)
     modules = [{"idx": index, "name": str(index), "path": path, "type": kind} for index, (path, kind) in kinds]
     write_json(folder / "modules.json", modules)
-    longest = config.encoder.embedding.longest
-    settings = {"max_seq_length": longest if length is None else min(length, longest), "do_lower_case": False}
+    max_length = config.encoder.embedding.max_length
+    settings = {"max_seq_length": max_length if length is None else min(length, max_length), "do_lower_case": False}
     write_json(folder / "sentence_bert_config.json", settings)
     pooling = {"word_embedding_dimension": config.encoder.width, "pooling_mode_cls_token": head.pooling == "first"}
     pooling |= {"pooling_mode_mean_tokens": head.pooling == "mean", "pooling_mode_max_tokens": False}

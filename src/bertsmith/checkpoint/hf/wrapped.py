@@ -50,7 +50,7 @@ def wrapped_settings(config: ModelConfig, architecture: str) -> HfSettings:
         "vocab_size": encoder.vocabulary,
         "hidden_size": encoder.width,
         "num_hidden_layers": len(encoder.layers),
-        "max_position_embeddings": encoder.embedding.longest,
+        "max_position_embeddings": encoder.embedding.max_length,
         "is_encoder_decoder": config.decoder is not None,
         **({} if head is None else label_settings(head)),
     }

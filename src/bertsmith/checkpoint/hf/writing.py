@@ -70,7 +70,7 @@ def _normalised_stack(stack: EncoderConfig) -> _Plain:
         del data["sharing"]
     if stack.relative is not None and not stack.relative.has_norm:
         del data["relative"]["epsilon"]
-    if stack.relative is not None and stack.relative.farthest is None:
+    if stack.relative is not None and stack.relative.max_distance is None:
         del data["relative"]["clamp"]
     return data
 
@@ -189,10 +189,10 @@ def tokenizer_config(model: Model) -> HfSettings:
         "sep_token": tokenizer.separator,
         "mask_token": tokenizer.mask,
     }
-    names = {role: tokenizer.pieces([index])[0] for role, index in roles.items()}
-    longest = model.config.encoder.embedding.longest
+    names = {role: tokenizer.tokens([index])[0] for role, index in roles.items()}
+    max_length = model.config.encoder.embedding.max_length
     inputs = ["input_ids", *(["token_type_ids"] if model.config.encoder.embedding.types else []), "attention_mask"]
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, "padding_side": "right"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, "padding_side": "right"}
     return {**settings, "model_input_names": inputs, **names}
 
 

@@ -139,19 +139,19 @@ class DisentangledAttention(Attending):
 
     def start(self, context: ForwardContext) -> State:
         # queries have places, so a step must know how many came before it
-        place = torch.zeros(context.layout.batch, dtype=torch.long, device=self.output.weight.device)
-        return *super().start(context), place
+        position = torch.zeros(context.layout.batch, dtype=torch.long, device=self.output.weight.device)
+        return *super().start(context), position
 
     def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
         if context.memory is None and not (self.is_causal or context.is_causal):
             return super().step(hidden, state, context)
-        *cached, place = state
+        *cached, position = state
         query, (key, value), key_layout = self._look_back(hidden, tuple(cached), context)
         one, relative = SequenceLayout.full(hidden.shape[0], 1), context.relative_positions
         if relative is not None:
-            relative = replace(relative, query_positions=place[:, None], are_distinct=True)
+            relative = replace(relative, query_positions=position[:, None], are_distinct=True)
         mixed = self._mix(query, key, value, context, one, key_layout, relative, is_causal=False)
-        return mixed[:, 0], (key, value, place + 1)
+        return mixed[:, 0], (key, value, position + 1)
 
     def _mix(
         self,

@@ -11,14 +11,14 @@ from bertsmith.layers.linear import ElasticLinear, WeightSlice
 from bertsmith.layers.mixers.base import Mixer, MixerConfig, State, grown
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel
 from bertsmith.layers.subnet import LayerCut
-from bertsmith.ops.conv import BACKENDS, DEPTHWISE_BACKENDS, odd_taps
+from bertsmith.ops.conv import BACKENDS, DEPTHWISE_BACKENDS, odd_kernel_size
 
 
 class DynamicConvConfig(MixerConfig):
     """Every token takes from the tokens a few places around it."""
 
     kind: Literal["dynamic_conv"] = "dynamic_conv"
-    taps: Annotated[int, AfterValidator(odd_taps)] = 7
+    kernel_size: Annotated[int, AfterValidator(odd_kernel_size)] = 7
     """Places a token takes from, its own counted in; odd."""
     kernel_from: Literal["token", "fixed", "depthwise"] = "token"
     """What makes the taps: each token (dynamic convolution), nothing but weights per head (light-weight) or per channel
@@ -30,7 +30,7 @@ class DynamicConvConfig(MixerConfig):
         kernel = KERNELS[self.kernel_from](
             self.heads,
             self.resolved_head_width(width),
-            self.taps,
+            self.kernel_size,
             is_causal=self.is_causal,
             dropout=self.dropout,
             has_bias=False,  # the paper predicts by a plain product
@@ -39,8 +39,8 @@ class DynamicConvConfig(MixerConfig):
 
     def flops(self, width: int, length: int) -> int:
         inner = self.heads * self.resolved_head_width(width)
-        predicting = inner * self.heads * self.taps if self.kernel_from == "token" else 0
-        return 2 * (width * inner * (3 if self.is_gated else 2) + predicting + inner * self.taps)
+        predicting = inner * self.heads * self.kernel_size if self.kernel_from == "token" else 0
+        return 2 * (width * inner * (3 if self.is_gated else 2) + predicting + inner * self.kernel_size)
 
 
 class DynamicConv(Mixer):
@@ -68,7 +68,7 @@ class DynamicConv(Mixer):
     def start(self, context: ForwardContext) -> State:
         """The values of the taps − 1 tokens before the first: zeros."""
         heads = context.keep_heads or self.heads
-        before = self.output.weight.new_zeros(context.layout.batch, self.kernel.taps - 1, heads, self.head_width)
+        before = self.output.weight.new_zeros(context.layout.batch, self.kernel.kernel_size - 1, heads, self.head_width)
         return (before,)
 
     def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:

@@ -124,7 +124,7 @@ class FavorAttention(Attending):
         self.register_buffer("projection", features.draw(head_width, torch.Generator().manual_seed(0)).float())
 
     @torch.no_grad()
-    def initialise(self, deviation: float, generator: torch.Generator | None) -> None:
+    def initialise(self, init_std: float, generator: torch.Generator | None) -> None:
         """The first draw of the random matrix."""
         self.projection.copy_(self.features.draw(self.head_width, generator))
 

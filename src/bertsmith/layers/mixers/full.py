@@ -121,8 +121,8 @@ class FullAttention(Attending):
         if context.memory is None and not (self.is_causal or context.is_causal):
             return super().step(hidden, state, context)
         if self.rotary is not None:
-            place = torch.tensor(state[0].shape[1], device=hidden.device)
-            context = replace(context, turns={self.rotary: self.rotary.turns(place)})
+            position = torch.tensor(state[0].shape[1], device=hidden.device)
+            context = replace(context, turns={self.rotary: self.rotary.turns(position)})
         query, state, key_layout = self._look_back(hidden, state, context)
         key, value = state
         if self.window is not None:

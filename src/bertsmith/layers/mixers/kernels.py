@@ -35,7 +35,7 @@ class Kernel(nn.Module, ABC):
         self,
         heads: int,
         head_width: int,
-        taps: int,
+        kernel_size: int,
         *,
         is_causal: bool = False,
         legacy_padding: bool = False,
@@ -43,7 +43,7 @@ class Kernel(nn.Module, ABC):
         has_bias: bool = True,
     ) -> None:
         super().__init__()
-        self.head_width, self.taps = head_width, taps
+        self.head_width, self.kernel_size = head_width, kernel_size
         self.is_causal, self.legacy_padding, self.dropout = is_causal, legacy_padding, dropout
         self.table = self._make_table(heads, has_bias)
 
@@ -106,7 +106,7 @@ class FixedKernel(SoftmaxKernel):
     """The scores are weights: light-weight convolution (Wu et al. 2019, section 3)."""
 
     def _make_table(self, heads: int, has_bias: bool) -> ElasticLinear:
-        return ElasticLinear(self.taps, heads, units_out=heads, bias=False)
+        return ElasticLinear(self.kernel_size, heads, units_out=heads, bias=False)
 
     def scores(self, source: Tensor, context: ForwardContext) -> Tensor:
         return self.table.prefix(None, context.keep_heads)[0]
@@ -117,11 +117,11 @@ class PredictedKernel(SoftmaxKernel):
 
     def _make_table(self, heads: int, has_bias: bool) -> ElasticLinear:
         inner = heads * self.head_width
-        return ElasticLinear(inner, heads * self.taps, units_in=heads, units_out=heads, bias=has_bias)
+        return ElasticLinear(inner, heads * self.kernel_size, units_in=heads, units_out=heads, bias=has_bias)
 
     def scores(self, source: Tensor, context: ForwardContext) -> Tensor:
         scores = self.table(source, WeightSlice(context.keep_heads, context.keep_heads))
-        return scores.unflatten(-1, (-1, self.taps))  # (…, heads · taps) -> (…, heads, taps)
+        return scores.unflatten(-1, (-1, self.kernel_size))  # (…, heads · taps) -> (…, heads, taps)
 
 
 class DepthwiseKernel(Kernel):
@@ -130,9 +130,9 @@ class DepthwiseKernel(Kernel):
     map_name: ClassVar[str] = "depthwise_convolution"
 
     def _make_table(self, heads: int, has_bias: bool) -> ElasticLinear:
-        return ElasticLinear(self.taps, heads * self.head_width, units_out=heads, bias=False)
+        return ElasticLinear(self.kernel_size, heads * self.head_width, units_out=heads, bias=False)
 
-    def initialise(self, deviation: float, generator: torch.Generator | None) -> None:
+    def initialise(self, init_std: float, generator: torch.Generator | None) -> None:
         """Fresh weights; the model's deviation is for matrices."""
         initialise_depthwise(self.table.weight, generator)
 
@@ -166,5 +166,5 @@ KERNELS: dict[str, type[Kernel]] = {
 @torch.no_grad()
 def initialise_depthwise(kernel: Tensor, generator: torch.Generator | None) -> None:
     """Sets a depthwise kernel (channels, taps) to fresh weights, of deviation 1/taps as in ConvBERT's code."""
-    deviation = 1 / kernel.shape[-1]
-    nn.init.trunc_normal_(kernel, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator)
+    init_std = 1 / kernel.shape[-1]
+    nn.init.trunc_normal_(kernel, std=init_std, a=-2 * init_std, b=2 * init_std, generator=generator)

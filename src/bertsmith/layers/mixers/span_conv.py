@@ -30,7 +30,7 @@ class SpanConvConfig(MixerConfig):
     """
 
     kind: Literal["span_conv"] = "span_conv"
-    taps: Annotated[int, AfterValidator(conv.odd_taps)] = 9
+    kernel_size: Annotated[int, AfterValidator(conv.odd_kernel_size)] = 9
     """Places a convolution head takes from, the token's own counted in; odd."""
     kernel_from: Literal["span", "token", "fixed", "depthwise", "none"] = "span"
     """What makes the taps: the span around the token, the token alone (dynamic convolution), nothing but weights per
@@ -58,8 +58,10 @@ class SpanConvConfig(MixerConfig):
             width,
             heads,
             head_width,
-            SpanKey(width, heads, head_width, self.taps, **options) if self.kernel_from == "span" else TapSource(),
-            KERNELS[self.kernel_from](heads, head_width, self.taps, **options),
+            SpanKey(width, heads, head_width, self.kernel_size, **options)
+            if self.kernel_from == "span"
+            else TapSource(),
+            KERNELS[self.kernel_from](heads, head_width, self.kernel_size, **options),
             has_own_value=not self.shares_value,
             dropout=self.dropout,
             is_causal=is_causal,
@@ -70,9 +72,9 @@ class SpanConvConfig(MixerConfig):
         attending = width * 3 * inner + 2 * length * inner + inner * width
         if self.kernel_from == "none":
             return 2 * attending
-        convolving = inner * self.taps + inner * width + (0 if self.shares_value else width * inner)
-        predicting = inner * self.heads * self.taps if self.kernel_from in ("span", "token") else 0
-        spanning = width * self.taps + width * inner if self.kernel_from == "span" else 0
+        convolving = inner * self.kernel_size + inner * width + (0 if self.shares_value else width * inner)
+        predicting = inner * self.heads * self.kernel_size if self.kernel_from in ("span", "token") else 0
+        spanning = width * self.kernel_size + width * inner if self.kernel_from == "span" else 0
         return 2 * (attending + convolving + predicting + spanning)
 
 
@@ -109,14 +111,14 @@ class SpanKey(TapSource):
     """
 
     def __init__(
-        self, width: int, heads: int, head_width: int, taps: int, *, is_causal: bool, legacy_padding: bool
+        self, width: int, heads: int, head_width: int, kernel_size: int, *, is_causal: bool, legacy_padding: bool
     ) -> None:
         super().__init__()
         self.is_causal, self.legacy_padding = is_causal, legacy_padding
-        self.depthwise = nn.Parameter(torch.empty(width, taps))  # over the whole width, so it never shrinks
+        self.depthwise = nn.Parameter(torch.empty(width, kernel_size))  # over the whole width, so it never shrinks
         self.pointwise = ElasticLinear(width, heads * head_width, units_out=heads)
 
-    def initialise(self, deviation: float, generator: torch.Generator | None) -> None:
+    def initialise(self, init_std: float, generator: torch.Generator | None) -> None:
         """Fresh weights of the depthwise kernel; the model's deviation is for matrices."""
         initialise_depthwise(self.depthwise, generator)
 
@@ -132,8 +134,8 @@ class SpanKey(TapSource):
         return query.flatten(-2) * self.pointwise(spans, WeightSlice(keep_out=context.keep_heads))
 
     def start(self, batch: int) -> State:
-        width, taps = self.depthwise.shape
-        return (self.depthwise.new_zeros(batch, taps - 1, width),)
+        width, kernel_size = self.depthwise.shape
+        return (self.depthwise.new_zeros(batch, kernel_size - 1, width),)
 
     def step(self, query: Tensor, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
         (window,) = grown(state, [hidden])  # (batch, taps, width)
@@ -204,7 +206,7 @@ class SpanConv(Attending):
         """No keys and values yet; zeros for the values and states of the taps − 1 tokens before the first."""
         key, value = super().start(context)
         batch, _, *by_head = value.shape
-        return key, value, value.new_zeros(batch, self.kernel.taps - 1, *by_head), *self.span.start(batch)
+        return key, value, value.new_zeros(batch, self.kernel.kernel_size - 1, *by_head), *self.span.start(batch)
 
     def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
         if not (self.is_causal or context.is_causal):

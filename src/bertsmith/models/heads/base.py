@@ -88,7 +88,7 @@ class LayerFeatures(nn.Module):
         # a packed batch may end in empty sequences, which an LSTM does not take; what it says of them is dropped
         lengths = padded.lengths(rows.device).clamp(min=1).cpu()
         run = pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
-        made, _ = pad_packed_sequence(self.recurrent(run)[0], batch_first=True, total_length=layout.longest)
+        made, _ = pad_packed_sequence(self.recurrent(run)[0], batch_first=True, total_length=layout.max_length)
         return layout.unpad(made, combined)
 
     def _combined(self, hidden_states: Sequence[Tensor]) -> Tensor:
@@ -103,7 +103,7 @@ class LayerFeatures(nn.Module):
         return self.scale * torch.tensordot(self.layer_weights.softmax(0), stacked, dims=1)
 
     @torch.no_grad()
-    def initialise(self, deviation: float, generator: torch.Generator | None) -> None:
+    def initialise(self, init_std: float, generator: torch.Generator | None) -> None:
         """A BiLSTM begins as PyTorch's own does, even weights with the factor 1."""
         if self.scale is not None:
             self.scale.fill_(1.0)

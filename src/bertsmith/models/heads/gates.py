@@ -67,7 +67,7 @@ class UnitGates(nn.Module):
         )
 
     @torch.no_grad()
-    def initialise(self, deviation: float, generator: torch.Generator | None) -> None:
+    def initialise(self, init_std: float, generator: torch.Generator | None) -> None:
         """Start all gates alike."""
         for location in (*self.heads, *self.neurons):
             location.fill_(self.start)

@@ -24,29 +24,31 @@ class MaskDecoder(nn.Module):
     what enters the last layer (He et al. 2021, section 3.2, has I = P[position] alone).
     """
 
-    def __init__(self, longest: int, width: int, steps: int) -> None:
+    def __init__(self, max_length: int, width: int, steps: int) -> None:
         super().__init__()
         self.steps = steps
-        self.table = nn.Parameter(torch.empty(longest, width))
+        self.table = nn.Parameter(torch.empty(max_length, width))
 
-    def forward(self, below: Tensor, block: Block, context: ForwardContext, places: Tensor) -> Tensor:
-        """The states at some places only, (places, width), in any order.
+    def forward(self, below: Tensor, block: Block, context: ForwardContext, positions: Tensor) -> Tensor:
+        """Return the hidden states at `positions` only, (positions, width), in the given order.
 
-        On the CPU a place may be asked for several times. On a GPU and in a compiled step each may be asked for once,
-        as training and `fill_mask` do: how many queries the fullest sequence has is not read there, but bounded.
-        Shape: below (batch, length, width) or (tokens, width); places (places,) index its flattened tokens.
+        On a CPU `positions` may repeat. On a GPU and in a compiled step they must be distinct, as in training and
+        `fill_mask`: reading the largest number of queries per sequence would synchronise, so it is bounded instead.
+        Shape: below (batch, length, width) or (tokens, width); positions (positions,) index its flattened tokens.
         """
-        layout, longest = context.layout, self.table.shape[0]
-        if layout.longest > longest:
-            raise InputError(f"a sequence may have {layout.longest} tokens; this mask decoder takes at most {longest}")
-        sorted_places, order = places.sort()
-        positions = layout.positions(below[..., 0]).flatten()[sorted_places]
-        queries = below.flatten(0, -2).index_select(0, sorted_places) + embedding(positions, self.table)
-        sequence = layout.sequence_index(below[..., 0]).flatten()[sorted_places]
+        layout, max_length = context.layout, self.table.shape[0]
+        if layout.max_length > max_length:
+            raise InputError(
+                f"a sequence may have {layout.max_length} tokens; this mask decoder takes at most {max_length}"
+            )
+        index, order = positions.sort()
+        in_sequence = layout.positions(below[..., 0]).flatten()[index]
+        queries = below.flatten(0, -2).index_select(0, index) + embedding(in_sequence, self.table)
+        sequence = layout.sequence_index(below[..., 0]).flatten()[index]
         relative = context.relative_positions
         if relative is not None:
             is_asked_once = below.is_cuda or torch.compiler.is_compiling()
-            relative = replace(relative, query_positions=positions, are_distinct=is_asked_once)
+            relative = replace(relative, query_positions=in_sequence, are_distinct=is_asked_once)
         context = replace(
             context,
             layout=_query_layout(sequence, layout),
@@ -73,9 +75,9 @@ def _query_layout(sequence: Tensor, layout: SequenceLayout) -> SequenceLayout:
     if not (sequence.is_cuda or torch.compiler.is_compiling()):
         return SequenceLayout.packed(starts.int(), max(1, int(starts.diff().max())))
     # reading it would make the host wait, and a compiled step has one shape: as many queries as a sequence has tokens
-    longest = min(layout.longest, sequence.shape[0])
-    torch._assert_async((starts.diff() <= longest).all(), "a place is asked for more often than once")
-    return SequenceLayout.packed(starts.int(), longest)
+    max_length = min(layout.max_length, sequence.shape[0])
+    torch._assert_async((starts.diff() <= max_length).all(), "a place is asked for more often than once")
+    return SequenceLayout.packed(starts.int(), max_length)
 
 
 class MaskedTokensConfig(HeadConfig):
@@ -128,13 +130,13 @@ class MaskDecoderConfig(HeadConfig):
     """States for the masked_tokens head from the last layer, asked again with absolute positions (DeBERTa)."""
 
     kind: Literal["mask_decoder"] = "mask_decoder"
-    longest: int = Field(default=512, gt=0)
+    max_length: int = Field(default=512, gt=0)
     """Rows of the position table: the most tokens a sequence may have."""
     steps: int = Field(default=2, gt=0)
     """How often the last layer is applied."""
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "MaskDecoder":
-        return MaskDecoder(self.longest, width, self.steps)
+        return MaskDecoder(self.max_length, width, self.steps)
 
 
 class NextTokenConfig(HeadConfig):

@@ -6,18 +6,18 @@ from bertsmith.objectives.distillation.base import DistillationTerm
 from bertsmith.objectives.distillation.terms import (
     AttentionTerm,
     CosineTerm,
+    HiddenStateTerm,
     LabelTerm,
     OutputTerm,
     PatienceTerm,
     RelationTerm,
-    StateTerm,
 )
 from bertsmith.settings import ByKind
 
 TERMS: dict[str, type[DistillationTerm]] = {
     "outputs": OutputTerm,
     "labels": LabelTerm,
-    "states": StateTerm,
+    "hidden_states": HiddenStateTerm,
     "cosine": CosineTerm,
     "patience": PatienceTerm,
     "attention": AttentionTerm,

@@ -82,7 +82,7 @@ class DistillationTerm(Record, ABC):
     kind: str
     weight: float = Field(default=1.0, gt=0)
     """How much its mean counts in the loss."""
-    figures: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()
     """What else is reported of it."""
     needs_teacher: ClassVar[bool] = True
     reads_outputs: ClassVar[bool] = False
@@ -118,7 +118,7 @@ def real_rows(batch: TaskBatch) -> Tensor:
     """Which places of padded rows hold text, (batch, longest)."""
     layout = batch.layout
     lengths = torch.where(real_sequences(batch), layout.lengths(batch.tokens.device), 0)
-    return torch.arange(layout.longest, device=batch.tokens.device) < lengths[:, None]
+    return torch.arange(layout.max_length, device=batch.tokens.device) < lengths[:, None]
 
 
 def added(losses: list[Tensor]) -> Tensor:

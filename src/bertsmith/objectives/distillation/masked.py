@@ -26,7 +26,7 @@ MASKED_TOKENS = "masked_tokens"
 class MaskedTask(Supervised):
     """Masked tokens as a task: outputs are scores at `places`, of which those without a target are no beliefs."""
 
-    figures: ClassVar[tuple[str, ...]] = ("accuracy",)
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     def sums(self, outputs: Tensor, batch: TaskBatch) -> Sums:
         return class_sums(outputs, batch.targets["tokens"])
@@ -75,7 +75,7 @@ class MaskedDistillation(Distillation):
     def prepare(self, batch: TokenBatch, seed: int) -> Lesson:  # type: ignore[override]
         prepared = self.masked.prepare(batch, seed)
         corrupted = prepared.corrupted
-        targets = {"places": corrupted.places, "tokens": corrupted.targets}
+        targets = {"positions": corrupted.positions, "tokens": corrupted.targets}
         given = TaskBatch(corrupted.tokens, batch.layout, batch.types, batch.sample, targets, batch.real_tokens)
         return super().prepare(given, seed)
 
@@ -93,7 +93,7 @@ class MaskedDistillation(Distillation):
         inputs, want = EncoderInputs(batch.tokens, batch.layout, types), Want(all_hidden_states=True)
         if model is self.teacher and not any(term.reads_outputs for term in self.terms_by_name.values()):
             return model.run(inputs, want)
-        output = model.run(inputs, replace(want, masked_positions=batch.targets["places"]))
+        output = model.run(inputs, replace(want, masked_positions=batch.targets["positions"]))
         scores = model.head(MASKED_TOKENS)(output.masked_states, model.token_table)
         # tables may have more rows than there are tokens, and not the same number of them
         return replace(output, task=scores[:, : self.masked.vocabulary.size])

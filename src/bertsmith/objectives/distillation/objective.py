@@ -69,7 +69,7 @@ class Grid(Record):
         if self.per_layer:
             chosen = [self._uneven(units, draw) for _ in range(sample)]
         else:
-            chosen = [between[place] for place in sorted(draw.permutation(len(between))[:sample])]
+            chosen = [between[position] for position in sorted(draw.permutation(len(between))[:sample])]
         return (smallest, *chosen, largest)
 
     def _uneven(self, units: Sequence[LayerCut], draw: np.random.Generator) -> Subnet:
@@ -126,7 +126,7 @@ class Distillation(Objective[TaskBatch, Lesson]):
 
     @property
     def terms(self) -> dict[str, Term]:  # type: ignore[override]
-        return {name: Term(term.figures, term.weight) for name, term in self.terms_by_name.items()}
+        return {name: Term(term.metrics, term.weight) for name, term in self.terms_by_name.items()}
 
     def to(self, device: torch.device | str) -> "Distillation":
         if self.teacher is None:

@@ -44,13 +44,13 @@ class LabelTerm(DistillationTerm):
         return task.count(batch)
 
 
-class StateTerm(DistillationTerm):
+class HiddenStateTerm(DistillationTerm):
     """Squared errors of the embedding's and of every layer's states, each a mean over the width, added up over layers.
 
     Real tokens count, pads do not: a sequence teaches the same however it lies in memory.
     """
 
-    kind: Literal["states"] = "states"
+    kind: Literal["hidden_states"] = "hidden_states"
     layers: tuple[int, ...] | None = None
     """Which states of the student, 0 being the embedding's and i those that leave layer i; None for all."""
     compares_states: ClassVar[bool] = True
@@ -68,7 +68,7 @@ class CosineTerm(DistillationTerm):
 
     kind: Literal["cosine"] = "cosine"
     layers: tuple[int, ...] | None = None
-    """Which states of the student, counted as in "states"; None for the last."""
+    """Which states of the student, counted as in "hidden_states"; None for the last."""
     compares_states: ClassVar[bool] = True
 
     def sums(self, pair: Pair) -> Sums:
@@ -85,7 +85,7 @@ class PatienceTerm(DistillationTerm):
 
     kind: Literal["patience"] = "patience"
     layers: tuple[int, ...] | None = None
-    """Which states of the student, counted as in "states"; None for all layers but the last, which the outputs
+    """Which states of the student, counted as in "hidden_states"; None for all layers but the last, which the outputs
     cover."""
     reduction: Literal["sum", "mean"] = "sum"
     """Over width and layers: the sum of the paper's formula, or the mean of the released code, with which the weights

@@ -36,12 +36,12 @@ def attention(inputs: AttentionInputs) -> Tensor:
     tensors = (inputs.query, inputs.key, inputs.value)
     if layout.is_packed:
         return _by_groups(inputs, tensors)
-    shape, tensors = (layout.batch, layout.longest), _each(tensors, lambda tensor: tensor.flatten(0, 1))
+    shape, tensors = (layout.batch, layout.max_length), _each(tensors, lambda tensor: tensor.flatten(0, 1))
     if layout.is_token is None:
         return _mixed(inputs, tensors, shape, None).unflatten(0, shape)
-    places = layout.is_token.flatten().nonzero().squeeze(1)
-    mixed = _by_groups(inputs, _each(tensors, lambda tensor: gathered(tensor, places)))
-    return spread(mixed, places, layout.batch * layout.longest).unflatten(0, shape)
+    positions = layout.is_token.flatten().nonzero().squeeze(1)
+    mixed = _by_groups(inputs, _each(tensors, lambda tensor: gathered(tensor, positions)))
+    return spread(mixed, positions, layout.batch * layout.max_length).unflatten(0, shape)
 
 
 def _each(tensors: Three, change: Callable[[Tensor], Tensor]) -> Three:
@@ -55,10 +55,10 @@ def _by_groups(inputs: AttentionInputs, tensors: Three) -> Tensor:
     if len(groups.sizes) == 1 and groups.is_token[0] is None:
         return _mixed(inputs, tensors, groups.sizes[0], None)  # one length: the tokens lie as rows already
     counts = [sequences * length for sequences, length in groups.sizes]
-    queries, keys, values = (spread(tensor, groups.places, groups.rows).split(counts) for tensor in tensors)
+    queries, keys, values = (spread(tensor, groups.positions, groups.rows).split(counts) for tensor in tensors)
     parts = zip(zip(queries, keys, values, strict=True), groups.sizes, groups.is_token, strict=True)
     mixed = [_mixed(inputs, part, size, is_token) for part, size, is_token in parts]
-    return gathered(torch.cat(mixed), groups.places)
+    return gathered(torch.cat(mixed), groups.positions)
 
 
 def _mixed(inputs: AttentionInputs, tensors: Three, size: tuple[int, int], is_token: Tensor | None) -> Tensor:
@@ -90,8 +90,8 @@ def _bias(inputs: AttentionInputs, like: Tensor, length: int, is_token: Tensor |
     """
     allowed = None if is_token is None else is_token[:, None, :]
     if inputs.window is not None or inputs.is_causal:
-        place = torch.arange(length)
-        distance = place[:, None] - place
+        position = torch.arange(length)
+        distance = position[:, None] - position
         near = distance >= 0 if inputs.is_causal else torch.ones_like(distance, dtype=torch.bool)
         if inputs.window is not None:
             near = near & (distance.abs() <= inputs.window)

@@ -29,8 +29,8 @@ def _allowed(inputs: AttentionInputs) -> Tensor | None:
     """Which keys a query may look at, (batch or 1, 1, queries or 1, keys); None for all."""
     is_token, allowed = inputs.key_layout.is_token, inputs.is_near()
     if inputs.is_causal:
-        place = torch.arange(inputs.layout.longest, device=inputs.query.device)
-        is_past = place[:, None] >= place
+        position = torch.arange(inputs.layout.max_length, device=inputs.query.device)
+        is_past = position[:, None] >= position
         allowed = is_past if allowed is None else allowed & is_past
     if allowed is not None:
         allowed = allowed[None, None]

@@ -27,8 +27,8 @@ class AttentionInputs(AttendingInputs):
         """Which keys stand in a query's window, in padded rows: (longest, longest); None where all do."""
         if self.window is None:
             return None
-        place = torch.arange(self.layout.longest, device=self.query.device)
-        return (place[:, None] - place).abs() <= self.window
+        position = torch.arange(self.layout.max_length, device=self.query.device)
+        return (position[:, None] - position).abs() <= self.window
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:

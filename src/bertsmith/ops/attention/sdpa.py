@@ -19,7 +19,7 @@ def attention(inputs: AttentionInputs) -> Tensor:
     if is_near is not None:
         mask = is_near[None, None] if mask is None else mask & is_near  # (batch or 1, 1, longest, longest)
     if mask is not None and is_causal:
-        mask, is_causal = mask.expand(-1, 1, inputs.layout.longest, -1).tril(), False
+        mask, is_causal = mask.expand(-1, 1, inputs.layout.max_length, -1).tril(), False
     mixed = scaled_dot_product_attention(
         inputs.query.transpose(1, 2),  # (batch, length, heads, head_width) -> (batch, heads, length, head_width)
         inputs.key.transpose(1, 2),

@@ -35,8 +35,8 @@ def attention(inputs: AttentionInputs) -> Tensor:
         inputs.value,
         starts,
         key_starts,
-        inputs.layout.longest,
-        inputs.key_layout.longest,
+        inputs.layout.max_length,
+        inputs.key_layout.max_length,
         window_size=(side, 0 if inputs.is_causal else side),
     )
     assert isinstance(mixed, Tensor)  # a pair comes back only where auxiliary outputs are asked for
@@ -54,8 +54,8 @@ def _with_dropout(inputs: AttentionInputs, starts: Tensor, key_starts: Tensor, w
         inputs.value,
         starts,
         key_starts,
-        inputs.layout.longest,
-        inputs.key_layout.longest,
+        inputs.layout.max_length,
+        inputs.key_layout.max_length,
         inputs.dropout,
         inputs.is_causal,
         False,  # no debug mask

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops.conv import fused, reference, taps
-from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs, odd_taps, reach, tap_weights
+from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs, odd_kernel_size, reach, tap_weights
 from bertsmith.ops.conv.taps import shifted
 from bertsmith.ops.dispatch import Implementation, Implementations, choose
 
@@ -39,7 +39,7 @@ def depthwise(
 
     Shape: hidden (batch, length, width), or (tokens, width) when packed; kernel (width, taps), taps odd.
     """
-    odd_taps(kernel.shape[-1])
+    odd_kernel_size(kernel.shape[-1])
     inputs = DepthwiseInputs(hidden, kernel, layout, is_causal, legacy_padding)
     return choose(DEPTHWISE_BACKENDS, backend, inputs).compute(inputs)
 
@@ -61,7 +61,7 @@ def light_conv(
     Shape: value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed; scores (heads, taps),
     the same kernels everywhere, or (batch, length, heads, taps), (tokens, heads, taps), a kernel for each position.
     """
-    odd_taps(scores.shape[-1])
+    odd_kernel_size(scores.shape[-1])
     inputs = LightConvInputs(value, scores, layout, is_causal, legacy_padding, dropout)
     return choose(BACKENDS, backend, inputs).compute(inputs)
 
@@ -91,7 +91,7 @@ def kernel_map(
 
     Shape: weights (heads, taps), or (batch, length, heads, taps) and (tokens, heads, taps): `tap_weights(scores)`.
     """
-    odd_taps(weights.shape[-1])
+    odd_kernel_size(weights.shape[-1])
     return reference.kernel_map(weights, layout, is_causal, legacy_padding)
 
 

@@ -29,7 +29,7 @@ def _convolve(
     hidden_token,
     width,
     room,
-    TAPS: tl.constexpr,
+    KERNEL_SIZE: tl.constexpr,
     BEFORE: tl.constexpr,
     SIGN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -42,14 +42,14 @@ def _convolve(
     begin = tl.program_id(1) * ROWS
     if begin >= tl.maximum(count, room):
         return
-    place = begin + tl.arange(0, ROWS)
-    is_token = place < count
+    position = begin + tl.arange(0, ROWS)
+    is_token = position < count
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < width
 
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for j in tl.static_range(TAPS):
-        there = place + SIGN * (j - BEFORE)
+    for j in tl.static_range(KERNEL_SIZE):
+        there = position + SIGN * (j - BEFORE)
         is_inside = is_token & (there >= 0) & (there < count)
         found = tl.load(
             hidden + ((start + there) * hidden_token)[:, None] + column[None, :],
@@ -60,9 +60,9 @@ def _convolve(
         total += weight.to(tl.float32)[None, :] * found.to(tl.float32)
 
     # pads are tokens of nobody: they get the zeros that they have found
-    is_row = place < tl.maximum(count, room)
+    is_row = position < tl.maximum(count, room)
     tl.store(
-        mixed + ((start + place) * width)[:, None] + column[None, :],
+        mixed + ((start + position) * width)[:, None] + column[None, :],
         total.to(mixed.dtype.element_ty),
         is_row[:, None] & is_column[None, :],
     )
@@ -80,7 +80,7 @@ def _sum_kernel(
     width,
     sequences,
     chunks,
-    TAPS: tl.constexpr,
+    KERNEL_SIZE: tl.constexpr,
     TAP_SLOTS: tl.constexpr,
     BEFORE: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -103,15 +103,15 @@ def _sum_kernel(
         count = tl.load(length + chunk % sequences)
         begin = (chunk // sequences) * CHUNK
         for block in range(begin, tl.minimum(begin + CHUNK, count), ROWS * GROUPS):
-            place = block + in_block
-            is_token = place < tl.minimum(begin + CHUNK, count)
+            position = block + in_block
+            is_token = position < tl.minimum(begin + CHUNK, count)
             given = tl.load(
-                gradient + ((start + place) * gradient_token)[:, :, None] + column[None, None, :],
+                gradient + ((start + position) * gradient_token)[:, :, None] + column[None, None, :],
                 mask=is_token[:, :, None] & is_column,
                 other=0.0,
             ).to(tl.float32)
-            for j in tl.static_range(TAPS):
-                there = place + (j - BEFORE)
+            for j in tl.static_range(KERNEL_SIZE):
+                there = position + (j - BEFORE)
                 is_inside = is_token & (there >= 0) & (there < count)
                 found = tl.load(
                     hidden + ((start + there) * hidden_token)[:, :, None] + column[None, None, :],
@@ -122,9 +122,9 @@ def _sum_kernel(
                 # the slot is known when this is compiled, so this is one sum of registers and no choice
                 total = tl.where((tap == j)[:, None, None], total + product[None, :, :], total)
     tl.store(
-        shares + ((tl.program_id(1) * TAPS + tap) * width)[:, None] + column[None, :],
+        shares + ((tl.program_id(1) * KERNEL_SIZE + tap) * width)[:, None] + column[None, :],
         tl.sum(total, 1),
-        (tap < TAPS)[:, None] & (column < width)[None, :],
+        (tap < KERNEL_SIZE)[:, None] & (column < width)[None, :],
     )
 
 
@@ -145,10 +145,10 @@ def convolve(
     Shape: hidden (tokens, width), without gaps in the last axis; kernel (width, taps).
     """
     mixed = hidden.new_empty(hidden.shape, dtype=dtype)
-    width, taps = kernel.shape
-    if hidden.numel() and sequences.longest:
+    width, kernel_size = kernel.shape
+    if hidden.numel() and sequences.max_length:
         cut = cut or tile(TILES, Tile(rows=16, columns=max(16, _columns(hidden) // 2)), hidden.dtype, width)
-        _convolve[(triton.cdiv(width, cut.columns), triton.cdiv(sequences.longest, cut.rows), len(sequences.first))](
+        _convolve[(triton.cdiv(width, cut.columns), triton.cdiv(sequences.max_length, cut.rows), len(sequences.first))](
             hidden,
             kernel.T.contiguous(),  # a few kilobytes; the weights of neighbouring channels are read together
             mixed,
@@ -157,7 +157,7 @@ def convolve(
             hidden.stride(0),
             width,
             room,
-            TAPS=taps,
+            KERNEL_SIZE=kernel_size,
             BEFORE=before,
             SIGN=-1 if is_turned else 1,
             ROWS=cut.rows,
@@ -171,7 +171,7 @@ def convolve(
 def kernel_gradient(
     gradient: Tensor,
     hidden: Tensor,
-    taps: int,
+    kernel_size: int,
     sequences: SequenceRows,
     before: int,
     cut: Tile | None = None,
@@ -182,12 +182,12 @@ def kernel_gradient(
     Shape: gradient and hidden (tokens, width), without gaps in the last axis.
     """
     width = hidden.shape[1]
-    if not hidden.numel() or not sequences.longest:
-        return hidden.new_zeros(width, taps, dtype=torch.float32)
-    cut = cut or tile(KERNEL_TILES, _default_sum(hidden, taps), hidden.dtype, width)
-    chunks = triton.cdiv(sequences.longest, CHUNK)
+    if not hidden.numel() or not sequences.max_length:
+        return hidden.new_zeros(width, kernel_size, dtype=torch.float32)
+    cut = cut or tile(KERNEL_TILES, _default_sum(hidden, kernel_size), hidden.dtype, width)
+    chunks = triton.cdiv(sequences.max_length, CHUNK)
     programs = min(most_shares, len(sequences.first) * chunks)
-    shares = hidden.new_empty(programs, taps, width, dtype=torch.float32)
+    shares = hidden.new_empty(programs, kernel_size, width, dtype=torch.float32)
     _sum_kernel[(triton.cdiv(width, cut.columns), programs)](
         gradient,
         hidden,
@@ -199,8 +199,8 @@ def kernel_gradient(
         width,
         len(sequences.first),
         chunks,
-        TAPS=taps,
-        TAP_SLOTS=triton.next_power_of_2(taps),
+        KERNEL_SIZE=kernel_size,
+        TAP_SLOTS=triton.next_power_of_2(kernel_size),
         BEFORE=before,
         CHUNK=CHUNK,
         ROWS=cut.rows,
@@ -212,9 +212,9 @@ def kernel_gradient(
     return shares.sum(0).T
 
 
-def _default_sum(hidden: Tensor, taps: int) -> Tile:
+def _default_sum(hidden: Tensor, kernel_size: int) -> Tile:
     """Sixteen bytes of channels for each thread, which has a sum for each of them and each tap; half for many taps."""
-    return Tile(rows=1, columns=_columns(hidden) if taps <= 16 else max(16, _columns(hidden) // 2), warps=2)
+    return Tile(rows=1, columns=_columns(hidden) if kernel_size <= 16 else max(16, _columns(hidden) // 2), warps=2)
 
 
 def _columns(hidden: Tensor) -> int:

@@ -9,19 +9,19 @@ from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs, reach
 from bertsmith.ops.dropout import fresh_seed
 from bertsmith.ops.kernel_support import SequenceRows, as_laid, by_row
 
-MOST_TAPS = 31
+MAX_KERNEL_SIZE = 31
 """The kernels are written out tap by tap when they are compiled; with more of them registers run out."""
 WIDEST_HEAD = 1024
 """A program of the light convolution holds whole rows of a head."""
 
 
 def unsupported(inputs: DepthwiseInputs | LightConvInputs) -> str | None:
-    taken, taps = _parts(inputs)
-    reason = support.unsupported(taken) or support.unsupported(taps)
+    taken, kernel_size = _parts(inputs)
+    reason = support.unsupported(taken) or support.unsupported(kernel_size)
     if reason is not None:
         return reason
-    if taps.shape[-1] > MOST_TAPS:
-        return f"there are {taps.shape[-1]} taps and the kernel takes {MOST_TAPS} at most"
+    if kernel_size.shape[-1] > MAX_KERNEL_SIZE:
+        return f"there are {kernel_size.shape[-1]} taps and the kernel takes {MAX_KERNEL_SIZE} at most"
     if isinstance(inputs, LightConvInputs) and taken.shape[-1] > WIDEST_HEAD:
         return f"the head width is {taken.shape[-1]} and the kernel takes {WIDEST_HEAD} at most"
     return None
@@ -37,11 +37,11 @@ def depthwise(inputs: DepthwiseInputs) -> Tensor:
     Under autocast they come in its dtype, as from PyTorch's own convolutions: to be rounded later is one more pass.
     """
     hidden = _gapless(by_row(inputs.hidden, inputs.layout))
-    spans, room = _places(inputs, hidden.device)
+    spans, room = _positions(inputs, hidden.device)
     before, _ = reach(inputs.kernel.shape[-1], inputs.is_causal)
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    mixed: Tensor = _depthwise(hidden, inputs.kernel, spans.first, spans.length, spans.longest, room, before, dtype)
+    mixed: Tensor = _depthwise(hidden, inputs.kernel, spans.first, spans.length, spans.max_length, room, before, dtype)
     return as_laid(mixed, inputs.layout)
 
 
@@ -50,7 +50,7 @@ def light_conv(inputs: LightConvInputs) -> Tensor:
     value = _gapless(by_row(inputs.value, inputs.layout))
     is_shared = inputs.scores.dim() == 2
     scores = inputs.scores.expand(value.shape[0], -1, -1) if is_shared else by_row(inputs.scores, inputs.layout)
-    spans, room = _places(inputs, value.device)
+    spans, room = _positions(inputs, value.device)
     before, _ = reach(scores.shape[-1], inputs.is_causal)
     seed = None
     if inputs.dropout > 0:
@@ -61,7 +61,7 @@ def light_conv(inputs: LightConvInputs) -> Tensor:
         spans.first,
         spans.length,
         seed,
-        spans.longest,
+        spans.max_length,
         room,
         before,
         inputs.dropout,
@@ -77,14 +77,14 @@ def _parts(inputs: DepthwiseInputs | LightConvInputs) -> tuple[Tensor, Tensor]:
     return inputs.value, inputs.scores
 
 
-def _places(inputs: DepthwiseInputs | LightConvInputs, device: torch.device) -> tuple[SequenceRows, int]:
+def _positions(inputs: DepthwiseInputs | LightConvInputs, device: torch.device) -> tuple[SequenceRows, int]:
     """Where sequences lie, and how many rows each has at least: those beyond its tokens are written as zeros."""
     layout = inputs.layout
     if layout.is_packed:
         return SequenceRows.of(layout, device), 0
     if inputs.legacy_padding:
-        layout = SequenceLayout.full(layout.batch, layout.longest)  # pads are as good as tokens
-    return SequenceRows.of(layout, device), layout.longest
+        layout = SequenceLayout.full(layout.batch, layout.max_length)  # pads are as good as tokens
+    return SequenceRows.of(layout, device), layout.max_length
 
 
 def _gapless(tensor: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def _light_conv_forward(
     first: Tensor,
     length: Tensor,
     seed: Tensor | None,
-    longest: int,
+    max_length: int,
     room: int,
     before: int,
     dropout: float,
@@ -106,7 +106,7 @@ def _light_conv_forward(
 ) -> tuple[Tensor, Tensor]:
     from bertsmith.ops.conv import light_kernels
 
-    rows = SequenceRows(first, length, longest)
+    rows = SequenceRows(first, length, max_length)
     return light_kernels.forward(value, scores, rows, seed, room, before, dropout, is_shared)
 
 
@@ -118,7 +118,7 @@ def _light_conv_backward(
     first: Tensor,
     length: Tensor,
     seed: Tensor | None,
-    longest: int,
+    max_length: int,
     room: int,
     before: int,
     dropout: float,
@@ -126,7 +126,7 @@ def _light_conv_backward(
 ) -> tuple[Tensor, Tensor]:
     from bertsmith.ops.conv import light_kernels
 
-    settings = (SequenceRows(first, length, longest), seed, room, before, dropout, is_shared)
+    settings = (SequenceRows(first, length, max_length), seed, room, before, dropout, is_shared)
     return light_kernels.backward(_gapless(gradient), value, scores, normaliser, *settings)
 
 
@@ -155,14 +155,14 @@ def _depthwise_forward(
     kernel: Tensor,
     first: Tensor,
     length: Tensor,
-    longest: int,
+    max_length: int,
     room: int,
     before: int,
     dtype: torch.dtype,
 ) -> Tensor:
     from bertsmith.ops.conv.depthwise_kernels import convolve
 
-    return convolve(hidden, kernel, SequenceRows(first, length, longest), room, before, dtype)
+    return convolve(hidden, kernel, SequenceRows(first, length, max_length), room, before, dtype)
 
 
 def _depthwise_backward(
@@ -171,14 +171,14 @@ def _depthwise_backward(
     kernel: Tensor,
     first: Tensor,
     length: Tensor,
-    longest: int,
+    max_length: int,
     room: int,
     before: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     from bertsmith.ops.conv.depthwise_kernels import convolve, kernel_gradient
 
-    gradient, rows = _gapless(gradient), SequenceRows(first, length, longest)
+    gradient, rows = _gapless(gradient), SequenceRows(first, length, max_length)
     turned = convolve(gradient, kernel, rows, room, before, hidden.dtype, is_turned=True)
     summed = kernel_gradient(gradient, hidden, kernel.shape[1], rows, before)
     return turned, summed.to(kernel.dtype).contiguous()
@@ -189,7 +189,7 @@ def _fake_depthwise(
     kernel: Tensor,
     first: Tensor,
     length: Tensor,
-    longest: int,
+    max_length: int,
     room: int,
     before: int,
     dtype: torch.dtype,

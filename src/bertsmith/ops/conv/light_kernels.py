@@ -41,7 +41,7 @@ def _forward(
     room,
     rate,
     scale,
-    TAPS: tl.constexpr,
+    KERNEL_SIZE: tl.constexpr,
     BEFORE: tl.constexpr,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -56,22 +56,22 @@ def _forward(
     begin = tl.program_id(1) * ROWS
     if begin >= tl.maximum(count, room):
         return
-    place = begin + tl.arange(0, ROWS)
-    is_token = place < count
-    row = start + place
+    position = begin + tl.arange(0, ROWS)
+    is_token = position < count
+    row = start + position
     column = tl.arange(0, COLUMNS)
     is_column = column < WIDTH
 
     score_row = scores + row * scores_token + head * scores_head
     top = tl.load(score_row, mask=is_token, other=0.0).to(tl.float32)
-    for j in tl.static_range(1, TAPS):
+    for j in tl.static_range(1, KERNEL_SIZE):
         top = tl.maximum(top, tl.load(score_row + j, mask=is_token, other=0.0).to(tl.float32))
 
     value_column = value + head * value_head + column
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     weights = tl.zeros((ROWS,), tl.float32)
-    for j in tl.static_range(TAPS):
-        there = place + (j - BEFORE)
+    for j in tl.static_range(KERNEL_SIZE):
+        there = position + (j - BEFORE)
         is_inside = is_token & (there >= 0) & (there < count)
         found = tl.load(
             value_column[None, :] + ((start + there) * value_token)[:, None],
@@ -87,7 +87,7 @@ def _forward(
     tl.store(normaliser + row * heads + head, top + tl.log(weights), mask=is_token)
 
     # pads are tokens of nobody: they get the zeros that they have found
-    is_row = place < tl.maximum(count, room)
+    is_row = position < tl.maximum(count, room)
     mixed_row = mixed + (row * heads + head) * WIDTH
     tl.store(
         mixed_row[:, None] + column[None, :], total.to(mixed.dtype.element_ty), is_row[:, None] & is_column[None, :]
@@ -115,7 +115,7 @@ def _backward(
     room,
     rate,
     scale,
-    TAPS: tl.constexpr,
+    KERNEL_SIZE: tl.constexpr,
     TAP_SLOTS: tl.constexpr,
     BEFORE: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -135,9 +135,9 @@ def _backward(
     begin = tl.program_id(1) * ROWS
     if begin >= tl.maximum(count, room):
         return
-    place = begin + tl.arange(0, ROWS)
-    is_token = place < count
-    row = start + place
+    position = begin + tl.arange(0, ROWS)
+    is_token = position < count
+    row = start + position
     column = tl.arange(0, COLUMNS)
     is_column = column < WIDTH
     tap = tl.arange(0, TAP_SLOTS)
@@ -151,8 +151,8 @@ def _backward(
     ).to(tl.float32)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     weight_gradient = tl.zeros((ROWS, TAP_SLOTS), tl.float32)
-    for j in tl.static_range(TAPS):
-        there = place + (j - BEFORE)  # whose value the block's tap j takes
+    for j in tl.static_range(KERNEL_SIZE):
+        there = position + (j - BEFORE)  # whose value the block's tap j takes
         is_inside = is_token & (there >= 0) & (there < count)
         found = tl.load(
             value_column[None, :] + ((start + there) * value_token)[:, None],
@@ -162,7 +162,7 @@ def _backward(
         product = tl.sum(own * found.to(tl.float32), 1)
         weight_gradient = tl.where((tap == j)[None, :], product[:, None], weight_gradient)
 
-        taker = place - (j - BEFORE)  # whose tap j takes the block's value
+        taker = position - (j - BEFORE)  # whose tap j takes the block's value
         is_inside = is_token & (taker >= 0) & (taker < count)
         taker_row = start + taker
         given = tl.load(
@@ -177,7 +177,7 @@ def _backward(
             weight = _dropped(weight, seed, head, taker_row, tl.full((ROWS,), j, tl.int32), rate, scale, IS_SHARED)
         total += weight[:, None] * given.to(tl.float32)
 
-    is_row = place < tl.maximum(count, room)
+    is_row = position < tl.maximum(count, room)
     value_row = value_gradient + (row * heads + head) * WIDTH
     tl.store(
         value_row[:, None] + column[None, :],
@@ -185,7 +185,7 @@ def _backward(
         is_row[:, None] & is_column[None, :],
     )
 
-    is_score = is_token[:, None] & (tap < TAPS)[None, :]
+    is_score = is_token[:, None] & (tap < KERNEL_SIZE)[None, :]
     score_row = scores + row * scores_token + head * scores_head
     logits = tl.load(score_row[:, None] + tap[None, :], mask=is_score, other=0.0).to(tl.float32)
     norm = tl.load(normaliser + row * heads + head, mask=is_token, other=0.0)
@@ -194,9 +194,9 @@ def _backward(
         weight_gradient = _dropped(weight_gradient, seed, head, row[:, None], tap[None, :], rate, scale, IS_SHARED)
     score_gradient = weights * (weight_gradient - tl.sum(weights * weight_gradient, 1)[:, None])
     tl.store(
-        scores_gradient + ((row * heads + head) * TAPS)[:, None] + tap[None, :],
+        scores_gradient + ((row * heads + head) * KERNEL_SIZE)[:, None] + tap[None, :],
         score_gradient.to(scores_gradient.dtype.element_ty),
-        is_row[:, None] & (tap < TAPS)[None, :],
+        is_row[:, None] & (tap < KERNEL_SIZE)[None, :],
     )
 
 
@@ -220,10 +220,10 @@ def forward(
     mixed = value.new_empty(value.shape)
     normaliser = value.new_empty(value.shape[:2], dtype=torch.float32)
     heads, width = value.shape[1:]
-    taps = scores.shape[-1]
-    if value.numel() and sequences.longest:
-        cut = cut or tile(FORWARD_TILES, _default(value, taps), value.dtype, width)
-        _forward[(heads, triton.cdiv(sequences.longest, cut.rows), len(sequences.first))](
+    kernel_size = scores.shape[-1]
+    if value.numel() and sequences.max_length:
+        cut = cut or tile(FORWARD_TILES, _default(value, kernel_size), value.dtype, width)
+        _forward[(heads, triton.cdiv(sequences.max_length, cut.rows), len(sequences.first))](
             value,
             scores,
             mixed,
@@ -236,7 +236,7 @@ def forward(
             heads,
             room,
             *_rates(dropout),
-            **_constants(width, taps, before, cut, dropout, is_shared),
+            **_constants(width, kernel_size, before, cut, dropout, is_shared),
         )
     return mixed, normaliser
 
@@ -258,10 +258,10 @@ def backward(
     value_gradient = value.new_empty(value.shape)
     scores_gradient = scores.new_empty(scores.shape)
     heads, width = value.shape[1:]
-    taps = scores.shape[-1]
-    if value.numel() and sequences.longest:
-        cut = cut or tile(BACKWARD_TILES, _default(value, taps), value.dtype, width)
-        _backward[(heads, triton.cdiv(sequences.longest, cut.rows), len(sequences.first))](
+    kernel_size = scores.shape[-1]
+    if value.numel() and sequences.max_length:
+        cut = cut or tile(BACKWARD_TILES, _default(value, kernel_size), value.dtype, width)
+        _backward[(heads, triton.cdiv(sequences.max_length, cut.rows), len(sequences.first))](
             gradient,
             value,
             scores,
@@ -277,17 +277,17 @@ def backward(
             heads,
             room,
             *_rates(dropout),
-            TAP_SLOTS=triton.next_power_of_2(taps),
-            **_constants(width, taps, before, cut, dropout, is_shared),
+            TAP_SLOTS=triton.next_power_of_2(kernel_size),
+            **_constants(width, kernel_size, before, cut, dropout, is_shared),
         )
     return value_gradient, scores_gradient
 
 
-def _default(value: Tensor, taps: int) -> Tile:
+def _default(value: Tensor, kernel_size: int) -> Tile:
     """A tile of 4 KiB of values, or less for many taps: with more the backward pass runs out of registers."""
     columns = triton.next_power_of_2(value.shape[-1])
-    numbers = 4096 // value.element_size() // (1 if taps <= 16 else 2)
-    return Tile(rows=min(64 if taps <= 16 else 16, max(2, numbers // columns)), columns=columns)
+    numbers = 4096 // value.element_size() // (1 if kernel_size <= 16 else 2)
+    return Tile(rows=min(64 if kernel_size <= 16 else 16, max(2, numbers // columns)), columns=columns)
 
 
 def _rates(dropout: float) -> tuple[float, float]:
@@ -295,9 +295,9 @@ def _rates(dropout: float) -> tuple[float, float]:
     return dropout, 1 / (1 - dropout) if dropout < 1 else 0.0
 
 
-def _constants(width: int, taps: int, before: int, cut: Tile, dropout: float, is_shared: bool) -> dict[str, int]:
+def _constants(width: int, kernel_size: int, before: int, cut: Tile, dropout: float, is_shared: bool) -> dict[str, int]:
     return {
-        "TAPS": taps,
+        "TAPS": kernel_size,
         "BEFORE": before,
         "WIDTH": width,
         "COLUMNS": triton.next_power_of_2(width),

@@ -41,16 +41,16 @@ class LightConvInputs:
     dropout: float = 0.0
 
 
-def odd_taps(taps: int) -> int:
+def odd_kernel_size(kernel_size: int) -> int:
     """The number itself; an even one, whose window would have no middle, raises InputError."""
-    if taps < 1 or taps % 2 == 0:
-        raise InputError(f"taps is {taps}; allowed: odd numbers from 1 up")
-    return taps
+    if kernel_size < 1 or kernel_size % 2 == 0:
+        raise InputError(f"kernel_size is {kernel_size}; allowed: odd numbers from 1 up")
+    return kernel_size
 
 
-def reach(taps: int, is_causal: bool) -> tuple[int, int]:
+def reach(kernel_size: int, is_causal: bool) -> tuple[int, int]:
     """How many places before and after its own a position takes from."""
-    return (taps - 1, 0) if is_causal else (taps // 2, taps // 2)
+    return (kernel_size - 1, 0) if is_causal else (kernel_size // 2, kernel_size // 2)
 
 
 def tap_weights(scores: Tensor) -> Tensor:
@@ -96,13 +96,15 @@ def light_conv(inputs: LightConvInputs) -> Tensor:
 def kernel_map(weights: Tensor, layout: SequenceLayout, is_causal: bool, legacy_padding: bool) -> Tensor:
     """The banded matrix of the tap weights: (batch, heads, longest, longest), 0 where a tap falls outside."""
     is_fixed = weights.dim() == 2
-    rows = weights.expand(layout.batch, layout.longest, -1, -1) if is_fixed else layout.pad(weights)[0]
-    heads, taps = rows.shape[2:]
-    places = torch.arange(layout.longest, device=rows.device)
-    tap = places - places[:, None] + reach(taps, is_causal)[0]  # (queries, keys): the tap at which they meet
-    index = tap.clamp(0, taps - 1).expand(layout.batch, heads, -1, -1)
+    rows = weights.expand(layout.batch, layout.max_length, -1, -1) if is_fixed else layout.pad(weights)[0]
+    heads, kernel_size = rows.shape[2:]
+    positions = torch.arange(layout.max_length, device=rows.device)
+    tap = (
+        positions - positions[:, None] + reach(kernel_size, is_causal)[0]
+    )  # (queries, keys): the tap at which they meet
+    index = tap.clamp(0, kernel_size - 1).expand(layout.batch, heads, -1, -1)
     band = rows.transpose(1, 2).gather(-1, index)  # (batch, longest, heads, taps) -> (batch, heads, longest, longest)
-    band = band.masked_fill((tap < 0) | (tap >= taps), 0.0)
+    band = band.masked_fill((tap < 0) | (tap >= kernel_size), 0.0)
     is_outside = _outside(layout, legacy_padding)
     return band if is_outside is None else band.masked_fill(is_outside[:, None, None, :], 0.0)
 
@@ -110,5 +112,5 @@ def kernel_map(weights: Tensor, layout: SequenceLayout, is_causal: bool, legacy_
 def _outside(layout: SequenceLayout, legacy_padding: bool) -> Tensor | None:
     """True at the places of the padded rows, (batch, longest), that belong to no sequence; None if there is none."""
     if layout.starts is not None:
-        return torch.arange(layout.longest, device=layout.starts.device) >= layout.lengths()[:, None]
+        return torch.arange(layout.max_length, device=layout.starts.device) >= layout.lengths()[:, None]
     return None if layout.is_token is None or legacy_padding else ~layout.is_token

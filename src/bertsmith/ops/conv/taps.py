@@ -20,13 +20,13 @@ def depthwise(inputs: DepthwiseInputs) -> Tensor:
     if layout.are_rows:
         rows, full = layout.pad(hidden)
         return depthwise(replace(inputs, hidden=rows, layout=full)).flatten(0, 1)
-    taps = inputs.kernel.shape[-1]
-    before, after = reach(taps, inputs.is_causal)
+    kernel_size = inputs.kernel.shape[-1]
+    before, after = reach(kernel_size, inputs.is_causal)
     if layout.is_packed:
-        spaced, places = _spread(hidden, layout, max(before, after))
+        spaced, positions = _spread(hidden, layout, max(before, after))
         length = spaced.shape[0] - before - after
         mixed = _tap_sum(spaced, inputs.kernel, axis=0, length=length)
-        return mixed.index_select(0, places - before).to(hidden.dtype)
+        return mixed.index_select(0, positions - before).to(hidden.dtype)
     if layout.is_token is not None and not inputs.legacy_padding:
         hidden = hidden.masked_fill(~layout.is_token[..., None], 0.0)
     spaced = pad(hidden, (0, 0, before, after))
@@ -62,9 +62,9 @@ def _tap_sum(spaced: Tensor, weights: Tensor, *, axis: int, length: int) -> Tens
 
 def _spread(hidden: Tensor, layout: SequenceLayout, gap: int) -> tuple[Tensor, Tensor]:
     """Packed states with `gap` zeros before, between and after the sequences, and the place of each token in them."""
-    places = torch.arange(hidden.shape[0], device=hidden.device) + gap * (layout.sequence_index(hidden) + 1)
+    positions = torch.arange(hidden.shape[0], device=hidden.device) + gap * (layout.sequence_index(hidden) + 1)
     spaced = hidden.new_zeros(hidden.shape[0] + gap * (layout.batch + 1), hidden.shape[1])
-    return spaced.index_copy(0, places, hidden), places
+    return spaced.index_copy(0, positions, hidden), positions
 
 
 def _inside(value: Tensor, layout: SequenceLayout, before: int, after: int, legacy_padding: bool) -> Tensor | None:
@@ -106,8 +106,8 @@ def _moved(hidden: Tensor, by: int, axis: int) -> Tensor:
 def _is_inside(hidden: Tensor, by: int, layout: SequenceLayout) -> Tensor | None:
     """True where the neighbour is a token of the same sequence; None where it always is or was filled with zeros."""
     if layout.is_packed:
-        place = layout.positions(hidden) + by
-        return (place >= 0) & (place < layout.lengths()[layout.sequence_index(hidden)])
+        position = layout.positions(hidden) + by
+        return (position >= 0) & (position < layout.lengths()[layout.sequence_index(hidden)])
     if layout.is_token is None:
         return None
     return _moved(layout.is_token, by, 1)

@@ -35,7 +35,7 @@ def unsupported(inputs: DisentangledInputs) -> str | None:
 
 
 def wanted(inputs: DisentangledInputs) -> bool:
-    return inputs.layout.batch == 1 or inputs.layout.longest >= _SHORT
+    return inputs.layout.batch == 1 or inputs.layout.max_length >= _SHORT
 
 
 def disentangled(inputs: DisentangledInputs) -> Tensor:
@@ -46,17 +46,17 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
         if not layout.is_packed:
             query, key, value = (tensor.flatten(0, 1) for tensor in (query, key, value))
         lengths = layout.lengths(query.device).tolist()
-        position_key, position_query = _by_offset(rows, longest := max(lengths))
+        position_key, position_query = _by_offset(rows, max_length := max(lengths))
         mixed = value.new_zeros(value.shape) if layout.is_token is not None else value.new_empty(value.shape)
         first = 0
         for length in lengths:
-            place, around = slice(first, first + length), slice(longest - length, longest + length - 1)
+            position, around = slice(first, first + length), slice(max_length - length, max_length + length - 1)
             if length > 0:
                 # (length, heads, …) -> (heads, length, …)
-                one = [tensor[place].transpose(0, 1) for tensor in (query, key, value)]
+                one = [tensor[position].transpose(0, 1) for tensor in (query, key, value)]
                 tables = (None if table is None else table[..., around] for table in (position_key, position_query))
-                mixed[place] = _one(*one, *tables, scale=rows.scale, is_causal=inputs.is_causal).transpose(0, 1)
-            first += length if layout.is_packed else layout.longest
+                mixed[position] = _one(*one, *tables, scale=rows.scale, is_causal=inputs.is_causal).transpose(0, 1)
+            first += length if layout.is_packed else layout.max_length
         return mixed.view(inputs.value.shape).to(inputs.query.dtype)
 
 
@@ -79,12 +79,12 @@ def _one(
     return found[0]
 
 
-def _by_offset(rows: DisentangledInputs, longest: int) -> tuple[Tensor | None, Tensor | None]:
+def _by_offset(rows: DisentangledInputs, max_length: int) -> tuple[Tensor | None, Tensor | None]:
     """A column of each table for every offset: the keys' from longest − 1 down to 1 − longest, the queries' up.
 
     Shape: each (heads, head_width, 2 · longest − 1).
     """
-    row = rows.row_of(torch.arange(1 - longest, longest))
+    row = rows.row_of(torch.arange(1 - max_length, max_length))
     key, query = rows.position_key, rows.position_query
     return (
         None if key is None else key.index_select(0, row.flip(0)).permute(1, 2, 0),

@@ -23,10 +23,10 @@ def unsupported(inputs: DisentangledInputs) -> str | None:
         return f"the head width of value, {inputs.value.shape[-1]}, differs from that of key, {width}"
     if inputs.query_positions is not None and not (inputs.relative and inputs.relative.are_distinct):
         return "queries have places of their own that are not known to be distinct places of keys"
-    longest, heads = max(inputs.layout.longest, inputs.key_layout.longest), inputs.query.shape[-2]
-    if longest * heads * min(longest, BAND) >= 2**31:
-        return f"a sequence may have {longest} tokens, and places in it are numbers of 32 bits"
-    if inputs.layout.longest == 0 or inputs.key_layout.longest == 0:
+    max_length, heads = max(inputs.layout.max_length, inputs.key_layout.max_length), inputs.query.shape[-2]
+    if max_length * heads * min(max_length, BAND) >= 2**31:
+        return f"a sequence may have {max_length} tokens, and places in it are numbers of 32 bits"
+    if inputs.layout.max_length == 0 or inputs.key_layout.max_length == 0:
         return "all sequences are empty"
     return None
 
@@ -45,7 +45,7 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
         None if table is None else _by_head(table.to(dtype)) for table in (inputs.position_key, inputs.position_query)
     ]
     has_positions = inputs.position_key is not None or inputs.position_query is not None
-    places = inputs.query_positions if has_positions or inputs.is_causal else None
+    positions = inputs.query_positions if has_positions or inputs.is_causal else None
     mixed, *_ = _disentangled(
         _by_head(query),
         _by_head(key),
@@ -56,10 +56,10 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
         spans.length,
         key_spans.first,
         key_spans.length,
-        None if places is None else places.flatten(),
+        None if positions is None else positions.flatten(),
         fresh_seed(query.device) if inputs.dropout else None,
-        spans.longest,
-        key_spans.longest,
+        spans.max_length,
+        key_spans.max_length,
         inputs.scale,
         inputs.dropout,
         inputs.is_causal,
@@ -86,10 +86,10 @@ def _forward(
     length: Tensor,
     key_first: Tensor,
     key_length: Tensor,
-    places: Tensor | None,
+    positions: Tensor | None,
     seed: Tensor | None,
-    longest: int,
-    key_longest: int,
+    max_length: int,
+    max_key_length: int,
     scale: float,
     dropout: float,
     is_causal: bool,
@@ -99,8 +99,8 @@ def _forward(
     from bertsmith.ops.disentangled.kernels.launch import Launch
 
     launch = Launch(
-        query, key, value, position_key, position_query, slots, first, length, key_first, key_length, places, seed,
-        longest, key_longest, scale, dropout, is_causal, has_pads,
+        query, key, value, position_key, position_query, slots, first, length, key_first, key_length, positions, seed,
+        max_length, max_key_length, scale, dropout, is_causal, has_pads,
     )  # fmt: skip
     return forward(launch)
 
@@ -116,15 +116,17 @@ def _fake_forward(
     length: Tensor,
     key_first: Tensor,
     key_length: Tensor,
-    places: Tensor | None,
+    positions: Tensor | None,
     seed: Tensor | None,
-    longest: int,
-    key_longest: int,
+    max_length: int,
+    max_key_length: int,
     *_: object,
 ) -> tuple[Tensor, ...]:
     from bertsmith.ops.disentangled.kernels.plan import are_kept, buffers
 
-    held = buffers(longest, key_longest, 0 if slots is None else slots.shape[0] // 2, has_places=places is not None)
+    held = buffers(
+        max_length, max_key_length, 0 if slots is None else slots.shape[0] // 2, has_positions=positions is not None
+    )
     kept = [
         states.new_empty(*states.shape[:2], buffer.columns)
         if table is not None and are_kept(*held)
@@ -150,10 +152,10 @@ def _backward(
     length: Tensor,
     key_first: Tensor,
     key_length: Tensor,
-    places: Tensor | None,
+    positions: Tensor | None,
     seed: Tensor | None,
-    longest: int,
-    key_longest: int,
+    max_length: int,
+    max_key_length: int,
     scale: float,
     dropout: float,
     is_causal: bool,
@@ -163,8 +165,8 @@ def _backward(
     from bertsmith.ops.disentangled.kernels.launch import Launch
 
     launch = Launch(
-        query, key, value, position_key, position_query, slots, first, length, key_first, key_length, places, seed,
-        longest, key_longest, scale, dropout, is_causal, has_pads,
+        query, key, value, position_key, position_query, slots, first, length, key_first, key_length, positions, seed,
+        max_length, max_key_length, scale, dropout, is_causal, has_pads,
     )  # fmt: skip
     return backward(launch, upstream.contiguous(), mixed, log_mass, by_query, by_key)
 

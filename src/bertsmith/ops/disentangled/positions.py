@@ -27,7 +27,7 @@ def linear_slots(span: int) -> Tensor:
     return torch.arange(-span, span + 1).add(span).clamp(max=2 * span - 1)
 
 
-def bucket_slots(buckets: int, farthest: int, *, clamps_distance: bool) -> Tensor:
+def bucket_slots(buckets: int, max_distance: int, *, clamps_distance: bool) -> Tensor:
     """One row for every near offset, logarithmically wider buckets for the others, of 2·buckets rows.
 
     Offsets up to buckets / 2 have a row each; the distance farthest − 1 has the last one. From `farthest` on they all
@@ -35,14 +35,14 @@ def bucket_slots(buckets: int, farthest: int, *, clamps_distance: bool) -> Tenso
     the bucket number runs on and is clamped to the table: the negative side then ends on row 0.
     """
     # the ends of the list stand for everything beyond
-    reach = farthest - 1 if clamps_distance else farthest
+    reach = max_distance - 1 if clamps_distance else max_distance
     near = buckets // 2
-    positive = [*range(near + 1), *_far_buckets(near, farthest, reach)]
+    positive = [*range(near + 1), *_far_buckets(near, max_distance, reach)]
     offsets = torch.tensor([-bucket for bucket in positive[:0:-1]] + positive)
     return (offsets + buckets).clamp(0, 2 * buckets - 1)
 
 
-def _far_buckets(near: int, farthest: int, reach: int) -> list[int]:
+def _far_buckets(near: int, max_distance: int, reach: int) -> list[int]:
     """near + ⌈ln(t/near) / ln((farthest − 1)/near) · (near − 1)⌉ for t from near + 1 to reach.
 
     In whole numbers, because a rounding error at the edge of a bucket would take another row: the ceiling is the least
@@ -54,6 +54,6 @@ def _far_buckets(near: int, farthest: int, reach: int) -> list[int]:
     for distance in range(near + 1, reach + 1):
         power = distance ** (near - 1)
         while left < power * right:
-            n, left, right = n + 1, left * (farthest - 1), right * near
+            n, left, right = n + 1, left * (max_distance - 1), right * near
         buckets.append(near + n)
     return buckets

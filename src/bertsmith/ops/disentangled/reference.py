@@ -66,9 +66,9 @@ class DisentangledInputs(AttendingInputs):
 
     def offsets(self) -> Tensor:
         """Query place − key place for every pair, (batch or 1, queries, keys); padded calls only."""
-        keys = torch.arange(self.key_layout.longest, device=self.query.device)
+        keys = torch.arange(self.key_layout.max_length, device=self.query.device)
         if self.query_positions is None:
-            return torch.arange(self.layout.longest, device=self.query.device)[None, :, None] - keys
+            return torch.arange(self.layout.max_length, device=self.query.device)[None, :, None] - keys
         return self.query_positions[..., None] - keys
 
     def row_of(self, offsets: Tensor) -> Tensor:

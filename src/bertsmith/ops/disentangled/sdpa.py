@@ -48,7 +48,7 @@ def _bias(rows: DisentangledInputs) -> Tensor | None:
     terms = []
     query, key = rows.query.transpose(1, 2) * rows.scale, rows.key.transpose(1, 2) * rows.scale
     if rows.query_positions is None:
-        keys, queries = rows.key_layout.longest, rows.layout.longest
+        keys, queries = rows.key_layout.max_length, rows.layout.max_length
         row = rows.row_of(torch.arange(1 - keys, queries, device=query.device))
         if rows.position_key is not None:
             terms.append(_skew(query @ _by_offset(rows.position_key, row.flip(0)), keys))

@@ -175,8 +175,8 @@ def _largest_so_far(level: Tensor) -> Tensor:
     if not is_exporting():
         return level.cummax(-2).values
     # ONNX has no running maximum, so that of each row of the matrix of pairs
-    place = torch.arange(level.shape[-2], device=level.device)
-    return level.mT.masked_fill(place > place[:, None], -torch.inf).amax(-1, keepdim=True)
+    position = torch.arange(level.shape[-2], device=level.device)
+    return level.mT.masked_fill(position > position[:, None], -torch.inf).amax(-1, keepdim=True)
 
 
 def _finite(level: Tensor) -> Tensor:

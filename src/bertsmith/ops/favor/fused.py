@@ -53,7 +53,7 @@ def favor(inputs: FavorInputs) -> Tensor:
         # the kernels have chunks of their own: `chunk` changes no number beyond rounding
         sizes = (padded(matrix.shape[0]), _CHUNK)
         mixed = _favor_causal(
-            query, key, value, matrix, rows.first, rows.length, rows.longest, rows.has_padding, *sizes, *curve
+            query, key, value, matrix, rows.first, rows.length, rows.max_length, rows.has_padding, *sizes, *curve
         )[0]
         return as_laid(mixed.to(inputs.value.dtype), layout)
     mixed = _favor(
@@ -65,8 +65,8 @@ def favor(inputs: FavorInputs) -> Tensor:
         rows.length,
         key_rows.first,
         key_rows.length,
-        rows.longest,
-        key_rows.longest,
+        rows.max_length,
+        key_rows.max_length,
         rows.has_padding,
         key_rows.has_padding,
         *curve,
@@ -96,8 +96,8 @@ def _forward(
     length: Tensor,
     key_first: Tensor,
     key_length: Tensor,
-    longest: int,
-    key_longest: int,
+    max_length: int,
+    max_key_length: int,
     has_pads: bool,
     key_has_pads: bool,
     is_exponential: bool,
@@ -109,9 +109,9 @@ def _forward(
     from bertsmith.ops.favor.kernels.memory import remember
     from bertsmith.ops.favor.kernels.reading import read
 
-    curve, key_rows = Curve(is_exponential, norm, epsilon), SequenceRows(key_first, key_length, key_longest)
+    curve, key_rows = Curve(is_exponential, norm, epsilon), SequenceRows(key_first, key_length, max_key_length)
     memory = remember(key, value, matrix, key_rows, curve, padded(matrix.shape[0]))
-    return *read(query, matrix, SequenceRows(first, length, longest, has_pads), memory, curve), *memory
+    return *read(query, matrix, SequenceRows(first, length, max_length, has_pads), memory, curve), *memory
 
 
 def _fake_forward(
@@ -145,8 +145,8 @@ def _backward(
     length: Tensor,
     key_first: Tensor,
     key_length: Tensor,
-    longest: int,
-    key_longest: int,
+    max_length: int,
+    max_key_length: int,
     has_pads: bool,
     key_has_pads: bool,
     is_exponential: bool,
@@ -161,8 +161,8 @@ def _backward(
 
     curve, upstream = Curve(is_exponential, norm, epsilon), _rows(upstream, query.dtype)
     memory, reading = KeyMemory(mean, bias, shift, reach), Reading(mixed, by_row, epsilon_share)
-    rows = SequenceRows(first, length, longest, has_pads)
-    key_rows = SequenceRows(key_first, key_length, key_longest, key_has_pads)
+    rows = SequenceRows(first, length, max_length, has_pads)
+    key_rows = SequenceRows(key_first, key_length, max_key_length, key_has_pads)
     by_query, by_total = query_gradient(query, upstream, matrix, rows, memory, reading, curve)
     sums = sum_queries(query, upstream, matrix, rows, key_length, memory, reading, by_total, curve)
     by_key, by_value = key_gradient(key, value, matrix, key_rows, shift, sums, curve)
@@ -198,7 +198,7 @@ def _causal_forward(
     matrix: Tensor,
     first: Tensor,
     length: Tensor,
-    longest: int,
+    max_length: int,
     has_pads: bool,
     padded: int,
     chunk: int,
@@ -210,7 +210,7 @@ def _causal_forward(
     from bertsmith.ops.favor.kernels.causal import chunk_states, read
     from bertsmith.ops.favor.kernels.features import Curve
 
-    curve, rows = Curve(is_exponential, norm, epsilon), SequenceRows(first, length, longest, has_pads)
+    curve, rows = Curve(is_exponential, norm, epsilon), SequenceRows(first, length, max_length, has_pads)
     states = chunk_states(key, value, matrix, rows, curve, padded, chunk)
     return *read(query, key, value, matrix, rows, states, curve, chunk), *states
 
@@ -222,7 +222,7 @@ def _fake_causal_forward(
     matrix: Tensor,
     first: Tensor,
     length: Tensor,
-    longest: int,
+    max_length: int,
     has_pads: bool,
     padded: int,
     chunk: int,
@@ -256,7 +256,7 @@ def _causal_backward(
     matrix: Tensor,
     first: Tensor,
     length: Tensor,
-    longest: int,
+    max_length: int,
     has_pads: bool,
     padded: int,
     chunk: int,
@@ -269,7 +269,7 @@ def _causal_backward(
     from bertsmith.ops.favor.kernels.causal_backward import key_gradient, query_gradient, sums_after
     from bertsmith.ops.favor.kernels.features import Curve
 
-    curve, rows = Curve(is_exponential, norm, epsilon), SequenceRows(first, length, longest, has_pads)
+    curve, rows = Curve(is_exponential, norm, epsilon), SequenceRows(first, length, max_length, has_pads)
     states, upstream = ChunkStates(mean, size, size_after, own, level, level_before), _rows(upstream, query.dtype)
     by_query, by_total = query_gradient(
         query, key, value, upstream, mixed, matrix, rows, states, by_row, query_level, curve, chunk

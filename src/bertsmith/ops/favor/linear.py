@@ -23,7 +23,7 @@ from bertsmith.ops.favor.reference import FavorInputs
 
 
 def unsupported(inputs: FavorInputs) -> str | None:
-    if inputs.is_causal and is_exporting() and not isinstance(inputs.layout.longest, int):
+    if inputs.is_causal and is_exporting() and not isinstance(inputs.layout.max_length, int):
         return "the causal form needs the number of chunks, and a graph is exported with a free length"
     return None
 

@@ -46,8 +46,8 @@ def probabilities(inputs: FavorInputs) -> Tensor:
     scores = queries.features @ keys.features.mT  # (batch, heads, queries, keys)
     if inputs.is_causal:
         # the key of column j was divided by exp(level j); row i has one common level, its own
-        places = torch.arange(scores.shape[-1], device=scores.device)
-        is_future = places > places[:, None]
+        positions = torch.arange(scores.shape[-1], device=scores.device)
+        is_future = positions > positions[:, None]
         scores = scores * (keys.level.mT - keys.level).masked_fill(is_future, -torch.inf).exp()
     total = scores.sum(-1, keepdim=True)
     # an empty sequence gives zeros and not NaN

@@ -158,7 +158,7 @@ def _tokens(served: ServedModel, texts: list[str], adds_special: bool, limits: L
     check_tokens(sum(len(ids) for ids, _ in rows), limits)
 
     def added(ids: Sequence[int]) -> list[Token]:
-        named = zip(ids, tokenizer.pieces(ids), strict=True)
+        named = zip(ids, tokenizer.tokens(ids), strict=True)
         return [Token(id=token, text=text, special=True, start=None, stop=None) for token, text in named]
 
     return [
@@ -167,7 +167,7 @@ def _tokens(served: ServedModel, texts: list[str], adds_special: bool, limits: L
             *(
                 Token(id=token, text=text, special=token in special_ids, start=start, stop=stop)
                 for token, text, (start, stop) in zip(
-                    ids.tolist(), tokenizer.pieces(ids), offsets.tolist(), strict=True
+                    ids.tolist(), tokenizer.tokens(ids), offsets.tolist(), strict=True
                 )
             ),
             *added(after),

@@ -188,7 +188,7 @@ def _prepare_task(served: ServedModel, inputs: TaskInput, limits: Limits) -> _Pr
         items = read.item_outputs(outputs, is_for_tokens=served.runner.is_for_tokens)
         found = dict(read.answers(items)[0])
         offsets = getattr(read.examples[0], "offsets", ())  # of words in a text
-        return {**found, "places": [list(offset) for offset in offsets]} if offsets else found
+        return {**found, "positions": [list(offset) for offset in offsets]} if offsets else found
 
     return _Prepared(read.sequences, bool(read.features.cut), answer)
 
@@ -212,7 +212,7 @@ def mask_candidates(tokenizer: Tokenizer, probabilities: np.ndarray) -> list[Exp
             "starts_word": bool(tokenizer.starts_word[token]) if token < tokenizer.size else True,
             "score": float(probabilities[token]),
         }
-        for token, piece in zip(best, tokenizer.pieces(best), strict=True)
+        for token, piece in zip(best, tokenizer.tokens(best), strict=True)
     ]
 
 
@@ -222,7 +222,7 @@ def draw_maps(served: ServedModel, sequence: TokenSequence, subnet: Subnet | Non
     assert model is not None
     ids = torch.from_numpy(sequence.tokens)[None].to(model.device)
     types = None if sequence.types is None else torch.from_numpy(sequence.types)[None].to(model.device)
-    tokens = served.tokenizer.pieces(sequence.tokens.tolist())
+    tokens = served.tokenizer.tokens(sequence.tokens.tolist())
     explorer = Explorer.from_arrays(tokens, sequence_maps(model, ids, types, subnet=subnet))
     return ExploredMaps(data=explorer.data, markup=str(explorer.markup))
 
@@ -247,7 +247,7 @@ def describe_model(served: ServedModel) -> PageModel:
         name=served.name,
         works=operations,
         task=None if task is None else _describe_task(task),
-        mask=served.tokenizer.pieces([served.tokenizer.mask])[0] if "fill_mask" in operations else None,
+        mask=served.tokenizer.tokens([served.tokenizer.mask])[0] if "fill_mask" in operations else None,
         sizes=describe_sizes(served),
         parameters=served.parameters(),
         layers=len(encoder.layers),

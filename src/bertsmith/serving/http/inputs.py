@@ -74,7 +74,7 @@ def mask_sequences(served: ServedModel, texts: Sequence[str], *, truncate: bool,
         positions = np.flatnonzero(one.tokens == mask)
         if not len(positions):
             where = f" in its first {served.encoding.length} tokens" if truncate else ""
-            raise invalid(f"text {index} has no {served.tokenizer.pieces([mask])[0]} to fill{where}")
+            raise invalid(f"text {index} has no {served.tokenizer.tokens([mask])[0]} to fill{where}")
         sequences.append(TokenSequence(one.tokens, one.types, positions))
     masks = sum(len(one.mask_positions) for one in sequences)
     if masks > limits.masks:

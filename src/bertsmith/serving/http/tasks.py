@@ -269,7 +269,7 @@ def _mask_tokens(
         ids = np.arange(len(scores)) if allowed is None else allowed
         best = ids[np.argsort(-scores[ids], kind="stable")[:top]]
         found = []
-        for token, text in zip(best.tolist(), tokenizer.pieces(best), strict=True):
+        for token, text in zip(best.tolist(), tokenizer.tokens(best), strict=True):
             tokens = sequence.tokens.copy()
             tokens[position] = token
             found.append(

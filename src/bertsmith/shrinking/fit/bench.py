@@ -195,7 +195,7 @@ class Bench:
         """Score the artefact of a candidate on all of dev."""
         key = {**self._key(candidate), "kind": "score", "data": self.data}
         found = self.store.known(key, lambda: self.quality.of_artefact(self.folder(candidate)).value)
-        return ArtefactScore(found["metric"], found["score"], found["figures"], found.get("interval"))
+        return ArtefactScore(found["metric"], found["score"], found["metrics"], found.get("interval"))
 
     def folder(self, candidate: Candidate) -> Path:
         """Return the artefact of a candidate, written now if it does not exist."""

@@ -84,7 +84,7 @@ class ArtefactScore:
     def value(self) -> dict[str, object]:
         """The score as a measurement to store."""
         interval = {} if self.interval is None else {"interval": list(self.interval)}
-        return {"metric": self.metric, "score": self.score, "figures": self.metrics, **interval}
+        return {"metric": self.metric, "score": self.score, "metrics": self.metrics, **interval}
 
 
 class Measurer(Protocol):

@@ -41,7 +41,7 @@ class CandidateResult:
     """Whether it met the budget repeatedly; None if that was not measured."""
     is_chosen: bool
     timings: tuple[ProcessTiming, ...] | None
-    figures: Mapping[str, float] | None
+    metrics: Mapping[str, float] | None
     """All metrics of the measured artefact."""
     interval: Sequence[float] | None
     parameters: int
@@ -85,7 +85,7 @@ class FitOutcome:
     """The budget as settings."""
     model: str
     data: str
-    part: str
+    split: str
     task: str
     candidates: tuple[CandidateResult, ...]
     """All candidates, the best score first."""
@@ -146,7 +146,7 @@ def summarise_search(found: SearchOutcome) -> FitOutcome:
         limit=budget,
         model=settings.model.name,
         data=settings.data,
-        part=settings.part,
+        split=settings.split,
         task=inputs.record.task.kind,
         candidates=rows,
         score=scores.score if fits else None,
@@ -181,7 +181,7 @@ def _candidate_result(one: Candidate, *, on_front: bool, is_chosen: bool, size: 
         holds=one.holds,
         is_chosen=is_chosen,
         timings=tuple(one.timings) or None,
-        figures=None if scores is None else scores.metrics,
+        metrics=None if scores is None else scores.metrics,
         interval=None if scores is None else scores.interval,
         parameters=size,
     )

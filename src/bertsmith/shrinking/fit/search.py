@@ -75,8 +75,8 @@ def prepare(settings: FitSettings) -> FitInputs:
     quality = Quality(model, record, table, search.ranking_examples, search.seed)
     embedding = model.config.encoder.embedding
     for length in budget.lengths:
-        if embedding.positions != "none" and length > embedding.longest:
-            raise InputError(f"--length is {length}; the model takes at most {embedding.longest}")
+        if embedding.positions != "none" and length > embedding.max_length:
+            raise InputError(f"--length is {length}; the model takes at most {embedding.max_length}")
     workloads = tuple(Workload(name=str(length), lengths=(length,)) for length in dict.fromkeys(budget.lengths))
     if not workloads:
         workloads = (Workload(name="data", lengths=quality.lengths(DATA_LENGTHS)),)
@@ -105,13 +105,13 @@ def _tables(settings: FitSettings, record: TaskRecord) -> tuple[Table, Table | N
     If fine-tuning held rows out of train for lack of a dev split, the same rows are held out here: rows that were
     trained on would overestimate every candidate.
     """
-    is_trained_on = settings.part == "dev" and Path(settings.data).is_file() and _is_trained_on(settings)
-    splits = task_splits(settings.data, file_is="train" if is_trained_on else settings.part)
-    table, train = splits.find(settings.part), splits.find("train")
+    is_trained_on = settings.split == "dev" and Path(settings.data).is_file() and _is_trained_on(settings)
+    splits = task_splits(settings.data, file_is="train" if is_trained_on else settings.split)
+    table, train = splits.find(settings.split), splits.find("train")
     if table is not None:
         return table, train, []
-    if settings.part != "dev" or train is None:
-        raise splits.missing(settings.part)
+    if settings.split != "dev" or train is None:
+        raise splits.missing(settings.split)
     train, table, notice = held_out(record.task, train, "there is no dev part")
     return table, train, [f"{notice}, as in fine-tuning"]
 
@@ -318,5 +318,5 @@ def cut_model(model: Model, record: TaskRecord, train: Table | None, dev: Table)
     small, _ = cut_vocabulary(model, texts, VocabularyConfig())
     before, after = model.config.encoder.vocabulary, small.config.encoder.vocabulary
     if before == after:
-        return small, f"the vocabulary stays as it is: the texts use all of its {before:,} pieces"
-    return small, f"the vocabulary is cut from {before:,} to {after:,} pieces, those that the texts use"
+        return small, f"the vocabulary stays as it is: the texts use all of its {before:,} tokens"
+    return small, f"the vocabulary is cut from {before:,} to {after:,} tokens, those that the texts use"

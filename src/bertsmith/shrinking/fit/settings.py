@@ -149,7 +149,7 @@ class FitSettings(Record):
     """The folder of a fine-tuned model, best an elastic one."""
     data: str
     """A folder with the split that candidates are scored on."""
-    part: str = "dev"
+    split: str = "dev"
     prefer: Literal["fast", "small"] = "fast"
     """What is wanted of the models that are good enough, where a score is the budget."""
     budget: BudgetConfig = BudgetConfig()

@@ -6,14 +6,14 @@ from typing import Literal
 
 from bertsmith.errors import InputError
 
-PARTS = ("train", "dev")
+SPLITS = ("train", "dev")
 
 
-def support_desk(part: Literal["train", "dev"]) -> list[dict[str, str]]:
+def support_desk(split: Literal["train", "dev"]) -> list[dict[str, str]]:
     """The rows of one split: a customer's message as "text" and its topic as "label"."""
-    if part not in PARTS:
-        raise InputError(f"part is {part!r}; allowed: {', '.join(PARTS)}")
-    names, *rows = (line.split("\t") for line in _lines(f"{part}.tsv"))
+    if split not in SPLITS:
+        raise InputError(f"part is {split!r}; allowed: {', '.join(SPLITS)}")
+    names, *rows = (line.split("\t") for line in _lines(f"{split}.tsv"))
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 

@@ -84,7 +84,7 @@ def write_task(folder: Path, case: str, *, seed: int = 0, elastic: bool = False)
 def _encoder(length: int, seed: int) -> bertsmith.Model:
     own = tokenizer()
     config = preset(
-        "bert-tiny", layers=2, width=16, heads=2, dropout=0.0, deviation=0.3, vocabulary=own.size, longest=length
+        "bert-tiny", layers=2, width=16, heads=2, dropout=0.0, init_std=0.3, vocabulary=own.size, max_length=length
     )
     model = build(config, seed=seed).eval()
     model.tokenizer = own

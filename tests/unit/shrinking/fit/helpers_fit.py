@@ -26,7 +26,7 @@ TEXTS = ["good words", "bad words", "awful", "fine good day", "a bad day", "fine
 def write_folders(folder: Path) -> tuple[Path, Path]:
     """A model as a fine-tuning would leave it, and data for its task."""
     tokenizer = learn_tokenizer(TEXTS * 4, "wordpiece", 80, progress=False)
-    sizes = {"width": 16, "heads": HEADS, "layers": LAYERS, "longest": 32}
+    sizes = {"width": 16, "heads": HEADS, "layers": LAYERS, "max_length": 32}
     model = bertsmith.build(bertsmith.preset("bert-tiny", vocabulary=tokenizer.size, **sizes), seed=0)
     model.tokenizer = tokenizer
     kept = TaskRecord.parse({"task": {"kind": "classification", "labels": ["no", "yes"]}, "sequences": {"length": 16}})

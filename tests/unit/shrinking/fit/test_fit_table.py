@@ -53,7 +53,7 @@ def test_the_tail_and_the_slowest_length_count() -> None:
 
 @pytest.mark.parametrize("name", ["bert-tiny", "convbert-small", "albert-base"])
 def test_a_stack_of_kinds_is_the_extracted_network(name: str) -> None:
-    config = bertsmith.preset(name, vocabulary=50, width=32, heads=4, layers=3, longest=32)
+    config = bertsmith.preset(name, vocabulary=50, width=32, heads=4, layers=3, max_length=32)
     model = bertsmith.build(config, seed=0)
     for subnet in (Subnet(layers=(0, 2), heads=(1, 2)), Subnet(width=0.5)):
         shapes = layer_shapes(first_alike(config.encoder), model.encoder.units, subnet)
@@ -61,7 +61,7 @@ def test_a_stack_of_kinds_is_the_extracted_network(name: str) -> None:
 
 
 def test_layers_that_are_alike_are_measured_once() -> None:
-    config = bertsmith.preset("bert-tiny", vocabulary=50, width=32, heads=4, layers=3, longest=32)
+    config = bertsmith.preset("bert-tiny", vocabulary=50, width=32, heads=4, layers=3, max_length=32)
     assert first_alike(config.encoder) == (0, 0, 0)
     other = config.encoder.layers[0].changed(dropout=0.5)
     mixed = config.encoder.changed(layers=(config.encoder.layers[0], other, other))

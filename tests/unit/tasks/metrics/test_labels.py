@@ -15,14 +15,14 @@ def test_figures_are_those_of_scikit_learn(labels: int, is_tied: bool) -> None:
     scores = scores.round(1) if is_tied else scores
     right = draw.random((60, labels)) < 0.3
     said = scores >= 0.5
-    figures = evaluate_labels(said, scores, right, None).metrics
+    metrics = evaluate_labels(said, scores, right, None).metrics
     asked = {"zero_division": 0.0, "y_true": right.astype(int), "y_pred": said.astype(int)}
     if labels > 1:  # scikit-learn takes one column for two classes
-        assert figures["micro_f1"] == pytest.approx(100 * f1_score(average="micro", **asked))
-        assert figures["macro_f1"] == pytest.approx(100 * f1_score(average="macro", **asked))
+        assert metrics["micro_f1"] == pytest.approx(100 * f1_score(average="micro", **asked))
+        assert metrics["macro_f1"] == pytest.approx(100 * f1_score(average="macro", **asked))
     precisions = [average_precision_score(right[:, i], scores[:, i]) for i in range(labels)]
-    assert figures["mean_average_precision"] == pytest.approx(100 * np.mean(precisions), abs=1e-4)
-    assert figures["subset_accuracy"] == pytest.approx(100 * (said == right).all(1).mean())
+    assert metrics["mean_average_precision"] == pytest.approx(100 * np.mean(precisions), abs=1e-4)
+    assert metrics["subset_accuracy"] == pytest.approx(100 * (said == right).all(1).mean())
 
 
 def test_labels_that_no_example_has() -> None:

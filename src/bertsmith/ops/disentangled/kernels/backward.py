@@ -43,15 +43,15 @@ def backward(launch: Launch, upstream: Tensor, mixed: Tensor, log_mass: Tensor, 
     else:
         by_query, by_key, far_query, far_key = launch.position_scores()
         pairs_by_query, pairs_by_key = by_query, by_key  # in place
-    if pairs_by_key is not None and launch.places is not None:
+    if pairs_by_key is not None and launch.positions is not None:
         pairs_by_key = torch.zeros_like(pairs_by_key)  # queries leave columns of keys without a gradient
     by_queries, by_keys, by_values = (launch.fresh(states) for states in (launch.query, launch.key, launch.value))
     tile, chunk = keys_tile(launch.query), positions_tile(launch.query).columns
-    query_ends = _ends(launch, far_query, launch.longest, queries_tile(launch.query).rows)
-    key_ends = _ends(launch, far_key, launch.key_longest, tile.columns)
+    query_ends = _ends(launch, far_query, launch.max_length, queries_tile(launch.query).rows)
+    key_ends = _ends(launch, far_key, launch.max_key_length, tile.columns)
     same = (launch.query, launch.key, launch.value, upstream, log_mass, agreement)
     numbers = (*launch.numbers, launch.scale, *launch.strides)
-    backward_keys[triton.cdiv(launch.key_longest, tile.columns), heads, len(launch.first)](
+    backward_keys[triton.cdiv(launch.max_key_length, tile.columns), heads, len(launch.first)](
         *same,
         by_keys,
         by_values,
@@ -75,7 +75,7 @@ def backward(launch: Launch, upstream: Tensor, mixed: Tensor, log_mass: Tensor, 
         num_stages=tile.stages,
     )
     tile = queries_tile(launch.query)
-    backward_queries[triton.cdiv(launch.longest, tile.rows), heads, len(launch.first)](
+    backward_queries[triton.cdiv(launch.max_length, tile.rows), heads, len(launch.first)](
         *same,
         by_queries,
         query_ends,
@@ -108,12 +108,12 @@ def _table(table: Expanded | None) -> tuple[Tensor | None, int, int]:
     return (None, 0, 0) if table is None else (table.rows, table.least, len(table.rows))
 
 
-def _ends(launch: Launch, far: Tensor | None, longest: int, rows: int) -> Tensor | None:
+def _ends(launch: Launch, far: Tensor | None, max_length: int, rows: int) -> Tensor | None:
     """Room for every tile's part of the gradient of the table's ends: (tiles, heads, 2, width)."""
     if far is None:
         return None
     _, heads, width = launch.query.shape
-    return far.new_zeros(len(launch.first) * triton.cdiv(longest, rows), heads, 2, width)
+    return far.new_zeros(len(launch.first) * triton.cdiv(max_length, rows), heads, 2, width)
 
 
 def _by_table(

@@ -31,7 +31,7 @@ def _over_queries(
     by_key,
     far_query,
     far_key,
-    places,
+    positions,
     key_place,
     is_key,
     key_start,
@@ -51,7 +51,7 @@ def _over_queries(
     WIDTH: tl.constexpr,
     HAS_QUERY: tl.constexpr,
     HAS_KEY: tl.constexpr,
-    HAS_PLACES: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
     HALF: tl.constexpr,
     CAUSAL: tl.constexpr,
     DROPS: tl.constexpr,
@@ -65,9 +65,9 @@ def _over_queries(
         begin = tl.multiple_of(begin, ROWS)
         local = begin + tl.arange(0, ROWS)
         is_query = local < queries_here
-        place = local
-        if HAS_PLACES:
-            place = tl.load(places + local, mask=is_query, other=0).to(tl.int32)
+        position = local
+        if HAS_POSITIONS:
+            position = tl.load(positions + local, mask=is_query, other=0).to(tl.int32)
         where = local[:, None] * QUERY_STRIDE + width[None, :]
         queries = tl.load(query + where, mask=is_query[:, None], other=0.0)
         upstream_where = local[:, None] * (HEADS * WIDTH) + width[None, :]
@@ -76,12 +76,12 @@ def _over_queries(
         agreement = tl.load(agreement_of + local * HEADS, mask=is_query, other=0.0)
         query_start = band_start(begin, HALF)
         bias = position_bias(
-            by_query, by_key, far_query, far_key, local, key_place, place, key_place, is_query, is_key, query_start,
+            by_query, by_key, far_query, far_key, local, key_place, position, key_place, is_query, is_key, query_start,
             key_start, QUERY_COLUMNS, KEY_COLUMNS, HEADS, HAS_QUERY, HAS_KEY, SIDE, ROWS, COLUMNS,
         )  # fmt: skip
         shares, by_score = score_gradient(
-            queries, keys, values, pulled, bias, log_mass, agreement, place, local, key_place, is_query, is_key, seed,
-            stream, factor, rate, CAUSAL, DROPS,
+            queries, keys, values, pulled, bias, log_mass, agreement, position, local, key_place, is_query, is_key,
+            seed, stream, factor, rate, CAUSAL, DROPS,
         )  # fmt: skip
         by_values += tl.dot(tl.trans(shares.to(pulled.dtype)), pulled, input_precision="ieee")
         by_score = by_score * scale
@@ -93,7 +93,7 @@ def _over_queries(
             behind += tl.sum(by_score, 0)
         if SIDE < 0:
             if HALF > 0:
-                offset = place[:, None] - key_place[None, :]
+                offset = position[:, None] - key_place[None, :]
                 ahead += tl.sum(tl.where(offset <= -reach, by_score, 0.0), 0)
                 behind += tl.sum(tl.where(offset >= reach, by_score, 0.0), 0)
             if HAS_QUERY:
@@ -101,9 +101,9 @@ def _over_queries(
                 target = local[:, None] * (HEADS * QUERY_COLUMNS) + (key_place - query_start)[None, :]
                 tl.store(gradient_by_query + target, rounded, mask=is_query[:, None])
             if HAS_KEY:
-                target = key_place[:, None] * (HEADS * KEY_COLUMNS) + (place - key_start)[None, :]
+                target = key_place[:, None] * (HEADS * KEY_COLUMNS) + (position - key_start)[None, :]
                 is_pair = is_key[:, None]
-                if HAS_PLACES:
+                if HAS_POSITIONS:
                     is_pair = is_pair & is_query[None, :]
                 tl.store(gradient_by_key + target, tl.trans(rounded), mask=is_pair)
     return by_keys, by_values, ahead, behind
@@ -126,7 +126,7 @@ def backward_keys(
     by_key,
     far_query,
     far_key,
-    places,
+    positions,
     first,
     length,
     key_first,
@@ -149,7 +149,7 @@ def backward_keys(
     WIDTH: tl.constexpr,
     HAS_QUERY: tl.constexpr,
     HAS_KEY: tl.constexpr,
-    HAS_PLACES: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
     HALF: tl.constexpr,
     CAUSAL: tl.constexpr,
     DROPS: tl.constexpr,
@@ -167,8 +167,8 @@ def backward_keys(
     upstream += (row * HEADS + head) * WIDTH
     log_mass += row * HEADS + head
     agreement += row * HEADS + head
-    if HAS_PLACES:
-        places += row
+    if HAS_POSITIONS:
+        positions += row
     if HAS_QUERY:
         by_query += (row * HEADS + head) * QUERY_COLUMNS
         gradient_by_query += (row * HEADS + head) * QUERY_COLUMNS
@@ -197,7 +197,7 @@ def backward_keys(
     ahead = tl.zeros([COLUMNS], tl.float32)
     behind = tl.zeros([COLUMNS], tl.float32)
     low = 0
-    if CAUSAL and not HAS_PLACES:
+    if CAUSAL and not HAS_POSITIONS:
         low = begin // ROWS * ROWS
     near_low, near_high = low, queries_here
     if HALF > 0:
@@ -205,27 +205,27 @@ def backward_keys(
         near_high = tl.minimum(queries_here, tl.cdiv(begin + COLUMNS - 1 + reach, ROWS) * ROWS)
         by_keys, by_values, ahead, behind = _over_queries(
             by_keys, by_values, ahead, behind, query, keys, values, upstream, log_mass, agreement, gradient_by_query,
-            gradient_by_key, by_query, by_key, far_query, far_key, places, key_place, is_key, start, queries_here, low,
-            near_low, stream, seed, factor, rate, reach, scale, QUERY_STRIDE, QUERY_COLUMNS, KEY_COLUMNS, HEADS, WIDTH,
-            HAS_QUERY, HAS_KEY, HAS_PLACES, HALF, CAUSAL, DROPS, 0, ROWS, COLUMNS,
+            gradient_by_key, by_query, by_key, far_query, far_key, positions, key_place, is_key, start, queries_here,
+            low, near_low, stream, seed, factor, rate, reach, scale, QUERY_STRIDE, QUERY_COLUMNS, KEY_COLUMNS, HEADS,
+            WIDTH, HAS_QUERY, HAS_KEY, HAS_POSITIONS, HALF, CAUSAL, DROPS, 0, ROWS, COLUMNS,
         )  # fmt: skip
     by_keys, by_values, ahead, behind = _over_queries(
         by_keys, by_values, ahead, behind, query, keys, values, upstream, log_mass, agreement, gradient_by_query,
-        gradient_by_key, by_query, by_key, far_query, far_key, places, key_place, is_key, start, queries_here, near_low,
-        near_high, stream, seed, factor, rate, reach, scale, QUERY_STRIDE, QUERY_COLUMNS, KEY_COLUMNS, HEADS, WIDTH,
-        HAS_QUERY, HAS_KEY, HAS_PLACES, HALF, CAUSAL, DROPS, -1, ROWS, COLUMNS,
+        gradient_by_key, by_query, by_key, far_query, far_key, positions, key_place, is_key, start, queries_here,
+        near_low, near_high, stream, seed, factor, rate, reach, scale, QUERY_STRIDE, QUERY_COLUMNS, KEY_COLUMNS, HEADS,
+        WIDTH, HAS_QUERY, HAS_KEY, HAS_POSITIONS, HALF, CAUSAL, DROPS, -1, ROWS, COLUMNS,
     )  # fmt: skip
     if HALF > 0:
         by_keys, by_values, ahead, behind = _over_queries(
             by_keys, by_values, ahead, behind, query, keys, values, upstream, log_mass, agreement, gradient_by_query,
-            gradient_by_key, by_query, by_key, far_query, far_key, places, key_place, is_key, start, queries_here,
+            gradient_by_key, by_query, by_key, far_query, far_key, positions, key_place, is_key, start, queries_here,
             near_high, queries_here, stream, seed, factor, rate, reach, scale, QUERY_STRIDE, QUERY_COLUMNS, KEY_COLUMNS,
-            HEADS, WIDTH, HAS_QUERY, HAS_KEY, HAS_PLACES, HALF, CAUSAL, DROPS, 1, ROWS, COLUMNS,
+            HEADS, WIDTH, HAS_QUERY, HAS_KEY, HAS_POSITIONS, HALF, CAUSAL, DROPS, 1, ROWS, COLUMNS,
         )  # fmt: skip
     if HAS_KEY:
         tl.debug_barrier()  # what this program has written to its own rows is read again
         columns_here = queries_here
-        if HAS_PLACES:
+        if HAS_POSITIONS:
             columns_here = keys_here
         table += head * WIDTH
         by_keys = add_by_offset(

@@ -26,7 +26,7 @@ def _over_far_keys(
     far_query,
     far_key,
     local,
-    place,
+    position,
     is_query,
     keys_here,
     low,
@@ -58,12 +58,12 @@ def _over_far_keys(
         value_where = key_place[:, None] * VALUE_STRIDE + width[None, :]
         values = tl.load(value + value_where, mask=is_key[:, None], other=0.0)
         bias = position_bias(
-            far_query, far_key, far_query, far_key, local, key_place, place, key_place, is_query, is_key, 0, 0, 0, 0,
+            far_query, far_key, far_query, far_key, local, key_place, position, key_place, is_query, is_key, 0, 0, 0, 0,
             HEADS, HAS_QUERY, HAS_KEY, SIDE, ROWS, COLUMNS,
         )  # fmt: skip
         _, by_score = score_gradient(
-            queries, keys, values, pulled, bias, log_mass, agreement, place, local, key_place, is_query, is_key, seed,
-            stream, factor, rate, CAUSAL, DROPS,
+            queries, keys, values, pulled, bias, log_mass, agreement, position, local, key_place, is_query, is_key,
+            seed, stream, factor, rate, CAUSAL, DROPS,
         )  # fmt: skip
         by_score = by_score * scale
         total += tl.dot(by_score.to(keys.dtype), keys, input_precision="ieee")
@@ -85,7 +85,7 @@ def backward_queries(
     gradient_by_key,
     far_query,
     far_key,
-    places,
+    positions,
     first,
     length,
     key_first,
@@ -108,7 +108,7 @@ def backward_queries(
     WIDTH: tl.constexpr,
     HAS_QUERY: tl.constexpr,
     HAS_KEY: tl.constexpr,
-    HAS_PLACES: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
     HALF: tl.constexpr,
     CAUSAL: tl.constexpr,
     DROPS: tl.constexpr,
@@ -131,15 +131,15 @@ def backward_queries(
     width = tl.arange(0, WIDTH)
     local = begin + tl.arange(0, ROWS)
     is_query = local < queries_here
-    place = local
-    if HAS_PLACES:
-        place = tl.load(places + row + local, mask=is_query, other=0).to(tl.int32)
+    position = local
+    if HAS_POSITIONS:
+        position = tl.load(positions + row + local, mask=is_query, other=0).to(tl.int32)
     start = band_start(begin, HALF)
     total = tl.zeros([ROWS, WIDTH], tl.float32)
     ahead = tl.zeros([ROWS], tl.float32)
     behind = tl.zeros([ROWS], tl.float32)
     end = keys_here
-    if CAUSAL and not HAS_PLACES:
+    if CAUSAL and not HAS_POSITIONS:
         end = tl.minimum(keys_here, begin + ROWS)
     near_low, near_high = 0, end
     if HALF > 0:
@@ -156,16 +156,16 @@ def backward_queries(
                 source = local[:, None] * (HEADS * QUERY_COLUMNS) + (key_place - start)[None, :]
                 by_score = tl.load(gradient_by_query + source, mask=is_query[:, None], other=0.0)
             else:
-                columns = (place - band_start(key_begin, HALF))[None, :]
+                columns = (position - band_start(key_begin, HALF))[None, :]
                 source = key_place[:, None] * (HEADS * KEY_COLUMNS) + columns
                 by_score = tl.trans(tl.load(gradient_by_key + source, mask=is_key[:, None], other=0.0))
             is_seen = is_query[:, None] & is_key[None, :]
             if CAUSAL:
-                is_seen = is_seen & (place[:, None] >= key_place[None, :])
+                is_seen = is_seen & (position[:, None] >= key_place[None, :])
             by_score = tl.where(is_seen, by_score, 0.0)
             total += tl.dot(by_score.to(keys.dtype), keys, input_precision="ieee")
             if HALF > 0:
-                offset = place[:, None] - key_place[None, :]
+                offset = position[:, None] - key_place[None, :]
                 ahead += tl.sum(tl.where(offset <= -reach, by_score, 0.0).to(tl.float32), 1)
                 behind += tl.sum(tl.where(offset >= reach, by_score, 0.0).to(tl.float32), 1)
     if HALF > 0 or not (HAS_QUERY or HAS_KEY):
@@ -187,23 +187,23 @@ def backward_queries(
             if HAS_KEY:
                 far_key += (key_row * HEADS + head) * 2
             total, behind = _over_far_keys(
-                total, behind, queries, key, value, pulled, log_mass, agreement, far_query, far_key, local, place,
+                total, behind, queries, key, value, pulled, log_mass, agreement, far_query, far_key, local, position,
                 is_query, keys_here, 0, near_low, stream, seed, factor, rate, scale, KEY_STRIDE, VALUE_STRIDE, HEADS,
                 WIDTH, HAS_QUERY, HAS_KEY, CAUSAL, DROPS, 1, ROWS, COLUMNS,
             )  # fmt: skip
             near_low = near_high
         total, ahead = _over_far_keys(
-            total, ahead, queries, key, value, pulled, log_mass, agreement, far_query, far_key, local, place, is_query,
-            keys_here, near_low, end, stream, seed, factor, rate, scale, KEY_STRIDE, VALUE_STRIDE, HEADS, WIDTH,
-            HAS_QUERY, HAS_KEY, CAUSAL, DROPS, 0, ROWS, COLUMNS,
+            total, ahead, queries, key, value, pulled, log_mass, agreement, far_query, far_key, local, position,
+            is_query, keys_here, near_low, end, stream, seed, factor, rate, scale, KEY_STRIDE, VALUE_STRIDE, HEADS,
+            WIDTH, HAS_QUERY, HAS_KEY, CAUSAL, DROPS, 0, ROWS, COLUMNS,
         )  # fmt: skip
     if HAS_QUERY:
         low_place, high_place = begin, begin + ROWS - 1
-        if HAS_PLACES:
+        if HAS_POSITIONS:
             low_place, high_place = begin * 0, keys_here - 1
         table += head * WIDTH
         total = add_by_offset(
-            total, gradient_by_query, table, least_offset, offsets, local, place, is_query, low_place, high_place,
+            total, gradient_by_query, table, least_offset, offsets, local, position, is_query, low_place, high_place,
             keys_here, start, reach, QUERY_COLUMNS, TABLE_STRIDE, HEADS, WIDTH, 1, CAUSAL, HALF, CHUNK,
         )  # fmt: skip
         if HALF > 0:

@@ -7,11 +7,11 @@ from bertsmith.ops.kernel_dropout import is_kept
 
 
 @triton.jit
-def band_start(place, HALF: tl.constexpr):
+def band_start(position, HALF: tl.constexpr):
     """The first column a buffer holds for rows of this block of 64 places (plan.EDGE); HALF is 0 where it holds all."""
     if HALF == 0:
         return 0
-    return tl.multiple_of(tl.maximum(place // 64 * 64 - HALF, 0), 64)
+    return tl.multiple_of(tl.maximum(position // 64 * 64 - HALF, 0), 64)
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def offset_range(low_place, high_place, first_column, last_column, reach, DIRECT
 
 
 @triton.jit
-def offsets_and_columns(place, least, greatest, done, DIRECTION: tl.constexpr, CHUNK: tl.constexpr):
+def offsets_and_columns(position, least, greatest, done, DIRECTION: tl.constexpr, CHUNK: tl.constexpr):
     """The next offsets of a range after those that are done, (CHUNK,), and the column each row has there.
 
     They come in the order in which columns rise, and columns are written as a start and a step: so the compiler sees
@@ -87,7 +87,7 @@ def offsets_and_columns(place, least, greatest, done, DIRECTION: tl.constexpr, C
     else:
         begin = least + done
         offset = begin + step
-    return offset, (place - DIRECTION * begin)[:, None] + step[None, :]
+    return offset, (position - DIRECTION * begin)[:, None] + step[None, :]
 
 
 @triton.jit
@@ -122,7 +122,7 @@ def add_by_offset(
     least_offset,
     offsets,
     index,
-    place,
+    position,
     is_row,
     low_place,
     high_place,
@@ -148,7 +148,7 @@ def add_by_offset(
         last = tl.minimum(last, start + BUFFER_COLUMNS - 1)
     least, greatest = offset_range(low_place, high_place, start, last, reach, DIRECTION, HALF)
     for done in range(0, greatest - least + 1, CHUNK):
-        offset, column = offsets_and_columns(place, least, greatest, done, DIRECTION, CHUNK)
+        offset, column = offsets_and_columns(position, least, greatest, done, DIRECTION, CHUNK)
         is_pair = near_mask(column, is_row, offset, length, reach, CAUSAL, HALF)
         where = index[:, None] * (HEADS * BUFFER_COLUMNS) + (column - start)
         by_score = tl.load(buffer + where, mask=is_pair, other=0.0)
@@ -183,7 +183,7 @@ def score_gradient(
     bias,
     log_mass,
     agreement,
-    place,
+    position,
     local,
     key_place,
     is_query,
@@ -199,7 +199,7 @@ def score_gradient(
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * factor + bias
     is_seen = is_query[:, None] & is_key[None, :]
     if CAUSAL:
-        is_seen = is_seen & (place[:, None] >= key_place[None, :])
+        is_seen = is_seen & (position[:, None] >= key_place[None, :])
     shares = tl.exp2(tl.where(is_seen, scores - log_mass[:, None], float("-inf")))
     by_share = tl.dot(upstream, tl.trans(values), input_precision="ieee")
     kept_shares = shares

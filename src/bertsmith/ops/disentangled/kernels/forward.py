@@ -24,7 +24,7 @@ def _attend(
     far_query,
     far_key,
     local,
-    place,
+    position,
     is_query,
     query_start,
     keys_here,
@@ -59,12 +59,12 @@ def _attend(
         keys = tl.load(key + where, mask=is_key[:, None], other=0.0)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * factor
         scores += position_bias(
-            by_query, by_key, far_query, far_key, local, key_place, place, key_place, is_query, is_key, query_start,
+            by_query, by_key, far_query, far_key, local, key_place, position, key_place, is_query, is_key, query_start,
             band_start(begin, HALF), QUERY_COLUMNS, KEY_COLUMNS, HEADS, HAS_QUERY, HAS_KEY, SIDE, ROWS, COLUMNS,
         )  # fmt: skip
         is_seen = is_query[:, None] & is_key[None, :]
         if CAUSAL:
-            is_seen = is_seen & (place[:, None] >= key_place[None, :])
+            is_seen = is_seen & (position[:, None] >= key_place[None, :])
         scores = tl.where(is_seen, scores, float("-inf"))
         new_level = tl.maximum(level, tl.max(scores, 1))
         # rows that have seen nothing yet: −inf − −inf would be NaN
@@ -92,7 +92,7 @@ def _forward(
     by_key,
     far_query,
     far_key,
-    places,
+    positions,
     first,
     length,
     key_first,
@@ -110,7 +110,7 @@ def _forward(
     WIDTH: tl.constexpr,
     HAS_QUERY: tl.constexpr,
     HAS_KEY: tl.constexpr,
-    HAS_PLACES: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
     HALF: tl.constexpr,
     CAUSAL: tl.constexpr,
     DROPS: tl.constexpr,
@@ -138,9 +138,9 @@ def _forward(
     local = begin + tl.arange(0, ROWS)
     is_query = local < queries_here
     width = tl.arange(0, WIDTH)
-    place = local
-    if HAS_PLACES:
-        place = tl.load(places + row + local, mask=is_query, other=0).to(tl.int32)
+    position = local
+    if HAS_POSITIONS:
+        position = tl.load(positions + row + local, mask=is_query, other=0).to(tl.int32)
     query += row * QUERY_STRIDE + head * WIDTH
     tile = tl.load(query + local[:, None] * QUERY_STRIDE + width[None, :], mask=is_query[:, None], other=0.0)
     seed = 0
@@ -152,27 +152,27 @@ def _forward(
     total = tl.zeros([ROWS, WIDTH], tl.float32)
     start = band_start(begin, HALF)
     end = keys_here
-    if CAUSAL and not HAS_PLACES:
+    if CAUSAL and not HAS_POSITIONS:
         end = tl.minimum(keys_here, begin + ROWS)
     near_low, near_high = 0, end
     if HALF > 0:
         near_low = tl.cdiv(tl.maximum(begin - reach - COLUMNS + 2, 0), COLUMNS) * COLUMNS
         near_high = tl.minimum(end, tl.cdiv(begin + ROWS - 1 + reach, COLUMNS) * COLUMNS)
         total, level, mass = _attend(
-            total, level, mass, tile, key, value, by_query, by_key, far_query, far_key, local, place, is_query, start,
-            keys_here, 0, near_low, stream, seed, factor, rate, KEY_STRIDE, VALUE_STRIDE, QUERY_COLUMNS, KEY_COLUMNS,
-            HEADS, WIDTH, HAS_QUERY, HAS_KEY, HALF, CAUSAL, DROPS, 1, ROWS, COLUMNS,
+            total, level, mass, tile, key, value, by_query, by_key, far_query, far_key, local, position, is_query,
+            start, keys_here, 0, near_low, stream, seed, factor, rate, KEY_STRIDE, VALUE_STRIDE, QUERY_COLUMNS,
+            KEY_COLUMNS, HEADS, WIDTH, HAS_QUERY, HAS_KEY, HALF, CAUSAL, DROPS, 1, ROWS, COLUMNS,
         )  # fmt: skip
     total, level, mass = _attend(
-        total, level, mass, tile, key, value, by_query, by_key, far_query, far_key, local, place, is_query, start,
+        total, level, mass, tile, key, value, by_query, by_key, far_query, far_key, local, position, is_query, start,
         keys_here, near_low, near_high, stream, seed, factor, rate, KEY_STRIDE, VALUE_STRIDE, QUERY_COLUMNS,
         KEY_COLUMNS, HEADS, WIDTH, HAS_QUERY, HAS_KEY, HALF, CAUSAL, DROPS, -1, ROWS, COLUMNS,
     )  # fmt: skip
     if HALF > 0:
         total, level, mass = _attend(
-            total, level, mass, tile, key, value, by_query, by_key, far_query, far_key, local, place, is_query, start,
-            keys_here, near_high, end, stream, seed, factor, rate, KEY_STRIDE, VALUE_STRIDE, QUERY_COLUMNS, KEY_COLUMNS,
-            HEADS, WIDTH, HAS_QUERY, HAS_KEY, HALF, CAUSAL, DROPS, 0, ROWS, COLUMNS,
+            total, level, mass, tile, key, value, by_query, by_key, far_query, far_key, local, position, is_query,
+            start, keys_here, near_high, end, stream, seed, factor, rate, KEY_STRIDE, VALUE_STRIDE, QUERY_COLUMNS,
+            KEY_COLUMNS, HEADS, WIDTH, HAS_QUERY, HAS_KEY, HALF, CAUSAL, DROPS, 0, ROWS, COLUMNS,
         )  # fmt: skip
     has_seen = mass > 0
     kept = 1.0
@@ -197,7 +197,7 @@ def forward(launch: Launch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     log_mass = launch.query.new_empty(rows, heads, dtype=torch.float32)
     tile = forward_tile(launch.query)
     bias = launch.position_scores()
-    _forward[triton.cdiv(launch.longest, tile.rows), heads, len(launch.first)](
+    _forward[triton.cdiv(launch.max_length, tile.rows), heads, len(launch.first)](
         launch.query,
         launch.key,
         launch.value,

@@ -33,10 +33,10 @@ class Launch:
     length: Tensor
     key_first: Tensor
     key_length: Tensor
-    places: Tensor | None
+    positions: Tensor | None
     seed: Tensor | None
-    longest: int
-    key_longest: int
+    max_length: int
+    max_key_length: int
     scale: float
     dropout: float
     is_causal: bool
@@ -59,19 +59,28 @@ class Launch:
     @cached_property
     def buffers(self) -> tuple[Buffer, Buffer]:
         """What is held by query and by key."""
-        return buffers(self.longest, self.key_longest, self.reach, has_places=self.places is not None)
+        return buffers(self.max_length, self.max_key_length, self.reach, has_positions=self.positions is not None)
 
     @cached_property
     def query_side(self) -> Side:
         return Side(
-            self.query, self.first, self.length, self.key_length, self.longest, self.key_longest, 1, self.places
+            self.query,
+            self.first,
+            self.length,
+            self.key_length,
+            self.max_length,
+            self.max_key_length,
+            1,
+            self.positions,
         )
 
     @cached_property
     def key_side(self) -> Side:
         # places of queries are places among the keys
-        columns, longest = (self.length, self.longest) if self.places is None else (self.key_length, self.key_longest)
-        return Side(self.key, self.key_first, self.key_length, columns, self.key_longest, longest, -1)
+        columns, max_length = (
+            (self.length, self.max_length) if self.positions is None else (self.key_length, self.max_key_length)
+        )
+        return Side(self.key, self.key_first, self.key_length, columns, self.max_key_length, max_length, -1)
 
     @cached_property
     def keys_by_offset(self) -> Expanded | None:
@@ -87,8 +96,8 @@ class Launch:
         if table is None:
             return None
         assert self.slots is not None
-        queries = self.longest if self.places is None else self.key_longest
-        least, greatest = 1 - self.key_longest, queries - 1
+        queries = self.max_length if self.positions is None else self.max_key_length
+        least, greatest = 1 - self.max_key_length, queries - 1
         if self.constants["HALF"]:
             edge = self.buffers[0].half + 2 * EDGE
             least, greatest = max(least, -edge), min(greatest, edge)
@@ -118,7 +127,7 @@ class Launch:
 
     @property
     def where(self) -> tuple[Tensor | None, ...]:
-        return self.places, self.first, self.length, self.key_first, self.key_length, self.seed
+        return self.positions, self.first, self.length, self.key_first, self.key_length, self.seed
 
     @property
     def numbers(self) -> tuple[float, float, int]:
@@ -140,7 +149,7 @@ class Launch:
             "WIDTH": self.query.shape[2],
             "HAS_QUERY": has_query,
             "HAS_KEY": has_key,
-            "HAS_PLACES": self.places is not None,
+            "HAS_PLACES": self.positions is not None,
             "HALF": self.buffers[0].half if has_query or has_key else 0,
             "CAUSAL": self.is_causal,
             "DROPS": self.dropout > 0,

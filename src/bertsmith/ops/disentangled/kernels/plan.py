@@ -23,12 +23,12 @@ class Side:
     first: Tensor
     length: Tensor
     column_length: Tensor
-    longest: int
+    max_length: int
     columns: int
     """The most columns a sequence has."""
     direction: int
     """1 for queries, −1 for keys: offsets are query − key."""
-    places: Tensor | None = None
+    positions: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ KEPT_COLUMNS = 512
 about what the rest of a layer keeps."""
 
 
-def buffers(longest: int, key_longest: int, reach: int, *, has_places: bool) -> tuple[Buffer, Buffer]:
+def buffers(max_length: int, max_key_length: int, reach: int, *, has_positions: bool) -> tuple[Buffer, Buffer]:
     """What is held by query and by key.
 
     Bands follow a diagonal, which queries at places of their own and keys of another length do not have.
     """
-    is_dense = has_places or longest != key_longest
-    by_query = Buffer.of(key_longest, reach, is_dense=is_dense)
-    return by_query, Buffer.of(key_longest if has_places else longest, reach, is_dense=is_dense)
+    is_dense = has_positions or max_length != max_key_length
+    by_query = Buffer.of(max_key_length, reach, is_dense=is_dense)
+    return by_query, Buffer.of(max_key_length if has_positions else max_length, reach, is_dense=is_dense)
 
 
 def are_kept(by_query: Buffer, by_key: Buffer) -> bool:

@@ -29,7 +29,7 @@ def _products(
     table,
     least_offset,
     offsets,
-    places,
+    positions,
     first,
     length,
     column_length,
@@ -42,7 +42,7 @@ def _products(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     DIRECTION: tl.constexpr,
-    HAS_PLACES: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -62,9 +62,9 @@ def _products(
     tile = tl.load(states + local[:, None] * STATE_STRIDE + width[None, :], mask=is_row[:, None], other=0.0)
     start = band_start(begin, HALF)
     last = columns_here - 1
-    low, high, place = begin, begin + ROWS - 1, local
-    if HAS_PLACES:
-        place = tl.load(places + row + local, mask=is_row, other=0).to(tl.int32)
+    low, high, position = begin, begin + ROWS - 1, local
+    if HAS_POSITIONS:
+        position = tl.load(positions + row + local, mask=is_row, other=0).to(tl.int32)
         low, high = begin * 0, last
     if HALF > 0:
         last = tl.minimum(last, start + COLUMNS - 1)
@@ -72,7 +72,7 @@ def _products(
     least, greatest = offset_range(low, high, start, last, reach, DIRECTION, 0)
     target = out + local[:, None] * (HEADS * COLUMNS)
     for done in range(0, greatest - least + 1, CHUNK):
-        offset, column = offsets_and_columns(place, least, greatest, done, DIRECTION, CHUNK)
+        offset, column = offsets_and_columns(position, least, greatest, done, DIRECTION, CHUNK)
         rows = table_rows(table, offset, least_offset, offsets, TABLE_STRIDE, WIDTH)
         product = tl.dot(tile, tl.trans(rows), input_precision="ieee") * factor
         is_pair = is_row[:, None] & (column >= start) & (column <= last)
@@ -83,7 +83,7 @@ def _products(
 def _table_partial(
     buffer,
     states,
-    places,
+    positions,
     first,
     length,
     column_length,
@@ -97,7 +97,7 @@ def _table_partial(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     DIRECTION: tl.constexpr,
-    HAS_PLACES: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
     CAUSAL: tl.constexpr,
     HALF: tl.constexpr,
     SEQUENCE_SPLITS: tl.constexpr,
@@ -115,7 +115,7 @@ def _table_partial(
         row = tl.load(first + sequence).to(tl.int64)
         # rows that have a column at one of these offsets
         low_row, high_row = 0, rows_here
-        if not HAS_PLACES:
+        if not HAS_POSITIONS:
             if DIRECTION > 0:
                 low_row = tl.maximum(0, low_offset)
                 high_row = tl.minimum(rows_here, columns_here + high_offset)
@@ -129,11 +129,11 @@ def _table_partial(
             begin = block * ROWS
             local = begin + tl.arange(0, ROWS)
             is_row = local < rows_here
-            place = local
-            if HAS_PLACES:
-                place = tl.load(places + row + local, mask=is_row, other=0).to(tl.int32)
+            position = local
+            if HAS_POSITIONS:
+                position = tl.load(positions + row + local, mask=is_row, other=0).to(tl.int32)
             start = band_start(begin, HALF)
-            offset, column = offsets_and_columns(place, low_offset, high_offset, 0, DIRECTION, CHUNK)
+            offset, column = offsets_and_columns(position, low_offset, high_offset, 0, DIRECTION, CHUNK)
             is_pair = near_mask(column, is_row, offset, columns_here, reach, CAUSAL, HALF)
             of_pairs = buffer + (row * HEADS + head) * COLUMNS
             where = local[:, None] * (HEADS * COLUMNS) + (column - start)
@@ -212,12 +212,12 @@ def products(side: Side, table: Expanded, buffer: Buffer, factor: float) -> Tens
     rows, heads, width = side.states.shape
     out = side.states.new_empty(rows, heads, buffer.columns)
     tile = products_tile(side.states)
-    _products[triton.cdiv(side.longest, tile.rows), heads, len(side.first)](
+    _products[triton.cdiv(side.max_length, tile.rows), heads, len(side.first)](
         side.states,
         table.rows,
         table.least,
         len(table.rows),
-        side.places,
+        side.positions,
         side.first,
         side.length,
         side.column_length,
@@ -230,7 +230,7 @@ def products(side: Side, table: Expanded, buffer: Buffer, factor: float) -> Tens
         HEADS=heads,
         WIDTH=width,
         DIRECTION=side.direction,
-        HAS_PLACES=side.places is not None,
+        HAS_POSITIONS=side.positions is not None,
         HALF=buffer.half,
         ROWS=tile.rows,
         CHUNK=tile.columns,
@@ -250,10 +250,10 @@ def table_gradient(
     _, heads, width = side.states.shape
     batch, reach, device = len(side.first), slots.shape[0] // 2, slots.device
     tile = positions_tile(side.states)
-    blocks = triton.cdiv(side.longest, tile.rows)
+    blocks = triton.cdiv(side.max_length, tile.rows)
     # offsets query − key from the least to the greatest that a pair can have
-    queries, keys = (side.longest, side.columns) if side.direction > 0 else (side.columns, side.longest)
-    if side.places is not None:
+    queries, keys = (side.max_length, side.columns) if side.direction > 0 else (side.columns, side.max_length)
+    if side.positions is not None:
         queries = keys
     least, greatest = 1 - keys, queries - 1
     if buffer.half:
@@ -268,7 +268,7 @@ def table_gradient(
     _table_partial[chunks, heads, splits](
         by_score,
         side.states,
-        side.places,
+        side.positions,
         side.first,
         side.length,
         side.column_length,
@@ -282,7 +282,7 @@ def table_gradient(
         HEADS=heads,
         WIDTH=width,
         DIRECTION=side.direction,
-        HAS_PLACES=side.places is not None,
+        HAS_POSITIONS=side.positions is not None,
         CAUSAL=is_causal,
         HALF=buffer.half,
         SEQUENCE_SPLITS=sequence_splits,

@@ -68,8 +68,8 @@ def _chunk_sums(
     if chunk * CHUNK >= count:
         return
     slot = slot_of(first, sequence, chunk, CHUNK) * heads + head
-    place = tl.arange(0, CHUNK)
-    row = chunk * CHUNK + place
+    position = tl.arange(0, CHUNK)
+    row = chunk * CHUNK + position
     is_row = row < count
     row += tl.load(first + sequence)
     feature = block * FEATURES + tl.arange(0, FEATURES)
@@ -82,11 +82,11 @@ def _chunk_sums(
         entering = NONE + tl.zeros([128], tl.float32)
         for start in range(0, chunk, 128):
             earlier = start + tl.arange(0, 128)
-            places = slot_of(first, sequence, earlier, CHUNK) * heads + head
-            entering = tl.maximum(entering, tl.load(largest + places, mask=earlier < chunk, other=NONE))
+            positions = slot_of(first, sequence, earlier, CHUNK) * heads + head
+            entering = tl.maximum(entering, tl.load(largest + positions, mask=earlier < chunk, other=NONE))
         before = tl.max(entering, 0)
         mine = tl.load(own + at, mask=is_row, other=NONE)
-        so_far = tl.max(tl.where(place[None, :] <= place[:, None], mine[None, :], NONE), 1)
+        so_far = tl.max(tl.where(position[None, :] <= position[:, None], mine[None, :], NONE), 1)
         levels = tl.maximum(so_far, before)
         if block == 0:
             tl.store(level + at, levels, mask=is_row)
@@ -114,9 +114,9 @@ def _chunk_sums(
         mean = product(made.to(v.dtype), v) + epsilon * tl.sum(v.to(tl.float32), 0)[None, :]
         mean = mean / tl.where(size_all > 0.0, size_all, 1.0)[:, None]
     mean = tl.where((feature < features)[:, None], mean, 0.0)
-    place = slot * PADDED + feature
-    tl.store(means + place[:, None] * WIDTH + column[None, :], mean.to(means.dtype.element_ty))
-    tl.store(sizes + place, size_all)
+    position = slot * PADDED + feature
+    tl.store(means + position[:, None] * WIDTH + column[None, :], mean.to(means.dtype.element_ty))
+    tl.store(sizes + position, size_all)
 
 
 @triton.jit
@@ -134,10 +134,10 @@ def _carry(
     mean = tl.zeros([FEATURES, WIDTH], tl.float32)
     for chunk in range(0, tl.cdiv(count, CHUNK)):  # noqa: PIE808
         at = (slot_of(first, sequence, chunk, CHUNK) * heads + head) * PADDED + feature
-        places = at[:, None] * WIDTH + column[None, :]
-        new = tl.load(means + places).to(tl.float32)
+        positions = at[:, None] * WIDTH + column[None, :]
+        new = tl.load(means + positions).to(tl.float32)
         new_size = tl.load(sizes + at)
-        tl.store(before + places, mean.to(before.dtype.element_ty))
+        tl.store(before + positions, mean.to(before.dtype.element_ty))
         tl.store(before_size + at, size)
         if IS_EXPONENTIAL:
             larger = tl.maximum(size, new_size)
@@ -177,7 +177,7 @@ def chunk_states(
     asked: Tile | None = None,
 ) -> ChunkStates:
     """Sum up the keys and values before each chunk."""
-    first, length, longest = sequences.first, sequences.length, sequences.longest
+    first, length, max_length = sequences.first, sequences.length, sequences.max_length
     (tokens, heads, width), batch = key.shape, first.shape[0]
     slots = tokens // chunk + batch
     tile = fitting(asked or chunk_tile(key, chunk), padded)
@@ -185,8 +185,8 @@ def chunk_states(
     sizes, before_size, after_size = (key.new_empty(slots, heads, padded, dtype=torch.float32) for _ in range(3))
     own, level = (key.new_zeros(tokens, heads, dtype=torch.float32) for _ in range(2))
     largest, level_before = (key.new_zeros(slots, heads, dtype=torch.float32) for _ in range(2))
-    chunks = triton.cdiv(longest, chunk)
-    if tokens * heads * longest:
+    chunks = triton.cdiv(max_length, chunk)
+    if tokens * heads * max_length:
         blocks, norm = padded // tile.columns, curve.in_exponents(width)
         if curve.is_exponential:
             _levels[(chunks, heads, batch)](
@@ -221,8 +221,8 @@ def _read(
     if chunk * CHUNK >= count:
         return
     slot = slot_of(first, sequence, chunk, CHUNK) * heads + head
-    place = tl.arange(0, CHUNK)
-    row = chunk * CHUNK + place
+    position = tl.arange(0, CHUNK)
+    row = chunk * CHUNK + position
     is_row = row < count
     row += tl.load(first + sequence)
     column = tl.arange(0, WIDTH)
@@ -282,7 +282,7 @@ def _read(
         state_sum += tl.sum(taken, 1)
         reached += tl.sum(relative[:, None] * means.to(tl.float32), 0)
         ones += tl.sum(relative, 0)
-    is_past = (place[None, :] <= place[:, None]) & is_row[None, :]
+    is_past = (position[None, :] <= position[:, None]) & is_row[None, :]
     if IS_EXPONENTIAL:
         own_factor = tl.exp2(tl.where(is_past, mine[None, :] - levels[:, None], NONE))
         level_factor = tl.exp2(tl.where(is_past, levels[None, :] - levels[:, None], NONE))
@@ -321,14 +321,14 @@ def read(
 
     Shape: query, mixed (tokens, heads, head_width), by_row, query_level (tokens, heads).
     """
-    first, length, longest = sequences.first, sequences.length, sequences.longest
+    first, length, max_length = sequences.first, sequences.length, sequences.max_length
     mean, size, _, own, level, level_before = states
     (tokens, heads, width), padded = query.shape, mean.shape[2]
     mixed = sequences.empty(query, tokens, heads, width)
     by_row, query_level = (sequences.empty(query, tokens, heads, dtype=torch.float32) for _ in range(2))
     tile = fitting(asked or chunk_tile(query, chunk), padded)
-    if tokens * heads * longest:
-        _read[(triton.cdiv(longest, chunk), heads, first.shape[0])](
+    if tokens * heads * max_length:
+        _read[(triton.cdiv(max_length, chunk), heads, first.shape[0])](
             query, key, value, matrix, first, length, mean, size, own, level, level_before, mixed, by_row, query_level,
             query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
             heads, matrix.shape[0], curve.in_exponents(width), curve.epsilon,

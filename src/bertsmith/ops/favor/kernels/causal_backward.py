@@ -55,8 +55,8 @@ def _chunk_sums(
     normaliser = tl.load(by_row + at, mask=is_row, other=-NONE)
     levels = tl.load(query_level + at, mask=is_row, other=0.0)
     delta = tl.load(by_total + at, mask=is_row, other=0.0)
-    place = slot * PADDED + feature
-    sizes = tl.load(size + place)
+    position = slot * PADDED + feature
+    sizes = tl.load(size + position)
     u = product(matrix_of(matrix, feature, features, WIDTH), tl.trans(q))
     if IS_EXPONENTIAL:
         before = tl.load(level_before + slot)
@@ -73,8 +73,8 @@ def _chunk_sums(
     gathered_along = tl.sum(made * delta[None, :], 1) + relative * tl.sum(share * delta, 0)
     # divided here and multiplied in the carry: the first chunk's are those of the least keys
     scale = share_of(chunk, CHUNK)
-    tl.store(sums + place[:, None] * WIDTH + column[None, :], (gathered / scale).to(sums.dtype.element_ty))
-    tl.store(along + place, gathered_along / scale)
+    tl.store(sums + position[:, None] * WIDTH + column[None, :], (gathered / scale).to(sums.dtype.element_ty))
+    tl.store(along + position, gathered_along / scale)
 
 
 @triton.jit
@@ -92,13 +92,13 @@ def _carry(
     for step in range(chunks):
         chunk = chunks - 1 - step
         at = (slot_of(first, sequence, chunk, CHUNK) * heads + head) * PADDED + feature
-        places = at[:, None] * WIDTH + column[None, :]
-        new = tl.load(sums + places).to(tl.float32)
+        positions = at[:, None] * WIDTH + column[None, :]
+        new = tl.load(sums + positions).to(tl.float32)
         new_along = tl.load(along + at)
         before = tl.load(before_size + at)
         after = tl.load(after_size + at)
         scale = share_of(chunk, CHUNK)
-        tl.store(later + places, (total / scale).to(later.dtype.element_ty))
+        tl.store(later + positions, (total / scale).to(later.dtype.element_ty))
         tl.store(later_along + at, total_along / scale)
         factor = tl.exp2(before - after) if IS_EXPONENTIAL else before / tl.where(after > 0.0, after, 1.0)
         total = total * factor[:, None] + new * scale
@@ -122,15 +122,15 @@ def sums_after(
 
     Shape: (slots, heads, padded, head_width), and (slots, heads, padded).
     """
-    first, length, longest = sequences.first, sequences.length, sequences.longest
+    first, length, max_length = sequences.first, sequences.length, sequences.max_length
     size, size_after, level_before = states.size, states.size_after, states.level_before
     (tokens, heads, width), (slots, _, padded) = query.shape, size.shape
     tile = fitting(asked or chunk_tile(query, chunk), padded)
     sums, later = (query.new_empty(slots, heads, padded, width) for _ in range(2))
     along, later_along = (query.new_empty(slots, heads, padded, dtype=torch.float32) for _ in range(2))
     batch, blocks = first.shape[0], padded // tile.columns
-    if tokens * heads * longest:
-        _chunk_sums[(triton.cdiv(longest, chunk) * blocks, heads, batch)](
+    if tokens * heads * max_length:
+        _chunk_sums[(triton.cdiv(max_length, chunk) * blocks, heads, batch)](
             query, upstream, matrix, first, length, size, level_before, by_row, query_level, by_total, sums, along,
             query.stride(0), query.stride(1), upstream.stride(0), upstream.stride(1),
             heads, blocks, matrix.shape[0], curve.epsilon,
@@ -159,8 +159,8 @@ def _query_gradient(
     if chunk * CHUNK >= count:
         return
     slot = slot_of(first, sequence, chunk, CHUNK) * heads + head
-    place = tl.arange(0, CHUNK)
-    row = chunk * CHUNK + place
+    position = tl.arange(0, CHUNK)
+    row = chunk * CHUNK + position
     is_row = row < count
     row += tl.load(first + sequence)
     column = tl.arange(0, WIDTH)
@@ -176,7 +176,7 @@ def _query_gradient(
     levels = tl.load(level + at, mask=is_row, other=0.0)
     normaliser = tl.load(by_row + at, mask=is_row, other=-NONE)
     top = tl.load(query_level + at, mask=is_row, other=0.0)
-    is_past = (place[None, :] <= place[:, None]) & is_row[None, :]
+    is_past = (position[None, :] <= position[:, None]) & is_row[None, :]
     by_pair = product(given, tl.trans(v)) - along[:, None]
     relative = top - normaliser
     exponent = tl.where(is_past, levels[None, :] + relative[:, None], NONE)
@@ -212,8 +212,8 @@ def _query_gradient(
         by_norm += tl.sum(by_u, 1)
         gradient += product(narrowed(by_u, weights), weights)
     gradient += norm_slope * by_norm[:, None] * q.to(tl.float32)
-    places = at[:, None] * WIDTH + column[None, :]
-    tl.store(by_query + places, gradient.to(by_query.dtype.element_ty), mask=is_row[:, None])
+    positions = at[:, None] * WIDTH + column[None, :]
+    tl.store(by_query + positions, gradient.to(by_query.dtype.element_ty), mask=is_row[:, None])
 
 
 @triton.jit
@@ -230,8 +230,8 @@ def _key_gradient(
     if chunk * CHUNK >= count:
         return
     slot = slot_of(first, sequence, chunk, CHUNK) * heads + head
-    place = tl.arange(0, CHUNK)
-    row = chunk * CHUNK + place
+    position = tl.arange(0, CHUNK)
+    row = chunk * CHUNK + position
     is_row = row < count
     row += tl.load(first + sequence)
     column = tl.arange(0, WIDTH)
@@ -246,7 +246,7 @@ def _key_gradient(
     top = tl.load(query_level + at, mask=is_row, other=0.0)
     along = tl.load(by_total + at, mask=is_row, other=0.0)
     # keys are rows here and queries columns
-    is_later = (place[None, :] >= place[:, None]) & is_row[:, None]
+    is_later = (position[None, :] >= position[:, None]) & is_row[:, None]
     relative = (top - normaliser)[None, :]
     own_factor = tl.exp2(tl.minimum(tl.where(is_later, mine[:, None] + relative, NONE), 100.0))
     by_pair = (product(v, tl.trans(given)) - along[None, :]) * own_factor
@@ -308,9 +308,9 @@ def _key_gradient(
     pairs = (pairs + epsilon * key_sum[:, None]) * own_factor + epsilon * query_sum[None, :] * level_factor
     by_value += product(pairs.to(given.dtype), given)
     by_value += tl.exp2(levels - end)[:, None] * rest[None, :]
-    places = at[:, None] * WIDTH + column[None, :]
-    tl.store(by_key_out + places, gradient.to(by_key_out.dtype.element_ty), mask=is_row[:, None])
-    tl.store(by_value_out + places, by_value.to(by_value_out.dtype.element_ty), mask=is_row[:, None])
+    positions = at[:, None] * WIDTH + column[None, :]
+    tl.store(by_key_out + positions, gradient.to(by_key_out.dtype.element_ty), mask=is_row[:, None])
+    tl.store(by_value_out + positions, by_value.to(by_value_out.dtype.element_ty), mask=is_row[:, None])
 
 
 def query_gradient(
@@ -329,14 +329,14 @@ def query_gradient(
     asked: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the queries, and the product of each row of the output with its own gradient: (tokens, heads)."""
-    first, length, longest = sequences.first, sequences.length, sequences.longest
+    first, length, max_length = sequences.first, sequences.length, sequences.max_length
     mean, size, _, own, level, _ = states
     (tokens, heads, width), padded = query.shape, mean.shape[2]
     by_query = sequences.empty(query, tokens, heads, width)
     by_total = sequences.empty(query, tokens, heads, dtype=torch.float32)
     tile = fitting(asked or chunk_tile(query, chunk), padded)
-    if tokens * heads * longest:
-        _query_gradient[(triton.cdiv(longest, chunk), heads, first.shape[0])](
+    if tokens * heads * max_length:
+        _query_gradient[(triton.cdiv(max_length, chunk), heads, first.shape[0])](
             query, key, value, upstream, mixed, matrix, first, length, mean, size, own, level, by_row, query_level,
             by_query, by_total,
             query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
@@ -367,13 +367,13 @@ def key_gradient(
     asked: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of keys and values, (tokens, heads, head_width)."""
-    first, length, longest = sequences.first, sequences.length, sequences.longest
+    first, length, max_length = sequences.first, sequences.length, sequences.max_length
     size_after, own, level = states.size_after, states.own, states.level
     (tokens, heads, width), padded = key.shape, size_after.shape[2]
     by_key, by_value = (sequences.empty(key, tokens, heads, width) for _ in range(2))
     tile = fitting(asked or chunk_tile(key, chunk), padded)
-    if tokens * heads * longest:
-        _key_gradient[(triton.cdiv(longest, chunk), heads, first.shape[0])](
+    if tokens * heads * max_length:
+        _key_gradient[(triton.cdiv(max_length, chunk), heads, first.shape[0])](
             query, key, value, upstream, matrix, first, length, size_after, later, later_along,
             own, level, by_row, query_level, by_total, by_key, by_value,
             query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),

@@ -49,8 +49,8 @@ def fitting(tile: Tile, padded: int) -> Tile:
 def rows_of(states, row, head, row_stride, head_stride, is_row, WIDTH: tl.constexpr):
     """Rows of one head, 0 where there is none: (rows, WIDTH)."""
     column = tl.arange(0, WIDTH)
-    places = row.to(tl.int64)[:, None] * row_stride + head * head_stride + column[None, :]
-    return tl.load(states + places, mask=is_row[:, None], other=0.0)
+    positions = row.to(tl.int64)[:, None] * row_stride + head * head_stride + column[None, :]
+    return tl.load(states + positions, mask=is_row[:, None], other=0.0)
 
 
 @triton.jit
@@ -61,16 +61,16 @@ def rows_again(states, row, head, row_stride, head_stride, is_row, WIDTH: tl.con
     fill it again before the product has read it. The policy keeps the two loads from being made one.
     """
     column = tl.arange(0, WIDTH)
-    places = row.to(tl.int64)[:, None] * row_stride + head * head_stride + column[None, :]
-    return tl.load(states + places, mask=is_row[:, None], other=0.0, eviction_policy="evict_last")
+    positions = row.to(tl.int64)[:, None] * row_stride + head * head_stride + column[None, :]
+    return tl.load(states + positions, mask=is_row[:, None], other=0.0, eviction_policy="evict_last")
 
 
 @triton.jit
 def matrix_of(matrix, feature, features, WIDTH: tl.constexpr):
     """Rows of the random matrix, 0 for features beyond the last: (features, WIDTH)."""
     column = tl.arange(0, WIDTH)
-    places = feature[:, None] * WIDTH + column[None, :]
-    return tl.load(matrix + places, mask=(feature < features)[:, None], other=0.0)
+    positions = feature[:, None] * WIDTH + column[None, :]
+    return tl.load(matrix + positions, mask=(feature < features)[:, None], other=0.0)
 
 
 @triton.jit
@@ -140,7 +140,7 @@ class RowSplits:
         return self.count * self.blocks == 1
 
     @classmethod
-    def of(cls, states: Tensor, sequences: int, longest: int, padded: int, asked: Tile | None) -> "RowSplits":
+    def of(cls, states: Tensor, sequences: int, max_length: int, padded: int, asked: Tile | None) -> "RowSplits":
         """Enough programs to fill the GPU, none with too few rows to pay for its partial sums.
 
         Shape: states (tokens, heads, head_width); sequences counts each head as its own.
@@ -148,7 +148,7 @@ class RowSplits:
         chosen = fitting(asked or tile(_TUNED, _DEFAULT, states.dtype, states.shape[-1]), padded)
         blocks = padded // chosen.columns
         wanted = max(1, _PROGRAMS // max(1, sequences * blocks))
-        count = max(1, min(wanted, longest // _FEWEST_ROWS))
-        rows = -(-max(1, longest) // count)
+        count = max(1, min(wanted, max_length // _FEWEST_ROWS))
+        rows = -(-max(1, max_length) // count)
         rows = -(-rows // chosen.rows) * chosen.rows
-        return cls(-(-max(1, longest) // rows), rows, blocks, chosen)
+        return cls(-(-max(1, max_length) // rows), rows, blocks, chosen)

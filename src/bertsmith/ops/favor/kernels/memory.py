@@ -79,7 +79,7 @@ def _gather(
     PADDED: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     head, split, sequence = tl.program_id(0), tl.program_id(1) % splits, tl.program_id(1) // splits
-    place = (sequence * heads + head).to(tl.int64)
+    position = (sequence * heads + head).to(tl.int64)
     begin = tl.load(first + sequence)
     count = tl.load(length + sequence)
     feature = tl.program_id(2) * FEATURES + tl.arange(0, FEATURES)
@@ -115,13 +115,15 @@ def _gather(
         means, biases, shifts, reached, ones = _finished(
             level, total, sums, values, count, feature, features, epsilon, log_epsilon, IS_EXPONENTIAL
         )
-        tl.store(mean + (place * PADDED + feature)[:, None] * WIDTH + column[None, :], means.to(mean.dtype.element_ty))
-        tl.store(bias + place * PADDED + feature, biases)
-        tl.store(shift + place * PADDED + feature, shifts)
-        tl.store(reach + place * (WIDTH + 1) + column, reached)
-        tl.store(reach + place * (WIDTH + 1) + WIDTH, ones)
+        tl.store(
+            mean + (position * PADDED + feature)[:, None] * WIDTH + column[None, :], means.to(mean.dtype.element_ty)
+        )
+        tl.store(bias + position * PADDED + feature, biases)
+        tl.store(shift + position * PADDED + feature, shifts)
+        tl.store(reach + position * (WIDTH + 1) + column, reached)
+        tl.store(reach + position * (WIDTH + 1) + WIDTH, ones)
     else:
-        part = place * splits + split
+        part = position * splits + split
         at = part * PADDED + feature
         tl.store(partial_sums + at[:, None] * WIDTH + column[None, :], sums)
         tl.store(partial_level + at, level)
@@ -139,20 +141,20 @@ def _join(
     PADDED: tl.constexpr, WIDTH: tl.constexpr, ALL: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     head, sequence = tl.program_id(1), tl.program_id(2)
-    place = (sequence * heads + head).to(tl.int64)
+    position = (sequence * heads + head).to(tl.int64)
     count = tl.load(length + sequence)
     feature = tl.arange(0, ALL)
     is_kept = feature < PADDED
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     level = tl.full([ALL], NONE, tl.float32)
     for split in range(splits):
-        at = (place * splits + split) * PADDED + feature
+        at = (position * splits + split) * PADDED + feature
         level = tl.maximum(level, tl.load(partial_level + at, mask=is_kept, other=NONE))
     total = tl.zeros([ALL], tl.float32)
     sums = tl.zeros([ALL, COLUMNS], tl.float32)
     values = tl.zeros([COLUMNS], tl.float32)
     for split in range(splits):
-        part = place * splits + split
+        part = position * splits + split
         at = part * PADDED + feature
         smaller = tl.exp2(tl.load(partial_level + at, mask=is_kept, other=NONE) - level)
         total += smaller * tl.load(partial_total + at, mask=is_kept, other=0.0)
@@ -162,14 +164,14 @@ def _join(
     means, biases, shifts, reached, ones = _finished(
         level, total, sums, values, count, feature, features, epsilon, log_epsilon, IS_EXPONENTIAL
     )
-    at = place * PADDED + feature
+    at = position * PADDED + feature
     tl.store(mean + at[:, None] * WIDTH + column[None, :], means.to(mean.dtype.element_ty), mask=is_kept[:, None])
-    tl.store(reach + place * (WIDTH + 1) + column, reached)
+    tl.store(reach + position * (WIDTH + 1) + column, reached)
     # all blocks of columns have the same
     if tl.program_id(0) == 0:
         tl.store(bias + at, biases, mask=is_kept)
         tl.store(shift + at, shifts, mask=is_kept)
-        tl.store(reach + place * (WIDTH + 1) + WIDTH, ones)
+        tl.store(reach + position * (WIDTH + 1) + WIDTH, ones)
 
 
 class KeyMemory(NamedTuple):
@@ -198,9 +200,9 @@ def remember(
 
     Shape: key, value (tokens, heads, head_width), matrix (features, head_width).
     """
-    first, length, longest = sequences.first, sequences.length, sequences.longest
+    first, length, max_length = sequences.first, sequences.length, sequences.max_length
     batch, (heads, width) = first.shape[0], key.shape[1:]
-    cut = RowSplits.of(key, batch * heads, longest, padded, asked)
+    cut = RowSplits.of(key, batch * heads, max_length, padded, asked)
     mean = key.new_empty(batch, heads, padded, width)
     bias, shift = (key.new_empty(batch, heads, padded, dtype=torch.float32) for _ in range(2))
     reach = key.new_empty(batch, heads, width + 1, dtype=torch.float32)

@@ -65,13 +65,13 @@ def _gather(
     PADDED: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     head, split, sequence = tl.program_id(0), tl.program_id(1) % splits, tl.program_id(1) // splits
-    place = (sequence * heads + head).to(tl.int64)
+    position = (sequence * heads + head).to(tl.int64)
     begin = tl.load(first + sequence)
     count = tl.load(length + sequence)
     feature = tl.program_id(2) * FEATURES + tl.arange(0, FEATURES)
     column = tl.arange(0, WIDTH)
     weights = matrix_of(matrix, feature, features, WIDTH)
-    biases = tl.load(bias + place * PADDED + feature)
+    biases = tl.load(bias + position * PADDED + feature)
     sums = tl.zeros([FEATURES, WIDTH], tl.float32)
     along = tl.zeros([FEATURES], tl.float32)
     added = tl.zeros([WIDTH], tl.float32)
@@ -98,17 +98,17 @@ def _gather(
         added += tl.sum(share[:, None] * again.to(tl.float32), 0)
         added_along += tl.sum(share * delta, 0)
     if IS_WHOLE:
-        shifts = tl.load(shift + place * PADDED + feature)
+        shifts = tl.load(shift + position * PADDED + feature)
         keys = tl.load(key_length + sequence)
         sums, along, floor = _finished(
             sums, along, added, added_along, biases, shifts, keys, epsilon, log_epsilon, IS_EXPONENTIAL
         )
-        at = place * PADDED + feature
+        at = position * PADDED + feature
         tl.store(sums_out + at[:, None] * WIDTH + column[None, :], sums.to(sums_out.dtype.element_ty))
         tl.store(along_out + at, along)
-        tl.store(floor_out + place * WIDTH + column, floor)
+        tl.store(floor_out + position * WIDTH + column, floor)
     else:
-        part = place * splits + split
+        part = position * splits + split
         at = part * PADDED + feature
         tl.store(partial_sums + at[:, None] * WIDTH + column[None, :], sums)
         tl.store(partial_along + at, along)
@@ -126,7 +126,7 @@ def _join(
     PADDED: tl.constexpr, WIDTH: tl.constexpr, ALL: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     head, sequence = tl.program_id(1), tl.program_id(2)
-    place = (sequence * heads + head).to(tl.int64)
+    position = (sequence * heads + head).to(tl.int64)
     feature = tl.arange(0, ALL)
     is_kept = feature < PADDED
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -135,13 +135,13 @@ def _join(
     added = tl.zeros([COLUMNS], tl.float32)
     added_along = tl.sum(along, 0)
     for split in range(splits):
-        part = place * splits + split
+        part = position * splits + split
         at = part * PADDED + feature
         sums += tl.load(partial_sums + at[:, None] * WIDTH + column[None, :], mask=is_kept[:, None], other=0.0)
         along += tl.load(partial_along + at, mask=is_kept, other=0.0)
         added += tl.load(partial_added + part * (WIDTH + 1) + column)
         added_along += tl.load(partial_added + part * (WIDTH + 1) + WIDTH)
-    at = place * PADDED + feature
+    at = position * PADDED + feature
     biases = tl.load(bias + at, mask=is_kept, other=NONE if IS_EXPONENTIAL else 0.0)
     shifts = tl.load(shift + at, mask=is_kept, other=0.0)
     keys = tl.load(key_length + sequence)
@@ -151,7 +151,7 @@ def _join(
     tl.store(
         sums_out + at[:, None] * WIDTH + column[None, :], sums.to(sums_out.dtype.element_ty), mask=is_kept[:, None]
     )
-    tl.store(floor_out + place * WIDTH + column, floor)
+    tl.store(floor_out + position * WIDTH + column, floor)
     # all blocks of columns have the same
     if tl.program_id(0) == 0:
         tl.store(along_out + at, along, mask=is_kept)
@@ -171,18 +171,18 @@ def _key_gradient(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < count
     row += tl.load(first + sequence)
-    place = (sequence * heads + head).to(tl.int64)
+    position = (sequence * heads + head).to(tl.int64)
     column = tl.arange(0, WIDTH)
     k = rows_of(key, row, head, key_row, key_head, is_row, WIDTH)
     v = rows_of(value, row, head, value_row, value_head, is_row, WIDTH)
     # rows beyond the sequence have exponents of nobody
     by_row = tl.where(is_row, -norm * squares(k), -NONE) if IS_EXPONENTIAL else tl.full([ROWS], 1.0, tl.float32)
     gradient = tl.zeros([ROWS, WIDTH], tl.float32)
-    by_values = tl.zeros([ROWS, WIDTH], tl.float32) + tl.load(floor + place * WIDTH + column)[None, :]
+    by_values = tl.zeros([ROWS, WIDTH], tl.float32) + tl.load(floor + position * WIDTH + column)[None, :]
     by_norm = tl.zeros([ROWS], tl.float32)
     for start in range(0, PADDED, COLUMNS):
         feature = start + tl.arange(0, COLUMNS)
-        at = place * PADDED + feature
+        at = position * PADDED + feature
         weights = matrix_of(matrix, feature, features, WIDTH)
         taken = tl.load(sums + at[:, None] * WIDTH + column[None, :])
         shifts = tl.load(shift + at)
@@ -199,9 +199,9 @@ def _key_gradient(
             by_u = slope(u, shifts[None, :], by_row[:, None], IS_EXPONENTIAL) * by_feature
         gradient += product(by_u.to(weights.dtype), weights)
     gradient += norm_slope * by_norm[:, None] * k.to(tl.float32)
-    places = (row.to(tl.int64) * heads + head)[:, None] * WIDTH + column[None, :]
-    tl.store(by_key + places, gradient.to(by_key.dtype.element_ty), mask=is_row[:, None])
-    tl.store(by_value + places, by_values.to(by_value.dtype.element_ty), mask=is_row[:, None])
+    positions = (row.to(tl.int64) * heads + head)[:, None] * WIDTH + column[None, :]
+    tl.store(by_key + positions, gradient.to(by_key.dtype.element_ty), mask=is_row[:, None])
+    tl.store(by_value + positions, by_values.to(by_value.dtype.element_ty), mask=is_row[:, None])
 
 
 class QuerySums(NamedTuple):
@@ -228,10 +228,10 @@ def sum_queries(
     asked: Tile | None = None,
 ) -> QuerySums:
     """Sum up the gradients of the output over the queries of every sequence and head."""
-    first, length, longest = sequences.first, sequences.length, sequences.longest
+    first, length, max_length = sequences.first, sequences.length, sequences.max_length
     bias, shift, by_row, epsilon_share = memory.bias, memory.shift, reading.by_row, reading.epsilon_share
     (_, heads, width), (batch, _, padded) = query.shape, bias.shape
-    cut = RowSplits.of(query, batch * heads, longest, padded, asked)
+    cut = RowSplits.of(query, batch * heads, max_length, padded, asked)
     sums = query.new_empty(batch, heads, padded, width)
     along = query.new_empty(batch, heads, padded, dtype=torch.float32)
     floor = query.new_empty(batch, heads, width, dtype=torch.float32)
@@ -271,12 +271,12 @@ def key_gradient(
     asked: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of keys and values, (tokens, heads, head_width)."""
-    first, length, longest = sequences.first, sequences.length, sequences.longest
+    first, length, max_length = sequences.first, sequences.length, sequences.max_length
     (tokens, heads, width), (batch, _, padded) = key.shape, shift.shape
     by_key, by_value = (sequences.empty(key, tokens, heads, width) for _ in range(2))
     chosen = fitting(asked or tile(_TUNED, _DEFAULT, key.dtype, width), padded)
-    grid = (triton.cdiv(longest, chosen.rows), heads, batch)
-    if tokens * heads * longest:
+    grid = (triton.cdiv(max_length, chosen.rows), heads, batch)
+    if tokens * heads * max_length:
         _key_gradient[grid](
             key, value, matrix, first, length, shift, *sums, by_key, by_value,
             key.stride(0), key.stride(1), value.stride(0), value.stride(1),

@@ -37,7 +37,7 @@ def _read(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < count
     row += tl.load(first + sequence)
-    place = (sequence * heads + head).to(tl.int64)
+    position = (sequence * heads + head).to(tl.int64)
     column = tl.arange(0, WIDTH)
     q = rows_of(query, row, head, query_row, query_head, is_row, WIDTH)
     level = tl.full([ROWS], NONE, tl.float32)
@@ -46,7 +46,7 @@ def _read(
     sums = tl.zeros([ROWS, WIDTH], tl.float32)
     for start in range(0, PADDED, COLUMNS):
         feature = start + tl.arange(0, COLUMNS)
-        at = place * PADDED + feature
+        at = position * PADDED + feature
         weights = matrix_of(matrix, feature, features, WIDTH)
         means = tl.load(mean + at[:, None] * WIDTH + column[None, :])
         biases = tl.load(bias + at)
@@ -66,8 +66,8 @@ def _read(
             made = tl.maximum(u, 0.0) * biases[None, :]
         total += tl.sum(made, 1)
         sums += product(made.to(means.dtype), means)
-    reached = tl.load(reach + place * (WIDTH + 1) + column)
-    ones = tl.load(reach + place * (WIDTH + 1) + WIDTH)
+    reached = tl.load(reach + position * (WIDTH + 1) + column)
+    ones = tl.load(reach + position * (WIDTH + 1) + WIDTH)
     if IS_EXPONENTIAL:
         added = tl.exp2(tl.minimum(log_epsilon + level - top, 0.0))
         total += added * ones
@@ -98,7 +98,7 @@ def _query_gradient(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < count
     row += tl.load(first + sequence)
-    place = (sequence * heads + head).to(tl.int64)
+    position = (sequence * heads + head).to(tl.int64)
     column = tl.arange(0, WIDTH)
     out = row.to(tl.int64) * heads + head
     q = rows_of(query, row, head, query_row, query_head, is_row, WIDTH)
@@ -110,7 +110,7 @@ def _query_gradient(
     gradient = tl.zeros([ROWS, WIDTH], tl.float32)
     for start in range(0, PADDED, COLUMNS):
         feature = start + tl.arange(0, COLUMNS)
-        at = place * PADDED + feature
+        at = position * PADDED + feature
         weights = matrix_of(matrix, feature, features, WIDTH)
         means = tl.load(mean + at[:, None] * WIDTH + column[None, :])
         biases = tl.load(bias + at)
@@ -120,13 +120,13 @@ def _query_gradient(
         gradient += product(by_u.to(weights.dtype), weights)
     if IS_EXPONENTIAL:
         # Σ_m of by_u is what ε leaves of Σ_m φ_m · (its gradient), which is 0: the output has degree 0 in φ
-        reached = tl.load(reach + place * (WIDTH + 1) + column)
-        ones = tl.load(reach + place * (WIDTH + 1) + WIDTH)
+        reached = tl.load(reach + position * (WIDTH + 1) + column)
+        ones = tl.load(reach + position * (WIDTH + 1) + WIDTH)
         share = tl.load(epsilon_share + out, mask=is_row, other=0.0)
         by_exponent = -share * (tl.sum(given.to(tl.float32) * reached[None, :], 1) - along * ones)
         gradient += norm_slope * by_exponent[:, None] * q.to(tl.float32)
-    places = out[:, None] * WIDTH + column[None, :]
-    tl.store(by_query + places, gradient.to(by_query.dtype.element_ty), mask=is_row[:, None])
+    positions = out[:, None] * WIDTH + column[None, :]
+    tl.store(by_query + positions, gradient.to(by_query.dtype.element_ty), mask=is_row[:, None])
 
 
 class Reading(NamedTuple):
@@ -149,14 +149,14 @@ def read(
     asked: Tile | None = None,
 ) -> Reading:
     """Read the memory with queries, (tokens, heads, head_width)."""
-    first, length, longest = sequences.first, sequences.length, sequences.longest
+    first, length, max_length = sequences.first, sequences.length, sequences.max_length
     mean, bias, _, reach = memory
     (tokens, heads, width), (batch, _, padded, _) = query.shape, mean.shape
     mixed = sequences.empty(query, tokens, heads, width)
     by_row, share = (sequences.empty(query, tokens, heads, dtype=torch.float32) for _ in range(2))
     chosen = fitting(asked or tile(_READ, _DEFAULT, query.dtype, width), padded)
-    grid = (triton.cdiv(longest, chosen.rows), heads, batch)
-    if tokens * heads * longest:
+    grid = (triton.cdiv(max_length, chosen.rows), heads, batch)
+    if tokens * heads * max_length:
         _read[grid](
             query, matrix, first, length, mean, bias, reach, mixed, by_row, share,
             query.stride(0), query.stride(1), heads, matrix.shape[0], curve.epsilon, curve.logarithm,
@@ -178,15 +178,15 @@ def query_gradient(
     asked: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the queries, and the product of each row of the output with its own gradient: (tokens, heads)."""
-    first, length, longest = sequences.first, sequences.length, sequences.longest
+    first, length, max_length = sequences.first, sequences.length, sequences.max_length
     mean, bias, _, reach = memory
     mixed, by_row, epsilon_share = reading
     (tokens, heads, width), (batch, _, padded, _) = query.shape, mean.shape
     by_query = sequences.empty(query, tokens, heads, width)
     by_total = sequences.empty(query, tokens, heads, dtype=torch.float32)
     chosen = fitting(asked or tile(_BACKWARD, _DEFAULT, query.dtype, width), padded)
-    grid = (triton.cdiv(longest, chosen.rows), heads, batch)
-    if tokens * heads * longest:
+    grid = (triton.cdiv(max_length, chosen.rows), heads, batch)
+    if tokens * heads * max_length:
         _query_gradient[grid](
             query, upstream, matrix, first, length, mean, bias, reach, mixed, by_row, epsilon_share,
             by_query, by_total,

@@ -221,4 +221,4 @@ def test_the_help_and_the_document_show_every_recipe(capsys: pytest.CaptureFixtu
     assert [name.strip() for name in listed.split(",")] == presets()
     assert "crammed" in shown
     # python docs/tables.py recipes
-    assert recipe_tables() in (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert recipe_tables() in (ROOT / "docs" / "reference" / "recipes.md").read_text(encoding="utf-8")

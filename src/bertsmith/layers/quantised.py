@@ -1,7 +1,7 @@
 """Layers that compute what b-bit integers would give, in floating point, so that a model learns to live with them.
 
 Codes are whole numbers from -M to M, M = 2^(b-1) - 1, without a zero point; a code times the step, range / M, is the
-value (Zafrir et al. 2019, Q8BERT). docs/quantisation.md says what is rounded and what is not.
+value (Zafrir et al. 2019, Q8BERT). docs/how-to/quantisation.md says what is rounded and what is not.
 """
 
 from typing import Any, Literal, Self

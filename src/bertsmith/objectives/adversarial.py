@@ -2,7 +2,7 @@
 
 Three passes. The clean one gives the task's loss and its scores z. In the second, noise δ is added to the vectors that
 entered, and one step of gradient ascent makes δ worse. The third, with that δ, gives z₂, and the loss is how far
-z and z₂ are apart (He et al. 2021, section 4; docs/adversarial.md).
+z and z₂ are apart (He et al. 2021, section 4; docs/how-to/adversarial.md).
 """
 
 from collections.abc import Callable

@@ -42,7 +42,7 @@ def serve(
     drain: int = 40,
     drain_delay: float = 0.0,
 ) -> None:
-    """Serve models over HTTP: vectors, predictions, rankings, masks (docs/serving.md).
+    """Serve models over HTTP: vectors, predictions, rankings, masks (docs/how-to/serving.md).
 
     SIGTERM or Ctrl-C shut it down after all accepted requests are answered; a second signal stops it at once.
 

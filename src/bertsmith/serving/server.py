@@ -2,7 +2,7 @@
 
 SIGTERM or SIGINT → /health returns 503 and responses carry `Connection: close` → (drain_delay) → no new connections →
 every accepted request is answered, within `drain` seconds → schedulers drain → exit code 0. A second signal ends the
-process at once. docs/decisions.md has the measurements that show why uvicorn's own shutdown is not enough.
+process at once. docs/explanations/decisions.md has the measurements that show why uvicorn's own shutdown is not enough.
 """
 
 import array

@@ -203,7 +203,8 @@ class ExitChoice(Record):
     """The activation of a layer between a sequence's vector and its scores; "none" for no such layer."""
     pooling: Literal["mean", "first", "as_task"] = "mean"
     """The vector of a sequence: the mean of its hidden states, that of its first token, or as in the task head (the
-    first token if that has a pooler). In low layers the first token carries little information (docs/exits.md)."""
+    first token if that has a pooler). In low layers the first token carries little information
+    (docs/how-to/exits.md)."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
 
 
@@ -211,7 +212,7 @@ class LeaveChoice(Record):
     """How the rule for early exit is chosen on dev."""
 
     measure: Literal["probability", "entropy", "patience"] | None = None
-    """Measure of certainty (docs/exits.md); None for the probability, and for patience in a regression."""
+    """Measure of certainty (docs/how-to/exits.md); None for the probability, and for patience in a regression."""
     thresholds: tuple[float, ...] = ()
     """Thresholds to evaluate; empty for a default range."""
     within: float | None = Field(default=None, gt=0)

@@ -53,7 +53,7 @@ class PretrainSettings(Record):
     branch: str | None = None
     """A checkpoint of another run that this one begins from, with its optimiser and its place in the data."""
     tier: str = "custom"
-    """What of a publication the run keeps: "paper", "crammed" or "modern" (docs/recipes.md), or a word of yours."""
+    """What the run keeps of a publication: "paper", "crammed", "modern" (docs/reference/recipes.md) or your own."""
     model: ModelSource
     generator: GeneratorSource = GeneratorSource()
     sequences: SequenceConfig = SequenceConfig()

@@ -1,8 +1,8 @@
 """Weights spread over the processes: each keeps a share of every tensor, and gathers a layer's while it computes it.
 
 accelerate starts the processes and hands on what its config says of FSDP; the work is done by PyTorch's `fully_shard`,
-the same way on GPUs and CPUs (docs/decisions.md says why). Every layer is one group, gathered and freed together;
-embeddings, heads and whatever several layers share are the group of the root.
+the same way on GPUs and CPUs (reasons: docs/explanations/decisions.md). Every layer is one group, gathered and freed
+together; embeddings, heads and whatever several layers share are the group of the root.
 """
 
 import os

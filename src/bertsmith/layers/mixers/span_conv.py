@@ -1,6 +1,6 @@
 """ConvBERT's mixed attention (Jiang et al. 2020): attention heads beside as many convolution heads.
 
-docs/convbert.md draws it and says where paper, released code and `transformers` differ.
+docs/papers/convbert.md draws it and says where paper, released code and `transformers` differ.
 """
 
 import copy

@@ -62,7 +62,7 @@ def evaluate(
         hub, such as glue/mrpc.
     out
         The folder to write: predictions.jsonl, result.json, and in official/ files for the task's own scorer.
-    part
+    split
         The split to evaluate: dev, test …
     column
         A column that has another name than in training, such as label=stars; may be given several times.

@@ -129,7 +129,7 @@ def fit(
         Even widths and depths alone, or also unequal layers; the latter if the model is elastic.
     vocabulary
         Whether to drop pieces that the training texts do not use; "auto" does so if nothing else is small enough.
-    part
+    split
         The split of the data that candidates are scored on; dev if not given.
     set
         One setting, such as measure.repeats=10 or search.generations=12; may be given several times.

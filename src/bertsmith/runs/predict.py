@@ -58,7 +58,7 @@ def predict(
     data
         A .jsonl, .csv or .tsv file with the columns of the task, or a .txt file, one text a line (also .gz, .xz, .zst);
         a .parquet file; or, with --split, a folder of splits or a name on the hub.
-    part
+    split
         The split of a folder or of a data set on the hub.
     text
         A text; may be given several times.

@@ -110,8 +110,8 @@ def shrink(
         Shares of layers, such as 1 0.75 0.5 (grid.depths).
     keep
         With --method prune: the share of heads and of neurons to keep (prune.keep).
-    pieces
-        With --method vocabulary: the most pieces to keep (vocabulary.tokens); all that the texts use if not given.
+    tokens
+        With --method vocabulary: maximum number of tokens to keep (vocabulary.tokens); all that the texts use if not given.
     rank
         With --method vocabulary: the rank of a factorised token table (vocabulary.rank).
     tolerance

@@ -95,8 +95,8 @@ def tokenizer(
     extend
         A bundled model (small), or a model or tokenizer folder, whose tokenizer keeps all its pieces and gets new
         ones for this text.
-    pieces
-        With --extend: how many; 1000 by default.
+    tokens
+        With --extend: number of new tokens; 1000 by default.
     field
         The field or column that holds the text in .jsonl and .parquet files.
     force

@@ -220,5 +220,5 @@ def test_the_help_and_the_document_show_every_recipe(capsys: pytest.CaptureFixtu
     listed = str(bertsmith.pretrain.__doc__).split("Names: ")[1].split(".\n")[0]
     assert [name.strip() for name in listed.split(",")] == presets()
     assert "crammed" in shown
-    # python docs/tables.py recipes
+    # python docs/hooks/tables.py recipes
     assert recipe_tables() in (ROOT / "docs" / "reference" / "recipes.md").read_text(encoding="utf-8")

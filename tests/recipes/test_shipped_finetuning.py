@@ -53,5 +53,5 @@ def test_explain(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> N
 
 
 def test_the_defaults_in_the_documentation_are_those_of_the_tables() -> None:
-    # python docs/tables.py finetuning
+    # python docs/hooks/tables.py finetuning
     assert finetuning_tables() in (ROOT / "docs" / "how-to" / "finetuning.md").read_text(encoding="utf-8")

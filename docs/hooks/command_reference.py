@@ -1,0 +1,176 @@
+"""Reference pages of commands, presets and the Python API, generated from the code."""
+
+import json
+import re
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any, get_args
+
+import bertsmith
+from bertsmith.cli import COMMANDS, app
+from bertsmith.models.cost import parameters
+from bertsmith.models.published import PRESETS, preset
+from bertsmith.recipes import DEFAULT_TIER, find, tiers_of
+from bertsmith.recipes import presets as recipe_presets
+
+SETTINGS_PAGES = {
+    "pretrain": "pretrain",
+    "compare": "pretrain",
+    "finetune": "finetune",
+    "shrink": "shrink",
+    "fit": "fit",
+}
+_TYPES = {str: "text", Path: "path", int: "whole number", float: "number", bool: "switch"}
+_API_GROUPS = {
+    "Models": ("load", "save", "build", "preset", "extract", "convert", "factorise", "export", "Model", "Subnet"),
+    "Text and data": ("Tokenizer", "SequenceLayout", "tokenizer", "corpus", "pairs"),
+    "Training": ("pretrain", "compare", "finetune"),
+    "Using fine-tuned models": ("Predictor", "evaluate", "predict", "GenerationConfig"),
+    "Smaller and faster": ("shrink", "fit"),
+    "Inspecting and serving": ("inspect", "serve"),
+    "Errors": ("InputError",),
+}
+
+
+def pages(anchors: dict[str, list[tuple[str, str]]]) -> dict[str, str]:
+    """Return the Markdown of every page by its path; `anchors` are the places that describe a setting."""
+    return {
+        "reference/commands.md": _commands(anchors),
+        "reference/presets.md": _presets(),
+        "reference/python.md": _python(),
+        "reference/python-runtime.md": _RUNTIME,
+        "reference/python-hf.md": _HF,
+    }
+
+
+def _commands(anchors: dict[str, list[tuple[str, str]]]) -> str:
+    lines = [
+        "# Commands",
+        "",
+        "`bertsmith COMMAND --help` prints the same. Every command is also a Python function.",
+        "",
+    ]
+    lines += ["| command | |", "|---|---|"]
+    lines += [f"| [`bertsmith {name}`](#{name}) | {help_} |" for name, (_, help_) in COMMANDS.items()] + [""]
+    for name in COMMANDS:
+        lines += _command(name, anchors)
+    return "\n".join(lines) + "\n"
+
+
+def _command(name: str, anchors: dict[str, list[tuple[str, str]]]) -> list[str]:
+    command = app[name]
+    function = command.default_command
+    text = re.split(r"\n\s*Parameters\n\s*-+\n", cleandoc(function.__doc__ or ""))[0].strip()
+    arguments = [found for found in command.assemble_argument_collection(parse_docstring=True) if found.parse]
+    positional = [found for found in arguments if found.index is not None]
+    usage = " ".join(["bertsmith", name, *(_usage(found) for found in positional), "[OPTIONS]"])
+    lines = [f"## bertsmith {name} {{#{name}}}", "", "```", usage, "```", "", _escape(text), ""]
+    if name in SETTINGS_PAGES:
+        page = SETTINGS_PAGES[name]
+        lines += [f"Settings of its recipe: [{page}](settings/{page}.md).", ""]
+    for argument in arguments:
+        flag = argument.names[0]
+        shown = f"{flag[2:].upper().replace('-', '_')} or {flag}" if argument in positional else flag
+        lines += [f"#### `{name} {shown}` {{#{name}{flag} .setting}}", ""]
+        lines += [_argument_type(argument), "{: .setting-type }", ""]
+        lines += [_linked(_escape(argument.parameter.help or ""), anchors, SETTINGS_PAGES.get(name)), ""]
+    return lines
+
+
+def _usage(argument: Any) -> str:
+    name = argument.names[0][2:].upper().replace("-", "_")
+    name += "..." if "list" in str(argument.hint) else ""
+    return name if argument.required else f"[{name}]"
+
+
+def _argument_type(argument: Any) -> str:
+    choices, default = argument.get_choices(), argument.field_info.default
+    hints = [hint for hint in get_args(argument.hint) or (argument.hint,) if hint is not type(None)]
+    if choices:
+        words = "one of " + ", ".join(f"`{choice}`" for choice in choices)
+    elif "list" in str(argument.hint):
+        words = "may be given several times"
+    else:
+        words = " or ".join(dict.fromkeys(_TYPES.get(hint, "text") for hint in hints))
+    if argument.required:
+        words += " · required"
+    elif default not in (None, False, argument.field_info.empty):
+        words += f" · default `{default if isinstance(default, str | Path) else json.dumps(default)}`"
+    return words[0].upper() + words[1:]
+
+
+def _linked(text: str, anchors: dict[str, list[tuple[str, str]]], page: str | None) -> str:
+    """Return a help text in which the path of a setting is a link to its description."""
+
+    def link(match: re.Match[str]) -> str:
+        places = [place for place in anchors.get(match[1], ()) if page and place[0].endswith(f"/{page}.md")]
+        if not places:
+            return match[0]
+        uri, anchor = places[0]
+        return f"([`{match[1]}`]({uri.removeprefix('reference/')}#{anchor}))"
+
+    return re.sub(r"\(([a-z_]+\.[a-z_.]+)\)", link, text)
+
+
+def _presets() -> str:
+    lines = [
+        "# Presets",
+        "",
+        "Published sizes by name: `bertsmith.build(bertsmith.preset(NAME))` builds one with fresh weights, and",
+    ]
+    lines += [
+        "a recipe starts from one with `model.preset`. A recipe is `NAME:TIER`; the [tiers](recipes.md) are `paper`,"
+    ]
+    lines += [f"`crammed` and `modern`. Without a tier it is `{DEFAULT_TIER}`, or the one there is.", ""]
+    lines += [
+        "| preset | family | layers | width | heads | vocabulary | parameters | recipes |",
+        "|---|---|--:|--:|--:|--:|--:|---|",
+    ]
+    with_recipes = set(recipe_presets())
+    for name, (_, size) in PRESETS.items():
+        config = preset(name)
+        tiers = [f"`{name}:{tier}`" for tier in tiers_of(name)] if name in with_recipes else []
+        cells = [f"`{name}`", config.family, size.layers, size.width, size.heads, f"{size.vocabulary:,}"]
+        cells += [f"{parameters(config) / 1e6:,.1f} M", " ".join(tiers)]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines += ["", "## Sources of the recipes", "", "| recipe | from |", "|---|---|"]
+    lines += [f"| `{n}:{tier}` | {find(f'{n}:{tier}')[1].source} |" for n in recipe_presets() for tier in tiers_of(n)]
+    return "\n".join(lines) + "\n"
+
+
+def _python() -> str:
+    """Return the page of the public names; every name of `bertsmith.__all__` is on it."""
+    grouped = [name for names in _API_GROUPS.values() for name in names]
+    missing = sorted(set(bertsmith.__all__) ^ set(grouped))
+    if missing:
+        raise ValueError(f"names of bertsmith.__all__ and of the Python page differ: {', '.join(missing)}")
+    lines = ["# Python API", "", "All names are attributes of `bertsmith`, imported when they are first used.", ""]
+    for title, names in _API_GROUPS.items():
+        lines += [f"## {title}", ""]
+        for name in names:
+            lines += [f"::: bertsmith.{name}", ""]
+    return "\n".join(lines)
+
+
+_RUNTIME = """# bertsmith.runtime
+
+::: bertsmith.runtime
+    options:
+      show_root_heading: false
+      show_root_toc_entry: false
+      members: true
+      heading_level: 2
+"""
+_HF = """# bertsmith.hf
+
+::: bertsmith.hf
+    options:
+      show_root_heading: false
+      show_root_toc_entry: false
+      members: true
+      heading_level: 2
+"""
+
+
+def _escape(text: str) -> str:
+    return "\n".join(line.strip() for line in text.splitlines()).replace("<", "&lt;").replace("*", r"\*")

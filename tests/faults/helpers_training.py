@@ -8,7 +8,7 @@ from pathlib import Path
 RECIPE = """
 [model]
 preset = "bert-tiny"
-overrides = { width = 32, layers = 2, heads = 2, longest = 32, dropout = 0.1 }
+overrides = { width = 32, layers = 2, heads = 2, max_length = 32, dropout = 0.1 }
 
 [sequences]
 length = 32

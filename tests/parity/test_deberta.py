@@ -196,7 +196,7 @@ def test_old_prefixes_and_foreign_tensors(tmp_path: Path) -> None:
         ({"embedding_size": 12}, "embedding_size is 12; allowed: 24"),
         ({"conv_kernel_size": 3, "conv_groups": 2}, "conv_groups is 2; allowed: 1"),
         ({"attention_head_size": 6}, "attention_head_size is 6; allowed: 12"),
-        ({"position_buckets": 30, "max_relative_positions": 10}, "span is 30 and farthest 10"),
+        ({"position_buckets": 30, "max_relative_positions": 10}, "span is 30 and max_distance 10"),
     ],
 )
 def test_what_has_no_place_is_refused(changes: dict, reason: str, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from bertsmith.training.starting_model import pretraining_config
 RECIPE = """
 [model]
 preset = "{preset}"
-overrides = {{ width = 48, layers = 2, heads = 4, longest = 32, deviation = 0.2, {more} }}
+overrides = {{ width = 48, layers = 2, heads = 4, max_length = 32, init_std = 0.2, {more} }}
 [generator]
 sharing = "{sharing}"
 [sequences]

@@ -68,7 +68,7 @@ def test_what_is_changed_is_checked() -> None:
         encoder.changed(width=127)
     with pytest.raises(InputError, match=r"^widht is not a known setting; did you mean 'width'"):
         encoder.changed(widht=256)
-    with pytest.raises(InputError, match=r"^deviation is 0: input should be greater than 0"):
+    with pytest.raises(InputError, match=r"^init_std is 0: input should be greater than 0"):
         encoder.changed(init_std=0)
 
 

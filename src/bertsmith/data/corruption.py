@@ -65,7 +65,7 @@ class MaskingConfig(Record):
     @model_validator(mode="after")
     def _check_draw(self) -> "MaskingConfig":
         if self.unit != "ngram" and self.max_ngram != MaskingConfig.model_fields["max_ngram"].default:
-            raise ValueError(f"longest_ngram is {self.max_ngram} and unit {self.unit!r}; it needs unit 'ngram'")
+            raise ValueError(f"max_ngram is {self.max_ngram} and unit {self.unit!r}; it needs unit 'ngram'")
         if self.draw == "with_replacement" and self.unit != "token":
             raise ValueError(f"draw is 'with_replacement' and unit {self.unit!r}; that draw takes unit 'token' only")
         if self.draw == "windows" and self.rate > 0.5:

@@ -91,7 +91,7 @@ class RelativeConfig(Record):
     def _check_buckets(self) -> "RelativeConfig":
         if self.max_distance is not None and (self.span < 2 or self.max_distance - 1 <= self.span // 2):
             least = self.span // 2 + 2
-            raise ValueError(f"span is {self.span} and farthest {self.max_distance}; allowed: from 2, and from {least}")
+            raise ValueError(f"span is {self.span} and max_distance {self.max_distance}; allowed: >= 2 and >= {least}")
         return self
 
     def build(self, width: int) -> "RelativeTable":

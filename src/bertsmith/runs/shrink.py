@@ -111,7 +111,7 @@ def shrink(
     keep
         With --method prune: the share of heads and of neurons to keep (prune.keep).
     tokens
-        With --method vocabulary: maximum number of tokens to keep (vocabulary.tokens); all that the texts use if not given.
+        With --method vocabulary: maximum number of tokens to keep (vocabulary.tokens); default: all that are used.
     rank
         With --method vocabulary: the rank of a factorised token table (vocabulary.rank).
     tolerance

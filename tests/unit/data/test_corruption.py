@@ -12,7 +12,7 @@ from bertsmith.data.units import choose_units, ngram_units, unit_numbers, word_b
 RULES = [
     *({"unit": unit, "draw": draw} for unit in ("token", "word", "ngram") for draw in ("exact", "windows")),
     {"draw": "with_replacement"},
-    {"draw": "with_replacement", "most": 3},
+    {"draw": "with_replacement", "max_predictions": 3},
 ]
 
 
@@ -121,10 +121,10 @@ def test_another_seed_and_another_sample_mask_elsewhere() -> None:
     [
         ({"mask": 0.8, "random": 0.3}, "add up to more than 1"),
         ({"mask": 0.0, "random": 0.0}, "mask and random are both 0"),
-        ({"max_ngram": 5}, "longest_ngram is 5 and unit 'token'; it needs unit 'ngram'"),
+        ({"max_ngram": 5}, "max_ngram is 5 and unit 'token'; it needs unit 'ngram'"),
         ({"draw": "with_replacement", "unit": "word"}, "takes unit 'token' only"),
         ({"draw": "windows", "rate": 0.6}, "takes rates up to 0.5"),
-        ({"most": 0}, "greater than or equal to 1"),
+        ({"max_predictions": 0}, "greater than or equal to 1"),
     ],
 )
 def test_settings_without_a_meaning_are_refused(settings: dict[str, object], sentence: str) -> None:

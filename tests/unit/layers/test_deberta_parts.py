@@ -79,7 +79,7 @@ def test_only_the_parts_that_have_a_bias_get_one() -> None:
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InputError, match="span is 8 and farthest 5; allowed: from 2, and from 6"):
+    with pytest.raises(InputError, match="span is 8 and max_distance 5; allowed: >= 2 and >= 6"):
         RelativeConfig.parse({"span": 8, "max_distance": 5})
     encoder = bertsmith.preset("deberta-v3-xsmall").encoder.plain()
     del encoder["relative"]

@@ -12,7 +12,7 @@ from bertsmith import InputError
 MASKED = """
 [model]
 preset = "bert-tiny"
-overrides = { width = 32, heads = 2, layers = 1, longest = 32, dropout = 0.0 }
+overrides = { width = 32, heads = 2, layers = 1, max_length = 32, dropout = 0.0 }
 [sequences]
 length = 32
 micro_tokens = 256

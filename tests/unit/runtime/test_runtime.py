@@ -102,7 +102,7 @@ def test_unreadable_folders_raise(folders: dict[str, Path], model: Model, tmp_pa
     broken = shutil.copytree(folders["auto"], tmp_path / "broken")
     notes = json.loads((broken / "onnx.json").read_text())
     (broken / "onnx.json").write_text(json.dumps({name: notes[name] for name in notes if name != "max_length"}))
-    with pytest.raises(InputError, match=r"onnx\.json' has no longest; export the model again"):
+    with pytest.raises(InputError, match=r"onnx\.json' has no max_length; export the model again"):
         load(broken)
     (broken / "onnx.json").write_text("{")
     with pytest.raises(InputError, match=r"onnx\.json' cannot be read as JSON"):

@@ -85,7 +85,7 @@ def test_candidates_are_those_of_the_procedure_taken_one_by_one(model: Model) ->
 
 @pytest.mark.parametrize(("kind", "mark"), [("bytes", "Ġ"), ("unigram", "▁")])
 def test_other_tokenizers_mask_the_piece_with_its_space(kind: Any, mark: str) -> None:
-    model = masked_lm(kind, subwords=400)
+    model = masked_lm(kind, tokens=400)
     tokenizer, text = model.require_tokenizer(), "then the smith forges the seven lanterns by the river"
     words = MaskedWords(model, AugmentationConfig(candidates=4))
     (ids,) = tokenizer.encode_plain([text])
@@ -299,7 +299,7 @@ def test_a_model_that_cannot_replace_words_is_refused_in_one_sentence(model: Mod
     other.tokenizer = model.tokenizer
     with pytest.raises(InputError, match=r"has no masked_tokens head \(its heads: classifier\)"):
         augment_table(rows_of(*TEXTS), TASK, other)
-    with pytest.raises(InputError, match="takes sequences of 6 tokens; at least 7"):
+    with pytest.raises(InputError, match="takes 6 tokens; at least 7"):
         augment_table(rows_of(*TEXTS), TASK, masked_lm(max_length=6))
     with pytest.raises(InputError, match="rows row 0: field 'text' is int"):
         augment_table(table_of([{"text": 3, "label": "no"}], "rows"), TASK, model)

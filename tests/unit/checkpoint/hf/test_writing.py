@@ -52,7 +52,7 @@ def test_equivalent_configs_do_not_differ(name: str, path: str, value: Any) -> N
         ("bert-tiny", "encoder.layers.1.feedforward.groups", 2, "groups is 2 and would be read back as 1"),
         ("bert-tiny", "encoder.layers.0.branch", {}, "branch is given and would be read back as None"),
         ("bert-tiny", "heads", [], "heads.masked_tokens is None and would be read back as given"),
-        ("transformer-tiny", "decoder.embedding.max_length", 9, "longest is 9 and would be read back as 1024"),
+        ("transformer-tiny", "decoder.embedding.max_length", 9, "max_length is 9 and would be read back as 1024"),
     ],
 )
 def test_first_difference(name: str, path: str, value: Any, difference: str) -> None:

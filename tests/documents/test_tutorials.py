@@ -1,4 +1,4 @@
-"""The commands and Python blocks of every tutorial run in the order in which they stand."""
+"""The commands and Python blocks of every tutorial and of the README run in the order in which they stand."""
 
 import re
 import shlex
@@ -14,22 +14,24 @@ import pytest
 
 from bertsmith.cli import main
 
-TUTORIALS = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("*.md"))
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 BLOCK = re.compile(r"(?<!<!-- not run -->\n)^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TINY = "--set sequences.length=32 --set sequences.micro_tokens=512 --set batch.tokens=512 --set run.workers=0 --set run.compile=off"
+NAMED = f"{TINY} --set batch.ramp_from=512 --set phases=[]"
 NETWORK = "--set model.overrides={width=32,layers=2,heads=2,embedding_width=16,max_length=64}"
 SHORTER = {
-    "electra-small:crammed": f"electra-small:crammed {NETWORK} {TINY} --set batch.ramp_from=512 --set phases=[]",
+    "electra-small:crammed": f"electra-small:crammed {NETWORK} {NAMED}",
     "recipes/continue-small.toml": f"recipes/continue-small.toml {TINY}",
     "--budget 10min": "--set run.steps=2",
-    "bert-mini modern-small": f"bert-tiny bert-mini {TINY} --set model.overrides={{width=32,layers=1,heads=2}}",
+    "bert-mini modern-small": f"bert-tiny bert-mini {NAMED} --set model.overrides={{width=32,layers=1,heads=2}}",
     "--budget 1M": "--budget 1k",
 }
 """Replacements in commands that would take minutes."""
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_tutorial_runs(page: Path, workplace: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page_runs(page: Path, workplace: Path) -> None:
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     names: dict[str, object] = {}
     services: list[subprocess.Popen[bytes]] = []

@@ -37,9 +37,8 @@ def main() -> None:
         force=True,
     )
     if fitted.chosen is None:
-        print(
-            f"no candidate needs at most {options.latency_ms} ms; the nearest takes {fitted.outcome.best.latency_ms:.1f} ms"
-        )
+        nearest = fitted.outcome.best
+        print(f"no candidate takes at most {options.latency_ms} ms; the nearest takes {nearest.latency_ms:.1f} ms")
     else:
         print(f"{fitted.chosen.words}: {elastic.metric} {fitted.chosen.score:.1f} at {fitted.chosen.latency_ms:.2f} ms")
 

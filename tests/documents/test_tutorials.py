@@ -17,7 +17,10 @@ from bertsmith.cli import main
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 BLOCK = re.compile(r"(?<!<!-- not run -->\n)^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-TINY = "--set sequences.length=32 --set sequences.micro_tokens=512 --set batch.tokens=512 --set run.workers=0 --set run.compile=off"
+TINY = (
+    "--set sequences.length=32 --set sequences.micro_tokens=512 --set batch.tokens=512 --set run.workers=0 "
+    "--set run.compile=off"
+)
 NAMED = f"{TINY} --set batch.ramp_from=512 --set phases=[]"
 NETWORK = "--set model.overrides={width=32,layers=2,heads=2,embedding_width=16,max_length=64}"
 SHORTER = {

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PAGES := src/bertsmith/report/templates src/bertsmith/serving/page
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint bench docs docs-serve clean
 
 # installed again when what is to be installed changes; what is never imported need not be compiled
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -37,5 +37,16 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/corpus.py
 	$(BIN)/python benchmarks/encoder.py
 
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "Open site/index.html"
+
+docs-serve: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
 clean:
-	rm -rf $(VENV) demo build dist
+	rm -rf $(VENV) demo build dist site

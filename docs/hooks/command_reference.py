@@ -13,13 +13,7 @@ from bertsmith.models.published import PRESETS, preset
 from bertsmith.recipes import DEFAULT_TIER, find, tiers_of
 from bertsmith.recipes import presets as recipe_presets
 
-SETTINGS_PAGES = {
-    "pretrain": "pretrain",
-    "compare": "pretrain",
-    "finetune": "finetune",
-    "shrink": "shrink",
-    "fit": "fit",
-}
+SETTINGS_PAGES = {"compare": "pretrain", **{name: name for name in ("pretrain", "finetune", "shrink", "fit", "serve")}}
 _TYPES = {str: "text", Path: "path", int: "whole number", float: "number", bool: "switch"}
 _API_GROUPS = {
     "Models": ("load", "save", "build", "preset", "extract", "convert", "factorise", "export", "Model", "Subnet"),
@@ -44,12 +38,7 @@ def pages(anchors: dict[str, list[tuple[str, str]]]) -> dict[str, str]:
 
 
 def _commands(anchors: dict[str, list[tuple[str, str]]]) -> str:
-    lines = [
-        "# Commands",
-        "",
-        "`bertsmith COMMAND --help` prints the same. Every command is also a Python function.",
-        "",
-    ]
+    lines = ["# Commands", "", "`bertsmith COMMAND --help` prints the same.", ""]
     lines += ["| command | |", "|---|---|"]
     lines += [f"| [`bertsmith {name}`](#{name}) | {help_} |" for name, (_, help_) in COMMANDS.items()] + [""]
     for name in COMMANDS:
@@ -113,19 +102,8 @@ def _linked(text: str, anchors: dict[str, list[tuple[str, str]]], page: str | No
 
 
 def _presets() -> str:
-    lines = [
-        "# Presets",
-        "",
-        "Published sizes by name: `bertsmith.build(bertsmith.preset(NAME))` builds one with fresh weights, and",
-    ]
-    lines += [
-        "a recipe starts from one with `model.preset`. A recipe is `NAME:TIER`; the [tiers](recipes.md) are `paper`,"
-    ]
-    lines += [f"`crammed` and `modern`. Without a tier it is `{DEFAULT_TIER}`, or the one there is.", ""]
-    lines += [
-        "| preset | family | layers | width | heads | vocabulary | parameters | recipes |",
-        "|---|---|--:|--:|--:|--:|--:|---|",
-    ]
+    columns = ("preset", "family", "layers", "width", "heads", "vocabulary", "parameters", "recipes")
+    lines = [_PRESETS, f"| {' | '.join(columns)} |", "|---|---|--:|--:|--:|--:|--:|---|"]
     with_recipes = set(recipe_presets())
     for name, (_, size) in PRESETS.items():
         config = preset(name)
@@ -152,6 +130,12 @@ def _python() -> str:
     return "\n".join(lines)
 
 
+_PRESETS = f"""# Presets
+
+A preset is a published size. `bertsmith.build(bertsmith.preset(NAME))` builds it with fresh weights, and a recipe starts
+from it with `model.preset`. A recipe name is `NAME:TIER`, where the [tier](recipes.md) is `paper`, `crammed` or
+`modern`; the default is `{DEFAULT_TIER}`.
+"""
 _RUNTIME = """# bertsmith.runtime
 
 ::: bertsmith.runtime

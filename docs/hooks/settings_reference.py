@@ -92,8 +92,8 @@ def _sizes() -> tuple[Section, ...]:
 PAGES = {
     "pretrain": SettingsPage(
         "Settings of pretrain",
-        "A recipe of `bertsmith pretrain` and `bertsmith compare`. Change one value with `--set PATH=VALUE`; `--explain` "
-        "prints them all.",
+        "The recipe of `bertsmith pretrain` and `bertsmith compare`. `--set PATH=VALUE` changes one value; `--explain` "
+        "prints all of them.",
         (
             Section("Pre-training", PretrainSettings),
             *_kinds(OBJECTIVES, "Objective", "objective."),
@@ -101,7 +101,7 @@ PAGES = {
     ),
     "finetune": SettingsPage(
         "Settings of finetune",
-        "A recipe of `bertsmith finetune`. Defaults shown here are replaced by the published ones of the family, size "
+        "The recipe of `bertsmith finetune`. Defaults shown here are replaced by the published ones of the family, size "
         "and task; `--explain` prints the values of your run.",
         (
             Section("Fine-tuning", FinetuneSettings),
@@ -116,7 +116,7 @@ PAGES = {
     ),
     "shrink": SettingsPage(
         "Settings of shrink",
-        "A recipe of `bertsmith shrink`, by method.",
+        "The recipe of `bertsmith shrink`, by method.",
         (
             Section("Method `elastic`", ElasticSettings),
             Section("Method `prune`", PruneSettings, anchor="prune-method."),
@@ -131,7 +131,9 @@ PAGES = {
         _kinds(TERMS, "Term", "terms.N."),
     ),
     "fit": SettingsPage(
-        "Settings of fit", "The recipe that `bertsmith fit` writes for its flags.", (Section("Fit", FitSettings),)
+        "Settings of fit",
+        "The settings of `bertsmith fit`, changed by its flags or `--set PATH=VALUE`.",
+        (Section("Fit", FitSettings),),
     ),
     "serve": SettingsPage(
         "Settings of serve",
@@ -140,9 +142,8 @@ PAGES = {
     ),
     "network": SettingsPage(
         "Settings of a network",
-        "A network written out as `model.network`, as `config.json` of a model holds it. `N` is the index of a layer or "
-        'head; a layer in a TOML file may have `repeat = 12`. Of a preset (`model.preset = "bert-base"`) you change '
-        "sizes with `model.overrides`.",
+        "A network written out as `model.network`, or as `config.json` of a model stores it. `N` is the index of a "
+        "layer or head; a layer in a TOML file may have `repeat = 12`. `model.overrides` changes the sizes of a preset.",
         (
             Section("Model", ModelConfig),
             *_kinds(MIXERS, "Mixer", "encoder.layers.N.mixer."),

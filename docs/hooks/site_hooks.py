@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import command_reference
-import settings_reference
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+import command_reference
+import settings_reference
 from source_pages import find_links, source_page, source_uri
 
 ROOT = Path(__file__).parents[2]
@@ -19,8 +20,8 @@ _MATH = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.DOTALL)
 _MARKUP = re.compile(r"(<pre\b.*?</pre>|<a\b.*?</a>|<h\d.*?</h\d>)", re.DOTALL)
 _CODE = re.compile(r"<code>([a-z_]+(?:\.[a-zA-Z_]+)+)</code>")
 _PREFERRED = {
-    "pretrain": ("pretraining", "continue", "masking", "scaling", "electra"),
-    "shrink": ("elastic", "pruning", "exits", "vocabulary"),
+    "pretrain": ("pretraining", "continue", "masking", "scaling", "electra", "recipes"),
+    "shrink": ("elastic", "pruning", "exits", "vocabulary", "augmentation", "dynabert"),
 }
 """Page of settings to link from these pages, for paths that several recipes have."""
 _anchors: dict[str, list[tuple[str, str]]] = {}

@@ -1,4 +1,4 @@
-"""Pages that show source files which the documentation links to, so that links work in the repository and on the site."""
+"""Pages of the source files that the documentation links to: links work in the repository and on the site."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""Tables of the documents that follow from the code: `python docs/hooks/tables.py recipes` or `finetuning` prints them."""
+"""Tables of the documentation, generated from the code: `python docs/hooks/tables.py recipes` or `finetuning`."""
 
 import sys
 from collections.abc import Sequence

@@ -11,7 +11,6 @@ from bertsmith.cli import COMMANDS, app
 from bertsmith.models.cost import parameters
 from bertsmith.models.published import PRESETS, preset
 from bertsmith.recipes import DEFAULT_TIER, find, tiers_of
-from bertsmith.recipes import presets as recipe_presets
 
 SETTINGS_PAGES = {"compare": "pretrain", **{name: name for name in ("pretrain", "finetune", "shrink", "fit", "serve")}}
 _TYPES = {str: "text", Path: "path", int: "whole number", float: "number", bool: "switch"}
@@ -104,15 +103,15 @@ def _linked(text: str, anchors: dict[str, list[tuple[str, str]]], page: str | No
 def _presets() -> str:
     columns = ("preset", "family", "layers", "width", "heads", "vocabulary", "parameters", "recipes")
     lines = [_PRESETS, f"| {' | '.join(columns)} |", "|---|---|--:|--:|--:|--:|--:|---|"]
-    with_recipes = set(recipe_presets())
     for name, (_, size) in PRESETS.items():
         config = preset(name)
-        tiers = [f"`{name}:{tier}`" for tier in tiers_of(name)] if name in with_recipes else []
-        cells = [f"`{name}`", config.family, size.layers, size.width, size.heads, f"{size.vocabulary:,}"]
-        cells += [f"{parameters(config) / 1e6:,.1f} M", " ".join(tiers)]
+        cells = [f"[`{name}`](#{name})", config.family, size.layers, size.width, size.heads, f"{size.vocabulary:,}"]
+        cells += [f"{parameters(config) / 1e6:,.1f} M", ", ".join(tiers_of(name))]
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    lines += ["", "## Sources of the recipes", "", "| recipe | from |", "|---|---|"]
-    lines += [f"| `{n}:{tier}` | {find(f'{n}:{tier}')[1].source} |" for n in recipe_presets() for tier in tiers_of(n)]
+    lines += ["", "## Recipes by preset", ""]
+    for name in PRESETS:
+        sources = [f"`{name}:{tier}` · {find(f'{name}:{tier}')[1].source}" for tier in tiers_of(name)]
+        lines += [f"#### `{name}` {{#{name} .setting}}", "", "<br>".join(sources) or "No recipe.", ""]
     return "\n".join(lines) + "\n"
 
 
@@ -132,8 +131,8 @@ def _python() -> str:
 
 _PRESETS = f"""# Presets
 
-A preset is a published size. `bertsmith.build(bertsmith.preset(NAME))` builds it with fresh weights, and a recipe starts
-from it with `model.preset`. A recipe name is `NAME:TIER`, where the [tier](recipes.md) is `paper`, `crammed` or
+A preset is a published size. `bertsmith.build(bertsmith.preset(NAME))` builds it with fresh weights, and a recipe
+starts from it with `model.preset`. A recipe name is `NAME:TIER`, where the [tier](recipes.md) is `paper`, `crammed` or
 `modern`; the default is `{DEFAULT_TIER}`.
 """
 _RUNTIME = """# bertsmith.runtime

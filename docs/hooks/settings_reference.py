@@ -101,7 +101,7 @@ PAGES = {
     ),
     "finetune": SettingsPage(
         "Settings of finetune",
-        "The recipe of `bertsmith finetune`. Defaults shown here are replaced by the published ones of the family, size "
+        "The recipe of `bertsmith finetune`. The defaults below give way to the published ones of the family, size "
         "and task; `--explain` prints the values of your run.",
         (
             Section("Fine-tuning", FinetuneSettings),
@@ -143,7 +143,7 @@ PAGES = {
     "network": SettingsPage(
         "Settings of a network",
         "A network written out as `model.network`, or as `config.json` of a model stores it. `N` is the index of a "
-        "layer or head; a layer in a TOML file may have `repeat = 12`. `model.overrides` changes the sizes of a preset.",
+        "layer or head; a layer in TOML may have `repeat = 12`. `model.overrides` changes the sizes of a preset.",
         (
             Section("Model", ModelConfig),
             *_kinds(MIXERS, "Mixer", "encoder.layers.N.mixer."),

@@ -31,6 +31,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the generated pages: reference and linked source files."""
     _anchors.update(settings_reference.anchors())
     for uri, text in (settings_reference.pages() | command_reference.pages(_anchors)).items():
+        boost = 0.5 if uri.startswith("reference/python") else 2
+        text = f"---\nsearch:\n  boost: {boost}\n---\n\n{text}"
         files.append(File.generated(config, uri, content=text))
     docs = Path(config.docs_dir)
     linked = {
@@ -53,6 +55,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point links to files outside the documentation to their source pages."""
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation", "toc"]
     docs = Path(config.docs_dir)
     source = docs / page.file.src_uri
     for target, written in find_links(markdown, source, docs).items():

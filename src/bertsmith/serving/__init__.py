@@ -1,1 +1,1 @@
-"""A model as a service: requests collected into batches, endpoints that people's clients speak, and a page."""
+"""HTTP service for models: dynamic batching, endpoints for common clients, and a web page."""

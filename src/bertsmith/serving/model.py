@@ -1,4 +1,4 @@
-"""A model folder opened for serving: runner, task, tokenizer, and the sizes in which it may answer."""
+"""A model folder opened for serving: runner, task, tokenizer, and the sizes it can be served in."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,7 +30,7 @@ from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.predictor import TASK_FILE, read_task_record
 from bertsmith.text.tokenizer import Tokenizer
 
-_WARM_UP_LENGTHS = (8, 33)  # tokens of the sequences on which every operation is tried before a model is ready
+_WARM_UP_LENGTHS = (8, 33)  # tokens
 _ROWS: dict[str, Rows] = {"torch": "packed", "compiled": "fixed", "onnxruntime": "padded"}
 
 
@@ -44,17 +44,17 @@ class ServedModel:
     encoding: Encoding
     operations: frozenset[Operation]
     schedule: SizeSchedule = field(default_factory=SizeSchedule)
-    """The sizes that the scheduler may choose; one for a model that is not elastic."""
+    """The sizes that the scheduler may choose; a single one for a model that is not elastic."""
     task: AnyTask | None = None
     """The task of a fine-tuned model."""
     elastic: ElasticRecord | None = None
     """Scores and latencies of the sub-networks of an elastic model."""
     rows: Rows = "packed"
-    """Layout of its batches."""
+    """Layout of batches."""
     threads: int = 1
-    """Threads of one matrix product."""
+    """Threads per matrix product."""
     networks: dict[Subnet, Model] = field(default_factory=dict)
-    """The smaller sizes of the schedule, extracted."""
+    """Extracted models of the smaller sizes of the schedule."""
 
     @classmethod
     def open(
@@ -68,8 +68,8 @@ class ServedModel:
     ) -> "ServedModel":
         """Open and warm up the model in a folder; raise InputError if it cannot be served.
 
-        `threads` are those of one matrix product. `floor` is the share of the whole model's score that a smaller size
-        must keep; without it an elastic model always answers with the whole network.
+        `threads` is the number of threads per matrix product. `floor` is the share of the whole model's score that a
+        smaller size must keep; without it an elastic model is always served whole.
         """
         folder = model_folder(folder)
         _check_folder(folder)
@@ -117,11 +117,11 @@ class ServedModel:
 
     @property
     def has_embedder(self) -> bool:
-        """Whether a trained head makes the vectors; else they are means of hidden states."""
+        """Whether vectors come from a trained head; otherwise they are means of hidden states."""
         return any(head.kind == "embedder" for head in self.runner.config.heads)
 
     def max_length(self, operation: Operation) -> int:
-        """Return the maximum tokens of a sequence; for a model without a limit, the length it was trained with."""
+        """Return the maximum length of a sequence; for a model without a limit, the length it was trained with."""
         embedding = self.runner.config.encoder.embedding
         limits = [max_input_length(self.runner.config) or max(embedding.max_length, self.encoding.length)]
         if operation == "fill_mask":
@@ -136,7 +136,7 @@ class ServedModel:
         return config if has_head or config.generator is None else config.generator.model
 
     def check(self, operation: Operation, sequence: TokenSequence, subnet: Subnet | None = None) -> None:
-        """Raise InputError if a sequence is invalid, so that it cannot break the batch of other requests."""
+        """Raise InputError if a sequence is invalid: it would make the whole batch fail, other requests included."""
         if operation not in self.operations:
             raise InputError(f"operation is {operation!r}; {self.name!r} supports {', '.join(sorted(self.operations))}")
         tokens, types, positions = sequence.tokens, sequence.types, sequence.mask_positions
@@ -158,7 +158,7 @@ class ServedModel:
                 raise InputError("mask_positions must have at least one entry and no duplicates")
         if subnet is not None:
             if self.model is None or (operation == "fill_mask" and self._mask_config is not self.runner.config):
-                raise InputError(f"subnet is given, and {self.name!r} has one size for {operation}; allowed: None")
+                raise InputError(f"subnet must be None: {self.name!r} has one size for {operation}")
             subnet.cuts(self.model.encoder.units)
 
     def run(
@@ -175,30 +175,32 @@ class ServedModel:
         for operation in sorted(self.operations):
             lengths = [min(length, self.max_length(operation)) for length in _WARM_UP_LENGTHS]
             tokens = [np.full(length, self.tokenizer.start, dtype=np.int64) for length in lengths]
-            sequences = [TokenSequence(own, None, np.zeros(1, dtype=np.int64)) for own in tokens]
+            sequences = [TokenSequence(row, None, np.zeros(1, dtype=np.int64)) for row in tokens]
             for size in self.schedule.sizes:
                 self.run(operation, sequences, size.subnet)
 
     def choose_subnet(self, width: float, depth: float) -> Subnet | None:
         """Return the sub-network of a width and a depth; None for a model that has one size.
 
-        The whole network is `Subnet()` here, so that the scheduler runs exactly this size.
+        The whole model is `Subnet()`, because None would let the scheduler choose a size.
         """
         is_whole = width == 1 and depth == 1
         if not self.has_subnets:
             if not is_whole:
-                raise InputError(f"width is {width:g} and depth {depth:g}; {self.name!r} has one size, 1 and 1")
+                raise InputError(
+                    f"width is {width:g} and depth is {depth:g}; {self.name!r} has one size: width 1, depth 1"
+                )
             return None
         if self.elastic is None:
             return Subnet(width=width, depth=depth)
         grid = self.elastic.grid
-        if not is_whole and not any((member.width, member.depth) == (width, depth) for member in grid):
-            known = ", ".join(f"{member.width:g} × {member.depth:g}" for member in grid)
-            raise InputError(f"width × depth is {width:g} × {depth:g}; {self.name!r} was trained for {known}")
+        if not is_whole and not any((entry.width, entry.depth) == (width, depth) for entry in grid):
+            trained = ", ".join(f"{entry.width:g} × {entry.depth:g}" for entry in grid)
+            raise InputError(f"width × depth is {width:g} × {depth:g}; {self.name!r} was trained for {trained}")
         return Subnet(width=width, depth=depth, depth_rule=self.elastic.depth_rule)
 
     def parameters(self, subnet: Subnet | None = None) -> int:
-        """Return the parameters of the model, or of a sub-network without its generator."""
+        """Return the number of parameters of the model, or of a sub-network without the generator."""
         model = self.model if self.has_subnets else None
         return parameters(self.runner.config) if model is None else _subnet_parameters(model, subnet or Subnet())
 
@@ -210,7 +212,7 @@ def _check_folder(folder: Path) -> None:
         raise InputError(f"{str(folder)!r} has no config.json, so it is not a model folder")
     config = read_json(folder / "config.json").get("model")
     if isinstance(config, dict) and config.get("decoder") is not None:
-        raise InputError(f"{str(folder)!r} holds a model with a decoder; allowed: encoders")
+        raise InputError(f"{str(folder)!r} holds a model with a decoder; only encoders can be served")
 
 
 def _operations(runner: Runner, *, has_task: bool) -> frozenset[Operation]:
@@ -227,9 +229,9 @@ def _subnet_parameters(model: Model, subnet: Subnet) -> int:
 
 
 def _extract_networks(model: Model, schedule: SizeSchedule) -> dict[Subnet, Model]:
-    """Return the smaller sizes as models of their own, which run faster than the whole one cut in every call.
+    """Extract the smaller sizes as separate models, which are faster than cutting the whole one in every forward pass.
 
-    They share the embedding, the heads and all layers that are cut in the same way.
+    They share the embedding, the heads, and all layers with the same cut.
     """
     networks: dict[Subnet, Model] = {}
     units, whole = model.encoder.units, model.encoder

@@ -1,4 +1,4 @@
-"""The queue of a scheduler: requests of one or more sequences in order of arrival, and batches taken from its front."""
+"""The queue of a scheduler: requests in order of arrival, and the batches taken from it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from bertsmith.layers.subnet import Subnet
 from bertsmith.serving.requests import Operation, TokenSequence
 
-_VOCABULARY_PER_TOKEN = 8192  # computing the probabilities of this many vocabulary entries counts as one token
+_VOCABULARY_PER_TOKEN = 8192  # the probabilities of this many vocabulary entries cost as much as one token
 
 
 @dataclass(eq=False)
@@ -19,7 +19,7 @@ class QueuedRequest:
     operation: Operation
     sequences: Sequence[TokenSequence]
     costs: list[int]
-    """Tokens of every sequence, masks counted in (`cost`)."""
+    """Cost of every sequence in tokens (`cost`)."""
     subnet: Subnet | None
     """The requested sub-network; None leaves the choice to the scheduler."""
     future: "asyncio.Future[None]"
@@ -27,12 +27,12 @@ class QueuedRequest:
     submitted_at: float
     outputs: list[np.ndarray | None] = field(default_factory=list)
     taken: int = 0
-    """Number of sequences that are computed or in a batch."""
+    """Number of sequences that have left the queue."""
     computed: int = 0
     level: int | None = None
-    """Index into the size schedule, set by the first batch; None before, and if a sub-network was requested."""
+    """Index into the size schedule, set by the first batch; stays None if a sub-network was requested."""
     is_finished: bool = False
-    """Whether it was computed, failed or was cancelled."""
+    """Whether the request was computed, failed or was cancelled."""
     error: Exception | None = None
     started_at: float = 0.0
     ended_at: float = 0.0
@@ -57,7 +57,7 @@ class Batch:
     subnet: Subnet | None
     level: int | None
     members: list[tuple[QueuedRequest, int]]
-    """A request and the index of one of its sequences."""
+    """Pairs of a request and the index of one of its sequences."""
     tokens: int
 
     @property
@@ -66,7 +66,7 @@ class Batch:
 
 
 def cost(operation: Operation, sequence: TokenSequence, vocabulary: int) -> int:
-    """Return the number of tokens a sequence counts as; every mask needs probabilities of the whole vocabulary."""
+    """Return the cost of a sequence in tokens; every mask adds the probabilities of the whole vocabulary."""
     if operation != "fill_mask":
         return len(sequence.tokens)
     return len(sequence.tokens) + len(sequence.mask_positions) * -(-vocabulary // _VOCABULARY_PER_TOKEN)
@@ -90,7 +90,7 @@ class Queue:
         self.sequences += request.waiting_sequences
 
     def drop(self, request: QueuedRequest) -> None:
-        """Remove the waiting sequences of a request, if there are any."""
+        """Remove the waiting sequences of a request, if any."""
         if request in self._requests:
             del self._requests[request]
             self.tokens -= request.waiting_tokens
@@ -103,8 +103,8 @@ class Queue:
         """Take the next sequences of the first request, and of later requests that can share its batch.
 
         Sequences are taken strictly in order of arrival: the first that does not fit ends the batch, so that long ones
-        are never overtaken. A sequence longer than `max_tokens` gets a batch of its own. `level` and `subnet` are those
-        of the first request.
+        are never overtaken. A sequence longer than `max_tokens` gets a batch of its own. `level` and `subnet` apply to
+        the first request.
         """
         first = self.first()
         members: list[tuple[QueuedRequest, int]] = []

@@ -1,4 +1,4 @@
-"""What endpoints submit to a scheduler, what they get back, and the errors that end a request."""
+"""Inputs, results and errors of requests to a scheduler."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,7 +8,7 @@ import numpy as np
 from bertsmith.layers.subnet import Subnet
 
 Operation = Literal["task", "vectors", "fill_mask"]
-"""Run the task head; embed; predict the tokens at masks."""
+"""Run the task head, embed, or predict the tokens at masks."""
 
 
 def _no_positions() -> np.ndarray:
@@ -25,15 +25,15 @@ class TokenSequence:
     tokens: np.ndarray
     types: np.ndarray | None = None
     mask_positions: np.ndarray = field(default_factory=_no_positions)
-    """Where fill_mask predicts tokens."""
+    """Positions at which fill_mask predicts tokens."""
 
 
 @dataclass(frozen=True)
 class RequestResult:
     """Outputs of one request.
 
-    Shape: for each sequence, in float32, (outputs,) of a head for sequences, (length, outputs) of a head for tokens,
-    (width,) for vectors, (masks, vocabulary) of probabilities for fill_mask.
+    Shape of each output, in float32: (outputs,) for a sequence head, (length, outputs) for a token head, (width,) for
+    vectors, (masks, vocabulary) for the probabilities of fill_mask.
     """
 
     outputs: list[np.ndarray]
@@ -44,7 +44,7 @@ class RequestResult:
 
 
 class SchedulerError(Exception):
-    """The request was not accepted, or not finished."""
+    """The request was rejected or not finished."""
 
 
 class QueueFull(SchedulerError):
@@ -69,7 +69,7 @@ class ShuttingDown(SchedulerError):
 
 @dataclass(frozen=True)
 class SchedulerStats:
-    """State of a scheduler; rates and latencies are of the last seconds, counts since the start."""
+    """State of a scheduler: rates and latencies over the last seconds, counts since the start."""
 
     waiting_sequences: int
     waiting_tokens: int
@@ -77,7 +77,7 @@ class SchedulerStats:
     sequences_per_second: float
     tokens_per_second: float
     median_seconds: float | None
-    """Latency of requests; None if none was answered in the last seconds."""
+    """Median latency of requests; None if no request was answered in the last seconds."""
     slowest_seconds: float | None
     """99th percentile of the latency."""
     subnet: Subnet | None

@@ -1,7 +1,7 @@
 """The scheduler of one model: asyncio submits requests, worker threads take batches from the queue and run them.
 
-A batch never waits to be filled: a free worker takes whatever is in the queue at once, and the next batch gathers while
-it computes. The higher the load, the fuller the batches.
+A free worker never waits for a batch to fill: it takes what is in the queue, and the next requests queue up while it
+computes. The higher the load, the fuller the batches.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from bertsmith.serving.size_schedule import SizeController
 from bertsmith.serving.throughput import Throughput
 
 _LOG = logging.getLogger(__name__)
-_MIN_FILL = 0.25  # share of a full batch: emptier batches are not used to estimate the speed
-_MIN_SHARE = 64  # fewer tokens are not divided among workers: two small batches take longer than one
+_MIN_FILL = 0.25  # share of a full batch; emptier ones are not used to estimate the speed
+_MIN_SHARE = 64  # tokens; fewer are not divided among workers, because two small batches take longer than one
 _CPU_TOKENS, _GPU_TOKENS = 1024, 16_384
-_CALIBRATION_TOKENS = 512  # maximum tokens of the batch on which `start` measures the speed
+_CALIBRATION_TOKENS = 512  # maximum size of the batch with which `start` measures the speed
 
 
 class Scheduler:
@@ -91,9 +91,9 @@ class Scheduler:
         timeout: float | None = None,
         subnet: Subnet | None = None,
     ) -> RequestResult:
-        """Return the outputs of one request; raise a SchedulerError if there are none, InputError if it is invalid.
+        """Return the outputs of one request; raise SchedulerError if it is rejected or fails, InputError if invalid.
 
-        `subnet` requests one sub-network; None leaves the size to the scheduler.
+        `subnet` requests a sub-network; None leaves the size to the scheduler.
         """
         for sequence in sequences:
             self.served.check(operation, sequence, subnet)
@@ -104,7 +104,7 @@ class Scheduler:
         costs = [cost(operation, sequence, vocabulary) for sequence in sequences]
         request = QueuedRequest(operation, sequences, costs, subnet, loop.create_future(), self._clock())
         self._enqueue(request)
-        # after the other callbacks of this turn of the loop, so that requests made together share a batch
+        # wake workers after the other callbacks of this loop iteration, so that simultaneous requests share a batch
         loop.call_soon(self._wake)
         try:
             await asyncio.wait_for(request.future, timeout)
@@ -122,7 +122,7 @@ class Scheduler:
         return RequestResult(outputs, used, queued, computed)
 
     def check_room(self) -> None:
-        """Raise QueueFull or ShuttingDown where `submit` would for a request of average size."""
+        """Raise QueueFull or ShuttingDown if `submit` would reject a request of average size."""
         with self._changed:
             self._check_room(self._throughput.mean_tokens, 1)
 
@@ -186,7 +186,7 @@ class Scheduler:
     def _cancel(self, request: QueuedRequest, *, is_late: bool) -> bool:
         """Drop a request that nobody waits for; sequences in a running batch are computed and discarded.
 
-        Return False if it was finished already.
+        Return False if the request was already finished.
         """
         with self._changed:
             if request.is_finished:
@@ -214,7 +214,7 @@ class Scheduler:
             error: Exception | None = None
             try:
                 outputs = self.served.run(batch.operation, batch.sequences, batch.subnet)
-            except Exception as problem:  # any failure is reported to the requests of this batch; the worker goes on
+            except Exception as problem:  # any failure is reported to the requests of this batch; the worker continues
                 _LOG.exception("a batch of %d sequences failed", len(batch.members))
                 error = BatchFailed(f"the model failed on the batch of this request: {type(problem).__name__}")
             with self._changed:
@@ -237,11 +237,11 @@ class Scheduler:
         return self._queue.take(max_tokens, level, self.served.schedule.sizes[level].subnet)
 
     def _is_elastic(self, operation: Operation) -> bool:
-        """Whether the recorded scores, which are those of the task head, apply to this operation."""
+        """Whether the scores of elastic.json, which were measured with the task head, apply to this operation."""
         return operation == "task" or (operation == "vectors" and self.served.has_embedder)
 
     def _store(self, batch: Batch, outputs: list[np.ndarray], started_at: float, active_workers: int) -> None:
-        """Store the outputs of a batch in its requests and finish those that are complete."""
+        """Store the outputs of a batch in its requests and finish the complete requests."""
         now = self._clock()
         self._throughput.count_batch(len(batch.members), batch.tokens)
         if batch.level is not None and batch.tokens >= _MIN_FILL * self.batch_tokens:
@@ -284,7 +284,7 @@ class Scheduler:
         )
 
     def _measure_speed(self) -> float:
-        """Return the tokens per second of all workers, from the second of two batches with the whole model."""
+        """Return the tokens per second of all workers, measured on the second of two batches with the whole model."""
         length = max(1, min(32, self.served.encoding.length))
         sequence = TokenSequence(np.full(length, self.served.tokenizer.start, dtype=np.int64))
         sequences = [sequence] * max(1, min(_CALIBRATION_TOKENS, self.batch_tokens) // length)

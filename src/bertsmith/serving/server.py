@@ -1,8 +1,8 @@
-"""The server process: it listens, and shuts down without losing an accepted request.
+"""The server process, with a graceful shutdown that loses no accepted request.
 
 SIGTERM or SIGINT → /health returns 503 and responses carry `Connection: close` → (drain_delay) → no new connections →
 every accepted request is answered, within `drain` seconds → schedulers drain → exit code 0. A second signal ends the
-process at once. docs/explanations/decisions.md has the measurements that show why uvicorn's own shutdown is not enough.
+process immediately. docs/explanations/decisions.md explains why uvicorn's own shutdown is not enough.
 """
 
 import array
@@ -29,11 +29,11 @@ from bertsmith.serving.settings import ServeSettings
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
 _SO_ATTACH_FILTER = 26
-_ACCEPT_TURNS = 4  # turns of the event loop in which waiting connections are accepted before the socket is closed
-_GRACE_SECONDS = 1.0  # for requests that were on their way when the signal came
+_ACCEPT_ITERATIONS = 4  # of the event loop, to accept pending connections before the socket is closed
+_GRACE_SECONDS = 1.0  # for requests in transit when the signal arrived
 _POLL_SECONDS = 0.05
 _KILL_AFTER = 5.0  # seconds after all other timeouts of a shutdown
-_CONNECTIONS_PER_REQUEST = 4  # clients keep idle connections open
+_CONNECTIONS_PER_REQUEST = 4  # because clients keep idle connections open
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -52,7 +52,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
         return bound
     except (OSError, OverflowError, UnicodeError) as error:
         reason = str(error)
-        if isinstance(error, OSError):  # without the address, which a failed bind repeats
+        if isinstance(error, OSError):  # str(error) of a failed bind repeats the address
             has_number = error.errno is not None and error.errno > 0
             reason = os.strerror(error.errno or 0) if has_number else error.strerror or reason
         message = f"cannot listen on {host} port {port}: {reason}; choose others with --host and --port"
@@ -101,17 +101,17 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        previous = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start the shutdown, and kill the process if it takes longer than all its timeouts."""
         if self.stops_at is not None:
-            print("bertsmith: stopped at once by a second signal", file=sys.stderr, flush=True)
+            print("bertsmith: stopped immediately by a second signal", file=sys.stderr, flush=True)
             os._exit(128 + sig)
         self.service.is_draining = True
         self.stops_at = time.monotonic() + self.times.drain_delay
@@ -128,11 +128,11 @@ class Server(uvicorn.Server):
         self.service.is_draining = True
         for listener in sockets or ():
             refuse_connections(listener)
-        for _ in range(_ACCEPT_TURNS):
+        for _ in range(_ACCEPT_ITERATIONS):
             await asyncio.sleep(0)
         for server in self.servers:
             server.close()
-        # uvicorn closes idle connections at once, although a request may be on its way
+        # uvicorn would close idle connections immediately, although a request may be in transit
         end = time.monotonic() + _GRACE_SECONDS
         while self.server_state.connections and time.monotonic() < end:
             await asyncio.sleep(_POLL_SECONDS)
@@ -142,10 +142,10 @@ class Server(uvicorn.Server):
 
 
 def refuse_connections(listener: socket.socket) -> None:
-    """Let nobody connect any more, while connections that are established can still be accepted (Linux only).
+    """Refuse new connections; connections that are already established can still be accepted (Linux only).
 
-    Closing a listening socket resets connections that were not accepted yet, and another one may always arrive between
-    the last accept and the close. A packet filter that drops everything closes that gap.
+    Closing a listening socket resets connections that were not accepted yet, and another one may arrive between the
+    last accept and the close. A packet filter that drops everything closes that gap.
     """
     if sys.platform != "linux":
         return
@@ -155,9 +155,9 @@ def refuse_connections(listener: socket.socket) -> None:
 
 
 def protocol_with_header_timeout(seconds: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's HTTP protocol with a timeout for the header of a request, which uvicorn does not have.
+    """Return uvicorn's HTTP protocol with a timeout for request headers, which uvicorn lacks.
 
-    Without it, clients that send a byte now and then could hold all connections.
+    Without it, clients that send a byte now and then could occupy all connections.
     """
 
     class HeaderTimeoutProtocol(HttpToolsProtocol):

@@ -1,4 +1,4 @@
-"""Settings of the service: address, key, limits, timeouts, batches; and the number of CPU cores to use."""
+"""Settings of the service: address, key, limits, timeouts, batching; and the number of CPU cores to use."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from bertsmith.settings import Record
 from bertsmith.shrinking.fit.measure import usable_cores
 
 MAX_CPU_WORKERS = 8
-"""Batches computed at the same time; more would wait for each other in Python, so further cores become threads."""
+"""Batches computed at the same time. More would contend for Python's lock, so further cores become threads."""
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -25,8 +25,8 @@ class Limits(Record):
     """Maximum number of masks in a request: each needs the probabilities of the whole vocabulary."""
     requests: int = Field(default=512, ge=1)
     """Maximum number of concurrent requests; further ones get status 429."""
-    held_bytes: int = Field(default=64_000_000, ge=1)
-    """Maximum size of all request bodies in memory."""
+    buffered_bytes: int = Field(default=64_000_000, ge=1)
+    """Maximum total size of the request bodies in memory."""
 
 
 class Times(Record):
@@ -36,14 +36,14 @@ class Times(Record):
     """From the first byte of a request to its response."""
     body: float = Field(default=10.0, gt=0)
     """For the header of a request, and again for its body."""
-    sending: float = Field(default=30.0, gt=0)
+    send: float = Field(default=30.0, gt=0)
     """For a client to read a chunk of its response."""
     keep_alive: int = Field(default=5, gt=0)
     """For an idle connection."""
     drain: int = Field(default=40, gt=0)
     """For a graceful shutdown: from the signal until every accepted request is answered."""
     drain_delay: float = Field(default=0.0, ge=0)
-    """How long new requests are still accepted after the signal, while /health returns 503."""
+    """After the signal, during which new requests are still accepted and /health returns 503."""
 
 
 class ServeSettings(Record):
@@ -56,13 +56,13 @@ class ServeSettings(Record):
     key: str | None = Field(default=None, min_length=1, repr=False)
     """The key that clients must send as `Authorization: Bearer …`; None accepts every client."""
     truncate: bool = False
-    """Whether texts that are too long are truncated if a request does not set `truncate`; else they are rejected."""
+    """Default of `truncate` for requests: truncate texts that are too long, or reject them."""
     limits: Limits = Limits()
     times: Times = Times()
 
 
 class SchedulerLimits(Record):
-    """Sizes of batches and queue, and when an elastic model changes its size."""
+    """Limits of batches and queue, and the rule for changing the size of an elastic model."""
 
     batch_tokens: int | None = Field(default=None, ge=1)
     """Maximum tokens of a batch; a longer sequence gets its own batch. None: 1024 on a CPU, 16384 on a GPU."""
@@ -73,9 +73,9 @@ class SchedulerLimits(Record):
     workers: int | None = Field(default=None, ge=1)
     """Threads that each compute a batch. None: cores divided by threads on a CPU, one on a GPU."""
     wait_target: float = Field(default=0.25, gt=0)
-    """Seconds: if the expected wait is longer, an elastic model goes down one size."""
+    """Expected wait in seconds above which an elastic model switches to the next smaller size."""
     quiet_seconds: float = Field(default=5.0, gt=0)
-    """Duration of low load after which an elastic model goes up one size."""
+    """Duration of low load after which an elastic model switches to the next larger size."""
 
 
 def cores(quota: Path = _QUOTA) -> int:
@@ -84,13 +84,13 @@ def cores(quota: Path = _QUOTA) -> int:
     try:
         allowed, period = quota.read_text(encoding="utf-8").split()
         return min(available, max(1, -(-int(allowed) // int(period))))
-    except (OSError, ValueError):  # no quota: no file, or the word "max"
+    except (OSError, ValueError):  # without a quota there is no file, or it contains "max"
         return available
 
 
 def default_threads() -> int:
-    """Return the threads of one matrix product: 1, unless there are more cores than workers.
+    """Return the threads per matrix product: 1, unless there are more cores than workers.
 
-    The threads of a product wait for each other many times in a batch; batches on cores of their own never do.
+    The threads of a product synchronise many times per batch; batches on separate cores never do.
     """
     return max(1, cores() // MAX_CPU_WORKERS)

@@ -1,6 +1,6 @@
-"""The sizes in which an elastic model may answer, and the controller that picks one of them by load.
+"""The sizes in which an elastic model is served, and the controller that picks one of them by load.
 
-Down is fast: if the expected wait exceeds a target, or a request was refused, the next batch runs one size smaller.
+Down is fast: if the expected wait exceeds a target, or a request was rejected, the next batch runs one size smaller.
 Up is slow: only after a quiet period in which the next larger size could have handled all requests.
 """
 
@@ -13,10 +13,10 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.shrinking.elastic_metadata import ElasticRecord
 from bertsmith.shrinking.fit.candidates import pareto_front
 
-_QUIET_WAIT = 0.5  # share of the target: a longer expected wait is not quiet
-_MAX_UTILISATION = 0.8  # share of its speed that may be requested of the next larger size
-_SLOTS = 20  # the requested tokens of a quiet period are counted in this many slots
-_SMOOTHING = 0.8  # weight of the old estimate of a speed when a batch is measured
+_QUIET_WAIT = 0.5  # maximum expected wait of a quiet period, as a share of the target
+_MAX_UTILISATION = 0.8  # maximum demand of a quiet period, as a share of the next larger size's speed
+_SLOTS = 20  # time slots of a quiet period, each with its requested tokens
+_SMOOTHING = 0.8  # weight of the old estimate in the moving average of a speed
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class SizeSchedule:
     def of(cls, record: ElasticRecord | None, floor: float | None) -> "SizeSchedule":
         """Return the Pareto-optimal sub-networks that keep at least the share `floor` of the whole model's score.
 
-        Without a floor there is the whole model alone.
+        Without a floor, return the whole model alone.
         """
         if floor is not None and not 0 < floor <= 1:
             raise InputError(f"floor is {floor}; allowed: a share of the whole model's score, above 0 and up to 1")
         if record is None or floor is None:
             return cls()
-        members = list(zip(record.grid, record.subnets, strict=True))
-        whole = next((member for member in record.grid if member.width == member.depth == 1), None)
+        entries = list(zip(record.grid, record.subnets, strict=True))
+        whole = next((entry for entry in record.grid if entry.width == entry.depth == 1), None)
         if whole is None:
             raise InputError("floor is a share of the whole model's score, and elastic.json has no width 1 at depth 1")
-        faster = [(member, subnet) for member, subnet in members if member.latency_ms < whole.latency_ms]
-        good = [(member, subnet) for member, subnet in faster if member.score >= floor * whole.score]
-        front = pareto_front(good, lambda one: one[0].latency_ms, lambda one: one[0].score)
-        smaller = [ServedSize(subnet, member.score, whole.latency_ms / member.latency_ms) for member, subnet in front]
+        faster = [(entry, subnet) for entry, subnet in entries if entry.latency_ms < whole.latency_ms]
+        good = [(entry, subnet) for entry, subnet in faster if entry.score >= floor * whole.score]
+        front = pareto_front(good, lambda pair: pair[0].latency_ms, lambda pair: pair[0].score)
+        smaller = [ServedSize(subnet, entry.score, whole.latency_ms / entry.latency_ms) for entry, subnet in front]
         return cls((ServedSize(None, whole.score), *reversed(smaller)))
 
 
@@ -92,26 +92,26 @@ class SizeController:
         return self._speeds[self.level]
 
     def expected_wait(self, tokens: int) -> float:
-        """Return the seconds that this many tokens take at the current size."""
+        """Return the seconds in which the current size computes this many tokens."""
         return tokens / self.tokens_per_second
 
     def count_demand(self, tokens: int) -> None:
-        """Count the tokens of a request, accepted or not."""
+        """Count the tokens of a request, accepted or rejected."""
         now, duration = self.clock(), self.quiet / _SLOTS
         if self._demand and now - self._demand[-1][0] < duration:
-            start, before = self._demand[-1]
-            self._demand[-1] = (start, before + tokens)
+            start, slot_tokens = self._demand[-1]
+            self._demand[-1] = (start, slot_tokens + tokens)
         else:
             self._demand.append((now, tokens))
         while self._demand and self._demand[0][0] <= now - self.quiet:
             self._demand.popleft()
 
     def count_refusal(self) -> None:
-        """Note that the queue was full: a smaller size would have accepted more, however short the queue is now."""
+        """Record that the queue was full: the next batch runs at a smaller size, however short the queue is then."""
         self._has_refused = True
 
     def update_speed(self, level: int, tokens: float, seconds: float) -> None:
-        """Update the speed of a size with a measured batch; `tokens` are those of all workers in that time."""
+        """Update the speed of a size after a batch; `tokens` counts all workers in these seconds."""
         if seconds > 0 and tokens > 0:
             self._speeds[level] = _SMOOTHING * self._speeds[level] + (1 - _SMOOTHING) * tokens / seconds
 
@@ -124,7 +124,7 @@ class SizeController:
         return self.relax(waiting)
 
     def relax(self, waiting: int) -> int:
-        """Return the level after going up one size per quiet period that has passed."""
+        """Go up one size for every quiet period that has passed, and return the level."""
         now = self.clock()
         if self.level == 0:
             return 0

@@ -7,7 +7,7 @@ import numpy as np
 
 WINDOW = 10.0  # seconds over which rates and latencies are computed
 _MAX_LATENCIES = 4096
-_SLOTS = 100  # counts of the window are kept in this many slots of equal duration
+_SLOTS = 100  # time slots of the window, each with its counts
 
 
 class Throughput:

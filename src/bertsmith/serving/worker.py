@@ -20,7 +20,7 @@ Rows = Literal["packed", "padded", "fixed"]
 compiled models."""
 
 _MIN_LENGTH_RATIO = 0.75  # a sequence shorter than this share of the longest one starts the next group
-_MIN_CPU_TOKENS = 192  # from this many tokens on, matrix products on a CPU reach their full speed
+_MIN_CPU_TOKENS = 192  # matrix products on a CPU reach full speed from this many tokens
 _MIN_ROW_LENGTH = 16  # shorter sequences are not split into further groups
 
 
@@ -36,18 +36,19 @@ def run_batch(
 ) -> list[np.ndarray]:
     """Return the float32 outputs of every sequence, in order (shapes: serving/requests.py)."""
     outputs: list[np.ndarray] = [np.empty(0)] * len(sequences)
-    for group in length_groups([len(one.tokens) for one in sequences], rows, is_cpu=runner.device.type == "cpu"):
-        chosen = [sequences[index] for index in group]
-        for index, output in zip(group, _run_group(runner, operation, chosen, rows, pad, subnet), strict=True):
+    lengths = [len(sequence.tokens) for sequence in sequences]
+    for indices in length_groups(lengths, rows, is_cpu=runner.device.type == "cpu"):
+        group = [sequences[index] for index in indices]
+        for index, output in zip(indices, _run_group(runner, operation, group, rows, pad, subnet), strict=True):
             outputs[index] = output
     return outputs
 
 
 def length_groups(lengths: Sequence[int], rows: Rows, *, is_cpu: bool = True) -> list[list[int]]:
-    """Group the indices of sequences of similar length for one forward pass each, longest first.
+    """Group the indices of sequences of similar length, longest first; each group is one forward pass.
 
-    A packed batch needs groups only on a CPU, where attention works on rows as long as the longest sequence; a group
-    there has at least `_MIN_CPU_TOKENS` tokens. On a GPU it is one group.
+    A packed batch is one group on a GPU. On a CPU, where attention pads to the longest sequence of a group, groups have
+    at least `_MIN_CPU_TOKENS` tokens.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     if rows == "packed" and not is_cpu:
@@ -82,8 +83,8 @@ def _run_group(
     if operation == "fill_mask":
         positions = [start + one.mask_positions for start, one in zip(_starts(group, layout), group, strict=True)]
         flat = torch.from_numpy(np.concatenate(positions)).to(runner.device)
-        shares = _array(runner.mask_probabilities(inputs, flat))
-        return np.split(shares, np.cumsum([len(one) for one in positions])[:-1])
+        probabilities = _array(runner.mask_probabilities(inputs, flat))
+        return np.split(probabilities, np.cumsum([len(one) for one in positions])[:-1])
     if operation == "vectors":
         return list(_array(runner.vectors(inputs)))[: len(group)]
     outputs = _array(runner.outputs(tokens, layout, inputs.types, subnet=subnet))
@@ -91,19 +92,19 @@ def _run_group(
         return list(outputs)[: len(group)]
     lengths = [len(one.tokens) for one in group]
     if layout.is_packed:
-        return [part.copy() for part in np.split(outputs, np.cumsum(lengths))[: len(group)]]
+        return [output.copy() for output in np.split(outputs, np.cumsum(lengths))[: len(group)]]
     return [row[:length].copy() for row, length in zip(outputs, lengths, strict=False)]
 
 
 def _tensors(
     group: Sequence[TokenSequence], rows: Rows, pad: int, max_length: int | None
 ) -> tuple[Tensor, SequenceLayout, Tensor | None]:
-    """Return tokens, layout and token types (0 where a sequence has none; None if none of them has any)."""
+    """Return tokens, layout and token types (0 for sequences without types; None if no sequence has types)."""
     collate = packed if rows == "packed" else padded
     sequences = [one.tokens for one in group]
     has_types = any(one.types is not None for one in group)
     types = [np.zeros_like(one.tokens) if one.types is None else one.types for one in group] if has_types else None
-    if rows == "fixed":  # round the number of rows up to a power of two with rows of one token
+    if rows == "fixed":  # add rows of one token, up to a power of two
         missing = 2 ** (len(group) - 1).bit_length() - len(group)
         sequences = sequences + [np.array([pad])] * missing
         types = None if types is None else types + [np.zeros(1, dtype=np.int64)] * missing
@@ -119,9 +120,9 @@ def _tensors(
 
 
 def padding_sequence(tokens: int, pad: int) -> list[TokenSequence]:
-    """Return at most one sequence of padding that rounds the tokens of a pass up to one of a few numbers.
+    """Return at most one sequence of padding, which rounds the number of tokens of a forward pass up.
 
-    PyTorch's matrix products on a CPU cache some megabytes for every number of rows they meet.
+    On a CPU, PyTorch's matrix products cache some megabytes for every distinct number of rows.
     """
     step = min(64, max(8, 2 ** (tokens.bit_length() - 4)))
     missing = -tokens % step
@@ -129,7 +130,7 @@ def padding_sequence(tokens: int, pad: int) -> list[TokenSequence]:
 
 
 def _fixed_length(length: int) -> int:
-    """Round up to a power of two: a model is compiled for each length."""
+    """Round up to a power of two, because a model is compiled for each length."""
     return max(_MIN_ROW_LENGTH, 2 ** (length - 1).bit_length())
 
 

@@ -1,4 +1,4 @@
-"""Tiny models of every kind as a running service, for the tests of its page and for its pictures."""
+"""A running service of tiny models, for the tests and the screenshots of the page."""
 
 import threading
 import time
@@ -49,14 +49,16 @@ WORDS = (
 
 @cache
 def tokenizer() -> Tokenizer:
-    """One that knows the words of the page's own examples."""
+    """Return a tokenizer that knows the words of the page's examples."""
     return learn_tokenizer([WORDS] * 20, "wordpiece", 400, progress=False)
 
 
 def network(family: str, seed: int = 0) -> Model:
-    """A tiny encoder of a family with random weights, large enough for answers to differ."""
+    """Return a tiny encoder of a family, with random weights that are large enough for answers to differ."""
     sizes = {**SIZES, "vocabulary": tokenizer().size}
-    model = build(preset(family, **{key: own for key, own in sizes.items() if key in overridable(family)}), seed=seed)
+    model = build(
+        preset(family, **{key: value for key, value in sizes.items() if key in overridable(family)}), seed=seed
+    )
     model.tokenizer = tokenizer()
     return model.eval()
 
@@ -64,7 +66,7 @@ def network(family: str, seed: int = 0) -> Model:
 def served(
     case: str | None, family: str = "bert-tiny", *, name: str, is_elastic: bool = False, floor: float | None = None
 ) -> ServedModel:
-    """A model with the task of one of the cases, or for masks and vectors alone."""
+    """Return a model with the task of a case; without a case, a pre-trained one."""
     model, task = network(family), None
     operations: set[Operation] = {"vectors"}
     if case is not None:
@@ -94,7 +96,7 @@ def served(
 
 
 def elastic_record(model: Model) -> ElasticRecord:
-    """What a training could have written of the sub-networks of a model."""
+    """Return an elastic record with made-up scores and latencies."""
     sizes = [(width, depth) for depth in DEPTHS for width in WIDTHS]
     grid = tuple(
         SubnetworkRecord(
@@ -121,7 +123,7 @@ def elastic_record(model: Model) -> ElasticRecord:
 
 @contextmanager
 def running(models: Sequence[ServedModel], settings: ServeSettings | None = None) -> Iterator[str]:
-    """The address of a service of these models on this machine."""
+    """Run a service of these models and yield its URL."""
     schedulers = {model.name: Scheduler(model) for model in models}
     for scheduler in schedulers.values():
         scheduler.start()

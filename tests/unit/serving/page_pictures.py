@@ -1,7 +1,7 @@
-"""Pictures of the page, light and dark, on a desk and on a phone: `python page_pictures.py OUT [FOLDER …]`.
+"""Screenshots of the page, light and dark, on desktop and phone: `python page_pictures.py OUT [FOLDER …]`.
 
-Tiny models with random weights stand in where no folders of trained ones are given. docs/images/serve.png is its
-serve.png with the folder `elastic` of `bertsmith demo`.
+Without model folders, tiny models with random weights are used. docs/images/serve.png is the serve.png of this script
+with the folder `elastic` of `bertsmith demo`.
 """
 
 import sys
@@ -19,12 +19,12 @@ from page_models import running, served
 from bertsmith.serving.model import ServedModel
 
 CHROMIUM = "/usr/bin/chromium"
-LOOKED = 12_000  # milliseconds at the charts
-WINDOWS = {"desk": (1280, 860), "phone": (390, 844)}
+CHART_TIME = 12_000  # milliseconds of load before the charts are captured
+WINDOWS = {"desktop": (1280, 860), "phone": (390, 844)}
 
 
 def tiny_models() -> list[ServedModel]:
-    """One of each kind."""
+    """Return one model of each kind."""
     return [
         served("classification", name="classes", is_elastic=True, floor=0.8),
         served("tagging", name="names"),
@@ -52,7 +52,7 @@ def choose(page: Page, model: ServedModel) -> None:
 
 
 def pictures(page: Page, address: str, name: str, model: ServedModel, out: Path) -> None:
-    """The first tab of one model: whole, at a smaller size, with its maps."""
+    """Capture the first tab of one model: whole, at a smaller size, with attention maps."""
     page.goto(address)
     choose(page, model)
     page.screenshot(path=out / f"{model.name}-{name}.png", full_page=True)
@@ -62,7 +62,7 @@ def pictures(page: Page, address: str, name: str, model: ServedModel, out: Path)
         page.focus("#size-depth")
         page.keyboard.press("ArrowLeft")
         settle(page)
-        expect(page.locator(".figures")).not_to_contain_text("measuring", timeout=30_000)
+        expect(page.locator(".metrics")).not_to_contain_text("measuring", timeout=30_000)
         page.screenshot(path=out / f"{model.name}-{name}-small.png", full_page=True)
     if page.locator(".show-maps").is_visible():
         page.click(".show-maps")
@@ -73,7 +73,7 @@ def pictures(page: Page, address: str, name: str, model: ServedModel, out: Path)
 
 
 def overview(browser: Browser, address: str, path: Path) -> None:
-    """One picture that shows most of the first tab: an answer, a smaller size, the maps."""
+    """Capture most of the first tab in one picture: a prediction, a smaller size, the attention maps."""
     page = browser.new_page(viewport={"width": 1280, "height": 1120}, color_scheme="light")
     page.goto(address)
     settle(page)
@@ -81,11 +81,11 @@ def overview(browser: Browser, address: str, path: Path) -> None:
         page.focus(f"#size-{name}")
         page.keyboard.press("ArrowLeft")
     settle(page)
-    expect(page.locator(".figures")).not_to_contain_text("measuring", timeout=30_000)
+    expect(page.locator(".metrics")).not_to_contain_text("measuring", timeout=30_000)
     page.click(".show-maps")
     page.wait_for_selector("#maps canvas")
     page.mouse.move(0, 0)
-    page.locator("h1").click()  # nothing has the focus
+    page.locator("h1").click()  # removes the focus
     settle(page)
     panes = page.locator("#maps .attention-panes").bounding_box()
     assert panes is not None
@@ -95,12 +95,12 @@ def overview(browser: Browser, address: str, path: Path) -> None:
 
 
 def load(address: str, model: ServedModel, is_over: threading.Event) -> None:
-    """Asks without end, so that the charts have something to show."""
+    """Send requests until `is_over` is set, so that the charts show some load."""
     texts = ["my parcel was due on monday and there is still no sign of it " * (1 + number % 4) for number in range(64)]
-    work, key = ("predict", "inputs") if "task" in model.operations else ("embed", "inputs")
+    path = "/predict" if "task" in model.operations else "/embed"
     with httpx.Client(base_url=address) as client:
         while not is_over.is_set():
-            client.post(f"/{work}", json={key: texts, "model": model.name, "truncate": True})
+            client.post(path, json={"inputs": texts, "model": model.name, "truncate": True})
             is_over.wait(0.35)
 
 
@@ -126,15 +126,15 @@ def main() -> None:
                     pictures(page, address, f"{window}-{scheme}", model, out)
                 is_over.clear()
                 with ThreadPoolExecutor(3) as workers:
-                    asking = [workers.submit(load, address, models[0], is_over) for _ in range(3)]
+                    clients = [workers.submit(load, address, models[0], is_over) for _ in range(3)]
                     page.goto(f"{address}/#live")
                     page.reload()
                     choose(page, models[0])
-                    page.wait_for_timeout(LOOKED)
+                    page.wait_for_timeout(CHART_TIME)
                     page.screenshot(path=out / f"live-{window}-{scheme}.png", full_page=True)
                     is_over.set()
-                    for one in asking:
-                        one.result()
+                    for client in clients:
+                        client.result()
                 context.close()
         browser.close()
 

@@ -31,7 +31,7 @@ GRID = ((1.0, 1.0, 90.0, 8.0), (0.5, 1.0, 89.0, 5.0), (1.0, 0.5, 85.0, 6.0), (0.
 
 def record_of(grid: Sequence[tuple[float, float, float, float]] = GRID) -> ElasticRecord:
     """Return a record with these scores and latencies."""
-    members = [
+    entries = [
         SubnetworkRecord(width=width, depth=depth, score=score, latency_ms=latency, parameters=1, flops=1.0)
         for width, depth, score, latency in grid
     ]
@@ -40,7 +40,7 @@ def record_of(grid: Sequence[tuple[float, float, float, float]] = GRID) -> Elast
         teacher_score=91.0,
         depth_rule="keep_last",
         length=16,
-        grid=tuple(members),
+        grid=tuple(entries),
         head_scores=(),
         head_order=(),
         neuron_order=(),
@@ -53,70 +53,70 @@ def tiny_folder(folder: Path, task: str | None = None, *, is_elastic: bool = Fal
     sizes = {"vocabulary": tokenizer.size, "width": 32, "heads": 4, "layers": 2, "max_length": 32, "init_std": 0.2}
     model = bertsmith.build(bertsmith.preset(preset, **sizes), seed=0).eval()
     model.tokenizer = tokenizer
-    kept = None
+    task_record = None
     if task is not None:
-        kept = TaskRecord.parse({"task": TASKS[task], "sequences": {"length": LENGTH}})
-        model = with_task_head(model, kept.task.head(model.config), seed=0)
+        task_record = TaskRecord.parse({"task": TASKS[task], "sequences": {"length": LENGTH}})
+        model = with_task_head(model, task_record.task.head(model.config), seed=0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
     bertsmith.save(model, folder)
-    if kept is not None:
-        write_task_record(kept, folder)
+    if task_record is not None:
+        write_task_record(task_record, folder)
     if is_elastic:
         write_record(record_of(), folder)
     return folder
 
 
 def sequences(count: int, seed: int = 0, max_length: int = LENGTH) -> list[TokenSequence]:
-    """Random sequences of random lengths, half of them with types."""
+    """Return random sequences of random lengths, half of them with types."""
     random, size = np.random.default_rng(seed), _tokenizer().size
-    made = []
+    generated = []
     for index in range(count):
         tokens = random.integers(0, size, size=int(random.integers(1, max_length + 1)))
-        made.append(TokenSequence(tokens, random.integers(0, 2, size=len(tokens)) if index % 2 else None))
-    return made
+        generated.append(TokenSequence(tokens, random.integers(0, 2, size=len(tokens)) if index % 2 else None))
+    return generated
 
 
 def of_length(length: int, token: int = 1) -> TokenSequence:
     return TokenSequence(np.full(length, token, dtype=np.int64))
 
 
-class Held(ServedModel):
-    """A model that computes a batch only after `let.release()`, records batches, and fails on request.
+class BlockingModel(ServedModel):
+    """A model that, once blocked, records batches and runs each only after `permits.release()`, or fails.
 
     The output of a sequence is its tokens.
     """
 
     def __init__(self, served: ServedModel) -> None:
         super().__init__(**vars(served))
-        self.__dict__.update(let=threading.Semaphore(0), began=threading.Semaphore(0), batches=[], error=None)
-        self.__dict__["is_free"] = True
+        self.__dict__.update(permits=threading.Semaphore(0), started=threading.Semaphore(0), batches=[], error=None)
+        self.__dict__["is_open"] = True
 
-    let: threading.Semaphore
-    began: threading.Semaphore
+    permits: threading.Semaphore
+    started: threading.Semaphore
     batches: list[tuple[Operation, list[int], Subnet | None]]
     error: Exception | None
-    is_free: bool
+    is_open: bool
 
-    def hold(self, error: Exception | None = None) -> None:
-        """Make every batch wait for `let.release()` and then fail with the error, if one is given."""
-        self.__dict__.update(is_free=False, error=error)
+    def block(self, error: Exception | None = None) -> None:
+        """Make every batch wait for `permits.release()` and then raise the error, if there is one."""
+        self.__dict__.update(is_open=False, error=error)
 
-    def free(self) -> None:
-        self.__dict__.update(is_free=True, error=None)
-        self.let.release(100)
+    def unblock(self) -> None:
+        self.__dict__.update(is_open=True, error=None)
+        self.permits.release(100)
 
     def run(
         self, operation: Operation, sequences: list[TokenSequence], subnet: Subnet | None = None
     ) -> list[np.ndarray]:
-        if not self.is_free:
-            self.batches.append((operation, [len(own.tokens) for own in sequences], subnet))
-            self.began.release()
-            self.let.acquire()
+        if not self.is_open:
+            self.batches.append((operation, [len(sequence.tokens) for sequence in sequences], subnet))
+            self.started.release()
+            self.permits.acquire()
             if self.error is not None:
                 raise self.error
-        return [own.tokens.astype(np.float32) for own in sequences]
+        return [sequence.tokens.astype(np.float32) for sequence in sequences]
 
 
 @lru_cache(maxsize=1)

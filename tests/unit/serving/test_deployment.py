@@ -1,4 +1,4 @@
-"""The files for containers and clusters agree with the service: flags, ports, paths, times and metrics."""
+"""Docker, Compose and Kubernetes files agree with the service: flags, ports, paths, timeouts and metrics."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def _read(path: Path) -> Any:
 
 
 def _flags(arguments: list[str]) -> dict[str, Any]:
-    """What the command line makes of the arguments of `bertsmith serve`; it refuses what it does not know."""
+    """Parse the arguments of `bertsmith serve`; raise for unknown ones."""
     _, bound, _ = app.parse_args(["serve", *arguments], exit_on_error=False, print_error=False)
     return bound.arguments
 
@@ -36,13 +36,13 @@ class _Idle:
 
 @pytest.fixture(scope="module")
 def container() -> dict[str, Any]:
-    (found,) = _read(MANIFESTS / "deployment.yaml")["spec"]["template"]["spec"]["containers"]
-    return found
+    (container,) = _read(MANIFESTS / "deployment.yaml")["spec"]["template"]["spec"]["containers"]
+    return container
 
 
 @pytest.fixture(scope="module")
 def instructions() -> list[tuple[str, str]]:
-    """The instructions of the Dockerfile with their arguments."""
+    """Instructions of the Dockerfile with their arguments."""
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
@@ -50,7 +50,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def test_image_starts_the_service_as_an_unprivileged_user(instructions: list[tuple[str, str]]) -> None:
-    last = dict(instructions)  # of the last stage where one is given twice
+    last = dict(instructions)  # for repeated instructions, the last stage counts
     assert json.loads(last["ENTRYPOINT"]) == ["bertsmith", "serve", *STARTED]
     assert _flags([*json.loads(last["ENTRYPOINT"])[2:], *json.loads(last["CMD"])])["folders"] == ["/models/model"]
     assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", last["USER"])
@@ -68,7 +68,7 @@ def test_image_starts_the_service_as_an_unprivileged_user(instructions: list[tup
 def test_image_copies_existing_files(instructions: list[tuple[str, str]]) -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = [
-        part for word, rest in instructions if word == "COPY" and "--from" not in rest for part in rest.split()[:-1]
+        name for word, rest in instructions if word == "COPY" and "--from" not in rest for name in rest.split()[:-1]
     ]
     assert copied
     for name in copied:
@@ -123,7 +123,7 @@ def test_pod_uses_the_flags_ports_and_paths_of_the_service(container: dict[str, 
     assert flags["folders"][0].startswith(f"{mounted[0]['mountPath']}/")
 
 
-def test_grace_period_covers_the_drain(container: dict[str, Any]) -> None:
+def test_grace_period_covers_the_shutdown(container: dict[str, Any]) -> None:
     pod = _read(MANIFESTS / "deployment.yaml")["spec"]["template"]["spec"]
     flags = _flags([*STARTED, *container["args"]])
     before = int(container["lifecycle"]["preStop"]["exec"]["command"][1])

@@ -1,4 +1,4 @@
-"""/explore, /live and the files of the page: answers and maps of the requested network."""
+"""/explore, /live and the files of the page: answers and maps of the requested size."""
 
 import base64
 import re
@@ -45,14 +45,14 @@ INPUTS: dict[str, dict[str, Any]] = {
 }
 
 
-class Asking:
-    """A service of some models in this process."""
+class ServiceClient:
+    """A service of some models in this process, and requests to its /explore."""
 
     def __init__(self, *models: ServedModel, settings: ServeSettings | None = None) -> None:
         self.schedulers = {model.name: Scheduler(model) for model in models}
         self.client = TestClient(make_app(self.schedulers, settings or ServeSettings()), raise_server_exceptions=False)
 
-    def __enter__(self) -> "Asking":
+    def __enter__(self) -> "ServiceClient":
         for scheduler in self.schedulers.values():
             scheduler.start()
         return self
@@ -64,92 +64,94 @@ class Asking:
     def __call__(self, status: int = 200, **body: Any) -> dict[str, Any]:
         response = self.client.post("/explore", json=body)
         assert response.status_code == status, response.text
-        found: dict[str, Any] = response.json()
-        return found
+        answer: dict[str, Any] = response.json()
+        return answer
 
 
 @pytest.fixture(scope="module")
-def elastic() -> Iterator[Asking]:
-    with Asking(served("classification", name="elastic", is_elastic=True), served(None, name="masks")) as asking:
-        yield asking
+def elastic() -> Iterator[ServiceClient]:
+    with ServiceClient(
+        served("classification", name="elastic", is_elastic=True), served(None, name="masks")
+    ) as service:
+        yield service
 
 
 @pytest.mark.parametrize("case", INPUTS)
-def test_answer_is_that_of_the_requested_network(case: str) -> None:
+def test_answer_equals_the_predictor_of_the_requested_size(case: str) -> None:
     family = "convbert-small" if "pairs" in case else "bert-tiny"
-    own = served(case, family, name="own")
-    assert own.model is not None
-    assert own.task is not None
-    record = TaskRecord(task=own.task, sequences=ExampleConfig(length=128))
-    with Asking(own) as asking:
+    served_model = served(case, family, name="model")
+    assert served_model.model is not None
+    assert served_model.task is not None
+    record = TaskRecord(task=served_model.task, sequences=ExampleConfig(length=128))
+    with ServiceClient(served_model) as service:
         for subnet in (None, HALF):
             share = 1.0 if subnet is None else 0.5
-            found = asking(work="task", inputs=INPUTS[case], width=share, depth=share)
-            model = own.model if subnet is None else extract(own.model, subnet)
-            (said,) = Predictor(model, record).details([INPUTS[case]])
-            answer = {name: value for name, value in found["answer"].items() if name != "positions"}
-            assert _rounded(answer) == _rounded(said)
-            assert found["parameters"] == parameters(model.config)
-            assert (found["width"], found["depth"]) == (share, share)
-            assert found["sequences"] == (3 if case == "choice" else 1)
+            response = service(work="task", inputs=INPUTS[case], width=share, depth=share)
+            model = served_model.model if subnet is None else extract(served_model.model, subnet)
+            (expected,) = Predictor(model, record).details([INPUTS[case]])
+            answer = {name: value for name, value in response["answer"].items() if name != "positions"}
+            assert _rounded(answer) == _rounded(expected)
+            assert response["parameters"] == parameters(model.config)
+            assert (response["width"], response["depth"]) == (share, share)
+            assert response["sequences"] == (3 if case == "choice" else 1)
     assert {name for name in INPUTS if name not in TASK_CASES} == set()
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers as far as float32 has them, and by what they are about."""
+    """Round all numbers to the precision of float32."""
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, dict):
-        return {name: _rounded(own) for name, own in value.items()}
-    return [_rounded(own) for own in value] if isinstance(value, list) else value
+        return {name: _rounded(item) for name, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("family", ["bert-tiny", "deberta-base", "convbert-small"])
-def test_maps_are_those_of_the_requested_network(family: str) -> None:
-    own = served("regression", family, name="own")
-    assert own.model is not None
-    with Asking(own) as asking:
-        found = asking(work="task", inputs={"sentence": "an iron gate"}, width=0.5, depth=0.5, maps=True)
-    small = extract(own.model, HALF)
-    ids = torch.from_numpy(own.tokenizer.encode(["an iron gate"])["input_ids"])
+def test_maps_equal_those_of_the_requested_size(family: str) -> None:
+    served_model = served("regression", family, name="model")
+    assert served_model.model is not None
+    with ServiceClient(served_model) as service:
+        response = service(work="task", inputs={"sentence": "an iron gate"}, width=0.5, depth=0.5, maps=True)
+    small = extract(served_model.model, HALF)
+    ids = torch.from_numpy(served_model.tokenizer.encode(["an iron gate"])["input_ids"])
     with torch.inference_mode():
         layers = small.encoder.run(
             EncoderInputs(ids, SequenceLayout.full(*ids.shape), torch.zeros_like(ids)), Want(maps=True)
         ).maps
-    data = found["maps"]["data"]
+    data = response["maps"]["data"]
     assert data["layers"] == len(layers) == 2
     assert {one["label"].replace(" ", "_") for one in data["maps"]} == set(layers[0])
     for one in data["maps"]:
-        right = torch.cat([layer[one["label"].replace(" ", "_")][0] for layer in layers]).numpy()
-        levels = np.frombuffer(base64.b64decode(one["levels"]), dtype=np.uint8).reshape(right.shape).astype(float)
+        expected = torch.cat([layer[one["label"].replace(" ", "_")][0] for layer in layers]).numpy()
+        levels = np.frombuffer(base64.b64decode(one["levels"]), dtype=np.uint8).reshape(expected.shape).astype(float)
         values = (levels - 128) / 127 * one["scale"] if one["isScore"] else levels / 255
-        np.testing.assert_allclose(values, right, atol=0.006 * one["scale"])
+        np.testing.assert_allclose(values, expected, atol=0.006 * one["scale"])
 
 
-def test_markup_has_no_text_and_no_style(elastic: Asking) -> None:
-    found = elastic(work="task", inputs={"text": "harbour <b>lanterns</b>"}, maps=True)
-    assert "harbour" in found["maps"]["data"]["tokens"]
-    assert not re.search(r"harbour|lanterns|<script|style=|\son\w+=", found["maps"]["markup"])
+def test_markup_has_no_text_and_no_style(elastic: ServiceClient) -> None:
+    response = elastic(work="task", inputs={"text": "harbour <b>lanterns</b>"}, maps=True)
+    assert "harbour" in response["maps"]["data"]["tokens"]
+    assert not re.search(r"harbour|lanterns|<script|style=|\son\w+=", response["maps"]["markup"])
 
 
-def test_similarities_and_masks(elastic: Asking) -> None:
-    found = elastic(model="masks", work="vectors", inputs=["the smith", "the river", "the smith"])
-    table = np.array(found["answer"]["similarities"])
+def test_similarities_and_mask_candidates(elastic: ServiceClient) -> None:
+    response = elastic(model="masks", work="vectors", inputs=["the smith", "the river", "the smith"])
+    table = np.array(response["answer"]["similarities"])
     np.testing.assert_allclose(table, table.T)
     assert table[0, 2] == pytest.approx(1)
     assert table[0, 1] < 0.999
     model = elastic.schedulers["masks"].served.model
     assert model is not None
-    right = model.fill_mask("the [MASK] forges", top=8)[0]
+    expected = model.fill_mask("the [MASK] forges", top=8)[0]
     (mask,) = elastic(model="masks", work="fill_mask", inputs="the [MASK] forges")["answer"]["masks"]
-    assert [one["piece"] for one in mask] == [piece for piece, _ in right]
-    assert [one["score"] for one in mask] == pytest.approx([share for _, share in right], abs=1e-5)
-    assert all(one["starts_word"] != one["piece"].startswith("##") for one in mask)
+    assert [one["token"] for one in mask] == [token for token, _ in expected]
+    assert [one["score"] for one in mask] == pytest.approx([probability for _, probability in expected], abs=1e-5)
+    assert all(one["starts_word"] != one["token"].startswith("##") for one in mask)
     assert all(not one["text"].startswith("##") for one in mask)
 
 
 @pytest.mark.parametrize(
-    ("body", "sentence"),
+    ("body", "message"),
     [
         ({"work": "task", "inputs": {"text": "a"}, "width": 0.3}, "width × depth is 0.3 × 1; 'elastic' was trained"),
         ({"work": "task", "inputs": {"text": " "}}, "one of the inputs is empty"),
@@ -162,48 +164,48 @@ def test_similarities_and_masks(elastic: Asking) -> None:
         ({"work": "task", "inputs": {"text": "a"}, "width": 2}, "width: "),
     ],
 )
-def test_invalid_requests_return_422(elastic: Asking, body: dict[str, Any], sentence: str) -> None:
-    assert re.search(sentence, elastic(422, **body)["error"])
+def test_invalid_requests_return_422(elastic: ServiceClient, body: dict[str, Any], message: str) -> None:
+    assert re.search(message, elastic(422, **body)["error"])
 
 
 def test_limits_of_the_service_apply() -> None:
     settings = ServeSettings(limits=Limits(tokens=40))
-    with Asking(served("choice", name="own"), settings=settings) as asking:
+    with ServiceClient(served("choice", name="model"), settings=settings) as service:
         inputs = {**INPUTS["choice"], "choices": ["by the river"] * 9}
-        assert "tokens; at most 40 are accepted" in asking(413, work="task", inputs=inputs)["error"]
-        assert asking(404, work="task", inputs="a", model="none")["error_type"] == "NotFound"
+        assert "tokens; at most 40 are accepted" in service(413, work="task", inputs=inputs)["error"]
+        assert service(404, work="task", inputs="a", model="none")["error_type"] == "NotFound"
 
 
 class _Exported(ModelRunner):
-    """Stands for a runner without a PyTorch model."""
+    """A runner without a PyTorch model."""
 
     torch_model = None
 
 
 def test_exported_model_has_one_size_and_no_maps() -> None:
-    own = served("classification", name="own")
-    assert own.model is not None
-    exported = replace(own, runner=_Exported(own.model))
+    served_model = served("classification", name="model")
+    assert served_model.model is not None
+    exported = replace(served_model, runner=_Exported(served_model.model))
     assert exported.choose_subnet(1, 1) is None
     with pytest.raises(InputError, match="has one size"):
         exported.choose_subnet(0.5, 1)
-    with Asking(exported) as asking:
-        (told,) = asking.client.get("/explore").json()["models"]
-        assert told["sizes"] == {"kind": "one"}
-        assert told["maps"] is False
-        found = asking(work="task", inputs={"text": "a"}, maps=True)
-        assert found["maps"] is None
-        assert "not run by PyTorch" in found["maps_refused"]
+    with ServiceClient(exported) as service:
+        (model,) = service.client.get("/explore").json()["models"]
+        assert model["sizes"] == {"kind": "one"}
+        assert model["maps"] is False
+        response = service(work="task", inputs={"text": "a"}, maps=True)
+        assert response["maps"] is None
+        assert "does not run in PyTorch" in response["maps_refused"]
 
 
-def test_whole_model_is_requested_as_a_subnet(elastic: Asking) -> None:
-    own = elastic.schedulers["elastic"].served
-    assert own.model is not None
-    assert own.choose_subnet(1, 1) == Subnet()
-    assert own.parameters(Subnet()) == parameters(own.model.config)
+def test_whole_model_is_requested_as_a_subnet(elastic: ServiceClient) -> None:
+    served_model = elastic.schedulers["elastic"].served
+    assert served_model.model is not None
+    assert served_model.choose_subnet(1, 1) == Subnet()
+    assert served_model.parameters(Subnet()) == parameters(served_model.model.config)
 
 
-def test_live_has_the_stats_of_every_scheduler(elastic: Asking) -> None:
+def test_live_has_the_stats_of_every_scheduler(elastic: ServiceClient) -> None:
     elastic(work="task", inputs={"text": "an iron gate"})
     states = elastic.client.get("/live").json()["models"]
     assert set(states) == {"elastic", "masks"}
@@ -212,7 +214,7 @@ def test_live_has_the_stats_of_every_scheduler(elastic: Asking) -> None:
     assert (states["masks"]["width"], states["masks"]["depth"]) == (1, 1)
 
 
-def test_page_files_have_a_strict_policy(elastic: Asking) -> None:
+def test_page_files_have_a_strict_policy(elastic: ServiceClient) -> None:
     page = elastic.client.get("/")
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy

@@ -27,7 +27,7 @@ from bertsmith.shrinking.fit.measure import usable_cores
 
 
 @pytest.mark.parametrize(
-    ("task", "works"),
+    ("task", "operations"),
     [
         (None, {"vectors", "fill_mask"}),
         ("classification", {"task", "vectors"}),
@@ -35,9 +35,9 @@ from bertsmith.shrinking.fit.measure import usable_cores
         ("embedding", {"task", "vectors"}),
     ],
 )
-def test_operations_depend_on_the_heads(tmp_path: Path, task: str | None, works: set[str]) -> None:
+def test_operations_depend_on_the_heads(tmp_path: Path, task: str | None, operations: set[str]) -> None:
     served = ServedModel.open(tiny_folder(tmp_path / "model", task))
-    assert served.operations == works
+    assert served.operations == operations
     assert served.name == "model"
     assert served.encoding.length == (32 if task is None else LENGTH)
     assert (served.task is None) == (task is None)
@@ -45,31 +45,31 @@ def test_operations_depend_on_the_heads(tmp_path: Path, task: str | None, works:
 
 
 @pytest.mark.parametrize(
-    ("task", "works"),
+    ("task", "operations"),
     [
         (None, {"vectors"}),
         ("tagging", {"task"}),
         pytest.param("embedding", {"task", "vectors"}, marks=pytest.mark.slow),
     ],
 )
-def test_onnx_outputs_equal_those_of_pytorch(tmp_path: Path, task: str | None, works: set[str]) -> None:
+def test_onnx_outputs_equal_those_of_pytorch(tmp_path: Path, task: str | None, operations: set[str]) -> None:
     plain = tiny_folder(tmp_path / "plain", task)
     (tmp_path / "onnx").mkdir()
     write_artefact(bertsmith.load(plain), tmp_path / "onnx", Artefact(engine="onnxruntime"))
     if task is not None:
         shutil.copy(plain / "task.json", tmp_path / "onnx")
     served, model = ServedModel.open(tmp_path / "onnx", name="graph"), ServedModel.open(plain)
-    assert served.operations == works
+    assert served.operations == operations
     assert (served.name, served.runner.torch_model, served.rows) == ("graph", None, "padded")
-    asked = sequences(40)
+    inputs = sequences(40)
     engine = Scheduler(served)
     engine.start()
-    for work in works:
-        answered = asyncio.run(engine.submit(work, asked))  # type: ignore[arg-type]
-        for output, wanted in zip(answered.outputs, model.run(work, asked), strict=True):  # type: ignore[arg-type]
-            np.testing.assert_allclose(output, wanted, rtol=1e-3, atol=1e-4)
-    with pytest.raises(InputError, match="subnet is given, and 'graph' has one size for"):
-        asyncio.run(engine.submit("vectors" if task is None else "task", asked, subnet=bertsmith.Subnet(width=0.5)))
+    for operation in operations:
+        answered = asyncio.run(engine.submit(operation, inputs))  # type: ignore[arg-type]
+        for output, expected in zip(answered.outputs, model.run(operation, inputs), strict=True):  # type: ignore[arg-type]
+            np.testing.assert_allclose(output, expected, rtol=1e-3, atol=1e-4)
+    with pytest.raises(InputError, match="subnet must be None: 'graph' has one size for"):
+        asyncio.run(engine.submit("vectors" if task is None else "task", inputs, subnet=bertsmith.Subnet(width=0.5)))
     engine.close()
     if task == "tagging":
         (tmp_path / "onnx" / "task.json").unlink()
@@ -83,10 +83,10 @@ def test_onnx_graph_fills_masks(tmp_path: Path) -> None:
     bertsmith.export(bertsmith.load(plain), tmp_path / "onnx", to="onnx", head="masked_tokens")
     served, model = ServedModel.open(tmp_path / "onnx"), ServedModel.open(plain)
     assert served.operations == {"fill_mask"}
-    asked = [replace(own, mask_positions=np.arange(len(own.tokens))[::2]) for own in sequences(10)]
-    for output, wanted in zip(served.run("fill_mask", asked), model.run("fill_mask", asked), strict=True):
-        assert (output.dtype, output.shape) == (np.float32, wanted.shape)
-        np.testing.assert_allclose(output, wanted, atol=1e-5)
+    inputs = [replace(sequence, mask_positions=np.arange(len(sequence.tokens))[::2]) for sequence in sequences(10)]
+    for output, expected in zip(served.run("fill_mask", inputs), model.run("fill_mask", inputs), strict=True):
+        assert (output.dtype, output.shape) == (np.float32, expected.shape)
+        np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8_weights"])
@@ -99,21 +99,21 @@ def test_bfloat16_and_int8_artefacts_are_served(tmp_path: Path, precision: str) 
     shutil.copy(plain / "task.json", tmp_path / "small")
     served, model = ServedModel.open(tmp_path / "small"), ServedModel.open(plain)
     assert served.rows == "packed"
-    asked = sequences(10)
-    for output, wanted in zip(served.run("task", asked), model.run("task", asked), strict=True):
+    inputs = sequences(10)
+    for output, expected in zip(served.run("task", inputs), model.run("task", inputs), strict=True):
         assert output.dtype == np.float32
-        np.testing.assert_allclose(output, wanted, rtol=0.1, atol=0.1)
+        np.testing.assert_allclose(output, expected, rtol=0.1, atol=0.1)
 
 
 def test_layout_of_rows_does_not_change_outputs(tmp_path: Path) -> None:
     """Fixed shapes, for compiled models, add padding rows whose outputs are dropped."""
     served = ServedModel.open(tiny_folder(tmp_path / "model", "tagging"))
-    asked = sequences(21, max_length=32)
-    wanted = served.run("task", asked)
+    inputs = sequences(21, max_length=32)
+    expected = served.run("task", inputs)
     for rows in ("fixed", "padded"):
         changed = ServedModel(**{**vars(served), "rows": rows})
-        for output, own in zip(changed.run("task", asked), wanted, strict=True):
-            np.testing.assert_allclose(output, own, rtol=1e-3, atol=1e-5)
+        for output, sequence in zip(changed.run("task", inputs), expected, strict=True):
+            np.testing.assert_allclose(output, sequence, rtol=1e-3, atol=1e-5)
 
 
 def test_hugging_face_folder_is_served() -> None:
@@ -121,11 +121,13 @@ def test_hugging_face_folder_is_served() -> None:
     served = ServedModel.open(Path(str(config.locate())).parent, name="minilm")
     assert served.operations == {"vectors"}
     texts = ["a clock by the river", "iron", "seven lanterns near the harbour, and no smith"]
-    made = served.tokenizer.encode(texts, None, 64, padding=False)
-    asked = [TokenSequence(*own) for own in zip(made["input_ids"], made["token_type_ids"], strict=True)]
+    encoded = served.tokenizer.encode(texts, None, 64, padding=False)
+    inputs = [
+        TokenSequence(*sequence) for sequence in zip(encoded["input_ids"], encoded["token_type_ids"], strict=True)
+    ]
     assert served.model is not None
-    wanted = served.model.encode(texts).numpy()
-    np.testing.assert_allclose(np.stack(served.run("vectors", asked)), wanted, rtol=1e-4, atol=1e-5)
+    expected = served.model.encode(texts).numpy()
+    np.testing.assert_allclose(np.stack(served.run("vectors", inputs)), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_early_exits_give_the_same_outputs_in_a_batch_as_alone(tmp_path: Path) -> None:
@@ -141,11 +143,11 @@ def test_early_exits_give_the_same_outputs_in_a_batch_as_alone(tmp_path: Path) -
     shutil.copy(folder / "task.json", tmp_path / "exits")
     served = ServedModel.open(tmp_path / "exits")
     assert isinstance(served.runner, ExitRunner)
-    asked = sequences(30)
-    together = served.run("task", asked)
+    inputs = sequences(30)
+    together = served.run("task", inputs)
     assert set(served.runner.layers_used) == {1, 2}
-    for own, output in zip(asked, together, strict=True):
-        np.testing.assert_allclose(served.run("task", [own])[0], output, rtol=1e-3, atol=1e-5)
+    for sequence, output in zip(inputs, together, strict=True):
+        np.testing.assert_allclose(served.run("task", [sequence])[0], output, rtol=1e-3, atol=1e-5)
 
 
 def _matrix(head: torch.nn.Module) -> str:
@@ -153,7 +155,7 @@ def _matrix(head: torch.nn.Module) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own compiler about itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside PyTorch's compiler
 def test_compiled_artefact_is_served(tmp_path: Path) -> None:
     plain = tiny_folder(tmp_path / "plain", "tagging")
     (tmp_path / "compiled").mkdir()
@@ -162,23 +164,26 @@ def test_compiled_artefact_is_served(tmp_path: Path) -> None:
     served, model = ServedModel.open(tmp_path / "compiled"), ServedModel.open(plain)
     assert served.rows == "fixed"
     for count in (1, 3, 7, 8):
-        asked = sequences(count, seed=count)
-        for output, wanted in zip(served.run("task", asked), model.run("task", asked), strict=True):
-            np.testing.assert_allclose(output, wanted, rtol=1e-3, atol=1e-4)
+        inputs = sequences(count, seed=count)
+        for output, expected in zip(served.run("task", inputs), model.run("task", inputs), strict=True):
+            np.testing.assert_allclose(output, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("text", "most"), [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1)])
-def test_cores_respect_the_quota_of_a_container(tmp_path: Path, text: str, most: int | None) -> None:
+@pytest.mark.parametrize(("text", "limit"), [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1)])
+def test_cores_respect_the_quota_of_a_container(tmp_path: Path, text: str, limit: int | None) -> None:
     (tmp_path / "cpu.max").write_text(text)
-    assert cores(tmp_path / "cpu.max") == min(most or 10**6, usable_cores())
+    assert cores(tmp_path / "cpu.max") == min(limit or 10**6, usable_cores())
     assert cores(tmp_path / "nothing") == usable_cores()
 
 
 def test_token_counts_are_rounded_to_few_values() -> None:
-    rounded = {tokens + sum(len(own.tokens) for own in padding_sequence(tokens, 0)) for tokens in range(1, 2049)}
+    rounded = {
+        tokens + sum(len(sequence.tokens) for sequence in padding_sequence(tokens, 0)) for tokens in range(1, 2049)
+    }
     assert len(rounded) <= 64
     assert all(
-        sum(len(own.tokens) for own in padding_sequence(tokens, 0)) <= max(7, tokens / 8) for tokens in range(1, 2049)
+        sum(len(sequence.tokens) for sequence in padding_sequence(tokens, 0)) <= max(7, tokens / 8)
+        for tokens in range(1, 2049)
     )
 
 
@@ -188,7 +193,7 @@ def test_groups_have_similar_lengths() -> None:
     assert length_groups(lengths, "packed") == [
         [0, 2, 4],
         [3, 5, 6, 1],
-    ]  # the third fills the first group to the minimum of tokens
+    ]  # the third sequence fills the first group up to the minimum number of tokens
     assert length_groups(lengths, "padded") == [[0, 2], [4], [3, 5, 6, 1]]
     assert length_groups(lengths, "fixed") == [[0, 2, 4], [3, 5, 6, 1]]
 
@@ -217,5 +222,5 @@ def test_invalid_folders_raise(tmp_path: Path) -> None:
         ServedModel.open(folder)
     config = bertsmith.preset("transformer-tiny", vocabulary=50, width=16, heads=2, layers=1)
     bertsmith.save(bertsmith.build(config, seed=0), tmp_path / "translator")
-    with pytest.raises(InputError, match="a decoder; allowed: encoders"):
+    with pytest.raises(InputError, match="a decoder; only encoders can be served"):
         ServedModel.open(tmp_path / "translator")

@@ -1,4 +1,4 @@
-"""The page in a real browser: typing, sliders, maps and charts, nothing from elsewhere, nothing inline."""
+"""The page in a real browser: typing, sliders, maps and charts, without requests to other hosts."""
 
 import re
 from collections.abc import Iterator
@@ -26,9 +26,9 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as play:
-        started = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
+        chromium = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -40,37 +40,37 @@ def address() -> Iterator[str]:
         served("embedding of alike texts", name="alike"),
         served(None, "deberta-base", name="deberta"),
     ]
-    with running(models) as found:
-        yield found
+    with running(models) as url:
+        yield url
 
 
-class Watched:
-    """A page whose complaints and requests are kept."""
+class WatchedPage:
+    """A page with its console warnings, errors and requests."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.complaints: list[str] = []
+        self.messages: list[str] = []
         self.requests: list[str] = []
-        page.on("console", lambda message: self._said(message.type, message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", lambda message: self._record(message.type, message.text))
+        page.on("pageerror", lambda error: self.messages.append(str(error)))
         page.on("request", lambda request: self.requests.append(request.url))
 
-    def _said(self, kind: str, text: str) -> None:
+    def _record(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
-            self.complaints.append(text)
+            self.messages.append(text)
 
 
 @pytest.fixture
-def watched(browser: Browser, address: str) -> Iterator[Watched]:
-    """The page, opened; at the end it must have complained of nothing and asked no one else for anything."""
+def watched(browser: Browser, address: str) -> Iterator[WatchedPage]:
+    """The opened page; after the test it must have logged no warnings and sent no requests to other hosts."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    found = Watched(context.new_page())
-    found.page.set_default_timeout(10_000)
-    found.page.goto(address)
-    yield found
+    watched = WatchedPage(context.new_page())
+    watched.page.set_default_timeout(10_000)
+    watched.page.goto(address)
+    yield watched
     context.close()
-    assert found.complaints == []
-    assert {url for url in found.requests if not url.startswith(f"{address}/")} == set()
+    assert watched.messages == []
+    assert {url for url in watched.requests if not url.startswith(f"{address}/")} == set()
 
 
 def choose(page: Page, model: str) -> None:
@@ -78,43 +78,45 @@ def choose(page: Page, model: str) -> None:
     expect(page.locator(".answer")).not_to_be_empty()
 
 
-def test_typing_shows_a_prediction_and_the_last_text_wins(watched: Watched) -> None:
+def test_typing_shows_a_prediction_and_the_last_text_wins(watched: WatchedPage) -> None:
     page = watched.page
-    expect(page.locator(".bars li")).to_have_count(2)  # of the example that is there at first
+    expect(page.locator(".bars li")).to_have_count(2)  # of the initial example
     page.fill("textarea", "")
     expect(page.locator(".answer")).to_contain_text("Type something")
     page.locator("textarea").press_sequentially("no iron gate in the harbour", delay=15)
-    expect(page.locator(".counted")).to_have_text("8 tokens")
+    expect(page.locator(".token-count")).to_have_text("8 tokens")
     shares = [float(text.removesuffix(" %")) for text in page.locator(".bars .score").all_text_contents()]
     assert sum(shares) == pytest.approx(100, abs=0.2)
     assert shares == sorted(shares, reverse=True)
     expect(page.locator(".headline strong")).to_have_text(page.locator(".bars .chosen .name").text_content() or "")
-    posted = [url for url in watched.requests if url.endswith("/explore")]
-    assert len(posted) < 20  # not one for every letter, though each may be followed by measurements
+    requests = [url for url in watched.requests if url.endswith("/explore")]
+    assert len(requests) < 20  # fewer than one per letter, although measurements follow
     page.fill("textarea", HOSTILE)
-    expect(page.locator(".counted")).to_contain_text("tokens")
+    expect(page.locator(".token-count")).to_contain_text("tokens")
 
 
-def test_sliders_snap_to_the_recorded_sizes_and_change_the_answer(watched: Watched) -> None:
+def test_sliders_snap_to_the_recorded_sizes_and_change_the_answer(watched: WatchedPage) -> None:
     page = watched.page
-    expect(page.locator(".figures")).to_contain_text("63.5 k")
+    expect(page.locator(".metrics")).to_contain_text("63.5 k")
     whole = page.locator(".bars .score").all_text_contents()
     expect(page.locator("#size-width")).to_have_attribute("max", "2")
     page.focus("#size-width")
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#size-width")).to_have_attribute("aria-valuetext", "50 % · 2 of 4 heads")
-    expect(page.locator(".figures")).to_contain_text("38.4 k−39 %")
-    expect(page.locator(".figures")).to_contain_text("90.0−6.0")  # the recorded score and how far it is from the whole
-    expect(page.locator(".figures .compared")).to_contain_text("whole model")
+    expect(page.locator(".metrics")).to_contain_text("38.4 k−39 %")
+    expect(page.locator(".metrics")).to_contain_text(
+        "90.0−6.0"
+    )  # the recorded score and its difference to the whole model
+    expect(page.locator(".metrics .compared")).to_contain_text("whole model")
     expect(page.locator(".bars b.full")).to_have_count(2)
     assert page.locator(".bars .score").all_text_contents() != whole
-    expect(page.locator(".figures")).to_contain_text(re.compile(r"ms[−+]\d+ %"))  # after enough runs of both
+    expect(page.locator(".metrics")).to_contain_text(re.compile(r"ms[−+]\d+ %"))  # after enough runs of both
     page.click(".grid-scores button[aria-label^='Width 25 %, depth 50 %']")
     expect(page.locator("#size-depth")).to_have_attribute("aria-valuetext", "50 % · 2 of 4 layers")
-    expect(page.locator(".figures")).to_contain_text("19.3 k")
+    expect(page.locator(".metrics")).to_contain_text("19.3 k")
 
 
-def test_maps_appear_follow_the_text_and_keep_the_head_that_was_looked_at(watched: Watched) -> None:
+def test_maps_follow_the_text_and_keep_the_selected_head(watched: WatchedPage) -> None:
     page = watched.page
     choose(page, "deberta")
     page.click(".show-maps")
@@ -131,7 +133,7 @@ def test_maps_appear_follow_the_text_and_keep_the_head_that_was_looked_at(watche
     expect(page.locator("#maps")).to_be_hidden()
 
 
-def test_masks_are_filled_by_a_click(watched: Watched) -> None:
+def test_click_on_a_candidate_fills_the_mask(watched: WatchedPage) -> None:
     page = watched.page
     choose(page, "deberta")
     page.fill("textarea", "the smith [MASK] an iron [MASK]")
@@ -143,18 +145,18 @@ def test_masks_are_filled_by_a_click(watched: Watched) -> None:
     expect(page.locator(".mask")).to_have_count(1)
 
 
-def test_tags_stand_where_the_words_are_whatever_the_script(watched: Watched) -> None:
+def test_tags_mark_their_words_in_any_script(watched: WatchedPage) -> None:
     page = watched.page
     choose(page, "names")
     text = f"🔨🔨 Anna {HOSTILE} in 東京."
     page.fill("textarea", text)
     expect(page.locator(".answer .text")).to_contain_text("東京")
-    without_tags = "e => { e.querySelectorAll('small').forEach(one => one.remove()); return e.textContent; }"
-    assert page.locator(".answer .text").evaluate(without_tags) == text
+    text_without_tags = "e => { e.querySelectorAll('small').forEach(one => one.remove()); return e.textContent; }"
+    assert page.locator(".answer .text").evaluate(text_without_tags) == text
     assert page.locator(".answer img").count() == 0
 
 
-def test_texts_are_compared(watched: Watched) -> None:
+def test_texts_are_compared_by_cosine(watched: WatchedPage) -> None:
     page = watched.page
     choose(page, "alike")
     page.fill("textarea", "the smith\nthe river\n\nthe smith")
@@ -163,19 +165,19 @@ def test_texts_are_compared(watched: Watched) -> None:
     expect(page.locator(".nearest .score").first).to_have_text("1.00")
     page.fill("textarea", "\n".join(["a"] * 25))
     expect(page.locator("#problem")).to_contain_text("inputs has 25 texts; at most 24 are accepted here")
-    watched.complaints.clear()  # a browser tells of every answer that is an error
+    watched.messages.clear()  # browsers log every error response
     page.fill("textarea", "one\ntwo\nthree")
     expect(page.locator("#problem")).to_be_hidden()
     page.click(".show-maps")
     page.select_option(".which-sequence select", "2")
     expect(page.locator("#maps .attention-map")).to_be_visible()
-    page.fill("textarea", "one\ntwo")  # the sequence that was looked at is gone
+    page.fill("textarea", "one\ntwo")  # the selected sequence no longer exists
     expect(page.locator(".which-sequence option")).to_have_text(["one", "two"])
     expect(page.locator(".which-sequence select")).to_have_value("1")
 
 
 @pytest.mark.slow  # waits for animations
-def test_the_second_tab_moves_and_rests_when_it_is_left(watched: Watched) -> None:
+def test_live_tab_polls_only_while_it_is_open(watched: WatchedPage) -> None:
     page = watched.page
     expect(page.locator(".answer")).not_to_be_empty()
     page.click("#tab-live")
@@ -188,9 +190,9 @@ def test_the_second_tab_moves_and_rests_when_it_is_left(watched: Watched) -> Non
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#tab-try")).to_be_focused()
     page.wait_for_timeout(200)
-    asked = sum(url.endswith("/live") for url in watched.requests)
+    polls = sum(url.endswith("/live") for url in watched.requests)
     page.wait_for_timeout(1300)
-    assert sum(url.endswith("/live") for url in watched.requests) == asked
+    assert sum(url.endswith("/live") for url in watched.requests) == polls
 
 
 @pytest.mark.slow
@@ -200,13 +202,13 @@ def test_the_second_tab_moves_and_rests_when_it_is_left(watched: Watched) -> Non
     [(case, "bert-tiny") for case in TASK_CASES]
     + [("classification of pairs", "convbert-small"), ("tagging", "deberta-base"), (None, "electra-small")],
 )
-def test_every_kind_of_model_is_shown_at_every_size(
+def test_page_works_for_every_kind_of_model_and_size(
     browser: Browser, case: str | None, family: str, scheme: Literal["light", "dark"]
 ) -> None:
-    with running([served(case, family, name="own", is_elastic=case == "regression")]) as address:
+    with running([served(case, family, name="model", is_elastic=case == "regression")]) as address:
         context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=scheme)
-        found = Watched(context.new_page())
-        page = found.page
+        watched = WatchedPage(context.new_page())
+        page = watched.page
         page.goto(address)
         expect(page.locator(".answer > *").first).to_be_visible()
         page.click(".show-maps")
@@ -214,19 +216,19 @@ def test_every_kind_of_model_is_shown_at_every_size(
         for name in ("width", "depth"):
             page.focus(f"#size-{name}")
             page.keyboard.press("Home")  # the smallest
-        expect(page.locator(".figures .compared")).to_contain_text(re.compile("the same|differs"))
+        expect(page.locator(".metrics .compared")).to_contain_text(re.compile("the same|differs"))
         expect(page.locator("#maps .choose-layer option")).to_have_count(2 if case == "regression" else 1)
-        for work in page.locator(".works button").all():
-            work.click() if work.is_visible() else None
+        for button in page.locator(".operations button").all():
+            button.click() if button.is_visible() else None
             expect(page.locator(".answer > *").first).to_be_visible()
         assert not page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
         assert page.locator("#problem").is_hidden()
         context.close()
-        assert found.complaints == []
+        assert watched.messages == []
 
 
 @pytest.mark.parametrize("model", ["classes", "alike"])
-def test_a_phone_scrolls_downwards_only(browser: Browser, address: str, model: str) -> None:
+def test_page_does_not_scroll_horizontally_on_a_phone(browser: Browser, address: str, model: str) -> None:
     context = browser.new_context(viewport={"width": 360, "height": 740}, color_scheme="dark", has_touch=True)
     page = context.new_page()
     page.goto(address)
@@ -241,7 +243,7 @@ def test_a_phone_scrolls_downwards_only(browser: Browser, address: str, model: s
     context.close()
 
 
-def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser) -> None:
+def test_key_is_requested_and_stored_in_the_tab(browser: Browser) -> None:
     with running([served("regression", name="scores")], ServeSettings(key="secret")) as address:
         page = browser.new_page()
         page.goto(address)
@@ -260,18 +262,18 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser) -> None:
         page.close()
 
 
-def test_the_explorer_of_a_report_draws_as_before(browser: Browser, tmp_path: Path) -> None:
-    """The script is shared: maps that stand in the file from the start, kernels among them."""
+def test_explorer_script_works_in_a_report(browser: Browser, tmp_path: Path) -> None:
+    """Reports share the script; their maps, convolution kernels included, are part of the file."""
     weights = np.random.default_rng(1).dirichlet(np.ones(4), size=(2, 4))
     path = tmp_path / "attention.html"
     maps = {"attention": [weights, weights], "convolution": [weights, weights]}
     text = render_attention_page(["[CLS]", "a", HOSTILE, "[SEP]"], maps, title="t", facts={})
     path.write_text(text, encoding="utf-8")
-    found = Watched(browser.new_page())
-    found.page.goto(path.as_uri())
-    expect(found.page.locator(".attention-grid canvas")).to_have_count(4)
-    found.page.click("tr[data-layer='1'][data-head='1'] button >> visible=true")
-    expect(found.page.locator(".choose-layer")).to_have_value("1")
-    assert found.page.locator("td.share").first.evaluate("e => e.style.getPropertyValue('--share')")
-    found.page.close()
-    assert found.complaints == []
+    watched = WatchedPage(browser.new_page())
+    watched.page.goto(path.as_uri())
+    expect(watched.page.locator(".attention-grid canvas")).to_have_count(4)
+    watched.page.click("tr[data-layer='1'][data-head='1'] button >> visible=true")
+    expect(watched.page.locator(".choose-layer")).to_have_value("1")
+    assert watched.page.locator("td.share").first.evaluate("e => e.style.getPropertyValue('--share')")
+    watched.page.close()
+    assert watched.messages == []

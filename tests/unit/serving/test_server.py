@@ -22,7 +22,7 @@ def test_bound_socket_refuses_connections_and_holds_the_port() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux only")
-def test_refuse_connections_keeps_waiting_ones() -> None:
+def test_refuse_connections_keeps_established_ones() -> None:
     with bind_socket("127.0.0.1", 0) as listener:
         listener.listen()
         listener.settimeout(5)
@@ -31,20 +31,20 @@ def test_refuse_connections_keeps_waiting_ones() -> None:
             refuse_connections(listener)
             refused: list[Exception] = []
 
-            def come() -> None:
+            def connect() -> None:
                 try:
                     socket.create_connection(where, timeout=10).close()
                 except OSError as error:
                     refused.append(error)
 
-            late = threading.Thread(target=come)
+            late = threading.Thread(target=connect)
             late.start()
-            taken, _ = listener.accept()
-            with taken:
-                early.sendall(b"asked")
-                assert taken.recv(10) == b"asked"
-                taken.sendall(b"answered")
-                assert early.recv(10) == b"answered"
+            accepted, _ = listener.accept()
+            with accepted:
+                early.sendall(b"request")
+                assert accepted.recv(10) == b"request"
+                accepted.sendall(b"response")
+                assert early.recv(10) == b"response"
             listener.setblocking(False)
             with pytest.raises(BlockingIOError):
                 listener.accept()

@@ -1,4 +1,4 @@
-"""Size schedules and the controller: which sizes there are, when it goes down and up, and that it does not flap."""
+"""Size schedules and their controller: which sizes are served, when the size goes down and up, and no oscillation."""
 
 from collections.abc import Callable
 

@@ -1,1 +1,1 @@
-"""The service as people's clients speak to it: endpoints, wire shapes, limits, key and metrics."""
+"""HTTP interface of the service: endpoints, request and response bodies, limits, key and metrics."""

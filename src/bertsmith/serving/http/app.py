@@ -24,9 +24,9 @@ def make_app(schedulers: Mapping[str, Scheduler], settings: ServeSettings) -> Fa
 
     app = FastAPI(
         title="Bertsmith",
-        description="Encoders as a service: vectors, predictions, rankings and masks.",
+        description="Text encoders as a service: embeddings, predictions, reranking and mask filling.",
         version=__version__,
-        docs_url=None,  # FastAPI's pages load scripts from other hosts; openapi.py has one that does not
+        docs_url=None,  # FastAPI's page loads scripts from other hosts; openapi.py has one that does not
         redoc_url=None,
         lifespan=lifespan,
     )

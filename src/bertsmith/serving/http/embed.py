@@ -1,4 +1,4 @@
-"""Vectors and tokens of texts: /embed, /tokenize and /decode of text-embeddings-inference, OpenAI's /v1/embeddings."""
+"""Embeddings and tokens: /embed, /tokenize and /decode of text-embeddings-inference, OpenAI's /v1/embeddings."""
 
 import base64
 from collections.abc import Sequence
@@ -81,13 +81,13 @@ async def embed_rows(
     Shape: (texts, width).
     """
     served = request.select_model(model, "vectors")
-    limits, cuts = request.settings.limits, request.truncates(truncate)
+    limits, truncates = request.settings.limits, request.truncates(truncate)
     texts = [row for row in rows if isinstance(row, str)]
     ids = [row for row in rows if not isinstance(row, str)]
     if texts:
-        sequences = await request.tokenise(lambda: text_sequences(served, texts, truncate=cuts, limits=limits))
+        sequences = await request.tokenise(lambda: text_sequences(served, texts, truncate=truncates, limits=limits))
     else:
-        sequences = await request.tokenise(lambda: id_sequences(served, ids, truncate=cuts, limits=limits))
+        sequences = await request.tokenise(lambda: id_sequences(served, ids, truncate=truncates, limits=limits))
     vectors = np.stack((await request.submit("vectors", sequences)).outputs)
     if dimensions is not None:
         width = vectors.shape[1]
@@ -143,9 +143,9 @@ async def decode(body: DecodeRequest, request: CurrentRequest) -> Response:
     rows = [one for one in _input_rows(body.ids) if not isinstance(one, str)]
     check_count(rows, request.settings.limits, "ids")
     size = served.tokenizer.size
-    wrong = next((token for row in rows for token in row if not 0 <= token < size), None)
-    if wrong is not None:
-        raise invalid(f"ids has {str(wrong)[:20]}; allowed: 0 to {size - 1}")
+    unknown = next((token for row in rows for token in row if not 0 <= token < size), None)
+    if unknown is not None:
+        raise invalid(f"ids has {str(unknown)[:20]}; allowed: 0 to {size - 1}")
     texts = await request.tokenise(lambda: [served.tokenizer.decode(row) for row in rows])
     return await request.respond(lambda: texts)
 
@@ -157,20 +157,20 @@ def _tokens(served: ServedModel, texts: list[str], adds_special: bool, limits: L
     rows = tokenizer.encode_offsets(texts)
     check_tokens(sum(len(ids) for ids, _ in rows), limits)
 
-    def added(ids: Sequence[int]) -> list[Token]:
-        named = zip(ids, tokenizer.tokens(ids), strict=True)
-        return [Token(id=token, text=text, special=True, start=None, stop=None) for token, text in named]
+    def special(ids: Sequence[int]) -> list[Token]:
+        pairs = zip(ids, tokenizer.tokens(ids), strict=True)
+        return [Token(id=token, text=text, special=True, start=None, stop=None) for token, text in pairs]
 
     return [
         [
-            *added(before),
+            *special(before),
             *(
                 Token(id=token, text=text, special=token in special_ids, start=start, stop=stop)
                 for token, text, (start, stop) in zip(
                     ids.tolist(), tokenizer.tokens(ids), offsets.tolist(), strict=True
                 )
             ),
-            *added(after),
+            *special(after),
         ]
         for ids, offsets in rows
     ]

@@ -1,4 +1,4 @@
-"""Error responses: one message in one JSON shape, that of text-embeddings-inference, or OpenAI's under /v1."""
+"""Error responses in the JSON shape of text-embeddings-inference, or in OpenAI's under /v1."""
 
 import logging
 import math
@@ -45,13 +45,13 @@ class OpenAIErrorDetails(BaseModel):
 
 
 class OpenAIErrorAnswer(BaseModel):
-    """The same in OpenAI's shape."""
+    """An error in OpenAI's shape."""
 
     error: OpenAIErrorDetails
 
 
 class ApiError(HTTPException):
-    """An error response: status, message, and after how many seconds to retry."""
+    """An error response: status, message, and the seconds to wait before a retry."""
 
     def __init__(self, status: int, message: str, error_type: ErrorType, *, retry_after: float | None = None) -> None:
         headers = {} if retry_after is None else {"Retry-After": str(max(1, math.ceil(retry_after)))}
@@ -78,7 +78,7 @@ def too_large(message: str) -> ApiError:
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """Convert any exception; unexpected ones are logged, and their details are not sent to the client."""
+    """Convert any exception; unexpected ones are logged and their details hidden from the client."""
     match error:
         case ApiError():
             return error
@@ -97,22 +97,22 @@ def to_api_error(error: Exception) -> ApiError:
             return invalid(_first_problem(error.errors()))
         case HTTPException():
             error_type = _TYPES_BY_STATUS.get(error.status_code, "Validation")
-            known = ApiError(error.status_code, str(error.detail), error_type)
-            known.headers = error.headers  # such as Allow for a wrong method
-            return known
+            api_error = ApiError(error.status_code, str(error.detail), error_type)
+            api_error.headers = error.headers  # such as Allow for a wrong method
+            return api_error
     _log.error("an endpoint failed", exc_info=error)
     return ApiError(500, "the service failed on this request; see its log", "Backend")
 
 
 def _first_problem(problems: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the first invalid field; for a union type, why it matches none of the members."""
+    """Describe the first invalid field; for a union, why it matches none of the types."""
     field = problems[0]["loc"][:2]
     of_field = [problem for problem in problems if problem["loc"][:2] == field]
-    name = ".".join(str(part) for part in field[1:]) or "the body"
+    name = ".".join(str(key) for key in field[1:]) or "the body"
     if of_field[0]["type"] == "missing":
         return f"{name} is required"
     if of_field[0]["type"] == "extra_forbidden":
-        path = ".".join(str(part) for part in of_field[0]["loc"][1:])
+        path = ".".join(str(key) for key in of_field[0]["loc"][1:])
         return f"{path[:80]!a} is not a field of this request"
     messages = dict.fromkeys(str(problem["msg"])[:1].lower() + str(problem["msg"])[1:] for problem in of_field)
     return f"{name}: {' or '.join(messages)}".encode("utf-8", "backslashreplace").decode()
@@ -120,8 +120,8 @@ def _first_problem(problems: Sequence[Mapping[str, Any]]) -> str:
 
 def error_response(error: Exception, path: str) -> JSONResponse:
     """Return the response to a request that failed."""
-    known = to_api_error(error)
-    return JSONResponse(known.body(path).model_dump(), known.status_code, dict(known.headers or {}))
+    api_error = to_api_error(error)
+    return JSONResponse(api_error.body(path).model_dump(), api_error.status_code, dict(api_error.headers or {}))
 
 
 def install_handlers(app: FastAPI) -> None:

@@ -1,4 +1,4 @@
-"""/explore, for the page: one input at one size, with its latency and its attention maps."""
+"""The /explore endpoint of the page: one input at one size, with latency and attention maps."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -45,18 +45,18 @@ _MASK_CANDIDATES = 8
 _MAX_WAITING_MAPS = 8
 _OPERATIONS: tuple[Operation, ...] = ("task", "fill_mask", "vectors")
 ExploredAnswer = dict[str, Any]
-"""The answer of a task, similarities of texts, or candidates for masks, as the page reads them."""
+"""The answer of a task, similarities of texts, or candidates for masks, in the form that the page reads."""
 
 
 class ExploredMaps(BaseModel):
-    """Attention maps as data and markup of the explorer."""
+    """Data and markup of the attention explorer."""
 
     data: dict[str, Any]
     markup: str
 
 
 class Explored(BaseModel):
-    """The answer, the network that gave it, and its latency."""
+    """The answer, the size of the network, and its latency."""
 
     model: str
     width: float
@@ -103,27 +103,28 @@ def make_router(schedulers: Mapping[str, Scheduler]) -> APIRouter:
     """Return the endpoints for these models."""
     router = APIRouter(route_class=StrictRoute, tags=["page"])
     drawer = MapDrawer()
-    models = PageModels(version=__version__, models=[describe_model(own.served) for own in schedulers.values()])
+    models = PageModels(version=__version__, models=[describe_model(one.served) for one in schedulers.values()])
 
     @router.get(
         "/explore",
-        summary="The models as the page shows them",
+        summary="The models with their tasks and sizes, for the page",
         responses=INFO_RESPONSES,
         response_model_exclude_unset=True,
     )
     async def describe() -> PageModels:
+        """Return tasks, operations and sizes of all models."""
         return models
 
     @router.post("/explore", summary="One input at one size, with latency and maps", responses=TEXT_RESPONSES)
     async def explore(body: ExploreRequest, request: CurrentRequest) -> Explored:
-        """Run one input through the network of a width and a depth, alone and not in a shared batch."""
+        """Run one input at a width and a depth, alone and not in a batch with other requests."""
         return await explore_input(body, request, drawer)
 
     return router
 
 
 async def explore_input(body: ExploreRequest, request: HttpRequest, drawer: MapDrawer) -> Explored:
-    """Run one input through the network of the requested size."""
+    """Run one input at the requested size."""
     served = request.select_model(body.model, body.work)
     subnet = served.choose_subnet(body.width, body.depth)
     limits = request.settings.limits
@@ -186,9 +187,9 @@ def _prepare_task(served: ServedModel, inputs: TaskInput, limits: Limits) -> _Pr
 
     def answer(outputs: list[np.ndarray]) -> ExploredAnswer:
         items = read.item_outputs(outputs, is_for_tokens=served.runner.is_for_tokens)
-        found = dict(read.answers(items)[0])
-        offsets = getattr(read.examples[0], "offsets", ())  # of words in a text
-        return {**found, "positions": [list(offset) for offset in offsets]} if offsets else found
+        first = dict(read.answers(items)[0])
+        offsets = getattr(read.examples[0], "offsets", ())  # character offsets of words
+        return {**first, "positions": [list(offset) for offset in offsets]} if offsets else first
 
     return _Prepared(read.sequences, bool(read.features.cut), answer)
 
@@ -200,19 +201,19 @@ def similarities(vectors: list[np.ndarray]) -> ExploredAnswer:
 
 
 def mask_candidates(tokenizer: Tokenizer, probabilities: np.ndarray) -> list[ExploredAnswer]:
-    """Return the most probable tokens of one mask, their text, and whether they start a word.
+    """Return the most probable tokens for one mask, their text, and whether they start a word.
 
     Shape: probabilities (vocabulary,).
     """
     best = np.argsort(-probabilities)[:_MASK_CANDIDATES].tolist()
     return [
         {
-            "piece": piece,
-            "text": tokenizer.decode([token]).removeprefix("##").strip() or piece,
+            "token": name,
+            "text": tokenizer.decode([token]).removeprefix("##").strip() or name,
             "starts_word": bool(tokenizer.starts_word[token]) if token < tokenizer.size else True,
             "score": float(probabilities[token]),
         }
-        for token, piece in zip(best, tokenizer.tokens(best), strict=True)
+        for token, name in zip(best, tokenizer.tokens(best), strict=True)
     ]
 
 
@@ -228,16 +229,16 @@ def draw_maps(served: ServedModel, sequence: TokenSequence, subnet: Subnet | Non
 
 
 def why_no_maps(served: ServedModel, sequence: TokenSequence) -> str | None:
-    """Return why a sequence has no maps; None if it has."""
+    """Return the reason why maps cannot be drawn for a sequence; None if they can."""
     if served.model is None:
-        return f"{served.name!r} is not run by PyTorch, which computes the maps; serve the folder it was exported from"
+        return f"{served.name!r} does not run in PyTorch, which draws the maps; serve the folder it was exported from"
     if len(sequence.tokens) > MAX_MAP_TOKENS:
         return f"The text has {len(sequence.tokens)} tokens; maps are shown for up to {MAX_MAP_TOKENS}."
     return None
 
 
 def describe_model(served: ServedModel) -> PageModel:
-    """Return what the page needs to know about a model."""
+    """Return the properties of a model for the page."""
     encoder = served.runner.config.encoder
     operations = [one for one in _OPERATIONS if one in served.operations]
     task = served.task
@@ -271,17 +272,17 @@ def describe_sizes(served: ServedModel) -> PageSizes:
         )
     return PageSizes(
         kind="recorded",
-        widths=sorted({member.width for member in record.grid}),
-        depths=sorted({member.depth for member in record.grid}),
+        widths=sorted({entry.width for entry in record.grid}),
+        depths=sorted({entry.depth for entry in record.grid}),
         grid=[
             RecordedSize(
-                width=member.width,
-                depth=member.depth,
-                score=member.score,
-                parameters=member.parameters,
-                latency_ms=member.latency_ms,
+                width=entry.width,
+                depth=entry.depth,
+                score=entry.score,
+                parameters=entry.parameters,
+                latency_ms=entry.latency_ms,
             )
-            for member in record.grid
+            for entry in record.grid
         ],
         metric=record.metric,
     )

@@ -1,7 +1,7 @@
-"""The API of huggingface_hub's InferenceClient: a model's pipeline at one address, in Hugging Face's shapes.
+"""The API of huggingface_hub's InferenceClient: pipelines in Hugging Face's shapes.
 
-The client posts to the URL it is given, so that `InferenceClient("http://host:8080")` ends at `POST /`: the pipeline of
-the first model. Other models and pipelines have the same paths as on Hugging Face's own service.
+The client posts to its base URL: `InferenceClient("http://host:8080")` calls `POST /`, the pipeline of the first model.
+Other models and pipelines have the same paths as on Hugging Face's own service.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ async def run_first_model(body: HubRequest, request: CurrentRequest) -> Response
 
 @router.post("/models/{name}", summary="A model's pipeline", responses=MODEL_RESPONSES, response_model=None)
 async def run_model(name: str, body: HubRequest, request: CurrentRequest) -> Response:
-    """The same for another model."""
+    """Run the pipeline of a model by name."""
     return await run_pipeline(request, body, name, None)
 
 
@@ -71,12 +71,12 @@ async def run_model(name: str, body: HubRequest, request: CurrentRequest) -> Res
     response_model=None,
 )
 async def run_named_pipeline(name: str, pipeline: Pipeline, body: HubRequest, request: CurrentRequest) -> Response:
-    """The same for a pipeline by name."""
+    """Run a pipeline by name, if the model supports it."""
     return await run_pipeline(request, body, name, pipeline)
 
 
 async def run_pipeline(request: HttpRequest, body: HubRequest, name: str | None, pipeline: Pipeline | None) -> Response:
-    """Run a pipeline; without a name, the one that fits the model and the request."""
+    """Run a pipeline; by default, choose it by the model's task and the request."""
     served = request.service.find(name).served
     if pipeline is None and isinstance(body.inputs, dict) and "source_sentence" in body.inputs:
         pipeline = "sentence-similarity"

@@ -1,4 +1,4 @@
-"""The service itself: /info, /health, /metrics, /live and OpenAI's list of models."""
+"""State of the service: /info, /health, /metrics, /live and OpenAI's list of models."""
 
 from dataclasses import asdict
 
@@ -20,7 +20,7 @@ from bertsmith.serving.http.wire import (
 )
 from bertsmith.serving.scheduler import Scheduler
 
-router = APIRouter(tags=["the service"])
+router = APIRouter(tags=["service"])
 _PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _METRICS_RESPONSE = {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics"}
 
@@ -29,9 +29,7 @@ _METRICS_RESPONSE = {"content": {"text/plain": {"schema": {"type": "string"}}}, 
     "/health",
     summary="Whether the service accepts requests",
     response_model=HealthResponse,
-    responses={
-        503: {"model": HealthResponse, "description": "The service is shutting down and should get no new requests."}
-    },
+    responses={503: {"model": HealthResponse, "description": "The service is shutting down; send no new requests."}},
 )
 async def health(request: Request) -> Response:
     """Return `ready` with 200, or `draining` with 503; needs no key."""
@@ -46,14 +44,15 @@ async def health(request: Request) -> Response:
     responses=INFO_RESPONSES | {200: _METRICS_RESPONSE},
 )
 async def metrics(request: Request) -> Response:
-    """Return requests, latencies, tokens, queues, batches and sizes in Prometheus' text format."""
+    """Return all metrics in Prometheus' text format: requests, latencies, tokens, queues, batches and sizes."""
     return Response(service_of(request).metrics.text(), media_type=_PROMETHEUS_TYPE)
 
 
 @router.get("/live", summary="The current load of every model", tags=["page"], responses=INFO_RESPONSES)
 async def live(request: Request) -> Live:
-    """Return the queue, the recent throughput and the network in use of every model."""
-    return Live(models={name: _live_stats(own) for name, own in service_of(request).schedulers.items()})
+    """Return queue, throughput, latency and current size of every model."""
+    schedulers = service_of(request).schedulers
+    return Live(models={name: _live_stats(scheduler) for name, scheduler in schedulers.items()})
 
 
 def _live_stats(scheduler: Scheduler) -> dict[str, int | float | None]:
@@ -62,9 +61,9 @@ def _live_stats(scheduler: Scheduler) -> dict[str, int | float | None]:
     return stats | {"width": 1.0 if subnet is None else subnet.width, "depth": 1.0 if subnet is None else subnet.depth}
 
 
-@router.get("/info", summary="The models and the limits", responses=INFO_RESPONSES)
+@router.get("/info", summary="Models and limits", responses=INFO_RESPONSES)
 async def info(request: Request) -> Info:
-    """Return what every model is and supports, and the limits on one request."""
+    """Return properties and operations of every model, and the limits on one request."""
     service = service_of(request)
     models = [_model_info(scheduler) for scheduler in service.schedulers.values()]
     limits = service.settings.limits
@@ -110,11 +109,11 @@ def _model_info(scheduler: Scheduler) -> ModelInfo:
 
 @router.get("/v1/models", summary="OpenAI's list of models", responses=OPENAI_INFO_RESPONSES)
 async def models(request: Request) -> OpenAIModels:
-    """Return the names that the field `model` of a request may have."""
+    """Return the names of all models, which requests use in the field `model`."""
     return OpenAIModels(data=[OpenAIModel(id=name) for name in service_of(request).schedulers])
 
 
-@router.get("/v1/models/{name}", summary="OpenAI's model", responses=OPENAI_INFO_RESPONSES)
+@router.get("/v1/models/{name}", summary="One entry of OpenAI's list of models", responses=OPENAI_INFO_RESPONSES)
 async def model(name: str, request: Request) -> OpenAIModel:
-    """Return one of them."""
+    """Return one model; 404 if it is not served."""
     return OpenAIModel(id=service_of(request).find(name).served.name)

@@ -1,4 +1,4 @@
-"""Turn the inputs of a request into token sequences, within the limits. Runs in threads beside the event loop."""
+"""Tokenise the inputs of a request, within the limits. Runs in threads beside the event loop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def check_tokens(tokens: int, limits: Limits) -> None:
 
 
 def text_sequences(served: ServedModel, texts: Sequence[str], *, truncate: bool, limits: Limits) -> list[TokenSequence]:
-    """Tokenise texts, one sequence each."""
+    """Tokenise texts; each becomes one sequence."""
     encoding = served.encoding
     encoded = encoding.tokenizer.encode(texts, None, encoding.length if truncate else None, padding=False)
     tokens, types = encoded["input_ids"], encoded["token_type_ids"]
@@ -42,7 +42,10 @@ def text_sequences(served: ServedModel, texts: Sequence[str], *, truncate: bool,
         if len(row) > encoding.length:
             raise _too_long(f"text {index} has {len(row)} tokens", encoding.length)
     check_tokens(sum(len(row) for row in tokens), limits)
-    return [TokenSequence(row, own if encoding.has_types else None) for row, own in zip(tokens, types, strict=True)]
+    return [
+        TokenSequence(row, row_types if encoding.has_types else None)
+        for row, row_types in zip(tokens, types, strict=True)
+    ]
 
 
 def id_sequences(
@@ -55,9 +58,9 @@ def id_sequences(
     vocabulary = served.runner.config.encoder.vocabulary
     sequences = []
     for index, row in enumerate(rows):
-        wrong = next((token for token in row if not 0 <= token < vocabulary), None)
-        if wrong is not None:
-            raise invalid(f"list {index} has the token id {str(wrong)[:20]}; allowed: 0 to {vocabulary - 1}")
+        unknown = next((token for token in row if not 0 <= token < vocabulary), None)
+        if unknown is not None:
+            raise invalid(f"list {index} has the token id {str(unknown)[:20]}; allowed: 0 to {vocabulary - 1}")
         if len(row) > room and not truncate:
             raise _too_long(f"list {index} has {len(row)} token ids", room)
         tokens = np.array([*before, *row[:room], *after], dtype=np.int64)
@@ -103,8 +106,8 @@ class TaskInputs:
     def item_outputs(self, outputs: Sequence[np.ndarray], *, is_for_tokens: bool) -> list[np.ndarray]:
         """Group the outputs of sequences by item, as `Task.answers` expects."""
         bounds = self.features.items.tolist()
-        parts = [outputs[begin:end] for begin, end in pairwise(bounds)]
-        return [part[0] if len(part) == 1 or is_for_tokens else np.stack(part) for part in parts]
+        items = [outputs[begin:end] for begin, end in pairwise(bounds)]
+        return [item[0] if len(item) == 1 or is_for_tokens else np.stack(item) for item in items]
 
     def answers(self, item_outputs: Sequence[np.ndarray]) -> Sequence[Answer]:
         """Return the answer of every input."""
@@ -112,9 +115,9 @@ class TaskInputs:
 
 
 def split_inputs(task: AnyTask, inputs: TaskInput | Sequence[TaskInput]) -> tuple[list[TaskInput], bool]:
-    """Return the inputs of a request as a list, and whether the request has one input that is not in a list.
+    """Return the inputs of a request as a list, and whether the request has a single input outside a list.
 
-    For a task on several texts, a flat list of as many strings is one input.
+    For a task that reads n texts, a flat list of n strings is one input.
     """
     if isinstance(inputs, str | Mapping):
         return [inputs], True
@@ -128,7 +131,7 @@ def task_inputs(served: ServedModel, inputs: Sequence[TaskInput], *, truncate: b
     """Tokenise inputs of the model's task."""
     assert served.task is not None
     task, encoding = served.task, served.encoding
-    examples = task.examples(table_of([_row(task, given) for given in inputs], "inputs"), has_targets=False)
+    examples = task.examples(table_of([_row(task, value) for value in inputs], "inputs"), has_targets=False)
     features = task.features(examples, encoding)
     if features.cut and not truncate:
         lengths = features.whole_lengths
@@ -147,21 +150,21 @@ def task_inputs(served: ServedModel, inputs: Sequence[TaskInput], *, truncate: b
     return TaskInputs(task, examples, features, sequences)
 
 
-def _row(task: AnyTask, given: TaskInput) -> dict[str, object]:
-    if isinstance(task, TextEmbedding) and isinstance(given, str):
-        return {str(task.text): given}  # one of the two texts of its training data is enough
-    if isinstance(given, Mapping):
-        extra = [name for name in given if name not in _allowed_columns(task, given)]  # such as the target
+def _row(task: AnyTask, value: TaskInput) -> dict[str, object]:
+    if isinstance(task, TextEmbedding) and isinstance(value, str):
+        return {str(task.text): value}  # the pair of texts is needed in training only
+    if isinstance(value, Mapping):
+        extra = [name for name in value if name not in _allowed_columns(task, value)]  # such as the target
         if extra:
             columns = ", ".join(task.input_columns)
             raise InputError(f"an input has the field {extra[0][:80]!a}; this task reads {columns}")
-    return task.row(given)
+    return task.row(value)
 
 
-def _allowed_columns(task: AnyTask, given: Mapping[str, object]) -> set[str]:
+def _allowed_columns(task: AnyTask, row: Mapping[str, object]) -> set[str]:
     columns = set(task.input_columns)
     if task.kind == "choice":  # choices may be numbered columns
-        columns |= {name for name in given if name.startswith(str(getattr(task, "choices", "")))}
+        columns |= {name for name in row if name.startswith(str(getattr(task, "choices", "")))}
     return columns | {str(getattr(task, role)) for role in ("document", "id") if hasattr(task, role)}
 
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics: requests, latencies and tokens as they occur, and the state of every scheduler on demand."""
+"""Prometheus metrics: counters of requests, latencies and tokens, and the state of every scheduler when scraped."""
 
 from collections.abc import Iterator, Mapping
 
@@ -44,7 +44,7 @@ class Metrics:
         )
         self._queued, self._computed = (
             Histogram(f"bertsmith_{name}_seconds", text, ["model"], buckets=_BUCKETS, registry=self.registry)
-            for name, text in (("queue", "Time requests waited"), ("compute", "Time requests were computed"))
+            for name, text in (("queue", "Time in the queue"), ("compute", "Time in the model"))
         )
         self._tokens = Counter("bertsmith_tokens", "Tokens computed", ["model"], registry=self.registry)
         self._sizes = Counter(
@@ -77,7 +77,7 @@ def format_size(subnet: Subnet | None) -> tuple[str, str]:
 
 
 class _SchedulerCollector(Collector):
-    """Reads the state of every scheduler when the metrics are requested."""
+    """Reads the state of every scheduler when the metrics are scraped."""
 
     def __init__(self, schedulers: Mapping[str, Scheduler]) -> None:
         self.schedulers = schedulers

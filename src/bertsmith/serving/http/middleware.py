@@ -1,7 +1,7 @@
 """Middleware in front of every endpoint: the key, the limits on bodies and concurrent requests, and timeouts.
 
-A body is read here completely, with a limit on its size and a timeout, before an endpoint sees it: one that is too long
-is rejected at the first byte over the limit, whatever its header says.
+A body is read completely, with a limit on its size and a timeout, before it reaches an endpoint. A body that is too
+long is rejected at the first byte over the limit, even if its Content-Length is smaller.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service, self.settings = app, service, service.settings
         self.requests = 0
-        self.held_bytes = 0
+        self.buffered_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -44,7 +44,7 @@ class RequestMiddleware:
             self.service.metrics.count_request(_endpoint(scope), sender.status, time.perf_counter() - started_at)
 
     async def _handle(self, scope: Scope, receive: Receive, sender: "_Sender", is_counted: bool) -> None:
-        held, is_read = 0, False
+        body_bytes, is_read = 0, False
         try:
             self._check_key(scope)
             if is_counted and self.requests > self.settings.limits.requests:
@@ -52,7 +52,7 @@ class RequestMiddleware:
             body = await self._read_body(scope, receive)
             if body is None:  # the client disconnected
                 return
-            held, is_read = len(body), True
+            body_bytes, is_read = len(body), True
             await self.app(scope, _replay(body, receive), sender)
         except Exception as error:
             if sender.status is not None:
@@ -65,19 +65,19 @@ class RequestMiddleware:
                 response.headers["Connection"] = "close"
             await response(scope, receive, sender)
         finally:
-            self.held_bytes -= held
+            self.buffered_bytes -= body_bytes
 
     def _check_key(self, scope: Scope) -> None:
         key = self.settings.key
         if key is None or _needs_no_key(scope["method"], scope["path"]):
             return
-        scheme, _, given = Request(scope).headers.get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(given.strip().encode(), key.encode())
-        if scheme.lower() != "bearer" or not is_right:
+        scheme, _, client_key = Request(scope).headers.get("authorization", "").partition(" ")
+        is_correct = hmac.compare_digest(client_key.strip().encode(), key.encode())
+        if scheme.lower() != "bearer" or not is_correct:
             raise ApiError(401, "this service requires its key as Authorization: Bearer …", "Unauthorized")
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the body, counted in held_bytes; None if the client disconnected."""
+        """Return the body, counted in buffered_bytes; None if the client disconnected."""
         limit = self.settings.limits.body_bytes
         length = Request(scope).headers.get("content-length", "")
         if length.isdecimal() and (len(length) > 18 or int(length) > limit):
@@ -93,13 +93,13 @@ class RequestMiddleware:
                         return None
                     chunk = message.get("body", b"")
                     size += len(chunk)
-                    self.held_bytes += len(chunk)
+                    self.buffered_bytes += len(chunk)
                     if size > limit:
                         raise _body_too_large(limit)
-                    if self.held_bytes > self.settings.limits.held_bytes:
+                    if self.buffered_bytes > self.settings.limits.buffered_bytes:
                         raise ApiError(
                             429,
-                            "too many bytes in all requests together; try again in 1 s",
+                            "the bodies of all current requests are too large; try again in 1 s",
                             "Overloaded",
                             retry_after=1,
                         )
@@ -110,17 +110,17 @@ class RequestMiddleware:
             raise ApiError(_BODY_TIMEOUT, f"the body did not arrive within {seconds:g} s", "Timeout") from None
         finally:
             if not is_complete:
-                self.held_bytes -= size
+                self.buffered_bytes -= size
         return b"".join(chunks)
 
 
 def _needs_no_key(method: str, path: str) -> bool:
-    """Whether a request needs no key: probes have none, and the page has to load before it can ask for one."""
+    """Whether a request needs no key: probes have none, and the page must load before the user can enter one."""
     return path == "/health" or (method in ("GET", "HEAD") and (path == "/" or path.startswith(_PAGE_FILES)))
 
 
 class _Sender:
-    """Sends messages with a timeout, remembers the status, and closes connections during a shutdown."""
+    """Sends messages with a timeout, records the status, and closes connections during a shutdown."""
 
     def __init__(self, send: Send, service: Service) -> None:
         self.send, self.service = send, service
@@ -132,18 +132,18 @@ class _Sender:
             if self.service.is_draining:
                 headers = [header for header in message.get("headers", ()) if header[0].lower() != b"connection"]
                 message = {**message, "headers": [*headers, (b"connection", b"close")]}
-        async with asyncio.timeout(self.service.settings.times.sending):
+        async with asyncio.timeout(self.service.settings.times.send):
             await self.send(message)
 
 
 async def _discard(receive: Receive) -> None:
-    """Read the rest of a body: closing the connection while the client sends would lose the response."""
+    """Read the rest of a body, because the client would lose the response if the connection closed while it sends."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_DISCARD_SECONDS):
-            left = _DISCARD_BYTES
-            while left > 0:
+            remaining = _DISCARD_BYTES
+            while remaining > 0:
                 message = await receive()
-                left -= len(message.get("body", b""))
+                remaining -= len(message.get("body", b""))
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):
                     return
 
@@ -167,7 +167,7 @@ def _body_too_large(limit: int) -> ApiError:
 
 
 def _endpoint(scope: Scope) -> str:
-    """Return the path pattern of the route: metrics must not have labels that clients can invent."""
+    """Return the path pattern of the route, so that clients cannot create arbitrary metric labels."""
     route = getattr(scope.get("route"), "path", None)
     if route is None and scope["path"] in scope["app"].openapi()["paths"]:  # rejected before routing
         return str(scope["path"])

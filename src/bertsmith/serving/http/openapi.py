@@ -1,4 +1,4 @@
-"""Documentation of responses in the OpenAPI document, and /docs: the document as one page without scripts."""
+"""Response descriptions for the OpenAPI document, and /docs, which renders the document as one page without scripts."""
 
 import json
 from html import escape
@@ -16,20 +16,20 @@ Schema = dict[str, Any]
 _STATUSES = {
     400: "The body is not valid JSON.",
     401: "The key is missing or wrong.",
-    404: "There is no such model.",
+    404: "The model does not exist.",
     408: "The body did not arrive in time.",
     413: "The body, the number of texts or the number of tokens exceeds a limit.",
     422: "The request is invalid for this model.",
-    429: "The queue is full; Retry-After has the seconds to wait.",
+    429: "The queue is full; retry after the seconds in Retry-After.",
     500: "The service failed.",
-    503: "The answer was not ready in time, or the service is shutting down.",
+    503: "The request timed out, or the service is shutting down.",
 }
 _HEADERS = {
     "X-Bertsmith-Model": ("string", "The model that answered."),
     "X-Bertsmith-Width": ("number", "Share of heads and neurons in use: 1 for the whole model."),
     "X-Bertsmith-Depth": ("number", "Share of layers in use: 1 for the whole model."),
-    "X-Queue-Time": ("number", "Milliseconds the request waited in the queue."),
-    "X-Inference-Time": ("number", "Milliseconds the model computed."),
+    "X-Queue-Time": ("number", "Milliseconds in the queue."),
+    "X-Inference-Time": ("number", "Milliseconds of inference."),
     "X-Tokenization-Time": ("number", "Milliseconds of tokenisation."),
     "X-Total-Time": ("number", "Milliseconds from the header of the request to the response."),
     "X-Compute-Tokens": ("integer", "Number of tokens computed."),
@@ -89,7 +89,7 @@ async def docs(request: Request) -> HTMLResponse:
     page = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style><h1>{title}</h1>'
-        f"<p>{escape(document['info'].get('description', ''))} The document itself: "
+        f"<p>{escape(document['info'].get('description', ''))} OpenAPI document: "
         f'<a href="openapi.json">openapi.json</a>.</p>{articles}</html>'
     )
     return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"})
@@ -100,7 +100,7 @@ def _endpoint(document: Schema, method: str, path: str, details: Schema, base_ur
         f"<tr><td><code>{escape(status)}</code><td>{escape(response['description'])}"
         for status, response in details["responses"].items()
     )
-    text = "".join(f"<p>{escape(part)}</p>" for part in details.get("description", "").split("\n\n"))
+    text = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in details.get("description", "").split("\n\n"))
     return (
         f"<article><h2><code>{method.upper()} {escape(path)}</code> {escape(details['summary'])}</h2>{text}"
         f"{_example(document, path, details, base_url)}<table>{rows}</table></article>"
@@ -108,7 +108,7 @@ def _endpoint(document: Schema, method: str, path: str, details: Schema, base_ur
 
 
 def _example(document: Schema, path: str, details: Schema, base_url: str) -> str:
-    """Return a curl command and the table of the fields of the body."""
+    """Return a curl command and a table of the fields of the body."""
     if "requestBody" not in details:
         return f"<pre>curl {base_url}{escape(path)}</pre>"
     reference = details["requestBody"]["content"]["application/json"]["schema"]["$ref"]

@@ -1,4 +1,4 @@
-"""The state shared by all endpoints, and one HTTP request on its way from body to response."""
+"""The state shared by all endpoints, and the handling of one HTTP request."""
 
 import asyncio
 import time
@@ -21,8 +21,8 @@ from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import ServeSettings
 
 Value = TypeVar("Value")
-_SMALL_BODY = 2048  # bytes: tokenising a smaller request takes less time than handing it to a thread
-_TEXT_THREADS = 2  # a tokenizer runs in one thread at a time; the second is for another model or for writing JSON
+_SMALL_BODY = 2048  # bytes; tokenising a smaller body takes less time than switching to a thread
+_TEXT_THREADS = 2  # a tokenizer runs in one thread at a time; the second thread serves another model or writes JSON
 _VERBS: dict[Operation, str] = {"task": "predict (it has a task)", "vectors": "embed", "fill_mask": "fill masks"}
 
 
@@ -36,7 +36,7 @@ class Service:
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, "bertsmith-text")
 
     def find(self, name: str | None) -> Scheduler:
-        """Return the scheduler of a model, of the first one by default."""
+        """Return the scheduler of a model; by default, of the first one."""
         if name is None:
             return next(iter(self.schedulers.values()))
         if name not in self.schedulers:
@@ -80,9 +80,9 @@ class HttpRequest:
 
     async def tokenise(self, function: Callable[[], Value]) -> Value:
         """Run a function that tokenises, and record its duration."""
-        begin = time.perf_counter()
+        started_at = time.perf_counter()
         result = function() if self.is_small else await self.service.run_in_thread(function)
-        self.headers["X-Tokenization-Time"] = _milliseconds(time.perf_counter() - begin)
+        self.headers["X-Tokenization-Time"] = _milliseconds(time.perf_counter() - started_at)
         return result
 
     async def submit(
@@ -111,7 +111,7 @@ class HttpRequest:
         return result
 
     async def respond(self, make: Callable[[], object]) -> Response:
-        """Return the JSON response of a value; large ones are made in a thread."""
+        """Return a value as a JSON response; large ones are built in a thread."""
         body = to_json(make()) if self.is_small else await self.service.run_in_thread(lambda: to_json(make()))
         self.headers["X-Total-Time"] = _milliseconds(time.perf_counter() - self.started_at)
         return Response(body, media_type="application/json", headers=self.headers)

@@ -50,9 +50,9 @@ _DEFAULT_TOP = 5
     response_model=Prediction | list[Prediction],
 )
 async def predict(body: PredictRequest, request: CurrentRequest) -> Response:
-    """Return the prediction for one input, or for each of a list of inputs.
+    """Return the prediction for one input, or a list of predictions for a list of inputs.
 
-    Labels (classification, multi-label) are `[{"label", "score"}, …]`, the best first. Other tasks return an object:
+    Classification and multi-label return `[{"label", "score"}, …]`, the best first. Other tasks return an object:
     `{"value"}` for regression, `{"tags", "entities"}` for tagging, `{"text", "start", "end", "score", "others"}` for
     spans, `{"index", "text", "score", "scores"}` for choices, `{"vector"}` or `{"similarity"}` for embedding.
     """
@@ -67,12 +67,12 @@ async def predict(body: PredictRequest, request: CurrentRequest) -> Response:
 
 @dataclass(frozen=True)
 class TaskOutputs:
-    """The inputs of a request and the outputs of the task head, input by input."""
+    """The inputs of a request and the outputs of the task head for each input."""
 
     inputs: TaskInputs
     outputs: list[np.ndarray]
     is_single: bool
-    """Whether the request has one input that is not in a list."""
+    """Whether the request has a single input outside a list."""
 
 
 async def run_task(
@@ -84,12 +84,13 @@ async def run_task(
     """Run the task head of a model on the inputs of a request."""
     served = request.select_model(model, "task")
     assert served.task is not None
-    given, is_single = split_inputs(served.task, inputs)
-    limits, cuts = request.settings.limits, request.truncates(truncate)
-    check_count(given, limits)
-    read = await request.tokenise(lambda: task_inputs(served, given, truncate=cuts, limits=limits))
-    result = await request.submit("task", read.sequences)
-    return TaskOutputs(read, read.item_outputs(result.outputs, is_for_tokens=served.runner.is_for_tokens), is_single)
+    rows, is_single = split_inputs(served.task, inputs)
+    limits, truncates = request.settings.limits, request.truncates(truncate)
+    check_count(rows, limits)
+    tokenised = await request.tokenise(lambda: task_inputs(served, rows, truncate=truncates, limits=limits))
+    result = await request.submit("task", tokenised.sequences)
+    outputs = tokenised.item_outputs(result.outputs, is_for_tokens=served.runner.is_for_tokens)
+    return TaskOutputs(tokenised, outputs, is_single)
 
 
 def make_predictions(task: TaskOutputs, *, raw_scores: bool = False) -> list[Prediction]:
@@ -99,7 +100,7 @@ def make_predictions(task: TaskOutputs, *, raw_scores: bool = False) -> list[Pre
     if kind in ("classification", "multi_label"):
         if raw_scores:
             labels = getattr(task.inputs.task, "labels", ())
-            return [sort_labels(dict(zip(labels, own.tolist(), strict=True))) for own in task.outputs]
+            return [sort_labels(dict(zip(labels, logits.tolist(), strict=True))) for logits in task.outputs]
         return [sort_labels(answer["scores"]) for answer in answers]
     return [_prediction(kind, example, answer) for example, answer in zip(examples, answers, strict=True)]
 
@@ -135,7 +136,7 @@ def _prediction(kind: str, example: object, answer: Answer) -> Prediction:
 
 
 def _tags(offsets: Sequence[tuple[int, int]], answer: Answer) -> TagsResponse:
-    """Return words with their tags, with character offsets if the input was a text; and the entities."""
+    """Return words with their tags, character offsets if the input was a text, and entities."""
     bounds: Sequence[tuple[int | None, int | None]] = offsets or [(None, None)] * len(answer["words"])
     tags = [
         Tag(word=word, tag=tag, score=score, start=start, end=end)
@@ -153,14 +154,17 @@ def _tags(offsets: Sequence[tuple[int, int]], answer: Answer) -> TagsResponse:
 
 
 @router.post(
-    "/rerank", summary="Texts by relevance to a query", responses=MODEL_RESPONSES, response_model=list[RankedText]
+    "/rerank",
+    summary="Texts sorted by relevance to a query",
+    responses=MODEL_RESPONSES,
+    response_model=list[RankedText],
 )
 async def rerank(body: RerankRequest, request: CurrentRequest) -> Response:
     """Return the texts with their scores, the best first.
 
-    A model for pairs reads the query with each text: two labels give the probability of the positive one (raw: the
-    difference of the logits), a number is scaled to the range of the training data (raw: the number). Other models
-    compare vectors: the cosine, raw or not.
+    A model for pairs reads the query with each text. With two labels, the score is the probability of the positive one
+    (raw: the difference of the logits); with regression, the prediction scaled to the range of the training data (raw:
+    the prediction). For other models the score is the cosine similarity of the vectors, raw or not.
     """
     check_count(body.texts, request.settings.limits, "texts")
     served = request.service.find(body.model).served
@@ -177,7 +181,7 @@ async def rerank(body: RerankRequest, request: CurrentRequest) -> Response:
 
 
 def _reads_pairs(served: ServedModel) -> bool:
-    """Whether a model scores pairs; False if vectors are compared; raise if it can do neither."""
+    """Whether a model scores pairs (otherwise vectors are compared); raise if it can do neither."""
     task = served.task
     if task is None or isinstance(task, TextEmbedding):
         return False
@@ -194,8 +198,8 @@ async def _pair_scores(request: HttpRequest, body: RerankRequest) -> list[float]
     if isinstance(task, Classification):
         index = 1 if task.positive is None else task.labels.index(task.positive)
         return [
-            float(own[index] - own[1 - index]) if body.raw_scores else float(softmax(own)[index])
-            for own in outputs.outputs
+            float(logits[index] - logits[1 - index]) if body.raw_scores else float(softmax(logits)[index])
+            for logits in outputs.outputs
         ]
     assert isinstance(task, Regression)
     low, high = task.lowest or 0.0, 1.0 if task.highest is None else task.highest
@@ -217,23 +221,23 @@ async def _cosines(request: HttpRequest, body: RerankRequest) -> list[float]:
     response_model=list[MaskToken] | list[list[MaskToken]] | list[list[list[MaskToken]]],
 )
 async def fill_mask(body: FillMaskRequest, request: CurrentRequest) -> Response:
-    """Return the most probable tokens of a mask, the best first, and the text with each.
+    """Return the most probable tokens for a mask, the best first, each with the filled text.
 
-    One list per mask if a text has several; one list per text if the request has several.
+    A text with several masks returns a list per mask; a request with several texts, a list per text.
     """
     return await fill_masks(request, body)
 
 
 async def fill_masks(request: HttpRequest, body: FillMaskRequest) -> Response:
-    """Answer a request to fill masks."""
+    """Return the response to a fill-mask request."""
     served = request.select_model(body.model, "fill_mask")
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    limits, cuts = request.settings.limits, request.truncates(body.truncate)
+    limits, truncates = request.settings.limits, request.truncates(body.truncate)
     check_count(texts, limits)
     nested = body.parameters or FillParameters()
     top = body.top_k or nested.top_k or _DEFAULT_TOP
     targets = nested.targets if body.targets is None else body.targets
-    sequences = await request.tokenise(lambda: mask_sequences(served, texts, truncate=cuts, limits=limits))
+    sequences = await request.tokenise(lambda: mask_sequences(served, texts, truncate=truncates, limits=limits))
     allowed = None if targets is None else _target_ids(served, targets)
     outputs = (await request.submit("fill_mask", sequences)).outputs
 
@@ -259,7 +263,7 @@ def _target_ids(served: ServedModel, targets: list[str]) -> np.ndarray:
 def _mask_tokens(
     served: ServedModel, sequence: TokenSequence, probabilities: np.ndarray, top: int, allowed: np.ndarray | None
 ) -> list[list[MaskToken]]:
-    """Return the best tokens of every mask of one text.
+    """Return the best tokens for every mask of one text.
 
     Shape: probabilities (masks, vocabulary).
     """
@@ -268,12 +272,12 @@ def _mask_tokens(
     for position, scores in zip(sequence.mask_positions.tolist(), probabilities, strict=True):
         ids = np.arange(len(scores)) if allowed is None else allowed
         best = ids[np.argsort(-scores[ids], kind="stable")[:top]]
-        found = []
+        candidates = []
         for token, text in zip(best.tolist(), tokenizer.tokens(best), strict=True):
             tokens = sequence.tokens.copy()
             tokens[position] = token
-            found.append(
+            candidates.append(
                 MaskToken(score=float(scores[token]), token=token, token_str=text, sequence=tokenizer.decode(tokens))
             )
-        masks.append(found)
+        masks.append(candidates)
     return masks

@@ -11,7 +11,7 @@ Row = dict[str, str | list[str]]
 TaskInput = str | list[str] | Row
 """One input of a task: a text, several texts or words, or a row."""
 Direction = Literal["right", "Right"]
-"""Texts are truncated on the right; the field exists because clients send it."""
+"""Texts are truncated on the right; the field is accepted because clients send it."""
 
 ModelName = Annotated[
     str | None, Field(description="The model to use; the first one by default.", examples=[None], max_length=200)
@@ -23,7 +23,7 @@ Truncate = Annotated[
 
 
 class RequestBody(BaseModel):
-    """Base of all request bodies: strict types, no unknown fields."""
+    """Base class of request bodies: strict types, no unknown fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
@@ -77,7 +77,7 @@ class RerankRequest(RequestBody):
 
 
 class FillParameters(RequestBody):
-    """Parameters as Hugging Face's clients nest them."""
+    """Parameters that Hugging Face's clients send in a nested object."""
 
     top_k: Annotated[int | None, Field(ge=1, le=100, description="Number of tokens per mask.")] = None
     targets: Annotated[
@@ -152,11 +152,11 @@ class HubRequest(RequestBody):
 
 
 class ExploreRequest(RequestBody):
-    """One input for one size of one model."""
+    """One input for one size of a model."""
 
     work: Annotated[
         Operation,
-        Field(description="Run the task head, compare texts, or fill masks.", examples=["vectors"]),
+        Field(description="The operation: run the task head, compare texts, or fill masks.", examples=["vectors"]),
     ]
     inputs: Annotated[
         str | list[str] | Row,
@@ -168,12 +168,14 @@ class ExploreRequest(RequestBody):
     width: Annotated[float, Field(gt=0, le=1, description="Share of heads and neurons.")] = 1.0
     depth: Annotated[float, Field(gt=0, le=1, description="Share of layers.")] = 1.0
     maps: Annotated[bool, Field(description="Return the attention maps of one sequence.")] = False
-    sequence: Annotated[int, Field(ge=0, le=1000, description="Which sequence: an input may become several.")] = 0
+    sequence: Annotated[
+        int, Field(ge=0, le=1000, description="Index of the sequence for the maps, if the input is split into several.")
+    ] = 0
     model: ModelName = None
 
 
 class _OmitsNone(BaseModel):
-    """Base of responses whose optional fields are left out, not null."""
+    """Base class of responses that omit optional fields instead of returning null."""
 
     @model_serializer(mode="wrap")
     def _omit_none(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
@@ -186,7 +188,7 @@ class LabelScore(BaseModel):
 
 
 class Value(BaseModel):
-    """Answer of regression."""
+    """Prediction of regression."""
 
     value: float
 
@@ -208,7 +210,7 @@ class EntityResponse(BaseModel):
 
 
 class TagsResponse(_OmitsNone):
-    """Answer of tagging; entities only if the labels mark them (B-, I-)."""
+    """Prediction of tagging; entities only if the labels mark them (B-, I-)."""
 
     tags: list[Tag]
     entities: list[EntityResponse] | None = None
@@ -222,13 +224,13 @@ class SpanResponse(BaseModel):
 
 
 class SpanAnswerResponse(SpanResponse):
-    """Answer of span extraction, empty if the passage has none, with the next best spans."""
+    """Prediction of span extraction, empty if the passage has no answer, with the next best spans."""
 
     others: list[SpanResponse]
 
 
 class ChoiceResponse(BaseModel):
-    """Answer of multiple choice."""
+    """Prediction of multiple choice."""
 
     index: int
     text: str
@@ -237,13 +239,13 @@ class ChoiceResponse(BaseModel):
 
 
 class Vector(BaseModel):
-    """Answer of embedding for one text."""
+    """Embedding of one text."""
 
     vector: list[float]
 
 
 class SimilarityResponse(BaseModel):
-    """Answer of embedding for two texts."""
+    """Cosine similarity of two texts."""
 
     similarity: float
 
@@ -258,7 +260,7 @@ class RankedText(_OmitsNone):
 
 
 class MaskToken(BaseModel):
-    """A token for a mask and the text with it."""
+    """A candidate token for a mask, and the text with the mask filled."""
 
     score: float
     token: int
@@ -344,7 +346,7 @@ class LoadInfo(BaseModel):
 
 
 class ModelInfo(BaseModel):
-    """One model: what it is and what it supports."""
+    """Properties, operations and load of one model."""
 
     name: str
     family: str
@@ -359,7 +361,7 @@ class ModelInfo(BaseModel):
 
 
 class Info(BaseModel):
-    """The service, in the terms of text-embeddings-inference where it has them."""
+    """Models and limits of the service, named as in text-embeddings-inference where possible."""
 
     model_id: str
     version: str
@@ -372,7 +374,7 @@ class Info(BaseModel):
 
 
 class Live(BaseModel):
-    """State of every scheduler: the fields of SchedulerStats, with width and depth of the network in use."""
+    """State of every scheduler: the fields of SchedulerStats, and width and depth of the sub-network in use."""
 
     models: dict[str, dict[str, int | float | None]]
 
@@ -388,7 +390,7 @@ class RecordedSize(BaseModel):
 
 
 class PageSizes(BaseModel):
-    """Sizes the page offers; `kind` is "recorded", "free" for any size, or "one"."""
+    """Sizes that the page offers: those of elastic.json ("recorded"), any size ("free"), or the whole model ("one")."""
 
     kind: Literal["recorded", "free", "one"]
     widths: list[float] | None = None
@@ -412,7 +414,7 @@ class PageTask(BaseModel):
 
 
 class PageModel(BaseModel):
-    """A model as the page shows it."""
+    """Properties of a model for the page."""
 
     name: str
     works: list[Operation]

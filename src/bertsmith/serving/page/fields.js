@@ -1,6 +1,6 @@
-// The fields a model reads: a text, a pair, a passage and a question, choices, lines to compare.
+// Input fields of a model: a text, a pair, a passage and a question, choices, or lines to compare.
 
-import { make, titled } from "./dom.js";
+import { make, titleCase } from "./dom.js";
 
 const EXAMPLES = {
   text: "My parcel was due on Monday and there is still no sign of it.",
@@ -14,15 +14,16 @@ const EXAMPLES = {
   lines: ["Where is my parcel?", "My delivery has not arrived.", "How do I reset my password?",
     "I cannot log in to my account.", "The app crashes when I open it."].join("\n"),
 };
-const SHOWN = { words: "Text", lines: "Texts, one a line", choices: "Choices, one a line" };
-const NAMES = { task: { classification: "Classify", multi_label: "Labels", regression: "Score", choice: "Choose",
-  spans: "Find the answer", tagging: "Tag" }, vectors: "Compare texts", fill_mask: "Fill masks" };
+const LABELS = { words: "Text", lines: "Texts, one per line", choices: "Choices, one per line" };
+const NAMES = { task: { classification: "Classify", multi_label: "Assign labels", regression: "Score",
+  choice: "Choose", spans: "Answer question", tagging: "Tag words" }, vectors: "Compare texts",
+fill_mask: "Fill masks" };
 
-export const workName = (model, work) => (work === "task" ? NAMES.task[model.task.kind] || titled(model.task.kind)
-  : NAMES[work]);
+export const operationName = (model, work) => (work === "task"
+  ? NAMES.task[model.task.kind] || titleCase(model.task.kind) : NAMES[work]);
 
 const isList = role => role === "lines" || role === "choices";
-const remembered = {};  // what was typed, by role, so that another model goes on with it
+const typed = {};  // text by role, kept when another model is selected
 
 function columnsOf(model, work) {
   if (work === "vectors") return [{ column: "lines", role: "lines" }];
@@ -30,34 +31,34 @@ function columnsOf(model, work) {
   return model.task.columns;
 }
 
-export function layFields(place, model, work, changed) {
+export function buildFields(parent, model, work, onChange) {
   const columns = columnsOf(model, work);
   const areas = columns.map(({ column, role }) => {
-    const first = role === "masked" ? `The smith forges an iron ${model.mask} in the workshop.`
+    const example = role === "masked" ? `The smith forges an iron ${model.mask} in the workshop.`
       : EXAMPLES[role] || EXAMPLES.text;
-    const usual = SHOWN[role] || (role === "masked" ? `Text with ${model.mask}` : titled(column));
+    const label = LABELS[role] || (role === "masked" ? `Text with ${model.mask}` : titleCase(column));
     const area = make("textarea", { id: `field-${column}`, rows: role === "question" || role === "start" ? 1 : 3,
-      spellcheck: false, value: remembered[role] ?? first });
-    const grow = () => {  // as high as its text, measured while it does not also fill the panel
+      spellcheck: false, value: typed[role] ?? example });
+    const fitHeight = () => {  // the height of the text can only be measured while the area does not fill the panel
       Object.assign(area.style, { flex: "none", height: "auto" });
       Object.assign(area.style, { flex: "", height: `${area.scrollHeight + 2}px` });
     };
-    area.addEventListener("input", () => { remembered[role] = area.value; grow(); changed(); });
-    const children = [make("label", { for: area.id, textContent: usual }), area];
+    area.addEventListener("input", () => { typed[role] = area.value; fitHeight(); onChange(); });
+    const children = [make("label", { for: area.id, textContent: label }), area];
     if (role === "masked") children.push(make("button", { type: "button", class: "plain",
-      textContent: `Put ${model.mask} here`,
+      textContent: `Insert ${model.mask}`,
       onclick: () => {
         area.setRangeText(model.mask, area.selectionStart, area.selectionEnd, "end");
         area.dispatchEvent(new Event("input"));
         area.focus();
       } }));
-    return { column, role, area, grow, element: make("div", { class: `field ${role}` }, ...children) };
+    return { column, role, area, fitHeight, element: make("div", { class: `field ${role}` }, ...children) };
   });
-  place.replaceChildren(...areas.map(one => one.element));
-  areas.forEach(one => one.grow());
+  parent.replaceChildren(...areas.map(one => one.element));
+  areas.forEach(one => one.fitHeight());
   const lines = area => area.value.split("\n").map(line => line.trim()).filter(Boolean);
   return {
-    // null while something is missing
+    // null while a field is empty
     get inputs() {
       if (areas.some(({ area }) => !area.value.trim())) return null;
       if (work === "vectors") return lines(areas[0].area);
@@ -71,6 +72,6 @@ export function layFields(place, model, work, changed) {
       area.value = value;
       area.dispatchEvent(new Event("input"));
     },
-    grow: () => areas.forEach(one => one.grow()),
+    fitHeight: () => areas.forEach(one => one.fitHeight()),
   };
 }

@@ -1,45 +1,45 @@
-// The frame of the page: models, tabs, the key, and what went wrong.
+// Frame of the page: model selection, tabs, API key and error messages.
 
 import { find, make } from "./dom.js";
 import { Live } from "./live.js";
-import { described, key } from "./service.js";
+import { fetchModels, key } from "./service.js";
 import { Try } from "./try.js";
 
-const CHOSEN = "bertsmith-model", TABS = ["try", "live"];
-let known = null;
+const MODEL_KEY = "bertsmith-model", TABS = ["try", "live"];
+let service = null;  // version and models, once loaded
 
 function report(error) {
-  const problem = find("#problem"), wantsKey = error?.status === 401;
-  problem.hidden = !error || (wantsKey && !key.value);
+  const problem = find("#problem"), needsKey = error?.status === 401;
+  problem.hidden = !error || (needsKey && !key.value);
   problem.textContent = error ? error.message : "";
-  if (error && error.status === undefined) console.error(error);  // a mistake of the page's own
-  find("#key").hidden = !wantsKey;
-  find("#forget").hidden = !key.value || wantsKey;
-  find(".links").hidden = Boolean(key.value) || wantsKey;  // a browser sends no key with a link
+  if (error && error.status === undefined) console.error(error);  // a bug of this page
+  find("#key").hidden = !needsKey;
+  find("#forget").hidden = !key.value || needsKey;
+  find(".links").hidden = Boolean(key.value) || needsKey;  // browsers send no key with a link
 }
 
-const first = new Try(report), second = new Live(find("#live"), report, name => useModel(name));
+const tryTab = new Try(report), liveTab = new Live(find("#live"), report, name => useModel(name));
 
 function useModel(name) {
-  const model = known.models.find(one => one.name === name) || known.models[0];
+  const model = service.models.find(one => one.name === name) || service.models[0];
   find("#model").value = model.name;
-  sessionStorage.setItem(CHOSEN, model.name);
+  sessionStorage.setItem(MODEL_KEY, model.name);
   document.title = `${model.name} · Bertsmith`;
-  first.use(model);
-  second.use(known.models, model);
+  tryTab.use(model);
+  liveTab.use(service.models, model);
 }
 
 function showTab() {
-  const chosen = location.hash === "#live" ? "live" : "try";
+  const selected = location.hash === "#live" ? "live" : "try";
   for (const name of TABS) {
-    const tab = find(`#tab-${name}`), isChosen = name === chosen;
-    tab.setAttribute("aria-selected", isChosen);
-    tab.tabIndex = isChosen ? 0 : -1;
-    find(`#${name}`).hidden = !isChosen || !known;
+    const tab = find(`#tab-${name}`), isSelected = name === selected;
+    tab.setAttribute("aria-selected", isSelected);
+    tab.tabIndex = isSelected ? 0 : -1;
+    find(`#${name}`).hidden = !isSelected || !service;
   }
-  if (!known) return;
-  second.turn(chosen === "live");
-  if (chosen === "try") first.fields?.grow();
+  if (!service) return;
+  liveTab.toggle(selected === "live");
+  if (selected === "try") tryTab.fields?.fitHeight();
 }
 
 for (const name of TABS) {
@@ -54,18 +54,18 @@ for (const name of TABS) {
   });
 }
 addEventListener("hashchange", showTab);
-addEventListener("resize", () => first.fields?.grow());
+addEventListener("resize", () => tryTab.fields?.fitHeight());
 find("#model").addEventListener("change", event => useModel(event.target.value));
 find("#key").addEventListener("submit", event => {
   event.preventDefault();
   key.value = find("#key-value").value.trim();
-  begin();
+  start();
 });
 find("#forget").addEventListener("click", () => { key.value = ""; location.reload(); });
 
-async function begin() {
+async function start() {
   try {
-    known = await described();
+    service = await fetchModels();
   } catch (error) {
     report(error);
     if (error.status === 401) find("#key-value").focus();
@@ -73,13 +73,14 @@ async function begin() {
   }
   report(null);
   find("#key-value").value = "";
-  find("#model").replaceChildren(...known.models.map(({ name }) => make("option", { value: name, textContent: name })));
+  find("#model").replaceChildren(...service.models.map(({ name }) =>
+    make("option", { value: name, textContent: name })));
   find(".choose-model").hidden = false;
-  find("#model").disabled = known.models.length < 2;
-  find(".about").textContent = `Bertsmith ${known.version}`;
-  useModel(sessionStorage.getItem(CHOSEN) || known.models[0].name);
+  find("#model").disabled = service.models.length < 2;
+  find(".version").textContent = `Bertsmith ${service.version}`;
+  useModel(sessionStorage.getItem(MODEL_KEY) || service.models[0].name);
   showTab();
 }
 
 showTab();
-begin();
+start();

@@ -1,27 +1,27 @@
-// What the page asks of the service, with the key where one is needed, and its errors as the sentences they are.
+// Requests to the service, with the API key if one is set; errors carry the service's message.
 
 const KEY = "bertsmith-key";
 
 export const key = {
   get value() { return sessionStorage.getItem(KEY) || ""; },
-  set value(given) {
-    if (given) sessionStorage.setItem(KEY, given);
+  set value(text) {
+    if (text) sessionStorage.setItem(KEY, text);
     else sessionStorage.removeItem(KEY);
   },
 };
 
-export class Refusal extends Error {
-  constructor(status, sentence, retryAfter) {
-    super(sentence);
+export class ServiceError extends Error {
+  constructor(status, message, retryAfter) {
+    super(message);
     Object.assign(this, { status, retryAfter });
   }
 }
 
-function sentenceOf(body, status) {
-  const said = body?.error?.message ?? body?.message ?? body?.error ?? body?.detail;
-  if (typeof said === "string") return said;
-  if (Array.isArray(said) && said.length && said[0].msg) return said.map(one => one.msg).join("; ");
-  return `The service answered with status ${status}.`;
+function errorMessage(body, status) {
+  const message = body?.error?.message ?? body?.message ?? body?.error ?? body?.detail;
+  if (typeof message === "string") return message;
+  if (Array.isArray(message) && message.length && message[0].msg) return message.map(one => one.msg).join("; ");
+  return `The service returned status ${status}.`;
 }
 
 async function call(path, options = {}) {
@@ -32,14 +32,14 @@ async function call(path, options = {}) {
     response = await fetch(path, { ...options, headers, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal(0, "The service does not answer. Is it still running?");
+    throw new ServiceError(0, "The service is not reachable. Is it still running?");
   }
   const body = await response.json().catch(() => null);
-  if (!response.ok) throw new Refusal(response.status, sentenceOf(body, response.status),
+  if (!response.ok) throw new ServiceError(response.status, errorMessage(body, response.status),
     response.headers.get("Retry-After"));
   return body;
 }
 
-export const described = () => call("explore");
-export const live = signal => call("live", { signal });
-export const explore = (asked, signal) => call("explore", { method: "POST", body: JSON.stringify(asked), signal });
+export const fetchModels = () => call("explore");
+export const fetchLive = signal => call("live", { signal });
+export const explore = (request, signal) => call("explore", { method: "POST", body: JSON.stringify(request), signal });

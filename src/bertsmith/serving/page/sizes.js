@@ -1,76 +1,77 @@
-// Width and depth: sliders that snap to the sizes there are, the recorded scores as a table, and what a size costs.
+// Width and depth: sliders that snap to the available sizes, a table of recorded scores, and the cost of a size.
 
 import { make, median, milliseconds, short, signed } from "./dom.js";
 
-export const RUNS = 9;  // of a size, before its time is compared
+export const MIN_RUNS = 9;  // timed runs of a size before its latency is compared
 
 const share = value => `${+(100 * value).toFixed(1)} %`;
 
 export class Sizes {
-  constructor(place, model, changed) {
+  constructor(panel, model, onChange) {
     const { sizes } = model;
-    Object.assign(this, { place, model, sizes, changed, seconds: {}, isSmall: false });
+    Object.assign(this, { panel, model, sizes, onChange, seconds: {} });
     this.width = this.depth = 1;
-    place.hidden = sizes.kind === "one";
-    if (place.hidden) { place.replaceChildren(); return; }
+    panel.hidden = sizes.kind === "one";
+    if (panel.hidden) { panel.replaceChildren(); return; }
     this.sliders = { width: this.slider("width"), depth: this.slider("depth") };
-    this.figures = make("dl", { class: "figures" });
+    this.metrics = make("dl", { class: "metrics" });
     const sliders = make("div", { class: "sliders" }, this.sliders.width.element, this.sliders.depth.element,
       make("p", { class: "quiet", textContent: sizes.kind === "recorded"
-        ? "Every size was trained together with the others, in one set of weights."
-        : "This model was not trained to be cut: smaller sizes show what is left of it." }));
+        ? "All sizes share one set of weights and were trained together."
+        : "This model is not elastic: smaller sizes show its predictions without the removed heads and layers." }));
     const table = sizes.kind === "recorded" ? this.table() : null;
-    place.replaceChildren(make("h2", { textContent: "Size" }), make("div",
-      { class: table ? "size with-table" : "size" }, sliders, table), this.figures);
+    panel.replaceChildren(make("h2", { textContent: "Model size" }), make("div",
+      { class: table ? "size with-table" : "size" }, sliders, table), this.metrics);
     this.show();
   }
 
   get isWhole() { return this.width === 1 && this.depth === 1; }
   get key() { return `${this.width} ${this.depth}`; }
-  member(width = this.width, depth = this.depth) {
+  recorded(width = this.width, depth = this.depth) {
     return this.sizes.grid?.find(one => one.width === width && one.depth === depth);
   }
 
   slider(name) {
-    const values = this.sizes[`${name}s`], shown = make("output", { for: `size-${name}` });
+    const values = this.sizes[`${name}s`], output = make("output", { for: `size-${name}` });
     const input = make("input", { type: "range", id: `size-${name}`, min: 0, max: values.length - 1, step: 1,
       value: values.length - 1 });
     input.disabled = values.length < 2;
     input.addEventListener("input", () => this.choose({ [name]: values[+input.value] }));
-    const units = name === "width" ? ["head", this.model.heads] : ["layer", this.model.layers];
-    const label = make("label", { for: input.id }, name === "width" ? "Width" : "Depth", shown);
+    const [units, total] = name === "width" ? ["heads", this.model.heads] : ["layers", this.model.layers];
+    const label = make("label", { for: input.id }, name === "width" ? "Width" : "Depth", output);
     return { element: make("div", { class: "slider" }, label, input), show: value => {
-      const kept = Math.max(1, Math.floor(units[1] * value + 0.5));
+      const count = Math.max(1, Math.floor(total * value + 0.5));
       input.value = values.indexOf(value);
-      shown.textContent = `${share(value)} · ${kept} of ${units[1]} ${units[0]}s`;
-      input.setAttribute("aria-valuetext", shown.textContent);
+      output.textContent = `${share(value)} · ${count} of ${total} ${units}`;
+      input.setAttribute("aria-valuetext", output.textContent);
     } };
   }
 
-  // The pair that was asked for, or, where the grid has holes, the nearest one with the value that was moved.
+  // Select a size; if the grid lacks it, the nearest one with the same value on the changed axis.
   choose(change) {
     Object.assign(this, change);
-    if (this.sizes.grid && !this.member()) {
-      const held = "width" in change ? "width" : "depth", free = held === "width" ? "depth" : "width";
-      const fitting = this.sizes.grid.filter(one => one[held] === this[held]);
-      this[free] = fitting.sort((a, b) => Math.abs(a[free] - this[free]) - Math.abs(b[free] - this[free]))[0][free];
+    if (this.sizes.grid && !this.recorded()) {
+      const fixed = "width" in change ? "width" : "depth", free = fixed === "width" ? "depth" : "width";
+      const candidates = this.sizes.grid.filter(one => one[fixed] === this[fixed]);
+      const distance = one => Math.abs(one[free] - this[free]);
+      this[free] = candidates.sort((a, b) => distance(a) - distance(b))[0][free];
     }
     this.show();
-    this.changed();
+    this.onChange();
   }
 
   table() {
     const { widths, depths, grid, metric } = this.sizes;
-    const scores = grid.map(one => one.score), least = Math.min(...scores), most = Math.max(...scores);
+    const scores = grid.map(one => one.score), lowest = Math.min(...scores), highest = Math.max(...scores);
     this.cells = [];
     const rows = [...depths].reverse().map(depth => make("tr", {}, make("th",
       { scope: "row", textContent: `depth ${share(depth)}` }),
       ...widths.map(width => {
-        const member = this.member(width, depth);
-        if (!member) return make("td", {});
-        const shade = (member.score - least) / (most - least || 1);
-        const button = make("button", { type: "button", textContent: member.score.toFixed(1), set: { "--share": shade },
-          "aria-label": `Width ${share(width)}, depth ${share(depth)}: ${metric} ${member.score.toFixed(1)}`,
+        const size = this.recorded(width, depth);
+        if (!size) return make("td", {});
+        const shade = (size.score - lowest) / (highest - lowest || 1);
+        const button = make("button", { type: "button", textContent: size.score.toFixed(1), set: { "--share": shade },
+          "aria-label": `Width ${share(width)}, depth ${share(depth)}: ${metric} ${size.score.toFixed(1)}`,
           onclick: () => this.choose({ width, depth }) });
         this.cells.push({ button, width, depth });
         return make("td", {}, button);
@@ -86,37 +87,39 @@ export class Sizes {
     this.sliders.depth.show(this.depth);
     for (const { button, width, depth } of this.cells || [])
       button.setAttribute("aria-pressed", width === this.width && depth === this.depth);
-    this.known = null;
-    this.tell(null);
+    this.result = null;
+    this.showMetrics(null);
   }
 
-  // Times are of one text: another one starts anew.
-  forget() { this.seconds = {}; this.known = null; }
-  measured(width, depth, seconds) { (this.seconds[`${width} ${depth}`] ||= []).push(seconds); }
+  // Latencies depend on the text, so a new text clears them.
+  forget() { this.seconds = {}; this.result = null; }
+  addTime(width, depth, seconds) { (this.seconds[`${width} ${depth}`] ||= []).push(seconds); }
   runs(width, depth) { return this.seconds[`${width} ${depth}`]?.length ?? 0; }
-  timed(key) { return this.seconds[key]?.length ? median(this.seconds[key]) : null; }
+  medianTime(key) { return this.seconds[key]?.length ? median(this.seconds[key]) : null; }
 
-  // What this size costs and how far it is from the whole; `known` is what an answer of it said, null for none yet.
-  tell(known) {
-    if (this.place.hidden) return;
-    this.known = known ??= this.known;
-    const { parameters } = this.model, time = this.timed(this.key), whole = this.timed("1 1");
-    const own = known?.parameters ?? this.member()?.parameters ?? (this.isWhole ? parameters : null);
-    const score = this.member()?.score, best = this.member(1, 1)?.score;
-    const isTimed = Math.min(this.runs(this.width, this.depth), this.runs(1, 1)) >= RUNS;
+  // Show cost and score of this size relative to the whole model. `result` has the parameters of the answering network
+  // and the comparison of its answer; null keeps the last result.
+  showMetrics(result) {
+    if (this.panel.hidden) return;
+    this.result = result ??= this.result;
+    const { parameters } = this.model, time = this.medianTime(this.key), wholeTime = this.medianTime("1 1");
+    const count = result?.parameters ?? this.recorded()?.parameters ?? (this.isWhole ? parameters : null);
+    const score = this.recorded()?.score, wholeScore = this.recorded(1, 1)?.score;
+    const isTimed = Math.min(this.runs(this.width, this.depth), this.runs(1, 1)) >= MIN_RUNS;
     const change = (value, from) => (this.isWhole || value === null || from === null ? ""
       : `${signed(100 * (value / from - 1), 0)} %`);
-    const figure = (name, value, difference, title = "") => make("div",
-      { title, class: name === "Answer" ? "compared" : "" }, make("dt", { textContent: name }),
+    const metric = (name, value, difference, title = "") => make("div",
+      { title, class: name === "Prediction" ? "compared" : "" }, make("dt", { textContent: name }),
       make("dd", {}, make("b", { textContent: value }), make("span", { textContent: difference })));
-    this.figures.replaceChildren(
-      figure("Latency of this text", time === null ? "–" : milliseconds(time),
-        isTimed ? change(time, whole) : this.isWhole ? "" : "measuring …",
-        `The median of ${this.runs(this.width, this.depth)} runs; the difference is to the whole model`),
-      figure("Parameters", own === null ? "–" : short(own), change(own, parameters)),
-      ...(score === undefined ? [] : [figure(`${this.sizes.metric} on dev`, score.toFixed(1),
-        this.isWhole || best === undefined ? "" : signed(score - best, 1))]),
-      ...(this.isWhole ? [] : [figure("Answer", known?.same === undefined ? "–" : known.same ? "the same" : "differs",
-        known?.same === undefined ? "" : known.same ? "as the whole model" : known.wholeSays)]));
+    this.metrics.replaceChildren(
+      metric("Latency of this text", time === null ? "–" : milliseconds(time),
+        isTimed ? change(time, wholeTime) : this.isWhole ? "" : "measuring …",
+        `Median of ${this.runs(this.width, this.depth)} runs; the difference is relative to the whole model`),
+      metric("Parameters", count === null ? "–" : short(count), change(count, parameters)),
+      ...(score === undefined ? [] : [metric(`${this.sizes.metric} on dev`, score.toFixed(1),
+        this.isWhole || wholeScore === undefined ? "" : signed(score - wholeScore, 1))]),
+      ...(this.isWhole ? [] : [metric("Prediction",
+        result?.same === undefined ? "–" : result.same ? "the same" : "differs",
+        result?.same === undefined ? "" : result.same ? "as the whole model" : result.difference)]));
   }
 }

@@ -15,20 +15,20 @@ KINDS += ["embedding of alike texts"]
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders by the names they are served under; the first is a classifier."""
+    """Model folders by served name; the first is a classifier."""
     home = tmp_path_factory.mktemp("served")
     assert {TASK_CASES[kind].kind for kind in KINDS} == {case.kind for case in TASK_CASES.values()}
-    made = {kind.split()[-1]: write_task(home / kind, kind) for kind in KINDS}
-    return {**made, "encoder": write_encoder(home / "encoder")}
+    tasks = {kind.split()[-1]: write_task(home / kind, kind) for kind in KINDS}
+    return {**tasks, "encoder": write_encoder(home / "encoder")}
 
 
 @pytest.fixture(scope="session")
 def running(folders: dict[str, Path]) -> Iterator[dict[str, Scheduler]]:
-    with schedulers(folders) as found:
-        yield found
+    with schedulers(folders) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")
 def url(running: dict[str, Scheduler]) -> Iterator[str]:
-    with serving(running) as found:
-        yield found
+    with serving(running) as address:
+        yield address

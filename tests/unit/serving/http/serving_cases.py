@@ -1,4 +1,4 @@
-"""Tiny models in folders, and a service on loopback that answers with them."""
+"""Folders of tiny models, and a service of them on loopback."""
 
 import threading
 import time
@@ -33,7 +33,7 @@ TEXTS = ["the smith forges an iron gate", "no", "a broken clock, by the river", 
 LENGTH = 48
 
 
-class _Chosen(Record):
+class _TaskSettings(Record):
     task: AnyTask
 
 
@@ -50,10 +50,10 @@ def write_encoder(folder: Path, *, length: int = LENGTH, seed: int = 0) -> Path:
 
 def write_task(folder: Path, case: str, *, seed: int = 0, elastic: bool = False) -> Path:
     """Write a model with the head of a task."""
-    found = TASK_CASES[case]
-    table = table_of(found.rows, "rows")
-    plain = recognise(table, None if found.is_recognised else found.kind, [], found.task)
-    task = _Chosen.parse({"task": plain}).task.resolve(table)
+    sample = TASK_CASES[case]
+    table = table_of(sample.rows, "rows")
+    plain = recognise(table, None if sample.is_recognised else sample.kind, [], sample.task)
+    task = _TaskSettings.parse({"task": plain}).task.resolve(table)
     encoder = _encoder(LENGTH, seed)
     model = with_task_head(encoder, task.head(encoder.config), seed=seed)
     model.tokenizer = encoder.tokenizer
@@ -82,12 +82,12 @@ def write_task(folder: Path, case: str, *, seed: int = 0, elastic: bool = False)
 
 
 def _encoder(length: int, seed: int) -> bertsmith.Model:
-    own = tokenizer()
+    learned = tokenizer()
     config = preset(
-        "bert-tiny", layers=2, width=16, heads=2, dropout=0.0, init_std=0.3, vocabulary=own.size, max_length=length
+        "bert-tiny", layers=2, width=16, heads=2, dropout=0.0, init_std=0.3, vocabulary=learned.size, max_length=length
     )
     model = build(config, seed=seed).eval()
-    model.tokenizer = own
+    model.tokenizer = learned
     return model
 
 
@@ -95,21 +95,21 @@ def _encoder(length: int, seed: int) -> bertsmith.Model:
 def schedulers(
     folders: Mapping[str, Path], limits: SchedulerLimits | None = None, floor: float | None = None
 ) -> Iterator[dict[str, Scheduler]]:
-    """Started schedulers of the models in some folders."""
+    """Open the models of some folders and yield their schedulers, started."""
     opened = {name: ServedModel.open(path, name=name, device="cpu", floor=floor) for name, path in folders.items()}
-    own = {name: Scheduler(served, limits or SchedulerLimits()) for name, served in opened.items()}
-    for scheduler in own.values():
+    running = {name: Scheduler(served, limits or SchedulerLimits()) for name, served in opened.items()}
+    for scheduler in running.values():
         scheduler.start()
     try:
-        yield own
+        yield running
     finally:
-        for scheduler in own.values():
+        for scheduler in running.values():
             scheduler.close()
 
 
 @contextmanager
 def serving(models: Mapping[str, Scheduler], settings: ServeSettings | None = None) -> Iterator[str]:
-    """Run a service in a thread and return its URL."""
+    """Run a service in a thread and yield its URL."""
     settings = settings or ServeSettings()
     listener = bind_socket("127.0.0.1", 0)
     is_ready = threading.Event()
@@ -140,10 +140,10 @@ class FakeScheduler:
         timeout: float | None = None,
         subnet: Any = None,
     ) -> RequestResult:
-        found = self.does(operation, sequences, timeout)
-        if isinstance(found, Exception):
-            raise found
-        return await found if hasattr(found, "__await__") else found
+        result = self.does(operation, sequences, timeout)
+        if isinstance(result, Exception):
+            raise result
+        return await result if hasattr(result, "__await__") else result
 
     def check_room(self) -> None:
         return None

@@ -1,4 +1,4 @@
-"""The clients people have: openai's and huggingface_hub's, as they are, against a service on loopback."""
+"""The openai and huggingface_hub clients, unmodified, against a service on loopback."""
 
 from pathlib import Path
 from typing import Any
@@ -25,31 +25,31 @@ def _unit(folder: Path, texts: list[str]) -> np.ndarray:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def test_openai_embeds(url: str, folders: dict[str, Path]) -> None:
-    right = _unit(folders["encoder"], TEXTS)
+def test_openai_client_embeds(url: str, folders: dict[str, Path]) -> None:
+    expected = _unit(folders["encoder"], TEXTS)
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        packed = client.embeddings.create(model="encoder", input=TEXTS)  # base64 unless told otherwise
+        packed = client.embeddings.create(model="encoder", input=TEXTS)  # base64 by default
         plain = client.embeddings.create(model="encoder", input=TEXTS, encoding_format="float")
-        for found in (packed, plain):
-            assert np.abs(np.array([one.embedding for one in found.data]) - right).max() < 1e-5
-            assert [one.index for one in found.data] == [0, 1, 2, 3]
+        for response in (packed, plain):
+            assert np.abs(np.array([one.embedding for one in response.data]) - expected).max() < 1e-5
+            assert [one.index for one in response.data] == [0, 1, 2, 3]
         counts = [len(row) for row in bertsmith.load(folders["encoder"]).require_tokenizer().encode_plain(TEXTS)]
         assert plain.usage.prompt_tokens == plain.usage.total_tokens == sum(counts) + 2 * len(TEXTS)
         short = client.embeddings.create(model="encoder", input=TEXTS[0], dimensions=4)
         assert np.linalg.norm(short.data[0].embedding) == pytest.approx(1, abs=1e-5)
         ids = bertsmith.load(folders["encoder"]).require_tokenizer().encode_plain(TEXTS)
-        for given in (ids, ids[0]):
-            vectors = client.embeddings.create(model="encoder", input=given).data
-            assert np.abs(np.array([one.embedding for one in vectors]) - right[: len(vectors)]).max() < 1e-5
+        for rows in (ids, ids[0]):
+            vectors = client.embeddings.create(model="encoder", input=rows).data
+            assert np.abs(np.array([one.embedding for one in vectors]) - expected[: len(vectors)]).max() < 1e-5
 
 
-def test_openai_lists_models(url: str, folders: dict[str, Path]) -> None:
+def test_openai_client_lists_models(url: str, folders: dict[str, Path]) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == list(folders)
         assert client.models.retrieve("encoder").id == "encoder"
 
 
-def test_openai_reads_what_is_wrong(url: str) -> None:
+def test_openai_client_raises_the_matching_errors(url: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         with pytest.raises(openai.NotFoundError, match="model is 'other', which is not served here; allowed: choice"):
             client.embeddings.create(model="other", input="a text")
@@ -61,7 +61,7 @@ def test_openai_reads_what_is_wrong(url: str) -> None:
             client.embeddings.create(model="encoder", input="a text", dimensions=400)
 
 
-def test_openai_sends_the_key(folders: dict[str, Path]) -> None:
+def test_openai_client_sends_the_key(folders: dict[str, Path]) -> None:
     settings = ServeSettings(key="open sesame".replace(" ", "-"), limits=Limits(texts=2))
     with schedulers({"encoder": folders["encoder"]}) as models, serving(models, settings) as url:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="open-sesame", max_retries=0) as client:
@@ -74,76 +74,76 @@ def test_openai_sends_the_key(folders: dict[str, Path]) -> None:
             pytest.raises(openai.AuthenticationError, match="Bearer"),
         ):
             client.embeddings.create(model="encoder", input="a text")
-        found = InferenceClient(f"{url}/embed", token="open-sesame").feature_extraction("a text")
-        assert found.shape == (1, 16)
+        response = InferenceClient(f"{url}/embed", token="open-sesame").feature_extraction("a text")
+        assert response.shape == (1, 16)
 
 
 def test_hugging_face_extracts_features(url: str, folders: dict[str, Path]) -> None:
     model = bertsmith.load(folders["encoder"])
     client = InferenceClient(f"{url}/models/encoder")
-    right = model.encode(TEXTS[:1]).numpy()
-    assert np.abs(client.feature_extraction(TEXTS[0]) - right).max() < 1e-5
+    expected = model.encode(TEXTS[:1]).numpy()
+    assert np.abs(client.feature_extraction(TEXTS[0]) - expected).max() < 1e-5
     assert (
         np.abs(client.feature_extraction(TEXTS[0], normalize=True) - _unit(folders["encoder"], TEXTS[:1])).max() < 1e-5
     )
-    # the address of an endpoint does as well; vectors have length 1 there
+    # the URL of an endpoint works as well; /embed normalises vectors
     vectors = InferenceClient(f"{url}/embed").feature_extraction(TEXTS[0], truncate=True)
     assert np.linalg.norm(vectors) == pytest.approx(1, abs=1e-5)
 
 
 def test_hugging_face_compares_sentences(url: str, folders: dict[str, Path]) -> None:
     vectors = _unit(folders["encoder"], TEXTS)
-    found = InferenceClient(f"{url}/models/encoder").sentence_similarity(TEXTS[0], TEXTS[1:])
-    assert found == pytest.approx((vectors[1:] @ vectors[0]).tolist(), abs=1e-5)
+    response = InferenceClient(f"{url}/models/encoder").sentence_similarity(TEXTS[0], TEXTS[1:])
+    assert response == pytest.approx((vectors[1:] @ vectors[0]).tolist(), abs=1e-5)
 
 
 def test_hugging_face_classifies(url: str, folders: dict[str, Path]) -> None:
-    (right,) = bertsmith.Predictor.load(folders["classification"]).details(TEXTS[:1])
-    found: Any = InferenceClient(url).text_classification(TEXTS[0])  # the first model
-    assert {one.label: pytest.approx(one.score, abs=1e-5) for one in found} == right["scores"]
-    assert found[0].label == right["answer"]
+    (expected,) = bertsmith.Predictor.load(folders["classification"]).details(TEXTS[:1])
+    response: Any = InferenceClient(url).text_classification(TEXTS[0])  # the first model
+    assert {one.label: pytest.approx(one.score, abs=1e-5) for one in response} == expected["scores"]
+    assert response[0].label == expected["answer"]
     (best,) = InferenceClient(url).text_classification(TEXTS[0], top_k=1)  # type: ignore[misc]
-    assert best.label == right["answer"]
+    assert best.label == expected["answer"]
     raw: Any = InferenceClient(url).text_classification(TEXTS[0], function_to_apply="none")
-    assert raw[0].score - raw[1].score == pytest.approx(np.log(found[0].score / found[1].score), abs=1e-4)
+    assert raw[0].score - raw[1].score == pytest.approx(np.log(response[0].score / response[1].score), abs=1e-4)
     (value,) = InferenceClient(f"{url}/models/regression").text_classification(TEXTS[0])  # type: ignore[misc]
     assert value.score == pytest.approx(bertsmith.Predictor.load(folders["regression"]).predict(TEXTS[:1])[0], abs=1e-5)
 
 
-def test_hugging_face_tags(url: str, folders: dict[str, Path]) -> None:
+def test_hugging_face_tags_words(url: str, folders: dict[str, Path]) -> None:
     text = "in New Rome, Bert Smith forgets Anna and Oslo"
-    (right,) = bertsmith.Predictor.load(folders["tagging"]).details([text])
+    (expected,) = bertsmith.Predictor.load(folders["tagging"]).details([text])
     client = InferenceClient(f"{url}/models/tagging")
-    found = client.token_classification(text)
-    said = [(one.entity_group, one.word, one.start, one.end) for one in found]
-    assert said == [(one["type"], one["text"], one["begin"], one["end"]) for one in right["entities"]]
-    assert said
+    response = client.token_classification(text)
+    entities = [(one.entity_group, one.word, one.start, one.end) for one in response]
+    assert entities == [(one["type"], one["text"], one["begin"], one["end"]) for one in expected["entities"]]
+    assert entities
     words = client.token_classification(text, aggregation_strategy="none", ignore_labels=[])
-    assert [one.entity for one in words] == right["answer"]
-    assert [text[one.start : one.end] for one in words] == right["words"]
+    assert [one.entity for one in words] == expected["answer"]
+    assert [text[one.start : one.end] for one in words] == expected["words"]
 
 
 def test_hugging_face_answers_questions(url: str, folders: dict[str, Path]) -> None:
     row = TASK_CASES["spans"].rows[0]
-    asked = {name: row[name] for name in ("question", "context")}
-    (right,) = bertsmith.Predictor.load(folders["spans"]).details([asked])
+    inputs = {name: row[name] for name in ("question", "context")}
+    (expected,) = bertsmith.Predictor.load(folders["spans"]).details([inputs])
     client = InferenceClient(f"{url}/models/spans")
-    found: Any = client.question_answering(**asked)
-    assert (found.answer, found.start, found.end) == (right["answer"], right["begin"], right["end"])
-    assert found.score == pytest.approx(right["score"], abs=1e-5)
-    best: Any = client.question_answering(**asked, top_k=3)
-    assert best[0].answer == right["answer"]
+    response: Any = client.question_answering(**inputs)
+    assert (response.answer, response.start, response.end) == (expected["answer"], expected["begin"], expected["end"])
+    assert response.score == pytest.approx(expected["score"], abs=1e-5)
+    best: Any = client.question_answering(**inputs, top_k=3)
+    assert best[0].answer == expected["answer"]
     assert len(best) == 3
 
 
 def test_hugging_face_fills_masks(url: str, folders: dict[str, Path]) -> None:
     text = "the smith forges an iron [MASK]"
-    (right,) = bertsmith.load(folders["encoder"]).fill_mask(text, top=2)
-    found = InferenceClient(f"{url}/models/encoder/pipeline/fill-mask").fill_mask(text, top_k=2)
-    assert [(one.token_str, pytest.approx(one.score, abs=1e-5)) for one in found] == right
-    with schedulers({"encoder": folders["encoder"]}) as models, serving(models) as own:
-        found = InferenceClient(f"{own}/fill-mask").fill_mask(text, targets=["the", "no"])
-        assert {one.token_str for one in found} == {"the", "no"}
-        client = InferenceClient(own, provider="hf-inference")
+    (expected,) = bertsmith.load(folders["encoder"]).fill_mask(text, top=2)
+    response = InferenceClient(f"{url}/models/encoder/pipeline/fill-mask").fill_mask(text, top_k=2)
+    assert [(one.token_str, pytest.approx(one.score, abs=1e-5)) for one in response] == expected
+    with schedulers({"encoder": folders["encoder"]}) as models, serving(models) as address:
+        response = InferenceClient(f"{address}/fill-mask").fill_mask(text, targets=["the", "no"])
+        assert {one.token_str for one in response} == {"the", "no"}
+        client = InferenceClient(address, provider="hf-inference")
         assert client.health_check()
         assert client.get_endpoint_info()["model_id"] == "encoder"

@@ -1,4 +1,4 @@
-"""Endpoints say what the models themselves say, in the shapes that clients know."""
+"""Endpoints return the outputs of the models, in the shapes that clients expect."""
 
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from bertsmith.runs.exchange import export_model
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Any:
-    with httpx.Client(base_url=url, timeout=20) as found:
-        yield found
+    with httpx.Client(base_url=url, timeout=20) as opened:
+        yield opened
 
 
 def _inputs(case: str) -> list[dict[str, Any]]:
-    found = TASK_CASES[case]
-    return [{name: row[name] for name in row if name not in found.targets} for row in found.rows]
+    sample = TASK_CASES[case]
+    return [{name: row[name] for name in row if name not in sample.targets} for row in sample.rows]
 
 
 def _details(folder: Path, inputs: list[Any]) -> list[dict[str, Any]]:
@@ -30,24 +30,24 @@ def _details(folder: Path, inputs: list[Any]) -> list[dict[str, Any]]:
 
 
 def _post(client: httpx.Client, path: str, **body: Any) -> Any:
-    answer = client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
-def _labels(said: list[dict[str, Any]]) -> dict[str, Any]:
-    """Scores by label, comparable up to rounding."""
-    return {one["label"]: pytest.approx(one["score"], abs=1e-5) for one in said}
+def _labels(prediction: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return scores by label, compared approximately."""
+    return {one["label"]: pytest.approx(one["score"], abs=1e-5) for one in prediction}
 
 
 def test_embed_returns_the_vectors_of_the_model(client: httpx.Client, folders: dict[str, Path]) -> None:
-    right = bertsmith.load(folders["encoder"]).encode(TEXTS).numpy()
-    found = np.array(_post(client, "/embed", inputs=TEXTS, normalize=False, model="encoder"))
-    assert np.abs(found - right).max() < 1e-5
-    unit = right / np.linalg.norm(right, axis=1, keepdims=True)
+    expected = bertsmith.load(folders["encoder"]).encode(TEXTS).numpy()
+    vectors = np.array(_post(client, "/embed", inputs=TEXTS, normalize=False, model="encoder"))
+    assert np.abs(vectors - expected).max() < 1e-5
+    unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
     assert np.abs(np.array(_post(client, "/embed", inputs=TEXTS, model="encoder")) - unit).max() < 1e-5
     one = _post(client, "/embed", inputs=TEXTS[0], model="encoder", dimensions=3)
-    cut = right[0, :3] / np.linalg.norm(right[0, :3])
+    cut = expected[0, :3] / np.linalg.norm(expected[0, :3])
     assert np.abs(np.array(one) - cut).max() < 1e-5
 
 
@@ -55,8 +55,8 @@ def test_token_ids_give_the_same_vectors(client: httpx.Client) -> None:
     rows = _post(client, "/tokenize", inputs=TEXTS, model="encoder", add_special_tokens=False)
     ids = [[token["id"] for token in row] for row in rows]
     assert "".join(TEXTS[0][token["start"] : token["stop"]] for token in rows[0]) == TEXTS[0].replace(" ", "")
-    said, given = (_post(client, "/embed", inputs=inputs, model="encoder") for inputs in (TEXTS, ids))
-    assert np.abs(np.array(said) - np.array(given)).max() < 1e-6
+    from_texts, from_ids = (_post(client, "/embed", inputs=inputs, model="encoder") for inputs in (TEXTS, ids))
+    assert np.abs(np.array(from_texts) - np.array(from_ids)).max() < 1e-6
     assert _post(client, "/decode", ids=ids[0], model="encoder") == [TEXTS[0]]
     whole = _post(client, "/tokenize", inputs=TEXTS[1], model="encoder")[0]
     assert [token["text"] for token in whole if token["special"]] == ["[CLS]", "[SEP]"]
@@ -64,52 +64,52 @@ def test_token_ids_give_the_same_vectors(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("case", ["classification", "multi_label"])
 def test_labels_are_sorted_by_score(client: httpx.Client, folders: dict[str, Path], case: str) -> None:
-    right = _details(folders[case], TEXTS)
-    found = _post(client, "/predict", inputs=TEXTS, model=case)
-    for said, own in zip(found, right, strict=True):
-        scores = [one["score"] for one in said]
+    expected = _details(folders[case], TEXTS)
+    response = _post(client, "/predict", inputs=TEXTS, model=case)
+    for prediction, detail in zip(response, expected, strict=True):
+        scores = [one["score"] for one in prediction]
         assert scores == sorted(scores, reverse=True)
-        assert _labels(said) == own["scores"]
+        assert _labels(prediction) == detail["scores"]
     alone = _post(client, "/predict", inputs=TEXTS[0], model=case)
-    assert _labels(alone) == {one["label"]: one["score"] for one in found[0]}
+    assert _labels(alone) == {one["label"]: one["score"] for one in response[0]}
     raw = _post(client, "/predict", inputs=TEXTS[0], model=case, raw_scores=True)
-    assert [one["label"] for one in raw] == [one["label"] for one in found[0]]
-    assert raw != found[0]
+    assert [one["label"] for one in raw] == [one["label"] for one in response[0]]
+    assert raw != response[0]
 
 
-def test_pairs_as_columns_and_lists(client: httpx.Client, folders: dict[str, Path]) -> None:
+def test_pairs_are_accepted_as_columns_and_as_lists(client: httpx.Client, folders: dict[str, Path]) -> None:
     rows = _inputs("classification of pairs")
-    right = [own["answer"] for own in _details(folders["pairs"], rows)]
+    expected = [detail["answer"] for detail in _details(folders["pairs"], rows)]
     by_column = _post(client, "/predict", inputs=rows, model="pairs")
     as_lists = _post(client, "/predict", inputs=[list(row.values()) for row in rows], model="pairs")
     assert by_column == as_lists
-    assert [said[0]["label"] for said in by_column] == right
+    assert [prediction[0]["label"] for prediction in by_column] == expected
     alone = _post(client, "/predict", inputs=list(rows[0].values()), model="pairs")
     assert _labels(alone) == {one["label"]: one["score"] for one in by_column[0]}
 
 
-def test_predictions_of_other_tasks(client: httpx.Client, folders: dict[str, Path]) -> None:
-    found = {
+def test_predictions_of_other_tasks_equal_the_predictor(client: httpx.Client, folders: dict[str, Path]) -> None:
+    results = {
         kind: (_post(client, "/predict", inputs=_inputs(case), model=kind), _details(folders[kind], _inputs(case)))
         for kind, case in (("regression", "regression"), ("choice", "choice"), ("spans", "spans"))
     }
-    for said, own in zip(*found["regression"], strict=True):
-        assert said == {"value": pytest.approx(own["answer"], abs=1e-5)}
-    for said, own in zip(*found["choice"], strict=True):
-        assert (said["index"], said["text"]) == (own["answer"], own["text"])
-        assert said["scores"] == pytest.approx(own["scores"], abs=1e-5)
-    for row, said, own in zip(_inputs("spans"), *found["spans"], strict=True):
-        assert said["text"] == own["answer"] == row["context"][said["start"] : said["end"]]
-        assert said["score"] == pytest.approx(own["score"], abs=1e-5)
+    for prediction, detail in zip(*results["regression"], strict=True):
+        assert prediction == {"value": pytest.approx(detail["answer"], abs=1e-5)}
+    for prediction, detail in zip(*results["choice"], strict=True):
+        assert (prediction["index"], prediction["text"]) == (detail["answer"], detail["text"])
+        assert prediction["scores"] == pytest.approx(detail["scores"], abs=1e-5)
+    for row, prediction, detail in zip(_inputs("spans"), *results["spans"], strict=True):
+        assert prediction["text"] == detail["answer"] == row["context"][prediction["start"] : prediction["end"]]
+        assert prediction["score"] == pytest.approx(detail["score"], abs=1e-5)
 
 
 def test_tags_have_offsets(client: httpx.Client, folders: dict[str, Path]) -> None:
     text = "in New Rome, Bert Smith forgets"
-    (own,) = _details(folders["tagging"], [text])
-    said = _post(client, "/predict", inputs=text, model="tagging")
-    assert [one["tag"] for one in said["tags"]] == own["answer"]
-    assert [text[one["start"] : one["end"]] for one in said["tags"]] == own["words"]
-    assert [one["text"] for one in said["entities"]] == [one["text"] for one in own["entities"]]
+    (detail,) = _details(folders["tagging"], [text])
+    prediction = _post(client, "/predict", inputs=text, model="tagging")
+    assert [one["tag"] for one in prediction["tags"]] == detail["answer"]
+    assert [text[one["start"] : one["end"]] for one in prediction["tags"]] == detail["words"]
+    assert [one["text"] for one in prediction["entities"]] == [one["text"] for one in detail["entities"]]
     words = _post(client, "/predict", inputs=[["New", "Rome"], "New Rome"], model="tagging")
     assert [one["tag"] for one in words[0]["tags"]] == [one["tag"] for one in words[1]["tags"]]
     assert _post(client, "/predict", inputs=[[]], model="tagging") == [{"tags": [], "entities": []}]
@@ -117,40 +117,40 @@ def test_tags_have_offsets(client: httpx.Client, folders: dict[str, Path]) -> No
 
 def test_embedding_model_predicts_similarity(client: httpx.Client, folders: dict[str, Path]) -> None:
     rows = _inputs("embedding of alike texts")
-    right = [own["answer"] for own in _details(folders["texts"], rows)]
+    expected = [detail["answer"] for detail in _details(folders["texts"], rows)]
     assert [one["similarity"] for one in _post(client, "/predict", inputs=rows, model="texts")] == pytest.approx(
-        right, abs=1e-5
+        expected, abs=1e-5
     )
     assert set(_post(client, "/predict", inputs=TEXTS[0], model="texts")) == {"vector"}
 
 
-def test_reranking(client: httpx.Client, folders: dict[str, Path]) -> None:
+def test_rerank_sorts_texts_by_cosine(client: httpx.Client, folders: dict[str, Path]) -> None:
     query, texts = TEXTS[0], [TEXTS[3], TEXTS[0], TEXTS[2]]
     vectors = bertsmith.load(folders["encoder"]).encode([query, *texts]).numpy()
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    found = _post(client, "/rerank", query=query, texts=texts, model="encoder", return_text=True)
-    assert found[0]["index"] == 1
-    assert found[0]["text"] == query
-    right = vectors[1:] @ vectors[0]
-    assert [one["index"] for one in found] == np.argsort(-right).tolist()
-    assert [one["score"] for one in found] == pytest.approx(sorted(right, reverse=True), abs=1e-5)
-    refused = client.post("/rerank", json={"query": query, "texts": texts, "model": "pairs"})
-    assert refused.status_code == 422  # it has three labels
-    assert "cannot rerank" in refused.json()["error"]
+    response = _post(client, "/rerank", query=query, texts=texts, model="encoder", return_text=True)
+    assert response[0]["index"] == 1
+    assert response[0]["text"] == query
+    expected = vectors[1:] @ vectors[0]
+    assert [one["index"] for one in response] == np.argsort(-expected).tolist()
+    assert [one["score"] for one in response] == pytest.approx(sorted(expected, reverse=True), abs=1e-5)
+    rejected = client.post("/rerank", json={"query": query, "texts": texts, "model": "pairs"})
+    assert rejected.status_code == 422  # it has three labels
+    assert "cannot rerank" in rejected.json()["error"]
 
 
 def test_fill_mask_equals_the_model(client: httpx.Client, folders: dict[str, Path]) -> None:
     text = "the smith forges an iron [MASK]"
-    (right,) = bertsmith.load(folders["encoder"]).fill_mask(text, top=3)
-    found = _post(client, "/fill-mask", inputs=text, top_k=3, model="encoder")
-    assert [(one["token_str"], pytest.approx(one["score"], abs=1e-5)) for one in found] == right
-    assert _post(client, "/fill-mask", inputs=text, parameters={"top_k": 3}, model="encoder") == found
+    (expected,) = bertsmith.load(folders["encoder"]).fill_mask(text, top=3)
+    response = _post(client, "/fill-mask", inputs=text, top_k=3, model="encoder")
+    assert [(one["token_str"], pytest.approx(one["score"], abs=1e-5)) for one in response] == expected
+    assert _post(client, "/fill-mask", inputs=text, parameters={"top_k": 3}, model="encoder") == response
     two = _post(client, "/fill-mask", inputs=["[MASK] no [MASK]", text], targets=["the", "no"], model="encoder")
     assert [[len(one) for one in two[0]], len(two[1])] == [[2, 2], 2]
     assert {one["token_str"] for one in two[1]} == {"the", "no"}
 
 
-def test_timing_and_model_headers(client: httpx.Client) -> None:
+def test_responses_have_timing_and_model_headers(client: httpx.Client) -> None:
     headers = client.post("/predict", json={"inputs": TEXTS}).headers
     assert (headers["X-Bertsmith-Width"], headers["X-Bertsmith-Depth"]) == ("1", "1")
     assert headers["X-Bertsmith-Model"] == "classification"  # the first one
@@ -161,7 +161,7 @@ def test_timing_and_model_headers(client: httpx.Client) -> None:
     assert times[3] >= times[2] > 0
 
 
-def test_info_health_and_docs(client: httpx.Client, folders: dict[str, Path]) -> None:
+def test_info_health_and_docs_describe_the_service(client: httpx.Client, folders: dict[str, Path]) -> None:
     assert client.get("/health").json() == {"status": "ready"}
     info = client.get("/info").json()
     assert [model["name"] for model in info["models"]] == list(folders)
@@ -176,17 +176,18 @@ def test_info_health_and_docs(client: httpx.Client, folders: dict[str, Path]) ->
     assert "https://" not in page
 
 
-def test_prometheus_reads_the_metrics(client: httpx.Client) -> None:
+def test_metrics_are_in_prometheus_format(client: httpx.Client) -> None:
     def value(name: str, **labels: str) -> float:
         families = text_string_to_metric_families(client.get("/metrics").text)
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
-    asked, tokens = value("bertsmith_requests_total", endpoint="/embed", status="200"), value("bertsmith_tokens_total")
+    requests = value("bertsmith_requests_total", endpoint="/embed", status="200")
+    tokens = value("bertsmith_tokens_total")
     _post(client, "/embed", inputs=TEXTS, model="encoder")
     assert client.post("/embed", json={}).status_code == 422
     assert client.get("/made/up").status_code == 404
-    assert value("bertsmith_requests_total", endpoint="/embed", status="200") == asked + 1
+    assert value("bertsmith_requests_total", endpoint="/embed", status="200") == requests + 1
     assert value("bertsmith_requests_total", endpoint="other", status="404") >= 1
     assert value("bertsmith_tokens_total") > tokens
     assert value("bertsmith_engine_batches_total", model="encoder") >= 1
@@ -195,13 +196,13 @@ def test_prometheus_reads_the_metrics(client: httpx.Client) -> None:
 
 
 @pytest.mark.slow
-def test_onnx_folder_answers_like_its_model(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_onnx_folder_returns_the_predictions_of_its_model(folders: dict[str, Path], tmp_path: Path) -> None:
     export_model(folders["classification"], out=tmp_path / "onnx", to="onnx")
     export_model(folders["encoder"], out=tmp_path / "vectors", to="onnx")
-    own = {"onnx": tmp_path / "onnx", "vectors": tmp_path / "vectors"}
-    with schedulers(own) as models, serving(models) as url, httpx.Client(base_url=url, timeout=20) as client:
-        said = _post(client, "/predict", inputs=TEXTS, model="onnx")
-        right = _details(folders["classification"], TEXTS)
-        assert [_labels(one) for one in said] == [own["scores"] for own in right]
+    exported = {"onnx": tmp_path / "onnx", "vectors": tmp_path / "vectors"}
+    with schedulers(exported) as models, serving(models) as url, httpx.Client(base_url=url, timeout=20) as client:
+        predictions = _post(client, "/predict", inputs=TEXTS, model="onnx")
+        expected = _details(folders["classification"], TEXTS)
+        assert [_labels(one) for one in predictions] == [detail["scores"] for detail in expected]
         vectors = np.array(_post(client, "/embed", inputs=TEXTS, normalize=False, model="vectors"))
         assert np.abs(vectors - bertsmith.load(folders["encoder"]).encode(TEXTS).numpy()).max() < 1e-4

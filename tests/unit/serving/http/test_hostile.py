@@ -18,7 +18,7 @@ from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import BatchFailed, DeadlineExceeded, QueueFull, RequestResult, ShuttingDown
 from bertsmith.serving.settings import Limits, ServeSettings, Times
 
-LIMITS = Limits(body_bytes=1_000_000, texts=8, tokens=300, masks=4, requests=4, held_bytes=3_000_000)
+LIMITS = Limits(body_bytes=1_000_000, texts=8, tokens=300, masks=4, requests=4, buffered_bytes=3_000_000)
 SETTINGS = ServeSettings(limits=LIMITS, times=Times(body=0.6, answer=5.0))
 
 
@@ -34,23 +34,23 @@ def served(folder: Path) -> ServedModel:
 
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
-    with schedulers({"encoder": folder}) as models, serving(models, SETTINGS) as found:
-        yield found
+    with schedulers({"encoder": folder}) as models, serving(models, SETTINGS) as address:
+        yield address
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[httpx.Client]:
-    """A client of a service that must still answer at the end of the test."""
-    with httpx.Client(base_url=url, timeout=20) as found:
-        yield found
-        until(lambda: found.post("/embed", json={"inputs": TEXTS}).status_code == 200, 3)
+    """A client; the service must still answer after the test."""
+    with httpx.Client(base_url=url, timeout=20) as opened:
+        yield opened
+        until(lambda: opened.post("/embed", json={"inputs": TEXTS}).status_code == 200, 3)
 
 
-def _rejected(answer: httpx.Response, status: int, *words: str) -> None:
-    assert answer.status_code == status, answer.text
-    assert set(answer.json()) == {"error", "error_type"}
+def _check_rejected(response: httpx.Response, status: int, *words: str) -> None:
+    assert response.status_code == status, response.text
+    assert set(response.json()) == {"error", "error_type"}
     for word in words:
-        assert word in answer.json()["error"]
+        assert word in response.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -82,17 +82,17 @@ def _rejected(answer: httpx.Response, status: int, *words: str) -> None:
     ],
 )
 def test_invalid_bodies_are_rejected(client: httpx.Client, body: bytes, status: int, word: str) -> None:
-    answer = client.post("/embed", content=body, headers={"Content-Type": "application/json"})
+    response = client.post("/embed", content=body, headers={"Content-Type": "application/json"})
     if status == 200:
-        assert answer.status_code == 200
+        assert response.status_code == 200
     else:
-        _rejected(answer, status, word)
+        _check_rejected(response, status, word)
 
 
 def test_only_json_is_accepted(client: httpx.Client) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=a"):
-        answer = client.post("/embed", content=b'{"inputs": "a"}', headers={"Content-Type": kind})
-        assert 400 <= answer.status_code < 500
+        response = client.post("/embed", content=b'{"inputs": "a"}', headers={"Content-Type": kind})
+        assert 400 <= response.status_code < 500
     assert client.get("/embed").status_code == 405
     assert client.get("/embed").headers["Allow"] == "POST"
 
@@ -101,62 +101,62 @@ def test_unusual_characters_are_accepted(client: httpx.Client) -> None:
     odd = ["\x00\x00", "a\x00b", "", " ", "\ufeff\u202e", "🙂" * 20, "\U0010ffff", "e\u0301" * 30, "[CLS] [SEP] [PAD]"]
     for start in range(0, len(odd), 8):
         texts = odd[start : start + 8]
-        answer = client.post("/embed", json={"inputs": texts})
-        assert (answer.status_code, len(answer.json())) == (200, len(texts))
+        response = client.post("/embed", json={"inputs": texts})
+        assert (response.status_code, len(response.json())) == (200, len(texts))
 
 
 def test_long_bodies_are_rejected_while_reading(client: httpx.Client) -> None:
     whole = json.dumps({"inputs": "a " * 5_000_000}).encode()
     assert len(whole) > 10_000_000
     headers = {"Content-Type": "application/json"}
-    _rejected(client.post("/embed", content=whole, headers=headers), 413, "1000000 bytes")
-    pieces = (whole[start : start + 65_536] for start in range(0, len(whole), 65_536))
-    _rejected(client.post("/embed", content=pieces, headers=headers), 413, "1000000 bytes")
+    _check_rejected(client.post("/embed", content=whole, headers=headers), 413, "1000000 bytes")
+    chunks = (whole[start : start + 65_536] for start in range(0, len(whole), 65_536))
+    _check_rejected(client.post("/embed", content=chunks, headers=headers), 413, "1000000 bytes")
 
 
 def test_wrong_content_length_is_rejected(url: str, client: httpx.Client) -> None:
     for length, status in (("9999999999", b" 413 "), ("9" * 23, b" 400 "), ("-1", b" 400 ")):
-        with _connected(url) as line:
-            line.sendall(_head("/embed", f"Content-Length: {length}", "Expect: 100-continue"))
-            assert status in _answer(line)
+        with _connect(url) as connection:
+            connection.sendall(_head("/embed", f"Content-Length: {length}", "Expect: 100-continue"))
+            assert status in _read_all(connection)
 
 
 def test_limits_on_texts_and_tokens(client: httpx.Client) -> None:
-    _rejected(client.post("/embed", json={"inputs": ["a"] * 9}), 413, "9 texts", "at most 8")
+    _check_rejected(client.post("/embed", json={"inputs": ["a"] * 9}), 413, "9 texts", "at most 8")
     long = "no " * 100_000
-    _rejected(client.post("/embed", json={"inputs": long}), 413, "100002 tokens", "at most 48", "truncate: true")
+    _check_rejected(client.post("/embed", json={"inputs": long}), 413, "100002 tokens", "at most 48", "truncate: true")
     assert client.post("/embed", json={"inputs": long, "truncate": True}).status_code == 200
     ids = {"inputs": [[5] * 100_000]}
-    _rejected(client.post("/embed", json=ids), 413, "100000 token ids")
+    _check_rejected(client.post("/embed", json=ids), 413, "100000 token ids")
     assert client.post("/embed", json={**ids, "truncate": True}).status_code == 200
-    _rejected(client.post("/embed", json={"inputs": ["no " * 46] * 8}), 413, "384 tokens", "at most 300")
-    _rejected(client.post("/fill-mask", json={"inputs": "[MASK] " * 5}), 413, "5 masks", "at most 4")
-    _rejected(client.post("/fill-mask", json={"inputs": "none"}), 422, "no [MASK]")
-    _rejected(client.post("/tokenize", json={"inputs": long}), 413, "100000 tokens")
-    _rejected(client.post("/predict", json={"inputs": "a"}), 422, "cannot predict", "it can fill masks, embed")
-    _rejected(client.post("/rerank", json={"query": long, "texts": ["a"]}), 413, "tokens")
+    _check_rejected(client.post("/embed", json={"inputs": ["no " * 46] * 8}), 413, "384 tokens", "at most 300")
+    _check_rejected(client.post("/fill-mask", json={"inputs": "[MASK] " * 5}), 413, "5 masks", "at most 4")
+    _check_rejected(client.post("/fill-mask", json={"inputs": "none"}), 422, "no [MASK]")
+    _check_rejected(client.post("/tokenize", json={"inputs": long}), 413, "100000 tokens")
+    _check_rejected(client.post("/predict", json={"inputs": "a"}), 422, "cannot predict", "it can fill masks, embed")
+    _check_rejected(client.post("/rerank", json={"query": long, "texts": ["a"]}), 413, "tokens")
     assert client.post("/rerank", json={"query": "a", "texts": ["b"] * 8}).status_code == 200
-    _rejected(client.post("/rerank", json={"query": "a", "texts": ["b"] * 9}), 413, "9 texts")
+    _check_rejected(client.post("/rerank", json={"query": "a", "texts": ["b"] * 9}), 413, "9 texts")
 
 
 def test_scheduler_errors_become_statuses(served: ServedModel) -> None:
     scheduler = FakeScheduler(served)
-    with serving({"encoder": scheduler}) as own, httpx.Client(base_url=own) as client:
+    with serving({"encoder": scheduler}) as address, httpx.Client(base_url=address) as client:
 
         def raised(error: Exception) -> httpx.Response:
             scheduler.does = lambda *_: error
             return client.post("/embed", json={"inputs": "a"})
 
         busy = raised(QueueFull(2.3))
-        _rejected(busy, 429, "the queue is full")
+        _check_rejected(busy, 429, "the queue is full")
         assert busy.headers["Retry-After"] == "3"
-        late = raised(DeadlineExceeded("the answer was not there in 5 s"))
-        _rejected(late, 503, "5 s")
+        late = raised(DeadlineExceeded("the model did not answer within 5 s"))
+        _check_rejected(late, 503, "5 s")
         assert late.headers["Retry-After"] == "1"
-        _rejected(raised(ShuttingDown()), 503, "shutting down")
-        _rejected(raised(BatchFailed("secret")), 500, "the model failed")
+        _check_rejected(raised(ShuttingDown()), 503, "shutting down")
+        _check_rejected(raised(BatchFailed("secret")), 500, "the model failed")
         unknown = raised(RuntimeError("a path such as /secret"))
-        _rejected(unknown, 500, "see its log")
+        _check_rejected(unknown, 500, "see its log")
         assert "secret" not in unknown.text
 
 
@@ -165,12 +165,12 @@ def test_headers_have_the_size_of_the_network(served: ServedModel) -> None:
     scheduler = FakeScheduler(
         served, lambda operation, sequences, _: RequestResult([np.ones(4)] * len(sequences), small, 0.002, 0.001)
     )
-    with serving({"encoder": scheduler}) as own:
-        headers = httpx.post(f"{own}/embed", json={"inputs": ["a", "b"]}).headers
+    with serving({"encoder": scheduler}) as address:
+        headers = httpx.post(f"{address}/embed", json={"inputs": ["a", "b"]}).headers
         assert (headers["X-Bertsmith-Width"], headers["X-Bertsmith-Depth"]) == ("0.5", "0.25")
         assert (headers["X-Queue-Time"], headers["X-Inference-Time"]) == ("2.000", "1.000")
         counted = 'bertsmith_calls_by_size_total{depth="0.25",model="encoder",width="0.5"} 1.0'
-        assert counted in httpx.get(f"{own}/metrics").text
+        assert counted in httpx.get(f"{address}/metrics").text
 
 
 def test_non_finite_output_returns_500(served: ServedModel) -> None:
@@ -178,85 +178,85 @@ def test_non_finite_output_returns_500(served: ServedModel) -> None:
         served,
         lambda operation, sequences, _: RequestResult([np.array([np.nan, 1.0])] * len(sequences), None, 0.0, 0.0),
     )
-    with serving({"encoder": broken}) as own:
-        _rejected(httpx.post(f"{own}/embed", json={"inputs": "a"}), 500, "returned non-finite values")
+    with serving({"encoder": broken}) as address:
+        _check_rejected(httpx.post(f"{address}/embed", json={"inputs": "a"}), 500, "returned non-finite values")
 
 
 def test_key_is_required_except_for_health(served: ServedModel) -> None:
     scheduler = FakeScheduler(served, lambda *_: ShuttingDown())
     with (
-        serving({"encoder": scheduler}, ServeSettings(key="right")) as own,
-        httpx.Client(base_url=own) as client,
+        serving({"encoder": scheduler}, ServeSettings(key="right")) as address,
+        httpx.Client(base_url=address) as client,
     ):
         assert client.get("/health").status_code == 200
         for path in ("/metrics", "/info", "/docs", "/openapi.json", "/v1/models"):
-            _key_wanted(client.get(path))
+            _check_unauthorized(client.get(path))
             assert client.get(path, headers={"Authorization": "bearer right"}).status_code == 200
-        for given in (
+        for headers in (
             {},
             {"Authorization": "Bearer wrong"},
             {"Authorization": "Basic right"},
             {"Authorization": "right"},
         ):
             for path in ("/embed", "/", "/v1/embeddings", "/models/encoder"):
-                _key_wanted(client.post(path, json={"inputs": "a"}, headers=given))
+                _check_unauthorized(client.post(path, json={"inputs": "a"}, headers=headers))
         document = client.get("/openapi.json", headers={"Authorization": "Bearer right"}).json()
         assert document["security"] == [{"key": []}]
         odd = client.post("/embed", json={}, headers={b"Authorization": "Bearer ä".encode()})
-        _key_wanted(odd)
+        _check_unauthorized(odd)
 
 
-def _key_wanted(answer: httpx.Response) -> None:
-    assert answer.status_code == 401
-    assert answer.headers["WWW-Authenticate"] == "Bearer"
+def _check_unauthorized(response: httpx.Response) -> None:
+    assert response.status_code == 401
+    assert response.headers["WWW-Authenticate"] == "Bearer"
 
 
-def _connected(url: str) -> socket.socket:
-    parts = urlsplit(url)
-    return socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=10)
+def _connect(url: str) -> socket.socket:
+    split = urlsplit(url)
+    return socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=10)
 
 
-def _head(path: str, *more: str) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *more, "", ""]
+def _head(path: str, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers, "", ""]
     return "\r\n".join(lines).encode()
 
 
-def _answer(line: socket.socket) -> bytes:
-    """All that comes until the other side closes."""
-    found = b""
-    while piece := line.recv(65_536):
-        found += piece
-    return found
+def _read_all(connection: socket.socket) -> bytes:
+    """Read until the server closes the connection."""
+    received = b""
+    while chunk := connection.recv(65_536):
+        received += chunk
+    return received
 
 
 def test_slow_body_times_out(url: str, client: httpx.Client) -> None:
-    began = time.monotonic()
-    with _connected(url) as line:
-        line.sendall(_head("/embed", "Content-Length: 100") + b'{"inp')
-        assert b" 408 " in _answer(line)
-    with _connected(url) as line:  # a byte now and then
-        line.sendall(_head("/embed", "Transfer-Encoding: chunked"))
+    started_at = time.monotonic()
+    with _connect(url) as connection:
+        connection.sendall(_head("/embed", "Content-Length: 100") + b'{"inp')
+        assert b" 408 " in _read_all(connection)
+    with _connect(url) as connection:  # a byte now and then
+        connection.sendall(_head("/embed", "Transfer-Encoding: chunked"))
         for _ in range(4):
-            line.sendall(b"1\r\n[\r\n")
+            connection.sendall(b"1\r\n[\r\n")
             time.sleep(0.2)
-        assert b" 408 " in _answer(line)
-    assert time.monotonic() - began < 8
+        assert b" 408 " in _read_all(connection)
+    assert time.monotonic() - started_at < 8
 
 
 def test_slow_header_times_out(url: str, client: httpx.Client) -> None:
-    began = time.monotonic()
-    lines = [_connected(url) for _ in range(3)]
-    lines[0].sendall(b"POST /embed HTTP/1.1\r\nHost: a\r\nX-Slow: ")
-    lines[1].sendall(b"P")
-    for line in lines:
-        with line:
-            assert _answer(line) == b""
-    with _connected(url) as line:  # the second request of a connection as well
-        line.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
-        until(lambda: line.recv(65_536, socket.MSG_PEEK))
-        line.sendall(b"GET /hea")
-        assert _answer(line).count(b"HTTP/1.1 ") == 1
-    assert time.monotonic() - began < 6
+    started_at = time.monotonic()
+    connections = [_connect(url) for _ in range(3)]
+    connections[0].sendall(b"POST /embed HTTP/1.1\r\nHost: a\r\nX-Slow: ")
+    connections[1].sendall(b"P")
+    for connection in connections:
+        with connection:
+            assert _read_all(connection) == b""
+    with _connect(url) as connection:  # the second request of a connection as well
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        until(lambda: connection.recv(65_536, socket.MSG_PEEK))
+        connection.sendall(b"GET /hea")
+        assert _read_all(connection).count(b"HTTP/1.1 ") == 1
+    assert time.monotonic() - started_at < 6
 
 
 def test_disconnected_clients_are_dropped(url: str, client: httpx.Client) -> None:
@@ -264,9 +264,9 @@ def test_disconnected_clients_are_dropped(url: str, client: httpx.Client) -> Non
     whole = _head("/embed", f"Content-Length: {len(body)}") + body
     for end in (1, 30, len(whole) - 5, len(whole)):
         for _ in range(5):
-            line = _connected(url)
-            line.sendall(whole[:end])
-            line.close()
+            connection = _connect(url)
+            connection.sendall(whole[:end])
+            connection.close()
     until(lambda: _gauge(client, "bertsmith_waiting_sequences") == 0)
 
 
@@ -276,35 +276,41 @@ def _gauge(client: httpx.Client, name: str) -> float:
 
 
 def test_concurrent_requests_are_limited(url: str, client: httpx.Client) -> None:
-    lines = [_connected(url) for _ in range(LIMITS.requests)]
+    connections = [_connect(url) for _ in range(LIMITS.requests)]
     try:
-        for line in lines:
-            line.sendall(_head("/embed", "Content-Length: 100"))  # each waits for its body
-        answers: list[Any] = []
-        until(lambda: answers.append(client.post("/embed", json={"inputs": "a"})) or answers[-1].status_code == 429, 3)
-        _rejected(answers[-1], 429, "too many requests")
-        assert answers[-1].headers["Retry-After"] == "1"
+        for connection in connections:
+            connection.sendall(_head("/embed", "Content-Length: 100"))  # waits for the body
+        responses: list[Any] = []
+        until(
+            lambda: responses.append(client.post("/embed", json={"inputs": "a"})) or responses[-1].status_code == 429, 3
+        )
+        _check_rejected(responses[-1], 429, "too many requests")
+        assert responses[-1].headers["Retry-After"] == "1"
         assert client.get("/health").status_code == 200
         assert 'requests_total{endpoint="/embed",status="429"}' in client.get("/metrics").text
     finally:
-        for line in lines:
-            line.close()
+        for connection in connections:
+            connection.close()
     until(lambda: client.post("/embed", json={"inputs": "a"}).status_code == 200)
 
 
 def test_bytes_in_memory_are_limited(folder: Path) -> None:
-    limits = Limits(body_bytes=1_000_000, held_bytes=1_500_000)
+    limits = Limits(body_bytes=1_000_000, buffered_bytes=1_500_000)
     settings = ServeSettings(limits=limits, times=Times(body=3.0))
-    with schedulers({"encoder": folder}) as models, serving(models, settings) as own, _connected(own) as line:
-        line.sendall(_head("/embed", "Content-Length: 1000000") + b" " * 999_000)
+    with (
+        schedulers({"encoder": folder}) as models,
+        serving(models, settings) as address,
+        _connect(address) as connection,
+    ):
+        connection.sendall(_head("/embed", "Content-Length: 1000000") + b" " * 999_000)
         body = b" " * 900_000 + b'{"inputs": "a"}'
         headers = {"Content-Type": "application/json"}
-        answers = []
+        responses = []
 
-        def is_refused() -> bool:
-            answers.append(httpx.post(f"{own}/embed", content=body, headers=headers))
-            return answers[-1].status_code == 429
+        def is_rejected() -> bool:
+            responses.append(httpx.post(f"{address}/embed", content=body, headers=headers))
+            return responses[-1].status_code == 429
 
-        until(is_refused, 3)
-        line.close()
-        until(lambda: httpx.post(f"{own}/embed", content=body, headers=headers).status_code == 200)
+        until(is_rejected, 3)
+        connection.close()
+        until(lambda: httpx.post(f"{address}/embed", content=body, headers=headers).status_code == 200)

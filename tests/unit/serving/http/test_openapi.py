@@ -31,8 +31,8 @@ QUICK: dict[str, Any] = {
 def address(folders: dict[str, Path]) -> Iterator[str]:
     """A service whose first model supports most operations."""
     order = ["encoder", "classification", "tagging", "spans"]
-    with schedulers({name: folders[name] for name in order}) as models, serving(models) as found:
-        yield found
+    with schedulers({name: folders[name] for name in order}) as models, serving(models) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -40,30 +40,30 @@ def document(address: str) -> Any:
     return schemathesis.openapi.from_url(f"{address}/openapi.json")
 
 
-def _asked(document: Any, examples: int) -> set[int]:
+def _statuses(document: Any, examples: int) -> set[int]:
     """Return the statuses of valid and invalid generated requests to all endpoints."""
-    found: set[int] = set()
+    statuses: set[int] = set()
     for result in document.get_all_operations():
         operation = result.ok()
         for mode in schemathesis.GenerationMode:
 
             @given(case=operation.as_strategy(generation_mode=mode))
             @settings(max_examples=examples, **QUICK)
-            def ask(case: schemathesis.Case) -> None:
-                found.add(case.call_and_validate(checks=CHECKS).status_code)
+            def call(case: schemathesis.Case) -> None:
+                statuses.add(case.call_and_validate(checks=CHECKS).status_code)
 
-            with suppress(Unsatisfiable):  # nothing can be wrong with a request that has nothing in it
-                ask()
-    return found
+            with suppress(Unsatisfiable):  # an endpoint without parameters has no invalid requests
+                call()
+    return statuses
 
 
 def test_generated_requests_conform(document: Any) -> None:
-    assert {200, 404, 422} <= _asked(document, 5)
+    assert {200, 404, 422} <= _statuses(document, 5)
 
 
 @pytest.mark.slow
 def test_many_generated_requests_conform(document: Any) -> None:
-    assert {200, 404, 422} <= _asked(document, 300)
+    assert {200, 404, 422} <= _statuses(document, 300)
 
 
 def test_endpoints_have_examples_and_error_responses(document: Any) -> None:

@@ -26,7 +26,7 @@ import torch
 
 import bertsmith
 from bertsmith.checkpoint.store import load
-from bertsmith.shrinking.elastic_metadata import read_record
+from bertsmith.shrinking.elastic_metadata import read_elastic_metadata
 from bertsmith.shrinking.importance import Orders, rewire
 from bertsmith.training.log import read_log
 
@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace, task: str, seed: int) -> dict[str, Any]:
             metrics["order"][order] = _best(folder / order / "width" / "log.jsonl")
             _keep(options, metrics)
             if order == "importance":
-                metrics["grid"] = [member.plain() for member in read_record(folder / order).grid]
+                metrics["grid"] = [member.plain() for member in read_elastic_metadata(folder / order).grid]
                 _keep(options, metrics)
         for width, depth in options.alone:
             small = _cut(folder / "teacher", folder / "importance", width, depth)
@@ -96,7 +96,7 @@ def _best(log: Path) -> dict[str, float]:
 
 def _cut(teacher: Path, elastic: Path, width: float, depth: float) -> bertsmith.Model:
     """The sub-network of the fine-tuned model, its units in the order of their importance, before any stage."""
-    model, record = load(teacher), read_record(elastic)
+    model, record = load(teacher), read_elastic_metadata(elastic)
     rewire(model, Orders(_tensors(record.head_order), _tensors(record.neuron_order)))
     return bertsmith.extract(model, bertsmith.Subnet(width=width, depth=depth))
 

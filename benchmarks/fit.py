@@ -75,7 +75,7 @@ def _brute(options: argparse.Namespace) -> dict[str, Any]:
     work = options.out / ".brute"
     work.mkdir(exist_ok=True)
     store = Measurements(options.out / MEASUREMENTS)
-    bench = Bench(settings.model, inputs.quality, inputs.conditions, settings.measure, store, in_fresh_process, work)
+    bench = Bench(settings.model, inputs.scorer, inputs.conditions, settings.measure, store, in_fresh_process, work)
     estimates = Estimates(inputs.model, settings.budget.percentile)
     rows = []
     for mode in inputs.run_modes:

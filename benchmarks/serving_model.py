@@ -12,7 +12,7 @@ from bertsmith.data.batch import packed
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.model import Model
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord, write_record
+from bertsmith.shrinking.elastic_metadata import ElasticMetadata, SubnetworkMetadata, write_elastic_metadata
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 
@@ -35,23 +35,23 @@ def write_folder(folder: Path, size: str) -> None:
         model.task_head.get_parameter(_last_matrix(model)).normal_(generator=torch.Generator().manual_seed(1))
     bertsmith.save(model, folder)
     write_task_record(kept, folder)
-    write_record(_record(model), folder)
+    write_elastic_metadata(_record(model), folder)
 
 
 def _last_matrix(model: Model) -> str:
     return [name for name, parameter in model.task_head.named_parameters() if parameter.dim() == 2][-1]
 
 
-def _record(model: Model) -> ElasticRecord:
+def _record(model: Model) -> ElasticMetadata:
     """A record of the grid with the latencies of extracted networks, 64 tokens at a time."""
     members = []
     for position, (width, depth) in enumerate(GRID):
         small = bertsmith.extract(model, Subnet(width=width, depth=depth))
         metrics = {"parameters": sum(parameter.numel() for parameter in small.parameters()), "flops": 1.0}
         members.append(
-            SubnetworkRecord(width=width, depth=depth, score=90.0 - position, latency_ms=_latency(small), **metrics)
+            SubnetworkMetadata(width=width, depth=depth, score=90.0 - position, latency_ms=_latency(small), **metrics)
         )
-    return ElasticRecord(
+    return ElasticMetadata(
         metric="accuracy",
         teacher_score=90.0,
         depth_rule="keep_last",

@@ -14,7 +14,7 @@ from bertsmith.engines.artefact import ARTEFACT_FILE, check_artefact
 from bertsmith.engines.base import Artefact, Inputs, Precision
 from bertsmith.engines.onnx_engine import OnnxEngine
 from bertsmith.engines.onnx_graph import HeadChoice
-from bertsmith.engines.onnx_session import NOTES_FILE
+from bertsmith.engines.onnx_session import METADATA_FILE
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.generator import Part, part_of
 from bertsmith.models.model import Model
@@ -62,10 +62,10 @@ def write_card(
     `result`: result.json of the model's own folder. `subnet`: width and depth of the exported part of it. `remark`: a
     sentence on the form of the folder.
     """
-    notes = read_json(folder / NOTES_FILE) if (folder / NOTES_FILE).is_file() else None
+    metadata = read_json(folder / METADATA_FILE) if (folder / METADATA_FILE).is_file() else None
     task = read_json(folder / "task.json").get("task", {}) if (folder / "task.json").is_file() else None
-    if notes is not None:
-        form = _onnx(name, notes, task, model.tokenizer)
+    if metadata is not None:
+        form = _onnx(name, metadata, task, model.tokenizer)
     else:
         form = _hf(name, read_json(folder / "config.json"), has_tokenizer=model.tokenizer is not None)
         if (folder / "modules.json").is_file():
@@ -78,11 +78,11 @@ def write_card(
     lines += [
         "| | |",
         "|---|---|",
-        *(f"| {key} | {_cell(value)} |" for key, value in _facts(model, task, notes).items()),
+        *(f"| {key} | {_cell(value)} |" for key, value in _facts(model, task, metadata).items()),
     ]
     score = None if result is None else _score(result, subnet)
     lines += [f"| score | {score} |"] * (score is not None)
-    lines += ["", "## How exact it is", "", exactness(notes), ""] if notes else [""]
+    lines += ["", "## How exact it is", "", exactness(metadata), ""] if metadata else [""]
     lines += ["## Run it", "", "```python", *form.run, "```", "", "## Licence", ""]
     lines += [
         "None is stated: it is for whoever publishes this folder to state, with `license:` in the block above.",
@@ -92,16 +92,16 @@ def write_card(
     (folder / CARD_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def exactness(notes: Json) -> str:
+def exactness(metadata: Json) -> str:
     """Describe the precision and opset of a graph and its largest difference from the model."""
-    shortest, max_length = notes["compared_lengths"]
-    bits = " (weights of 7 bits, for x86 without VNNI)" if notes.get("weights_have_7_bits") else ""
+    shortest, max_length = metadata["compared_lengths"]
+    bits = " (weights of 7 bits, for x86 without VNNI)" if metadata.get("weights_have_7_bits") else ""
     return (
-        f"Precision {notes['precision']}{bits}, ONNX opset {notes['opset']}. As it was written the graph was compared "
-        f"with the PyTorch model in float32 on {notes['compared_sequences']} sequences of {shortest} to {max_length} "
-        f"tokens ({notes['compared_on']}): the largest difference of an output is "
-        f"{notes['largest_absolute_difference']:.1e}, at most {notes['largest_difference']:.1e} of the largest output "
-        f"of its batch; the largest output of all is {notes['largest_output']:.3g}."
+        f"Precision {metadata['precision']}{bits}, ONNX opset {metadata['opset']}. When it was written, the graph was "
+        f"compared with the PyTorch model in float32 on {metadata['compared_sequences']} sequences of {shortest} to "
+        f"{max_length} tokens ({metadata['compared_on']}): the largest difference of an output is "
+        f"{metadata['largest_absolute_difference']:.1e}, at most {metadata['largest_difference']:.1e} of the largest "
+        f"output of its batch; the largest output of all is {metadata['largest_output']:.3g}."
     )
 
 
@@ -116,8 +116,8 @@ class _Format(NamedTuple):
     """Lines of Python that run the model."""
 
 
-def _onnx(name: str, notes: Json, task: Json | None, tokenizer: Tokenizer | None) -> _Format:
-    head = notes["head"]
+def _onnx(name: str, metadata: Json, task: Json | None, tokenizer: Tokenizer | None) -> _Format:
+    head = metadata["head"]
     ends = "gives the last states" if head is None else f"ends with its {head} head"
     if task is not None:
         pipeline, call = _PIPELINES[task["kind"]], f"model.predict([{_example(task)}])"
@@ -158,13 +158,13 @@ def _front(form: _Format, family: str) -> list[str]:
     return ["---", f"library_name: {form.library}", f"pipeline_tag: {form.pipeline}", "tags:", *tags, "---"]
 
 
-def _facts(model: Model, task: Json | None, notes: Json | None) -> dict[str, str]:
+def _facts(model: Model, task: Json | None, metadata: Json | None) -> dict[str, str]:
     """The table of the network and its task."""
     encoder = model.config.encoder
     embedding = encoder.embedding
     max_length = embedding.max_length if embedding.positions != "none" else None
-    if notes is not None:
-        max_length = notes["max_length"]
+    if metadata is not None:
+        max_length = metadata["max_length"]
     facts = {
         "family": model.config.family,
         "layers": f"{len(encoder.layers)} of width {encoder.width}",

@@ -11,7 +11,7 @@ from task_cases import TASK_CASES, TaskCase
 import bertsmith
 from bertsmith import Subnet
 from bertsmith.models.attach_heads import with_task_head
-from bertsmith.shrinking.elastic_metadata import read_record
+from bertsmith.shrinking.elastic_metadata import read_elastic_metadata
 from bertsmith.tasks.data_source import recognise
 from bertsmith.tasks.predictor import Predictor, TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
@@ -53,7 +53,7 @@ def test_every_task_can_be_made_elastic(name: str, tmp_path: Path) -> None:
     result = bertsmith.shrink(
         model, data=str(data), out=out, widths=[1.0, 0.5], depths=[1.0, 0.5], set=SMALL, device="cpu"
     )
-    record = read_record(out)
+    record = read_elastic_metadata(out)
     assert [(member.width, member.depth) for member in record.grid] == [(0.5, 0.5), (1, 0.5), (0.5, 1), (1, 1)]
     assert result["score"] == fmean(member.score for member in record.grid)
     assert result.to_json() == json.loads((out / "result.json").read_text())

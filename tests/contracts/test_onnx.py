@@ -150,7 +150,7 @@ def _check(model: Model, folder: Path) -> None:
     assert isinstance(runner, OnnxRunner)
     assert runner.config == model.config
     lengths = [*([length] for length in range(1, LONGEST + 1)), [2, 1], [7, 3, 1], [5, 12, 1, 9, 2], [LONGEST] * 3]
-    if runner.graph.notes.max_length is None:
+    if runner.graph.metadata.max_length is None:
         lengths.append([3 * LONGEST, 1])
     assert max(_apart(model, runner, own) for own in lengths) <= 1e-4
 

@@ -142,7 +142,7 @@ def test_going_on_with_another_budget(model: Path, data: Path, tmp_path: Path, m
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ([], "no budget is given"),
+        ([], "no budget is set"),
         (["--latency-ms", "-3"], "budget.latency_ms is -3.0"),
         (["--latency-ms", "3", "--engine", "onnx"], "--engine is 'onnx'"),
         (["--latency-ms", "3", "--precision", "int9"], "search.precisions"),

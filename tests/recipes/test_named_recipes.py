@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tables import recipe_tables
 
 import bertsmith
 from bertsmith.cli import main
@@ -13,6 +12,7 @@ from bertsmith.models.published import PRESETS
 from bertsmith.recipes import TIERS, merge_settings, names, presets, read_recipe, recipe, resolved
 from bertsmith.toml import read_toml
 from bertsmith.training.pretraining import PretrainSettings
+from tables import recipe_tables
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from helpers_finetuning import write_task
-from tables import finetuning_tables
 
 import bertsmith
 from bertsmith.cli import main
 from bertsmith.toml import read_toml
+from tables import finetuning_tables
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes" / "finetune").glob("*.toml"))

@@ -24,7 +24,7 @@ from bertsmith.engines.onnx_graph import (
     HeadChoice,
     check_graph,
     graph_head,
-    graph_notes,
+    graph_metadata,
     input_names,
     max_input_length,
     quantise_dynamic,
@@ -32,7 +32,7 @@ from bertsmith.engines.onnx_graph import (
     reduces_range,
     write_graph,
 )
-from bertsmith.engines.onnx_session import GRAPH_FILE, NOTES_FILE, Graph, GraphHead, Session, open_session
+from bertsmith.engines.onnx_session import GRAPH_FILE, METADATA_FILE, Graph, GraphHead, Session, open_session
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
@@ -79,8 +79,8 @@ class OnnxEngine(Engine):
 
     def open(self, folder: Path, precision: Precision, *, threads: int | None = None) -> "OnnxRunner":
         config = read_config(folder)
-        notes = read_json(folder / NOTES_FILE) if (folder / NOTES_FILE).is_file() else {}
-        head = notes.get("head", graph_head(config))
+        metadata = read_json(folder / METADATA_FILE) if (folder / METADATA_FILE).is_file() else {}
+        head = metadata.get("head", graph_head(config))
         tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
         return OnnxRunner(open_session(folder / GRAPH_FILE, threads), config, tokenizer, head)
 
@@ -108,14 +108,14 @@ class OnnxEngine(Engine):
                 f"the ONNX graph of this model differs from it by {found.absolute:.1e} where the largest output is "
                 f"{found.largest_output:.1e}; allowed: up to {TOLERANCE:.0e} of it, or {TOLERANCE:.0e} if it is below 1"
             )
-        notes = {**asdict(graph_notes(model.config, head)), "outputs": ["outputs"]}
-        notes |= {"opset": OPSET, "precision": precision}
-        notes |= {"largest_difference": found.relative, "largest_absolute_difference": found.absolute}
-        notes |= {"largest_output": found.largest_output, "compared_on": found.inputs}
-        notes |= {"compared_sequences": found.sequences, "compared_lengths": [found.shortest, found.max_length]}
+        metadata = {**asdict(graph_metadata(model.config, head)), "outputs": ["outputs"]}
+        metadata |= {"opset": OPSET, "precision": precision}
+        metadata |= {"largest_difference": found.relative, "largest_absolute_difference": found.absolute}
+        metadata |= {"largest_output": found.largest_output, "compared_on": found.inputs}
+        metadata |= {"compared_sequences": found.sequences, "compared_lengths": [found.shortest, found.max_length]}
         if precision != "float32":
-            notes["weights_have_7_bits"] = reduces_range()
-        write_json(folder / NOTES_FILE, notes)
+            metadata["weights_have_7_bits"] = reduces_range()
+        write_json(folder / METADATA_FILE, metadata)
 
 
 class OnnxRunner:
@@ -130,7 +130,7 @@ class OnnxRunner:
         self, session: Session, config: ModelConfig, tokenizer: Tokenizer | None, head: GraphHead | None
     ) -> None:
         self.session, self.config, self.tokenizer, self.head = session, config, tokenizer, head
-        self.graph = Graph(session, graph_notes(config, head))
+        self.graph = Graph(session, graph_metadata(config, head))
         self.is_for_tokens = self.graph.is_for_tokens
 
     @property

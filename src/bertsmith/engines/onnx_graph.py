@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.engines.base import Inputs
-from bertsmith.engines.onnx_session import GraphHead, GraphNotes
+from bertsmith.engines.onnx_session import GraphHead, GraphMetadata
 from bertsmith.errors import InputError, nearest
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.encoder import EncoderInputs, Want
@@ -106,11 +106,11 @@ def max_input_length(config: ModelConfig, head: GraphHead | None = None) -> int 
     return min(limits, default=None)
 
 
-def graph_notes(config: ModelConfig, head: GraphHead | None) -> GraphNotes:
+def graph_metadata(config: ModelConfig, head: GraphHead | None) -> GraphMetadata:
     """Inputs and limits of the graph of a model with this output head."""
     embedding, max_length = config.encoder.embedding, max_input_length(config, head)
     cut = embedding.max_length if max_length is None else min(embedding.max_length, max_length)
-    return GraphNotes(input_names(config), head, config.encoder.vocabulary, max_length, cut, embedding.types)
+    return GraphMetadata(input_names(config), head, config.encoder.vocabulary, max_length, cut, embedding.types)
 
 
 def check_graph(model: Model) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from bertsmith.errors import InputError
 
 GRAPH_FILE = "model.onnx"
-NOTES_FILE = "onnx.json"
+METADATA_FILE = "onnx.json"
 
 GraphHead = Literal["classifier", "tagger", "spans", "embedder", "masked_tokens"]
 """The output of a graph: that of a head, or without one the last hidden states."""
@@ -31,7 +31,7 @@ class Session(Protocol):
 
 
 @dataclass(frozen=True)
-class GraphNotes:
+class GraphMetadata:
     """Inputs and limits of a graph; part of onnx.json."""
 
     inputs: tuple[str, ...]
@@ -46,24 +46,24 @@ class GraphNotes:
     """Number of token types."""
 
     @classmethod
-    def read(cls, folder: Path) -> "GraphNotes":
+    def read(cls, folder: Path) -> "GraphMetadata":
         """Read the onnx.json of a folder."""
-        notes = read_object(folder / NOTES_FILE)
-        missing = [name for name in cls.__dataclass_fields__ if name not in notes]
+        metadata = read_object(folder / METADATA_FILE)
+        missing = [name for name in cls.__dataclass_fields__ if name not in metadata]
         if missing:
             raise InputError(
-                f"{str(folder / NOTES_FILE)!r} has no {', '.join(missing)}; export the model again with this "
+                f"{str(folder / METADATA_FILE)!r} has no {', '.join(missing)}; export the model again with this "
                 "version of Bertsmith"
             )
-        found = {name: notes[name] for name in cls.__dataclass_fields__}
+        found = {name: metadata[name] for name in cls.__dataclass_fields__}
         return cls(**{**found, "inputs": tuple(found["inputs"])})
 
 
 class Graph:
     """An ONNX file as a function; threads may share it."""
 
-    def __init__(self, session: Session, notes: GraphNotes) -> None:
-        self.session, self.notes = session, notes
+    def __init__(self, session: Session, metadata: GraphMetadata) -> None:
+        self.session, self.metadata = session, metadata
         self.is_for_tokens: bool = len(session.get_outputs()[0].shape) == 3
         """Whether it has an output per token: (batch, length, outputs)."""
 
@@ -72,7 +72,7 @@ class Graph:
 
         Shape: (batch, length) each, int64 -> (batch, outputs) or (batch, length, outputs), float32.
         """
-        max_length = self.notes.max_length
+        max_length = self.metadata.max_length
         if max_length is not None and tokens.shape[1] > max_length:
             raise InputError(f"a sequence may have {tokens.shape[1]} tokens; this model takes at most {max_length}")
         arrays = {
@@ -80,7 +80,7 @@ class Graph:
             "attention_mask": is_token.astype(np.int64),
             "token_type_ids": np.zeros_like(tokens) if types is None else types,
         }
-        (outputs,) = self.session.run(None, {name: arrays[name] for name in self.notes.inputs})
+        (outputs,) = self.session.run(None, {name: arrays[name] for name in self.metadata.inputs})
         return outputs
 
     def sequences(
@@ -126,9 +126,9 @@ class Graph:
         tokens = np.asarray(sequence)
         if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
             raise InputError(f"sequence {index} is no list of token ids with at least one of them")
-        if tokens.min() < 0 or tokens.max() >= self.notes.vocabulary:
+        if tokens.min() < 0 or tokens.max() >= self.metadata.vocabulary:
             raise InputError(
-                f"sequence {index} has a token id outside the vocabulary: 0 to {self.notes.vocabulary - 1}"
+                f"sequence {index} has a token id outside the vocabulary: 0 to {self.metadata.vocabulary - 1}"
             )
         return tokens.astype(np.int64)
 
@@ -136,8 +136,8 @@ class Graph:
         types = np.asarray(given)
         if index < len(tokens) and types.shape != tokens[index].shape:
             raise InputError(f"sequence {index} has {len(tokens[index])} tokens and {len(types)} types")
-        if len(types) and (types.min() < 0 or types.max() >= max(1, self.notes.types)):
-            raise InputError(f"sequence {index} has a type outside 0 to {max(1, self.notes.types) - 1}")
+        if len(types) and (types.min() < 0 or types.max() >= max(1, self.metadata.types)):
+            raise InputError(f"sequence {index} has a type outside 0 to {max(1, self.metadata.types) - 1}")
         return types.astype(np.int64)
 
 

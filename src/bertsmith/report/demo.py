@@ -8,7 +8,7 @@ from bertsmith.report import fit
 from bertsmith.report.elastic import largest, size_grid, subnetwork_at
 from bertsmith.report.page import format_duration, render
 from bertsmith.report.pretraining import FilledMask
-from bertsmith.shrinking.elastic_metadata import ElasticRecord
+from bertsmith.shrinking.elastic_metadata import ElasticMetadata
 from bertsmith.shrinking.fit.result import FitOutcome
 
 STEPS = {  # what each step does, and the folder it writes
@@ -106,7 +106,7 @@ class DemoReport:
     dev_rows: int
     subjects: int
     """Number of labels."""
-    elastic: ElasticRecord
+    elastic: ElasticMetadata
     fitted: FitOutcome
     exported: OnnxFacts
     answers: Sequence[tuple[str, str]]

@@ -28,7 +28,7 @@ from bertsmith.report.charts import (
 from bertsmith.report.finetuning import metric_name
 from bertsmith.report.maps import SEPARATORS, HeadStatistics, compute_maps, head_statistics, text_maps
 from bertsmith.report.page import render
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord
+from bertsmith.shrinking.elastic_metadata import ElasticMetadata, SubnetworkMetadata
 from bertsmith.shrinking.subnetworks import subnet_name
 
 MAX_TOKENS = 16  # of the text whose attention is drawn
@@ -97,7 +97,7 @@ class ElasticReport:
     title: str
     model: str
     task: str
-    record: ElasticRecord
+    record: ElasticMetadata
     order: str = "importance"
     """How units were ordered; see ElasticSettings."""
     stages: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class ElasticReport:
 class SizeCell:
     """A sub-network in the grid of sizes; `shade` is 0 for the palest and 1 for the best."""
 
-    member: SubnetworkRecord
+    member: SubnetworkMetadata
     shade: float
     retained: str
     """Share of the fine-tuned model's score, or ""."""
@@ -163,48 +163,48 @@ class HeatTable:
         return any(layer is not None for _, layer in self.rows)
 
 
-def widths(record: ElasticRecord) -> list[float]:
+def widths(record: ElasticMetadata) -> list[float]:
     """Return the widths of the grid in descending order."""
     return sorted({member.width for member in record.grid}, reverse=True)
 
 
-def depths(record: ElasticRecord) -> list[float]:
+def depths(record: ElasticMetadata) -> list[float]:
     """Return the depths of the grid in descending order."""
     return sorted({member.depth for member in record.grid}, reverse=True)
 
 
-def mean_score(record: ElasticRecord) -> float:
+def mean_score(record: ElasticMetadata) -> float:
     """Return the mean score over the grid, which is the score of an elastic model."""
     return fmean(member.score for member in record.grid)
 
 
-def subnetwork_at(record: ElasticRecord, width: float, depth: float) -> SubnetworkRecord | None:
+def subnetwork_at(record: ElasticMetadata, width: float, depth: float) -> SubnetworkMetadata | None:
     """Return the sub-network of a width and a depth, if it is in the grid."""
     return next((member for member in record.grid if (member.width, member.depth) == (width, depth)), None)
 
 
-def largest(record: ElasticRecord) -> SubnetworkRecord:
+def largest(record: ElasticMetadata) -> SubnetworkMetadata:
     """Return the widest of the deepest sub-networks."""
     return max(record.grid, key=lambda member: (member.depth, member.width))
 
 
-def smallest(record: ElasticRecord) -> SubnetworkRecord:
+def smallest(record: ElasticMetadata) -> SubnetworkMetadata:
     """Return the narrowest of the shallowest sub-networks."""
     return min(record.grid, key=lambda member: (member.depth, member.width))
 
 
-def retained_share(record: ElasticRecord, score: float) -> float | None:
+def retained_share(record: ElasticMetadata, score: float) -> float | None:
     """Return a score as a share of the fine-tuned model's; None if that is not positive."""
     return score / record.teacher_score if record.teacher_score > 0 and math.isfinite(record.teacher_score) else None
 
 
-def cheapest_with(record: ElasticRecord, share: float) -> SubnetworkRecord | None:
+def cheapest_with(record: ElasticMetadata, share: float) -> SubnetworkMetadata | None:
     """Return the sub-network with fewest operations that retains at least a share of the fine-tuned score."""
     good = [member for member in record.grid if (retained_share(record, member.score) or 0.0) >= share]
     return min(good, key=lambda member: (member.flops, member.latency_ms), default=None)
 
 
-def narrowest_widths(record: ElasticRecord) -> list[list[float]]:
+def narrowest_widths(record: ElasticMetadata) -> list[list[float]]:
     """Return, by layer and head index before rewiring, the narrowest width that keeps the head."""
     found = []
     for order in record.head_order:
@@ -217,7 +217,7 @@ def narrowest_widths(record: ElasticRecord) -> list[list[float]]:
     return found
 
 
-def shallowest_depths(record: ElasticRecord) -> list[float]:
+def shallowest_depths(record: ElasticMetadata) -> list[float]:
     """Return for every layer the smallest depth that keeps it."""
     layers = len(record.head_order)
     found = [0.0] * layers
@@ -227,7 +227,7 @@ def shallowest_depths(record: ElasticRecord) -> list[float]:
     return found
 
 
-def compare_heads(model: Model, record: ElasticRecord, text: str) -> HeadComparison | None:
+def compare_heads(model: Model, record: ElasticMetadata, text: str) -> HeadComparison | None:
     """Compare the attention of an elastic model and of its smallest sub-network on the beginning of a text.
 
     Returns None if the model has one size only or its heads have no weights to show.
@@ -287,13 +287,13 @@ def render_elastic_page(report: ElasticReport) -> str:
     )
 
 
-def size_grid(record: ElasticRecord) -> SizeGrid:
+def size_grid(record: ElasticMetadata) -> SizeGrid:
     """Return the grid of sizes: widths in rows, depths in columns."""
     scores = [member.score for member in record.grid if math.isfinite(member.score)] or [0.0]
     best = max(scores)
     palest = min(*scores, best - (1 - PALE_SCORE) * abs(best))
 
-    def cell(member: SubnetworkRecord | None) -> SizeCell | None:
+    def cell(member: SubnetworkMetadata | None) -> SizeCell | None:
         if member is None:
             return None
         shade = (member.score - palest) / ((best - palest) or 1.0) if math.isfinite(member.score) else 0.0
@@ -310,7 +310,7 @@ def size_grid(record: ElasticRecord) -> SizeGrid:
     return SizeGrid(depths(record), rows, _good_enough(record), note)
 
 
-def _headline(record: ElasticRecord) -> str:
+def _headline(record: ElasticMetadata) -> str:
     sizes = f"on average over {len(record.grid)} sizes of one model" if len(record.grid) > 1 else "at the only size"
     share = _retained(record, mean_score(record))
     retained = f": {share} of the fine-tuned model's" if share else ""
@@ -332,7 +332,7 @@ def _lead(report: ElasticReport) -> str:
     )
 
 
-def _metrics(record: ElasticRecord) -> dict[str, str]:
+def _metrics(record: ElasticMetadata) -> dict[str, str]:
     whole, small = largest(record), smallest(record)
     metrics = {"Fine-tuned model": f"{record.teacher_score:.2f}", "Mean of all sizes": f"{mean_score(record):.2f}"}
     if small is not whole:
@@ -340,10 +340,10 @@ def _metrics(record: ElasticRecord) -> dict[str, str]:
     return metrics
 
 
-def _good_enough(record: ElasticRecord) -> dict[str, str]:
+def _good_enough(record: ElasticMetadata) -> dict[str, str]:
     """The cheapest sub-networks that retain most of the score."""
     facts, whole = {}, largest(record)
-    found: list[SubnetworkRecord] = []
+    found: list[SubnetworkMetadata] = []
     for share in GOOD_SHARES:
         member = cheapest_with(record, share)
         if member is not None and member is not whole and member not in found:
@@ -353,13 +353,13 @@ def _good_enough(record: ElasticRecord) -> dict[str, str]:
     return facts
 
 
-def _cost_panels(record: ElasticRecord) -> list[Panel]:
+def _cost_panels(record: ElasticMetadata) -> list[Panel]:
     by_latency = _cost_chart(record, "latency, ms", lambda member: member.latency_ms)
     by_flops = _cost_chart(record, "GFLOP", lambda member: member.flops / 1e9)
     return [Panel("By latency", by_latency), Panel("By operations", by_flops)]
 
 
-def _cost_chart(record: ElasticRecord, x_label: str, cost: Callable[[SubnetworkRecord], float]) -> Markup:
+def _cost_chart(record: ElasticMetadata, x_label: str, cost: Callable[[SubnetworkMetadata], float]) -> Markup:
     """Draw score against a cost: a line for every depth, a larger marker for a larger width."""
     groups = []
     for depth in depths(record):
@@ -392,7 +392,7 @@ def _cost_chart(record: ElasticRecord, x_label: str, cost: Callable[[SubnetworkR
     )
 
 
-def _importance_table(record: ElasticRecord) -> HeatTable | None:
+def _importance_table(record: ElasticMetadata) -> HeatTable | None:
     """Importance of every head: the shade is relative to the layer's maximum, the number a share of its sum."""
     rows = []
     for layer, given in enumerate(record.head_scores):
@@ -409,7 +409,7 @@ def _importance_table(record: ElasticRecord) -> HeatTable | None:
     return HeatTable(rows, ()) if rows else None
 
 
-def _survival_table(record: ElasticRecord) -> HeatTable | None:
+def _survival_table(record: ElasticMetadata) -> HeatTable | None:
     """The narrowest width that keeps each head, and the smallest depth that keeps each layer."""
     heads, layers = narrowest_widths(record), shallowest_depths(record)
     if not heads:
@@ -441,7 +441,7 @@ def _survival_table(record: ElasticRecord) -> HeatTable | None:
     return HeatTable(rows, key)
 
 
-def _stage_panels(record: ElasticRecord, stage: str, rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
+def _stage_panels(record: ElasticMetadata, stage: str, rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """Training curves of a stage; empty if its log has neither losses nor scores."""
     losses = column([row for row in rows if row.get("kind") == "training"], "loss", keep_gaps=True)
     held_out = [row for row in rows if row.get("kind") == "held_out"]
@@ -469,16 +469,16 @@ def _stage_panels(record: ElasticRecord, stage: str, rows: Sequence[Mapping[str,
     return panels
 
 
-def _teacher(record: ElasticRecord) -> Reference | None:
+def _teacher(record: ElasticMetadata) -> Reference | None:
     score = record.teacher_score
     return (f"fine-tuned {score:.2f}", score) if math.isfinite(score) else None
 
 
-def _size_name(size: SubnetworkRecord | Subnet) -> str:
+def _size_name(size: SubnetworkMetadata | Subnet) -> str:
     return f"width {size.width:g}, depth {size.depth:g}"
 
 
-def _retained(record: ElasticRecord, score: float) -> str:
+def _retained(record: ElasticMetadata, score: float) -> str:
     share = retained_share(record, score)
     return "" if share is None else f"{100 * share:.1f}\u00a0%"
 

@@ -40,7 +40,7 @@ from bertsmith.runs.shrink import shrink
 from bertsmith.runs.shrink_results import ElasticResult
 from bertsmith.runs.tokenizer import tokenizer
 from bertsmith.settings import Plain
-from bertsmith.shrinking.elastic_metadata import read_record
+from bertsmith.shrinking.elastic_metadata import read_elastic_metadata
 from bertsmith.shrinking.fit import measure
 from bertsmith.shrinking.fit.candidates import distinct_subnets
 from bertsmith.shrinking.fit.search import prepare
@@ -289,7 +289,7 @@ def demo(
             train_rows=len(support_desk.support_desk("train")),
             dev_rows=len(support_desk.support_desk("dev")),
             subjects=len({row["label"] for row in support_desk.support_desk("dev")}),
-            elastic=read_record(folder / "elastic"),
+            elastic=read_elastic_metadata(folder / "elastic"),
             fitted=fitted.outcome,
             exported=OnnxFacts(
                 exported.subnet, exported.bytes, exported.graph["precision"], exported.latency_ms, difference

@@ -11,7 +11,7 @@ from bertsmith.checkpoint.store import load, write_model
 from bertsmith.engines.artefact import ARTEFACT_FILE, read_artefact
 from bertsmith.engines.base import Precision
 from bertsmith.engines.onnx_graph import HeadChoice
-from bertsmith.engines.onnx_session import GRAPH_FILE, NOTES_FILE
+from bertsmith.engines.onnx_session import GRAPH_FILE, METADATA_FILE
 from bertsmith.errors import InputError
 from bertsmith.exporting import check_options, exactness, read_result, write_card, write_onnx
 from bertsmith.layers.subnet import Subnet
@@ -20,7 +20,7 @@ from bertsmith.models.generator import part_of
 from bertsmith.models.model import Model
 from bertsmith.runs.output import MARK, check_out, claim, write_result
 from bertsmith.runs.result import OneShotResult, print_plain, spread
-from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_record
+from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_elastic_metadata
 from bertsmith.tasks.data_source import task_splits
 from bertsmith.tasks.predictor import TASK_FILE, read_task_record, sample_inputs, write_task_record
 
@@ -170,7 +170,7 @@ def export_model(
         raise InputError(f"--data is {data!r} with --to hf, which reads none; allowed with --to onnx")
     _check_source(model)
     # an elastic model keeps the layers it was trained with
-    rule = {"depth_rule": read_record(model).depth_rule} if (model / ELASTIC_FILE).is_file() else {}
+    rule = {"depth_rule": read_elastic_metadata(model).depth_rule} if (model / ELASTIC_FILE).is_file() else {}
     subnet = Subnet.parse({"width": width, "depth": depth, **rule}, source="the sub-network")
     check_out(out, force, model)
     loaded = part_of(load(model), part)
@@ -229,7 +229,7 @@ def _export_onnx(
         write_onnx(loaded, new, precision, samples, head)
         if (model / TASK_FILE).is_file() and head == "auto":
             write_task_record(read_task_record(model), new)
-        notes, size = read_json(new / NOTES_FILE), (new / GRAPH_FILE).stat().st_size
+        notes, size = read_json(new / METADATA_FILE), (new / GRAPH_FILE).stat().st_size
         write_card(new, loaded, out.resolve().name, result=read_result(model), subnet=cut)
         graph = GraphSummary(
             precision=notes["precision"],

@@ -219,13 +219,13 @@ def explain_fit(settings: FitSettings) -> Explanation:
     stacks = table_stacks([shape for subnet in inputs.grid for shape in estimates.shapes(subnet)])
     search, repeats, conditions = settings.search, settings.measure.repeats, inputs.conditions
     evolved = search.population + search.generations * (search.population // 2)
-    scored, quality = settings.measure.finalists, inputs.quality
+    scored, scorer = settings.measure.finalists, inputs.scorer
     facts = {
         "budget": settings.budget.description,
         "sub-networks": f"{len(inputs.grid)}: " + "; ".join(map(describe_subnet, inputs.grid)),
         "with unequal layers": f"up to {evolved} more are scored" if inputs.evolves else "none",
         "run modes": ", ".join(mode.description for mode in inputs.run_modes),
-        "scored on": f"{len(quality.some):,} of {len(quality.examples):,} examples, finalists on all",
+        "scored on": f"{len(scorer.ranking_examples):,} of {len(scorer.examples):,} examples, finalists on all",
         "small networks timed": f"{len(stacks)} for each run mode, {settings.measure.table_runs} calls each",
         "sequences": "; ".join(f"{load.name}: {_range(load.lengths)} tokens" for load in conditions.workloads)
         + f"; {conditions.batch} at a time, {conditions.layout}, {conditions.threads} threads",

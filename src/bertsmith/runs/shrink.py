@@ -37,7 +37,7 @@ from bertsmith.shrinking.context import (
     read_settings,
 )
 from bertsmith.shrinking.elastic import ElasticSettings, check_head, explain_elastic, remove_stages, shrink_elastic
-from bertsmith.shrinking.elastic_metadata import write_record
+from bertsmith.shrinking.elastic_metadata import write_elastic_metadata
 from bertsmith.shrinking.exits import (
     ExitSettings,
     answer_kind,
@@ -47,7 +47,7 @@ from bertsmith.shrinking.exits import (
     with_exits,
 )
 from bertsmith.shrinking.prune import PruneSettings, explain_prune, make_selector, remove_cuts, shrink_prune
-from bertsmith.shrinking.pruned_units import write_pruned
+from bertsmith.shrinking.pruned_units import write_pruning_metadata
 from bertsmith.shrinking.vocabulary import VocabularySettings, shrink_vocabulary
 from bertsmith.tasks.predictor import write_task_record
 from bertsmith.toml import override
@@ -229,7 +229,7 @@ def run_elastic(
         metadata = elastic.metadata
         write_model(elastic.model, out)
         write_task_record(settings.task_record, out)
-        write_record(metadata, out)
+        write_elastic_metadata(metadata, out)
         result = ElasticResult.of(
             metadata,
             order=settings.order,
@@ -274,7 +274,7 @@ def run_prune(
             return Result()
         write_model(pruned.model.cpu(), out)
         write_task_record(settings.task_record, out)
-        write_pruned(pruned.metadata, out)
+        write_pruning_metadata(pruned.metadata, out)
         result = PruneResult.of(pruned, settings.run.seed)
         folder.finish(result)
         remove_cuts(out)

@@ -27,10 +27,10 @@ from bertsmith.report.page import format_duration
 from bertsmith.runs.output import REPORT
 from bertsmith.runs.result import Result, print_plain, spread
 from bertsmith.shrinking.elastic import ElasticModel, ElasticSettings
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord
+from bertsmith.shrinking.elastic_metadata import ElasticMetadata, SubnetworkMetadata
 from bertsmith.shrinking.exits import ChosenExits
 from bertsmith.shrinking.prune import CutScore, PrunedModel, PrunedSizes
-from bertsmith.shrinking.pruned_units import PrunedRecord
+from bertsmith.shrinking.pruned_units import PruningMetadata
 from bertsmith.shrinking.vocabulary import VocabularyCut
 from bertsmith.toml import to_toml
 from bertsmith.training.log import read_log
@@ -57,7 +57,7 @@ class ElasticResult(Result):
     score: float
     """Mean over all sub-networks."""
     teacher_score: float
-    grid: tuple[SubnetworkRecord, ...]
+    grid: tuple[SubnetworkMetadata, ...]
     length: int
     """Tokens of the sequences that costs are given for."""
     order: str
@@ -66,7 +66,9 @@ class ElasticResult(Result):
     seconds: float
 
     @classmethod
-    def of(cls, metadata: ElasticRecord, *, order: str, rows: RowCounts, seed: int, seconds: float) -> "ElasticResult":
+    def of(
+        cls, metadata: ElasticMetadata, *, order: str, rows: RowCounts, seed: int, seconds: float
+    ) -> "ElasticResult":
         """Return the result of a run from the metadata of its model."""
         return cls(
             metric=metadata.metric,
@@ -138,10 +140,10 @@ class VocabularyResult(Result):
     cut: VocabularyCut = spread()
 
 
-def print_elastic(metadata: ElasticRecord, out: Path, data: str | None = None) -> None:
+def print_elastic(metadata: ElasticMetadata, out: Path, data: str | None = None) -> None:
     """Print the scores of all sub-networks, the costs of the largest and the smallest, and the next command."""
 
-    def cell(subnetwork: SubnetworkRecord | None) -> str:
+    def cell(subnetwork: SubnetworkMetadata | None) -> str:
         if subnetwork is None:
             return "–"
         share = retained_share(metadata, subnetwork.score)
@@ -164,7 +166,7 @@ def print_elastic(metadata: ElasticRecord, out: Path, data: str | None = None) -
     print_plain(f"written to {out}: see report.html. To fit a budget: {fit_command(metadata, out, data)}")
 
 
-def fit_command(metadata: ElasticRecord, out: Path, data: str | None = None) -> str:
+def fit_command(metadata: ElasticMetadata, out: Path, data: str | None = None) -> str:
     """Return the command that fits an elastic model to half the latency of the whole one."""
     budget = f"{float(f'{largest(metadata).latency_ms / 2:.2g}'):g}"
     where = "DATA" if data is None else shlex.quote(data)
@@ -172,7 +174,7 @@ def fit_command(metadata: ElasticRecord, out: Path, data: str | None = None) -> 
     return f"bertsmith fit {shlex.quote(str(out))} --data {where} --latency-ms {budget} --out {target}"
 
 
-def load_line(metadata: ElasticRecord, out: Path) -> str:
+def load_line(metadata: ElasticMetadata, out: Path) -> str:
     """Return the line of Python that loads the cheapest sub-network that is still good, or the smallest."""
     own = cheapest_with(metadata, GOOD_SHARE) or smallest(metadata)
     subnet = f"bertsmith.Subnet(width={own.width:g}, depth={own.depth:g}"
@@ -216,7 +218,7 @@ def write_elastic_report(
     (out / REPORT).write_text(render_elastic_page(report), encoding="utf-8")
 
 
-def print_pruned(result: PruneResult, metadata: PrunedRecord, out: Path) -> None:
+def print_pruned(result: PruneResult, metadata: PruningMetadata, out: Path) -> None:
     """Print scores and sizes before and after."""
     heads, neurons, sizes = sum(result.heads), sum(result.neurons), result.sizes
     print_plain(f"dev: {result.metric} {result.score:.2f}; unpruned {result.teacher_score:.2f}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from bertsmith.answers.sequences import Answer, Features, TextEncoding
 from bertsmith.answers.texts import softmax
-from bertsmith.engines.onnx_session import GRAPH_FILE, NOTES_FILE, Graph, GraphNotes, open_session, read_object
+from bertsmith.engines.onnx_session import GRAPH_FILE, METADATA_FILE, Graph, GraphMetadata, open_session, read_object
 from bertsmith.errors import InputError
 from bertsmith.runtime.tasks import ExportedTask, read_task
 from bertsmith.text.rows import table_of
@@ -25,12 +25,12 @@ def load(folder: str | Path, *, threads: int | None = None, batch_tokens: int = 
     `threads`: threads of ONNX Runtime, None for one per core. `batch_tokens`: tokens of a batch, padding included.
     """
     folder = Path(folder)
-    if not (folder / NOTES_FILE).is_file():
-        problem = "has no " + NOTES_FILE if folder.is_dir() else "does not exist"
+    if not (folder / METADATA_FILE).is_file():
+        problem = "has no " + METADATA_FILE if folder.is_dir() else "does not exist"
         raise InputError(f"{str(folder)!r} {problem}; give a folder that bertsmith export --to onnx wrote")
     if batch_tokens < 1:
         raise InputError(f"batch_tokens is {batch_tokens}; allowed: 1 or more")
-    graph = Graph(open_session(folder / GRAPH_FILE, threads), GraphNotes.read(folder))
+    graph = Graph(open_session(folder / GRAPH_FILE, threads), GraphMetadata.read(folder))
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
     task = read_object(folder / TASK_FILE) if (folder / TASK_FILE).is_file() else None
     return OnnxModel(graph, tokenizer, task, batch_tokens)
@@ -81,25 +81,25 @@ class OnnxModel:
         """
         if isinstance(texts, str):
             raise InputError("encode takes a list of texts, and was given one string; put it in a list")
-        if self.graph.notes.head not in ("embedder", None):
+        if self.graph.metadata.head not in ("embedder", None):
             raise InputError(
-                f"this graph ends with a {self.graph.notes.head} head, which gives no vectors of texts; export the "
+                f"this graph ends with a {self.graph.metadata.head} head, which gives no vectors of texts; export the "
                 "model before fine-tuning, or one fine-tuned for embedding"
             )
         found = self._texts(list(texts))
-        if self.graph.notes.head is None:
+        if self.graph.metadata.head is None:
             found = [states.mean(0) for states in found]
         width = int(self.graph.session.get_outputs()[0].shape[-1])
         return np.stack(found) if found else np.empty((0, width), dtype=np.float32)
 
     def fill_mask(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
         """Return the most probable tokens with their probabilities for every mask of the text."""
-        if self.graph.notes.head != "masked_tokens":
+        if self.graph.metadata.head != "masked_tokens":
             raise InputError("this graph does not fill masks; export the model with --head masked_tokens")
         if not isinstance(text, str):
             raise InputError(f"fill_mask takes one text, and was given a {type(text).__name__}")
         tokenizer = self._tokenizer()
-        tokens = tokenizer.encode([text], None, self.graph.notes.text_length)["input_ids"][0]
+        tokens = tokenizer.encode([text], None, self.graph.metadata.text_length)["input_ids"][0]
         is_mask = tokens == tokenizer.mask
         if not is_mask.any():
             mask = tokenizer.tokens([tokenizer.mask])[0]
@@ -122,8 +122,8 @@ class OnnxModel:
         return self.graph.sequences(sequences, types, batch_tokens=self.batch_tokens)
 
     def _texts(self, texts: list[str]) -> list[np.ndarray]:
-        made = self._tokenizer().encode(texts, None, self.graph.notes.text_length, padding=False)
-        return self.outputs(made["input_ids"], made["token_type_ids"] if self.graph.notes.types else None)
+        made = self._tokenizer().encode(texts, None, self.graph.metadata.text_length, padding=False)
+        return self.outputs(made["input_ids"], made["token_type_ids"] if self.graph.metadata.types else None)
 
     def _items(self, features: Features) -> list[np.ndarray]:
         """Outputs of every item; those of several sequences are stacked."""
@@ -138,12 +138,12 @@ class OnnxModel:
         return [group[0] if len(group) == 1 else np.stack(group) for group in groups]
 
     def _encoding(self) -> TextEncoding:
-        length, max_length = self._length, self.graph.notes.max_length
+        length, max_length = self._length, self.graph.metadata.max_length
         if not isinstance(length, int):
             raise InputError(f"{TASK_FILE} has no sequences.length; export the model again")
         if max_length is not None and length > max_length:
             raise InputError(f"sequences.length is {length}; the model takes at most {max_length}")
-        return TextEncoding(self._tokenizer(), length, self.graph.notes.types > 1)
+        return TextEncoding(self._tokenizer(), length, self.graph.metadata.types > 1)
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -23,7 +23,7 @@ from bertsmith.serving.requests import Operation, TokenSequence
 from bertsmith.serving.settings import default_threads
 from bertsmith.serving.size_schedule import SizeSchedule
 from bertsmith.serving.worker import Rows, run_batch
-from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, ElasticRecord, read_record
+from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, ElasticMetadata, read_elastic_metadata
 from bertsmith.shrinking.fit.table import layer_shapes, stack_config
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.base import Encoding
@@ -47,7 +47,7 @@ class ServedModel:
     """The sizes that the scheduler may choose; a single one for a model that is not elastic."""
     task: AnyTask | None = None
     """The task of a fine-tuned model."""
-    elastic: ElasticRecord | None = None
+    elastic: ElasticMetadata | None = None
     """Scores and latencies of the sub-networks of an elastic model."""
     rows: Rows = "packed"
     """Layout of batches."""
@@ -86,7 +86,7 @@ class ServedModel:
         operations = _operations(runner, has_task=has_task)
         if not operations:
             raise InputError(f"{str(folder)!r} has a task head but no {TASK_FILE}; copy it from the model's folder")
-        elastic = read_record(folder) if model is not None and (folder / ELASTIC_FILE).is_file() else None
+        elastic = read_elastic_metadata(folder) if model is not None and (folder / ELASTIC_FILE).is_file() else None
         schedule = SizeSchedule.of(elastic, floor)
         length = runner.config.encoder.embedding.max_length if task_record is None else task_record.sequences.length
         served = cls(

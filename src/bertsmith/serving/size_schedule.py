@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
-from bertsmith.shrinking.elastic_metadata import ElasticRecord
+from bertsmith.shrinking.elastic_metadata import ElasticMetadata
 from bertsmith.shrinking.fit.candidates import pareto_front
 
 _QUIET_WAIT = 0.5  # maximum expected wait of a quiet period, as a share of the target
@@ -41,7 +41,7 @@ class SizeSchedule:
         return len(self.sizes)
 
     @classmethod
-    def of(cls, record: ElasticRecord | None, floor: float | None) -> "SizeSchedule":
+    def of(cls, record: ElasticMetadata | None, floor: float | None) -> "SizeSchedule":
         """Return the Pareto-optimal sub-networks that keep at least the share `floor` of the whole model's score.
 
         Without a floor, return the whole model alone.

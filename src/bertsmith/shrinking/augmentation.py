@@ -25,8 +25,8 @@ from bertsmith.shrinking.masked_words import (
     Passage,
     Processes,
     Watch,
+    match_case,
     passage_candidates,
-    written_like,
 )
 from bertsmith.tasks.base import Task
 from bertsmith.tasks.choice import Choice
@@ -54,7 +54,7 @@ def augment_table(
 
     `model` fills masks; `config.model` is not read. In every copy of a text each word is replaced with probability
     `config.share` by one of its candidates; of a pair, one text is changed at a time. Duplicates are left out. Labels
-    are copied and may no longer be right, so train on a teacher's outputs. The same arguments give the same rows.
+    are copied and may no longer be correct, so train on a teacher's outputs. The same arguments give the same rows.
     With a folder, candidates are cached there.
     """
     config = config or AugmentationConfig()
@@ -67,22 +67,22 @@ def augment_table(
         for index in range(len(table))
         for field, column in enumerate(columns)
     ]
-    # a context of several turns has no single text and stays
+    # a context of several turns is not a single text and is not augmented
     texts = [one for one in values if isinstance(one[3], str) or isinstance(task, Tagging)]
     passages = [Passage.of(value, stop_words) for *_, value in texts]
-    found = passage_candidates(passages, masked_words, folder, watch, processes)
-    read = tuple(dict.fromkeys([*task.input_columns, *columns]))
-    seen = {_texts(row, read) for row in table.rows}
+    candidates = passage_candidates(passages, masked_words, folder, watch, processes)
+    key_columns = tuple(dict.fromkeys([*task.input_columns, *columns]))
+    seen = {_texts(row, key_columns) for row in table.rows}
     rows, numbers = list(table.rows), list(table.numbers)
     copies = config.copies_of(len(table))
     for (index, field, column, value), passage in zip(texts, passages, strict=True):
         if not passage.positions:
             continue
         draws = generator(config.seed, index, field).random((copies, len(passage.positions), 2))
-        for words in _drawn(passage, found[passage], draws, config.share, masked_words.words):
+        for words in _draw_copies(passage, candidates[passage], draws, config.share, masked_words.words):
             changed = passage.replaced(words) if isinstance(value, str) else _items(passage, value, words)
             row = {**table.rows[index], column: changed}
-            key = _texts(row, read)
+            key = _texts(row, key_columns)
             if key not in seen:
                 seen.add(key)
                 rows.append(row)
@@ -100,23 +100,25 @@ class Augmenter:
 
     @classmethod
     def open(cls, task: Task[Any], config: AugmentationConfig) -> "Augmenter | None":
-        """Load and check the model of some settings; None if they name none."""
+        """Load and check `config.model`; None if it is not set."""
         if config.model is None:
             return None
         if not model_folder(config.model).is_dir():
             hint = bundled_hint(config.model)
-            raise InputError(f"augmentation.model is {config.model!r}, which is no folder; give that of a model{hint}")
+            raise InputError(
+                f"augmentation.model is {config.model!r}, which is not a folder; give the folder of a model{hint}"
+            )
         changed_columns(task)
         model = load(config.model)
         MaskedWords(model, config)
         return cls(task, config, model)
 
     def max_rows(self, rows: int) -> int:
-        """Largest number of rows after augmenting a table of so many."""
+        """Upper bound on the number of rows after augmenting `rows` rows."""
         return rows * (1 + len(changed_columns(self.task)) * self.config.copies_of(rows))
 
     def augment(self, train: Table, out: Path, device: str) -> Table:
-        """Return the training rows and new ones; write these and their candidates to a folder in `out`."""
+        """Return the training rows plus new ones; write the new rows and their candidates to a folder in `out`."""
         state, folder, console = PartialState(), out / AUGMENTED, Console(stderr=True)
         columns = TextColumn("words replaced"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         is_quiet = not console.is_terminal or not state.is_main_process
@@ -135,12 +137,12 @@ class Augmenter:
         if state.is_main_process:
             new = table.rows[len(train) :]
             _write_rows(folder, new)
-            Console().print(f"{len(new):,} new rows beside {len(train):,}: {folder / ROWS}", markup=False)
+            Console().print(f"{len(new):,} augmented rows added to {len(train):,}: {folder / ROWS}", markup=False)
         return table
 
 
 def _write_rows(folder: Path, rows: Sequence[Row]) -> None:
-    """Write the new rows for people to look at, whole or not at all."""
+    """Write the new rows to rows.jsonl for inspection, atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{ROWS}.{os.getpid()}"
     with temporary.open("w", encoding="utf-8") as file:
@@ -166,8 +168,8 @@ def changed_columns(task: Task[Any]) -> tuple[str, ...]:
         case Tagging():
             if task.context == "document":
                 raise InputError(
-                    "task.context is 'document' and augmentation.model is given; new rows stand in no document, so "
-                    "allowed: task.context=sentence, or no augmentation"
+                    "task.context is 'document', but augmented rows belong to no document; use "
+                    "task.context=sentence, or remove augmentation.model"
                 )
             names = (task.words,)
         case _:
@@ -178,26 +180,26 @@ def changed_columns(task: Task[Any]) -> tuple[str, ...]:
     return columns
 
 
-def _drawn(
+def _draw_copies(
     passage: Passage, candidates: np.ndarray, draws: np.ndarray, share: float, words: Mapping[int, str]
 ) -> Iterator[list[str | None]]:
-    """Yield the words of every copy of a passage, None for a word that stays.
+    """Yield the words of every copy of a passage, None for an unchanged word.
 
-    Shape: candidates (places, candidates), draws (copies, places, 2) between 0 and 1.
+    Shape: candidates (words, candidates), draws (copies, words, 2) between 0 and 1.
     """
     counts = (candidates != NONE).sum(1)
     is_replaced = (draws[..., 0] < share) & (counts > 0)
     choices = (draws[..., 1] * counts).astype(np.int64)
-    written = [passage.text[slice(*position)] for position in passage.positions]
+    originals = [passage.text[slice(*position)] for position in passage.positions]
     for replaced, choice in zip(is_replaced, choices, strict=True):
-        new: list[str | None] = [None] * len(written)
-        for position in np.flatnonzero(replaced).tolist():
-            new[position] = written_like(words[int(candidates[position, choice[position]])], written[position])
+        new: list[str | None] = [None] * len(originals)
+        for index in np.flatnonzero(replaced).tolist():
+            new[index] = match_case(words[int(candidates[index, choice[index]])], originals[index])
         yield new
 
 
 def _items(passage: Passage, items: Sequence[str], words: Sequence[str | None]) -> list[str]:
-    """Return a sentence given as a list of words with some of them replaced."""
+    """Return a list of words with some of them replaced."""
     begins = np.cumsum([0, *(len(item) + 1 for item in items[:-1])]).tolist()
     new = {begin: word for (begin, _), word in zip(passage.positions, words, strict=True) if word is not None}
     return [new.get(begin, item) for begin, item in zip(begins, items, strict=True)]

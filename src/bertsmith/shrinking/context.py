@@ -1,4 +1,4 @@
-"""The parts that all shrink methods share: settings, the fine-tuned model with its data, and trainings in stages."""
+"""Shared by all shrink methods: settings, the fine-tuned model with its data, and training in stages."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ RECIPE = "recipe.toml"
 
 
 class ShrinkSettings(Record):
-    """Settings that all methods have: a fine-tuned model, its task and its data."""
+    """Settings shared by all methods: a fine-tuned model, its task and its data."""
 
     method: str
     data: str | None = None
@@ -61,7 +61,7 @@ AnySettings = TypeVar("AnySettings", bound=ShrinkSettings)
 
 
 class TaskTables(NamedTuple):
-    """The rows to train on and to evaluate on, and notices about them."""
+    """Training rows, evaluation rows, and notices about them."""
 
     train: Table
     dev: Table
@@ -73,32 +73,34 @@ def read_settings(
 ) -> tuple[AnySettings, TaskTables]:
     """Complete the settings of a method with the task of the fine-tuned model, and read the data.
 
-    With `inherits`, learning rate and batch size are those of the fine-tuning unless others are given.
+    With `inherits`, learning rate and batch size default to the values of the fine-tuning recipe.
     """
     model = FineTunedSource.parse(expand_source(plain["model"]), source="model")
     folder, record = model.path, read_task_record(model.name)
     if record.task.kind == "translation":
         raise InputError(f"model {model.name!r} has a decoder; allowed: encoders")
     if plain.get("data") is None:
-        raise InputError("data is not given: pass --data with the folder the model was fine-tuned on")
+        raise InputError("data is not given; pass --data with the folder the model was fine-tuned on")
     splits = task_splits(plain["data"])
     train, dev, notices = splits.read("train"), splits.find("dev"), tuple[str, ...]()
     task, sequences = record.task.plain(), record.sequences.plain()
-    given = {**task, **plain.get("task", {}), **named_columns(columns, type(record.task))}
+    requested = {**task, **plain.get("task", {}), **named_columns(columns, type(record.task))}
     for name in ("kind", "labels"):
-        if given.get(name) != task.get(name):
-            theirs = f"the model's is {task.get(name)!r}"
-            raise InputError(f"task.{name} is {given.get(name)!r} and {theirs}; allowed: what it was made for")
-    plain = {**plain, "task": given, "sequences": {**sequences, **plain.get("sequences", {})}}
+        if requested.get(name) != task.get(name):
+            raise InputError(
+                f"task.{name} is {requested.get(name)!r}, but the model was fine-tuned with {task.get(name)!r}; "
+                "remove the setting"
+            )
+    plain = {**plain, "task": requested, "sequences": {**sequences, **plain.get("sequences", {})}}
     settings = kind.parse(_inherit_training(plain, folder) if inherits else plain, source=source)
     if dev is None:
-        train, dev, notice = held_out(settings.task, train, "there is no dev part")
+        train, dev, notice = held_out(settings.task, train, "there is no dev split")
         notices = (notice,)
     return settings, TaskTables(train, dev, notices)
 
 
 def _inherit_training(plain: Plain, folder: Path) -> Plain:
-    """Return the settings with learning rate and batch size of the model's own recipe, where it has one."""
+    """Fill in learning rate and batch size from the recipe in the model's folder, if it has one."""
     recipe = read_toml(folder / RECIPE) if (folder / RECIPE).is_file() else {}
     for group, name in (("optimizer", "learning_rate"), ("batch", "examples")):
         value = recipe.get(group, {}).get(name)
@@ -108,14 +110,14 @@ def _inherit_training(plain: Plain, folder: Path) -> Plain:
 
 
 def load_fine_tuned(settings: ShrinkSettings) -> Model:
-    """Load the model to start from; InputError if it has no task head."""
+    """Load the fine-tuned model; InputError if it has no task head."""
     model = freeze_random_features(settings.model.load())
-    model.task_head  # noqa: B018 (raises if there is none)
+    model.task_head  # noqa: B018 (raises if the model has no task head)
     return model
 
 
 def freeze_random_features(model: Model) -> Model:
-    """Return the model with random features that are never redrawn: teacher and student need the same ones."""
+    """Return the model with random features that are never redrawn, because teacher and student must share them."""
     encoder = model.config.encoder
     layers = tuple(
         layer.changed(mixer=layer.mixer.changed(redraw_every=0)) if isinstance(layer.mixer, FavorConfig) else layer
@@ -134,19 +136,19 @@ class Split(NamedTuple):
 
 
 def encode_split(settings: ShrinkSettings, model: Model, examples: Sequence[Any]) -> Split:
-    """Encode examples as the model reads them."""
+    """Tokenise examples for a model."""
     return Split(examples, settings.task.features(examples, Encoding.of(model, settings.sequences.length)))
 
 
 def load_together(folder: Path) -> Model:
-    """Load a model and wait until every process has done so: the main one may remove the folder afterwards."""
+    """Load a model and wait for all processes, since the main one may remove the folder afterwards."""
     model = load(folder)
     PartialState().wait_for_everyone()
     return model
 
 
 class TrainingStopped(Exception):
-    """A training was asked to stop before its end."""
+    """Training was interrupted before its last step."""
 
     def __init__(self, stage: str, step: int) -> None:
         super().__init__(f"{stage} stopped after step {step}")
@@ -155,7 +157,7 @@ class TrainingStopped(Exception):
 
 @dataclass(frozen=True)
 class ShrinkContext:
-    """The fine-tuned model, its data and the folder of a run, shared by all of its stages."""
+    """The fine-tuned model, its data and the output folder, shared by all stages of a run."""
 
     settings: ShrinkSettings
     model: Model
@@ -170,7 +172,7 @@ class ShrinkContext:
     def open(
         cls, settings: ShrinkSettings, tables: TaskTables, out: Path, device: str, model: Model | None = None
     ) -> "ShrinkContext":
-        """Load the model, unless one is given, and encode the data."""
+        """Load the model, unless one is passed, and encode the data."""
         task = settings.task
         train, dev = task.augment(task.examples(tables.train)), task.examples(tables.dev)
         model = load_fine_tuned(settings) if model is None else model
@@ -184,11 +186,11 @@ class ShrinkContext:
 
     @property
     def length(self) -> int:
-        """Mean length of the dev sequences; costs are given for it."""
+        """Mean length of the dev sequences, at which costs are computed."""
         return max(1, round(float(self.dev.features.tokens.lengths.mean())))
 
     def evaluate(self, model: Model) -> Evaluation:
-        """Score a model on dev, on the device of the fine-tuned one."""
+        """Score a model on dev, on the device of the fine-tuned model."""
         objective = self.settings.task.objective(self.train.examples).for_evaluation()
         evaluator = Evaluator(self.settings.task, *self.dev, self.settings.sequences, objective)
         return evaluator.evaluate(model.to(self.model.device).eval())
@@ -200,29 +202,29 @@ class ShrinkContext:
         return importance(model, self.settings.task.objective(self.train.examples), batches, config.gradients)
 
     def finished_stage(self, folder: Path) -> tuple[Model, float] | None:
-        """Return the model of a stage that is complete and the seconds it took, else None."""
-        done = folder / "model"
-        if not done.is_dir():
+        """Return the model of a completed stage and its training time in seconds; None if it is not complete."""
+        saved = folder / "model"
+        if not saved.is_dir():
             return None
-        seconds = float(read_json(done / "stage.json")["seconds"])
-        return load_together(done), seconds
+        seconds = float(read_json(saved / "stage.json")["seconds"])
+        return load_together(saved), seconds
 
     def run_stage(self, trainer: Trainer, folder: Path) -> tuple[Model, float]:
-        """Train one stage, resumed if its folder has checkpoints; return its model and the seconds it took."""
-        done = folder / "model"
+        """Train one stage, resuming from checkpoints if any; return its model and training time in seconds."""
+        saved = folder / "model"
         folder.mkdir(parents=True, exist_ok=True)
         with explained(self.out, folder):
             progress = trainer.run(resume=(folder / "checkpoints").is_dir())
             if trainer.is_finished and self.is_main:
-                with NewFolder(done) as new:
+                with NewFolder(saved) as new:
                     write_model(trainer.model, new)
                     write_json(new / "stage.json", {"seconds": progress.seconds})
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        PartialState().wait_for_everyone()  # all processes read the model that the main one has written
+        PartialState().wait_for_everyone()  # all processes load the model that the main one has written
         trainer.close(is_last=False)
         if not trainer.is_finished:
             raise TrainingStopped(str(folder.relative_to(self.out)), progress.step)
-        return load_together(done), progress.seconds
+        return load_together(saved), progress.seconds
 
     def close(self) -> None:
         """Synchronise, then destroy the process group."""
@@ -233,7 +235,7 @@ class ShrinkContext:
 def scoring_batches(
     features: Features, config: ImportanceConfig, sequences: ExampleConfig, pad: int, seed: int
 ) -> Iterator[TaskBatch]:
-    """Yield the batches that importance is measured on: random training examples, each at most once."""
+    """Yield random batches of training examples, each example at most once, to measure importance on."""
     plan = ExamplePlan(features, sequences.changed(order="shuffled"), config.batch, seed)
     reader = ExampleReader(features, sequences, pad)
     count = min(plan.batches, -(-config.examples // config.batch))

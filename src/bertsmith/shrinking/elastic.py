@@ -1,4 +1,4 @@
-"""Elastic training (DynaBERT, Hou et al. 2020): a fine-tuned model whose sub-networks of every width and depth work.
+"""Elastic training (DynaBERT, Hou et al. 2020): train the sub-networks of a fine-tuned model at every width and depth.
 
 importance -> rewiring (most important heads and neurons first) -> stages (width, depth, labels) -> scores and costs
 """
@@ -25,7 +25,7 @@ from bertsmith.objectives.distillation.objective import Distillation, Grid, name
 from bertsmith.objectives.distillation.terms import HiddenStateTerm, LabelTerm, OutputTerm
 from bertsmith.settings import Record
 from bertsmith.shrinking.context import ShrinkContext, ShrinkSettings, Split, freeze_random_features
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord
+from bertsmith.shrinking.elastic_metadata import ElasticMetadata, SubnetworkMetadata
 from bertsmith.shrinking.importance import ImportanceConfig, Order, orders, rewire
 from bertsmith.shrinking.masked_words import AugmentationConfig
 from bertsmith.shrinking.subnetworks import GridEvaluator, SubnetScore, subnet_costs
@@ -42,9 +42,9 @@ class StageConfig(Record):
     """Losses and length of a stage of elastic training."""
 
     terms: tuple[AnyTerm, ...] = Field(min_length=1)
-    """The losses between a sub-network and its teacher, or the labels."""
+    """Losses between a sub-network and its teacher or the labels."""
     epochs: float | None = Field(default=None, gt=0)
-    """None for run.epochs."""
+    """Epochs of the stage; None for run.epochs."""
 
 
 class WidthStage(StageConfig):
@@ -74,16 +74,16 @@ class ElasticSettings(ShrinkSettings):
     order: Order = "importance"
     """Order of the units of every layer before training; all but "importance" are baselines."""
     stages: tuple[Stage, ...] = ("width", "depth")
-    """One after the other: "width" learns all widths at full depth from the fine-tuned model, "depth" all of the grid
-    from the model of the first stage, "labels" all of it from the labels, kept only if the mean score rises."""
+    """Stages in order: "width" distils the fine-tuned model into all widths at full depth, "depth" distils the model of
+    the first stage into the whole grid, "labels" trains the grid on the labels and is kept only if the mean score
+    rises."""
     width: WidthStage = WidthStage()
     depth: DepthStage = DepthStage()
     labels: LabelStage = LabelStage()
     teacher_width: Literal["same", "full"] = "same"
-    """In the depth stage: whether a sub-network learns from the teacher at its own width (the paper) or at full width
-    (the released code)."""
+    """Width of the teacher in the depth stage: the student's own (the paper) or full (the released code)."""
     augmentation: AugmentationConfig = AugmentationConfig()
-    """Augmented rows for all stages but "labels", which needs correct labels."""
+    """Augmented rows for all stages except "labels", which needs correct labels."""
     batch: ExampleBatchConfig = ExampleBatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, betas=(0.9, 0.999), weight_decay=0.0)
     schedule: ScheduleConfig = ScheduleConfig(warmup=0.0)
@@ -99,7 +99,7 @@ class ElasticSettings(ShrinkSettings):
 
     @property
     def trained_grid(self) -> Grid:
-        """The sub-networks that are trained when all stages are done."""
+        """Sub-networks that are trained after all stages."""
         return self.stage_grid("depth" if "depth" in self.stages else "width")
 
     def stage_run(self, stage: Stage) -> FinetuneRunConfig:
@@ -122,7 +122,7 @@ class ElasticModel:
     """An elastic model with the scores and costs of its sub-networks."""
 
     model: Model
-    metadata: ElasticRecord
+    metadata: ElasticMetadata
     seconds: float
     """Time spent training."""
 
@@ -144,7 +144,7 @@ def shrink_elastic(settings: ElasticSettings, context: ShrinkContext, augmented:
         )
         seconds += took
         if stage == "labels" and not mean_score(settings, context, trained) > mean_score(settings, context, student):
-            console.print("the labels did not raise the mean score: the model of the stage before is kept")
+            console.print("the labels stage did not raise the mean score; keeping the model of the previous stage")
             continue
         student = teacher = trained
     return describe_subnetworks(settings, context, student, seconds) if context.is_main else None
@@ -159,19 +159,20 @@ def check_head(settings: ElasticSettings) -> None:
             reads = head.features.layers + head.features.skip
             if not head.features.layers or reads > fewest:
                 raise InputError(
-                    f"the model's head reads {reads} layers and grid.depths leaves {fewest}; allowed: 1 to {fewest}"
+                    f"the model's head reads {reads} layers, but the smallest of grid.depths keeps {fewest}; "
+                    f"allowed: 1 to {fewest}"
                 )
 
 
 def rewired_model(settings: ElasticSettings, context: ShrinkContext) -> Model:
-    """Return the model with its units in order, from the folder of an interrupted run or computed now."""
+    """Return the model with its units in order, loaded from an interrupted run or computed."""
     folder = context.out / REWIRED
     if not folder.is_dir() and context.is_main:
         scores = context.importance(context.model, settings.importance, settings.run.seed)
-        found = orders(context.model, scores, settings.order, settings.run.seed)
+        unit_orders = orders(context.model, scores, settings.order, settings.run.seed)
         model = settings.model.load()
-        rewire(model, found)
-        lists = {"head_scores": scores.heads, "head_order": found.heads, "neuron_order": found.neurons}
+        rewire(model, unit_orders)
+        lists = {"head_scores": scores.heads, "head_order": unit_orders.heads, "neuron_order": unit_orders.neurons}
         with NewFolder(folder) as new:
             write_model(model, new)
             write_json(new / "orders.json", {name: _lists(tensors) for name, tensors in lists.items()})
@@ -194,7 +195,7 @@ def make_stage(
     *,
     show: bool = True,
 ) -> Trainer:
-    """Return the trainer of one stage; the given student and teacher do not change."""
+    """Return the trainer of one stage; it trains a copy of the student."""
     config, grid = settings.stage(stage), settings.stage_grid(stage)
     needs_teacher = any(term.needs_teacher for term in config.terms)
     student = copy.deepcopy(student)
@@ -240,16 +241,16 @@ def describe_subnetworks(
 ) -> ElasticModel:
     """Evaluate and time every sub-network; the model is moved to the CPU."""
     teacher, scores = context.evaluate(context.model), evaluate_grid(settings, context, model)
-    model = model.cpu()  # bertsmith fit measures on the CPU: latencies compare with its budgets
+    model = model.cpu()  # bertsmith fit measures on the CPU, so its budgets compare with these latencies
     costs = subnet_costs(model, [score.subnet for score in scores], context.length)
-    metadata = ElasticRecord.parse(
+    metadata = ElasticMetadata.parse(
         {
             "metric": teacher.metric,
             "teacher_score": teacher.score,
             "depth_rule": settings.grid.depth_rule,
             "length": context.length,
             "grid": [
-                SubnetworkRecord(
+                SubnetworkMetadata(
                     width=score.subnet.width,
                     depth=score.subnet.depth,
                     score=score.evaluation.score,
@@ -277,12 +278,14 @@ def remove_stages(settings: ElasticSettings, out: Path) -> None:
 
 
 def explain_elastic(settings: ElasticSettings, model: Model, rows: int, augmented: int) -> dict[str, str]:
-    """Describe the cost of every stage; `augmented` is the largest number of rows with new ones."""
-    facts = {} if augmented == rows else {"augmentation": f"{rows:,} rows become {augmented:,} at most"}
+    """Describe the cost of every stage; `augmented` is the maximum number of rows after augmentation."""
+    facts = {} if augmented == rows else {"augmentation": f"{rows:,} rows become at most {augmented:,}"}
     for stage in settings.stages:
         batches = -(-(rows if stage == "labels" else augmented) // settings.batch.examples)
         grid, steps = settings.stage_grid(stage), settings.stage_run(stage).steps(batches)
         subnets = grid.subnets if grid.is_whole else grid.drawn(model.encoder.units, 0)
         passes = sum(subnet.width * subnet.depth for subnet in subnets)
-        facts[f"stage {stage}"] = f"{len(subnets)} sub-networks a step, {passes:.2f} whole ones' work, {steps:,} steps"
+        facts[f"stage {stage}"] = (
+            f"{len(subnets)} sub-networks per step (cost of {passes:.2f} whole models), {steps:,} steps"
+        )
     return facts

@@ -11,7 +11,7 @@ from bertsmith.settings import Record
 ELASTIC_FILE = "elastic.json"
 
 
-class SubnetworkRecord(Record):
+class SubnetworkMetadata(Record):
     """A sub-network of the grid with its score and costs."""
 
     width: float
@@ -20,12 +20,12 @@ class SubnetworkRecord(Record):
     """Main metric of the task on dev."""
     parameters: int
     flops: float
-    """Of the forward pass of one sequence of `length` tokens."""
+    """FLOP of a forward pass over one sequence of `length` tokens."""
     latency_ms: float
-    """Median for such sequences, one at a time, in PyTorch on the CPU of the training machine."""
+    """Median latency of such a sequence at batch size 1, in PyTorch on the CPU of the training machine."""
 
 
-class ElasticRecord(Record):
+class ElasticMetadata(Record):
     """The sub-networks of an elastic model, and the order of its units in the fine-tuned model."""
 
     metric: str
@@ -33,28 +33,30 @@ class ElasticRecord(Record):
     """Score of the fine-tuned model on dev."""
     depth_rule: Literal["keep_last", "drop_last"]
     length: int
-    """Tokens of the sequences that operations and latencies are given for."""
-    grid: tuple[SubnetworkRecord, ...]
+    """Sequence length in tokens for `flops` and `latency_ms`."""
+    grid: tuple[SubnetworkMetadata, ...]
     head_scores: tuple[tuple[float, ...], ...]
     """Importance of the heads of every layer, by their indices before rewiring."""
     head_order: tuple[tuple[int, ...], ...]
-    """Index of each head before rewiring, in the present order."""
+    """Index of each head before rewiring, in the order after rewiring."""
     neuron_order: tuple[tuple[int, ...], ...]
 
     @property
     def subnets(self) -> tuple[Subnet, ...]:
         """The sub-networks that were trained."""
-        return tuple(Subnet(width=own.width, depth=own.depth, depth_rule=self.depth_rule) for own in self.grid)
+        return tuple(Subnet(width=one.width, depth=one.depth, depth_rule=self.depth_rule) for one in self.grid)
 
 
-def write_record(record: ElasticRecord, folder: Path) -> None:
+def write_elastic_metadata(record: ElasticMetadata, folder: Path) -> None:
     """Write elastic.json beside an elastic model."""
     write_json(folder / ELASTIC_FILE, record.plain())
 
 
-def read_record(folder: Path) -> ElasticRecord:
+def read_elastic_metadata(folder: Path) -> ElasticMetadata:
     """Read elastic.json from the folder of an elastic model."""
     path = folder / ELASTIC_FILE
     if not path.is_file():
-        raise InputError(f"{str(folder)!r} has no {ELASTIC_FILE}, so its model is not elastic; use bertsmith shrink")
-    return ElasticRecord.parse(read_json(path), source=str(path))
+        raise InputError(
+            f"{str(folder)!r} has no {ELASTIC_FILE}, so its model is not elastic; make it so with bertsmith shrink"
+        )
+    return ElasticMetadata.parse(read_json(path), source=str(path))

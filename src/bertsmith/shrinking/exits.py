@@ -1,4 +1,4 @@
-"""Early exit for a fine-tuned model: heads on lower layers that learn from its own head, and a rule for using them.
+"""Early exits: train small heads on the lower layers of a fine-tuned model and choose an exit rule on dev.
 
 add exits -> train them -> evaluate every exit on dev -> choose the rule that saves most within the tolerance
 """
@@ -41,7 +41,8 @@ THRESHOLDS: dict[str, tuple[float, ...]] = {
     "probability": (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999),
     "entropy": (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01),
 }
-"""From the boldest to the most careful. A threshold of patience is a number of exits that must agree."""
+"""Default thresholds, from the earliest exits to the latest. A patience threshold is the number of exits that must
+agree, so its defaults depend on the number of exits."""
 
 
 class RuleScore(Record):
@@ -51,37 +52,37 @@ class RuleScore(Record):
     score: float
     mean_layers: float
     flops: float
-    """Estimated operations of all computed layers and exits, mean over items."""
+    """Estimated FLOP of all computed layers and exits, mean over items."""
     saving: float
-    """Share of the operations of all layers that is saved; negative where exits cost more than they save."""
+    """Share of the full model's FLOP that is saved; negative if the exits cost more than they save."""
 
 
 @dataclass(frozen=True)
 class ExitOutputs:
     """Outputs of every head for all items of dev, the task head last.
 
-    Shape: by_head[head][item] is (outputs,), or (sequences, outputs) where items have several.
+    Shape: by_head[head][item] is (outputs,), or (sequences, outputs) for items with several sequences.
     """
 
     by_head: list[list[np.ndarray]]
 
-    def chosen(self, heads: np.ndarray) -> list[np.ndarray]:
-        """Return the outputs of one head for each item; Shape: heads (items,)."""
+    def select(self, heads: np.ndarray) -> list[np.ndarray]:
+        """Return the outputs of one head per item; Shape: heads (items,)."""
         return [self.by_head[head][item] for item, head in enumerate(heads.tolist())]
 
 
 class ExitEvaluator(Evaluator):
-    """Evaluates every exit on dev in one pass."""
+    """Evaluate every exit on dev in one pass."""
 
     def __call__(self, step: TrainStep) -> LogRow:
-        """Return the log row of an evaluation: the score is the mean over all exits and the task head."""
+        """Return the log row of an evaluation; its score is the mean over all exits and the task head."""
         model = step.model
         heads = self._heads(model)
         loss = count = 0.0
 
         def watch(batch: TaskBatch, outputs: Tensor) -> None:
             nonlocal loss, count
-            loss += fmean(float(self.objective.sums(own, batch).loss) for own in outputs.chunk(len(heads), -1))
+            loss += fmean(float(self.objective.sums(one, batch).loss) for one in outputs.chunk(len(heads), -1))
             count += float(self.objective.count(batch))
 
         with step.accelerator.autocast():
@@ -92,58 +93,58 @@ class ExitEvaluator(Evaluator):
             "metric": evaluations[0].metric,
             "score": fmean(evaluation.score for evaluation in evaluations),
         }
-        return row | {f"layer {layer}": own.score for layer, own in zip(heads, evaluations, strict=True)}
+        return row | {f"layer {layer}": one.score for layer, one in zip(heads, evaluations, strict=True)}
 
     def head_outputs(self, model: Model, watch: WatchBatch | None = None) -> ExitOutputs:
         """Return the outputs of every head."""
         heads = len(self._heads(model))
-        split = [np.split(own, heads, axis=-1) for own in self.outputs(AllExits(model), watch)]
-        return ExitOutputs([[own[index] for own in split] for index in range(heads)])
+        by_item = [np.split(outputs, heads, axis=-1) for outputs in self.outputs(AllExits(model), watch)]
+        return ExitOutputs([[item[index] for item in by_item] for index in range(heads)])
 
     def evaluate_heads(self, outputs: ExitOutputs) -> list[Evaluation]:
         """Score every head."""
-        return [self.score(own) for own in outputs.by_head]
+        return [self.score(head_outputs) for head_outputs in outputs.by_head]
 
     def evaluate_rules(self, model: Model, outputs: ExitOutputs, rules: Sequence[ExitRule]) -> list[RuleScore]:
         """Score every rule; items exit independently of each other, so one pass over dev is enough for all rules."""
         config, heads = exits_config(model), np.array(self._heads(model))
         costs = self._costs(model)
-        found = []
+        scores = []
         for rule in rules:
-            leaves = exit_indices(config, outputs, rule)
-            flops = float(costs[leaves, np.arange(len(leaves))].mean())
+            exits = exit_indices(config, outputs, rule)
+            flops = float(costs[exits, np.arange(len(exits))].mean())
             whole = float(costs[-1].mean()) - float(self._exit_costs(config, model))
-            found.append(
+            scores.append(
                 RuleScore(
                     threshold=rule.threshold,
-                    score=self.score(outputs.chosen(leaves)).score,
-                    mean_layers=float(np.average(heads[leaves], weights=np.diff(self.features.items))),
+                    score=self.score(outputs.select(exits)).score,
+                    mean_layers=float(np.average(heads[exits], weights=np.diff(self.features.items))),
                     flops=flops,
                     saving=1 - flops / whole,
                 )
             )
-        return found
+        return scores
 
     def _heads(self, model: Model) -> list[int]:
         """Number of layers below each head."""
         return [*exits_config(model).layers, len(model.config.encoder.layers)]
 
     def _costs(self, model: Model) -> np.ndarray:
-        """Operations of an item that is answered by each head, lower exits included; Shape: (heads, items)."""
+        """FLOP of answering each item with each head, lower exits included; Shape: (heads, items)."""
         encoder, heads = model.config.encoder, self._heads(model)
         lengths = self.features.tokens.lengths
         distinct = {int(length) for length in lengths}
         by_head = []
         for index, layers in enumerate(heads):
             cut = encoder.changed(layers=encoder.layers[:layers])
-            of_length = {length: length * cut.flops(length) for length in distinct}
+            by_length = {length: length * cut.flops(length) for length in distinct}
             exits = min(index + 1, len(heads) - 1) * self._exit_cost(exits_config(model), encoder.width)
-            sequences = np.array([of_length[int(length)] + exits for length in lengths], dtype=np.float64)
+            sequences = np.array([by_length[int(length)] + exits for length in lengths], dtype=np.float64)
             by_head.append(np.add.reduceat(sequences, self.features.items[:-1]))
         return np.stack(by_head)
 
     def _exit_costs(self, config: ExitsConfig, model: Model) -> float:
-        """Mean operations of all exits of an item."""
+        """Mean FLOP of all exits per item."""
         sequences = len(self.features.tokens) / len(self.features)
         return sequences * len(config.layers) * self._exit_cost(config, model.config.encoder.width)
 
@@ -156,13 +157,13 @@ def exit_indices(config: ExitsConfig, outputs: ExitOutputs, rule: ExitRule) -> n
     """Return the index of the head that answers each item under a rule; Shape: (items,)."""
     certainty = Certainty(config, rule)
     last = len(outputs.by_head) - 1
-    found = np.full(len(outputs.by_head[0]), last)
+    exits = np.full(len(outputs.by_head[0]), last)
     for index, head in enumerate(outputs.by_head[:-1]):
-        rows = [np.atleast_2d(own) for own in head]
-        sizes = torch.tensor([len(own) for own in rows])
-        sure = certainty.are_sure(torch.from_numpy(np.concatenate(rows)), sizes).numpy()
-        found = np.where(sure & (found == last), index, found)
-    return found
+        rows = [np.atleast_2d(item) for item in head]
+        sizes = torch.tensor([len(item) for item in rows])
+        is_confident = certainty.are_sure(torch.from_numpy(np.concatenate(rows)), sizes).numpy()
+        exits = np.where(is_confident & (exits == last), index, exits)
+    return exits
 
 
 def candidate_rules(
@@ -171,16 +172,16 @@ def candidate_rules(
     exits: int,
     within: float,
 ) -> list[ExitRule]:
-    """Return the rules to evaluate, from the boldest to the most careful."""
-    usual = tuple(range(1, exits)) if measure == "patience" else THRESHOLDS[measure]
+    """Return the rules to evaluate, from the earliest exits to the latest."""
+    defaults = tuple(range(1, exits)) if measure == "patience" else THRESHOLDS[measure]
     return [
         ExitRule.parse({"measure": measure, "threshold": threshold, "within": within}, source="leave.thresholds")
-        for threshold in (thresholds or usual)
+        for threshold in (thresholds or defaults)
     ]
 
 
 def best_rule(rows: Sequence[RuleScore], score: float, tolerance: float) -> int | None:
-    """Return the index of the rule that saves most within the tolerance; None if none saves anything."""
+    """Return the index of the rule that saves most within the tolerance; None if no such rule saves anything."""
     fitting = [index for index, row in enumerate(rows) if row.score >= score - tolerance and row.saving > 0]
     return max(fitting, key=lambda index: rows[index].saving, default=None)
 
@@ -191,51 +192,50 @@ ANSWERS: dict[str, Answer] = {
     "choice": "choices",
     "regression": "value",
 }
-"""Meaning of the outputs by kind of task. Other kinds answer tokens or give vectors and cannot exit early."""
+"""Meaning of the outputs by kind of task. Other kinds label tokens or return vectors and cannot exit early."""
 
 
-class ExitChoice(Record):
-    """The exits: small heads on lower layers."""
+class ExitHeadsConfig(Record):
+    """The exit heads on the lower layers."""
 
     layers: tuple[int, ...] = ()
-    """Numbers of layers after which there is an exit; empty for after each but the last."""
+    """Layers (counted from 1) that are followed by an exit; empty for all but the last."""
     hidden: Activation | Literal["none"] = "tanh"
-    """The activation of a layer between a sequence's vector and its scores; "none" for no such layer."""
+    """Activation of a hidden layer between the pooled vector and the outputs; "none" for no hidden layer."""
     pooling: Literal["mean", "first", "as_task"] = "mean"
-    """The vector of a sequence: the mean of its hidden states, that of its first token, or as in the task head (the
-    first token if that has a pooler). In low layers the first token carries little information
-    (docs/how-to/exits.md)."""
+    """Pooling of the hidden states: their mean, the first token, or as in the task head (the first token if it has a
+    pooler). In low layers the first token carries little information (docs/how-to/exits.md)."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
 
 
-class LeaveChoice(Record):
-    """How the rule for early exit is chosen on dev."""
+class ExitRuleConfig(Record):
+    """Selection of the exit rule on dev."""
 
     measure: Literal["probability", "entropy", "patience"] | None = None
-    """Measure of certainty (docs/how-to/exits.md); None for the probability, and for patience in a regression."""
+    """Measure of confidence (docs/how-to/exits.md); None for "probability", or "patience" in regression."""
     thresholds: tuple[float, ...] = ()
     """Thresholds to evaluate; empty for a default range."""
     within: float | None = Field(default=None, gt=0)
-    """In a regression: largest difference of two values that count as equal; None for a tenth of the standard deviation
-    of the model's answers."""
+    """For regression: maximum difference between two values that count as equal; None for a tenth of the standard
+    deviation of the model's answers."""
     tolerance: float = Field(default=0.5, ge=0)
-    """Points of the score that may be lost."""
+    """Maximum loss of score, in points."""
 
 
 class ExitSettings(ShrinkSettings):
     """All settings of early exits."""
 
     method: Literal["exits"] = "exits"
-    exits: ExitChoice = ExitChoice()
-    leave: LeaveChoice = LeaveChoice()
+    exits: ExitHeadsConfig = ExitHeadsConfig()
+    leave: ExitRuleConfig = ExitRuleConfig()
     encoder: Literal["frozen", "joint"] = "frozen"
-    """Whether the encoder and the task head are frozen (DeeBERT's two stages) or trained with the exits."""
+    """Whether encoder and task head are frozen (DeeBERT's two stages) or trained jointly with the exits."""
     learn_from: Literal["answers", "labels"] = "answers"
-    """Targets of the exits: outputs of the task head (FastBERT), or the labels (DeeBERT, PABEE)."""
+    """Targets of the exits: outputs of the task head (FastBERT) or the labels (DeeBERT, PABEE)."""
     temperature: float = Field(default=1.0, gt=0)
-    """Softmax temperature when exits learn from answers."""
+    """Softmax temperature of the distillation from the task head."""
     weighting: Weighting = "even"
-    """Weights of the exits in the loss: equal, or by the number of layers below (PABEE)."""
+    """Weights of the exits in the loss: equal, or proportional to the layer number (PABEE)."""
     batch: ExampleBatchConfig = ExampleBatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, betas=(0.9, 0.999), weight_decay=0.0)
     schedule: ScheduleConfig = ScheduleConfig(warmup=0.1)
@@ -248,7 +248,7 @@ class ExitSettings(ShrinkSettings):
 
     @property
     def measure(self) -> Literal["probability", "entropy", "patience"]:
-        """Measure of certainty."""
+        """Measure of confidence."""
         return self.leave.measure or ("patience" if self.answer == "value" else "probability")
 
     @model_validator(mode="after")
@@ -256,8 +256,8 @@ class ExitSettings(ShrinkSettings):
         if self.task.kind not in ANSWERS:
             return self
         if self.answer == "value" and self.measure != "patience":
-            raise ValueError(f"leave.measure is {self.measure!r} in a regression; allowed: 'patience'")
-        candidate_rules(self.measure, self.leave.thresholds, exits=1, within=0.0)  # raises before any training
+            raise ValueError(f"leave.measure is {self.measure!r}; allowed for regression: 'patience'")
+        candidate_rules(self.measure, self.leave.thresholds, exits=1, within=0.0)  # check before training
         return self
 
 
@@ -265,7 +265,7 @@ def answer_kind(task: Task[Any]) -> Answer:
     """Return the meaning of the outputs of a task head; InputError if its sequences cannot exit early."""
     if task.kind not in ANSWERS:
         raise InputError(
-            f"the task is of kind {task.kind!r}, whose answers are not one for a sequence, so none can leave early; "
+            f"the task is of kind {task.kind!r}, but early exits need one answer per sequence; "
             f"allowed: {', '.join(ANSWERS)}"
         )
     return ANSWERS[task.kind]
@@ -277,11 +277,11 @@ def with_exits(model: Model, settings: ExitSettings) -> Model:
     head = next((head for head in model.config.heads if isinstance(head, TaskHeadConfig)), None)
     if not isinstance(head, ClassifierConfig):
         kind = "none" if head is None else head.kind
-        raise InputError(f"the head of the task is of kind {kind!r}; exits stand beside a classifier")
+        raise InputError(f"the task head is of kind {kind!r}; early exits need a classifier head")
     layers = choice.layers or tuple(range(1, depth))
     if not layers:
-        raise InputError("the model has one layer, below which no exit can stand; allowed: models of 2 or more")
-    own = {
+        raise InputError("the model has one layer; early exits need at least 2")
+    settings_of_exits = {
         "layers": layers,
         "outputs": len(head.labels),
         "answer": settings.answer,
@@ -290,10 +290,12 @@ def with_exits(model: Model, settings: ExitSettings) -> Model:
         "hidden": None if choice.hidden == "none" else choice.hidden,
         "dropout": choice.dropout,
     }
-    exits = ExitsConfig.parse({key: value for key, value in own.items() if value is not None}, source="exits")
+    exits = ExitsConfig.parse(
+        {key: value for key, value in settings_of_exits.items() if value is not None}, source="exits"
+    )
     heads = (*(other for other in model.config.heads if other.kind != "exits"), exits)
     if "exits" in model.heads:
-        del model.heads["exits"]  # trained again
+        del model.heads["exits"]  # replaced by fresh ones
     return fit_heads(model, model.config.changed(heads=heads), "the model", seed=settings.run.seed)[0]
 
 
@@ -334,7 +336,7 @@ def make_exit_trainer(
 
 @dataclass(frozen=True)
 class ChosenExits:
-    """Scores of every exit and of every rule on dev, and the rule that was chosen."""
+    """Dev scores of every exit and every rule, and the chosen rule."""
 
     metric: str
     score: float
@@ -343,12 +345,12 @@ class ChosenExits:
     """Score of the task head, with all layers."""
     layers: int
     exit_scores: dict[str, float]
-    """Score of every exit, by the number of layers below it."""
+    """Score of every exit, by its layer."""
     rule: ExitRule | None = field(metadata={"nullable": True})
     """None if no rule saves anything within the tolerance."""
     table: tuple[RuleScore, ...]
     chosen_index: int | None = field(metadata={"hidden": True})
-    """Index of the rule in the table."""
+    """Index of the chosen rule in `table`."""
 
 
 def choose_rule(settings: ExitSettings, trainer: Trainer) -> ChosenExits:
@@ -358,9 +360,9 @@ def choose_rule(settings: ExitSettings, trainer: Trainer) -> ChosenExits:
     outputs = evaluator.head_outputs(model)
     *exits, last = evaluator.evaluate_heads(outputs)
     config, layers = exits_config(model), len(model.config.encoder.layers)
-    within = 0.0  # largest difference of two values that count as equal
+    within = 0.0
     if settings.answer == "value":
-        within = settings.leave.within or 0.1 * float(np.std([own[0] for own in outputs.by_head[-1]]))
+        within = settings.leave.within or 0.1 * float(np.std([item[0] for item in outputs.by_head[-1]]))
     rules = candidate_rules(settings.measure, settings.leave.thresholds, len(config.layers), within)
     rows = evaluator.evaluate_rules(model, outputs, rules)
     index = best_rule(rows, last.score, settings.leave.tolerance)
@@ -377,7 +379,7 @@ def choose_rule(settings: ExitSettings, trainer: Trainer) -> ChosenExits:
         mean_layers=mean_layers,
         full_score=last.score,
         layers=layers,
-        exit_scores={str(layer): own.score for layer, own in zip(config.layers, exits, strict=True)},
+        exit_scores={str(layer): one.score for layer, one in zip(config.layers, exits, strict=True)},
         rule=rule,
         table=tuple(rows),
         chosen_index=index,
@@ -390,6 +392,6 @@ def explain_exits(settings: ExitSettings, model: Model, examples: int) -> dict[s
     plain = config.changed(heads=tuple(head for head in config.heads if head.kind != "exits"))
     return {
         "exits after layers": ", ".join(str(layer) for layer in exits_config(model).layers),
-        "weights of the exits": f"{parameters(config) - parameters(plain):,}",
+        "parameters of the exits": f"{parameters(config) - parameters(plain):,}",
         "steps": f"{settings.run.steps(-(-examples // settings.batch.examples)):,}",
     }

@@ -1,4 +1,4 @@
-"""Curvature of the loss along the weights of each layer, and bit widths by it (Q-BERT, Shen et al. 2020)."""
+"""Hessian eigenvalues of each layer, and bit widths chosen by them (Q-BERT, Shen et al. 2020)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from bertsmith.models.model import Model
 
 @dataclass(frozen=True)
 class Sharpness:
-    """Largest eigenvalue of the Hessian of the loss over one layer's matrices, on every slice of the data."""
+    """Top eigenvalue of the Hessian of the loss with respect to one layer's matrices, for every slice of the data."""
 
     eigenvalues: tuple[float, ...]
 
     @property
     def omega(self) -> float:
-        """|mean| + standard deviation: sensitivity of the layer."""
+        """Sensitivity of the layer: |mean| + standard deviation."""
         values = torch.tensor(self.eigenvalues, dtype=torch.float64)
         return float(values.mean().abs() + values.std(correction=0))
 
@@ -28,7 +28,7 @@ def top_eigenvalue(
 ) -> float:
     """Return the eigenvalue of largest magnitude of the Hessian, by power iteration on Hessian-vector products.
 
-    It ends after `steps` products, or when the value changes by less than its share `tolerance`.
+    It stops after `steps` products, or when the relative change of the value is at most `tolerance`.
     """
     gradients = torch.autograd.grad(loss, parameters, create_graph=True)
     vector = _normalised([torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p) for p in parameters])
@@ -47,33 +47,33 @@ def layer_sharpness(
 ) -> list[Sharpness]:
     """Return the sharpness of every layer of an encoder; each loss is the mean over one slice of the data.
 
-    The losses must be computed with ops that can be differentiated twice: `backend="reference"`.
+    The ops must be twice differentiable: compute the losses with `backend="reference"`.
     """
     generator = torch.Generator().manual_seed(seed)
-    found: list[list[float]] = [[] for _ in model.encoder.blocks]
+    eigenvalues: list[list[float]] = [[] for _ in model.encoder.blocks]
     for loss in losses:
-        for block, values in zip(model.encoder.blocks, found, strict=True):
+        for block, values in zip(model.encoder.blocks, eigenvalues, strict=True):
             # a new graph for each layer: one shared graph would hold the memory of all layers
             values.append(top_eigenvalue(loss(), matrices(block), generator, steps=steps))
-    return [Sharpness(tuple(values)) for values in found]
+    return [Sharpness(tuple(values)) for values in eigenvalues]
 
 
 def matrices(block: nn.Module) -> list[Tensor]:
-    """Return the matrices of a layer, which are quantised."""
+    """Return the weight matrices of a layer (the tensors that are quantised)."""
     return [parameter for parameter in block.parameters() if parameter.dim() > 1]
 
 
 def allotted_bits(
     omegas: Sequence[float], sizes: Sequence[int], choices: Sequence[int], average: float
 ) -> tuple[int, ...]:
-    """Return bits for every layer, at most `average` per weight; the most sensitive layers get the most.
+    """Return bits per layer, at most `average` bits per weight over all layers; sensitive layers get more.
 
-    Each in the order of its omega gets the most that leaves the lowest choice for all after it.
+    Greedy in order of decreasing omega: each layer gets the most bits that leave the lowest choice for the rest.
     """
     choices = sorted(choices)
     total = sum(sizes)
     if not choices or average < choices[0]:
-        raise InputError(f"average bits are {average}; allowed: from the lowest choice up, of {list(choices)}")
+        raise InputError(f"average is {average} bits; allowed: at least the lowest of the choices {list(choices)}")
     spare = (average - choices[0]) * total
     bits = [choices[0]] * len(sizes)
     for layer in sorted(range(len(sizes)), key=lambda index: -omegas[index]):

@@ -19,20 +19,20 @@ Gradients = Literal["per_batch", "cumulative"]
 
 
 class ImportanceConfig(Record):
-    """How importance is measured."""
+    """Measurement of importance."""
 
     examples: int = Field(default=2048, gt=0)
-    """Random training examples to measure on; all if there are fewer."""
+    """Number of random training examples; all if there are fewer."""
     batch: int = Field(default=8, gt=0)
     """Examples whose gradients are summed before the absolute value is taken."""
     gradients: Gradients = "per_batch"
-    """"cumulative" adds the gradients of all batches so far before each absolute value is taken, as the released
-    DynaBERT code does by not setting them to zero."""
+    """"cumulative" accumulates gradients over batches before each absolute value is taken, as the released DynaBERT
+    code does by not zeroing them."""
 
 
 @dataclass(frozen=True)
 class Importance:
-    """Scores of all units of every layer; Shape: heads[layer] (heads,), neurons[layer] (neurons,)."""
+    """Importance scores of all units of every layer; Shape: heads[layer] (heads,), neurons[layer] (neurons,)."""
 
     heads: tuple[Tensor, ...]
     neurons: tuple[Tensor, ...]
@@ -43,9 +43,10 @@ def importance(
 ) -> Importance:
     """Return the importance of all heads and neurons for a task, in eval mode (Hou et al. 2020, section 2.1).
 
-    Of a head, the gradient of a gate on what it hands to the output projection; of a neuron, of one before its
-    activation and of one after it. By the product rule these are the sums, over the weights that belong to the unit,
-    of weight times gradient, the sums that the released code takes. Absolute values are taken batch by batch.
+    The score of a head is the gradient of a gate on its input to the output projection; the score of a neuron is the
+    sum over a gate before and a gate after its activation. By the product rule these gradients equal the sum of
+    weight · gradient over the weights of the unit, as the released code computes it. Absolute values are taken batch
+    by batch.
     """
     gates = [
         LayerGates(*(torch.ones(count, device=model.device, requires_grad=True) for count in counts))
@@ -59,9 +60,9 @@ def importance(
             batch = batch.to(model.device)
             inputs = EncoderInputs(batch.tokens, batch.layout, batch.types, gates=gates)
             loss = task.sums(model.run(inputs, Want(task=True)).outputs, batch).loss / task.count(batch).clamp(min=1)
-            for position, gradient in enumerate(torch.autograd.grad(loss, flat)):
-                running[position] = gradient if gradients == "per_batch" else running[position] + gradient
-                scores[position] += running[position].abs()
+            for index, gradient in enumerate(torch.autograd.grad(loss, flat)):
+                running[index] = gradient if gradients == "per_batch" else running[index] + gradient
+                scores[index] += running[index].abs()
     by_layer = [scores[first : first + 3] for first in range(0, len(scores), 3)]
     return Importance(
         tuple(heads.cpu() for heads, _, _ in by_layer), tuple((after + before).cpu() for _, after, before in by_layer)
@@ -69,7 +70,7 @@ def importance(
 
 
 def summed_over_uses(scores: Sequence[Tensor], *, is_shared: bool) -> tuple[Tensor, ...]:
-    """Return scores summed over layers that share their units, unchanged if nothing is shared."""
+    """Sum the scores over layers if they share their units, else return them unchanged."""
     return tuple(scores) if not is_shared else (torch.stack(list(scores)).sum(0),) * len(scores)
 
 
@@ -78,7 +79,7 @@ Order = Literal["importance", "random", "reversed", "none"]
 
 @dataclass(frozen=True)
 class Orders:
-    """The old indices of the units in their new order, layer by layer.
+    """Old indices of the units in their new order, per layer.
 
     Shape: heads[layer] (heads,), neurons[layer] (neurons,).
     """
@@ -88,25 +89,25 @@ class Orders:
 
 
 def orders(model: Model, scores: Importance, order: Order = "importance", seed: int = 0) -> Orders:
-    """Return the order of all units: most important first or, as baselines, last, random or unchanged."""
+    """Return the order of all units: most important first, or a baseline (reversed, random or unchanged)."""
     config = model.config.encoder
     heads = summed_over_uses(scores.heads, is_shared=config.shares_mixer)
     neurons = summed_over_uses(scores.neurons, is_shared=config.shares_feedforward)
     generator = torch.Generator().manual_seed(seed)
-    found: dict[int, Tensor] = {}
+    cache: dict[int, Tensor] = {}
 
     def order_of(values: Tensor) -> Tensor:
-        if id(values) not in found:  # layers that share their units have one order
-            found[id(values)] = _sorted(values, order, generator)
-        return found[id(values)]
+        if id(values) not in cache:  # layers that share their units share the order
+            cache[id(values)] = _sorted(values, order, generator)
+        return cache[id(values)]
 
     return Orders(tuple(map(order_of, heads)), tuple(map(order_of, neurons)))
 
 
-def rewire(model: Model, found: Orders) -> None:
+def rewire(model: Model, orders: Orders) -> None:
     """Reorder the units in place; the outputs of the whole model do not change."""
     model.encoder.reorder(
-        [order.to(model.device) for order in found.heads], [order.to(model.device) for order in found.neurons]
+        [order.to(model.device) for order in orders.heads], [order.to(model.device) for order in orders.neurons]
     )
 
 

@@ -25,7 +25,7 @@ from bertsmith.models.model import Model
 from bertsmith.settings import Record
 from bertsmith.text.tokenizer import Tokenizer
 
-Place = tuple[int, int]
+CharacterSpan = tuple[int, int]
 
 _ENGLISH = """
 a an the this that these those some any each every either neither both all such no none not nor only own same other
@@ -48,7 +48,7 @@ class Passage:
     """A text and the character spans of its replaceable words."""
 
     text: str
-    positions: tuple[Place, ...]
+    positions: tuple[CharacterSpan, ...]
 
     @classmethod
     def of(cls, value: str | Sequence[str], stop_words: Collection[str]) -> "Passage":
@@ -60,10 +60,10 @@ class Passage:
             for item in value:
                 positions.append((begin, begin + len(item)))
                 begin += len(item) + 1
-        return cls(text, tuple(position for position in positions if _is_free(text[slice(*position)], stop_words)))
+        return cls(text, tuple(span for span in positions if _is_replaceable(text[slice(*span)], stop_words)))
 
     def replaced(self, words: Sequence[str | None]) -> str:
-        """Return the text with new words, one or None for every span; everything else stays the same."""
+        """Return the text with new words, one per span or None to keep the word."""
         parts, end = [], 0
         for (begin, after), word in zip(self.positions, words, strict=True):
             if word is not None:
@@ -73,21 +73,21 @@ class Passage:
 
 
 def is_word(text: str) -> bool:
-    """Whether the text has only letters of a script with spaces between words (not Chinese, Japanese, Korean)."""
+    """Whether a text is letters of a script that separates words by spaces (not Chinese, Japanese or Korean)."""
     return bool(text) and all(
         unicodedata.category(character)[0] in "LM" and unicodedata.east_asian_width(character) not in "WF"
         for character in text
     )
 
 
-def _is_free(word: str, stop_words: Collection[str]) -> bool:
+def _is_replaceable(word: str, stop_words: Collection[str]) -> bool:
     return is_word(word) and word.lower() not in stop_words
 
 
-def written_like(word: str, example: str) -> str:
+def match_case(word: str, example: str) -> str:
     """Return a word capitalised like an example.
 
-    >>> written_like("oak", "Elm"), written_like("oak", "ELM"), written_like("Rome", "town"), written_like("oak", "I")
+    >>> match_case("oak", "Elm"), match_case("oak", "ELM"), match_case("Rome", "town"), match_case("oak", "I")
     ('Oak', 'OAK', 'Rome', 'Oak')
     """
     if len(example) > 1 and example.isupper():
@@ -95,44 +95,44 @@ def written_like(word: str, example: str) -> str:
     return word[0].upper() + word[1:] if example[0].isupper() else word
 
 
-# the copies that TinyBERT makes: 30 of CoLA, MRPC, STS-B and RTE (at most 8,551 rows), 20 of SST-2 and QNLI (at most
-# 104,743), 10 of QQP and MNLI (363,846 and more)
+# (maximum rows, copies), as in TinyBERT: 30 copies of CoLA, MRPC, STS-B and RTE (up to 8,551 rows), 20 of SST-2 and
+# QNLI (up to 104,743), 10 of QQP and MNLI (363,846 and more)
 _COPIES = ((20_000, 30), (200_000, 20))
-_FEWEST = 10
+_MIN_COPIES = 10
 
 
 class AugmentationConfig(Record):
-    """Augmented rows for distillation; none unless a model is given."""
+    """Augmented rows for distillation; none unless `model` is set."""
 
     model: str | None = None
-    """A bundled model or the folder of a masked language model that replaces words; None for no new rows."""
+    """Bundled model or folder of the masked language model that replaces words; None for no augmentation."""
     copies: int | None = Field(default=None, gt=0)
     """Copies of every text of a training row, before duplicates are removed; None for 30 (up to 20,000 rows), 20 (up to
     200,000 rows) or 10."""
     share: float = Field(default=0.4, gt=0, le=1)
-    """The probability that a word is replaced."""
+    """Probability that a word is replaced."""
     candidates: int = Field(default=15, gt=0)
-    """Number of the likeliest replacements of a word; one of them is drawn uniformly."""
+    """Number of most probable replacements of a word; one of them is drawn uniformly."""
     stop_words: Literal["english", "none"] = "english"
     """Words that are never replaced: common English function words, or none."""
     long_words: Literal["replace", "keep"] = "replace"
-    """Whether words of several tokens are replaced, with one mask for the whole word, or kept."""
+    """Whether words of several tokens are replaced (one mask for the whole word) or kept."""
     seed: int = Field(default=0, ge=0)
-    """Seed of the replacements; separate from run.seed, so that runs of several seeds share the rows."""
+    """Seed of the replacements; separate from run.seed, so that runs with several seeds share the rows."""
 
     def copies_of(self, rows: int) -> int:
-        """Return the number of copies of every text for so many training rows."""
-        return self.copies or next((copies for most, copies in _COPIES if rows <= most), _FEWEST)
+        """Return the number of copies of every text, given the number of training rows."""
+        return self.copies or next((copies for max_rows, copies in _COPIES if rows <= max_rows), _MIN_COPIES)
 
 
-NONE = -1  # fills the row of a word with too few candidates
-_TOKENS = 8192  # most tokens of a batch
-_PLACES = 256  # most masks of a batch; each gets a score for the whole vocabulary
-_LONGEST = 512  # most tokens of a sequence, even if the model takes more
+NONE = -1  # pads the row of a word with too few candidates
+_MAX_TOKENS = 8192  # per batch
+_MAX_MASKS = 256  # per batch; each has logits over the whole vocabulary
+_MAX_LENGTH = 512  # tokens of a sequence, even if the model takes more
 
 
 @dataclass(frozen=True)
-class Question:
+class MaskedSequence:
     """A sequence in which one word is masked.
 
     Shape: tokens and types (tokens,), int64.
@@ -144,15 +144,15 @@ class Question:
     types: np.ndarray
     mask: int
     """Position of the mask."""
-    piece: int
-    """The token id of the word, or NONE if it has several tokens."""
+    token: int
+    """Token id of the word, or NONE if it has several tokens."""
 
 
 class MaskedWords:
-    """Predicts the likeliest replacements of words with a masked language model.
+    """Predict the most probable replacements of words with a masked language model.
 
-    It reads [CLS] text with a mask for the word [SEP] text [SEP], so that it knows the word that is replaced; of a long
-    text it reads a stretch around the word, twice.
+    The input is [CLS] masked text [SEP] original text [SEP], so that the model sees the word that is replaced. Long
+    texts are truncated around the word in both segments.
     """
 
     def __init__(self, model: Model, config: AugmentationConfig) -> None:
@@ -163,94 +163,95 @@ class MaskedWords:
         embedding = self.model.config.encoder.embedding
         self.has_types = embedding.types > 1
         specials = sum(len(tokens) for tokens in (self.frame.before, self.frame.between, self.frame.after))
-        self.room = (min(embedding.max_length, _LONGEST) - specials) // 2
-        """Most tokens of a text in a sequence that has it twice."""
+        self.room = (min(embedding.max_length, _MAX_LENGTH) - specials) // 2
+        """Maximum tokens of each of the two segments."""
         if self.room < 2:
             raise InputError(
-                f"augmentation.model takes {embedding.max_length} tokens; at least {specials + 4} are needed"
+                f"augmentation.model takes sequences of {embedding.max_length} tokens; at least {specials + 4} are "
+                "needed"
             )
         self.words = _whole_words(self.tokenizer)
         """The text of every token that is a whole word, by its id."""
         if not self.words:
-            raise InputError("augmentation.model has no piece that is a whole word, so it can replace none")
+            raise InputError("augmentation.model has no token that is a whole word, so it cannot replace words")
         self._ids = np.array(sorted(self.words))
         self._folded = {token: word.casefold() for token, word in self.words.items()}
 
     @cached_property
     def key(self) -> str:
-        """Hash of everything that candidates depend on besides the passages."""
+        """Hash of everything besides the passages that determines the candidates."""
         config = self.config
-        whole = hashlib.sha256(f"{self.tokenizer.hash} {config.candidates} {config.long_words}".encode())
-        whole.update(self.model.config.model_dump_json().encode())
+        digest = hashlib.sha256(f"{self.tokenizer.hash} {config.candidates} {config.long_words}".encode())
+        digest.update(self.model.config.model_dump_json().encode())
         for name, tensor in sorted(tensors_of(self.model).items()):
-            whole.update(name.encode())
-            whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        return whole.hexdigest()
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     @torch.inference_mode()
     def candidates(self, passages: Sequence[Passage], watch: Callable[[int], None] = lambda words: None) -> np.ndarray:
-        """Return the ids of the best whole words for every word of the passages, best first, padded with NONE.
+        """Return the token ids of the best replacements of every word, best first, padded with NONE.
 
-        A word is not its own candidate, and such as differ in capitals alone count once. `watch` is told of how many
-        words each batch was.
-        Shape: (places of all passages, candidates), int32.
+        The word itself is excluded, and candidates that differ only in case count once. `watch` is called with the
+        number of words of each batch.
+        Shape: (words of all passages, candidates), int32.
         """
-        written = [passage.text[slice(*position)] for passage in passages for position in passage.positions]
-        found = np.full((len(written), self.config.candidates), NONE, dtype=np.int32)
-        # sequences of equal length side by side are faster
-        questions = sorted(self._questions(passages), key=lambda question: -len(question.tokens))
-        watch(len(written) - len(questions))
+        words = [passage.text[slice(*position)] for passage in passages for position in passage.positions]
+        candidates = np.full((len(words), self.config.candidates), NONE, dtype=np.int32)
+        # batches of sequences of similar length are faster
+        sequences = sorted(self._masked_sequences(passages), key=lambda sequence: -len(sequence.tokens))
+        watch(len(words) - len(sequences))
         with self.model.evaluating():
-            for batch in _batches(questions):
+            for batch in _batches(sequences):
                 scores = self._scores(batch)
                 few = min(2 * self.config.candidates + 2, len(self._ids))
                 best = scores.topk(few).indices.cpu().numpy()
-                for row, question in enumerate(batch):
-                    chosen = self._distinct(question, written[question.word], best[row])
+                for row, sequence in enumerate(batch):
+                    chosen = self._distinct(sequence, words[sequence.word], best[row])
                     if len(chosen) < self.config.candidates and few < len(self._ids):
                         ranked = scores[row].argsort(descending=True).cpu().numpy()
-                        chosen = self._distinct(question, written[question.word], ranked)
-                    found[question.word, : len(chosen)] = chosen
+                        chosen = self._distinct(sequence, words[sequence.word], ranked)
+                    candidates[sequence.word, : len(chosen)] = chosen
                 watch(len(batch))
-        return found
+        return candidates
 
-    def _questions(self, passages: Sequence[Passage]) -> Iterator[Question]:
-        """Yield a question for every word that has tokens of its own."""
+    def _masked_sequences(self, passages: Sequence[Passage]) -> Iterator[MaskedSequence]:
+        """Yield a sequence for every word whose tokens do not reach beyond it."""
         word = 0
         for passage, (ids, offsets) in zip(
             passages, self.tokenizer.encode_offsets([passage.text for passage in passages]), strict=True
         ):
             for tokens in _own_tokens(passage, offsets):
                 if len(tokens) == 1 or (len(tokens) and self.config.long_words == "replace"):
-                    yield self._question(word, ids.astype(np.int64), int(tokens[0]), int(tokens[-1]) + 1)
+                    yield self._masked_sequence(word, ids.astype(np.int64), int(tokens[0]), int(tokens[-1]) + 1)
                 word += 1
 
-    def _question(self, word: int, ids: np.ndarray, begin: int, end: int) -> Question:
-        """Return the question about the tokens begin … end of a text."""
+    def _masked_sequence(self, word: int, ids: np.ndarray, begin: int, end: int) -> MaskedSequence:
+        """Return the sequence in which the tokens begin … end of a text are masked."""
         frame = self.frame
         masked = np.concatenate([ids[:begin], [self.mask], ids[end:]])
-        first, second = _stretch(len(masked), begin, self.room), _stretch(len(ids), begin, self.room)
+        first, second = _window(len(masked), begin, self.room), _window(len(ids), begin, self.room)
         parts: list[np.ndarray | list[int]] = [frame.before, masked[first], frame.between, ids[second], frame.after]
         types = [np.full(len(part), kind) for part, kind in zip(parts, frame.types, strict=True)]
         mask = len(frame.before) + begin - first.start
-        piece = int(ids[begin]) if end == begin + 1 else NONE
-        return Question(word, np.concatenate(parts).astype(np.int64), np.concatenate(types), mask, piece)
+        token = int(ids[begin]) if end == begin + 1 else NONE
+        return MaskedSequence(word, np.concatenate(parts).astype(np.int64), np.concatenate(types), mask, token)
 
-    def _scores(self, batch: Sequence[Question]) -> Tensor:
-        """Return the scores of all whole words at the masks; Shape: (questions, whole words)."""
+    def _scores(self, batch: Sequence[MaskedSequence]) -> Tensor:
+        """Return the logits of all whole words at the masks; Shape: (sequences, whole words)."""
         device, model = self.model.device, self.model
-        tokens, layout = packed([question.tokens for question in batch], self.tokenizer.pad)
-        types = packed([question.types for question in batch], 0)[0].to(device) if self.has_types else None
-        starts = np.cumsum([0, *(len(question.tokens) for question in batch[:-1])])
-        positions = torch.from_numpy(starts + [question.mask for question in batch]).to(device)
+        tokens, layout = packed([sequence.tokens for sequence in batch], self.tokenizer.pad)
+        types = packed([sequence.types for sequence in batch], 0)[0].to(device) if self.has_types else None
+        starts = np.cumsum([0, *(len(sequence.tokens) for sequence in batch[:-1])])
+        positions = torch.from_numpy(starts + [sequence.mask for sequence in batch]).to(device)
         inputs = EncoderInputs(tokens.to(device), layout.to(device), types)
         output = model.run(inputs, Want(masked_positions=positions))
         scores: Tensor = model.head("masked_tokens")(output.masked_states, model.token_table)
         return scores.float()[:, torch.from_numpy(self._ids).to(device)]
 
-    def _distinct(self, question: Question, written: str, ranked: np.ndarray) -> list[int]:
-        """Return the first candidates of a ranking that differ from this word and from each other."""
-        seen, chosen = {written.casefold(), self._folded.get(question.piece)}, []
+    def _distinct(self, sequence: MaskedSequence, word: str, ranked: np.ndarray) -> list[int]:
+        """Return the first candidates of a ranking that differ from the word and from each other."""
+        seen, chosen = {word.casefold(), self._folded.get(sequence.token)}, []
         for token in self._ids[ranked].tolist():
             if self._folded[token] not in seen:
                 seen.add(self._folded[token])
@@ -261,7 +262,7 @@ class MaskedWords:
 
 
 def _masked_lm(model: Model) -> Model:
-    """Return the model that fills masks: the given one, or the generator it was trained with."""
+    """Return the masked language model: `model` itself, or the generator it was trained with."""
     if model.tokenizer is None:
         raise InputError("augmentation.model has no tokenizer; its folder needs a tokenizer.json or a vocab.txt")
     if "masked_tokens" not in model.heads and model.generator is not None:
@@ -270,8 +271,8 @@ def _masked_lm(model: Model) -> Model:
     if "masked_tokens" not in model.heads:
         have = ", ".join(model.heads) or "none"
         raise InputError(
-            f"augmentation.model has no masked_tokens head (its heads: {have}); give a masked language model, as "
-            "bertsmith pretrain leaves it"
+            f"augmentation.model has no masked_tokens head (its heads: {have}); give a masked language model written "
+            "by bertsmith pretrain"
         )
     return model
 
@@ -279,7 +280,7 @@ def _masked_lm(model: Model) -> Model:
 def _whole_words(tokenizer: Tokenizer) -> dict[int, str]:
     """Return the text of every token that is a whole word, by its id.
 
-    Pieces that begin words, single letters apart: those are there to spell with.
+    These are the tokens that start a word, except single letters, which spell rare words.
     """
     special, starts = set(tokenizer.special_ids), tokenizer.starts_word
     words = {
@@ -291,48 +292,48 @@ def _whole_words(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def _own_tokens(passage: Passage, offsets: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the token indices of every word of a passage; none if a token reaches beyond the word.
+    """Yield the token indices of every word of a passage; empty if a token reaches beyond the word.
 
-    Shape: offsets (pieces, 2) -> (pieces of the word,) each
+    Shape: offsets (tokens, 2) -> (tokens of the word,) each
     """
     text = passage.text
     begins, ends = offsets[:, 0].copy(), offsets[:, 1]
-    for piece, (begin, end) in enumerate(offsets.tolist()):
+    for index, (begin, end) in enumerate(offsets.tolist()):
         # some tokenizers count the space before a word as part of its first token
-        begins[piece] += len(text[begin:end]) - len(text[begin:end].lstrip())
+        begins[index] += len(text[begin:end]) - len(text[begin:end].lstrip())
     for begin, end in passage.positions:
         touched = (begins < end) & (ends > begin) & (begins < ends)
         inside = touched & (begins >= begin) & (ends <= end)
         yield np.flatnonzero(inside) if (inside == touched).all() else np.empty(0, dtype=np.int64)
 
 
-def _stretch(length: int, position: int, room: int) -> slice:
-    """Return at most `room` tokens of a text around a position."""
+def _window(length: int, position: int, room: int) -> slice:
+    """Return a slice of at most `room` tokens around a position."""
     begin = max(0, min(position - room // 2, length - room))
     return slice(begin, min(length, begin + room))
 
 
-def _batches(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
-    """Yield the questions in batches, in their order."""
+def _batches(sequences: Sequence[MaskedSequence]) -> Iterator[Sequence[MaskedSequence]]:
+    """Yield the sequences in order, in batches."""
     begin = tokens = 0
-    for position, question in enumerate(questions):
-        if position > begin and (tokens + len(question.tokens) > _TOKENS or position - begin == _PLACES):
-            yield questions[begin:position]
+    for position, sequence in enumerate(sequences):
+        if position > begin and (tokens + len(sequence.tokens) > _MAX_TOKENS or position - begin == _MAX_MASKS):
+            yield sequences[begin:position]
             begin, tokens = position, 0
-        tokens += len(question.tokens)
-    if begin < len(questions):
-        yield questions[begin:]
+        tokens += len(sequence.tokens)
+    if begin < len(sequences):
+        yield sequences[begin:]
 
 
 Watch = Callable[[int, int], None]
 """Progress callback: words done, words in total."""
 
-_SIZE = 1 << 16  # characters times words of a shard: about thirty thousand tokens
+_SHARD_SIZE = 1 << 16  # characters × words of a shard: about 30,000 tokens
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Rank and number of the processes that share the shards and their folder."""
+    """Rank and number of the processes that share the shards and the cache folder."""
 
     rank: int = 0
     count: int = 1
@@ -349,15 +350,14 @@ def passage_candidates(
 ) -> dict[Passage, np.ndarray]:
     """Return the candidates of every passage; equal passages are computed once.
 
-    With a folder each shard is on disk before the next one begins, and what is there already is not worked out again.
-    What stands in a shard does not depend on where a run was interrupted: which passages the model reads together is
-    the same, and so is every rounding.
-    Shape: (places of the passage, candidates) each.
+    With a folder, each shard is written before the next one starts, and existing shards are reused. Shards do not
+    depend on interruptions: the same passages are batched together, so rounding is the same.
+    Shape: (words of the passage, candidates) each.
     """
     processes = processes or Processes()
     shards = list(_shards([passage for passage in dict.fromkeys(passages) if passage.positions]))
-    own = range(processes.rank, len(shards), processes.count)
-    total, done = sum(len(passage.positions) for number in own for passage in shards[number]), 0
+    own_shards = range(processes.rank, len(shards), processes.count)
+    total, done = sum(len(passage.positions) for number in own_shards for passage in shards[number]), 0
 
     def count(words: int) -> None:
         nonlocal done
@@ -365,20 +365,20 @@ def passage_candidates(
         if watch is not None:
             watch(done, total)
 
-    made = {number: _candidates(shards[number], number, masked_words, folder, count) for number in own}
+    own = {number: _candidates(shards[number], number, masked_words, folder, count) for number in own_shards}
     processes.wait()
-    found: dict[Passage, np.ndarray] = {}
+    by_passage: dict[Passage, np.ndarray] = {}
     for number, shard in enumerate(shards):
-        ids = made[number] if number in made else _candidates(shard, number, masked_words, folder, lambda words: None)
+        ids = own[number] if number in own else _candidates(shard, number, masked_words, folder, lambda words: None)
         ends = np.cumsum([len(passage.positions) for passage in shard])
-        found |= zip(shard, np.split(ids, ends[:-1]), strict=True)
-    return found
+        by_passage |= zip(shard, np.split(ids, ends[:-1]), strict=True)
+    return by_passage
 
 
 def _candidates(
     shard: Sequence[Passage], number: int, masked_words: MaskedWords, folder: Path | None, count: Callable[[int], None]
 ) -> np.ndarray:
-    """Return the candidates of a shard, read from its file or else computed and written."""
+    """Return the candidates of a shard, read from its file or computed and written."""
     if folder is None:
         return masked_words.candidates(shard, count)
     file, key = folder / f"candidates-{number:05}.npz", _key(masked_words, shard)
@@ -395,7 +395,7 @@ def _shards(passages: Sequence[Passage]) -> Iterator[Sequence[Passage]]:
     begin = size = 0
     for position, passage in enumerate(passages):
         size += len(passage.positions) * len(passage.text)
-        if size >= _SIZE:
+        if size >= _SHARD_SIZE:
             yield passages[begin : position + 1]
             begin, size = position + 1, 0
     if begin < len(passages):
@@ -410,15 +410,15 @@ def _key(masked_words: MaskedWords, shard: Sequence[Passage]) -> str:
 def _read(file: Path, key: str) -> np.ndarray | None:
     """Read the candidates of a shard; None if the file is missing, broken or has another key."""
     try:
-        with np.load(file) as kept:
-            ids: np.ndarray = kept["ids"]
-            return ids if str(kept["key"]) == key else None
+        with np.load(file) as arrays:
+            ids: np.ndarray = arrays["ids"]
+            return ids if str(arrays["key"]) == key else None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 
 
 def _write(file: Path, key: str, ids: np.ndarray) -> None:
-    """Write a shard, whole or not at all."""
+    """Write a shard atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     with temporary.open("wb") as stream:

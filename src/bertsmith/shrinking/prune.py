@@ -1,6 +1,6 @@
-"""Pruning: remove the heads and neurons of least worth, in several cuts, and train to recover after each.
+"""Structured pruning: remove the least important heads and neurons in several cuts, with recovery training.
 
-[train gates] -> for each cut: measure worth, select units, cut, [recover] -> scores and sizes
+[train gates] -> for each cut: score units, select units, cut, [recover] -> scores and sizes
 """
 
 import copy
@@ -28,7 +28,7 @@ from bertsmith.shrinking.importance import Importance, ImportanceConfig
 from bertsmith.shrinking.prune_selection import PruneConfig, Selector, Shares, magnitude, schedule
 from bertsmith.shrinking.pruned_units import (
     KeptUnits,
-    PrunedRecord,
+    PruningMetadata,
     cut_down,
     cut_gated,
     gate_locations,
@@ -46,35 +46,35 @@ CUTS, GATES, RECOVERY = "cuts", "gates", "recovery"
 CUT_FILE = "kept.json"
 
 
-class GateLearning(Record):
-    """How gates are trained, by = "l0"."""
+class GateTrainingConfig(Record):
+    """Training of the gates if prune.by is "l0"."""
 
     epochs: float | None = Field(default=None, gt=0)
-    """Of training weights and gates together; None for run.epochs."""
+    """Epochs of joint training of weights and gates; None for run.epochs."""
     learning_rate: float = Field(default=0.1, gt=0)
-    """Of the gates."""
+    """Learning rate of the gates."""
     strength: float = Field(default=0.01, gt=0)
-    """Weight of the penalty while too many gates are open."""
+    """Weight of the L0 penalty while too many gates are open."""
 
 
 class RecoveryConfig(Record):
-    """How a pruned model is trained to recover its score."""
+    """Recovery training of a pruned model."""
 
     terms: tuple[AnyTerm, ...] = Field(default=(OutputTerm(), HiddenStateTerm(weight=0.1)), min_length=1)
-    """Losses between it and the unpruned model, or the labels."""
+    """Losses between the pruned model and the unpruned one or the labels."""
     after: float | None = Field(default=None, ge=0)
-    """Epochs after the last cut; None for run.epochs, 0 for none."""
+    """Epochs after the last cut; None for run.epochs, 0 for no training."""
     between: float = Field(default=0.0, ge=0)
     """Epochs after every other cut."""
 
 
 class PruneSettings(ShrinkSettings):
-    """All settings of a pruning."""
+    """All settings of pruning."""
 
     method: Literal["prune"] = "prune"
     prune: PruneConfig = PruneConfig()
     importance: ImportanceConfig = ImportanceConfig()
-    gates: GateLearning = GateLearning()
+    gates: GateTrainingConfig = GateTrainingConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     batch: ExampleBatchConfig = ExampleBatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, betas=(0.9, 0.999), weight_decay=0.0)
@@ -88,26 +88,26 @@ class PruneSettings(ShrinkSettings):
 
     @property
     def gate_epochs(self) -> float:
-        """Epochs of training gates."""
+        """Epochs of gate training."""
         return self.run.epochs if self.gates.epochs is None else self.gates.epochs
 
 
 @dataclass(frozen=True)
 class CutScore:
-    """Units that a cut left in all layers, and the score before any recovery."""
+    """Number of units of all layers after a cut, and the score before recovery."""
 
     heads: int
     neurons: int
     score: float
 
 
-class CutRecord(Record):
-    """The units that a cut left, by their numbers in the unpruned model."""
+class CutMetadata(Record):
+    """The remaining units after a cut, by their indices in the unpruned model."""
 
     heads: tuple[tuple[int, ...], ...]
     neurons: tuple[tuple[int, ...], ...]
     head_scores: tuple[tuple[float, ...], ...]
-    """Worth of every head before the cut."""
+    """Score of every head before the cut."""
     score: float
 
     @property
@@ -116,7 +116,7 @@ class CutRecord(Record):
 
     @property
     def units(self) -> KeptUnits:
-        heads, neurons = (tuple(map(torch.tensor, own)) for own in (self.heads, self.neurons))
+        heads, neurons = (tuple(map(torch.tensor, layers)) for layers in (self.heads, self.neurons))
         return KeptUnits(heads, neurons)
 
 
@@ -127,10 +127,10 @@ class PrunedSizes:
     parameters: int
     parameters_before: int
     layer_parameters: int
-    """Weights of mixers and feed-forwards."""
+    """Parameters of mixers and feed-forwards."""
     layer_parameters_before: int
     length: int
-    """Tokens of the sequence that operations are counted for."""
+    """Sequence length in tokens for `flops`."""
     flops: float
     flops_before: float
 
@@ -140,7 +140,7 @@ class PrunedModel:
     """A pruned model with its units, scores and sizes."""
 
     model: Model
-    metadata: PrunedRecord
+    metadata: PruningMetadata
     evaluation: Evaluation
     cuts: tuple[CutScore, ...]
     sizes: PrunedSizes
@@ -149,7 +149,7 @@ class PrunedModel:
 
 
 def shrink_prune(settings: PruneSettings, context: ShrinkContext) -> PrunedModel | None:
-    """Make all cuts and train around them; None on processes other than the main one."""
+    """Prune in several cuts with recovery training; None on processes other than the main one."""
     console = Console(quiet=not context.is_main)
     device = context.model.device
     model, seconds = context.model, 0.0
@@ -176,14 +176,14 @@ def shrink_prune(settings: PruneSettings, context: ShrinkContext) -> PrunedModel
 
 
 def make_selector(settings: PruneSettings, model: Model) -> Selector:
-    """Return the selector of units of the unpruned model; InputError if the share to keep is impossible."""
+    """Return the unit selector of the unpruned model; InputError if the share to keep is impossible."""
     return Selector(settings.prune, model.config.encoder, model.encoder.units)
 
 
 def make_recovery(
     settings: PruneSettings, model: Model, context: ShrinkContext, out: Path, *, epochs: float, show: bool = True
 ) -> Trainer:
-    """Return the trainer of a copy of a pruned model that learns from the unpruned one or from the labels."""
+    """Return the trainer of a copy of a pruned model, which learns from the unpruned model or the labels."""
     task, terms = settings.task.objective(context.train.examples), settings.recovery.terms
     needs_teacher = any(term.needs_teacher for term in terms)
     objective = Distillation(task, named(terms), teacher=copy.deepcopy(context.model) if needs_teacher else None)
@@ -202,11 +202,11 @@ def make_recovery(
 
 
 def make_gating(settings: PruneSettings, context: ShrinkContext, out: Path, *, show: bool = True) -> Trainer:
-    """Return the trainer of a copy of the model with gates, of which as many stay open as units are kept."""
+    """Return the trainer of a gated copy of the model; the target share of open gates is the share of kept units."""
     task, gates = settings.task.objective(context.train.examples), settings.gates
     rate = gates.learning_rate / settings.optimizer.learning_rate
     objective = Gating(task, *_open_shares(settings, context.model), rate=rate, strength=gates.strength)
-    # the best evaluation is an early one, before anything was given up
+    # the best evaluation is an early one, before gates close
     run = settings.run.changed(epochs=settings.gate_epochs, choose="last", patience=None)
     return task_trainer(
         settings.changed(run=run),
@@ -222,7 +222,7 @@ def make_gating(settings: PruneSettings, context: ShrinkContext, out: Path, *, s
 
 
 def _open_shares(settings: PruneSettings, model: Model) -> tuple[float, float]:
-    """Shares of heads and of neurons that are kept if all are worth the same."""
+    """Shares of heads and of neurons that are kept if all have the same score."""
     units = model.encoder.units
     even = Importance(*(tuple(torch.ones(getattr(u, kind)) for u in units) for kind in ("heads", "neurons")))
     (shares,) = schedule(settings.prune)
@@ -231,29 +231,31 @@ def _open_shares(settings: PruneSettings, model: Model) -> tuple[float, float]:
 
 
 class GatedEvaluator(Evaluator):
-    """Evaluates a model that trains gates as if they were part of its weights."""
+    """Evaluate a gated model with its gates folded into the weights."""
 
     def evaluate(self, model: Model, watch: WatchBatch | None = None) -> Evaluation:
-        """Score the model with its gates folded into its weights."""
+        """Score the model on dev."""
         return super().evaluate(with_folded_gates(model), watch)
 
 
 def cut_model(settings: PruneSettings, context: ShrinkContext, model: Model, shares: Shares, number: int) -> Model:
-    """Return the model after a cut, from the folder of an interrupted run or cut now."""
+    """Return the model after a cut, loaded from an interrupted run or cut now."""
     folder = context.out / CUTS / str(number)
     if not folder.is_dir() and context.is_main:
-        worth = unit_worth(settings, context, model)
-        chosen = make_selector(settings, context.model).select(worth, shares)
+        scores = unit_scores(settings, context, model)
+        chosen = make_selector(settings, context.model).select(scores, shares)
         small = cut_gated(model, chosen) if "gates" in model.heads else cut_down(model, chosen)
         earlier = (
-            read_cut(context.out, number - 1).units if number > 1 else KeptUnits.all_of(context.model.encoder.units)
+            read_cut_metadata(context.out, number - 1).units
+            if number > 1
+            else KeptUnits.all_of(context.model.encoder.units)
         )
         units = chosen.within(earlier)
-        cut = CutRecord.parse(
+        cut = CutMetadata.parse(
             {
-                "heads": [own.tolist() for own in units.heads],
-                "neurons": [own.tolist() for own in units.neurons],
-                "head_scores": [own.tolist() for own in worth.heads],
+                "heads": [layer.tolist() for layer in units.heads],
+                "neurons": [layer.tolist() for layer in units.neurons],
+                "head_scores": [layer.tolist() for layer in scores.heads],
                 "score": context.evaluate(small).score,
             },
             source="the cut",
@@ -266,14 +268,14 @@ def cut_model(settings: PruneSettings, context: ShrinkContext, model: Model, sha
     return load_together(folder).to(context.model.device)
 
 
-def read_cut(out: Path, number: int) -> CutRecord:
-    """Read the record of a cut of this run."""
+def read_cut_metadata(out: Path, number: int) -> CutMetadata:
+    """Read the metadata of a cut of this run."""
     path = out / CUTS / str(number) / CUT_FILE
-    return CutRecord.parse(read_json(path), source=str(path))
+    return CutMetadata.parse(read_json(path), source=str(path))
 
 
-def unit_worth(settings: PruneSettings, context: ShrinkContext, model: Model) -> Importance:
-    """Worth of all units of a model, by the measure of the settings."""
+def unit_scores(settings: PruneSettings, context: ShrinkContext, model: Model) -> Importance:
+    """Score all units of a model by the measure `prune.by`."""
     if settings.prune.by == "l0":
         return gate_locations(model)
     if settings.prune.by == "magnitude":
@@ -284,11 +286,11 @@ def unit_worth(settings: PruneSettings, context: ShrinkContext, model: Model) ->
 def describe_pruned(
     settings: PruneSettings, context: ShrinkContext, model: Model, count: int, seconds: float
 ) -> PrunedModel:
-    """Evaluate the pruned and the unpruned model and count their weights and operations."""
+    """Evaluate the pruned and the unpruned model and count their parameters and FLOP."""
     units = context.model.encoder.units
     evaluation, before = context.evaluate(model), context.evaluate(context.model)
-    cuts = [read_cut(context.out, number) for number in range(1, count + 1)]
-    metadata = PrunedRecord(
+    cuts = [read_cut_metadata(context.out, number) for number in range(1, count + 1)]
+    metadata = PruningMetadata(
         by=settings.prune.by,
         scope=settings.prune.scope,
         metric=evaluation.metric,
@@ -322,17 +324,17 @@ def remove_cuts(out: Path) -> None:
 
 
 def explain_prune(settings: PruneSettings, selector: Selector, examples: int) -> dict[str, str]:
-    """Describe the cost of every part of a pruning."""
+    """Describe the cost of every step of pruning."""
     batches, run, cuts = -(-examples // settings.batch.examples), settings.run, schedule(settings.prune)
     facts = {"cuts": f"{len(cuts)}"}
     if settings.prune.by == "importance":
         facts["importance"] = f"measured on {min(examples, settings.importance.examples):,} examples before each cut"
     if settings.prune.by == "l0":
-        facts["training of gates"] = f"{run.changed(epochs=settings.gate_epochs).steps(batches):,} steps"
+        facts["gate training"] = f"{run.changed(epochs=settings.gate_epochs).steps(batches):,} steps"
     if settings.recovery.between:
         steps = run.changed(epochs=settings.recovery.between).steps(batches)
         facts["recovery between cuts"] = f"{(len(cuts) - 1) * steps:,} steps"
     if settings.epochs_after:
         facts["recovery after the cuts"] = f"{run.changed(epochs=settings.epochs_after).steps(batches):,} steps"
-    facts["layer parameters"] = f"{selector.whole:,} before"
+    facts["layer parameters"] = f"{selector.whole:,} before pruning"
     return facts

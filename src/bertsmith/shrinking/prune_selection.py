@@ -1,4 +1,4 @@
-"""Select the heads and neurons to keep, by their worth."""
+"""Select the heads and neurons to keep, by their scores."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,75 +23,76 @@ from bertsmith.shrinking.pruned_units import KeptUnits
 
 
 class PruneConfig(Record):
-    """Which units are kept, and how many."""
+    """Selection of the units to keep."""
 
     by: Literal["importance", "magnitude", "l0"] = "importance"
-    """The worth of a unit: the change of the loss without it, the norm of its weights, or a trained gate with an L0
-    penalty."""
+    """Score of a unit: the first-order change of the loss without it, the norm of its weights, or a trained gate with
+    an L0 penalty."""
     scope: Literal["global", "layer"] = "global"
-    """Whether units are ranked across layers, so that layers end up uneven, or every layer keeps the same share."""
+    """Whether units are ranked across layers, so that layers may differ in size, or within each layer."""
     keep: float = Field(default=0.5, gt=0, le=1)
-    """The share to keep; at least one head and one `multiple` of neurons are kept in every layer."""
+    """Share to keep; every layer keeps at least one head and `multiple` neurons."""
     keep_heads: float | None = Field(default=None, gt=0, le=1)
-    """Share of the heads; None for `keep`."""
+    """Share of the heads to keep; None for `keep`."""
     keep_neurons: float | None = Field(default=None, gt=0, le=1)
-    """Share of the neurons; None for `keep`."""
+    """Share of the neurons to keep; None for `keep`."""
     counts: Literal["units", "parameters"] = "units"
-    """What `keep` is a share of: the heads and the neurons, each, or the weights of all mixers and feed-forwards, with
-    as large a share of the heads as of the neurons."""
+    """Meaning of `keep`: a share of the heads and of the neurons, or a share of the parameters of all mixers and
+    feed-forwards, with equal shares of heads and neurons."""
     step: float = Field(default=0.1, gt=0, le=1)
-    """The share that is removed at a time, before worth is measured again; 1 for all at once."""
+    """Share removed per cut; units are scored again before each cut. 1 for a single cut."""
     multiple: int = Field(default=8, gt=0)
-    """Every layer keeps a multiple of so many neurons, or all it has; multiples make matrix products faster."""
+    """The number of neurons of every layer is a multiple of this, or unchanged; multiples make matrix products
+    faster."""
 
     @model_validator(mode="after")
     def _check_counts(self) -> "PruneConfig":
         if self.counts == "parameters" and (self.keep_heads is not None or self.keep_neurons is not None):
-            raise ValueError("counts is 'parameters' with keep_heads or keep_neurons; allowed: keep alone")
+            raise ValueError("counts is 'parameters' with keep_heads or keep_neurons; set only keep")
         return self
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of the unpruned model to keep: of heads and neurons, or of all their weights."""
+    """Shares of the unpruned model to keep: of heads and neurons, or of their parameters."""
 
     heads: float
     neurons: float
 
 
 def schedule(config: PruneConfig) -> tuple[Shares, ...]:
-    """Return the shares after every cut, in even steps of at most `step`; at least one cut."""
-    heads, neurons = (config.keep if own is None else own for own in (config.keep_heads, config.keep_neurons))
-    most = 1 - min(heads, neurons)
-    cuts = 1 if config.by == "l0" else max(1, math.ceil(most / config.step - 1e-9))
+    """Return the shares to keep after every cut, in even steps of at most `step`; at least one cut."""
+    heads, neurons = (config.keep if share is None else share for share in (config.keep_heads, config.keep_neurons))
+    removed = 1 - min(heads, neurons)
+    cuts = 1 if config.by == "l0" else max(1, math.ceil(removed / config.step - 1e-9))
     return tuple(Shares(1 - (1 - heads) * done / cuts, 1 - (1 - neurons) * done / cuts) for done in range(1, cuts + 1))
 
 
 class Selector:
-    """Selects units of a model, or of an already cut one; shares are of the whole model."""
+    """Select units of a model, possibly already pruned; shares refer to the unpruned model."""
 
     def __init__(self, config: PruneConfig, encoder: EncoderConfig, units: Sequence[LayerCut]) -> None:
         if config.scope == "global" and encoder.sharing in ("mixer", "feedforward"):
             raise InputError(
-                f"prune.scope is 'global' and the layers of this model share their {encoder.sharing}, so they cannot "
-                "become uneven; allowed: 'layer'"
+                f"prune.scope is 'global', but the layers of this model share their {encoder.sharing} and must keep "
+                "the same units; use 'layer'"
             )
         self.config, self.encoder, self.units = config, encoder, tuple(units)
         self.blocks = [math.lcm(config.multiple, layer.groups) for layer in units]
         self.whole = self.parameters(KeptUnits.all_of(units))
-        """Number of weights of all mixers and feed-forwards."""
+        """Number of parameters of all mixers and feed-forwards."""
         if config.counts == "parameters":
             self._check_least()
 
     def select(self, scores: Importance, shares: Shares) -> KeptUnits:
-        """Return the units of highest worth."""
+        """Return the units with the highest scores."""
         heads, neurons = self._pools(scores)
         if self.config.counts == "units":
-            return self._picked(heads, neurons, shares)
-        return self._fitting(heads, neurons, shares.heads)
+            return self._select_shares(heads, neurons, shares)
+        return self._select_parameters(heads, neurons, shares.heads)
 
     def parameters(self, kept: KeptUnits) -> int:
-        """Return the number of weights of mixers and feed-forwards with these units, shared ones counted once."""
+        """Return the parameters of mixers and feed-forwards with these units; shared ones count once."""
         encoder, (heads, neurons) = self.encoder, kept.counts
         mixers = [_size(layer.mixer, encoder.width, count) for layer, count in zip(encoder.layers, heads, strict=True)]
         feedforwards = [
@@ -101,10 +102,10 @@ class Selector:
         return sum(mixers) + sum(feedforwards[:1] if encoder.shares_feedforward else feedforwards)
 
     def _pools(self, scores: Importance) -> tuple[list["_Pool"], list["_Pool"]]:
-        """Return the heads, then the neurons, of every layer; of the first alone if layers share them."""
+        """Return the pools of heads and of neurons of every layer; of the first layer only if layers share them."""
         is_normalised = self.config.scope == "global" and self.config.by != "l0"
         encoder, units = self.encoder, self.units
-        found = []
+        pools_by_kind = []
         for values, is_shared, whole, blocks, groups in (
             (scores.heads, encoder.shares_mixer, [u.heads for u in units], [1] * len(units), [1] * len(units)),
             (
@@ -117,37 +118,41 @@ class Selector:
         ):
             values = summed_over_uses(values, is_shared=is_shared)
             pools = [
-                _Pool.of(_normalised(own) if is_normalised else own, *sizes)
-                for own, *sizes in zip(values, whole, blocks, groups, strict=True)
+                _Pool.of(_normalised(scores) if is_normalised else scores, *sizes)
+                for scores, *sizes in zip(values, whole, blocks, groups, strict=True)
             ]
-            found.append(pools[:1] if is_shared else pools)
-        return found[0], found[1]
+            pools_by_kind.append(pools[:1] if is_shared else pools)
+        return pools_by_kind[0], pools_by_kind[1]
 
-    def _picked(self, heads: list["_Pool"], neurons: list["_Pool"], shares: Shares) -> KeptUnits:
-        choose = _across if self.config.scope == "global" else _within
+    def _select_shares(self, heads: list["_Pool"], neurons: list["_Pool"], shares: Shares) -> KeptUnits:
+        """Select shares of the heads and of the neurons."""
+        select = _across if self.config.scope == "global" else _within
         layers = len(self.units)
-        found = [choose(pools, share) for pools, share in ((heads, shares.heads), (neurons, shares.neurons))]
-        first, second = (own * layers if len(own) < layers else own for own in found)
-        return KeptUnits(tuple(first), tuple(second))
+        kept_heads, kept_neurons = select(heads, shares.heads), select(neurons, shares.neurons)
+        if len(kept_heads) < layers:
+            kept_heads *= layers
+        if len(kept_neurons) < layers:
+            kept_neurons *= layers
+        return KeptUnits(tuple(kept_heads), tuple(kept_neurons))
 
-    def _fitting(self, heads: list["_Pool"], neurons: list["_Pool"], share: float) -> KeptUnits:
-        """Return units with a share of the weights: equal shares of heads and neurons, then more neurons."""
+    def _select_parameters(self, heads: list["_Pool"], neurons: list["_Pool"], share: float) -> KeptUnits:
+        """Select a share of the parameters: equal shares of heads and neurons, then more neurons if they fit."""
         limit = share * self.whole
 
         def fits(shares: Shares) -> bool:
-            return self.parameters(self._picked(heads, neurons, shares)) <= limit
+            return self.parameters(self._select_shares(heads, neurons, shares)) <= limit
 
         even = _largest(lambda tried: fits(Shares(tried, tried)))
-        return self._picked(heads, neurons, Shares(even, _largest(lambda tried: fits(Shares(even, tried)))))
+        return self._select_shares(heads, neurons, Shares(even, _largest(lambda tried: fits(Shares(even, tried)))))
 
     def _check_least(self) -> None:
-        """Raise InputError if the least units of every layer exceed the share to keep."""
+        """Raise InputError if the minimum units of every layer exceed the share to keep."""
         units = [LayerCut(1, min(block, layer.neurons)) for block, layer in zip(self.blocks, self.units, strict=True)]
         least = self.parameters(KeptUnits.all_of(units)) / self.whole
         if least > self.config.keep:
             raise InputError(
-                f"prune.keep is {self.config.keep} of the parameters; allowed: from {math.ceil(1000 * least) / 1000} "
-                f"on, which is one head and {self.blocks[0]} neurons in every layer"
+                f"prune.keep is {self.config.keep} of the parameters; allowed: at least "
+                f"{math.ceil(1000 * least) / 1000}, which is one head and {self.blocks[0]} neurons in every layer"
             )
 
 
@@ -164,11 +169,11 @@ def _largest(fits: Callable[[float], bool]) -> float:
 
 @dataclass(frozen=True)
 class _Pool:
-    """Heads or neurons of one layer in blocks that are kept or removed together, the worthiest first."""
+    """Heads or neurons of one layer in blocks that are kept or removed together, highest score first."""
 
     blocks: tuple[Tensor, ...]
-    worth: tuple[float, ...]
-    """Mean worth of each block."""
+    scores: tuple[float, ...]
+    """Mean score of each block."""
     whole: int
     """Units of the unpruned layer."""
     size: int
@@ -195,12 +200,12 @@ def _within(pools: Sequence[_Pool], share: float) -> list[Tensor]:
 
 
 def _across(pools: Sequence[_Pool], share: float) -> list[Tensor]:
-    """Select a share of all layers together by worth, in whole blocks, at least one of every layer."""
-    wanted = _rounded(sum(share * pool.whole / pool.size for pool in pools))
+    """Select a share of all layers together by score, in whole blocks, at least one of every layer."""
+    total = _rounded(sum(share * pool.whole / pool.size for pool in pools))
     counts = [1] * len(pools)
-    others = [(-worth, position) for position, pool in enumerate(pools) for worth in pool.worth[1:]]
-    for _, position in sorted(others)[: max(0, wanted - len(pools))]:
-        counts[position] += 1
+    others = [(-score, layer) for layer, pool in enumerate(pools) for score in pool.scores[1:]]
+    for _, layer in sorted(others)[: max(0, total - len(pools))]:
+        counts[layer] += 1
     return [pool.first(count) for pool, count in zip(pools, counts, strict=True)]
 
 
@@ -217,7 +222,7 @@ def _rounded(count: float) -> int:
 
 @lru_cache(maxsize=4096)
 def _size(part: MixerConfig | FeedForwardConfig, width: int, count: int) -> int:
-    """Return the number of weights of a mixer with so many heads, or of a feed-forward with so many neurons."""
+    """Return the number of parameters of a mixer with `count` heads or a feed-forward with `count` neurons."""
     if isinstance(part, MixerConfig):
         part = part.cut(LayerCut(count, 0), width)
     else:
@@ -227,17 +232,17 @@ def _size(part: MixerConfig | FeedForwardConfig, width: int, count: int) -> int:
 
 
 def magnitude(model: Model) -> Importance:
-    """Return the norm of the matrix weights of each head and neuron."""
+    """Return the weight norm of each head and neuron."""
     heads, neurons = [], []
     for block in model.encoder._blocks():
-        heads.append(_heads(block.mixer, block.mixer.heads))
+        heads.append(_head_norms(block.mixer, block.mixer.heads))
         feedforward = block.feedforward
         squares = feedforward.expand.squares("out") + feedforward.contract.squares("in")
         neurons.append(squares.sqrt().cpu())
     return Importance(tuple(heads), tuple(neurons))
 
 
-def _heads(mixer: nn.Module, count: int) -> Tensor:
+def _head_norms(mixer: nn.Module, count: int) -> Tensor:
     total: Tensor | None = None
     for layer in mixer.modules():
         if not isinstance(layer, ElasticLinear):

@@ -1,4 +1,4 @@
-"""The heads and neurons that are kept in every layer, models with these alone, and gates on units."""
+"""Indices of the kept heads and neurons, extraction of the pruned model, and gates on units."""
 
 import copy
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from bertsmith.shrinking.importance import Importance
 
 @dataclass(frozen=True)
 class KeptUnits:
-    """The indices of the units that are kept, ascending, layer by layer.
+    """Indices of the kept units of every layer, ascending.
 
     Shape: heads[layer] (heads kept,), neurons[layer] (neurons kept,).
     """
@@ -38,7 +38,7 @@ class KeptUnits:
         )
 
     def within(self, earlier: "KeptUnits") -> "KeptUnits":
-        """Return the indices that these units of a cut model had in the model before that cut."""
+        """Map indices in a pruned model to indices in the model before that cut."""
         return KeptUnits(
             tuple(old[new] for old, new in zip(earlier.heads, self.heads, strict=True)),
             tuple(old[new] for old, new in zip(earlier.neurons, self.neurons, strict=True)),
@@ -46,7 +46,7 @@ class KeptUnits:
 
     @property
     def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Numbers of heads and of neurons that are kept, layer by layer."""
+        """Numbers of kept heads and kept neurons per layer."""
         return tuple(map(len, self.heads)), tuple(map(len, self.neurons))
 
     @property
@@ -57,7 +57,7 @@ class KeptUnits:
 
 
 def cut_down(model: Model, kept: KeptUnits) -> Model:
-    """Return an ordinary model with the kept units alone, in their old order; the given one does not change."""
+    """Return a new, smaller model with only the kept units, in their original order."""
     whole = copy.deepcopy(model)
     whole.encoder.reorder(
         [
@@ -75,28 +75,28 @@ def cut_down(model: Model, kept: KeptUnits) -> Model:
 def closed_gates(
     kept: KeptUnits, units: Sequence[LayerCut], gates: Sequence[LayerGates] | None = None
 ) -> list[LayerGates]:
-    """Return gates that are 0 for removed units, and 1 or the value of other gates for kept ones."""
-    found = []
-    for heads, neurons, layer, own in zip(
-        kept.heads, kept.neurons, units, gates or [LayerGates()] * len(units), strict=True
-    ):
-        found.append(
-            LayerGates(
-                heads=_ones_at(heads, layer.heads, own.heads), neurons=_ones_at(neurons, layer.neurons, own.neurons)
-            )
+    """Return gates that are 0 for removed units, and the value of `gates` (default 1) for kept ones."""
+    return [
+        LayerGates(
+            heads=_masked_gates(heads, layer.heads, current.heads),
+            neurons=_masked_gates(neurons, layer.neurons, current.neurons),
         )
-    return found
+        for heads, neurons, layer, current in zip(
+            kept.heads, kept.neurons, units, gates or [LayerGates()] * len(units), strict=True
+        )
+    ]
 
 
 @torch.no_grad()
 def fold_gates(model: Model, gates: Sequence[LayerGates]) -> None:
     """Multiply the output weights of every unit by its gate, in place."""
-    done = set()
-    for block, own in zip(model.encoder._blocks(), gates, strict=True):
-        for part, factors in ((block.mixer.output, own.heads), (block.feedforward.contract, own.neurons)):
-            if factors is not None and part not in done:  # a part that layers share is scaled once
-                part.scale(factors)
-                done.add(part)
+    scaled = set()
+    for block, layer_gates in zip(model.encoder._blocks(), gates, strict=True):
+        outputs = ((block.mixer.output, layer_gates.heads), (block.feedforward.contract, layer_gates.neurons))
+        for linear, factors in outputs:
+            if factors is not None and linear not in scaled:  # shared layers are scaled once
+                linear.scale(factors)
+                scaled.add(linear)
 
 
 def _kept_first(kept: Tensor, units: int) -> Tensor:
@@ -106,7 +106,7 @@ def _kept_first(kept: Tensor, units: int) -> Tensor:
     return torch.cat([kept, (~is_kept).nonzero().squeeze(1)])
 
 
-def _ones_at(kept: Tensor, units: int, gates: Tensor | None) -> Tensor:
+def _masked_gates(kept: Tensor, units: int, gates: Tensor | None) -> Tensor:
     gates = torch.ones(units) if gates is None else gates.detach()
     is_kept = torch.zeros(units, dtype=torch.bool, device=gates.device)
     is_kept[kept.to(gates.device)] = True
@@ -129,7 +129,7 @@ def with_gates(model: Model) -> Model:
 
 
 def without_gates(model: Model) -> Model:
-    """Return a copy of a model without its gates, its weights unchanged."""
+    """Return a copy of a model without its gates; the weights are unchanged."""
     plain = copy.deepcopy(model)
     del plain.heads["gates"]
     plain.config = model.config.changed(heads=tuple(head for head in model.config.heads if head.kind != "gates"))
@@ -144,14 +144,14 @@ def with_folded_gates(model: Model) -> Model:
 
 
 def gate_locations(model: Model) -> Importance:
-    """Return the worth of units by their trained gates: the location of each."""
+    """Return the scores of units by their trained gates: the location parameter of each."""
     heads, neurons = unit_gates(model).locations()
-    # shared gates are listed for every use, and summed over uses they rank as before
-    return Importance(tuple(own.detach().cpu() for own in heads), tuple(own.detach().cpu() for own in neurons))
+    # shared gates are repeated for every layer; summed over layers they rank the same
+    return Importance(tuple(gate.detach().cpu() for gate in heads), tuple(gate.detach().cpu() for gate in neurons))
 
 
 def cut_gated(model: Model, kept: KeptUnits) -> Model:
-    """Return an ordinary model with the kept units alone, their gates folded into the weights."""
+    """Return a new, smaller model with only the kept units, their gates folded into the weights."""
     plain = without_gates(model)
     fold_gates(plain, closed_gates(kept, model.encoder.units, unit_gates(model).deterministic()))
     return cut_down(plain, kept)
@@ -160,34 +160,36 @@ def cut_gated(model: Model, kept: KeptUnits) -> Model:
 PRUNED_FILE = "pruned.json"
 
 
-class PrunedRecord(Record):
-    """pruned.json: the units that were kept, by their indices in the unpruned model."""
+class PruningMetadata(Record):
+    """Content of pruned.json: the kept units, by their indices in the unpruned model."""
 
     by: str
-    """The measure of worth."""
+    """Score that units were selected by."""
     scope: str
     metric: str
     teacher_score: float
     """Score of the unpruned model on dev."""
     score: float
     heads_before: tuple[int, ...]
-    """Number in every layer of the unpruned model."""
+    """Number of heads of every layer of the unpruned model."""
     neurons_before: tuple[int, ...]
     heads: tuple[tuple[int, ...], ...]
-    """Indices of those that were kept, layer by layer, in their present order."""
+    """Indices of the kept heads of every layer, in their current order."""
     neurons: tuple[tuple[int, ...], ...]
     head_scores: tuple[tuple[float, ...], ...]
-    """Worth of every head before the first cut."""
+    """Score of every head before the first cut."""
 
 
-def write_pruned(record: PrunedRecord, folder: Path) -> None:
+def write_pruning_metadata(record: PruningMetadata, folder: Path) -> None:
     """Write pruned.json beside a pruned model."""
     write_json(folder / PRUNED_FILE, record.plain())
 
 
-def read_pruned(folder: Path) -> PrunedRecord:
+def read_pruning_metadata(folder: Path) -> PruningMetadata:
     """Read pruned.json from the folder of a pruned model."""
     path = folder / PRUNED_FILE
     if not path.is_file():
-        raise InputError(f"{str(folder)!r} has no {PRUNED_FILE}, so its model was not pruned; use bertsmith shrink")
-    return PrunedRecord.parse(read_json(path), source=str(path))
+        raise InputError(
+            f"{str(folder)!r} has no {PRUNED_FILE}, so its model was not pruned; prune it with bertsmith shrink"
+        )
+    return PruningMetadata.parse(read_json(path), source=str(path))

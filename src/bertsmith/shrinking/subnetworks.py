@@ -1,4 +1,4 @@
-"""Scores and costs of the sub-networks of an elastic model; the mean score over them is the model's score."""
+"""Scores and costs of the sub-networks of an elastic model."""
 
 import time
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from bertsmith.training.log import LogRow
 from bertsmith.training.step import TrainStep
 
 TIMED_ROUNDS = 21
-MAX_SECONDS = 10.0  # for all sub-networks together, after a few rounds
+MAX_SECONDS = 10.0  # for all sub-networks together, after at least 4 rounds
 
 
 @dataclass(frozen=True)
 class SubnetScore:
-    """A sub-network and its scores."""
+    """Evaluation and loss of a sub-network."""
 
     subnet: Subnet
     evaluation: Evaluation
@@ -36,7 +36,7 @@ class SubnetScore:
 
 
 class GridEvaluator(Evaluator):
-    """Evaluates every sub-network of a grid on dev, extracted, which is faster than to run it in place."""
+    """Evaluate every sub-network of a grid on dev; they are extracted, which is faster than running them in place."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class GridEvaluator(Evaluator):
         self.subnets = subnets
 
     def __call__(self, step: TrainStep) -> LogRow:
-        """Return the log row of an evaluation."""
+        """Return the log row of an evaluation; its score is the mean over all sub-networks."""
         with step.accelerator.autocast():
             scores = self.evaluate_grid(step.model)
         row: LogRow = {
@@ -79,7 +79,7 @@ class GridEvaluator(Evaluator):
 
 
 def subnet_name(subnet: Subnet) -> str:
-    """Name of an even sub-network in logs and tables.
+    """Name of a sub-network in logs and tables.
 
     >>> subnet_name(Subnet(width=0.5, depth=0.75))
     'width 0.5 depth 0.75'
@@ -98,7 +98,7 @@ class SubnetCost:
 
 @torch.inference_mode()
 def subnet_costs(model: Model, subnets: Sequence[Subnet], length: int) -> list[SubnetCost]:
-    """Measure sub-networks on one sequence of a length, in turns, so that noise affects all of them alike."""
+    """Count parameters and FLOP and time one sequence; sub-networks take turns, so that noise affects all alike."""
     with model.evaluating():
         extracted = [extract(model, subnet) for subnet in subnets]
     tokens = torch.zeros(1, length, dtype=torch.long, device=model.device)
@@ -107,16 +107,16 @@ def subnet_costs(model: Model, subnets: Sequence[Subnet], length: int) -> list[S
     times: list[list[float]] = [[] for _ in extracted]
     start = time.perf_counter()
     for turn in range(TIMED_ROUNDS + 1):
-        for small, own in zip(extracted, times, strict=True):
+        for small, latencies in zip(extracted, times, strict=True):
             begin = time.perf_counter()
             small.outputs(tokens, layout, types)
             if model.device.type == "cuda":
                 torch.cuda.synchronize()
-            if turn:  # the first turn warms up
-                own.append(1000 * (time.perf_counter() - begin))
+            if turn:  # the first turn is a warm-up
+                latencies.append(1000 * (time.perf_counter() - begin))
         if turn > 3 and time.perf_counter() - start > MAX_SECONDS:
             break
     return [
-        SubnetCost(parameters(small.config), float(small.config.encoder.flops(length)) * length, median(own))
-        for small, own in zip(extracted, times, strict=True)
+        SubnetCost(parameters(small.config), float(small.config.encoder.flops(length)) * length, median(latencies))
+        for small, latencies in zip(extracted, times, strict=True)
     ]

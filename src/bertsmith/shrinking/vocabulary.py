@@ -1,4 +1,4 @@
-"""Cut the vocabulary of a model to the pieces its texts use, and factorise its token table."""
+"""Cut the vocabulary of a model to the tokens that texts use, and factorise its token table."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,27 +17,27 @@ from bertsmith.models.model import Model
 from bertsmith.models.vocabulary import keep_tokens
 from bertsmith.settings import Record
 from bertsmith.shrinking.context import ShrinkSettings, TaskTables
-from bertsmith.shrinking.embedding_repair import Surroundings, embedding_error, repair
+from bertsmith.shrinking.embedding_repair import TokenStatistics, embedding_error, repair
 from bertsmith.tasks.base import Evaluation
 from bertsmith.tasks.predictor import TASK_FILE, Predictor, read_task_record, write_task_record
 from bertsmith.text.cut import changed_tokens, cut_tokenizer, token_counts, used_tokens
 
 
 class VocabularyConfig(Record):
-    """How a vocabulary and its token table are cut."""
+    """Size of the cut vocabulary and rank of its token table."""
 
     tokens: int | None = Field(default=None, gt=0)
-    """The most pieces that stay, those that it takes to spell any text counted in; None for all that are used."""
+    """Maximum size of the vocabulary, including the tokens needed to spell any text; None for all used tokens."""
     at_least: int = Field(default=1, gt=0)
-    """How often a piece must occur in the texts to stay."""
+    """Minimum number of occurrences of a token in the texts."""
     rank: int | None = Field(default=None, gt=0)
-    """Keep the token table as a product of two, (pieces, rank) · (rank, width); None leaves it as it is."""
+    """Factorise the token table into (tokens, rank) · (rank, width); None for no factorisation."""
     repair_steps: int = Field(default=100, ge=0)
-    """With a rank: the most optimiser steps that fit the two tables to the embeddings of the whole one."""
+    """With a rank: maximum number of L-BFGS steps that fit the factors to the embeddings of the full table."""
 
 
 class VocabularySettings(ShrinkSettings):
-    """All settings of cutting the vocabulary of a fine-tuned model."""
+    """All settings of vocabulary cutting."""
 
     method: Literal["vocabulary"] = "vocabulary"
     vocabulary: VocabularyConfig = VocabularyConfig()
@@ -54,10 +54,10 @@ class VocabularyCut:
     tokens_changed: int
     tokens_changed_percent: float
     rank: int | None
-    """Rank of the factorised token table; None for a whole one."""
+    """Rank of the factorised token table; None if it is not factorised."""
     embedding_error_before_repair: float | None
     embedding_error: float | None
-    """Error of the embeddings as a share of their size, with a factorised table."""
+    """Relative RMS error of the embeddings; None if the table is not factorised."""
     parameters_before: int
     megabytes_before: float
     parameters_after: int
@@ -85,15 +85,15 @@ def shrink_vocabulary(settings: VocabularySettings, tables: TaskTables, device: 
 
 
 def cut_vocabulary(model: Model, texts: Iterable[str], config: VocabularyConfig) -> tuple[Model, VocabularyCut]:
-    """Return a copy of a model with the pieces that texts use, its table factorised with a rank, and the effects.
+    """Return a copy of a model with a vocabulary cut to the texts, and the effects of the cut.
 
-    Outputs for texts whose pieces are all kept do not change, unless the table is factorised.
+    Outputs for texts whose tokens are all kept do not change, unless the table is factorised.
     """
     base, listed = model.require_tokenizer(), list(texts)
     if not listed:
-        raise InputError("texts is empty; a vocabulary is cut to what texts use, so give at least one")
-    kept = used_tokens(base, token_counts(base, listed), at_least=config.at_least, tokens=config.tokens)
-    cut = cut_tokenizer(base, kept)
+        raise InputError("texts is empty; give at least one text to cut the vocabulary to")
+    keep_ids = used_tokens(base, token_counts(base, listed), at_least=config.at_least, tokens=config.tokens)
+    cut = cut_tokenizer(base, keep_ids)
     small = keep_tokens(model, cut.ids, cut.tokenizer)
     changed, total = changed_tokens(base, cut, listed)
     error_before_repair = error = None
@@ -123,30 +123,33 @@ def cut_vocabulary_folder(
     artefact = read_artefact(folder)
     if artefact.precision != "float32" or artefact.engine == "onnxruntime":
         raise InputError(
-            f"{str(folder)!r} holds an artefact in {artefact.precision} for {artefact.engine}; a vocabulary is cut "
-            "before that: give the model it was made from"
+            f"{str(folder)!r} is an artefact in {artefact.precision} for {artefact.engine}, whose vocabulary cannot be "
+            "cut; give the model it was made from"
         )
     model = load(folder)
-    kept = read_task_record(folder) if (folder / TASK_FILE).is_file() else None
+    task_record = read_task_record(folder) if (folder / TASK_FILE).is_file() else None
     small, cut = cut_vocabulary(model, texts, config)
     with NewFolder(out.resolve()) as new:
         write_model(small, new)
-        if kept is not None:
-            write_task_record(kept, new)
+        if task_record is not None:
+            write_task_record(task_record, new)
     return cut
 
 
 def _factorise(model: Model, texts: list[str], rank: int, steps: int) -> tuple[Model, float, float]:
     """Return the model with a factorised table, and its error before and after the repair."""
     tokens, width = model.token_table.shape
-    most = (tokens * width - 1) // (tokens + width)
-    if rank > most:
-        raise InputError(f"rank is {rank}; allowed: 1 to {most}, as more would take no less than {tokens} × {width}")
-    surroundings = Surroundings(model, texts)
-    small = factorise(model, rank, surroundings.weights)
-    before = embedding_error(small, model, surroundings)
-    repair(small, model, surroundings, steps)
-    return small, before, embedding_error(small, model, surroundings)
+    max_rank = (tokens * width - 1) // (tokens + width)
+    if rank > max_rank:
+        raise InputError(
+            f"rank is {rank}; allowed: 1 to {max_rank}, since a higher rank is no smaller than the full table "
+            f"({tokens} × {width})"
+        )
+    statistics = TokenStatistics(model, texts)
+    small = factorise(model, rank, statistics.weights)
+    before = embedding_error(small, model, statistics)
+    repair(small, model, statistics, steps)
+    return small, before, embedding_error(small, model, statistics)
 
 
 def _parameters(model: Model) -> int:

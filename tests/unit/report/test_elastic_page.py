@@ -26,7 +26,7 @@ from bertsmith.report.elastic import (
     shallowest_depths,
 )
 from bertsmith.report.maps import compute_maps
-from bertsmith.shrinking.elastic_metadata import ElasticRecord
+from bertsmith.shrinking.elastic_metadata import ElasticMetadata
 from bertsmith.shrinking.importance import Orders, rewire
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ def record(
     depths: tuple[float, ...] = (0.5, 0.75, 1.0),
     heads: tuple[int, ...] = (4, 4, 4, 4),
     **changes: Any,
-) -> ElasticRecord:
+) -> ElasticMetadata:
     """A record whose scores rise with the size, and whose last heads matter most."""
     grid = [
         {"width": width, "depth": depth, "score": 60 + 20 * width + 10 * depth, "parameters": int(1e6 * width * depth)}
@@ -49,7 +49,7 @@ def record(
     plain = {"metric": "accuracy", "teacher_score": 92.0, "depth_rule": "keep_last", "length": 17, "grid": grid}
     plain |= {"head_scores": [[0.5 + head for head in range(count)] for count in heads]}
     plain |= {"head_order": [list(reversed(range(count))) for count in heads], "neuron_order": [[0]] * len(heads)}
-    return ElasticRecord.parse({**plain, **changes}, source="test")
+    return ElasticMetadata.parse({**plain, **changes}, source="test")
 
 
 def rows(names: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def rows(names: tuple[str, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def report(of: ElasticRecord, **changes: Any) -> ElasticReport:
+def report(of: ElasticMetadata, **changes: Any) -> ElasticReport:
     return ElasticReport(**{"title": "run", "model": "base", "task": "classification", "record": of, **changes})
 
 
@@ -169,7 +169,7 @@ def test_page_without_logs(stages: dict[str, Any]) -> None:
         "gap",
     ],
 )
-def test_any_record_has_a_page(of: ElasticRecord) -> None:
+def test_any_record_has_a_page(of: ElasticMetadata) -> None:
     outline = check(render_elastic_page(full(record=of)))
     heads = sum(len(scores) for scores in of.head_scores)
     assert outline.visible.count("Importance") == 1

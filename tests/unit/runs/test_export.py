@@ -8,7 +8,7 @@ import torch
 import bertsmith
 from bertsmith.errors import InputError
 from bertsmith.runs.exchange import export_model
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, write_record
+from bertsmith.shrinking.elastic_metadata import ElasticMetadata, write_elastic_metadata
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("rule", [None, "keep_last", "drop_last"])
 def test_depth_keeps_the_trained_layers(folder: Path, tmp_path: Path, rule: str | None) -> None:
     if rule is not None:
-        write_record(record_with(rule), folder)
+        write_elastic_metadata(record_with(rule), folder)
     export_model(folder, out=tmp_path / "half", depth=0.5)
     model, half = bertsmith.load(folder), bertsmith.load(tmp_path / "half")
     first = 0 if rule == "drop_last" else 1
@@ -38,6 +38,6 @@ def test_invalid_share_raises(folder: Path, tmp_path: Path, shares: dict[str, fl
     assert not (tmp_path / "small").exists()
 
 
-def record_with(rule: str) -> ElasticRecord:
+def record_with(rule: str) -> ElasticMetadata:
     metrics = {"metric": "accuracy", "teacher_score": 50.0, "length": 8, "depth_rule": rule}
-    return ElasticRecord.parse({**metrics, "grid": [], "head_scores": [], "head_order": [], "neuron_order": []})
+    return ElasticMetadata.parse({**metrics, "grid": [], "head_scores": [], "head_order": [], "neuron_order": []})

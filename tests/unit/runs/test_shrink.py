@@ -17,7 +17,7 @@ from bertsmith.models.attach_heads import with_task_head
 from bertsmith.models.heads.base import FeaturesConfig
 from bertsmith.runs.output import MARK
 from bertsmith.shrinking import elastic
-from bertsmith.shrinking.elastic_metadata import read_record
+from bertsmith.shrinking.elastic_metadata import read_elastic_metadata
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.toml import read_toml
@@ -72,7 +72,7 @@ def test_all_that_is_recorded(folders: tuple[Path, Path], tmp_path: Path) -> Non
     """Units are in the order of their scores, and the whole model's first layers' costs fall with the cut."""
     out = tmp_path / "out"
     shrunk(folders, out, "run.epochs=0.1")
-    record = read_record(out)
+    record = read_elastic_metadata(out)
     for scores, order in zip(record.head_scores, record.head_order, strict=True):
         assert sorted(order) == list(range(2))
         assert scores[order[0]] >= scores[order[1]] > 0
@@ -89,7 +89,7 @@ def test_all_that_is_recorded(folders: tuple[Path, Path], tmp_path: Path) -> Non
 @pytest.mark.parametrize("order", ["random", "reversed", "none"])
 def test_other_orders_to_compare_with(order: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
     shrunk(folders, tmp_path / "out", f"order={order}", "run.epochs=0.1", "stages=['width']")
-    record = read_record(tmp_path / "out")
+    record = read_elastic_metadata(tmp_path / "out")
     for scores, found in zip(record.head_scores, record.head_order, strict=True):
         if order == "reversed":
             assert scores[found[0]] <= scores[found[1]]
@@ -169,8 +169,8 @@ def test_the_rate_and_batch_are_those_of_the_fine_tuning(folders: tuple[Path, Pa
     given = {"data": str(folders[1]), "out": tmp_path / "out", "explain": True}
     facts = bertsmith.shrink(tmp_path / "model", **given, set=["depth.epochs=1"])
     assert not (tmp_path / "out").exists()
-    assert facts["stage width"] == "4 sub-networks a step, 2.50 whole ones' work, 30 steps"
-    assert facts["stage depth"] == "12 sub-networks a step, 5.62 whole ones' work, 10 steps"
+    assert facts["stage width"] == "4 sub-networks per step (cost of 2.50 whole models), 30 steps"
+    assert facts["stage depth"] == "12 sub-networks per step (cost of 5.62 whole models), 10 steps"
 
 
 REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
@@ -180,8 +180,12 @@ REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "no stage": (["stages=[]"], {}, r"stages is \[\]; allowed"),
     "a term that is none": (["width.terms=[{kind='wisdom'}]"], {}, "wisdom"),
     "no terms": (["depth.terms=[]"], {}, "terms"),
-    "another kind of task": (["task.kind=regression"], {}, "task.kind is 'regression' and the model's is 'classificat"),
-    "other labels than the model's": (["task.labels=['no', 'yes']"], {}, r"task.labels is \['no', 'yes'\] and the mod"),
+    "another kind of task": (["task.kind=regression"], {}, "task.kind is 'regression', but the model was"),
+    "other labels than the model's": (
+        ["task.labels=['no', 'yes']"],
+        {},
+        r"task.labels is \['no', 'yes'\], but the mod",
+    ),
     "an unknown setting": (["grid.width=[1.0]"], {}, "grid.width"),
     "no data": ([], {"data": None}, "data is not given"),
     "another method": ([], {"method": "elastics"}, "--method is 'elastics'"),
@@ -228,7 +232,9 @@ def test_refused_folders(folders: tuple[Path, Path], tmp_path: Path) -> None:
     assert not inside.exists()
 
 
-@pytest.mark.parametrize(("layers", "match"), [(2, "reads 2 layers and grid.depths leaves 1"), (0, "reads 0 layers")])
+@pytest.mark.parametrize(
+    ("layers", "match"), [(2, "reads 2 layers, but the smallest of grid.depths keeps 1"), (0, "reads 0 layers")]
+)
 def test_a_head_that_reads_what_is_cut_away(
     layers: int, match: str, folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -246,11 +252,13 @@ def test_a_head_that_reads_what_is_cut_away(
 
 
 def test_a_broken_record_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"has no elastic.json, so its model is not elastic; use bertsmith shrink"):
-        read_record(folders[0])
+    with pytest.raises(
+        InputError, match=r"has no elastic.json, so its model is not elastic; make it so with bertsmith shrink"
+    ):
+        read_elastic_metadata(folders[0])
     (tmp_path / "elastic.json").write_text('{"metric": "accuracy"}')
     with pytest.raises(InputError, match=r"elastic\.json"):
-        read_record(tmp_path)
+        read_elastic_metadata(tmp_path)
 
 
 def test_random_features_stay_the_same(folders: tuple[Path, Path], tmp_path: Path) -> None:

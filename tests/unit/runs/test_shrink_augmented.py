@@ -104,7 +104,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(
 
 def test_the_model_is_checked_before_anything_is_written(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(InputError, match=r"augmentation\.model is .*nowhere.*, which is no folder"):
+    with pytest.raises(InputError, match=r"augmentation\.model is .*nowhere.*, which is not a folder"):
         shrunk(home, out, augment=home / "nowhere")
     with pytest.raises(InputError, match=r"augmentation\.model has no masked_tokens head \(its heads: classifier\)"):
         shrunk(home, out, augment=home / "tuned")

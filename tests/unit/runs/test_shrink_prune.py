@@ -13,7 +13,7 @@ from bertsmith.cli import main
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.models.encoder import EncoderInputs, Want
-from bertsmith.shrinking.pruned_units import KeptUnits, closed_gates, read_pruned
+from bertsmith.shrinking.pruned_units import KeptUnits, closed_gates, read_pruning_metadata
 from bertsmith.toml import read_toml
 from bertsmith.training.trainer import Trainer
 
@@ -65,7 +65,7 @@ def test_what_a_run_leaves_is_what_was_scored(way: str, model: Path, data: Path,
     else:
         assert sum(result["heads"]) == 4
         assert sum(result["neurons"]) == 64
-    record = read_pruned(out)
+    record = read_pruning_metadata(out)
     assert [len(own) for own in record.heads] == result["heads"]
     assert all(set(own) <= set(range(4)) and len(set(own)) == len(own) for own in record.heads)
     assert {path.name for path in out.iterdir()} >= {"config.json", "model.safetensors", "task.json", "recipe.toml"}
@@ -77,7 +77,7 @@ def test_without_training_it_is_the_model_with_gates_closed(model: Path, data: P
     result = prune(model, data, out, "recovery.after=0.0", keep=0.4)
     assert len(result["cuts"]) == 6
     assert result["cut_score"] == result["score"] == result["cuts"][-1]["score"]
-    record, whole, small = read_pruned(out), bertsmith.load(model), bertsmith.load(out)
+    record, whole, small = read_pruning_metadata(out), bertsmith.load(model), bertsmith.load(out)
     kept = KeptUnits(*(tuple(torch.tensor(own) for own in units) for units in (record.heads, record.neurons)))
     tokens, layout = torch.randint(5, 100, (3, 7)), SequenceLayout.full(3, 7)
     expected = whole.run(
@@ -147,7 +147,7 @@ def test_the_same_seed_gives_the_same_model(model: Path, data: Path, tmp_path: P
             "--widths is given with --method prune; allowed: with --method elast",
         ),
         (["prune.by=weights"], {}, "prune.by is 'weights': input should be 'importance', 'magnitude' or 'l0'"),
-        (["prune.counts=parameters"], {"keep": 0.01}, "prune.keep is 0.01 of the parameters; allowed: from 0"),
+        (["prune.counts=parameters"], {"keep": 0.01}, "prune.keep is 0.01 of the parameters; allowed: at least 0"),
         (["grid.sample=2"], {}, "grid is not a known setting"),
     ],
 )
@@ -162,5 +162,7 @@ def test_what_is_wrong_is_said_in_a_sentence(
 
 
 def test_a_folder_that_was_not_pruned_says_so(model: Path) -> None:
-    with pytest.raises(InputError, match=r"has no pruned.json, so its model was not pruned; use bertsmith shrink$"):
-        read_pruned(model)
+    with pytest.raises(
+        InputError, match=r"has no pruned.json, so its model was not pruned; prune it with bertsmith shrink$"
+    ):
+        read_pruning_metadata(model)

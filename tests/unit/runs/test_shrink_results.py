@@ -9,10 +9,10 @@ from helpers_finetune import tune, write_task
 
 import bertsmith
 from bertsmith.runs.shrink_results import fit_command, load_line, print_elastic
-from bertsmith.shrinking.elastic_metadata import ElasticRecord
+from bertsmith.shrinking.elastic_metadata import ElasticMetadata
 
 
-def record(widths: int = 4, depths: int = 3, **changes: Any) -> ElasticRecord:
+def record(widths: int = 4, depths: int = 3, **changes: Any) -> ElasticMetadata:
     shares = [[(number + 1) / count for number in range(count)] for count in (widths, depths)]
     grid = [
         {"width": width, "depth": depth, "score": 100 * width * depth, "parameters": 4_000_000}
@@ -22,7 +22,7 @@ def record(widths: int = 4, depths: int = 3, **changes: Any) -> ElasticRecord:
     ]
     plain = {"metric": "accuracy", "teacher_score": 100.0, "depth_rule": "keep_last", "length": 17, "grid": grid}
     plain |= {"head_scores": [[1.0, 0.5]], "head_order": [[0, 1]], "neuron_order": [[0]]}
-    return ElasticRecord.parse({**plain, **changes}, source="test")
+    return ElasticMetadata.parse({**plain, **changes}, source="test")
 
 
 @pytest.mark.parametrize("sizes", [(4, 3), (1, 1), (4, 1), (1, 3), (5, 6)])

@@ -22,7 +22,7 @@ from bertsmith.serving.requests import Operation
 from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.settings import ServeSettings
 from bertsmith.serving.size_schedule import SizeSchedule
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord
+from bertsmith.shrinking.elastic_metadata import ElasticMetadata, SubnetworkMetadata
 from bertsmith.tasks import TASKS
 from bertsmith.tasks.base import Encoding
 from bertsmith.tasks.data_source import recognise
@@ -95,11 +95,11 @@ def served(
     )
 
 
-def elastic_record(model: Model) -> ElasticRecord:
+def elastic_record(model: Model) -> ElasticMetadata:
     """Return an elastic record with made-up scores and latencies."""
     sizes = [(width, depth) for depth in DEPTHS for width in WIDTHS]
     grid = tuple(
-        SubnetworkRecord(
+        SubnetworkMetadata(
             width=width,
             depth=depth,
             score=80 + 12 * width + 4 * depth,
@@ -109,7 +109,7 @@ def elastic_record(model: Model) -> ElasticRecord:
         )
         for width, depth in sizes
     )
-    return ElasticRecord(
+    return ElasticMetadata(
         metric="accuracy",
         teacher_score=96.5,
         depth_rule="keep_last",

@@ -13,7 +13,7 @@ from bertsmith.layers.subnet import Subnet
 from bertsmith.models.attach_heads import with_task_head
 from bertsmith.serving.model import ServedModel
 from bertsmith.serving.requests import Operation, TokenSequence
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord, write_record
+from bertsmith.shrinking.elastic_metadata import ElasticMetadata, SubnetworkMetadata, write_elastic_metadata
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
 from bertsmith.text.learn import learn_tokenizer
 from bertsmith.text.tokenizer import Tokenizer
@@ -29,13 +29,13 @@ GRID = ((1.0, 1.0, 90.0, 8.0), (0.5, 1.0, 89.0, 5.0), (1.0, 0.5, 85.0, 6.0), (0.
 """Width, depth, score and latency of sub-networks; the third is dominated by the last."""
 
 
-def record_of(grid: Sequence[tuple[float, float, float, float]] = GRID) -> ElasticRecord:
+def record_of(grid: Sequence[tuple[float, float, float, float]] = GRID) -> ElasticMetadata:
     """Return a record with these scores and latencies."""
     entries = [
-        SubnetworkRecord(width=width, depth=depth, score=score, latency_ms=latency, parameters=1, flops=1.0)
+        SubnetworkMetadata(width=width, depth=depth, score=score, latency_ms=latency, parameters=1, flops=1.0)
         for width, depth, score, latency in grid
     ]
-    return ElasticRecord(
+    return ElasticMetadata(
         metric="accuracy",
         teacher_score=91.0,
         depth_rule="keep_last",
@@ -64,7 +64,7 @@ def tiny_folder(folder: Path, task: str | None = None, *, is_elastic: bool = Fal
     if task_record is not None:
         write_task_record(task_record, folder)
     if is_elastic:
-        write_record(record_of(), folder)
+        write_elastic_metadata(record_of(), folder)
     return folder
 
 

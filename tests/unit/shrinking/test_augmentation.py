@@ -243,7 +243,7 @@ def test_copies_follow_the_number_of_rows() -> None:
 def test_what_was_worked_out_is_not_worked_out_again(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "_SIZE", 100)  # each text a shard
+    monkeypatch.setattr(shards, "_SHARD_SIZE", 100)  # each text a shard
     table, config = rows_of(*TEXTS, TEXTS[0]), AugmentationConfig(copies=3)
     whole = augment_table(table, TASK, model, config).rows
     work, asked = MaskedWords.candidates, []
@@ -276,7 +276,7 @@ def test_what_was_worked_out_is_not_worked_out_again(
 
 
 def test_several_processes_share_the_shards(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_SIZE", 100)
+    monkeypatch.setattr(shards, "_SHARD_SIZE", 100)
     table, config = rows_of(*TEXTS), AugmentationConfig(copies=3)
     words, passages = MaskedWords(model, config), [Passage.of(text, ENGLISH) for text in TEXTS]
     seen: list[int] = []

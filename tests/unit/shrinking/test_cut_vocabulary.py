@@ -19,7 +19,7 @@ from bertsmith.engines.base import Artefact
 from bertsmith.models.heads.task import ClassifierConfig
 from bertsmith.models.model import Model
 from bertsmith.models.published import overridable
-from bertsmith.shrinking.embedding_repair import Surroundings, embedding_error, repair
+from bertsmith.shrinking.embedding_repair import TokenStatistics, embedding_error, repair
 from bertsmith.shrinking.vocabulary import VocabularyConfig, cut_vocabulary, cut_vocabulary_folder
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.predictor import Predictor, TaskRecord, write_task_record
@@ -91,11 +91,11 @@ def test_a_harder_cut_changes_some_tokens(stories: list[str]) -> None:
 def test_counts_and_repair_bring_the_embedding_nearer(name: str, stories: list[str]) -> None:
     """On the running tokens of the texts: weighing by counts beats the plain decomposition, and the repair beats it."""
     model = model_of(name, stories)
-    surroundings = Surroundings(model, stories)
-    weighted = factorise(model, 6, surroundings.weights)
-    errors = [embedding_error(one, model, surroundings) for one in (factorise(model, 6), weighted)]
-    repair(weighted, model, surroundings, 100)
-    errors.append(embedding_error(weighted, model, surroundings))
+    statistics = TokenStatistics(model, stories)
+    weighted = factorise(model, 6, statistics.weights)
+    errors = [embedding_error(one, model, statistics) for one in (factorise(model, 6), weighted)]
+    repair(weighted, model, statistics, 100)
+    errors.append(embedding_error(weighted, model, statistics))
     assert errors[1] < 0.95 * errors[0]
     assert errors[2] < errors[1]
     # and so it is where tokens really stand
@@ -123,14 +123,14 @@ def _embedded(model: Model, texts: list[str]) -> Tensor:
 def test_the_repair_is_the_best_there_is(stories: list[str]) -> None:
     """Where it ends there is nothing left to gain."""
     model = model_of("bert-tiny", stories).double()
-    surroundings = Surroundings(model, stories)
-    small = factorise(model, 4, surroundings.weights)
-    repair(small, model, surroundings, 400)
-    error = embedding_error(small, model, surroundings)
-    repair(small, model, surroundings, 400)
-    assert 0.995 * error < embedding_error(small, model, surroundings) <= error
+    statistics = TokenStatistics(model, stories)
+    small = factorise(model, 4, statistics.weights)
+    repair(small, model, statistics, 400)
+    error = embedding_error(small, model, statistics)
+    repair(small, model, statistics, 400)
+    assert 0.995 * error < embedding_error(small, model, statistics) <= error
     was = small.token_table.detach().clone()
-    repair(small, model, surroundings, 0)
+    repair(small, model, statistics, 0)
     assert torch.equal(small.token_table, was)
 
 
@@ -138,20 +138,20 @@ def test_surroundings_are_those_of_the_texts(stories: list[str]) -> None:
     model = model_of("bert-tiny", stories)
     tokenizer, embedding = model.require_tokenizer(), model.encoder.embedding
     short = ["the smith", "the"]
-    surroundings = Surroundings(model, short)
+    statistics = TokenStatistics(model, short)
     assert embedding.position is not None
     assert embedding.type_table is not None
     rows = tokenizer.encode(short, padding=False)["input_ids"]
-    assert surroundings.counts.sum() == sum(map(len, rows))
-    assert surroundings.counts[tokenizer.start] == 2
-    assert surroundings.weights.min() == 1
+    assert statistics.counts.sum() == sum(map(len, rows))
+    assert statistics.counts[tokenizer.start] == 2
+    assert statistics.weights.min() == 1
     table = embedding.position.table + embedding.type_table[0]
-    for offset in surroundings.offsets:
+    for offset in statistics.offsets:
         torch.testing.assert_close(offset[tokenizer.start], table[0])
-    ends = torch.stack([offset[tokenizer.separator] for offset in surroundings.offsets])
+    ends = torch.stack([offset[tokenizer.separator] for offset in statistics.offsets])
     positions = [len(rows[0]) - 1] * 2 + [len(rows[1]) - 1] * 2
     torch.testing.assert_close(ends, table[positions])
-    assert Surroundings(model_of("deberta-v3-small", stories), short).offsets == [None]
+    assert TokenStatistics(model_of("deberta-v3-small", stories), short).offsets == [None]
 
 
 def test_a_folder_keeps_its_task(stories: list[str], few: list[str], tmp_path: Path) -> None:
@@ -175,12 +175,12 @@ def test_what_is_refused(stories: list[str], tmp_path: Path) -> None:
         cut_vocabulary(model, [], VocabularyConfig())
     with pytest.raises(InputError, match="tokens is 3; this tokenizer needs"):
         cut_vocabulary(model, stories, VocabularyConfig(tokens=3))
-    with pytest.raises(InputError, match=r"rank is 24; allowed: 1 to \d+, as more would take no less than"):
+    with pytest.raises(InputError, match=r"rank is 24; allowed: 1 to \d+, since a higher rank is no smaller than"):
         cut_vocabulary(model, stories, VocabularyConfig(rank=24))
     bertsmith.save(model, tmp_path / "model")
     said = Artefact(engine="onnxruntime", precision="int8").plain()
     (tmp_path / "model" / ARTEFACT_FILE).write_text(json.dumps(said))
-    with pytest.raises(InputError, match="holds an artefact in int8 for onnxruntime; a vocabulary is cut before that"):
+    with pytest.raises(InputError, match="is an artefact in int8 for onnxruntime, whose vocabulary cannot be cut"):
         cut_vocabulary_folder(tmp_path / "model", stories, VocabularyConfig(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -34,7 +34,7 @@ def test_read_off_as_it_happens(answer: str, measure: str) -> None:
         early = answer_early(model, tokens, layout, rule=rule, sizes=sizes)
         layers = np.array([1, 3, 4, 5])[positions]
         assert np.repeat(layers, sizes.numpy()).tolist() == early.layers.tolist()
-        np.testing.assert_allclose(np.concatenate(said.chosen(positions)), early.outputs.numpy(), rtol=1e-9)
+        np.testing.assert_allclose(np.concatenate(said.select(positions)), early.outputs.numpy(), rtol=1e-9)
         seen.update(layers.tolist())
     assert len(seen) > 1  # else nothing was tried
 

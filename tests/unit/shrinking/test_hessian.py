@@ -63,5 +63,5 @@ def test_bits_go_to_the_most_sensitive_within_the_budget() -> None:
     assert allotted_bits(omegas, sizes, [2, 4], 2.0) == (2, 2, 2, 2)
     assert allotted_bits(omegas, sizes, [2, 4], 9.0) == (4, 4, 4, 4)
     assert allotted_bits(omegas, [10, 30, 10, 10], [2, 4], 3.0) == (2, 4, 2, 2)
-    with pytest.raises(InputError, match=r"average bits are 1.5; allowed: from the lowest choice up, of \[2, 4\]"):
+    with pytest.raises(InputError, match=r"average is 1.5 bits; allowed: at least the lowest of the choices \[2, 4\]"):
         allotted_bits(omegas, sizes, [2, 4], 1.5)

@@ -1,1 +1,1 @@
-"""The best model that keeps a budget on this machine: candidates, measurements, the choice."""
+"""Search for the best model within a budget on this machine."""

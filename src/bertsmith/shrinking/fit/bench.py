@@ -1,4 +1,4 @@
-"""Scores and timings of sub-networks and artefacts; earlier measurements are looked up."""
+"""Score and time sub-networks and artefacts; earlier measurements are reused."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ from bertsmith.text.rows import Table
 
 
 class SubnetRunner(ModelRunner):
-    """Runs a sub-network in place."""
+    """Run a sub-network in place, without extracting it."""
 
     def __init__(self, model: Model, subnet: Subnet) -> None:
         super().__init__(model)
@@ -57,28 +57,32 @@ class SubnetRunner(ModelRunner):
         return self.model.outputs(tokens, layout, types, subnet=self.subnet)
 
 
-class Quality:
-    """Scores sub-networks and artefacts on one split of a task's data."""
+class Scorer:
+    """Score sub-networks and artefacts on one split of a task's data."""
 
     def __init__(self, model: Model, record: TaskRecord, table: Table, ranking_examples: int, seed: int) -> None:
         self.model, self.record, self.table = model, record, table
         self.examples = record.task.examples(table)
         encoding = Encoding.of(model, record.sequences.length)
-        drawn = np.random.default_rng(seed).permutation(len(self.examples))[:ranking_examples]
-        self.some = [self.examples[index] for index in sorted(drawn.tolist())]
-        self.is_whole = len(self.some) == len(self.examples)
-        """Whether candidates are ranked on all examples from the start."""
+        sample = np.random.default_rng(seed).permutation(len(self.examples))[:ranking_examples]
+        self.ranking_examples = [self.examples[index] for index in sorted(sample.tolist())]
+        self.is_whole = len(self.ranking_examples) == len(self.examples)
+        """Whether candidates are ranked on all examples."""
         self.features = record.task.features(self.examples, encoding)
-        self.some_features = self.features if self.is_whole else record.task.features(self.some, encoding)
+        self.ranking_features = (
+            self.features if self.is_whole else record.task.features(self.ranking_examples, encoding)
+        )
 
-    def of_subnet(self, subnet: Subnet, *, on_all: bool) -> float:
+    def score_subnet(self, subnet: Subnet, *, on_all: bool) -> float:
         """Return the score of a sub-network, run in place."""
-        examples, features = (self.examples, self.features) if on_all else (self.some, self.some_features)
+        examples, features = (
+            (self.examples, self.features) if on_all else (self.ranking_examples, self.ranking_features)
+        )
         outputs = item_outputs(SubnetRunner(self.model, subnet), features, self.record.sequences)
         answers = self.record.task.answers(examples, features, outputs)
-        return _ordered(self.record.task.evaluate(examples, answers))
+        return _finite_score(self.record.task.evaluate(examples, answers))
 
-    def of_artefact(self, folder: Path) -> ArtefactScore:
+    def score_artefact(self, folder: Path) -> ArtefactScore:
         """Return the scores of an artefact on all examples, as `bertsmith evaluate` computes them."""
         predictor = Predictor.load(folder)
         evaluation = predictor.task.evaluate(self.examples, predictor.answers(self.examples))
@@ -86,44 +90,44 @@ class Quality:
         return ArtefactScore(evaluation.metric, evaluation.score, dict(evaluation.metrics), interval)
 
     def lengths(self, count: int) -> tuple[int, ...]:
-        """Return evenly spread quantiles of the lengths of all sequences."""
+        """Return `count` evenly spaced quantiles of the sequence lengths."""
         lengths = self.features.tokens.lengths
         quantiles = (np.arange(count) + 0.5) / count
         return tuple(int(length) for length in np.quantile(lengths, quantiles, method="nearest"))
 
 
-def _ordered(evaluation: Evaluation) -> float:
-    """Return the score, or a number below all scores where it is not defined."""
+def _finite_score(evaluation: Evaluation) -> float:
+    """Return the score, or a number below all scores if it is not finite."""
     return evaluation.score if np.isfinite(evaluation.score) else -1e9
 
 
-SAMPLES = 64  # rows for calibrating the ranges of activations
+SAMPLES = 64  # rows that calibrate the ranges of activations
 SOURCE_FILES = ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "task.json")
 
 
 class Bench:
-    """Measures the sub-networks of one model on this machine, under given conditions."""
+    """Measure the sub-networks of one model on this machine, under given conditions."""
 
     def __init__(
         self,
         source: ModelSource,
-        quality: Quality,
+        scorer: Scorer,
         conditions: Conditions,
         config: MeasureConfig,
         store: Measurements,
         measurer: Measurer,
         work: Path,
     ) -> None:
-        self.quality, self.conditions, self.config = quality, conditions, config
+        self.scorer, self.conditions, self.config = scorer, conditions, config
         self.store, self.measurer, self.work = store, measurer, work
-        self.models: dict[str, Model] = {"whole": quality.model}
-        """The model with its whole and with its cut vocabulary."""
-        self._vocabularies: dict[str, object] = {"whole": quality.model.config.encoder.vocabulary}
+        self.models: dict[str, Model] = {"whole": scorer.model}
+        """The model with its whole and its cut vocabulary."""
+        self._vocabularies: dict[str, object] = {"whole": scorer.model.config.encoder.vocabulary}
         self.machine = fingerprint()
         folder = model_folder(source.name)
-        part = b"" if source.subnet is None else source.subnet.model_dump_json().encode()
-        self.identity = digest(*(_content(folder / name) for name in SOURCE_FILES), *([part] if part else []))
-        rows = json.dumps([dict(row) for row in quality.table], sort_keys=True, default=str)
+        subnet = b"" if source.subnet is None else source.subnet.model_dump_json().encode()
+        self.identity = digest(*(_content(folder / name) for name in SOURCE_FILES), *([subnet] if subnet else []))
+        rows = json.dumps([dict(row) for row in scorer.table], sort_keys=True, default=str)
         self.data = digest(rows.encode())
 
     def add_cut(self, model: Model) -> None:
@@ -133,15 +137,15 @@ class Bench:
         self._vocabularies["cut"] = [model.config.encoder.vocabulary, digest(table.tobytes())]
 
     def subnet_score(self, subnet: Subnet, *, on_all: bool) -> float:
-        """Return the score of a sub-network in float32, on all or on some examples."""
-        examples = len(self.quality.examples if on_all else self.quality.some)
+        """Return the score of a sub-network in float32, on all examples or on those for ranking."""
+        examples = len(self.scorer.examples if on_all else self.scorer.ranking_examples)
         key = {**self._environment("in place"), "kind": "subnet", "subnet": without_none(subnet), "data": self.data}
         key["examples"] = examples
-        found = self.store.known(key, lambda: {"score": self.quality.of_subnet(subnet, on_all=on_all)})
-        return float(found["score"])
+        value = self.store.get_or_measure(key, lambda: {"score": self.scorer.score_subnet(subnet, on_all=on_all)})
+        return float(value["score"])
 
     def tables(self, mode: RunMode, shapes: Sequence[LayerShape]) -> ModeTables:
-        """Measure the tables of latency and size of layers of these shapes in one run mode."""
+        """Measure the latency and size tables for layers of these shapes in one run mode."""
         stacks = table_stacks(shapes)
         model = self.models[mode.vocabulary]
         configs = [stack_config(model.config, stack) for stack in stacks]
@@ -166,16 +170,18 @@ class Bench:
                 shutil.rmtree(folder)
             return {"latencies": timing.latencies, "sizes": sizes}
 
-        found = self.store.known(key, measure)
-        return ModeTables.of(stacks, found["latencies"], found["sizes"])
+        value = self.store.get_or_measure(key, measure)
+        return ModeTables.of(stacks, value["latencies"], value["sizes"])
 
     def size_mb(self, candidate: Candidate) -> float:
         """Return the size of the artefact of a candidate."""
         key = {**self._key(candidate), "kind": "size"}
-        return float(self.store.known(key, lambda: {"bytes": _bytes(self.folder(candidate))})["bytes"]) / MEGABYTE
+        return (
+            float(self.store.get_or_measure(key, lambda: {"bytes": _bytes(self.folder(candidate))})["bytes"]) / MEGABYTE
+        )
 
     def timing(self, candidate: Candidate, process: int) -> ProcessTiming:
-        """Time a candidate in one of several fresh processes."""
+        """Time a candidate in a fresh process; `process` numbers the repeats."""
         key = {
             **self._key(candidate),
             "kind": "timing",
@@ -189,16 +195,16 @@ class Bench:
             memory = {"memory_mb": timing.memory_mb, "memory_of_model_mb": timing.memory_of_model_mb}
             return {"latency": timing.latencies[0], **memory, "processor_share": timing.processor_share}
 
-        return ProcessTiming(**self.store.known(key, measure))
+        return ProcessTiming(**self.store.get_or_measure(key, measure))
 
     def score(self, candidate: Candidate) -> ArtefactScore:
         """Score the artefact of a candidate on all of dev."""
         key = {**self._key(candidate), "kind": "score", "data": self.data}
-        found = self.store.known(key, lambda: self.quality.of_artefact(self.folder(candidate)).value)
-        return ArtefactScore(found["metric"], found["score"], found["metrics"], found.get("interval"))
+        value = self.store.get_or_measure(key, lambda: self.scorer.score_artefact(self.folder(candidate)).value)
+        return ArtefactScore(value["metric"], value["score"], value["metrics"], value.get("interval"))
 
     def folder(self, candidate: Candidate) -> Path:
-        """Return the artefact of a candidate, written now if it does not exist."""
+        """Return the folder with the artefact of a candidate; write it if it does not exist."""
         folder = self.work / candidate.name
         if not folder.is_dir():
             model = extract(self.models[candidate.mode.vocabulary], candidate.subnet).eval()
@@ -211,10 +217,10 @@ class Bench:
 
     def _write(self, model: Model, mode: RunMode, folder: Path) -> Path:
         with NewFolder(folder) as new:
-            # with its own tokenizer: a cut vocabulary has other ids
-            samples = sample_inputs(model, self.quality.record, self.quality.table, rows=SAMPLES)
+            # the model's own tokenizer, because a cut vocabulary has other ids
+            samples = sample_inputs(model, self.scorer.record, self.scorer.table, rows=SAMPLES)
             write_artefact(model, new, mode.artefact, samples)
-            write_task_record(self.quality.record, new)
+            write_task_record(self.scorer.record, new)
         return folder
 
     def _key(self, candidate: Candidate) -> Value:

@@ -11,7 +11,7 @@ from bertsmith.engines.base import Artefact, Precision
 from bertsmith.errors import InputError, nearest
 from bertsmith.layers.subnet import LayerCut, Subnet
 from bertsmith.models.model import Model
-from bertsmith.shrinking.elastic_metadata import ElasticRecord
+from bertsmith.shrinking.elastic_metadata import ElasticMetadata
 from bertsmith.shrinking.fit.measure import MEGABYTE, ArtefactScore, ProcessTiming
 from bertsmith.shrinking.fit.settings import Costs, SearchConfig
 from bertsmith.shrinking.fit.store import digest
@@ -38,43 +38,43 @@ class RunMode(NamedTuple):
 
 
 def available_modes(search: SearchConfig, lengths: Sequence[int]) -> tuple[list[RunMode], list[str]]:
-    """Return the requested run modes that this machine has, and notices about those that are left out."""
+    """Return the requested run modes that are available on this machine, and notices about omitted ones."""
     for name in search.engines:
         if name not in ENGINES:
             raise InputError(f"--engine is {name!r}; {nearest(name, ENGINES)} (all: {', '.join(ENGINES)})")
-    found, notices = list[RunMode](), list[str]()
+    modes, notices = list[RunMode](), list[str]()
     for name in search.engines or tuple(ENGINES):
         engine = ENGINES[name]
         missing = engine.missing()
         if missing is not None:
-            notices.append(f"the engine {name} is left out: it {missing}")
+            notices.append(f"the engine {name} is skipped: it {missing}")
             continue
         if name == "compiled" and not search.engines and len(set(lengths)) > LENGTHS_TO_COMPILE:
             notices.append(
-                "the engine compiled is left out, since it compiles for each length by itself: give --length, or "
+                "the engine compiled is skipped, because it compiles separately for each length: pass --length, or "
                 "--engine compiled"
             )
             continue
-        found += [
+        modes += [
             RunMode(name, precision)
             for precision in engine.precisions
             if not search.precisions or precision in search.precisions
         ]
-    if not found:
-        why = "; ".join(notices) or f"none of the engines has {', '.join(search.precisions)}"
-        raise InputError(f"no engine can run the model as asked: {why}")
-    return found, notices
+    if not modes:
+        reason = "; ".join(notices) or f"none of the engines supports {', '.join(search.precisions)}"
+        raise InputError(f"no engine can run the model as requested: {reason}")
+    return modes, notices
 
 
 def slow_precisions(latencies: dict[RunMode, float]) -> list[str]:
-    """Return a notice for each engine in which a narrower precision is no faster, by the latency of one network."""
+    """Return a notice for each run mode whose lower precision is no faster than float32."""
     notices = []
     for mode, latency in latencies.items():
         plain = latencies.get(mode._replace(precision="float32"))
         if plain is not None and mode.precision != "float32" and latency > 0.97 * plain:
-            than = "slower" if latency > 1.03 * plain else "no faster"
+            comparison = "slower" if latency > 1.03 * plain else "no faster"
             notices.append(
-                f"{mode.precision} is {than} than float32 here in {mode.engine}: {latency:.2f} ms against "
+                f"{mode.precision} is {comparison} than float32 here in {mode.engine}: {latency:.2f} ms against "
                 f"{plain:.2f} ms for the whole network"
             )
     return notices
@@ -91,20 +91,20 @@ class Candidate:
     mode: RunMode
     shapes: tuple[LayerShape, ...]
     float32_score: float
-    """Score of the sub-network in float32, on all or on some of dev."""
+    """Score of the sub-network in float32, on all of dev or the ranking examples."""
     estimate: Costs
     measured: Costs | None = None
     """Measured costs and score of its artefact."""
     timings: list[ProcessTiming] = field(default_factory=list)
-    """One for each fresh process."""
+    """One timing per fresh process."""
     holds: bool | None = None
-    """Whether it met the budget repeatedly; None if that was not measured."""
+    """Whether it met the budget in repeated measurements; None if not measured."""
     artefact_score: ArtefactScore | None = None
-    """Score of its artefact on dev; None if it was not measured."""
+    """Score of its artefact on dev; None if not measured."""
 
     @property
     def name(self) -> str:
-        """Name for folders."""
+        """Folder name."""
         plain = json.dumps([self.subnet.plain(), *self.mode], sort_keys=True)
         return f"{self.mode.engine}-{self.mode.precision}-{digest(plain.encode())[:8]}"
 
@@ -114,11 +114,11 @@ class Candidate:
 
     @property
     def costs(self) -> Costs:
-        """Measured costs, or estimates where nothing was measured."""
+        """Measured costs, with estimates in place of missing ones."""
         if self.measured is None:
             return self.estimate
         pairs = zip(self.measured, self.estimate, strict=True)
-        return Costs(*(guess if found is None else found for found, guess in pairs))
+        return Costs(*(estimate if measured is None else measured for measured, estimate in pairs))
 
     @property
     def score(self) -> float:
@@ -127,7 +127,7 @@ class Candidate:
 
 
 def describe_subnet(subnet: Subnet) -> str:
-    """Describe a sub-network in a few words.
+    """Describe a sub-network.
 
     >>> describe_subnet(Subnet(width=0.5)), describe_subnet(Subnet(layers=(0, 2), heads=(2, 4)))
     ('width 0.5', 'layers 1, 3 with 2, 4 heads')
@@ -140,23 +140,23 @@ def describe_subnet(subnet: Subnet) -> str:
     return layers + heads
 
 
-def even_grid(elastic: ElasticRecord | None, units: Sequence[LayerCut]) -> list[Subnet]:
-    """Return the trained sub-networks of an elastic model, else an even grid, largest first."""
+def even_grid(elastic: ElasticMetadata | None, units: Sequence[LayerCut]) -> list[Subnet]:
+    """Return the trained sub-networks of an elastic model, or else an even grid, largest first."""
     even = [Subnet(width=width, depth=depth) for depth in DEPTHS for width in WIDTHS]
     return distinct_subnets(even if elastic is None else [Subnet(), *elastic.subnets], units)
 
 
 def distinct_subnets(subnets: Iterable[Subnet], units: Sequence[LayerCut]) -> list[Subnet]:
-    """Return each network once, however it is described, largest first."""
-    found = {tuple(subnet.cuts(units)): subnet for subnet in reversed(list(subnets))}
-    return sorted(found.values(), key=lambda subnet: -_volume(subnet, units))
+    """Return the sub-networks without duplicates (equal cuts), largest first."""
+    by_cuts = {tuple(subnet.cuts(units)): subnet for subnet in reversed(list(subnets))}
+    return sorted(by_cuts.values(), key=lambda subnet: -_unit_count(subnet, units))
 
 
-def _volume(subnet: Subnet, units: Sequence[LayerCut]) -> int:
+def _unit_count(subnet: Subnet, units: Sequence[LayerCut]) -> int:
     return sum(cut.neurons + cut.heads for _, cut in subnet.cuts(units))
 
 
-SLACK, SLACK_KNOWN = 0.2, 0.07  # relative error of estimates: from the table alone, and once a mode was measured
+SLACK, SLACK_KNOWN = 0.2, 0.07  # relative error of estimates: from the table alone, and after a mode was measured
 
 
 class Estimates:
@@ -177,23 +177,23 @@ class Estimates:
         return Costs(tables.latency_ms(shapes, self.percentile), tables.size.estimate(shapes) / MEGABYTE)
 
     def correct(self, candidates: Sequence[Candidate], mode: RunMode) -> None:
-        """Correct the estimates of a run mode by its measured candidates."""
-        known = [one for one in candidates if one.mode == mode and one.measured is not None]
-        ratios = [(one.costs.latency_ms or 0.0) / self._table(one) for one in known]
+        """Correct the estimates of a run mode with its measured candidates."""
+        measured = [one for one in candidates if one.mode == mode and one.measured is not None]
+        ratios = [(one.costs.latency_ms or 0.0) / self._table_latency(one) for one in measured]
         for candidate in candidates:
             if candidate.mode != mode or candidate.measured is not None:
                 continue
             size = candidate.estimate.size_mb or 0.0
-            near = min(known, key=lambda one: abs((one.costs.size_mb or 0.0) - size))
+            near = min(measured, key=lambda one: abs((one.costs.size_mb or 0.0) - size))
             memory = (near.costs.memory_mb or 0.0) + size - (near.costs.size_mb or 0.0)
-            candidate.estimate = Costs(statistics.median(ratios) * self._table(candidate), size, memory)
+            candidate.estimate = Costs(statistics.median(ratios) * self._table_latency(candidate), size, memory)
 
     def slack(self, candidates: Sequence[Candidate], mode: RunMode) -> float:
-        """Return the share by which the estimates of a run mode may be too high."""
-        is_known = any(one.mode == mode and one.measured is not None for one in candidates)
-        return SLACK_KNOWN if is_known else SLACK
+        """Return the relative error that the estimates of a run mode may have."""
+        is_measured = any(one.mode == mode and one.measured is not None for one in candidates)
+        return SLACK_KNOWN if is_measured else SLACK
 
-    def _table(self, candidate: Candidate) -> float:
+    def _table_latency(self, candidate: Candidate) -> float:
         return max(1e-9, self.tables[candidate.mode].latency_ms(candidate.shapes, self.percentile))
 
 
@@ -201,7 +201,7 @@ T = TypeVar("T")
 
 
 def pareto_front(items: Sequence[T], cost: Callable[[T], float], score: Callable[[T], float]) -> list[T]:
-    """Return the items that no other one beats in cost and score together, cheapest first.
+    """Return the items that no other one beats in both cost and score, cheapest first.
 
     >>> pareto_front([(3, 9.0), (1, 5.0), (2, 4.0), (3, 8.0)], lambda p: p[0], lambda p: p[1])
     [(1, 5.0), (3, 9.0)]

@@ -8,7 +8,7 @@ from bertsmith.layers.subnet import LayerCut, Subnet
 from bertsmith.shrinking.fit.settings import SearchConfig
 
 Genome = tuple[int, ...]
-"""For each layer the index of its cut in the space, from 1 up by size; 0 for a dropped layer."""
+"""Index of every layer's cut in the space, from 1 in order of size; 0 for a dropped layer."""
 DROPPED = 0
 ATTEMPTS = 20  # per new child
 
@@ -18,27 +18,29 @@ class Space:
     """The allowed cuts of each layer."""
 
     cuts: tuple[tuple[LayerCut, ...], ...]
-    """Of each layer, smallest first."""
-    fewest: int
-    """Least number of layers."""
+    """Allowed cuts of each layer, smallest first."""
+    min_layers: int
+    """Minimum number of layers."""
 
     @classmethod
     def of(cls, grid: Sequence[Subnet], units: Sequence[LayerCut]) -> "Space":
-        """Return all mixtures of the layers of a grid's sub-networks; equal layers share their cuts."""
-        found: dict[LayerCut, set[LayerCut]] = {unit: {unit} for unit in units}
+        """Return all combinations of the layers of a grid's sub-networks; equal layers share their cuts."""
+        by_unit: dict[LayerCut, set[LayerCut]] = {unit: {unit} for unit in units}
         for subnet in grid:
             for index, cut in subnet.cuts(units):
-                found[units[index]].add(cut)
-        ordered = {unit: tuple(sorted(cuts, key=lambda cut: (cut.neurons, cut.heads))) for unit, cuts in found.items()}
-        fewest = min(len(subnet.kept_layers(len(units))) for subnet in grid)
-        return cls(tuple(ordered[unit] for unit in units), fewest)
+                by_unit[units[index]].add(cut)
+        ordered = {
+            unit: tuple(sorted(cuts, key=lambda cut: (cut.neurons, cut.heads))) for unit, cuts in by_unit.items()
+        }
+        min_layers = min(len(subnet.kept_layers(len(units))) for subnet in grid)
+        return cls(tuple(ordered[unit] for unit in units), min_layers)
 
     def subnet(self, genome: Genome) -> Subnet:
         """Return the sub-network of a genome."""
-        kept = [index for index, gene in enumerate(genome) if gene != DROPPED]
-        cuts = [self.cuts[index][genome[index] - 1] for index in kept]
+        layers = [index for index, gene in enumerate(genome) if gene != DROPPED]
+        cuts = [self.cuts[index][genome[index] - 1] for index in layers]
         return Subnet(
-            layers=tuple(kept), heads=tuple(cut.heads for cut in cuts), neurons=tuple(cut.neurons for cut in cuts)
+            layers=tuple(layers), heads=tuple(cut.heads for cut in cuts), neurons=tuple(cut.neurons for cut in cuts)
         )
 
     def genome(self, subnet: Subnet, units: Sequence[LayerCut]) -> Genome:
@@ -54,7 +56,7 @@ class Space:
         return [cuts[-1] for cuts in self.cuts]
 
     def is_allowed(self, genome: Genome) -> bool:
-        return sum(gene != DROPPED for gene in genome) >= self.fewest
+        return sum(gene != DROPPED for gene in genome) >= self.min_layers
 
 
 def evolve(
@@ -65,18 +67,18 @@ def evolve(
     known: Mapping[Subnet, float],
     config: SearchConfig,
 ) -> dict[Subnet, float]:
-    """Return sub-networks that fit, with their scores; the first generation has those with known scores."""
+    """Return sub-networks that fit, with their scores; the first generation starts from the known ones."""
     random = Random(config.seed)
-    scores = {space.genome(subnet, space.whole): found for subnet, found in known.items() if fits(subnet)}
-    described = {space.genome(subnet, space.whole): subnet for subnet in known}
+    scores = {space.genome(subnet, space.whole): value for subnet, value in known.items() if fits(subnet)}
+    subnets = {space.genome(subnet, space.whole): subnet for subnet in known}
 
     def add(genomes: Iterable[Genome]) -> None:
         for genome in genomes:
-            described.setdefault(genome, space.subnet(genome))
-            scores[genome] = score(described[genome])
+            subnets.setdefault(genome, space.subnet(genome))
+            scores[genome] = score(subnets[genome])
 
-    def fitting(genome: Genome) -> Genome | None:
-        """Shrink random layers until the genome fits."""
+    def shrink_to_fit(genome: Genome) -> Genome | None:
+        """Shrink random layers until the genome fits; None if it cannot."""
         while not fits(space.subnet(genome)):
             smaller = [child for child in _next_smaller(genome) if space.is_allowed(child)]
             if not smaller:
@@ -91,15 +93,15 @@ def evolve(
         return _mutated(space, random.choice(parents), random)
 
     def children(parents: Sequence[Genome], count: int) -> list[Genome]:
-        found: dict[Genome, None] = {}
+        unique: dict[Genome, None] = {}
         for _ in range(ATTEMPTS * count):
-            if len(found) == count:
+            if len(unique) == count:
                 break
-            made = child(parents)
-            fitted = fitting(made) if space.is_allowed(made) else None
+            genome = child(parents)
+            fitted = shrink_to_fit(genome) if space.is_allowed(genome) else None
             if fitted is not None and fitted not in scores:
-                found[fitted] = None
-        return list(found)
+                unique[fitted] = None
+        return list(unique)
 
     whole = tuple(len(cuts) for cuts in space.cuts)
     add(children(list(scores) or [whole], max(0, config.population - len(scores))))
@@ -108,11 +110,11 @@ def evolve(
         if not best:
             break
         add(children(best, config.population // 2))
-    return {described[genome]: found for genome, found in scores.items()}
+    return {subnets[genome]: value for genome, value in scores.items()}
 
 
 def _mutated(space: Space, genome: Genome, random: Random) -> Genome:
-    """Change one or two layers; often one grows and another shrinks by a step, which keeps the cost."""
+    """Change one or two layers; half of the time one grows and another shrinks by a step, which keeps the cost."""
     genes = list(genome)
     if len(genes) > 1 and random.random() < 0.5:
         up, down = random.sample(range(len(genes)), 2)

@@ -1,4 +1,4 @@
-"""The finals: write, score and time the most promising candidates until none can be better than the best one."""
+"""Write, score and time the most promising candidates until no other can beat the best one."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -9,17 +9,17 @@ from bertsmith.shrinking.fit.candidates import SLACK, Candidate, Estimates
 from bertsmith.shrinking.fit.measure import ProcessTiming
 from bertsmith.shrinking.fit.settings import BudgetConfig, Costs, FitSettings, excess
 
-DEVIATIONS = 2.0  # standard deviations above the mean that must be within the limit: about 98 of 100 processes
-HOPELESS = 1.5  # times the limit: more than noise can explain
+DEVIATIONS = 2.0  # mean + this many standard deviations must be within the limit: about 98 of 100 processes
+HOPELESS = 1.5  # multiple of the limit that noise cannot explain
 MIN_COST_RATIO = 0.95  # measure an equally good candidate only if it is at least 5 % cheaper
-MARGIN = 0.95  # of the limit, for the median if one process missed it
+MARGIN = 0.95  # share of the limit that the median must meet if one process missed the limit
 
 
 def verdict(latencies: Sequence[float], limit: float, repeats: int) -> bool | None:
-    """Return whether a latency limit is met reliably, given the latencies of fresh processes; None if more are needed.
+    """Return whether latencies of fresh processes meet a limit reliably; None if more processes are needed.
 
-    It is after `repeats` processes if all of them meet it with room for their spread. One outlier is forgiven after
-    twice as many if all others meet it and their median does so with a margin.
+    They do after `repeats` processes if all meet the limit and mean + 2 standard deviations does. One outlier is
+    accepted after 2 · `repeats` processes if all others meet the limit and the median meets it with a margin.
     """
     missed = sum(latency > limit for latency in latencies)
     if missed > 1 or (missed and (repeats == 1 or min(latencies) > HOPELESS * limit)):
@@ -39,12 +39,12 @@ def _bound(latencies: Sequence[float]) -> float:
 
 
 def is_better(one: Candidate, other: Candidate, budget: BudgetConfig, prefer: str) -> bool:
-    """Whether one of two measured candidates that meet the budget is better."""
+    """Whether `one` beats `other`; both are measured and meet the budget."""
     return preference(one, budget, prefer) > preference(other, budget, prefer)
 
 
 def preference(candidate: Candidate, budget: BudgetConfig, prefer: str) -> tuple[float, ...]:
-    """Sort key of a candidate, larger is better: score, then speed; with a lowest score, speed or size first."""
+    """Sort key, larger is better: score, then speed; with a minimum score in the budget, speed or size first."""
     costs = candidate.costs
     speed, size = -(costs.latency_ms or 0.0), -(costs.size_mb or 0.0)
     if budget.at_least is None:
@@ -56,15 +56,15 @@ def promising(
     candidates: Sequence[Candidate], budget: BudgetConfig, prefer: str, best: Candidate | None, slack: float
 ) -> list[Candidate]:
     """Return unmeasured candidates that may meet the budget and beat the best one so far, best first."""
-    open_ones = [
+    unmeasured = [
         candidate
         for candidate in candidates
         if candidate.measured is None
         and not budget.misses(candidate.costs._replace(score=candidate.float32_score), slack)
     ]
     if best is not None:
-        open_ones = [candidate for candidate in open_ones if _may_beat(candidate, best, budget, prefer)]
-    return sorted(open_ones, key=lambda candidate: preference(candidate, budget, prefer), reverse=True)
+        unmeasured = [candidate for candidate in unmeasured if _may_beat(candidate, best, budget, prefer)]
+    return sorted(unmeasured, key=lambda candidate: preference(candidate, budget, prefer), reverse=True)
 
 
 def _may_beat(candidate: Candidate, best: Candidate, budget: BudgetConfig, prefer: str) -> bool:
@@ -74,26 +74,26 @@ def _may_beat(candidate: Candidate, best: Candidate, budget: BudgetConfig, prefe
 
 
 def nearest_miss(candidates: Sequence[Candidate], budget: BudgetConfig) -> Candidate:
-    """Return the candidate whose worst miss is smallest."""
+    """Return the candidate with the smallest worst miss."""
     return min(candidates, key=lambda candidate: (worst_miss(candidate, budget), -candidate.float32_score))
 
 
 def worst_miss(candidate: Candidate, budget: BudgetConfig) -> float:
-    """Largest share by which a candidate misses a limit."""
+    """Largest relative excess of a candidate over a limit."""
     costs = candidate.costs
     if costs.score is None:
         costs = costs._replace(score=candidate.float32_score)
     return excess(budget.misses(costs))
 
 
-HOPELESS_TRIES = 3  # candidates to measure although no estimate meets the budget
-FEW_TIMINGS = 3  # without a limit on latency
+HOPELESS_TRIES = 3  # candidates to measure even though no estimate meets the budget
+FEW_TIMINGS = 3  # if the budget has no latency limit
 Watch = Callable[[str, int, int], None]
 """Progress callback: description, steps done, steps in total."""
 
 
 class Finals:
-    """Measures candidates, the most promising first, until no other one can be better."""
+    """Measure candidates, the most promising first, until no other can be better."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Finals:
                 break
             candidate = queue[0]
             if not self._has_whole_score(candidate):
-                continue  # its score on all of dev may change its rank
+                continue  # the score on all of dev may change its rank
             tried += 1
             self.watch(f"measuring {candidate.description}", tried, max(tried, self.settings.measure.finalists))
             if not self._try(candidate):
@@ -137,7 +137,7 @@ class Finals:
         return best
 
     def _queue(self, best: Candidate | None) -> list[Candidate]:
-        """Candidates that may meet the budget and be better, by what is known now."""
+        """Candidates that may meet the budget and beat the best one, by the current estimates."""
         prefer = self.settings.prefer
         return [
             one
@@ -146,8 +146,8 @@ class Finals:
         ]
 
     def _has_whole_score(self, candidate: Candidate) -> bool:
-        """Whether its score is that on all of dev; if not, compute it."""
-        if self.bench.quality.is_whole or candidate.subnet in self._on_all:
+        """Whether the score was computed on all of dev; if not, compute it and return False."""
+        if self.bench.scorer.is_whole or candidate.subnet in self._on_all:
             return True
         score = self.bench.subnet_score(candidate.subnet, on_all=True)
         self._on_all.add(candidate.subnet)
@@ -164,10 +164,10 @@ class Finals:
             candidate.artefact_score = self.bench.score(candidate)
             self._update_costs(candidate, size)
             self._repeat(candidate)
-        except OSError:  # a full disk is no fault of the candidate
+        except OSError:  # such as a full disk: not a failure of the candidate
             raise
         except Exception as error:  # engines raise exceptions of their own packages
-            self.notices.append(f"{candidate.description} is left out: {first_line(error)}")
+            self.notices.append(f"{candidate.description} is skipped: {first_line(error)}")
             self.candidates.remove(candidate)
             candidate.measured = None
             return False
@@ -175,7 +175,7 @@ class Finals:
         return True
 
     def _repeat(self, candidate: Candidate) -> None:
-        """Time a candidate in fresh processes until it is known whether it meets the budget reliably."""
+        """Time a candidate in fresh processes until `verdict` decides."""
         assert candidate.measured is not None
         size, repeats, limit = candidate.measured.size_mb, self.settings.measure.repeats, self.budget.latency_ms
         while not self.budget.misses(candidate.measured._replace(latency_ms=None)):
@@ -198,7 +198,7 @@ class Finals:
         candidate.measured = Costs(latency, size, memory, float(candidate.artefact_score.score))
 
     def _latency(self, timing: ProcessTiming) -> float:
-        return max(float(found[f"p{self.budget.percentile}"]) for found in timing.latency.values())
+        return max(float(workload[f"p{self.budget.percentile}"]) for workload in timing.latency.values())
 
 
 def first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Timing artefacts under given conditions, each time in a fresh process; this machine and its software."""
+"""Time artefacts in fresh processes; describe this machine and its software."""
 
 import json
 import os
@@ -15,16 +15,16 @@ from bertsmith import __version__
 from bertsmith.errors import InputError
 from bertsmith.settings import Record
 
-MEGABYTE = 1_000_000  # bytes, of files and of memory
+MEGABYTE = 1_000_000  # bytes
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 Latencies = dict[str, dict[str, float]]
-"""By workload: p50, p95 and mean in milliseconds, and runs."""
+"""By workload: p50, p95 and mean in milliseconds, and the number of runs."""
 
 
 class Workload(Record):
-    """Sequences of these lengths, in turn."""
+    """Sequence lengths, timed in turn."""
 
     name: str
     lengths: tuple[int, ...]
@@ -52,12 +52,12 @@ class Timing:
     """Timings of several artefacts by one process."""
 
     latencies: list[Latencies]
-    """Of every artefact."""
+    """One entry per artefact."""
     memory_mb: float
     memory_of_model_mb: float
-    """Above that of the process before it opened an artefact."""
+    """Increase of the memory of the process since before it opened an artefact."""
     processor_share: float = 1.0
-    """Share of the elapsed time in which the process computed; less if other programs had the cores."""
+    """CPU time per elapsed time; below 1 if other programs used the cores."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ArtefactScore:
     score: float
     metrics: dict[str, float]
     interval: Sequence[float] | None
-    """95 % confidence interval of the score, where one is defined."""
+    """95 % confidence interval of the score, if the metric has one."""
 
     @property
     def value(self) -> dict[str, object]:
@@ -94,19 +94,19 @@ class Measurer(Protocol):
 
 
 def in_fresh_process(folders: Sequence[Path], conditions: Conditions, runs: int, seconds: float) -> Timing:
-    """Time artefacts in a process of its own."""
+    """Time artefacts in a new process."""
     job = Job(
         folders=tuple(str(folder.resolve()) for folder in folders), runs=runs, seconds=seconds, **dict(conditions)
     )
     environment = {**os.environ, **dict.fromkeys(_THREADS, str(conditions.threads))}
     command = [sys.executable, "-m", "bertsmith.shrinking.fit.worker"]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, input=json.dumps(job.plain()), env=environment, capture_output=True, text=True, check=False
     )
-    if done.returncode != 0:
-        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    if completed.returncode != 0:
+        reason = (completed.stderr.strip() or f"exit code {completed.returncode}").splitlines()[-1]
         raise InputError(f"measuring {folders[0].name!r} failed: {reason}")
-    return Timing(**json.loads(done.stdout.strip().splitlines()[-1]))
+    return Timing(**json.loads(completed.stdout.strip().splitlines()[-1]))
 
 
 def usable_cores() -> int:
@@ -125,18 +125,18 @@ def processor() -> str:
 
 
 def _family() -> str:
-    """Return family, model and stepping: virtual machines give different processors one name."""
+    """Return family, model and stepping, because virtual machines give different processors the same name."""
     file = Path("/proc/cpuinfo")
     if not file.is_file():
         return ""
     lines = (line.partition(":") for line in file.read_text(encoding="utf-8", errors="replace").splitlines())
-    wanted = ("cpu family", "model", "stepping")
-    found = {name.strip(): value.strip() for name, _, value in lines if name.strip() in wanted}
-    return ".".join(found.get(name, "") for name in wanted)
+    keys = ("cpu family", "model", "stepping")
+    values = {name.strip(): value.strip() for name, _, value in lines if name.strip() in keys}
+    return ".".join(values.get(key, "") for key in keys)
 
 
 def fingerprint() -> dict[str, str | int]:
-    """Return processor, cores and system; a measurement holds for one such machine."""
+    """Return processor, cores and system: the machine that a measurement is valid for."""
     return {
         "processor": processor(),
         "family": _family(),
@@ -148,10 +148,10 @@ def fingerprint() -> dict[str, str | int]:
 def versions(engine: str) -> dict[str, str]:
     """Return the versions of the packages that an engine uses."""
     packages = ["torch", *(["onnxruntime"] if engine == "onnxruntime" else [])]
-    found = {"bertsmith": __version__, "python": platform.python_version()}
+    installed = {"bertsmith": __version__, "python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed

@@ -1,6 +1,6 @@
-"""The outcome of a search as typed records: read by result.json, candidates.jsonl, the page, the card and the console.
+"""Typed outcome of a search, the source of result.json, candidates.jsonl, page, card and console output.
 
-Fields marked "nullable" are written as null where they are None; "hidden" ones are not written.
+Fields marked "nullable" are written as null if they are None; fields marked "hidden" are not written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class CandidateResult:
 
     name: str
     words: str
-    """Network and run mode in words."""
+    """Description of network and run mode."""
     network: str
     subnet: Mapping[str, object]
     engine: str
@@ -38,7 +38,7 @@ class CandidateResult:
     on_front: bool
     """Whether no other candidate beats it in score and latency."""
     holds: bool | None = field(metadata=NULLABLE)
-    """Whether it met the budget repeatedly; None if that was not measured."""
+    """Whether it met the budget in repeated measurements; None if not measured."""
     is_chosen: bool
     timings: tuple[ProcessTiming, ...] | None
     metrics: Mapping[str, float] | None
@@ -59,11 +59,11 @@ class MissResult:
 
 @dataclass(frozen=True, kw_only=True)
 class FitOutcome:
-    """The chosen candidate, or the nearest one, among all candidates of a search."""
+    """All candidates of a search, with the chosen one or else the nearest to the budget."""
 
     fits: bool
     budget: str
-    """The budget in words."""
+    """Description of the budget."""
     metric: str
     chosen: CandidateResult | None = field(metadata=NULLABLE)
     nearest: CandidateResult | None = field(metadata=NULLABLE)
@@ -101,47 +101,47 @@ class FitOutcome:
         return best
 
 
-def summarise_search(found: SearchOutcome) -> FitOutcome:
+def summarise_search(outcome: SearchOutcome) -> FitOutcome:
     """Return the outcome of a search."""
-    inputs, settings, budget = found.inputs, found.inputs.settings, found.inputs.settings.budget
-    # the score of a narrower precision is unknown before it is measured
-    scored = [one for one in found.candidates if one.measured is not None or one.mode.precision == "float32"]
+    inputs, settings, budget = outcome.inputs, outcome.inputs.settings, outcome.inputs.settings.budget
+    # the score at a lower precision is unknown until it is measured
+    scored = [one for one in outcome.candidates if one.measured is not None or one.mode.precision == "float32"]
     front = {one.name for one in pareto_front(scored, lambda one: one.costs.latency_ms or 0.0, lambda one: one.score)}
-    ordered = sorted(found.candidates, key=lambda one: -one.score)
+    ordered = sorted(outcome.candidates, key=lambda one: -one.score)
     sizes = {
-        (vocabulary, shapes): parameters(stack_config(found.configs[vocabulary], shapes))
+        (vocabulary, shapes): parameters(stack_config(outcome.configs[vocabulary], shapes))
         for vocabulary, shapes in {(one.mode.vocabulary, one.shapes) for one in ordered}
     }
     rows = tuple(
         _candidate_result(
             one,
             on_front=one.name in front,
-            is_chosen=one is found.best,
+            is_chosen=one is outcome.best,
             size=sizes[one.mode.vocabulary, one.shapes],
         )
         for one in ordered
     )
     by_name = {row.name: row for row in rows}
-    scores = found.nearest.artefact_score
+    scores = outcome.nearest.artefact_score
     assert scores is not None
-    fits = found.best is not None
-    misses = [] if fits else budget.misses(found.nearest.costs)
+    fits = outcome.best is not None
+    misses = [] if fits else budget.misses(outcome.nearest.costs)
     return FitOutcome(
         fits=fits,
         budget=budget.description,
         metric=scores.metric,
-        chosen=None if found.best is None else by_name[found.best.name],
-        nearest=None if fits else by_name[found.nearest.name],
+        chosen=None if outcome.best is None else by_name[outcome.best.name],
+        nearest=None if fits else by_name[outcome.nearest.name],
         misses=tuple(_miss_result(miss) for miss in misses),
-        reference=by_name.get(found.reference.name),
+        reference=by_name.get(outcome.reference.name),
         front=tuple(row.name for row in rows if row.on_front),
-        notices=tuple(found.notices),
-        machine=found.machine,
+        notices=tuple(outcome.notices),
+        machine=outcome.machine,
         threads=inputs.conditions.threads,
         conditions=inputs.conditions,
-        versions=versions(found.nearest.mode.engine),
-        examples=len(inputs.quality.examples),
-        measurements=found.measurements,
+        versions=versions(outcome.nearest.mode.engine),
+        examples=len(inputs.scorer.examples),
+        measurements=outcome.measurements,
         limits=without_none(budget),
         limit=budget,
         model=settings.model.name,

@@ -1,4 +1,4 @@
-"""The search for the best model within a budget.
+"""Search for the best model within a budget.
 
 scores of sub-networks -> tables of layer latencies -> [evolution] -> [cut vocabulary] -> finals
 """
@@ -11,8 +11,8 @@ from bertsmith.errors import InputError
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.config import ModelConfig
 from bertsmith.models.model import Model
-from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_record
-from bertsmith.shrinking.fit.bench import Bench, Quality
+from bertsmith.shrinking.elastic_metadata import ELASTIC_FILE, read_elastic_metadata
+from bertsmith.shrinking.fit.bench import Bench, Scorer
 from bertsmith.shrinking.fit.candidates import (
     SLACK,
     Candidate,
@@ -49,8 +49,8 @@ class FitInputs:
     table: Table
     """Rows that candidates are scored on."""
     train: Table | None
-    """The training split, if there is one."""
-    quality: Quality
+    """The training split, if any."""
+    scorer: Scorer
     conditions: Conditions
     grid: list[Subnet]
     is_elastic: bool
@@ -60,26 +60,26 @@ class FitInputs:
     @property
     def evolves(self) -> bool:
         """Whether sub-networks with unequal layers are searched."""
-        asked = self.settings.search.subnets
-        return self.is_elastic if asked is None else asked == "layers"
+        subnets = self.settings.search.subnets
+        return self.is_elastic if subnets is None else subnets == "layers"
 
 
 def prepare(settings: FitSettings) -> FitInputs:
-    """Load the model and the data and list the candidates; InputError if any of it cannot be used."""
+    """Load the model and the data and list the candidates; InputError if the settings are invalid."""
     settings.budget.require_any()
     folder = settings.model.path
     record = read_task_record(settings.model.name)
     table, train, notices = _tables(settings, record)
     model = settings.model.load()
     search, budget = settings.search, settings.budget
-    quality = Quality(model, record, table, search.ranking_examples, search.seed)
+    scorer = Scorer(model, record, table, search.ranking_examples, search.seed)
     embedding = model.config.encoder.embedding
     for length in budget.lengths:
         if embedding.positions != "none" and length > embedding.max_length:
             raise InputError(f"--length is {length}; the model takes at most {embedding.max_length}")
     workloads = tuple(Workload(name=str(length), lengths=(length,)) for length in dict.fromkeys(budget.lengths))
     if not workloads:
-        workloads = (Workload(name="data", lengths=quality.lengths(DATA_LENGTHS)),)
+        workloads = (Workload(name="data", lengths=scorer.lengths(DATA_LENGTHS)),)
     conditions = Conditions(
         workloads=workloads,
         batch=budget.batch,
@@ -87,23 +87,23 @@ def prepare(settings: FitSettings) -> FitInputs:
         layout=record.sequences.layout,
     )
     is_elastic = settings.model.subnet is None and (folder / ELASTIC_FILE).is_file()
-    grid = even_grid(read_record(folder) if is_elastic else None, model.encoder.units)
+    grid = even_grid(read_elastic_metadata(folder) if is_elastic else None, model.encoder.units)
     lengths = [length for workload in workloads for length in workload.lengths]
-    modes, left_out = available_modes(search, lengths)
-    notices += left_out
+    modes, mode_notices = available_modes(search, lengths)
+    notices += mode_notices
     if not is_elastic:
         notices.append(
             "the model is not elastic (it has no elastic.json), so its smaller sub-networks were never trained; "
             "bertsmith shrink trains them"
         )
-    return FitInputs(settings, model, record, table, train, quality, conditions, grid, is_elastic, modes, notices)
+    return FitInputs(settings, model, record, table, train, scorer, conditions, grid, is_elastic, modes, notices)
 
 
 def _tables(settings: FitSettings, record: TaskRecord) -> tuple[Table, Table | None, list[str]]:
     """Return the rows that candidates are scored on, the training rows, and notices about them.
 
-    If fine-tuning held rows out of train for lack of a dev split, the same rows are held out here: rows that were
-    trained on would overestimate every candidate.
+    If fine-tuning held out rows of train because there was no dev split, the same rows are held out here: scores on
+    training rows would be too high.
     """
     is_trained_on = settings.split == "dev" and Path(settings.data).is_file() and _is_trained_on(settings)
     splits = task_splits(settings.data, file_is="train" if is_trained_on else settings.split)
@@ -112,7 +112,7 @@ def _tables(settings: FitSettings, record: TaskRecord) -> tuple[Table, Table | N
         return table, train, []
     if settings.split != "dev" or train is None:
         raise splits.missing(settings.split)
-    train, table, notice = held_out(record.task, train, "there is no dev part")
+    train, table, notice = held_out(record.task, train, "there is no dev split")
     return table, train, [f"{notice}, as in fine-tuning"]
 
 
@@ -124,30 +124,30 @@ def _is_trained_on(settings: FitSettings) -> bool:
 
 
 MAX_EVOLVED = 10  # sub-networks of the evolution that become candidates
-BUSY = 0.9  # processor share below which other programs disturbed a measurement
-WORST = 1e12  # puts candidates below the lowest score after all others
+BUSY = 0.9  # processor share below which a measurement was disturbed by other programs
+WORST = 1e12  # penalty that ranks candidates below the minimum score after all others
 Scores = dict[Subnet, float]
 
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """Candidates of a search and the best of them."""
+    """All candidates of a search and the best one."""
 
     inputs: FitInputs
     candidates: Sequence[Candidate]
     best: Candidate | None
     nearest: Candidate
-    """The best one, or the one nearest to the budget."""
+    """The best candidate, or the nearest to the budget if none meets it."""
     reference: Candidate
     """The whole network in the first run mode."""
     notices: Sequence[str]
     folder: Path | None
-    """Folder with the artefact of the best one."""
+    """Folder with the artefact of the best candidate."""
     measurements: int
     """Number of new measurements."""
     machine: Mapping[str, str | int]
     configs: Mapping[str, ModelConfig]
-    """Of the network with its whole and its cut vocabulary."""
+    """Configs with the whole and with the cut vocabulary."""
 
 
 class FitSearch:
@@ -165,19 +165,19 @@ class FitSearch:
         self.inputs, self.settings, self.budget = inputs, inputs.settings, inputs.settings.budget
         self.store = store
         measure = self.settings.measure
-        self.bench = Bench(self.settings.model, inputs.quality, inputs.conditions, measure, store, measurer, work)
+        self.bench = Bench(self.settings.model, inputs.scorer, inputs.conditions, measure, store, measurer, work)
         self.estimates = Estimates(inputs.model, self.budget.percentile)
         self.watch: Watch = watch or (lambda what, done, total: None)
         self.notices = list(inputs.notices)
         self.candidates: list[Candidate] = []
 
     def run(self) -> SearchOutcome:
-        """Return the best candidate with its artefact, or the nearest one."""
+        """Return the best candidate and its artefact, or the nearest candidate."""
         scores = self._grid_scores()
         self._measure_tables(self.inputs.run_modes)
         self._note_slow_precisions()
         if self.inputs.evolves:
-            scores |= self._evolved(scores)
+            scores |= self._evolve(scores)
         for mode in self.estimates.tables:
             self._add(scores, mode)
         if self._wants_cut():
@@ -204,14 +204,14 @@ class FitSearch:
         )
 
     def _grid_scores(self) -> Scores:
-        found, grid = {}, self.inputs.grid
+        scores, grid = {}, self.inputs.grid
         for done, subnet in enumerate(grid):
             self.watch("scores of sub-networks", done, len(grid))
-            found[subnet] = self._score(subnet)
-        return found
+            scores[subnet] = self._score(subnet)
+        return scores
 
     def _score(self, subnet: Subnet) -> float:
-        return self.bench.subnet_score(subnet, on_all=self.inputs.quality.is_whole)
+        return self.bench.subnet_score(subnet, on_all=self.inputs.scorer.is_whole)
 
     def _measure_tables(self, chosen: Sequence[RunMode]) -> None:
         shapes = [shape for subnet in self.inputs.grid for shape in self.estimates.shapes(subnet)]
@@ -219,10 +219,10 @@ class FitSearch:
             self.watch(f"latency of layers: {mode.description}", done, len(chosen))
             try:
                 self.estimates.tables[mode] = self.bench.tables(mode, shapes)
-            except OSError:  # a full disk is no fault of the engine
+            except OSError:  # such as a full disk: not a failure of the engine
                 raise
             except Exception as error:  # engines raise exceptions of their own packages
-                self.notices.append(f"{mode.description} is left out: {first_line(error)}")
+                self.notices.append(f"{mode.description} is skipped: {first_line(error)}")
         if not self.estimates.tables:
             raise InputError(f"no engine can run the model here: {'; '.join(self.notices)}")
 
@@ -236,24 +236,24 @@ class FitSearch:
         busy = [share for share in shares if share < BUSY]
         if len(busy) > len(shares) / 4:
             self.notices.append(
-                f"other programs had the processor for up to {1 - min(busy):.0%} of the time in {len(busy)} of "
-                f"{len(shares)} measurements, so latencies are too high: end them and run again with --fresh"
+                f"other programs used the processor for up to {1 - min(busy):.0%} of the time in {len(busy)} of "
+                f"{len(shares)} measurements, so latencies are too high: stop them and run again with --fresh"
             )
 
-    def _evolved(self, scores: Scores) -> Scores:
-        """Return the best sub-networks with unequal layers and those on the Pareto front of score and latency."""
+    def _evolve(self, scores: Scores) -> Scores:
+        """Search sub-networks with unequal layers; return the fittest and the Pareto front of score and latency."""
         search, units = self.settings.search, self.inputs.model.encoder.units
         total, done = search.population + search.generations * (search.population // 2), 0
-        found = dict(scores)
+        all_scores = dict(scores)
 
         def score(subnet: Subnet) -> float:
             nonlocal done
-            self.watch("search among layers", min(done, total), total)
+            self.watch("evolutionary search", min(done, total), total)
             done += 1
-            found[subnet] = self._score(subnet)
-            return self._fitness(subnet, found[subnet])
+            all_scores[subnet] = self._score(subnet)
+            return self._fitness(subnet, all_scores[subnet])
 
-        known = {subnet: self._fitness(subnet, known) for subnet, known in scores.items()}
+        known = {subnet: self._fitness(subnet, value) for subnet, value in scores.items()}
         fitness = evolve(
             Space.of(self.inputs.grid, units),
             score,
@@ -261,15 +261,15 @@ class FitSearch:
             known=known,
             config=search,
         )
-        old = {tuple(subnet.cuts(units)) for subnet in scores}
-        fresh = [subnet for subnet in distinct_subnets(fitness, units) if tuple(subnet.cuts(units)) not in old]
-        best = sorted((one for one in fresh if self._may_fit(one, 0.0)), key=lambda one: -fitness[one])[:MAX_EVOLVED]
-        # estimates near the limit may be wrong either way
-        front = pareto_front(fresh, lambda one: self._least(one).latency_ms or 0.0, lambda one: found[one])
-        return {subnet: found[subnet] for subnet in dict.fromkeys([*best, *front])}
+        known_cuts = {tuple(subnet.cuts(units)) for subnet in scores}
+        new = [subnet for subnet in distinct_subnets(fitness, units) if tuple(subnet.cuts(units)) not in known_cuts]
+        best = sorted((one for one in new if self._may_fit(one, 0.0)), key=lambda one: -fitness[one])[:MAX_EVOLVED]
+        # the whole front, because estimates near the limit may be wrong in either direction
+        front = pareto_front(new, lambda one: self._least(one).latency_ms or 0.0, lambda one: all_scores[one])
+        return {subnet: all_scores[subnet] for subnet in dict.fromkeys([*best, *front])}
 
     def _fitness(self, subnet: Subnet, score: float) -> float:
-        """Fitness that the evolution maximises: the score, or -cost once the score meets the lowest allowed one."""
+        """Fitness to maximise: the score, or -cost once the score meets the budget's minimum score."""
         floor, least = self.budget.at_least, self._least(subnet)
         if floor is None:
             return score
@@ -277,7 +277,7 @@ class FitSearch:
         return -(cost or 0.0) if score >= floor else score - floor - WORST
 
     def _least(self, subnet: Subnet) -> Costs:
-        """Estimate the least latency and size of all run modes."""
+        """Estimate the minimum latency and size over all run modes."""
         costs = [self.estimates.of(subnet, mode) for mode in self.estimates.tables]
         return Costs(min(one.latency_ms or 0.0 for one in costs), min(one.size_mb or 0.0 for one in costs))
 
@@ -292,9 +292,9 @@ class FitSearch:
         ]
 
     def _wants_cut(self) -> bool:
-        asked, limit = self.settings.search.vocabulary, self.budget.size_mb
-        if asked != "auto":
-            return asked == "cut"
+        vocabulary, limit = self.settings.search.vocabulary, self.budget.size_mb
+        if vocabulary != "auto":
+            return vocabulary == "cut"
         sizes = [candidate.estimate.size_mb or 0.0 for candidate in self.candidates]
         return limit is not None and min(sizes) > limit
 
@@ -312,11 +312,11 @@ class FitSearch:
 
 
 def cut_model(model: Model, record: TaskRecord, train: Table | None, dev: Table) -> tuple[Model, str]:
-    """Return the model with a vocabulary cut to the training texts, or else those of dev, and a notice about it."""
+    """Return the model with a vocabulary cut to the training texts (or else the dev texts), and a notice about it."""
     task = record.task
     texts = list(task.texts(task.examples(dev if train is None else train, has_targets=False)))
     small, _ = cut_vocabulary(model, texts, VocabularyConfig())
     before, after = model.config.encoder.vocabulary, small.config.encoder.vocabulary
     if before == after:
-        return small, f"the vocabulary stays as it is: the texts use all of its {before:,} tokens"
-    return small, f"the vocabulary is cut from {before:,} to {after:,} tokens, those that the texts use"
+        return small, f"the vocabulary is not cut: the texts use all of its {before:,} tokens"
+    return small, f"the vocabulary is cut from {before:,} to the {after:,} tokens that the texts use"

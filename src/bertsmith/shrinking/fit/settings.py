@@ -1,4 +1,4 @@
-"""Settings of a search: the budget, the candidates and the measurements."""
+"""Settings of a search: budget, candidates and measurements."""
 
 from typing import Annotated, Literal, NamedTuple
 
@@ -11,17 +11,17 @@ from bertsmith.settings import Record
 
 
 class Costs(NamedTuple):
-    """Costs and score of a candidate; None for what was not measured."""
+    """Costs and score of a candidate; None if not measured."""
 
     latency_ms: float | None = None
-    """At the percentile of the budget, for the slowest of its lengths."""
+    """Latency at the budget's percentile, for the slowest of its lengths."""
     size_mb: float | None = None
     memory_mb: float | None = None
     score: float | None = None
 
 
 class Miss(NamedTuple):
-    """One limit that is missed."""
+    """A limit of the budget that a candidate misses."""
 
     name: str
     limit: float
@@ -29,12 +29,12 @@ class Miss(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """Share of the limit by which it is missed."""
+        """Relative excess over the limit."""
         return abs(self.value - self.limit) / max(abs(self.limit), 1e-9)
 
     @property
     def description(self) -> str:
-        """The miss in words."""
+        """The value, the limit and the difference as text."""
         if self.name == "score":
             return f"score {self.value:.2f} instead of {self.limit:g} ({self.limit - self.value:.2f} too low)"
         unit = "ms" if self.name == "latency" else "MB"
@@ -42,51 +42,51 @@ class Miss(NamedTuple):
 
 
 class BudgetConfig(Record):
-    """Limits on the costs of answering on this machine; None for no limit."""
+    """Limits on the cost of inference on this machine; None for no limit."""
 
     latency_ms: float | None = Field(default=None, gt=0)
-    """Milliseconds from token ids to the head's answer."""
+    """Maximum latency in milliseconds, from token ids to the outputs of the head."""
     percentile: Literal[50, 95] = 95
-    """The share of calls, in percent, that must be answered within the latency."""
+    """Percentile of the latency that must meet the limit."""
     lengths: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Tokens of the sequences it holds for, each by itself; () for sequences as long as those of the data."""
+    """Sequence lengths in tokens, each of which must meet the limit; () for the lengths of the data."""
     batch: int = Field(default=1, ge=1)
-    """Sequences that are answered at a time."""
+    """Sequences per batch."""
     threads: int | None = Field(default=None, ge=1)
-    """Threads for the products; None for as many as this machine gives."""
+    """Threads; None for one per usable core."""
     size_mb: float | None = Field(default=None, gt=0)
-    """Megabytes of 1,000,000 bytes of all files that are needed to answer."""
+    """Maximum size of all files of the artefact, in megabytes (1,000,000 bytes)."""
     memory_mb: float | None = Field(default=None, gt=0)
-    """The most resident memory, in such megabytes, of a fresh process that answers, Python and engine counted in."""
+    """Maximum resident memory of a fresh process that runs the model, including Python and engine, in megabytes."""
     at_least: float | None = None
-    """The lowest score on dev that is still good enough; then the fastest or smallest one that has it is wanted."""
+    """Minimum score on dev; the fastest or smallest candidate that meets it is chosen (`prefer`)."""
 
     def require_any(self) -> None:
         """Raise InputError if nothing is limited."""
         if all(limit is None for limit in (self.latency_ms, self.size_mb, self.memory_mb, self.at_least)):
             raise InputError(
-                "no budget is given: pass one or more of --latency-ms, --size-mb, --memory-mb and --at-least"
+                "no budget is set; pass one or more of --latency-ms, --size-mb, --memory-mb and --at-least"
             )
 
     def misses(self, costs: Costs, slack: float = 0.0) -> list[Miss]:
-        """Return the limits that known costs miss; with `slack` costs may be higher by this share."""
-        most = (
+        """Return the limits that known costs miss; costs may exceed limits by the share `slack`."""
+        limits = (
             ("latency", self.latency_ms, costs.latency_ms),
             ("size", self.size_mb, costs.size_mb),
             ("memory", self.memory_mb, costs.memory_mb),
         )
-        found = [
+        misses = [
             Miss(name, limit, value)
-            for name, limit, value in most
+            for name, limit, value in limits
             if limit is not None and value is not None and not value <= limit * (1 + slack)
         ]
         if self.at_least is not None and costs.score is not None and not costs.score >= self.at_least:
-            found.append(Miss("score", self.at_least, costs.score))
-        return found
+            misses.append(Miss("score", self.at_least, costs.score))
+        return misses
 
     @property
     def description(self) -> str:
-        """The budget in words."""
+        """The limits as text."""
         limits = []
         if self.latency_ms is not None:
             where = " and ".join(map(str, self.lengths)) + " tokens" if self.lengths else "the lengths of the data"
@@ -102,56 +102,56 @@ class BudgetConfig(Record):
 
 
 def excess(misses: list[Miss]) -> float:
-    """Excess of the worst miss; 0 if there is none."""
+    """Relative excess of the worst miss; 0 for an empty list."""
     return max((miss.excess for miss in misses), default=0.0)
 
 
 class SearchConfig(Record):
-    """Which candidates are searched."""
+    """The candidates of a search."""
 
     engines: tuple[str, ...] = ()
-    """What runs the model: torch, compiled, onnxruntime; () for all that this machine has."""
+    """Engines: torch, compiled, onnxruntime; () for all that are installed."""
     precisions: tuple[Precision, ...] = ()
-    """Of weights and products; () for all that an engine has."""
+    """Precisions of weights and products; () for all that an engine supports."""
     subnets: Literal["even", "layers"] | None = None
-    """Even widths and depths alone, or also sub-networks whose layers differ, found by evolution; None for "layers" if
-    the model is elastic."""
+    """Only uniform widths and depths, or also sub-networks with unequal layers, found by evolutionary search; None for
+    "layers" if the model is elastic."""
     vocabulary: Literal["keep", "cut", "auto"] = "auto"
-    """Whether pieces that the training texts do not use are dropped; "auto" does so where no other candidate is small
+    """Whether tokens that the training texts do not use are removed; "auto" does so if no other candidate is small
     enough."""
     population: int = Field(default=24, ge=4)
-    """Sub-networks of a generation."""
+    """Sub-networks per generation."""
     generations: int = Field(default=6, ge=1)
     ranking_examples: int = Field(default=1000, ge=1)
-    """Examples of dev that candidates are compared on; the best ones are scored on all of it."""
+    """Number of dev examples for ranking candidates; the best ones are scored on all of dev."""
     seed: int = 0
 
 
 class MeasureConfig(Record):
-    """How long and how often to measure."""
+    """Length and number of the measurements."""
 
     runs: int = Field(default=200, ge=1)
-    """Calls of one measurement at each length …"""
+    """Forward passes per measurement and workload."""
     seconds: float = Field(default=10.0, gt=0)
-    """… unless that takes longer; at least 20 are made."""
+    """Maximum seconds per measurement and workload, after at least 20 forward passes."""
     table_runs: int = Field(default=60, ge=1)
-    """Calls of every small network of the latency table."""
+    """Forward passes of every small network of the latency table."""
     repeats: int = Field(default=5, ge=1)
-    """Fresh processes that must find the budget kept before a candidate is taken."""
+    """Fresh processes in which a candidate must meet the budget."""
     finalists: int = Field(default=12, ge=1)
-    """Candidates that are written and measured for real, once one has been found that keeps the budget."""
+    """Maximum number of candidates that are written and measured, once one meets the budget."""
 
 
 class FitSettings(Record):
-    """A search for the best model that keeps a budget."""
+    """All settings of a search for the best model within a budget."""
 
     model: FineTunedSource
-    """The folder of a fine-tuned model, best an elastic one."""
+    """Folder of a fine-tuned model, preferably an elastic one."""
     data: str
-    """A folder with the split that candidates are scored on."""
+    """Folder with the split that candidates are scored on."""
     split: str = "dev"
     prefer: Literal["fast", "small"] = "fast"
-    """What is wanted of the models that are good enough, where a score is the budget."""
+    """Criterion among candidates that meet the minimum score."""
     budget: BudgetConfig = BudgetConfig()
     search: SearchConfig = SearchConfig()
     measure: MeasureConfig = MeasureConfig()

@@ -1,4 +1,4 @@
-"""Measurements as JSON lines, each with a key of the machine, software, model and conditions it holds for."""
+"""Measurements in a JSON lines file, keyed by machine, software, model and conditions."""
 
 import hashlib
 import json
@@ -22,27 +22,27 @@ def cache_file() -> Path:
 
 
 class Measurements:
-    """Earlier measurements and new ones; each is on disk before the next one starts."""
+    """Earlier and new measurements; each new one is written to disk immediately."""
 
     def __init__(self, path: Path, earlier: Sequence[Path] = (), copies: Sequence[Path] = ()) -> None:
         self.path, self.copies = path, copies
         self.taken = 0
         """Number of new measurements."""
-        self._found: dict[str, Value] = {}
+        self._values: dict[str, Value] = {}
         for file in (*earlier, path):
             self._read(file)
 
     def get(self, key: Value) -> Value | None:
-        """Return the measurement of a key, else None."""
-        return self._found.get(_canonical(key))
+        """Return the measurement of a key; None if it does not exist."""
+        return self._values.get(_canonical(key))
 
-    def known(self, key: Value, measure: Callable[[], Value]) -> Value:
-        """Return the measurement of a key, made now if there is none."""
-        found = self.get(key)
-        if found is None:
-            found = json.loads(json.dumps(measure()))
-            self._add(key, found)
-        return found
+    def get_or_measure(self, key: Value, measure: Callable[[], Value]) -> Value:
+        """Return the measurement of a key; call `measure` and store the value if it does not exist."""
+        value = self.get(key)
+        if value is None:
+            value = json.loads(json.dumps(measure()))
+            self._add(key, value)
+        return value
 
     def _add(self, key: Value, value: Value) -> None:
         line = json.dumps({"key": key, "value": value, "at": round(time.time())}, ensure_ascii=False)
@@ -53,7 +53,7 @@ class Measurements:
                 _append(copy, line)
             except OSError:  # the home folder is not writable: later searches measure again
                 continue
-        self._found[_canonical(key)] = value
+        self._values[_canonical(key)] = value
         self.taken += 1
 
     def _read(self, file: Path) -> None:
@@ -62,13 +62,13 @@ class Measurements:
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 row = json.loads(line)
-                self._found[_canonical(row["key"])] = dict(row["value"])
+                self._values[_canonical(row["key"])] = dict(row["value"])
             except (ValueError, KeyError, TypeError):
                 continue  # a line cut off by a crash
 
 
 def earlier_file(path: Path) -> Path:
-    """Return the file of earlier measurements, given itself or its folder; InputError if there is none."""
+    """Return the file of earlier measurements, given the file or its folder; InputError if it does not exist."""
     file = path / MEASUREMENTS if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"--measurements {str(path)!r} has no {MEASUREMENTS}; give the folder of an earlier fit")
@@ -77,10 +77,10 @@ def earlier_file(path: Path) -> Path:
 
 def digest(*parts: bytes) -> str:
     """Return a short hash of content."""
-    whole = hashlib.sha256()
+    sha = hashlib.sha256()
     for part in parts:
-        whole.update(len(part).to_bytes(8, "big") + part)
-    return whole.hexdigest()[:16]
+        sha.update(len(part).to_bytes(8, "big") + part)
+    return sha.hexdigest()[:16]
 
 
 def _canonical(key: Value) -> str:
@@ -88,7 +88,7 @@ def _canonical(key: Value) -> str:
 
 
 def _append(file: Path, line: str) -> None:
-    """Append a line and sync it to disk; an earlier line that was cut off is ended first."""
+    """Append a line and sync it to disk, after ending an incomplete line."""
     with file.open("a+b") as stream:
         if stream.tell() > 0:
             stream.seek(-1, os.SEEK_END)

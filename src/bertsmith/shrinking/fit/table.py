@@ -1,7 +1,7 @@
-"""The latency table: what the layers of a network cost one by one, from small networks that are measured here.
+"""Latency and size tables of single layers, fitted to measurements of small networks.
 
-The time of a network, and the size of its files, is taken as that of embedding and head plus the sum over its layers.
-Each shape of layer is measured in stacks of one and of three, all in one process that lets them take turns.
+Latency and file size of a network are estimated as a constant for embedding and head plus the sum over its layers.
+Each layer shape is measured in stacks of one and of three, which take turns in one process.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ STACKS = (1, 3)
 
 
 class LayerShape(NamedTuple):
-    """Shape of a layer: like the layer of this index in the whole network, but with other heads and neurons."""
+    """Shape of a layer: the layer of this index in the whole network, with other numbers of heads and neurons."""
 
     layer: int
     heads: int
@@ -31,9 +31,9 @@ class LayerShape(NamedTuple):
 
 
 def first_alike(config: EncoderConfig) -> tuple[int, ...]:
-    """Return for each layer the index of the first equal one."""
-    described = [layer.model_dump_json() for layer in config.layers]
-    return tuple(described.index(one) for one in described)
+    """Return for each layer the index of the first layer with an equal config."""
+    configs = [layer.model_dump_json() for layer in config.layers]
+    return tuple(configs.index(config) for config in configs)
 
 
 def layer_shapes(alike: Sequence[int], units: Sequence[LayerCut], subnet: Subnet) -> tuple[LayerShape, ...]:
@@ -42,15 +42,15 @@ def layer_shapes(alike: Sequence[int], units: Sequence[LayerCut], subnet: Subnet
 
 
 def stack_config(config: ModelConfig, shapes: Sequence[LayerShape]) -> ModelConfig:
-    """Return the config of a model like this one with layers of these shapes."""
+    """Return a copy of a model config with layers of these shapes."""
     encoder = config.encoder
     layers = tuple(_cut_layer(encoder.layers[shape.layer], shape.cut, encoder.width) for shape in shapes)
-    sharing = encoder.sharing if len({shape.cut for shape in shapes}) == 1 else "none"  # as extraction does it
+    sharing = encoder.sharing if len({shape.cut for shape in shapes}) == 1 else "none"  # as in extraction
     return config.changed(encoder=encoder.changed(layers=layers, sharing=sharing), generator=None)
 
 
 def table_stacks(shapes: Sequence[LayerShape]) -> list[tuple[LayerShape, ...]]:
-    """Return the networks to measure: stacks of three of each shape, and of one of the first and the last."""
+    """Return the networks to measure: three layers of each shape, and one layer of the first and last shapes."""
     ordered = sorted(set(shapes), key=lambda shape: (shape.layer, shape.heads, shape.neurons))
     ends = {ordered[0], ordered[-1]}
     stacks = [(shape,) * STACKS[0] for shape in ordered if shape in ends]
@@ -100,9 +100,10 @@ class ModeTables:
     ) -> "ModeTables":
         """Fit the tables to measured networks."""
         names = list(latencies[0])
-        medians = {name: CostTable.of(stacks, [found[name]["p50"] for found in latencies]) for name in names}
+        medians = {name: CostTable.of(stacks, [latency[name]["p50"] for latency in latencies]) for name in names}
         tails = {
-            name: float(np.median([found[name]["p95"] / found[name]["p50"] for found in latencies])) for name in names
+            name: float(np.median([latency[name]["p95"] / latency[name]["p50"] for latency in latencies]))
+            for name in names
         }
         return cls(medians, tails, CostTable.of(stacks, sizes))
 

@@ -1,8 +1,8 @@
-"""Time artefacts in a process of its own: a job on standard input, its timings as the last line of standard output.
+"""Worker process that times artefacts: reads a job from stdin, prints the timings as the last line of stdout.
 
     python -m bertsmith.shrinking.fit.worker < job.json
 
-Several artefacts take turns, some calls at a time, so that noise affects all of them alike.
+Several artefacts take turns, a block of calls at a time, so that noise affects all of them alike.
 """
 
 import json
@@ -22,7 +22,7 @@ from bertsmith.engines.artefact import open_runner
 from bertsmith.engines.base import Runner
 from bertsmith.shrinking.fit.measure import MEGABYTE, Job, Latencies, Timing, Workload
 
-BLOCK, UNCOUNTED = 12, 2  # calls in a row; the first ones find the caches filled by another artefact
+BLOCK, UNCOUNTED = 12, 2  # calls per turn, and first calls not timed because another artefact filled the caches
 WARM_UP = 10
 MIN_CALLS = 20
 Input = tuple[Tensor, SequenceLayout, Tensor | None]
@@ -40,20 +40,20 @@ def measure(job: Job) -> Timing:
     empty = peak_memory()
     runners = [open_runner(Path(folder), threads=job.threads) for folder in job.folders]
     latencies: list[Latencies] = [{} for _ in runners]
-    computed = passed = 0.0
+    computed = elapsed = 0.0
     for workload in job.workloads:
         calls = [inputs(runner, workload, job) for runner in runners]
-        for runner, own in zip(runners, calls, strict=True):
-            for call in (*own, *own[:1] * WARM_UP):
+        for runner, runner_calls in zip(runners, calls, strict=True):
+            for call in (*runner_calls, *runner_calls[:1] * WARM_UP):
                 runner.outputs(*call)
-        began = time.process_time()
-        measured = _in_turn(runners, calls, job)
-        computed, passed = computed + time.process_time() - began, passed + sum(map(sum, measured))
-        for found, times in zip(latencies, measured, strict=True):
+        start = time.process_time()
+        measured = _time_in_turns(runners, calls, job)
+        computed, elapsed = computed + time.process_time() - start, elapsed + sum(map(sum, measured))
+        for latency, times in zip(latencies, measured, strict=True):
             p50, p95 = (1e3 * float(value) for value in np.percentile(times, (50, 95)))
-            found[workload.name] = {"p50": p50, "p95": p95, "mean": 1e3 * float(np.mean(times)), "runs": len(times)}
+            latency[workload.name] = {"p50": p50, "p95": p95, "mean": 1e3 * float(np.mean(times)), "runs": len(times)}
     peak = peak_memory()
-    return Timing(latencies, peak, peak - empty, min(1.0, computed / max(passed, 1e-9)))
+    return Timing(latencies, peak, peak - empty, min(1.0, computed / max(elapsed, 1e-9)))
 
 
 def inputs(runner: Runner, workload: Workload, job: Job) -> list[Input]:
@@ -61,28 +61,28 @@ def inputs(runner: Runner, workload: Workload, job: Job) -> list[Input]:
     generator = np.random.default_rng(0)
     pack = packed if job.layout == "packed" else padded
     config = runner.config.encoder
-    made: list[Input] = []
+    batches: list[Input] = []
     for length in workload.lengths:
         rows = list(generator.integers(0, config.vocabulary, (job.batch, length)))
         tokens, layout = pack(rows, 0)
-        made.append((tokens, layout, torch.zeros_like(tokens) if config.embedding.types > 1 else None))
-    return made
+        batches.append((tokens, layout, torch.zeros_like(tokens) if config.embedding.types > 1 else None))
+    return batches
 
 
-def _in_turn(runners: Sequence[Runner], calls: Sequence[Sequence[Input]], job: Job) -> list[list[float]]:
+def _time_in_turns(runners: Sequence[Runner], calls: Sequence[Sequence[Input]], job: Job) -> list[list[float]]:
     """Time the calls of every runner, in turns; return the seconds of each call."""
     times: list[list[float]] = [[] for _ in runners]
     end = time.perf_counter() + job.seconds * len(runners)
     is_alone = len(runners) == 1
     while len(times[-1]) < job.runs and (len(times[-1]) < MIN_CALLS or time.perf_counter() < end):
-        for runner, own, found in zip(runners, calls, times, strict=True):
+        for runner, runner_calls, seconds_of_calls in zip(runners, calls, times, strict=True):
             for index in range(BLOCK):
-                call = own[(len(found) + index) % len(own)]
+                call = runner_calls[(len(seconds_of_calls) + index) % len(runner_calls)]
                 begin = time.perf_counter()
                 runner.outputs(*call)
                 seconds = time.perf_counter() - begin
                 if is_alone or index >= UNCOUNTED:
-                    found.append(seconds)
+                    seconds_of_calls.append(seconds)
     return times
 
 

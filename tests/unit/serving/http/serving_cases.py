@@ -21,7 +21,7 @@ from bertsmith.serving.scheduler import Scheduler
 from bertsmith.serving.server import Server, base_url, bind_socket
 from bertsmith.serving.settings import SchedulerLimits, ServeSettings
 from bertsmith.settings import Record
-from bertsmith.shrinking.elastic_metadata import ElasticRecord, SubnetworkRecord, write_record
+from bertsmith.shrinking.elastic_metadata import ElasticMetadata, SubnetworkMetadata, write_elastic_metadata
 from bertsmith.tasks import AnyTask
 from bertsmith.tasks.data_source import recognise
 from bertsmith.tasks.predictor import TaskRecord, write_task_record
@@ -62,11 +62,11 @@ def write_task(folder: Path, case: str, *, seed: int = 0, elastic: bool = False)
     if elastic:
         sizes = ((1.0, 90.0, 8.0), (0.5, 89.0, 2.0))
         grid = tuple(
-            SubnetworkRecord(width=width, depth=1.0, score=score, parameters=1, flops=1.0, latency_ms=milliseconds)
+            SubnetworkMetadata(width=width, depth=1.0, score=score, parameters=1, flops=1.0, latency_ms=milliseconds)
             for width, score, milliseconds in sizes
         )
-        write_record(
-            ElasticRecord(
+        write_elastic_metadata(
+            ElasticMetadata(
                 metric="accuracy",
                 teacher_score=90.0,
                 depth_rule="keep_last",

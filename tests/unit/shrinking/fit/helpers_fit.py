@@ -10,7 +10,7 @@ import pytest
 import bertsmith
 from bertsmith.layers.subnet import Subnet
 from bertsmith.models.attach_heads import with_task_head
-from bertsmith.shrinking.fit.bench import Quality
+from bertsmith.shrinking.fit.bench import Scorer
 from bertsmith.shrinking.fit.candidates import Candidate
 from bertsmith.shrinking.fit.measure import ArtefactScore, Conditions, Timing
 from bertsmith.shrinking.fit.search import FitSearch, SearchOutcome, prepare
@@ -79,16 +79,16 @@ def score_of(subnet: Subnet) -> float:
 def made_up_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores follow from the sub-network; an artefact in bfloat16 has a point less."""
 
-    def of_subnet(self: Quality, subnet: Subnet, *, on_all: bool) -> float:
+    def score_subnet(self: Scorer, subnet: Subnet, *, on_all: bool) -> float:
         return score_of(subnet)
 
-    def of_artefact(self: Quality, folder: Path) -> ArtefactScore:
+    def score_artefact(self: Scorer, folder: Path) -> ArtefactScore:
         loss = 1.0 if "bfloat16" in folder.name else 0.0
         score = ARTEFACTS[folder.name] - loss
         return ArtefactScore("accuracy", score, {"accuracy": score}, [score - 1, score + 1])
 
-    monkeypatch.setattr(Quality, "of_subnet", of_subnet)
-    monkeypatch.setattr(Quality, "of_artefact", of_artefact)
+    monkeypatch.setattr(Scorer, "score_subnet", score_subnet)
+    monkeypatch.setattr(Scorer, "score_artefact", score_artefact)
     original = Candidate.name.fget
     assert original is not None
 

@@ -34,7 +34,7 @@ def test_a_value_that_is_no_number_keeps_nothing() -> None:
 
 
 def test_a_budget_must_be_given() -> None:
-    with pytest.raises(InputError, match=r"no budget is given.*--latency-ms"):
+    with pytest.raises(InputError, match=r"no budget is set.*--latency-ms"):
         BudgetConfig(threads=2).require_any()
     BudgetConfig(size_mb=3.0).require_any()
 

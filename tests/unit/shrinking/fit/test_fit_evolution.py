@@ -61,7 +61,7 @@ def test_nothing_fits_nothing_is_found() -> None:
 def test_a_genome_is_a_subnet_and_back() -> None:
     space = Space.of(GRID, UNITS)
     assert [len(cuts) for cuts in space.cuts] == [3] * 4
-    assert space.fewest == 2
+    assert space.min_layers == 2
     subnet = Subnet(width=0.5, depth=0.5)
     genome = space.genome(subnet, UNITS)
     assert genome == (0, 2, 0, 2)

@@ -202,7 +202,7 @@ def test_a_busy_machine_is_noticed(folders: Folders, tmp_path: Path) -> None:
     calm = searched(folders, tmp_path / "calm", budget=budget)
     assert not any("other programs" in notice for notice in calm.notices)
     busy = searched(folders, tmp_path / "busy", Busy(), budget=budget)
-    assert any("other programs had the processor for up to 60% of the time" in notice for notice in busy.notices)
+    assert any("other programs used the processor for up to 60% of the time" in notice for notice in busy.notices)
 
 
 @pytest.mark.usefixtures("made_up_scores")
@@ -219,7 +219,7 @@ def test_a_way_that_fails_is_left_out(folders: Folders, tmp_path: Path, monkeypa
     found = searched(folders, tmp_path, budget={"latency_ms": 5.0})
     assert found.best is not None
     assert {one.mode.precision for one in found.candidates} == {"float32"}
-    assert "torch bfloat16 is left out: 'no such operator'" in found.notices
+    assert "torch bfloat16 is skipped: 'no such operator'" in found.notices
 
 
 @pytest.mark.usefixtures("made_up_scores")
@@ -274,7 +274,7 @@ def test_rows_that_were_trained_on_are_not_scored_on(folders: Folders, tmp_path:
         assert len(inputs.table) == 24
         assert inputs.train is None
         return
-    kept, apart, said = held_out(inputs.record.task, read_file(source / "train.jsonl"), "there is no dev part")
+    kept, apart, said = held_out(inputs.record.task, read_file(source / "train.jsonl"), "there is no dev split")
     assert [dict(row) for row in inputs.table] == [dict(row) for row in apart]
     assert inputs.train is not None
     assert len(inputs.train) == len(kept) < 24

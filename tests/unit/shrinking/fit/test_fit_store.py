@@ -16,11 +16,11 @@ def test_a_measurement_is_made_once(tmp_path: Path) -> None:
     file, copy = tmp_path / MEASUREMENTS, tmp_path / "cache" / MEASUREMENTS
     first = Measurements(file, copies=[copy])
     key = {"engine": "torch", "subnet": {"width": 0.5}}
-    assert first.known(key, lambda: {"p50": 0.1 + 0.2}) == {"p50": 0.1 + 0.2}
-    assert first.known(dict(reversed(key.items())), refuse) == {"p50": 0.1 + 0.2}
+    assert first.get_or_measure(key, lambda: {"p50": 0.1 + 0.2}) == {"p50": 0.1 + 0.2}
+    assert first.get_or_measure(dict(reversed(key.items())), refuse) == {"p50": 0.1 + 0.2}
     assert first.taken == 1
     for store in (Measurements(file), Measurements(tmp_path / "other", earlier=[copy])):
-        assert store.known(key, refuse) == {"p50": 0.1 + 0.2}
+        assert store.get_or_measure(key, refuse) == {"p50": 0.1 + 0.2}
         assert store.taken == 0
     assert Measurements(file).get({**key, "engine": "other"}) is None
 
@@ -29,14 +29,14 @@ def test_a_measurement_is_made_once(tmp_path: Path) -> None:
 def test_a_line_that_was_cut_off_costs_one_measurement(tmp_path: Path, kept: int) -> None:
     file = tmp_path / MEASUREMENTS
     store = Measurements(file)
-    store.known({"number": 1}, lambda: {"value": 1})
+    store.get_or_measure({"number": 1}, lambda: {"value": 1})
     whole = file.read_bytes()
-    store.known({"number": 2}, lambda: {"value": 2})
+    store.get_or_measure({"number": 2}, lambda: {"value": 2})
     file.write_bytes(whole + file.read_bytes()[len(whole) :][:kept])
     again = Measurements(file)
     assert again.get({"number": 1}) == {"value": 1}
     assert again.get({"number": 2}) is None
-    again.known({"number": 2}, lambda: {"value": 2})
+    again.get_or_measure({"number": 2}, lambda: {"value": 2})
     assert Measurements(file).get({"number": 2}) == {"value": 2}
     assert Measurements(file).get({"number": 1}) == {"value": 1}
 
@@ -49,7 +49,7 @@ def test_the_cache_lies_where_the_system_wants_it(tmp_path: Path, monkeypatch: p
 def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     store = Measurements(tmp_path / MEASUREMENTS, copies=[tmp_path / "taken" / MEASUREMENTS])
-    assert store.known({"number": 1}, lambda: {"value": 1}) == {"value": 1}
+    assert store.get_or_measure({"number": 1}, lambda: {"value": 1}) == {"value": 1}
 
 
 def test_earlier_measurements_must_be_there(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def _mathml(match: re.Match[str]) -> str:
     is_block = match[1] == "div"
     latex = latex.removeprefix(r"\[" if is_block else r"\(").removesuffix(r"\]" if is_block else r"\)").strip()
     mathml = convert(latex, display="block" if is_block else "inline")
+    mathml = mathml.replace("<mi>log</mi><m", '<mi>log</mi><mspace width="0.17em"/><m')
     return f'<div class="equation">{mathml}</div>' if is_block else mathml
 
 

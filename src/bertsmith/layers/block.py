@@ -158,6 +158,10 @@ class Block(nn.Module):
         crossed = mixer.maps(self._entering(hidden, norm), self._cross_context(context))
         return {**maps, **{f"cross_{name}": shares for name, shares in crossed.items()}}
 
+    def mixer_input(self, hidden: Tensor) -> Tensor:
+        """Return the input of the mixer for the input of this block: normalised first in a pre-norm block."""
+        return self._entering(hidden, self.mixer_norm)
+
     def projections(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mixer's query, key and value for the input of this block, each (…, heads, head width)."""
         return self.mixer.projections(self._entering(hidden, self.mixer_norm), self._own_context(context))

@@ -18,16 +18,16 @@ from bertsmith.models.heads.base import HeadConfig
 
 
 class MaskDecoder(nn.Module):
-    """A table of absolute positions; the layer it works with is the encoder's own, handed in by the caller.
+    """DeBERTa's enhanced mask decoder: a table P of absolute positions, applied with the encoder's last layer.
 
-    As in the released code: I = H + P[position], then `steps` times I = layer(queries I, keys and values H), where H is
-    what enters the last layer (He et al. 2021, section 3.2, has I = P[position] alone).
+    I = H + P[position], then `steps` times I = layer(queries I, keys and values H), where H is the input of the last
+    layer. With P = 0 and one step the result equals the last layer's output.
     """
 
-    def __init__(self, max_length: int, width: int, steps: int) -> None:
+    def __init__(self, config: "MaskDecoderConfig", width: int) -> None:
         super().__init__()
-        self.steps = steps
-        self.table = nn.Parameter(torch.empty(max_length, width))
+        self.config = config
+        self.table = nn.Parameter(torch.empty(config.max_length, width))
 
     def forward(self, below: Tensor, block: Block, context: ForwardContext, positions: Tensor) -> Tensor:
         """Return the hidden states at `positions` only, (positions, width), in the given order.
@@ -43,7 +43,7 @@ class MaskDecoder(nn.Module):
             )
         index, order = positions.sort()
         in_sequence = layout.positions(below[..., 0]).flatten()[index]
-        queries = below.flatten(0, -2).index_select(0, index) + embedding(in_sequence, self.table)
+        queries = self._queries(below.flatten(0, -2).index_select(0, index), in_sequence)
         sequence = layout.sequence_index(below[..., 0]).flatten()[index]
         relative = context.relative_positions
         if relative is not None:
@@ -52,20 +52,29 @@ class MaskDecoder(nn.Module):
         context = replace(
             context,
             layout=_query_layout(sequence, layout),
-            memory=Memory(below, layout),
+            memory=self._memory(below, block, layout),
             relative_positions=relative,
         )
-        for _ in range(self.steps):
+        for _ in range(self.config.steps):
             queries = block(queries, context)
         return queries.index_select(0, order.argsort())
 
     def everywhere(self, below: Tensor, block: Block, context: ForwardContext) -> Tensor:
-        """The states at every place of padded rows, (batch, length, width), as `forward` has them."""
-        queries = below + embedding(context.layout.positions(below[..., 0]), self.table)
-        context = replace(context, memory=Memory(below, context.layout))
-        for _ in range(self.steps):
+        """Return the hidden states at every position of padded rows, (batch, length, width)."""
+        queries = self._queries(below, context.layout.positions(below[..., 0]))
+        context = replace(context, memory=self._memory(below, block, context.layout))
+        for _ in range(self.config.steps):
             queries = block(queries, context)
         return queries
+
+    def _queries(self, below: Tensor, positions: Tensor) -> Tensor:
+        """Return the first queries: H + P[position], or P[position] alone."""
+        vectors = embedding(positions, self.table)
+        return vectors if self.config.queries == "positions" else below + vectors
+
+    def _memory(self, below: Tensor, block: Block, layout: SequenceLayout) -> Memory:
+        """Return H as keys and values, normalised as the mixer of a pre-norm block expects them."""
+        return Memory(block.mixer_input(below) if self.config.normalises_memory else below, layout)
 
 
 def _query_layout(sequence: Tensor, layout: SequenceLayout) -> SequenceLayout:
@@ -134,9 +143,15 @@ class MaskDecoderConfig(HeadConfig):
     """Rows of the position table: the most tokens a sequence may have."""
     steps: int = Field(default=2, gt=0)
     """How often the last layer is applied."""
+    queries: Literal["hidden_and_positions", "positions"] = "hidden_and_positions"
+    """First queries of the decoder: hidden states plus positions, as in the released code and weights, or positions
+    alone, as printed in the paper (He et al. 2021, section 3.2)."""
+    normalises_memory: bool = True
+    """Whether keys and values are normalised in a pre-norm network, as in its last layer. Only false for weights that
+    were trained without it; without effect in a post-norm network."""
 
     def build(self, width: int, embedding_width: int, vocabulary: int) -> "MaskDecoder":
-        return MaskDecoder(self.max_length, width, self.steps)
+        return MaskDecoder(self, width)
 
 
 class NextTokenConfig(HeadConfig):

@@ -2,7 +2,7 @@
 
     python benchmarks/mask_decoder.py small --texts wikitext-2/valid.txt
 
-The generator of the bundled model was trained without the norm; this shows what switching it on costs before retraining.
+The generator of the bundled model was trained without the norm; this shows the cost of switching it on untrained.
 """
 
 import argparse

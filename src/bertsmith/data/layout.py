@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.errors import InputError
+
 
 def spread(tokens: Tensor, positions: Tensor, rows: int) -> Tensor:
     """As many rows as asked for, each token at its place, 0 elsewhere.
@@ -128,11 +130,23 @@ class SequenceLayout:
 
     @classmethod
     def rows(cls, tokens: Tensor, mask: Tensor | None) -> "SequenceLayout":
-        """Rows of tokens with pads at their ends where the mask is 0; without a mask there are none.
+        """Rows of tokens with padding where the mask is 0; no padding without a mask.
 
+        Padding before a token raises InputError: attention, convolutions and positions assume it at the end of a row.
+        Compiled code, which cannot look at values, skips the check.
         Shape: tokens and mask (batch, length).
         """
-        return cls.full(*tokens.shape) if mask is None else cls.padded(mask.bool())
+        if mask is None:
+            return cls.full(*tokens.shape)
+        is_token = mask.bool()
+        if not torch.compiler.is_compiling():
+            is_wrong = (is_token[:, 1:] & ~is_token[:, :-1]).any(-1)
+            if is_wrong.any():
+                raise InputError(
+                    f"attention_mask has padding before a token in row {int(is_wrong.nonzero()[0])}; pad at the end of "
+                    "rows (padding_side='right')"
+                )
+        return cls.padded(is_token)
 
     @classmethod
     def packed(cls, starts: Tensor, max_length: int) -> "SequenceLayout":

@@ -107,15 +107,10 @@ class BertsmithPreTrainedModel(PreTrainedModel):
         if input_ids is None or input_ids.dim() != 2:
             shape = "missing" if input_ids is None else f"of shape {tuple(input_ids.shape)}"
             raise InputError(f"input_ids is {shape}; allowed: (batch, length)")
-        if attention_mask is None:
-            return SequenceLayout.full(*input_ids.shape)
-        if attention_mask.shape != input_ids.shape:
+        if attention_mask is not None and attention_mask.shape != input_ids.shape:
             shapes = f"{tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}"
             raise InputError(f"attention_mask has shape {shapes}; they must be equal")
-        is_token = attention_mask.bool()
-        if not torch.compiler.is_compiling() and bool((is_token[:, 1:] & ~is_token[:, :-1]).any()):
-            raise InputError("attention_mask has pads before tokens; allowed: pads at the end (padding_side='right')")
-        return SequenceLayout.padded(is_token)
+        return SequenceLayout.rows(input_ids, attention_mask)
 
     def types(self, token_type_ids: Tensor | None) -> Tensor | None:
         """Token types, if the model has any."""

@@ -3,10 +3,10 @@
     python benchmarks/favor.py                  # on the GPU if there is one, else on the CPU with less of all
     python benchmarks/favor.py --device cpu --picture docs/images/performer-error.png
 
-Error: relative L2 error of the output against softmax attention in float64, queries and keys normal with deviation
---deviation, values normal with deviation 1; root mean square over draws. Hyperbolic and trigonometric features have the
-same width as the others. Time: medians of attention alone, forward and forward with backward, bfloat16 on a GPU and
-float32 on a CPU, against scaled_dot_product_attention.
+Error: relative L2 error of the output against softmax attention in float64, queries and keys normal with standard
+deviation --std, values with standard deviation 1; root mean square over draws. Hyperbolic and trigonometric features
+have the same width as the others. Time: medians of attention alone, forward and forward with backward,
+bfloat16 on a GPU and float32 on a CPU, against scaled_dot_product_attention.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def _errors(options: argparse.Namespace) -> dict[str, list[float]]:
     torch.manual_seed(options.seed)
     length, width = options.error_length, options.head_width
     layout = SequenceLayout.full(1, length)
-    query, key = (options.init_std * torch.randn(1, length, 1, width, dtype=torch.float64) for _ in range(2))
+    query, key = (options.std * torch.randn(1, length, 1, width, dtype=torch.float64) for _ in range(2))
     value = torch.randn(1, length, 1, width, dtype=torch.float64)
     exact = attention(query, key, value, layout)
     errors: dict[str, list[float]] = {}
@@ -66,7 +66,7 @@ def _errors(options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def _print_errors(errors: dict[str, list[float]], options: argparse.Namespace) -> None:
-    about = f"head width {options.head_width}, deviation {options.init_std}, {options.error_length} tokens"
+    about = f"head width {options.head_width}, standard deviation {options.std}, {options.error_length} tokens"
     print(f"\nrelative error of the output, {about}, {options.draws} draws")
     print("| features |" + "".join(f" {name} |" for name in errors))
     print("|---|" + "---|" * len(errors))
@@ -91,7 +91,7 @@ def _draw_errors(errors: dict[str, list[float]], options: argparse.Namespace) ->
     axes.minorticks_off()
     axes.set_xlabel("features")
     axes.set_ylabel("relative error of the output")
-    axes.set_title(f"FAVOR+ against softmax: head width {options.head_width}, σ = {options.init_std}", fontsize=11)
+    axes.set_title(f"FAVOR+ against softmax: head width {options.head_width}, σ = {options.std}", fontsize=11)
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.legend(frameon=False, fontsize=9)
     for side in ("top", "right"):
@@ -172,7 +172,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if has_gpu else "cpu")
     parser.add_argument("--features", default=[64, 256, 1024, 4096], type=_numbers)
     parser.add_argument("--head-width", default=64, type=int)
-    parser.add_argument("--deviation", default=0.5, type=float, help="of queries and keys")
+    parser.add_argument("--std", default=0.5, type=float, help="standard deviation of queries and keys")
     parser.add_argument("--error-length", default=1024, type=int)
     parser.add_argument("--draws", default=10, type=int)
     parser.add_argument("--seed", default=0, type=int)

@@ -1,6 +1,6 @@
 """Bertsmith: the workbench for efficient text encoders, from raw text to a model that fits a budget.
 
-The public names are resolved when they are first used, so that `import bertsmith` is quick.
+Public names are imported on first use, so that `import bertsmith` is fast.
 """
 
 from importlib import import_module
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "GenerationConfig": "bertsmith.models.seq2seq",
     "InputError": "bertsmith.errors",
     "Model": "bertsmith.models.model",
@@ -96,12 +96,12 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'bertsmith' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_MODULES])

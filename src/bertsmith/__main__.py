@@ -1,4 +1,4 @@
-"""`python -m bertsmith`, which `accelerate launch -m bertsmith …` runs on every process."""
+"""Entry point of `python -m bertsmith` and of `accelerate launch -m bertsmith`."""
 
 from bertsmith.cli import main
 

@@ -1,15 +1,15 @@
-"""The one exception for bad input: its message is a sentence a person can act on."""
+"""InputError, the exception for invalid user input, and suggestions for its message."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Something a person gave (a setting, a file, a folder) cannot be used; the message names it and says what can."""
+    """Invalid user input (a setting, a file, a folder); the message names it and states what is allowed."""
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """A clause for the end of an error sentence: the closest allowed word, or all of them.
+    """Return the end of an error message: the closest allowed word, or all allowed words.
 
     >>> nearest("widht", ["width", "heads"])
     "did you mean 'width'?"

@@ -1,7 +1,6 @@
-"""Strict, frozen, nested settings: the base of every config and recipe.
+"""Strict, frozen, nested settings: the base class of every config and recipe.
 
-A misspelt key or a wrong value never falls back to a default: it raises one sentence that names the field, the value
-and what is allowed.
+A misspelt key or an invalid value raises InputError, which names the field, the value and what is allowed.
 """
 
 import json
@@ -15,7 +14,7 @@ from pydantic_core import CoreSchema, core_schema
 from bertsmith.errors import InputError, nearest
 
 Plain = dict[str, Any]
-"""Settings as plain data, as TOML and JSON hold them."""
+"""Settings as plain data, as in TOML and JSON."""
 RENAMED = {
     "deviation": ("init_std", "noise_std"),
     "farthest": ("max_distance",),
@@ -26,8 +25,8 @@ RENAMED = {
     "pieces": ("tokens",),
     "taps": ("kernel_size",),
 }
-"""Former names of settings: an error for an old name gives the new one."""
-_TYPE = re.compile(r"(literal|tuple|list|dict)\[")  # how pydantic names a type in a location
+"""Former names of settings and their new names, for the error message of an unknown setting."""
+_TYPE = re.compile(r"(literal|tuple|list|dict)\[")  # name of a type in the location of a pydantic error
 
 
 class Record(BaseModel):
@@ -37,9 +36,9 @@ class Record(BaseModel):
 
     @classmethod
     def parse(cls, data: Mapping[str, Any], source: str = "settings") -> Self:
-        """The record that plain data (from TOML, JSON or the command line) describes; raises InputError otherwise."""
+        """Validate plain data (from TOML, JSON or the command line) and return the record; raise InputError."""
         try:
-            # JSON mode, because only there strict validation takes a list for a tuple and a string for a path
+            # JSON mode, because strict validation accepts a list for a tuple and a string for a path only there
             return cls.model_validate_json(json.dumps(_expand_repeats(cls._expand_fields(data, source))))
         except ValidationError as error:
             raise InputError(f"{source}: {explain(cls, error)}") from None
@@ -48,7 +47,7 @@ class Record(BaseModel):
 
     @classmethod
     def expand(cls, value: Any, path: str) -> Any:
-        """Return a short form of this record, such as a name alone, as plain data; `path` names it in errors."""
+        """Expand a short form of this record, such as a name, to plain data; `path` names the field in errors."""
         return value
 
     @classmethod
@@ -64,7 +63,7 @@ class Record(BaseModel):
         return expanded
 
     def changed(self, **updates: Any) -> Self:
-        """The record with other values for some fields, checked as a whole; raises InputError if it cannot be."""
+        """Return a copy with some fields changed, validated as a whole; raise InputError if it is invalid."""
         try:
             return type(self).model_validate(
                 {**{name: getattr(self, name) for name in type(self).model_fields}, **updates}
@@ -73,7 +72,7 @@ class Record(BaseModel):
             raise InputError(explain(type(self), error)) from None
 
     def help(self) -> dict[str, str]:
-        """The help text of every setting that has one, by its path, such as `objective.masking.rate`."""
+        """Return the help texts of all settings by path, such as `objective.masking.rate`."""
         texts: dict[str, str] = {}
         for name, field in type(self).model_fields.items():
             if field.description:
@@ -84,12 +83,12 @@ class Record(BaseModel):
         return texts
 
     def plain(self) -> Plain:
-        """The record as JSON-ready data; `parse` turns it back into an equal record."""
+        """Return the record as JSON-ready data; `parse` is the inverse."""
         return self.model_dump(mode="json")
 
 
 class ByKind:
-    """Annotation for a field whose record is chosen by its `kind` from a table: `Annotated[Base, ByKind(TABLE)]`."""
+    """Annotation of a field whose record class is selected by its `kind`: `Annotated[Base, ByKind(TABLE)]`."""
 
     def __init__(self, table: Mapping[str, type[Record]], default: str | None = None) -> None:
         self.table, self.default = table, default
@@ -103,7 +102,7 @@ class ByKind:
 
 
 def _expand_repeats(data: Any) -> Any:
-    """The data with every table of a list that says `repeat = n` written out n times."""
+    """Return the data with every list item that has `repeat = n` repeated n times."""
     if isinstance(data, Mapping):
         return {key: _expand_repeats(value) for key, value in data.items()}
     if not isinstance(data, list | tuple):
@@ -112,7 +111,7 @@ def _expand_repeats(data: Any) -> Any:
     for item in data:
         repeat = item.get("repeat", 1) if isinstance(item, Mapping) else 1
         if not isinstance(repeat, int) or repeat < 1:
-            raise InputError(f"repeat is {repeat!r}; allowed: a whole number from 1 up")
+            raise InputError(f"repeat is {repeat!r}; allowed: a positive integer")
         if isinstance(item, Mapping):
             item = {key: value for key, value in item.items() if key != "repeat"}
         items += [_expand_repeats(item)] * repeat
@@ -120,8 +119,8 @@ def _expand_repeats(data: Any) -> Any:
 
 
 def explain(record: type[Record], error: ValidationError) -> str:
-    """The first problem of a validation error as one sentence; `record` is what the locations in it start from."""
-    # a misspelt key first: it explains the missing one
+    """Return the first problem of a validation error of `record` as one sentence."""
+    # report an unknown key before a missing one, because a misspelt key causes both
     problem = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")[0]
     owner, names = _walk(record, problem["loc"])
     path = ".".join(names)
@@ -131,16 +130,16 @@ def explain(record: type[Record], error: ValidationError) -> str:
             fields = owner.model_fields if owner else {}
             for name in RENAMED.get(names[-1], ()):
                 if name in fields:
-                    return f"{path} is not a known setting; it is called {'.'.join([*names[:-1], name])} now"
+                    return f"{path} is not a known setting; it was renamed to {'.'.join([*names[:-1], name])}"
             return f"{path} is not a known setting; {nearest(names[-1], fields)}"
         case "missing":
-            return f"{path} is required and not given"
+            return f"{path} is required but not given"
         case "union_tag_invalid":
             tag = str(problem["ctx"]["tag"])
             kinds = [kind.strip(" '") for kind in str(problem["ctx"]["expected_tags"]).split(",")]
             return f"{path}.kind is {tag!r}; {nearest(tag, kinds)} (all: {', '.join(kinds)})"
         case "union_tag_not_found":
-            return f"{path}.kind is required and not given"
+            return f"{path}.kind is required but not given"
         case "value_error":
             text = str(problem["ctx"]["error"])
             return f"{path}: {text}" if path else text
@@ -151,7 +150,7 @@ def explain(record: type[Record], error: ValidationError) -> str:
 
 
 def _walk(record: type[Record], location: tuple[int | str, ...]) -> tuple[type[Record] | None, list[str]]:
-    """The record that owns the last name of a location, and the location without the kinds pydantic puts in it."""
+    """Return the record class that owns the last name of a location, and the names without pydantic's kinds."""
     owner: type[Record] | None = record
     names: list[str] = []
     kinds: Mapping[str, type[Record]] | None = None
@@ -161,7 +160,7 @@ def _walk(record: type[Record], location: tuple[int | str, ...]) -> tuple[type[R
             target, kinds = kinds[part], None
             continue
         if target is None and isinstance(part, str) and _TYPE.match(part):
-            continue  # which of several types was tried
+            continue  # one of several types that pydantic tried
         names.append(str(part))
         if isinstance(part, int):
             continue
@@ -170,28 +169,28 @@ def _walk(record: type[Record], location: tuple[int | str, ...]) -> tuple[type[R
         if field is None:
             target = None
             continue
-        kinds = next((mark.table for mark in _marks(field.annotation, field.metadata)), None)
+        kinds = next((mark.table for mark in _by_kind(field.annotation, field.metadata)), None)
         target = _record_in(field.annotation)
     return owner, names
 
 
-def _marks(annotation: Any, metadata: list[Any]) -> list[ByKind]:
-    """Every ByKind mark in a field's annotation, however deep in tuples and dicts."""
-    found = [mark for mark in metadata if isinstance(mark, ByKind)]
+def _by_kind(annotation: Any, metadata: list[Any]) -> list[ByKind]:
+    """Return all ByKind annotations of a field, including those nested in tuples and dicts."""
+    marks = [mark for mark in metadata if isinstance(mark, ByKind)]
     for argument in getattr(annotation, "__metadata__", ()):
         if isinstance(argument, ByKind):
-            found.append(argument)
+            marks.append(argument)
     for argument in get_args(annotation):
-        found += _marks(argument, [])
-    return found
+        marks += _by_kind(argument, [])
+    return marks
 
 
 def _record_in(annotation: Any) -> type[Record] | None:
-    """The record class a field's annotation holds, directly or inside a tuple, a dict or an optional."""
+    """Return the record class in a field's annotation, directly or inside a tuple, dict or optional."""
     if isinstance(annotation, type) and issubclass(annotation, Record):
         return annotation
     for argument in get_args(annotation):
-        found = _record_in(argument)
-        if found is not None:
-            return found
+        record = _record_in(argument)
+        if record is not None:
+            return record
     return None

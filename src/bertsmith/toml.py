@@ -1,4 +1,4 @@
-"""Recipes as files: plain data from TOML, with overrides, and back."""
+"""Read and write recipes as TOML, and apply overrides such as `schedule.warmup=0.1`."""
 
 import json
 import tomllib
@@ -11,7 +11,7 @@ from bertsmith.settings import Plain
 
 
 def read_toml(path: Path) -> Plain:
-    """The content of a TOML file as plain data."""
+    """Return the content of a TOML file as plain data."""
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
@@ -24,7 +24,7 @@ def read_toml(path: Path) -> Plain:
 
 
 def override(data: Mapping[str, Any], assignments: list[str]) -> Plain:
-    """A copy of `data` with assignments such as `schedule.warmup=0.1` applied; values are TOML, bare words are text."""
+    """Return a copy of `data` with assignments applied; values are parsed as TOML, or else taken as text."""
     result = json.loads(json.dumps(data))
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -35,15 +35,15 @@ def override(data: Mapping[str, Any], assignments: list[str]) -> Plain:
         for key in keys[:-1]:
             node = node.setdefault(key, {})
             if not isinstance(node, dict):
-                raise InputError(f"--set {assignment!r}: {key!r} holds a value, not a group of settings")
+                raise InputError(f"--set {assignment!r}: {key!r} is a value, not a group of settings")
         node[keys[-1]] = _value(text.strip())
     return result
 
 
 def to_toml(data: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> str:
-    """Plain data as TOML text; values that are None are left out, since leaving out is how TOML says it.
+    """Return plain data as TOML text; None values are omitted, because TOML has no null.
 
-    `notes` are comments by path, such as `run.steps`.
+    `notes` are comments by the path of a setting, such as `run.steps`.
     """
     return "\n".join(_toml_lines(data, (), notes or {})).strip() + "\n"
 
@@ -74,7 +74,7 @@ def _toml_value(value: Any) -> str:
         return f"{{{inner}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml_value, value))}]"
-    # JSON writes text, numbers and truth values as TOML does, but for one control character
+    # JSON and TOML write strings, numbers and booleans alike, except for this control character
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

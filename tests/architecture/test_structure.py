@@ -138,7 +138,7 @@ def test_loading_imports_only_what_it_uses() -> None:
 def test_public_names_exist_and_are_explained() -> None:
     for name in bertsmith.__all__:
         assert getattr(bertsmith, name).__doc__, name
-    assert set(bertsmith.__all__) == set(bertsmith._HOMES)
+    assert set(bertsmith.__all__) == set(bertsmith._MODULES)
 
 
 def _records(kind: type[Record]) -> list[type[Record]]:

@@ -30,7 +30,7 @@ def model_folder(tmp_path: Path) -> Path:
         (["pretrain", "--out", "X"], "no recipe is given"),
         (["pretrain", RECIPE, "--out", "X"], "data is not given: pass --data"),
         (["pretrain", RECIPE, "--data", "nowhere", "--out", "X"], "'nowhere'"),
-        (["pretrain", RECIPE, "--resume", "--out", "X"], "holds no run"),
+        (["pretrain", RECIPE, "--resume", "--out", "X"], "contains no run to resume"),
         (["pretrain", RECIPE, "--explain", "--set", "model.preset=bert-tinny"], "did you mean 'bert-tiny'"),
         (["pretrain", RECIPE, "--explain", "--set", "optimizer.learning_rat=1"], "did you mean 'learning_rate'"),
         (["pretrain", RECIPE, "--explain", "--set", "run.steps=-1"], "run.steps is -1"),

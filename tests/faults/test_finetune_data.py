@@ -87,7 +87,7 @@ def test_names_of_nothing(model: str, data: str, tmp_path: Path, capsys: pytest.
 
 
 def test_dev_alone_is_refused_in_python() -> None:
-    with pytest.raises(InputError, match=r"dev is given and train is not"):
+    with pytest.raises(InputError, match=r"dev is given without train"):
         bertsmith.finetune("bert-tiny", dev=[("a", 1)])
 
 

@@ -188,11 +188,13 @@ def test_what_resume_refuses(recipe: Path, data: Path, straight: Path, tmp_path:
         killed(patch, Trainer, "_step", after=10, before_it=True)
         with pytest.raises(Killed):
             bertsmith.finetune(recipe=recipe, data=own, out=out, device="cpu")
-    with pytest.raises(InputError, match=r"--resume: optimizer.learning_rate is 0.5 but the run began with 0.001"):
+    with pytest.raises(
+        InputError, match=r"--resume: optimizer.learning_rate is 0.5, but the run was started with 0.001"
+    ):
         bertsmith.finetune(out=out, resume=True, learning_rate=0.5, device="cpu")
     with pytest.raises(InputError, match="is finished"):
         bertsmith.finetune(out=straight, resume=True, device="cpu")
-    with pytest.raises(InputError, match="holds no run"):
+    with pytest.raises(InputError, match="contains no run to resume"):
         bertsmith.finetune(out=tmp_path, resume=True, device="cpu")
     lines = (own / "train.jsonl").read_text().splitlines(keepends=True)
     (own / "train.jsonl").write_text("".join([*lines[1:], lines[0]]))

@@ -102,7 +102,7 @@ def test_a_budget_that_nothing_keeps(
         main(command(model, data, out, "--latency-ms", "0.5"))
     assert ended.value.code == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "nothing meets p95 ≤ 0.5 ms at 8 tokens: the nearest is" in said
+    assert "no candidate meets p95 ≤ 0.5 ms at 8 tokens; the nearest is" in said
     assert "latency 1.1 ms instead of 0.5 ms (120% over)" in said
     names = {path.name for path in out.iterdir()}
     assert names == {
@@ -150,7 +150,7 @@ def test_going_on_with_another_budget(model: Path, data: Path, tmp_path: Path, m
         (["--latency-ms", "3", "--split", "tset"], "tset"),
         (["--latency-ms", "3", "--measurements", "nowhere"], "--measurements 'nowhere' has no measurements.jsonl"),
         (["--latency-ms", "3", "--set", "measure.repeat=3"], "did you mean 'repeats'?"),
-        (["--size-mb", "3", "--resume"], "holds no run"),
+        (["--size-mb", "3", "--resume"], "contains no run to resume"),
     ],
 )
 def test_wrong_input_ends_in_one_sentence(

@@ -151,7 +151,7 @@ def test_second_signal_stops_at_once(folder: Path) -> None:
     [
         (["none"], "model folder 'none' does not exist"),
         (["{empty}"], "has no config.json"),
-        (["{folder}", "{folder}"], "two models are called 'encoder'; give them names"),
+        (["{folder}", "{folder}"], "two models are called 'encoder'; name them"),
         (["/={folder}"], "the name of a model is '/'"),
         (["{folder}", "--port", "{taken}"], "Address already in use; choose others with --host and --port"),
         (["{folder}", "--port", "70000"], "port is 70000"),
@@ -162,7 +162,7 @@ def test_second_signal_stops_at_once(folder: Path) -> None:
         (["{folder}", "--floor", "0.9", "--no-elastic"], "--no-elastic and --floor 0.9"),
         (["{folder}", "--elastic"], "no model has a smaller size"),
         (["{folder}", "--key-file", "none"], "--key-file 'none' cannot be read: No such file"),
-        (["{folder}", "--key-file", "{blank}"], "holds no key"),
+        (["{folder}", "--key-file", "{blank}"], "is not a valid key"),
     ],
 )
 def test_invalid_arguments_are_reported(

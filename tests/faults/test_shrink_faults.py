@@ -155,11 +155,13 @@ def test_what_resume_refuses(folders: Folders, straight: Path, tmp_path: Path) -
         killed(patch, Trainer, "_step", after=2, before_it=True)
         with pytest.raises(Killed):
             shrunk(folders, out)
-    with pytest.raises(InputError, match=r"--resume: grid.widths is \[1.0, 0.25\] but the run began with \[1.0, 0.5\]"):
+    with pytest.raises(
+        InputError, match=r"--resume: grid.widths is \[1.0, 0.25\], but the run was started with \[1.0, 0.5\]"
+    ):
         bertsmith.shrink(out=out, resume=True, widths=[1.0, 0.25], device="cpu")
     with pytest.raises(InputError, match="is finished; there is nothing to resume"):
         bertsmith.shrink(out=straight, resume=True, device="cpu")
-    with pytest.raises(InputError, match="holds no run"):
+    with pytest.raises(InputError, match="contains no run to resume"):
         bertsmith.shrink(out=tmp_path, resume=True, device="cpu")
 
 

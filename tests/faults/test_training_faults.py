@@ -169,5 +169,5 @@ def test_resume_refuses_other_settings_and_finished_runs(
     # as a command of its own: what the shell sees
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "optimizer.learning_rate is 0.0001 but the run began with 0.0005" in done.stderr
+    assert "optimizer.learning_rate is 0.0001, but the run was started with 0.0005" in done.stderr
     assert "Traceback" not in done.stderr

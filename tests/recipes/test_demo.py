@@ -112,7 +112,7 @@ def test_neighbours_are_the_nearest_by_encode(boxed: Path) -> None:
     [
         ({"model": "nonsense"}, "'nonsense'"),
         ({"model": "small", "from_scratch": True}, "--model is 'small' with --from-scratch"),
-        ({"steps": 3}, "--steps is 3 and nothing is pre-trained"),
+        ({"steps": 3}, "--steps is 3, but nothing is pre-trained"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(given: dict[str, object], told: str, tmp_path: Path) -> None:

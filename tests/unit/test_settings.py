@@ -42,10 +42,10 @@ def test_kinds_are_chosen_and_round_trip() -> None:
         ({"titel": "x"}, "titel is not a known setting; did you mean 'title'?"),
         ({"title": 3}, "title is 3: input should be a valid string"),
         ({"shapes": [{"kind": "sqare"}]}, "shapes.0.kind is 'sqare'; did you mean 'square'? (all: square, circle)"),
-        ({"shapes": [{"side": 2}]}, "shapes.0.kind is required and not given"),
+        ({"shapes": [{"side": 2}]}, "shapes.0.kind is required but not given"),
         ({"shapes": [{"kind": "square", "sied": 2}]}, "shapes.0.sied is not a known setting; did you mean 'side'?"),
         ({"shapes": [{"kind": "square", "side": "2"}]}, "shapes.0.side is '2': input should be a valid integer"),
-        ({"shapes": [{"kind": "square", "repeat": 0}]}, "repeat is 0; allowed: a whole number from 1 up"),
+        ({"shapes": [{"kind": "square", "repeat": 0}]}, "repeat is 0; allowed: a positive integer"),
     ],
 )
 def test_mistakes_are_named(data: dict, sentence: str) -> None:
@@ -77,7 +77,7 @@ def test_overrides() -> None:
     assert data == {"a": {"b": 2, "c": [1, 2]}, "d": "word", "e": True}
     with pytest.raises(InputError, match="not of the form"):
         override({}, ["novalue"])
-    with pytest.raises(InputError, match="holds a value, not a group"):
+    with pytest.raises(InputError, match="is a value, not a group"):
         override({"a": 1}, ["a.b=2"])
 
 

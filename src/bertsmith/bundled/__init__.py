@@ -1,7 +1,7 @@
-"""The models that come with the package: each a folder beside this file, called by the folder's name.
+"""Models that come with the package, each in a folder beside this file.
 
-This is the one place where what a person calls a model becomes a folder. A text that is the name of a bundled model
-means that model, even where the working directory has a folder of that name; `./small`, or a `Path`, means the folder.
+These functions resolve model names. A string that equals the name of a bundled model refers to that model, even if the
+working directory has a folder with the same name; use `./small` or a `Path` for the folder.
 """
 
 import difflib
@@ -16,29 +16,29 @@ NAMES = FOLDERS.keys()
 
 
 def bundled_folder(name: str | Path) -> Path | None:
-    """The folder of the bundled model of this name; None if there is none."""
+    """Return the folder of a bundled model, or None if no bundled model has this name."""
     return FOLDERS.get(name) if isinstance(name, str) else None
 
 
-def model_folder(given: str | Path) -> Path:
-    """The folder that is meant, whether it exists or not: a bundled model's, or the path as it is given."""
-    return bundled_folder(given) or Path(given)
+def model_folder(name: str | Path) -> Path:
+    """Return the folder of a bundled model, or else `name` as a path, which need not exist."""
+    return bundled_folder(name) or Path(name)
 
 
-def model_text(given: str | Path) -> str:
-    """The same model as a text for a recipe, which knows no paths: a folder that has a bundled name gets its "./"."""
-    return f"./{given}" if isinstance(given, Path) and str(given) in FOLDERS else str(given)
+def model_text(name: str | Path) -> str:
+    """Return a model name as a string for a recipe; a `Path` that equals a bundled name gets the prefix "./"."""
+    return f"./{name}" if isinstance(name, Path) and str(name) in FOLDERS else str(name)
 
 
-def namesake_hint(given: str | Path) -> str:
-    """A clause for the end of a sentence about a bundled model, where a folder of its name may have been meant."""
-    is_here = bundled_folder(given) is not None and Path(given).is_dir()
-    return f"; the folder of that name is './{given}'" if is_here else ""
+def namesake_hint(name: str | Path) -> str:
+    """Return a hint for an error about a bundled model if a folder with the same name exists."""
+    has_folder = bundled_folder(name) is not None and Path(name).is_dir()
+    return f"; the folder of that name is './{name}'" if has_folder else ""
 
 
-def bundled_hint(given: str | Path) -> str:
-    """A clause for the end of a sentence about a model that is not there: the bundled models, the closest alone."""
-    close = difflib.get_close_matches(str(given), NAMES, n=1, cutoff=0.6)
+def bundled_hint(name: str | Path) -> str:
+    """Return a hint for an error about a missing model: the closest bundled model, or all of them."""
+    close = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.6)
     if close:
         return f"; did you mean the bundled model {close[0]!r}?"
     return f"; bundled models: {', '.join(NAMES)}" if FOLDERS else ""

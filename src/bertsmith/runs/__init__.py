@@ -1,1 +1,1 @@
-"""Whole runs: one straight-line function per command, behind `bertsmith NAME` and `bertsmith.NAME(...)` alike."""
+"""One function per command, for both `bertsmith NAME` and `bertsmith.NAME(...)`."""

@@ -1,4 +1,4 @@
-"""Steps that evaluate and predict share: the task of a model with changed columns, the predictor, its progress bar."""
+"""Shared steps of `evaluate` and `predict`: read the task record, load the predictor, show progress."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,49 +21,49 @@ from bertsmith.text.rows import Table
 from bertsmith.text.tables import ROW_NAMES
 from bertsmith.training.run_config import device_type
 
-LONGEST_PAIR = 512
-"""Tokens of a source or a target for a model that stores no task."""
+MAX_PAIR_LENGTH = 512
+"""Maximum tokens of a source or target if the model has no task.json."""
 
 
 def read_task(model: Path, columns: Sequence[str], **search: float | None) -> TaskRecord:
-    """Return the task of a model, with other column names (role=name) and another search for translations.
+    """Read the task record of a model; `columns` (role=name) and `search` (decoding options) override parts of it.
 
-    A model with a decoder needs no task.json: it translates.
+    A model with a decoder and no task.json gets the default translation task.
     """
     record = read_task_record(model) if (model / TASK_FILE).is_file() else _translation_record(model)
     task = record.task
     changes: dict[str, Any] = dict(named_columns(columns, type(task)))
-    given = {name: value for name, value in search.items() if value is not None}
+    options = {name: value for name, value in search.items() if value is not None}
     if isinstance(task, Translation):
         if changes:
             changes = {"source": None, "target": None, **changes}
         method = task.generation.method if search.get("beam") is None else "beam"
-        plain = {**task.generation.plain(), "method": method, **given}
+        plain = {**task.generation.plain(), "method": method, **options}
         changes["generation"] = GenerationConfig.parse(plain, source="flags")
-    elif given:
-        flag = next(iter(given)).replace("_", "-")
-        raise InputError(f"--{flag} is for translation and the model is for {task.kind}; leave it out")
+    elif options:
+        flag = next(iter(options)).replace("_", "-")
+        raise InputError(f"--{flag} is only for translation, but the model's task is {task.kind}; omit it")
     return record.changed(task=task.changed(**changes))
 
 
 def _translation_record(model: Path) -> TaskRecord:
-    """Return the default task of a model with a decoder that was not fine-tuned here."""
+    """Return the default task record of an encoder-decoder without task.json."""
     config = read_config(model) if (model / "config.json").is_file() else None
     if config is None or config.decoder is None:
         return read_task_record(model)  # raises: the model was not fine-tuned
-    length = min(LONGEST_PAIR, config.encoder.embedding.max_length, config.decoder.embedding.max_length)
+    length = min(MAX_PAIR_LENGTH, config.encoder.embedding.max_length, config.decoder.embedding.max_length)
     return TaskRecord(task=Translation(), sequences=PairConfig(length=length, micro_tokens=8192))
 
 
 def open_predictor(model: Path, record: TaskRecord, device: str) -> Predictor:
-    """Load a model with its task."""
-    device_type(device)  # raises InputError if the device is missing
+    """Load a model and return its predictor."""
+    device_type(device)  # raises InputError if the device is not available
     return Predictor(open_runner(model, device=device), record)
 
 
 @contextmanager
-def answering(predictor: Predictor, name: str) -> Iterator[None]:
-    """Show a progress bar while a predictor answers."""
+def progress_bar(predictor: Predictor, name: str) -> Iterator[None]:
+    """Show a progress bar while the predictor runs."""
     columns = TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     with Progress(*columns, transient=True, console=console, disable=not console.is_terminal) as progress:
@@ -74,13 +74,13 @@ def answering(predictor: Predictor, name: str) -> Iterator[None]:
 
 
 def layers_used(predictor: Predictor) -> tuple[float | None, int | None]:
-    """Return the mean number of layers of the last answers and that of all layers, for a model with early exits."""
+    """Return the mean number of layers used for the last answers and the total, or (None, None) without early exits."""
     used = predictor.mean_layers
     return (None, None) if used is None else (used, len(predictor.model.config.encoder.layers))
 
 
 def name_rows(table: Table, answers: Sequence[Answer]) -> list[Mapping[str, Any]]:
-    """Return the answers, each preceded by the name of its row (id, idx …) if it has one."""
+    """Return the answers, each with the identifier column of its row (id, idx …) first, if there is one."""
     return [
         {**{name: row[name] for name in ROW_NAMES if name in row}, **answer}
         for row, answer in zip(table, answers, strict=True)
@@ -88,5 +88,5 @@ def name_rows(table: Table, answers: Sequence[Answer]) -> list[Mapping[str, Any]
 
 
 def existing_path(data: str | None) -> Path | None:
-    """Return the file or folder of the data, unless it is a name on the hub."""
+    """Return the path of the data, or None for a data set on the hub."""
     return Path(data) if data is not None and Path(data).exists() else None

@@ -1,4 +1,4 @@
-"""`bertsmith compare`: several recipes trained at an equal budget, with their curves and a table."""
+"""`bertsmith compare`: pre-train several recipes with equal budgets and compare their losses."""
 
 import json
 import os
@@ -36,14 +36,14 @@ _NOT_PRINTED = ("parameters", "tokens", "operations")
 
 @dataclass(frozen=True, kw_only=True)
 class CompareResult(Result):
-    """Held-out metrics and costs of every recipe, with their curves."""
+    """Held-out metrics, costs and learning curves of every recipe."""
 
     budget: str
     unigram_level: float | None
     recipes: dict[str, dict[str, Any]]
-    """One row of the table for each recipe: means over the seeds."""
+    """The table row of each recipe: means over seeds."""
     curves: dict[str, list[list[dict[str, float]]]]
-    """Held-out rows of every seed of each recipe."""
+    """Held-out metrics over time, by recipe and seed."""
 
 
 def compare(
@@ -59,67 +59,69 @@ def compare(
     resume: bool = False,
     force: bool = False,
 ) -> CompareResult | StoppedRun:
-    """Pre-train recipes at an equal budget of tokens, operations or seconds; plot their losses and print a table.
+    """Pre-train several recipes with the same budget and compare their held-out losses.
+
+    Writes report.html with the learning curves and prints a table of metrics and costs.
 
     Parameters
     ----------
     recipes
-        Recipes as `bertsmith pretrain` takes them: TOML files or names such as electra-small:crammed.
+        Recipes, as for `bertsmith pretrain`: TOML files or names such as electra-small:crammed.
     out
-        The folder to write: one run for each recipe and seed, report.html and result.json.
+        Output folder: one run per recipe and seed, report.html and result.json.
     budget
-        Budget of each run: "300M tokens", "1e18 flops" or "10min". A time is measured once for each recipe and
-        then fixed in steps, the same for all its seeds.
+        Budget of each run: "300M tokens", "1e18 flops" or "10min". A time is converted to steps once per recipe,
+        by measuring its speed; all seeds of the recipe then use the same number of steps.
     data
-        The folder that `bertsmith corpus` wrote, for all recipes.
+        Corpus folder written by `bertsmith corpus`, used for all recipes.
     seeds
-        Runs of each recipe, with the seeds 0, 1, …
+        Number of runs per recipe, with seeds 0, 1, …
     evaluations
-        Points of each curve.
+        Number of held-out evaluations per run, which are the points of its curve.
     set
-        One setting over all recipes, such as run.compile=on; may be given several times.
+        Override a setting in all recipes, for example run.compile=on; repeatable.
     device
-        Where to compute; "auto" takes a GPU if there is one.
+        Device to run on; "auto" uses a GPU if one is available.
     resume
-        Resume an earlier comparison in --out.
+        Resume an interrupted comparison in --out.
     force
-        Replace an earlier comparison in --out.
+        Replace the contents of --out.
     """
     out = Path(out)
     processes = os.environ.get("WORLD_SIZE", "1")
     if processes != "1":
-        raise InputError(f"compare is started on {processes} processes; allowed: 1, so leave `accelerate launch` out")
+        raise InputError(f"compare runs in 1 process, but {processes} were started; run it without `accelerate launch`")
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}; allowed: 1 or more")
     if evaluations < 1:
         raise InputError(f"--evaluations is {evaluations}; allowed: 1 or more")
     settings = _read_settings(recipes, data, set or [])
     plan = {"budget": budget, "seeds": seeds, "evaluations": evaluations}
-    plan |= {"recipes": {name: own.plain() for name, own in settings.items()}}
+    plan |= {"recipes": {name: recipe.plain() for name, recipe in settings.items()}}
     if resume:
         steps = _planned_steps(out, plan)
     else:
-        inputs = [Path(own.data) for own in settings.values() if own.data is not None]
+        inputs = [Path(recipe.data) for recipe in settings.values() if recipe.data is not None]
         check_out(out, force, *inputs)
-        steps = {name: steps_for(own, Budget.parse(budget), device) for name, own in settings.items()}
+        steps = {name: steps_for(recipe, Budget.parse(budget), device) for name, recipe in settings.items()}
         claim(out, force, *inputs)
         write_json(out / PLAN, {**plan, "steps": steps})
     runs: dict[str, list[ComparedRun]] = {name: [] for name in settings}
     for seed in range(seeds):
-        for name, own in settings.items():
+        for name, recipe in settings.items():
             folder, every = out / name / f"seed-{seed}", max(1, steps[name] // evaluations)
             is_finished = finished_result(folder) is not None
-            print_plain(f"{name}, seed {seed}: {steps[name]:,} steps{', finished before' if is_finished else ''}")
+            print_plain(f"{name}, seed {seed}: {steps[name]:,} steps{', already finished' if is_finished else ''}")
             if not is_finished:
                 changes = {"steps": steps[name], "seed": seed, "evaluate_every": every, "checkpoint_every": 5 * every}
-                changed = own.changed(run=own.run.changed(**changes))
-                continues = (folder / "checkpoints").exists()
-                single = run_pretraining(
-                    changed, folder, device=device, resume=continues, force=not continues, prints=False
+                changed = recipe.changed(run=recipe.run.changed(**changes))
+                has_checkpoints = (folder / "checkpoints").exists()
+                run_result = run_pretraining(
+                    changed, folder, device=device, resume=has_checkpoints, force=not has_checkpoints, prints=False
                 )
-                if isinstance(single, StoppedRun):
-                    print_plain("asked to stop; continue with --resume")
-                    return StoppedRun(steps=single.steps, stage=f"{name}, seed {seed}")
+                if isinstance(run_result, StoppedRun):
+                    print_plain("interrupted; continue with --resume")
+                    return StoppedRun(steps=run_result.steps, stage=f"{name}, seed {seed}")
             runs[name].append(read_run(seed, read_json(folder / RESULT), read_log(folder / LOG)))
     summaries = summarize(runs)
     result = CompareResult(
@@ -128,7 +130,7 @@ def compare(
         recipes={name: summary.plain() for name, summary in summaries.items()},
         curves={name: [run.held_out for run in seeds] for name, seeds in runs.items()},
     )
-    facts = {"each run may spend": budget, "seeds": str(seeds)}
+    facts = {"budget per run": budget, "seeds": str(seeds)}
     if result.unigram_level is not None:
         facts["unigram level"] = f"{result.unigram_level:.3f}"
     page = render_comparison_page(out.name, runs, facts, result.unigram_level)
@@ -139,43 +141,45 @@ def compare(
 
 
 def _read_settings(recipes: list[str], data: Path | None, assignments: list[str]) -> dict[str, PretrainSettings]:
-    """Return the settings of every recipe by a distinct name, checked as far as possible without training."""
+    """Return the settings of every recipe by a unique name, validated as far as possible without training."""
     if len(recipes) < 2:
-        raise InputError(f"recipes are {recipes}; give at least two to compare")
+        raise InputError(f"at least two recipes are required, but {len(recipes)} were given: {recipes}")
     settings: dict[str, PretrainSettings] = {}
     for recipe in recipes:
         name = Path(recipe).stem.replace(":", "-")
         if name in settings:
-            raise InputError(f"two recipes are called {name!r}; give their files different names")
-        own = PretrainSettings.parse(plain_settings(recipe, data, None, assignments, None), source=recipe)
-        if own.data is None:
-            raise InputError(f"{recipe}: data is not given: pass --data with a folder that `bertsmith corpus` wrote")
+            raise InputError(f"two recipes have the name {name!r}; rename one of the files")
+        parsed = PretrainSettings.parse(plain_settings(recipe, data, None, assignments, None), source=recipe)
+        if parsed.data is None:
+            raise InputError(f"{recipe}: data is not given; pass --data with a folder written by `bertsmith corpus`")
         try:
-            own.network(own.tokenizer)
+            parsed.network(parsed.tokenizer)
         except InputError as error:
             raise InputError(f"{recipe}: {error}") from None
-        settings[name] = own
-    corpora = {own.data for own in settings.values()}
+        settings[name] = parsed
+    corpora = {parsed.data for parsed in settings.values()}
     if len(corpora) > 1:
-        raise InputError(f"the recipes read different corpora ({', '.join(map(str, corpora))}); give --data for all")
+        raise InputError(f"the recipes use different corpora ({', '.join(map(str, corpora))}); pass --data for all")
     for folder in map(str, corpora):
         if not read_manifest(Path(folder)).splits["held_out"].tokens:
-            raise InputError(f"{folder!r} holds no text out to compare by; make it with `bertsmith corpus --held-out`")
+            raise InputError(f"corpus {folder!r} has no held-out split; create it with `bertsmith corpus --held-out`")
     return settings
 
 
 def _planned_steps(out: Path, plan: Plain) -> dict[str, int]:
-    """Return the steps of the comparison to resume, after checking that its plan is the same."""
+    """Return the steps per recipe of the comparison to resume; raise InputError if its settings differ."""
     if not (out / PLAN).exists():
-        raise InputError(f"--resume: {str(out)!r} holds no comparison ({PLAN} is missing)")
+        raise InputError(f"--resume: {str(out)!r} contains no comparison ({PLAN} is missing)")
     earlier = read_json(out / PLAN)
     steps: dict[str, int] = earlier.pop("steps")
     for name, value in plan.items():
-        began = earlier.get(name)
-        if name != "recipes" and began != value:
-            raise InputError(f"--resume: {name} is {value!r} but the comparison in {str(out)!r} began with {began!r}")
-        if json.dumps(began, sort_keys=True) != json.dumps(value, sort_keys=True):
-            raise InputError(f"--resume: recipes differ from those the comparison in {str(out)!r} began with")
+        stored = earlier.get(name)
+        if name != "recipes" and stored != value:
+            raise InputError(
+                f"--resume: {name} is {value!r}, but the comparison in {str(out)!r} was started with {stored!r}"
+            )
+        if json.dumps(stored, sort_keys=True) != json.dumps(value, sort_keys=True):
+            raise InputError(f"--resume: the recipes differ from the recipes that {str(out)!r} was started with")
     return steps
 
 

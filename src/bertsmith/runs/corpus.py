@@ -1,4 +1,4 @@
-"""`bertsmith corpus`: text files turned into token shards for pre-training."""
+"""`bertsmith corpus`: tokenise text files into shards for pre-training."""
 
 import os
 import time
@@ -31,7 +31,7 @@ class CorpusResult(OneShotResult):
     megabytes: float
     seconds: float
     megabytes_per_second: float
-    """Text tokenised by this run; a continued run has found some of it done."""
+    """Tokenisation speed of this run; text that an interrupted run had finished is not counted."""
     peak_memory_mb: float
     vocabulary: int
     tokenizer_hash: str
@@ -48,26 +48,28 @@ def corpus(
     seed: int = 0,
     force: bool = False,
 ) -> CorpusResult:
-    """Tokenise text into shards that pre-training reads; an interrupted run is continued by the same command.
+    """Tokenise text files into shards for pre-training.
+
+    To resume an interrupted run, repeat the command.
 
     Parameters
     ----------
     data
-        Text files or folders of them: .txt, .jsonl (also .gz, .xz, .zst) or .parquet.
+        Text files or folders: .txt, .jsonl (also .gz, .xz, .zst) or .parquet.
     tokenizer
-        A bundled model (small), or the folder or file of a tokenizer: tokenizer.json or vocab.txt.
+        A bundled model (small), or a tokenizer: a folder, tokenizer.json or vocab.txt.
     out
-        Folder for the shards, manifest.json and result.json.
+        Output folder for the shards, manifest.json and result.json.
     field
-        The field or column that holds the text in .jsonl and .parquet files.
+        Field or column with the text in .jsonl and .parquet files.
     held_out
-        Share of whole documents kept apart for evaluation.
+        Fraction of the documents held out for evaluation.
     workers
-        Processes that tokenise; by default one per core. The result does not depend on it.
+        Number of processes; one per core by default. The result does not depend on it.
     seed
-        Chooses which documents are held out.
+        Random seed that selects the held-out documents.
     force
-        Replace the content of an output folder that an earlier command left.
+        Replace the contents of --out.
     """
     out, tokenizer = Path(out), model_folder(tokenizer)
     files = find_files([data] if isinstance(data, str | Path) else data)

@@ -1,4 +1,4 @@
-"""`bertsmith demo`: from the bundled model, or from raw text, to one that fits a budget, with nothing but Python."""
+"""`bertsmith demo`: run every step from a pre-trained model, or from raw text, to a model that fits a budget."""
 
 import json
 import shlex
@@ -75,36 +75,36 @@ MEASURED_CALLS = 60
 MEASURED_SECONDS = 10.0
 FIT = ("measure.repeats=3", f"measure.runs={MEASURED_CALLS}", "measure.table_runs=20", "measure.finalists=2")
 MASK = "[MASK]"
-"""The mask in the sentences below; replaced by the model's own."""
+"""Mask token in the sentences below; replaced by the mask token of the model."""
 SHOWN = 3
-"""Candidates shown for a mask, and nearest messages."""
+"""Number of candidates shown per mask, and of nearest messages."""
 
 Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class DemoPlan:
-    """Settings of the demo, from the bundled model or from scratch."""
+    """Settings of the demo, which starts from the bundled model or from scratch."""
 
     title: str
     masks: tuple[str, ...]
-    """Sentences for the model to fill."""
+    """Sentences with a mask to fill."""
     epochs: float
-    """Epochs of the fine-tuning."""
+    """Fine-tuning epochs."""
     elastic_share: float
-    """Epochs of each stage of the elastic training, as a share of those …"""
-    least_elastic: float
-    """… and the fewest."""
+    """Epochs per stage of elastic training, as a share of the fine-tuning epochs."""
+    min_elastic_epochs: float
+    """Minimum epochs per stage of elastic training."""
     finetune: tuple[str, ...]
     shrink: tuple[str, ...]
     engines: tuple[str, ...]
     """Engines that may run the fitted model."""
     latency_share: float
-    """The latency budget as a share of the whole network's latency."""
+    """Latency budget, as a share of the latency of the whole network."""
     small_mb: float
-    """A size budget that only a smaller network meets."""
+    """Size budget in MB that only a smaller network meets."""
     next_commands: tuple[str, ...]
-    """Further commands to try; {folder} is the demo's folder, {latency} that of the ONNX graph."""
+    """Suggested next commands; {folder} is the output folder, {latency} the latency of the ONNX graph in ms."""
 
 
 FROM_BUNDLED = DemoPlan(
@@ -115,13 +115,13 @@ FROM_BUNDLED = DemoPlan(
         "the [MASK] is the largest planet in the solar system.",
         "the song was released in [MASK] 1998.",
     ),
-    epochs=2.5,  # with three, and a fifth of them for each elastic stage, the whole took 5 min 34 s
+    epochs=2.5,  # with 3.0 and an elastic share of 0.2, the demo took 5 min 34 s
     elastic_share=0.16,
-    least_elastic=0.1,
-    finetune=("sequences.length=64", "batch.examples=32"),  # everything else is the family's default
+    min_elastic_epochs=0.1,
+    finetune=("sequences.length=64", "batch.examples=32"),  # other settings are the defaults of the family
     shrink=("grid.depths=[1, 0.5]", "grid.sample=1", "batch.examples=16", "importance.examples=256"),
-    engines=("torch",),  # writing a dozen ONNX graphs of twelve layers takes minutes
-    latency_share=0.6,  # half the layers take about half the time, and must meet the budget with room to spare
+    engines=("torch",),  # exporting a dozen ONNX graphs of twelve layers takes minutes
+    latency_share=0.6,  # half the layers take about half the time, and should meet the budget with a margin
     small_mb=8,
     next_commands=(
         "bertsmith fit {folder}/elastic --data {folder}/data --out faster --latency-ms {latency} --percentile 50",
@@ -134,7 +134,7 @@ FROM_SCRATCH = DemoPlan(
     masks=("i want my [MASK] back.", "the [MASK] arrived broken.", "how do i reset my [MASK]?"),
     epochs=6.0,
     elastic_share=0.5,
-    least_elastic=1.0,
+    min_elastic_epochs=1.0,
     finetune=(
         'head.pooling="mean"',
         "model.overrides.dropout=0.1",
@@ -176,13 +176,13 @@ class DemoResult(OneShotResult):
 
 @dataclass
 class _Steps:
-    """Prints a rule before each step and measures its time."""
+    """Timings and outcomes of the steps of the demo."""
 
     finished: list[DemoStep] = field(default_factory=list)
 
     @contextmanager
     def step(self, name: str) -> Iterator[list[str]]:
-        """Run one step; the caller appends its outcome to the list."""
+        """Print a heading and time one step; the caller appends its outcome to the list."""
         Console().rule(name)
         start, outcome = time.perf_counter(), list[str]()
         yield outcome
@@ -198,48 +198,48 @@ def demo(
     epochs: float | None = None,
     force: bool = False,
 ) -> DemoResult | StoppedRun:
-    """Run the whole pipeline on this machine: under five minutes on two cores, without data or a GPU.
+    """Run the whole pipeline on this machine, in under five minutes on two cores, without data or a GPU.
 
-    The bundled model fills masks and finds similar messages of a support desk, is fine-tuned to classify them, made
-    elastic, fitted to a share of its own latency and exported to ONNX; report.html shows the results. With
-    --from-scratch a small BERT is pre-trained on the messages first and takes the place of the bundled model.
+    Fills masks and finds similar support-desk messages with the bundled model, fine-tunes it to classify the messages,
+    makes it elastic, fits it to a fraction of its latency and exports it to ONNX; report.html shows the results. With
+    --from-scratch, a small BERT pre-trained on the messages replaces the bundled model.
 
     Parameters
     ----------
     out
-        The folder to write: report.html, the fitted model, and the folders of all steps.
+        Output folder: report.html, the fitted model, and one folder per step.
     model
-        The model to start from: the bundled model "small" if not given, or the folder of another model.
+        Model to start from: a bundled model or a model folder; "small" by default.
     from_scratch
-        Start from raw text: learn a vocabulary from it and pre-train a small BERT on it.
+        Start from raw text: learn a vocabulary and pre-train a small BERT.
     steps
-        With --from-scratch: optimiser steps of the pre-training; 400 if not given.
+        With --from-scratch: optimiser steps of the pre-training; 400 by default.
     epochs
-        Epochs of the fine-tuning; 2.5 if not given, with --from-scratch 6. Each stage of the elastic training has a
-        share of them: 16 %, with --from-scratch half.
+        Fine-tuning epochs; 2.5 by default, 6 with --from-scratch. Each stage of the elastic training takes 16 % of
+        them, 50 % with --from-scratch.
     force
-        Replace the content of --out.
+        Replace the contents of --out.
     """
     if from_scratch and model is not None:
-        raise InputError(f"--model is {model!r} with --from-scratch, which makes its own; allowed: one of the two")
+        raise InputError(f"--model is {model!r}, but --from-scratch trains its own model; give only one of them")
     if steps is not None and not from_scratch:
-        raise InputError(f"--steps is {steps} and nothing is pre-trained; allowed: with --from-scratch")
+        raise InputError(f"--steps is {steps}, but nothing is pre-trained; allowed: with --from-scratch")
     plan = FROM_SCRATCH if from_scratch else FROM_BUNDLED
     folder, start = Path(out), str(MODEL if model is None else model)
     if not from_scratch:
         load(start).require_tokenizer()  # raises before anything is written
     claim(folder, force, None if model is None else Path(model))
     epochs = plan.epochs if epochs is None else epochs
-    begin, progress = time.perf_counter(), _Steps()
+    start_time, progress = time.perf_counter(), _Steps()
     pretrained: PretrainResult | None = None
 
     if from_scratch:
         start_folder = str(folder / "encoder")
         with progress.step("pretrain") as outcome:
-            first = _pretrain(folder, PRETRAINING_STEPS if steps is None else steps)
-            if isinstance(first, StoppedRun):
+            pretraining = _pretrain(folder, PRETRAINING_STEPS if steps is None else steps)
+            if isinstance(pretraining, StoppedRun):
                 return _interrupted("pretrain")
-            pretrained = first
+            pretrained = pretraining
             assert pretrained.held_out is not None
             loss, level = pretrained.held_out["loss"], pretrained.unigram_level
             outcome.append(f"held-out loss {loss:.2f}, unigram level {level:.2f}")
@@ -247,7 +247,7 @@ def demo(
         start_folder = start
     with progress.step("look") as outcome:
         look = _look(start_folder, plan)
-        outcome.append(f"the nearest labelled message has the same label for {look.alike:.1f} % of dev")
+        outcome.append(f"nearest-neighbour accuracy {look.alike:.1f} on dev, before fine-tuning")
     with progress.step("finetune") as outcome:
         tuned = finetune(
             start_folder, data=_write_data(folder), out=folder / "classifier", epochs=epochs, set=list(plan.finetune)
@@ -261,12 +261,12 @@ def demo(
             data=str(folder / "data"),
             out=folder / "elastic",
             widths=_distinct_widths(folder / "classifier"),
-            epochs=max(plan.least_elastic, plan.elastic_share * epochs),
+            epochs=max(plan.min_elastic_epochs, plan.elastic_share * epochs),
             set=list(plan.shrink),
         )
         if not isinstance(elastic, ElasticResult):
             return _interrupted("shrink")
-        outcome.append(f"{len(elastic.grid)} sizes in one set of weights, mean {elastic.metric} {elastic.score:.1f}")
+        outcome.append(f"{len(elastic.grid)} sizes share one set of weights; mean {elastic.metric} {elastic.score:.1f}")
     with progress.step("fit") as outcome:
         fitted = _fit(folder, plan)
         best = fitted.outcome.best
@@ -274,7 +274,7 @@ def demo(
     with progress.step("export") as outcome:
         exported = _export(folder, fitted)
         difference = exported.graph["largest_difference"]
-        outcome.append(f"{exported.latency_ms:.2f} ms, largest difference {difference:.0e} of the largest output")
+        outcome.append(f"{exported.latency_ms:.2f} ms, maximum relative difference of the outputs {difference:.0e}")
 
     chosen = folder / ("fitted" if fitted.fits else "elastic")
     commands = _next_commands(folder, chosen, plan, exported.latency_ms)
@@ -309,18 +309,18 @@ def demo(
         export=exported,
         model=start,
         candidates=len(fitted.candidates),
-        seconds=round(time.perf_counter() - begin, 1),
+        seconds=round(time.perf_counter() - start_time, 1),
         report=str(report),
     )
     write_result(folder, result.to_json())
     Console().rule()
     print_plain(f"report: {report} ({result.seconds:.0f} s)", style="bold")
-    print_plain("\n  ".join(["what to try next:", *commands]))
+    print_plain("\n  ".join(["next commands to try:", *commands]))
     return result
 
 
 def _interrupted(step: str) -> StoppedRun:
-    print_plain("the demo was interrupted; start it again with --force")
+    print_plain("the demo was interrupted; run it again with --force")
     return StoppedRun(steps=0, stage=step)
 
 
@@ -338,7 +338,7 @@ def _pretrain(folder: Path, steps: int) -> PretrainResult | StoppedRun:
 
 
 def _write_data(folder: Path) -> str:
-    """Write the labelled messages as a task folder."""
+    """Write the labelled messages as train.jsonl and dev.jsonl; return their folder."""
     data = folder / "data"
     data.mkdir()
     for split in ("train", "dev"):
@@ -348,15 +348,15 @@ def _write_data(folder: Path) -> str:
 
 
 def _distinct_widths(folder: Path) -> list[float]:
-    """Return the widths that give different networks: a model of few heads has no quarter of them."""
+    """Return the widths that give different sub-networks; a model with two heads has no quarter width."""
     units = load(folder).encoder.units
     return [subnet.width for subnet in distinct_subnets([Subnet(width=width) for width in WIDTHS], units)]
 
 
 def _fit(folder: Path, plan: DemoPlan) -> FitResult:
-    """Find the best model within a share of the latency of the whole network in PyTorch."""
+    """Fit the elastic model to a share of the latency of the whole network in PyTorch."""
     elastic, data = folder / "elastic", str(folder / "data")
-    # timed as the search times: the latencies in elastic.json were measured while this process was busy
+    # measured again, because the latencies in elastic.json were measured while this process was busy
     settings = FitSettings.parse({"model": str(elastic), "data": data, "budget": BudgetConfig(latency_ms=1.0).plain()})
     latency = _median_latency(elastic, prepare(settings).conditions)
     result = fit(
@@ -375,7 +375,7 @@ def _fit(folder: Path, plan: DemoPlan) -> FitResult:
 
 
 def _export(folder: Path, fitted: FitResult) -> TimedExport:
-    """Export the chosen (or nearest) sub-network for ONNX Runtime and time it under the conditions of the search."""
+    """Export the chosen (or nearest) sub-network to ONNX and time it under the conditions of the search."""
     subnet = fitted.outcome.best.subnet
     width, depth = (float(str(subnet[name])) for name in ("width", "depth"))
     result = export_model(folder / "elastic", out=folder / "onnx", to="onnx", width=width, depth=depth)
@@ -390,16 +390,16 @@ def _export(folder: Path, fitted: FitResult) -> TimedExport:
 
 
 def _median_latency(folder: Path, conditions: measure.Conditions) -> float:
-    """Measure the milliseconds of one answer in a fresh process."""
+    """Measure the median latency in a fresh process, in milliseconds."""
     timing = measure.in_fresh_process([folder], conditions, MEASURED_CALLS, MEASURED_SECONDS)
     return max(workload["p50"] for workload in timing.latencies[0].values())
 
 
 def _next_commands(folder: Path, model: Path, plan: DemoPlan, latency_ms: float) -> tuple[str, ...]:
-    home, own = shlex.quote(str(folder)), shlex.quote(str(model))
+    home = shlex.quote(str(folder))
     return (
         f"bertsmith serve {home}/elastic --floor 0.95",
-        f'bertsmith predict {own} --text "when do you open on sundays" --out answers',
+        f'bertsmith predict {shlex.quote(str(model))} --text "when do you open on sundays" --out answers',
         f"bertsmith fit {home}/elastic --data {home}/data --out smaller --size-mb {plan.small_mb:g}",
         f"bertsmith shrink {home}/classifier --data {home}/data --out pruned --method prune --keep 0.5",
         *(command.format(folder=home, latency=f"{latency_ms:.2g}") for command in plan.next_commands),
@@ -407,7 +407,7 @@ def _next_commands(folder: Path, model: Path, plan: DemoPlan, latency_ms: float)
 
 
 def _look(name: str, plan: DemoPlan) -> Look:
-    """Fill masks and find the nearest labelled messages with the encoder before any training; print both."""
+    """Fill masks and find the nearest labelled messages before fine-tuning; print both."""
     model = load(name)
     filled = fill_sentences(model, plan.masks)
     near, alike = find_neighbours(
@@ -417,11 +417,11 @@ def _look(name: str, plan: DemoPlan) -> Look:
         candidates = ", ".join(f"{token} {100 * share:.0f} %" for token, share in sentence.tokens)
         print_plain(f"{sentence.text} → {candidates}")
     if not filled:
-        print_plain("this model fills no masks")
+        print_plain("this model cannot fill masks")
     for message in near:
         nearest = message.near[0]
         print_plain(f"{message.text}\n  nearest: {nearest.text} ({nearest.similarity:.2f}, {nearest.label})")
-    print_plain(f"the nearest labelled message has the same label for {alike:.1f} % of dev, untrained")
+    print_plain(f"nearest-neighbour accuracy on dev, before fine-tuning: {alike:.1f} %")
     return Look(model=_network_facts(model, name), filled=filled, near=near, alike=alike)
 
 
@@ -439,24 +439,24 @@ def _network_facts(model: Model, name: str) -> NetworkFacts:
 
 
 def fill_sentences(model: Model, sentences: Sequence[str]) -> list[FilledSentence]:
-    """Return the most probable tokens for the mask of every sentence; nothing if the model fills no masks."""
+    """Return the most probable tokens for the mask of every sentence; an empty list if the model has no MLM head."""
     if "masked_tokens" not in model.heads and model.generator is None:
         return []
-    own = model.require_tokenizer()
-    mask = own.tokens([own.mask])[0]
+    tokenizer = model.require_tokenizer()
+    mask = tokenizer.tokens([tokenizer.mask])[0]
     return [FilledSentence(text, model.fill_mask(text.replace(MASK, mask), top=SHOWN)[0]) for text in sentences]
 
 
 def find_neighbours(
     model: Model, questions: Sequence[str], known: Sequence[Row], queries: Sequence[Row]
 ) -> tuple[list[NearestMessages], float]:
-    """Return the nearest labelled messages of every question, and the accuracy of the nearest neighbour in per cent."""
+    """Return the nearest `known` messages of every question, and the nearest-neighbour accuracy on `queries` (%)."""
     texts = [row["text"] for row in known]
     vectors = _unit_vectors(model, [*texts, *(row["text"] for row in queries), *questions])
     similarity = vectors[len(known) :] @ vectors[: len(known)].T  # (texts, known)
     nearest = similarity[: len(queries)].argmax(-1).tolist()
     hits = [known[index]["label"] == row["label"] for index, row in zip(nearest, queries, strict=True)]
-    found = similarity[len(queries) :].topk(min(SHOWN, len(known)))
+    top = similarity[len(queries) :].topk(min(SHOWN, len(known)))
     near = [
         NearestMessages(
             question,
@@ -465,18 +465,18 @@ def find_neighbours(
                 for index, cosine in zip(rows, cosines, strict=True)
             ],
         )
-        for question, rows, cosines in zip(questions, found.indices.tolist(), found.values.tolist(), strict=True)
+        for question, rows, cosines in zip(questions, top.indices.tolist(), top.values.tolist(), strict=True)
     ]
     return near, 100 * sum(hits) / len(hits)
 
 
 def _unit_vectors(model: Model, texts: Sequence[str]) -> Tensor:
-    """Return a vector of length 1 for every text.
+    """Return L2-normalised embeddings of the texts.
 
     Shape: (texts, width).
     """
-    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # so that batches need little padding
-    found = normalize(model.encode([texts[index] for index in order]), dim=-1)
-    vectors = found.new_empty(found.shape)
-    vectors[order] = found
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # by length, to reduce padding
+    embeddings = normalize(model.encode([texts[index] for index in order]), dim=-1)
+    vectors = embeddings.new_empty(embeddings.shape)
+    vectors[order] = embeddings
     return vectors

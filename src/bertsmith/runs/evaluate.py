@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from bertsmith.bundled import model_folder
-from bertsmith.runs.answer import answering, existing_path, layers_used, name_rows, open_predictor, read_task
+from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, progress_bar, read_task
 from bertsmith.runs.finetuning import Scores, compute_scores, format_score, write_task_page
 from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
 from bertsmith.runs.result import OneShotResult, print_plain, spread
@@ -20,7 +20,7 @@ class EvaluateResult(OneShotResult):
 
     scores: Scores = spread()
     mean_layers: float | None
-    """Mean number of layers per input, for a model with early exits."""
+    """Mean number of layers per input; None without early exits."""
     layers: int | None
     examples: int
     split: str
@@ -51,35 +51,38 @@ def evaluate(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     force: bool = False,
 ) -> EvaluateResult:
-    """Score a fine-tuned model on one split of a task.
+    """Score a fine-tuned model on one split of a data set.
+
+    Writes the metrics of the task, the predictions and report.html.
 
     Parameters
     ----------
     model
-        The folder of a fine-tuned model.
+        Folder of a fine-tuned model.
     data
-        A folder with the split as .jsonl, .csv or .tsv (also .gz, .xz, .zst) or .parquet; such a file; or a name on the
-        hub, such as glue/mrpc.
+        Folder with one file per split (.jsonl, .csv, .tsv, also .gz, .xz, .zst; or .parquet), a single such file, or
+        a data set on the hub, for example glue/mrpc.
     out
-        The folder to write: predictions.jsonl, result.json, and in official/ files for the task's own scorer.
+        Output folder: predictions.jsonl, report.html, result.json, and official/ with files for the task's official
+        scorer.
     split
-        The split to evaluate: dev, test …
+        Split to evaluate, for example dev or test.
     column
-        A column that has another name than in training, such as label=stars; may be given several times.
+        Name of a column if it differs from the training data, for example label=stars; repeatable.
     source
-        For translation: the source column; by default that of the training data.
+        Translation: source column; the column of the training data by default.
     target
-        For translation: the target column.
+        Translation: target column; the column of the training data by default.
     beam
-        For translation: beam size; 1 is greedy decoding. Defaults to the model's recipe.
+        Translation: beam size; 1 is greedy decoding. The model's own setting by default.
     length_penalty
-        α of log P / ((5 + length) / 6)^α; 0 for none.
+        Translation: α in log P / ((5 + length) / 6)^α; 0 disables the penalty.
     extra_length
-        Tokens a translation may have more than its source.
+        Translation: maximum output tokens beyond the length of the source.
     device
-        Where to compute; "auto" takes a GPU if there is one.
+        Device to run on; "auto" uses a GPU if one is available.
     force
-        Replace what --out holds.
+        Replace the contents of --out.
     """
     model, out, data = model_folder(model), Path(out), str(data)
     check_out(out, force, model, existing_path(data))
@@ -92,9 +95,9 @@ def evaluate(
     )
     table = task_splits(data, file_is=split).read(split)
     task = record.task.resolve(table) if isinstance(record.task, Translation) else record.task
-    examples = task.examples(table)  # bad rows raise before a model is loaded
+    examples = task.examples(table)  # bad rows raise before the model is loaded
     predictor = open_predictor(model, record.changed(task=task), device)
-    with answering(predictor, "evaluate"):
+    with progress_bar(predictor, "evaluate"):
         evaluation, answers = predictor.task.evaluate_model(
             predictor.model, examples, record.sequences, predictor.watch
         )
@@ -113,7 +116,7 @@ def evaluate(
         data=data,
     )
     write_result(out, result.to_json())
-    facts = {"Task": task.kind, "Model": str(model), "Data": data, "Part": split, "Examples": f"{len(table):,}"}
+    facts = {"Task": task.kind, "Model": str(model), "Data": data, "Split": split, "Examples": f"{len(table):,}"}
     write_task_page(
         task,
         examples,
@@ -125,6 +128,6 @@ def evaluate(
         interval=result.scores.interval,
         facts=facts,
     )
-    early = "" if mean_layers is None else f"; {mean_layers:.2f} layers in the mean"
-    print_plain(f"{format_score(result.split, result.scores)}{early}; written to {out}: report.html tells more")
+    early = "" if mean_layers is None else f"; {mean_layers:.2f} layers on average"
+    print_plain(f"{format_score(result.split, result.scores)}{early}; written to {out}, see report.html")
     return result

@@ -1,4 +1,4 @@
-"""`bertsmith import` and `bertsmith export`: models from and for other programs."""
+"""`bertsmith import` and `bertsmith export`: convert models from and to Hugging Face and ONNX."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +52,7 @@ class ModelSummary:
 
 
 class GraphSummary(TypedDict):
-    """Precision of an ONNX graph and its difference from the model, as in onnx.json."""
+    """Precision of an ONNX graph and its numerical difference from the model, as in onnx.json."""
 
     precision: str
     opset: int
@@ -74,7 +74,7 @@ class HfExportResult(ImportResult):
     """Result of `bertsmith export --to hf`."""
 
     form: Literal["native", "bertsmith"]
-    """Whether a class of transformers opens the folder, or one of `bertsmith.hf`."""
+    """"native" loads with transformers alone, "bertsmith" needs `import bertsmith.hf`."""
     architecture: str
     remark: str
 
@@ -94,18 +94,20 @@ def import_model(
     ignore: list[str] | None = None,
     force: bool = False,
 ) -> ImportResult:
-    """Turn a Hugging Face folder into one of ours, every weight mapped exactly.
+    """Convert a Hugging Face model folder to Bertsmith's format.
+
+    Every tensor is mapped exactly; an unknown tensor is an error unless --ignore matches its name.
 
     Parameters
     ----------
     model
-        The folder with config.json, model.safetensors and, if there is one, the tokenizer; or a bundled model (small).
+        Hugging Face folder with config.json, model.safetensors and optionally a tokenizer; or a bundled model (small).
     out
-        The folder to write.
+        Output folder.
     ignore
-        The start of the names of tensors to leave out, such as "classifier"; may be given several times.
+        Skip tensors whose names start with this prefix, for example classifier; repeatable.
     force
-        Replace what --out holds.
+        Replace the contents of --out.
     """
     model, out = model_folder(model), Path(out)
     loaded = load(model, ignore=tuple(ignore or ()))
@@ -130,46 +132,47 @@ def export_model(
     native: Literal["auto", "always", "never"] = "auto",
     force: bool = False,
 ) -> HfExportResult | OnnxExportResult:
-    """Write a model for another program.
+    """Export a model to Hugging Face transformers or to ONNX Runtime.
 
-    "hf" is a folder that transformers loads, without Bertsmith where it has a class that computes the same and after
-    `import bertsmith.hf` elsewhere; "onnx" one that ONNX Runtime runs, by bertsmith.runtime or, if the model was
-    fine-tuned, by evaluate and predict. README.md in the folder is its model card.
+    A Hugging Face folder loads with transformers alone if transformers has an equivalent class, otherwise after
+    `import bertsmith.hf`. An ONNX folder runs with bertsmith.runtime and, if the model was fine-tuned, with evaluate
+    and predict. Both contain a model card, README.md.
 
     Parameters
     ----------
     model
         A bundled model (small) or a model folder.
     out
-        The folder to write.
+        Output folder.
     to
-        The form to write.
+        Target format.
     precision
-        For ONNX: float32; int8 with dynamic ranges; int8_static with ranges calibrated on --data.
+        ONNX: float32; int8, dynamic quantisation; int8_static, static quantisation calibrated on --data.
     width
-        Share of the heads and neurons to keep in every layer.
+        Fraction of the heads and neurons to keep in every layer, for example 0.5.
     depth
-        Share of the layers to keep.
+        Fraction of the layers to keep, for example 0.5.
     head
-        For ONNX, the output of the graph: the task's head, or else the hidden states; or the masked-token logits.
+        ONNX: output of the graph. "auto" is the task head, or the hidden states without one; "masked_tokens" is the
+        logits of the masked-LM head.
     data
-        For ONNX: data of the model's task, as for fine-tuning; some training rows are used to compare the graph with
-        the model and, as int8_static requires, to calibrate ranges.
+        ONNX: task data, as for fine-tuning. Some training rows are used to compare the graph with the model and to
+        calibrate int8_static, which requires them.
     part
-        For a model with a generator: the encoder with its heads, or the generator.
+        For a model with a generator (ELECTRA): export the encoder with its heads, or the generator.
     native
-        For hf: use a class of transformers where one computes the same (auto), always, or never.
+        Hugging Face: use a class of transformers if it computes the same (auto), always, or never.
     force
-        Replace what --out holds.
+        Replace the contents of --out.
     """
     model, out = model_folder(model), Path(out)
     check_options(to, precision, head)
     if precision == "int8_static" and data is None:
-        raise InputError("--precision is 'int8_static' and no --data is given; it needs data to measure ranges on")
+        raise InputError("--precision int8_static needs --data to calibrate the ranges of activations")
     if to == "hf" and data is not None:
-        raise InputError(f"--data is {data!r} with --to hf, which reads none; allowed with --to onnx")
+        raise InputError(f"--data is {data!r}, but --to hf uses no data; allowed with --to onnx")
     _check_source(model)
-    # an elastic model keeps the layers it was trained with
+    # an elastic model was trained with its own rule for which layers to drop
     rule = {"depth_rule": read_elastic_metadata(model).depth_rule} if (model / ELASTIC_FILE).is_file() else {}
     subnet = Subnet.parse({"width": width, "depth": depth, **rule}, source="the sub-network")
     check_out(out, force, model)
@@ -183,19 +186,19 @@ def export_model(
 
 
 def _check_source(model: Path) -> None:
-    """Raise if a folder holds an artefact without the model's weights."""
+    """Raise InputError if the folder is an artefact without the original weights."""
     if not (model / ARTEFACT_FILE).is_file():
         return
     artefact = read_artefact(model)
     if artefact.engine == "onnxruntime":
         raise InputError(
-            f"{str(model)!r} is an ONNX folder already, in {artefact.precision}: bertsmith.runtime.load and bertsmith "
-            "predict run it as it is; to export another form, give the model it was made from"
+            f"{str(model)!r} is already an ONNX folder ({artefact.precision}), which bertsmith.runtime.load and "
+            "bertsmith predict can run; to export another format, give the model it was made from"
         )
     if artefact.precision.startswith("int8"):
         raise InputError(
-            f"{str(model)!r} holds {artefact.precision} codes for PyTorch instead of weights, which cannot be "
-            "exported; give the model it was made from"
+            f"{str(model)!r} contains {artefact.precision} weights for PyTorch, which cannot be exported; give the "
+            "model it was made from"
         )
 
 
@@ -203,7 +206,7 @@ def _export_hf(
     loaded: Model, model: Path, out: Path, cut: dict[str, float] | None, native: NativeChoice, force: bool
 ) -> HfExportResult:
     task = read_task_record(model).plain() if (model / TASK_FILE).is_file() else None
-    # before claiming: a model that cannot be exported must not cost the folder that is there
+    # before claiming: an unsupported model must not delete the contents of --out
     plan = plan_hf(loaded, native=native, task=task)
     plan.write(claim(out, force, model))
     write_card(out, loaded, out.resolve().name, result=read_result(model), subnet=cut, remark=plan.remark)

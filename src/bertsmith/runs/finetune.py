@@ -53,68 +53,71 @@ def finetune(
     force: bool = False,
     train: Annotated[Sequence[Any] | None, Parameter(parse=False)] = None,
 ) -> FinetuneResult | SearchResult | StoppedRun | Explanation:
-    """Fine-tune a model for a task, evaluate it on dev and write it to a folder.
+    """Fine-tune a model for a task, evaluate it on dev and save it.
+
+    The task is inferred from the columns of the data. Settings that you do not give default to the published ones for
+    the family, size and task of the model; --explain prints them.
 
     Parameters
     ----------
     model
-        A bundled model (small), a folder, ours or Hugging Face's, or a preset, whose weights are fresh and whose
-        tokenizer is learned from the training texts; in Python also a model object, which is not changed.
+        A bundled model (small), a Bertsmith or Hugging Face model folder, or a preset such as bert-small. A preset is
+        randomly initialised and its tokenizer is learned from the training texts. In Python also a model object,
+        which is not modified.
     data
-        A folder with train.jsonl and dev.jsonl (or .csv, .tsv, .parquet), one such file, GLUE's or SQuAD's own files,
-        or a name on the hub such as glue/mrpc.
+        Folder with train.jsonl and dev.jsonl (or .csv, .tsv, .parquet), a single such file, the original files of GLUE
+        or SQuAD, or a data set on the hub, for example glue/mrpc. Without a dev split, rows of train are held out.
     dev
-        Rows to evaluate on, if not those of data: a folder with a dev split, a file, or a name on the hub; in Python
-        also the rows themselves, with train.
+        Evaluation data, if not in --data: a folder with a dev split, a file, or a data set on the hub. In Python, with
+        train, also a list of rows.
     out
-        The folder to write: the model, report.html, result.json, predictions of dev, log.jsonl and recipe.toml. In
-        Python it may be left out where train is given: then only the returned result is kept.
+        Output folder: the model, report.html, result.json, dev.predictions.jsonl, log.jsonl and recipe.toml. Optional
+        in Python with train; then nothing is saved.
     task
-        The kind of task: classification, multi_label, regression, tagging, spans, choice, embedding or translation;
-        recognised from the columns of the data if not given.
+        Kind of task: classification, multi_label, regression, tagging, spans, choice, embedding or translation.
+        Inferred from the columns by default.
     column
-        A column of the task, such as label=stars; may be given several times.
+        Column for a role of the task, for example label=stars; repeatable.
     recipe
-        A TOML file with the settings. With --resume the run's own recipe is used. Other settings default to the
-        published ones for the family, size and task; --explain prints them.
+        TOML file with the settings. --resume uses the recipe of the run.
     source
-        For translation: the source column; recognised if exactly two columns hold text.
+        Translation: source column; inferred if exactly two columns contain text.
     target
-        For translation: the target column.
+        Translation: target column.
     epochs
         Number of epochs (run.epochs).
     learning_rate
-        The highest learning rate (optimizer.learning_rate).
+        Peak learning rate (optimizer.learning_rate).
     batch
-        Examples per step (batch.examples).
+        Examples per optimiser step (batch.examples).
     adversarial
-        Adversarial training: "sift" perturbs normalised embeddings, "vat" raw ones; "none" if not given.
+        Adversarial training: "sift" perturbs normalised embeddings, "vat" raw embeddings. Off by default.
     teacher
-        The folder of a model fine-tuned for the same task, for distillation (distillation.teacher). Without MODEL the
-        student is a sub-network of it (model.subnet).
+        Folder of a model fine-tuned for the same task, used as the teacher for distillation (distillation.teacher).
+        Without MODEL, the student is a sub-network of the teacher (model.subnet).
     set
-        One setting over the recipe, such as optimizer.learning_rate=1e-3; may be given several times.
+        Override a setting of the recipe, for example optimizer.learning_rate=1e-3; repeatable.
     seed
-        Seed of fresh weights, data order and dropout (run.seed).
+        Random seed of new weights, data order and dropout (run.seed).
     seeds
-        Number of runs with consecutive seeds, each in its own folder in --out, which gets the model of the best run;
-        scores are reported as mean and standard deviation.
+        Number of runs with consecutive seeds. Each run gets a folder in --out, which also gets the best model; the
+        score is reported as mean and standard deviation.
     learning_rates
-        Learning rates to try, such as 2e-5 5e-5; each is run with every seed.
+        Learning rates to try, for example 2e-5 5e-5; each is run with every seed.
     device
-        Where to compute; "auto" takes a GPU if there is one.
+        Device to run on; "auto" uses a GPU if one is available.
     explain
-        Print the resolved settings, where their defaults come from, steps, tokens and operations, then stop.
+        Print all settings, the source of their defaults, and the number of steps, tokens and FLOPs; do not train.
     resume
         Resume from the newest intact checkpoint in --out.
     force
-        Replace an earlier run in --out.
+        Replace the contents of --out.
     train
-        In Python, instead of data: rows as mappings, or tuples of a text (or two) and its label.
+        Python only, instead of data: rows as mappings, or tuples of one or two texts and the label.
     """
     out, recipe = (None if path is None else Path(path) for path in (out, recipe))
     if resume and out is None:
-        raise InputError("--resume needs --out with the folder of the run")
+        raise InputError("--resume needs --out, the folder of the run to resume")
     plain = dict(read_recipe_file(recipe, out if resume else None) or {})
     start = None if model is None or isinstance(model, str | Path) else model
     name = None if model is None else model_text(model) if start is None else IN_MEMORY
@@ -140,9 +143,9 @@ def finetune(
     complete = complete_settings(settings, plain, tables, start)
     search = find_search(seeds, learning_rates, complete.settings, out if resume else None)
     if explain:
-        found = read_data(complete.settings, *tables)
-        facts = {"defaults from": complete.source, **explain_costs(found, start)}
-        return print_explanation(found.settings, facts)
+        task_data = read_data(complete.settings, *tables)
+        facts = {"defaults from": complete.source, **explain_costs(task_data, start)}
+        return print_explanation(task_data.settings, facts)
     if search is not None:
         return run_search(
             search, complete.settings, tables, out, start=start, device=device, resume=resume, force=force
@@ -150,7 +153,7 @@ def finetune(
     if out is not None:
         return run_finetuning(complete.settings, tables, out, start=start, device=device, resume=resume, force=force)
     if settings.data is not None and start is None:
-        raise InputError("--out is not given: it names the folder to write")
+        raise InputError("--out is not given; give the folder to write to")
     with TemporaryDirectory(prefix="bertsmith-") as folder:
         return run_finetuning(
             complete.settings, tables, Path(folder) / "run", start=start, device=device, prints_folder=False
@@ -158,23 +161,23 @@ def finetune(
 
 
 def _model_settings(plain: dict[str, Any], name: str | None, teacher: str | None) -> dict[str, Any]:
-    """Return the `model` table of the recipe, or that of the flag; without both a student is cut out of its teacher."""
+    """Return the `model` settings from the recipe or the flag; a student without either is a part of its teacher."""
     table = expand_source(plain.get("model"))
     if name is not None:
         table = replace_source(table, name)
     if teacher is not None and not table.keys() & SOURCES:
         table |= source_fields(teacher)
     if not table.keys() & {*SOURCES, "name"}:
-        raise InputError("MODEL is not given and no recipe names one; give a bundled model, a folder or a preset")
+        raise InputError("MODEL is not given, and no recipe sets it; give a bundled model, a folder or a preset")
     return table
 
 
 def _override(plain: dict[str, Any], assignments: list[str], flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with --set and the flags that are given."""
-    given = {path: value for path, value in flags.items() if value is not None}
-    numbers = [f"{path}={value}" for path, value in given.items() if not isinstance(value, str | Path)]
+    """Apply --set and then the flags that are not None to the settings."""
+    flags = {path: value for path, value in flags.items() if value is not None}
+    numbers = [f"{path}={value}" for path, value in flags.items() if not isinstance(value, str | Path)]
     plain = override(plain, [*assignments, *numbers])
-    for path, value in given.items():
+    for path, value in flags.items():
         if isinstance(value, str | Path):
             table, _, key = path.rpartition(".")
             plain = {**plain, **({table: {**plain.get(table, {}), key: str(value)}} if table else {key: str(value)})}
@@ -194,7 +197,7 @@ def _has_decoder(plain: dict[str, Any], start: Model | None) -> bool:
     try:
         described = read_json(model_folder(source["folder"]) / "config.json")
     except (ValueError, InputError):
-        return False  # raises where the model is loaded
+        return False  # the error is raised when the model is loaded
     return described.get("model_type") == "marian" or bool(described.get("model", {}).get("decoder"))
 
 
@@ -207,35 +210,35 @@ def read_settings(
     *,
     source: str,
 ) -> tuple[FinetuneSettings | TranslationSettings, Tables]:
-    """Read the data; return it with the settings, whose task is found out from the data where it is not given."""
+    """Read the data and return it with the settings; a task that is not set is inferred from the columns."""
     notices: list[str] = []
     rows, dev_rows = _read_tables(plain, train, dev)
     if "kind" not in plain.get("task", {}) or kind is not None or columns:
-        found = recognise(rows, kind, columns, plain.get("task", {}), plain.get("data"), notices=notices)
-        plain = {**plain, "task": found}
+        task = recognise(rows, kind, columns, plain.get("task", {}), plain.get("data"), notices=notices)
+        plain = {**plain, "task": task}
     settings_type = TranslationSettings if plain["task"]["kind"] == "translation" else FinetuneSettings
     settings: FinetuneSettings | TranslationSettings = settings_type.parse(plain, source=source)
     if dev_rows is None:
         # labels are collected before rows are held out, so that no held-out label is unknown
         settings = settings.changed(task=settings.task.resolve(rows))
-        rows, dev_rows, sentence = held_out(settings.task, rows, "there is no dev part")
-        notices.append(sentence)
+        rows, dev_rows, notice = held_out(settings.task, rows, "there is no dev split")
+        notices.append(notice)
     return settings, Tables(rows, dev_rows, tuple(notices))
 
 
 def _read_tables(
     plain: dict[str, Any], train: Sequence[Any] | None, dev: Sequence[Any] | None
 ) -> tuple[Table, Table | None]:
-    """Return the rows to train on and, unless some are to be held out, those of dev."""
+    """Return the training rows and the dev rows; None if dev has to be held out from train."""
     dev_rows = None
     if train is not None:
         rows, dev_rows = read_rows(train, "train"), None if dev is None else read_rows(dev, "dev")
     elif dev is not None:
-        raise InputError("dev is given and train is not; give both, or data")
+        raise InputError("dev is given without train; give both, or data")
     elif plain.get("data") is None:
         raise InputError(
-            "data is not given: pass --data with a folder that holds train.jsonl and dev.jsonl, a file, or a name on "
-            "the hub"
+            "data is not given; pass --data with a folder that contains train.jsonl and dev.jsonl, a file, or a data "
+            "set on the hub"
         )
     else:
         splits = task_splits(plain["data"])
@@ -243,7 +246,7 @@ def _read_tables(
         dev_rows = None if plain.get("dev") is not None else splits.find("dev")
     if plain.get("dev") is not None:
         if dev_rows is not None:
-            raise InputError(f"dev is {plain['dev']!r} and rows of dev are given as well; allowed: one of them")
+            raise InputError(f"dev is {plain['dev']!r}, but rows of dev are given as well; give one of them")
         dev_rows = task_splits(plain["dev"], file_is="dev").read("dev")
     return rows, dev_rows
 
@@ -251,10 +254,10 @@ def _read_tables(
 def complete_settings(
     settings: FinetuneSettings | TranslationSettings, plain: dict[str, Any], tables: Tables, start: Model | None = None
 ) -> Completed:
-    """Return the settings with published defaults wherever `plain`, which they were read from, has no value."""
+    """Fill settings that `plain`, their source, does not set with the published defaults."""
     if isinstance(settings, TranslationSettings):
         return Completed(settings, TRANSLATION_DEFAULTS)
     if start is not None and settings.model.overrides:
-        raise InputError("model.overrides is given with a model in Python; allowed: with a preset or a folder")
+        raise InputError("model.overrides is set, but the model is a Python object; allowed for a preset or a folder")
     config = settings.model.described_config() if start is None else start.config
     return complete(settings, plain, config, len(tables.train))

@@ -1,4 +1,4 @@
-"""One fine-tuning by resolved settings: train, evaluate, write model, answers, page and result."""
+"""One fine-tuning run: train, evaluate, write the model, its predictions, the report and the result."""
 
 import shutil
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ from bertsmith.training.finetuning import AnySettings, FinetuneSettings, make_fi
 from bertsmith.training.summary import Notice, TrainingSummary, summarise_training
 
 DEGENERATE = (
-    "degenerate: the model gives one and the same answer to all of dev; try another seed, a lower learning rate, more "
-    "epochs, or another task.metric if that prefers such a model"
+    "degenerate: the model predicts the same answer for every row of dev; try another seed, a lower learning rate, "
+    "more epochs, or a task.metric that does not favour such a model"
 )
 
 
@@ -39,14 +39,14 @@ class Scores:
     metric: str
     score: float
     interval: tuple[float, float] | None
-    """95 % bootstrap interval of the score; None where it is not computed."""
+    """95 % bootstrap confidence interval of the score; None if it is not computed."""
     metrics: dict[str, float] = spread()
     details: dict[str, object] = spread()
-    """Further values, such as BLEU's signature."""
+    """Further values, such as the signature of BLEU."""
 
 
 def compute_scores(evaluation: Evaluation, examples: int) -> Scores:
-    """Return the scores of an evaluation with the interval of the main metric."""
+    """Return the scores of an evaluation with the confidence interval of the main metric."""
     return Scores(
         metric=evaluation.metric,
         score=evaluation.score,
@@ -58,7 +58,7 @@ def compute_scores(evaluation: Evaluation, examples: int) -> Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictingResult(Result):
-    """A result with the model it is about."""
+    """A result that carries its fine-tuned model."""
 
     predictor: Predictor | None = field(default=None, repr=False, metadata={"hidden": True})
 
@@ -70,7 +70,7 @@ class PredictingResult(Result):
         return self.predictor.model
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
-        """Answer inputs: a label, a number, tags, a text … depending on the task."""
+        """Predict labels, numbers, tags, texts … depending on the task."""
         assert self.predictor is not None
         return self.predictor.predict(inputs)
 
@@ -85,9 +85,9 @@ class FinetuneResult(PredictingResult):
     best_step: int
     seed: int
     data: dict[str, Any]
-    """Rows, labels and truncated sequences by split, and notices about them."""
+    """Number of rows, labels and truncated sequences by split, and notices about the data."""
     is_degenerate: bool
-    """Whether all answers on dev are the same."""
+    """Whether all predictions on dev are the same."""
 
     @property
     def score(self) -> float:
@@ -110,9 +110,9 @@ def run_finetuning(
     prints_data: bool = True,
     prints_folder: bool = True,
 ) -> FinetuneResult | StoppedRun:
-    """Fine-tune by resolved settings and leave the model, its answers on dev, page and result in `out`.
+    """Fine-tune with complete settings; write the model, its predictions on dev, the report and the result to `out`.
 
-    One of many runs prints neither notices about the data nor where its folder is.
+    `prints_data` and `prints_folder` are False for one of several runs, which repeats neither data notices nor paths.
     """
     data = read_data(divide_batches(settings, device), *tables)
     settings, task = data.settings, data.settings.task
@@ -157,9 +157,9 @@ def run_finetuning(
 
 
 def read_finetune_result(folder: Path) -> FinetuneResult:
-    """Read the result of a finished run from its result.json; its metrics are left out."""
+    """Read the result of a finished run from its result.json, without metrics and details."""
     plain = read_json(folder / RESULT)
-    summary: dict[str, Any] = {own.name: plain.get(own.name) for own in fields(TrainingSummary)}
+    summary: dict[str, Any] = {entry.name: plain.get(entry.name) for entry in fields(TrainingSummary)}
     summary["notices"] = tuple(Notice(**notice) for notice in plain["notices"])
     interval = plain.get("interval")
     return FinetuneResult(
@@ -180,19 +180,19 @@ def read_finetune_result(folder: Path) -> FinetuneResult:
 
 
 def divide_batches(settings: AnySettings, device: str) -> AnySettings:
-    """Return the settings with micro-batches for several processes: the order of the data depends on them."""
+    """Set the micro-batch size for several processes; the order of the data depends on it."""
     if not isinstance(settings, FinetuneSettings):
         return settings
     batch, processes = settings.batch, processes_of(device)
     if processes == 1 or batch.micro_examples is not None:
         return settings
     if batch.examples % processes:
-        raise InputError(f"batch.examples is {batch.examples}; allowed: a multiple of the processes, {processes}")
+        raise InputError(f"batch.examples is {batch.examples}; allowed: a multiple of the {processes} processes")
     return settings.changed(batch=batch.changed(micro_examples=batch.examples // processes))
 
 
 def input_paths(settings: AnySettings, start: Model | None) -> list[Path]:
-    """Return the data and models on disk that a run reads and must not overwrite."""
+    """Return the paths of data and models that a run reads and must not overwrite."""
     distillation = settings.distillation if isinstance(settings, FinetuneSettings) else None
     teacher = None if distillation is None else distillation.teacher
     models = [None if start is not None else settings.model.name, teacher]
@@ -202,7 +202,7 @@ def input_paths(settings: AnySettings, start: Model | None) -> list[Path]:
 
 
 def format_score(split: str, scores: Scores) -> str:
-    """Return the main metric in words, with its interval."""
+    """Return a line with the main metric and its confidence interval."""
     line = f"{split}: {scores.metric} {scores.score:.2f}"
     if scores.interval is None:
         return line
@@ -215,7 +215,7 @@ def _print_result(result: FinetuneResult, out: Path | None) -> None:
         print_plain(DEGENERATE, style="yellow")
     print_plain(format_score("dev", result.scores))
     if out is not None:
-        print_plain(f"written to {out}: report.html tells more; answer new inputs with bertsmith predict {out}")
+        print_plain(f"written to {out}, see report.html; for new inputs run: bertsmith predict {out}")
 
 
 def write_finetuning_page(
@@ -230,7 +230,7 @@ def write_finetuning_page(
     notices: Sequence[str],
     runs: Sequence[SeedRun] = (),
 ) -> None:
-    """Write report.html of a fine-tuning."""
+    """Write report.html of a fine-tuning run."""
     write_task_page(
         settings.task,
         examples,
@@ -264,7 +264,7 @@ def write_task_page(
     notices: Sequence[str] = (),
     settings: str = "",
 ) -> None:
-    """Write report.html of answers to one split of a task."""
+    """Write report.html for the predictions on one split."""
     report = build_task_report(
         task,
         examples,
@@ -284,32 +284,32 @@ def write_task_page(
 
 
 def _facts(settings: AnySettings, result: FinetuneResult) -> dict[str, str]:
-    """Return data, model and the settings that matter, for the page."""
+    """Return the facts about data, model and training shown on the page."""
     data, training, run = result.data, result.training, settings.run
     facts = {
         "Task": settings.task.kind + (f" ({settings.task.name})" if settings.task.name else ""),
         "Data": settings.data or "given in Python",
         "Training examples": f"{data['train']['rows']:,}",
         "Dev examples": f"{data['dev']['rows']:,}",
-        "Cut as too long": f"{data['train'].get('cut', 0):,}",
+        "Truncated examples": f"{data['train'].get('cut', 0):,}",
         "Model": settings.model.name,
         "Parameters": f"{training.parameters:,}",
         "Learning rate": f"{settings.optimizer.learning_rate:g}",
         "Warm-up": f"{settings.schedule.warmup:.0%} of the steps",
     }
     if isinstance(settings, FinetuneSettings):
-        facts |= {"Epochs": f"{settings.run.epochs:g}", "Examples a step": f"{settings.batch.examples}"}
+        facts |= {"Epochs": f"{settings.run.epochs:g}", "Examples per step": f"{settings.batch.examples}"}
     else:
-        facts |= {"Tokens a step": f"{settings.batch.tokens:,}"}
+        facts |= {"Tokens per step": f"{settings.batch.tokens:,}"}
     facts |= {
-        "Longest sequence": f"{settings.sequences.length} tokens",
-        "Weights kept": f"step {result.best_step if run.choose == 'best' else training.steps:,}",
+        "Max sequence length": f"{settings.sequences.length} tokens",
+        "Checkpoint": f"step {result.best_step if run.choose == 'best' else training.steps:,}",
         "Steps": f"{training.steps:,}",
         "Seed": f"{run.seed}",
         "Time": format_duration(training.seconds),
     }
     if isinstance(settings, FinetuneSettings) and settings.encoder.layer_decay != 1:
-        facts["Rate of each layer below"] = f"× {settings.encoder.layer_decay:g}"
+        facts["Layer-wise rate decay"] = f"{settings.encoder.layer_decay:g}"
     if isinstance(settings, FinetuneSettings) and settings.encoder.frozen != "none":
         facts["Frozen"] = {"embedding": "the embedding", "all": "the encoder"}[settings.encoder.frozen]
     return facts

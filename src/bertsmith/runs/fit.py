@@ -1,4 +1,4 @@
-"""`bertsmith fit`: a model and a budget → the best artefact that meets it on this machine."""
+"""`bertsmith fit`: find the best artefact of a model that meets a budget on this machine."""
 
 import shutil
 import time
@@ -31,13 +31,13 @@ from bertsmith.shrinking.fit.store import MEASUREMENTS, Measurements, cache_file
 from bertsmith.shrinking.fit.table import table_stacks
 from bertsmith.toml import override, to_toml
 
-CANDIDATES = ".candidates"  # artefacts that are being measured
+CANDIDATES = ".candidates"  # temporary folder of the artefacts to measure
 CARD = "card.md"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult(OneShotResult):
-    """Result of a search for a budget; exit code 1 if no candidate meets it."""
+    """Result of a search; the exit code is 1 if no candidate meets the budget."""
 
     outcome: FitOutcome = spread()
     seconds: float
@@ -60,7 +60,7 @@ class FitResult(OneShotResult):
         return 0 if self.outcome.fits else 1
 
     def to_json(self) -> Plain:
-        """Return the content of result.json; candidates.jsonl has the candidates."""
+        """Return the content of result.json; the candidates are in candidates.jsonl."""
         rows = self.outcome.candidates
         counts = {"candidates": len(rows), "measured": sum(row.is_measured for row in rows)}
         return {**super().to_json(), **counts}
@@ -92,61 +92,67 @@ def fit(
     resume: bool = False,
     force: bool = False,
 ) -> FitResult | Explanation:
-    """Find the best model that meets a budget on this machine, by measurements on this machine.
+    """Find the best variant of a model that meets a latency, size or memory budget on this machine.
+
+    Candidates are combinations of a sub-network, an engine, a precision and a vocabulary. They are scored on dev and
+    measured on this machine; the best one that meets the budget is written to --out.
 
     Parameters
     ----------
     model
-        The folder of a fine-tuned model, best an elastic one (bertsmith shrink).
+        Folder of a fine-tuned model, preferably an elastic one (bertsmith shrink).
     data
-        A folder with a dev part, and best a train part, as for bertsmith evaluate.
+        Data of its task, as for bertsmith evaluate: a dev split, and preferably a train split.
     out
-        The folder to write: an artefact ready to serve, card.md, report.html, result.json, candidates.jsonl and
-        measurements.jsonl. If nothing meets the budget there is no artefact, and the exit code is 1.
+        Output folder: the chosen artefact, ready to serve, card.md, report.html, result.json, candidates.jsonl and
+        measurements.jsonl. If nothing meets the budget, no artefact is written and the exit code is 1.
     latency_ms
-        Milliseconds that an answer may take, from token ids to the output of the head.
+        Maximum latency of a batch in milliseconds, from token ids to the output of the head.
     percentile
-        The percentile of latencies that must meet the limit: 50 or 95; 95 if not given.
+        Latency percentile that must meet the limit: 50 or 95; 95 by default.
     length
-        Tokens of the timed sequences; may be given several times. By default lengths are those of the data.
+        Length of the timed sequences in tokens; repeatable. The lengths in the data by default.
     batch
-        Sequences of a batch; 1 if not given.
+        Sequences per batch; 1 by default.
     threads
-        Threads to compute with; all cores if not given.
+        Number of CPU threads; all cores by default.
     size_mb
-        Megabytes (of 1,000,000 bytes) of all files that are needed to answer.
+        Maximum size of all files needed for inference, in megabytes (1,000,000 bytes).
     memory_mb
-        Megabytes of peak memory of a fresh process that answers, everything included.
+        Maximum peak memory of an inference process, in megabytes.
     at_least
-        The lowest allowed score on dev: then the fastest model that reaches it is chosen.
+        Minimum score on dev; the fastest model that reaches it is chosen.
     prefer
-        With at_least: choose the fastest model, or the smallest.
+        With --at-least: choose the fastest or the smallest model; "fast" by default.
     engine
-        Engines that may run the model: torch, compiled, onnxruntime; may be given several times. All if not given.
+        Engine to consider: torch, compiled or onnxruntime; repeatable. All by default.
     precision
-        Precisions: float32, bfloat16, int8, int8_static, int8_weights; may be given several times.
+        Precision to consider: float32, bfloat16, int8, int8_static or int8_weights; repeatable.
     subnets
-        Even widths and depths alone, or also unequal layers; the latter if the model is elastic.
+        "even": the same width in all layers; "layers": also different widths per layer, the default for an elastic
+        model.
     vocabulary
-        Whether to drop pieces that the training texts do not use; "auto" does so if nothing else is small enough.
+        "cut" removes tokens that do not occur in the training texts; "auto" does so only if no other candidate is
+        small enough.
     split
-        The split of the data that candidates are scored on; dev if not given.
+        Split that candidates are scored on; dev by default.
     set
-        One setting, such as measure.repeats=10 or search.generations=12; may be given several times.
+        Override a setting, for example measure.repeats=10 or search.generations=12; repeatable.
     measurements
-        Measurements of another fit, a file or its folder; those of earlier fits on this machine are always used.
+        Reuse the measurements of another fit: a file, or its output folder. Earlier measurements on this machine are
+        reused anyway.
     fresh
         Measure everything again.
     explain
-        Print the settings and what would be measured, then stop.
+        Print the settings and the planned measurements; do not search.
     resume
-        Resume the search in --out, with its own budget unless another one is given.
+        Resume the search in --out, with its own budget unless you give another one.
     force
-        Replace the content of --out.
+        Replace the contents of --out.
     """
     out = Path(out)
     plain = dict(read_recipe_file(None, out if resume else None) or {})
-    given: Plain = {
+    groups: Plain = {
         "budget": {
             "latency_ms": latency_ms,
             "percentile": percentile,
@@ -163,7 +169,7 @@ def fit(
     plain |= {name: value for name, value in top.items() if value is not None}
     if model is not None:
         plain["model"] = replace_source(plain.get("model"), model_text(model))
-    for group, values in given.items():
+    for group, values in groups.items():
         plain[group] = {
             **plain.get(group, {}),
             **{name: value for name, value in values.items() if value is not None},
@@ -171,7 +177,7 @@ def fit(
     if "model" not in plain:
         raise InputError("MODEL is not given; give the folder of a fine-tuned model")
     if "data" not in plain:
-        raise InputError("--data is not given; give a folder with a dev part")
+        raise InputError("--data is not given; give a folder with a dev split")
     settings = FitSettings.parse(override(plain, set or []), source="fit")
     if explain:
         return explain_fit(settings)
@@ -181,12 +187,12 @@ def fit(
 def run_fit(
     settings: FitSettings, out: Path, *, measurements: Path | None, fresh: bool, resume: bool, force: bool
 ) -> FitResult:
-    """Search, and leave the artefact with its card, page, candidates and result in `out`."""
+    """Search; write the artefact, its card, the report, the candidates and the result to `out`."""
     start = time.perf_counter()
-    given = [] if measurements is None else [earlier_file(Path(measurements))]
-    earlier = given if fresh else [cache_file(), *given]
+    other = [] if measurements is None else [earlier_file(Path(measurements))]
+    earlier = other if fresh else [cache_file(), *other]
     data = [Path(settings.data)] if Path(settings.data).exists() else []
-    with RunFolder(out, inputs=[settings.model.path, *data, *given], resume=resume, force=force) as run:
+    with RunFolder(out, inputs=[settings.model.path, *data, *other], resume=resume, force=force) as run:
         inputs = prepare(settings)  # bad input raises before anything is written
         run.claim()
         if resume:
@@ -197,10 +203,10 @@ def run_fit(
         work.mkdir(exist_ok=True)
         _print_notices(inputs.notices)
         with _progress() as watch:
-            found = FitSearch(inputs, store, work, measurer=measure.in_fresh_process, watch=watch).run()
-        outcome, name = summarise_search(found), out.resolve().name
-        if found.folder is not None:
-            for path in found.folder.iterdir():
+            search = FitSearch(inputs, store, work, measurer=measure.in_fresh_process, watch=watch).run()
+        outcome, name = summarise_search(search), out.resolve().name
+        if search.folder is not None:
+            for path in search.folder.iterdir():
                 (shutil.copytree if path.is_dir() else shutil.copyfile)(path, out / path.name)
             (out / CARD).write_text(render_fit_card(outcome, name), encoding="utf-8")
         (out / REPORT).write_text(render_fit_page(outcome, name), encoding="utf-8")
@@ -213,7 +219,7 @@ def run_fit(
 
 
 def explain_fit(settings: FitSettings) -> Explanation:
-    """Print the settings and what would be measured."""
+    """Print the settings and the planned measurements."""
     inputs = prepare(settings)
     estimates = Estimates(inputs.model, settings.budget.percentile)
     stacks = table_stacks([shape for subnet in inputs.grid for shape in estimates.shapes(subnet)])
@@ -223,12 +229,12 @@ def explain_fit(settings: FitSettings) -> Explanation:
     facts = {
         "budget": settings.budget.description,
         "sub-networks": f"{len(inputs.grid)}: " + "; ".join(map(describe_subnet, inputs.grid)),
-        "with unequal layers": f"up to {evolved} more are scored" if inputs.evolves else "none",
+        "unequal layers": f"up to {evolved} more sub-networks are scored" if inputs.evolves else "not searched",
         "run modes": ", ".join(mode.description for mode in inputs.run_modes),
         "scored on": f"{len(scorer.ranking_examples):,} of {len(scorer.examples):,} examples, finalists on all",
-        "small networks timed": f"{len(stacks)} for each run mode, {settings.measure.table_runs} calls each",
+        "small networks timed": f"{len(stacks)} per run mode, {settings.measure.table_runs} calls each",
         "sequences": "; ".join(f"{load.name}: {_range(load.lengths)} tokens" for load in conditions.workloads)
-        + f"; {conditions.batch} at a time, {conditions.layout}, {conditions.threads} threads",
+        + f"; batch {conditions.batch}, {conditions.layout}, {conditions.threads} threads",
         "finalists": f"about {scored}, each in {repeats} to {2 * repeats} fresh processes of {settings.measure.runs} "
         "calls",
     }
@@ -242,7 +248,7 @@ def _print_notices(notices: Sequence[str]) -> None:
 
 
 def _print_outcome(outcome: FitOutcome, out: Path) -> None:
-    """Print the Pareto front as a table, and the chosen or the nearest candidate in one line."""
+    """Print the Pareto front as a table and the chosen or nearest candidate."""
     table = Table(title="Pareto front of score and latency", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("", "network", "run by", outcome.metric, f"p{outcome.limit.percentile} ms", "MB", "memory MB"):
         table.add_column(heading, justify="left" if heading in ("", "network", "run by") else "right")
@@ -261,12 +267,12 @@ def _print_outcome(outcome: FitOutcome, out: Path) -> None:
         )
     Console().print(table)
     if any(row.on_front and not row.is_measured for row in outcome.candidates):
-        print_plain("~ estimated from the table of layers")
+        print_plain("~ estimated from measured layer latencies")
     print_plain(outcome_line(outcome, out))
 
 
 def outcome_line(outcome: FitOutcome, out: Path) -> str:
-    """Describe the outcome of a search in one sentence."""
+    """Return one sentence about the chosen candidate, or about the nearest one if nothing meets the budget."""
     row = outcome.best
     if outcome.fits:
         interval = outcome.interval
@@ -277,11 +283,11 @@ def outcome_line(outcome: FitOutcome, out: Path) -> str:
         )
         return (
             f"{row.words} meets {outcome.budget}: {outcome.metric} {outcome.score:.2f}{spread}, {costs}; "
-            f"written to {out}: see card.md and report.html"
+            f"written to {out}, see card.md and report.html"
         )
     missed = "; ".join(miss.words for miss in outcome.misses) or "not in every measurement"
     return (
-        f"nothing meets {outcome.budget}: the nearest is {row.words} with {missed}; {out}/report.html shows all "
+        f"no candidate meets {outcome.budget}; the nearest is {row.words} with {missed}; {out}/report.html shows all "
         "candidates"
     )
 

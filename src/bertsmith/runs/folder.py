@@ -1,4 +1,4 @@
-"""The output folder of a run: checked, claimed, resumed, finished."""
+"""The output folder of a run: check it, claim it, resume the run, write the result."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,8 +29,8 @@ class RunFolder:
             trainer.run(resume=run.is_resumed)
             return run.finish(result)                   # writes result.json, last
 
-    Leaving it turns faults of the system, such as a full disk, into one sentence that says how to resume. On several
-    processes only the main one writes.
+    On exit, system errors such as a full disk become an InputError that explains how to resume. With several processes
+    only the main process writes.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RunFolder:
         device: str = "auto",
     ) -> None:
         if out is None:
-            raise InputError("--out is not given: it names the folder to write")
+            raise InputError("--out is not given; give the folder to write to")
         self.path, self.settings, self.inputs = out, settings, inputs
         self.is_resumed, self.force = resume, force
         self.state = PartialState(cpu=device == "cpu" or None)
@@ -72,7 +72,7 @@ class RunFolder:
                 raise fault from None
 
     def claim(self, settings: Record | None = None) -> None:
-        """Empty the folder and write the recipe, unless the run is resumed; `settings` replace those given before."""
+        """Empty the folder and write recipe.toml, unless the run is resumed; `settings` replace the initial ones."""
         self.settings = settings or self.settings
         if self.is_main and not self.is_resumed:
             claim(self.path, self.force, *self.inputs)
@@ -82,13 +82,13 @@ class RunFolder:
         self._is_claimed = True
 
     def finish(self, result: AnyResult) -> AnyResult:
-        """Write result.json: a folder that has it holds a finished run."""
+        """Write result.json, which marks the run as finished."""
         if self.is_main:
             write_result(self.path, result.to_json())
         return result
 
     def _check_resume(self) -> None:
-        """Raise InputError if the run is finished or was started with other settings."""
+        """Raise InputError if the run is finished or was started with different settings."""
         earlier = finished_result(self.path)
         if earlier is not None:
             steps = f" ({earlier['steps']} steps)" if "steps" in earlier else ""
@@ -99,16 +99,16 @@ class RunFolder:
 
 
 def read_recipe_file(recipe: Path | None, run: Path | None) -> Plain | None:
-    """Return the recipe as plain data: the one given, that of the run to resume, or None."""
+    """Return `recipe` as plain data, else the recipe of `run`, the run to resume, else None."""
     if run is not None and not (run / RECIPE).exists():
-        raise InputError(f"{str(run)!r} holds no run ({RECIPE} is missing)")
+        raise InputError(f"{str(run)!r} contains no run to resume ({RECIPE} is missing)")
     if recipe is None and run is not None:
         recipe = run / RECIPE
     return None if recipe is None else read_toml(recipe)
 
 
 def finished_result(folder: Path) -> Plain | None:
-    """Return the content of result.json of a finished run, else None."""
+    """Return the content of result.json if the run in `folder` is finished, else None."""
     if not (folder / RESULT).is_file():
         return None
     result: Plain = read_json(folder / RESULT)
@@ -116,12 +116,13 @@ def finished_result(folder: Path) -> Plain | None:
 
 
 def check_same(earlier: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> None:
-    """Raise InputError if a run is resumed with other settings than it was started with."""
+    """Raise InputError if the settings of a resumed run differ from the settings it was started with."""
     for name in earlier:
-        where = f"{path}{name}"
+        setting = f"{path}{name}"
         if isinstance(earlier[name], dict) and isinstance(now[name], dict):
-            check_same(earlier[name], now[name], f"{where}.")
+            check_same(earlier[name], now[name], f"{setting}.")
         elif earlier[name] != now[name]:
             raise InputError(
-                f"--resume: {where} is {now[name]!r} but the run began with {earlier[name]!r}; start a new run for that"
+                f"--resume: {setting} is {now[name]!r}, but the run was started with {earlier[name]!r}; start a new "
+                "run to change it"
             )

@@ -1,4 +1,4 @@
-"""`bertsmith inspect`: what each head of a model attends to, in one text or on average over many."""
+"""`bertsmith inspect`: attention maps of a model on one text, or averaged over many texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ HeadMetrics = Sequence[Sequence[HeadStatistics]] | Sequence[Sequence[ScoreStatis
 
 @dataclass(frozen=True)
 class MapSummary:
-    """One kind of map on one text: statistics of every head, by layer."""
+    """Statistics of every head for one kind of map on one text, by layer."""
 
     kind: str
     """"weights" or "scores"."""
@@ -57,19 +57,19 @@ class TextMapsResult(OneShotResult):
     heads: int
     files: list[str]
     metrics: HeadMetrics
-    """Statistics of the heads of the first map."""
+    """Statistics of every head for the first map."""
     maps: dict[str, MapSummary]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResult(OneShotResult):
-    """The average maps of one or more models over many texts."""
+    """The maps of one or more models, averaged over many texts."""
 
     texts: int
     source: str
     length: int
     special_tokens: bool
-    """Whether [CLS] and [SEP] are counted."""
+    """Whether the averages include [CLS] and [SEP]."""
     files: list[str]
     models: dict[str, StudyStatistics]
 
@@ -87,47 +87,50 @@ def inspect(
     without_special: bool = False,
     force: bool = False,
 ) -> TextMapsResult | StudyResult:
-    """Show the maps of a model: of every head on one --text, or on average over many --texts, models side by side.
+    """Visualise what the heads of a model attend to.
+
+    --text shows the attention map of every head on one text. --texts averages the maps over many texts and compares
+    several models.
 
     Parameters
     ----------
     model
-        A bundled model (small) or a model folder, ours or a Hugging Face one; with --texts several, which are compared.
+        A bundled model (small), or a Bertsmith or Hugging Face model folder; several with --texts.
     out
-        The folder to write: attention.html and a picture of each map, or study.html, study.png and maps.npz; and
-        result.json. Pictures need matplotlib.
+        Output folder: attention.html and one picture per map, or study.html, study.png and maps.npz; and result.json.
+        Pictures need matplotlib.
     text
-        The text to look at.
+        The text to show.
     pair
-        A second text, read as the second segment.
+        Second text of a pair (the second segment), with --text.
     texts
-        A file of texts to average over: .txt with one text a line, .jsonl (both also .gz, .xz, .zst) or .parquet.
+        File of texts to average over: .txt with one text per line, .jsonl (both also .gz, .xz, .zst) or .parquet.
     sentences
-        How many of the texts to read; 1000 if not given.
+        Number of texts to read from the file; 1000 by default.
     length
-        Tokens at which a text is cut, special ones counted in; 64 if not given.
+        Maximum tokens per text, including special tokens; longer texts are truncated. 64 by default.
     field
-        The field or column that holds the text in .jsonl and .parquet files; "text" if not given.
+        Field or column with the text in .jsonl and .parquet files; "text" by default.
     without_special
-        Leave [CLS] and [SEP] out of the averages, as queries and as keys.
+        Exclude [CLS] and [SEP] from the averages, as queries and as keys.
     force
-        Replace what --out holds.
+        Replace the contents of --out.
     """
     models, out = [model] if isinstance(model, str | Path) else list(model), Path(out)
     if (text is None) == (texts is None):
-        given = "neither --text nor --texts is" if text is None else "--text and --texts are both"
-        raise InputError(f"{given} given; give one of them")
+        problem = "neither --text nor --texts is given" if text is None else "--text and --texts are both given"
+        raise InputError(f"{problem}; give one of them")
     if text is not None:
         extra = {"--sentences": sentences, "--length": length, "--field": field}
         extra["--without-special"] = without_special or None
         for flag, value in extra.items():
             if value is not None:
-                raise InputError(f"{flag} belongs to --texts; leave it out with --text")
+                raise InputError(f"{flag} is only allowed with --texts, not with --text")
         if len(models) != 1:
-            raise InputError(f"--text shows one model, and {len(models)} are given; compare models with --texts")
+            raise InputError(f"--text needs exactly one model, not {len(models)}; compare models with --texts")
         return _inspect_text(models[0], text, pair, out, force)
     if pair is not None:
-        raise InputError("--pair belongs to --text; leave it out with --texts")
+        raise InputError("--pair is only allowed with --text, not with --texts")
     assert texts is not None
     sentences, length = SENTENCES if sentences is None else sentences, LENGTH if length is None else length
     if sentences < 1:
@@ -136,12 +139,12 @@ def inspect(
     if source.is_dir():
         raise InputError(f"--texts {str(source)!r} is a folder; give a file")
     rows = first_texts(source, sentences, field or "text")
-    folders = [model_folder(one) for one in models]
+    folders = [model_folder(name) for name in models]
     return _inspect_texts(folders, source, rows, out, length=length, counts_special=not without_special, force=force)
 
 
 def _inspect_text(model: str | Path, text: str, pair: str | None, out: Path, force: bool) -> TextMapsResult:
-    """Write the page, the pictures and the statistics of every head on one text."""
+    """Compute and write the maps of every head on one text."""
     loaded = load(model)
     tokens, maps = compute_maps(loaded, text, pair)
     folder = claim(out, force, model_folder(model))
@@ -150,17 +153,17 @@ def _inspect_text(model: str | Path, text: str, pair: str | None, out: Path, for
     facts = {
         "model": str(model),
         "network": f"{loaded.config.family}, {len(encoder.layers)} layers of width {encoder.width}",
-        "maps": ", ".join(one.label for one in shown),
+        "maps": ", ".join(text_map.label for text_map in shown),
         "tokens": str(len(tokens)),
     }
     page = render_attention_page(tokens, maps, title=text, facts=facts)
     (folder / "attention.html").write_text(page, encoding="utf-8")
     files = ["attention.html"]
     if has_matplotlib():
-        for one in shown:
-            save_attention_picture(tokens, one, folder / f"{one.name}.png", title=text)
-            files.append(f"{one.name}.png")
-    summaries = {one.name: MapSummary.of(tokens, one) for one in shown}
+        for text_map in shown:
+            save_attention_picture(tokens, text_map, folder / f"{text_map.name}.png", title=text)
+            files.append(f"{text_map.name}.png")
+    summaries = {text_map.name: MapSummary.of(tokens, text_map) for text_map in shown}
     result = TextMapsResult(
         tokens=tokens,
         layers=len(shown[0].layers),
@@ -171,7 +174,7 @@ def _inspect_text(model: str | Path, text: str, pair: str | None, out: Path, for
     )
     write_result(folder, result.to_json())
     print_plain(
-        f"{result.layers} layers of {describe_heads(shown)} on {len(tokens)} tokens: {', '.join(files)} in {out}"
+        f"{result.layers} layers of {describe_heads(shown)}, {len(tokens)} tokens; written to {out}: {', '.join(files)}"
     )
     if not has_matplotlib():
         print_plain(NO_PICTURE)
@@ -181,18 +184,18 @@ def _inspect_text(model: str | Path, text: str, pair: str | None, out: Path, for
 def _inspect_texts(
     models: list[Path], source: Path, texts: list[str], out: Path, *, length: int, counts_special: bool, force: bool
 ) -> StudyResult:
-    """Write the page, the picture and the average maps of models side by side."""
-    check_out(out, force, source, *models)  # before minutes of work
+    """Compute and write the average maps of one or more models."""
+    check_out(out, force, source, *models)  # fail before minutes of computation
     studies = _study_models(models, texts, length, counts_special)
     folder = claim(out, force, source, *models)
     facts = {
         "texts": f"{len(texts):,} from {source.name}",
-        "cut at": f"{length} tokens",
-        "special tokens": "counted" if counts_special else "left out",
+        "max length": f"{length} tokens",
+        "special tokens": "included" if counts_special else "excluded",
     }
     (folder / "study.html").write_text(render_study_page(studies, facts), encoding="utf-8")
     files = ["study.html", "maps.npz"]
-    # too many numbers for result.json: under "model/map" the average over all layers, then that of each layer
+    # too large for result.json; "model/map" is the average over all layers, then the average of each layer
     averages = {
         f"{model}/{name}": np.stack(
             [study.average(name), *(study.average(name, i) for i, heads in enumerate(study.heads(name)) if heads)]
@@ -215,15 +218,16 @@ def _inspect_texts(
     write_result(folder, result.to_json())
     for model, study in studies.items():
         shares = [f"{name} {study.near(name):.1%}" for name in study.names if not MAP_KINDS[name].is_score]
-        print_plain(f"{model}: within ±{NEAR} {', '.join([*shares, f'uniform {study.even_near:.1%}'])}")
-    print_plain(f"{', '.join(files)} in {out}")
+        shares.append(f"uniform attention {study.even_near:.1%}")
+        print_plain(f"{model}: attention within ±{NEAR} positions: {', '.join(shares)}")
+    print_plain(f"written to {out}: {', '.join(files)}")
     if not has_matplotlib():
         print_plain(NO_PICTURE)
     return result
 
 
 def _study_models(models: list[Path], texts: list[str], length: int, counts_special: bool) -> dict[str, MapStudy]:
-    """Return the study of each model on the same texts, by the name of its folder."""
+    """Return the average maps of each model on the same texts, by folder name."""
     studies = {}
     console = Console()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -240,7 +244,7 @@ def _study_models(models: list[Path], texts: list[str], length: int, counts_spec
 
 
 def _distinct_names(models: Sequence[Path]) -> dict[str, Path]:
-    """Return the folders by a distinct name: the last part of the path, or all of it."""
+    """Return the folders by a unique name: the last component of the path, or the whole path."""
     resolved = [path.resolve() for path in models]
     for index, path in enumerate(resolved):
         if path in resolved[:index]:

@@ -1,4 +1,4 @@
-"""Files of an output folder: claimed before the work, result.json at its end. Imports no PyTorch."""
+"""Functions for output folders: check and claim a folder, write result.json and predictions. Imports no PyTorch."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from bertsmith.errors import InputError
 RESULT = "result.json"
 REPORT = "report.html"
 MARK = ".bertsmith"
-"""File in every folder that a run has made; a folder without it is never emptied."""
+"""File that marks folders created by a run; a folder without it is never emptied."""
 
 
 def check_out(out: Path, force: bool, *inputs: Path | None) -> None:
-    """Raise InputError if a run must not write to this folder; touch nothing."""
+    """Raise InputError if a run must not write to this folder; change nothing."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {str(out)!r} is a file; give a folder")
     for path in inputs:
@@ -38,7 +38,7 @@ def check_out(out: Path, force: bool, *inputs: Path | None) -> None:
 
 
 def claim(out: Path, force: bool, *inputs: Path | None) -> Path:
-    """Create the output folder, or empty it with `force` if a run has made it."""
+    """Create the output folder, or empty it with `force` if a run created it."""
     check_out(out, force, *inputs)
     if out.is_dir():
         clear(out)
@@ -48,7 +48,7 @@ def claim(out: Path, force: bool, *inputs: Path | None) -> Path:
 
 
 def clear(out: Path, keep: Sequence[str] = ()) -> None:
-    """Remove everything in a folder except the names in `keep`; targets of links stay."""
+    """Remove everything in a folder except the names in `keep`; links are removed, not their targets."""
     for entry in out.iterdir():
         if entry.name in keep:
             continue
@@ -59,12 +59,12 @@ def clear(out: Path, keep: Sequence[str] = ()) -> None:
 
 
 def _overlap(out: Path, path: Path) -> bool:
-    """Whether emptying `out` would remove the input, or writing would change it."""
+    """Return True if emptying `out` would delete the input, or writing to it would change the input."""
     return out == path or out in path.parents or (path.is_dir() and path in out.parents and (path / MARK).exists())
 
 
 def write_result(out: Path, content: Mapping[str, Any]) -> None:
-    """Write result.json, whole or not at all."""
+    """Write result.json atomically."""
     temporary = out / f".{RESULT}.{os.getpid()}"
     with temporary.open("w", encoding="utf-8") as file:
         file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
@@ -74,14 +74,14 @@ def write_result(out: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Write files by name; create no folder for an empty mapping."""
+    """Write files by name; create the folder only if there are files."""
     for name, content in files.items():
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
 
 
 def write_answers(path: Path, answers: Sequence[Mapping[str, Any]]) -> None:
-    """Write answers as JSON lines."""
+    """Write predictions as JSON lines."""
     with path.open("w", encoding="utf-8") as file:
         for answer in answers:
             file.write(json.dumps(answer, ensure_ascii=False) + "\n")

@@ -1,4 +1,4 @@
-"""`bertsmith pairs`: pairs of related passages made from documents, to learn vectors of texts without labels."""
+"""`bertsmith pairs`: make pairs of related passages from documents, to train text embeddings without labels."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ ROWS = "train.jsonl.gz"
 
 @dataclass(frozen=True, kw_only=True)
 class PairsResult(OneShotResult):
-    """Pairs by kind, and the documents they were made from."""
+    """Number of documents and pairs, by kind of pair."""
 
     documents: int
     pairs: int
@@ -48,36 +48,38 @@ def pairs(
 ) -> PairsResult:
     """Make pairs of related texts from documents, to train text embeddings without labels.
 
+    Pass the output folder to finetune as --data.
+
     Parameters
     ----------
     data
-        Text files or folders of them: .txt, .jsonl (also .gz, .xz, .zst) or .parquet.
+        Text files or folders: .txt, .jsonl (also .gz, .xz, .zst) or .parquet.
     out
-        Folder for train.jsonl.gz, with the columns anchor, positive and kind, and result.json: finetune takes it as
-        --data.
+        Output folder: train.jsonl.gz, with the columns anchor, positive and kind, and result.json.
     kinds
-        The kinds of pairs and how many of a document, such as neighbours=5 same=4: title (and a sentence of the first
-        paragraph), neighbours (sentences), together (in a paragraph, not next to each other), spans (runs of words that
-        overlap or adjoin), crop (a sentence and a run of its words), altered (words dropped or repeated), same (a
-        sentence twice, distinguished by dropout). By default some of all, 20 of a document.
+        Kinds of pairs with the number per document, for example neighbours=5 same=4. title: the title and a sentence of
+        the first paragraph; neighbours: adjacent sentences; together: sentences of a paragraph that are not adjacent;
+        spans: overlapping or adjacent word spans; crop: a sentence and a span of it; altered: a sentence and a copy
+        with words dropped or repeated; same: a sentence twice, which only dropout distinguishes. All kinds by default,
+        20 pairs per document.
     min_words
-        The fewest words of a sentence or a span; headings are left out as well.
+        Minimum words of a sentence or span. Headings are always skipped.
     max_words
-        The most words.
+        Maximum words of a sentence or span.
     documents
         Maximum number of documents; the first ones are used.
     field
-        The field or column that holds the text in .jsonl and .parquet files.
+        Field or column with the text in .jsonl and .parquet files.
     title
-        The field or column that holds the title, if there is one.
+        Field or column with the title, if there is one.
     seed
-        Seed of the pairs; the pairs of a document depend only on it and on the document's position.
+        Random seed. The pairs of a document depend only on the seed and the position of the document.
     force
-        Replace the content of an output folder that an earlier command left.
+        Replace the contents of --out.
     """
     out = Path(out)
     files = find_files([data] if isinstance(data, str | Path) else data)
-    wanted, lengths = DEFAULT_KINDS if kinds is None else kinds_of(kinds), Lengths(min_words, max_words)
+    counts_by_kind, lengths = DEFAULT_KINDS if kinds is None else kinds_of(kinds), Lengths(min_words, max_words)
     if documents is not None and documents < 1:
         raise InputError(f"--documents is {documents}; allowed: 1 or more")
     claim(out, force, *files)
@@ -92,7 +94,11 @@ def pairs(
     ):
         total = sum(file.stat().st_size for file in files) if documents is None else None
         bar = progress.add_task("", total=total, made=0)
-        for rows in _make_pairs(files, field, title, lengths, wanted, seed, lambda count: progress.advance(bar, count)):
+
+        def advance(count: int) -> None:
+            progress.advance(bar, count)
+
+        for rows in _make_pairs(files, field, title, lengths, counts_by_kind, seed, advance):
             read += 1
             for row in rows:
                 counts[row["kind"]] += 1
@@ -102,7 +108,7 @@ def pairs(
                 break
     if not counts:
         raise InputError(
-            f"{read:,} documents have no sentence of {min_words} to {max_words} words; lower --min-words or "
+            f"none of the {read:,} documents has a sentence of {min_words} to {max_words} words; lower --min-words or "
             "raise --max-words"
         )
     seconds = round(time.perf_counter() - start, 3)
@@ -110,7 +116,7 @@ def pairs(
     write_result(out, result.to_json())
     by_kind = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
     console.print(
-        f"[bold]{result.pairs:,} pairs[/bold] of {read:,} documents in {seconds} s\n{by_kind}\n{out / ROWS}",
+        f"[bold]{result.pairs:,} pairs[/bold] from {read:,} documents in {seconds} s\n{by_kind}\n{out / ROWS}",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""`bertsmith predict`: answer new inputs with a fine-tuned model."""
+"""`bertsmith predict`: run a fine-tuned model on new inputs."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from bertsmith.bundled import model_folder
 from bertsmith.errors import InputError
-from bertsmith.runs.answer import answering, existing_path, layers_used, name_rows, open_predictor, read_task
+from bertsmith.runs.answer import existing_path, layers_used, name_rows, open_predictor, progress_bar, read_task
 from bertsmith.runs.output import check_out, claim, write_answers, write_files, write_result
 from bertsmith.runs.result import OneShotResult, print_plain
 from bertsmith.tasks.base import Task
@@ -20,13 +20,13 @@ from bertsmith.text.rows import Table, table_of
 
 @dataclass(frozen=True, kw_only=True)
 class PredictResult(OneShotResult):
-    """Result of a prediction; the answers are in predictions.jsonl, those to texts of the command line also here."""
+    """Result of a prediction; `predictions` is set for --text only, predictions.jsonl always has them."""
 
     inputs: int
     seconds: float
     model: str
     mean_layers: float | None
-    """Mean number of layers per input, for a model with early exits."""
+    """Mean number of layers per input; None without early exits."""
     layers: int | None
     predictions: list[Any] | None
 
@@ -46,51 +46,51 @@ def predict(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     force: bool = False,
 ) -> PredictResult:
-    """Answer new inputs with a fine-tuned model: the rows or lines of a file, or texts on the command line.
+    """Predict with a fine-tuned model, for the rows of a file or for texts on the command line.
 
     Parameters
     ----------
     model
-        The folder of a fine-tuned model.
+        Folder of a fine-tuned model.
     out
-        The folder to write: predictions.jsonl and result.json, predictions.txt where an answer is one line, and in
-        official/ files for the task's own scorer.
+        Output folder: predictions.jsonl, result.json, predictions.txt if every prediction fits on one line, and
+        official/ with files for the task's official scorer.
     data
-        A .jsonl, .csv or .tsv file with the columns of the task, or a .txt file, one text a line (also .gz, .xz, .zst);
-        a .parquet file; or, with --split, a folder of splits or a name on the hub.
+        File with the input columns of the task (.jsonl, .csv, .tsv, .parquet) or with one text per line (.txt), also
+        .gz, .xz, .zst; or, with --split, a folder with one file per split or a data set on the hub.
     split
-        The split of a folder or of a data set on the hub.
+        Split of a folder or of a data set on the hub.
     text
-        A text; may be given several times.
+        Input text; repeatable.
     pair
-        For tasks on two texts: the second one of each --text, in the same order.
+        Second text of each --text, in the same order, for tasks on text pairs; repeatable.
     column
-        A column that has another name than in training, such as text=review; may be given several times.
+        Name of a column if it differs from the training data, for example text=review; repeatable.
     beam
-        For translation: beam size; 1 is greedy decoding. Defaults to the model's recipe.
+        Translation: beam size; 1 is greedy decoding. The model's own setting by default.
     length_penalty
-        α of log P / ((5 + length) / 6)^α; 0 for none.
+        Translation: α in log P / ((5 + length) / 6)^α; 0 disables the penalty.
     extra_length
-        Tokens a translation may have more than its source.
+        Translation: maximum output tokens beyond the length of the source.
     device
-        Where to compute; "auto" takes a GPU if there is one.
+        Device to run on; "auto" uses a GPU if one is available.
     force
-        Replace what --out holds.
+        Replace the contents of --out.
     """
     model, out, data = model_folder(model), Path(out), None if data is None else str(data)
-    texts, pairs = ([given] if isinstance(given, str) else given or [] for given in (text, pair))
+    texts, pairs = ([value] if isinstance(value, str) else value or [] for value in (text, pair))
     if (data is None) == (not texts):
-        raise InputError("give either --data with a file or --text with a text")
+        raise InputError("give either --data with a file or --text with a text, not both")
     check_out(out, force, model, existing_path(data))
     record = read_task(model, column or [], beam=beam, length_penalty=length_penalty, extra_length=extra_length)
     task = record.task
     table = _pair_table(task, texts, pairs) if data is None else _data_table(task, data, split)
     examples = task.examples(table, has_targets=False)
     predictor = open_predictor(model, record, device)
-    begin = time.perf_counter()
-    with answering(predictor, "predict"):
+    start = time.perf_counter()
+    with progress_bar(predictor, "predict"):
         answers = predictor.answers(examples)
-    seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - start
     claim(out, force, model, existing_path(data))
     write_answers(out / "predictions.jsonl", name_rows(table, answers))
     lines = [one_line(answer["answer"]) for answer in answers]
@@ -116,20 +116,20 @@ def predict(
 
 
 def _pair_table(task: Task[Any], texts: Sequence[str], pairs: Sequence[str]) -> Table:
-    """Return texts of the command line as rows."""
+    """Return the texts of the command line as a table."""
     columns = task.input_columns
     if not pairs and task.takes_one_text:
-        return table_of([task.row(given) for given in texts], "--text")
+        return table_of([task.row(text) for text in texts], "--text")
     if len(columns) > 2 or task.kind == "choice":
-        raise InputError(f"this task reads {', '.join(columns)}; give them as --data with a .jsonl file")
+        raise InputError(f"this task needs the columns {', '.join(columns)}; pass --data with a .jsonl file")
     if len(columns) == 1:
-        raise InputError(f"--pair is given and this task reads one text, {columns[0]!r}; leave it out")
+        raise InputError(f"--pair is given, but this task reads one text, {columns[0]!r}; omit --pair")
     if len(pairs) != len(texts):
         raise InputError(
-            f"this task reads two texts, {columns[0]!r} and {columns[1]!r}: --text is given {len(texts)} "
-            f"times and --pair {len(pairs)} times; they must be as many"
+            f"this task reads two texts, {columns[0]!r} and {columns[1]!r}, but --text is given {len(texts)} times "
+            f"and --pair {len(pairs)} times; give one --pair for every --text"
         )
-    return table_of([task.row(given) for given in zip(texts, pairs, strict=True)], "--text")
+    return table_of([task.row(pair) for pair in zip(texts, pairs, strict=True)], "--text")
 
 
 def _data_table(task: Task[Any], data: str, split: str) -> Table:
@@ -139,7 +139,7 @@ def _data_table(task: Task[Any], data: str, split: str) -> Table:
     if not task.takes_one_text:
         columns = ", ".join(task.input_columns)
         raise InputError(
-            f"--data {data!r} has one text a line and this task reads {columns}; give a .tsv, .csv or .jsonl file "
+            f"--data {data!r} has one text per line, but this task reads {columns}; give a .tsv, .csv or .jsonl file "
             "with these columns"
         )
     lines = read_lines(Path(data))
@@ -149,14 +149,14 @@ def _data_table(task: Task[Any], data: str, split: str) -> Table:
 
 
 def one_line(answer: Any) -> str | None:
-    """Return an answer as one line of a file; None for one that is a list or the like."""
+    """Return an answer as one line of text, or None if it is not a text or a number."""
     if isinstance(answer, str):
         return " ".join(answer.splitlines())
     return str(answer) if isinstance(answer, int | float) else None
 
 
 def format_answer(answer: Any) -> str:
-    """Return an answer for the console: numbers and vectors shortened.
+    """Format an answer for the console; long vectors are abbreviated.
 
     >>> format_answer(["B-PER", "O"]), format_answer(1.6721363), format_answer("")
     ('B-PER, O', '1.67214', '(none)')

@@ -1,4 +1,4 @@
-"""`bertsmith pretrain`: a corpus and a recipe → a pre-trained model."""
+"""`bertsmith pretrain`: pre-train an encoder on a corpus."""
 
 import json
 import os
@@ -33,13 +33,13 @@ class PretrainResult(Result):
 
     tier: str
     token_term: str
-    """The loss term of predicted tokens: its name begins the names of its metrics."""
+    """Name of the token-prediction loss term, which prefixes the names of its metrics."""
     training: TrainingSummary = spread()
     training_flops_per_token: float
     held_out: dict[str, float] | None
-    """Metrics on the held-out part; None without one."""
+    """Metrics on the held-out split; None if there is none."""
     unigram_level: float | None
-    """Loss of a model that knows only token frequencies."""
+    """Loss of predicting tokens by their frequency alone."""
 
 
 def pretrain(
@@ -57,13 +57,15 @@ def pretrain(
     resume: bool = False,
     force: bool = False,
 ) -> PretrainResult | StoppedRun | Explanation:
-    """Pre-train an encoder; start it under `accelerate launch -m bertsmith` to use several processes.
+    """Pre-train an encoder on a corpus.
+
+    For several processes or GPUs, start it with `accelerate launch -m bertsmith pretrain …`.
 
     Parameters
     ----------
     recipe
-        A TOML file with the settings, or NAME[:TIER], tier being paper, crammed (the default) or modern.
-        --explain prints all settings. With --resume the run's own recipe is used.
+        TOML file with the settings, or NAME[:TIER], where TIER is paper, crammed (the default) or modern.
+        --explain prints all settings. --resume uses the recipe of the run.
         Names: bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large, electra-small,
         electra-base, electra-large, convbert-small, convbert-medium-small, convbert-base, deberta-base,
         deberta-large, deberta-xlarge, deberta-ap-base, deberta-v2-xlarge, deberta-v2-xxlarge,
@@ -72,33 +74,34 @@ def pretrain(
         performer-relu-base, lightconv-base, dynamicconv-base, universal-base, modern-small, modern-base,
         modern-large, disentangled-small.
     data
-        The folder that `bertsmith corpus` wrote.
+        Corpus folder written by `bertsmith corpus`.
     out
-        The folder to write: the model, log.jsonl, checkpoints, recipe.toml, report.html and result.json.
+        Output folder: the model, log.jsonl, checkpoints, recipe.toml, report.html and result.json.
     set
-        One setting over the recipe, such as optimizer.learning_rate=1e-3; may be given several times.
+        Override a setting of the recipe, for example optimizer.learning_rate=1e-3; repeatable.
     seed
-        Seed of weights, data order, masks and dropout (run.seed).
+        Random seed of weights, data order, masks and dropout (run.seed).
     budget
-        Training budget, instead of run.steps: 10min, 2h, 300M (tokens) or "1e18 flops". A time is measured on
-        the first steps and then fixed: recipe.toml holds the steps.
+        Training budget, instead of run.steps: 10min, 2h, 300M (tokens) or "1e18 flops". A time is converted to steps
+        by measuring the speed of the first steps; recipe.toml contains the steps.
     branch
-        A checkpoint, RUN/checkpoints/step-…, to continue with that run's recipe and a learning-rate decay.
+        Checkpoint to continue from, RUN/checkpoints/step-…, with the recipe of that run and a learning-rate decay.
     decay
-        With --branch: length of the decay, in steps (500), as a share of the whole (20%) or in tokens (50M).
+        With --branch: length of the decay in steps (500), as a share of the steps of the whole run (20%) or in tokens
+        (50M).
     device
-        Where to compute; "auto" takes a GPU if there is one.
+        Device to run on; "auto" uses a GPU if one is available.
     explain
-        Print the resolved settings, parameters, FLOPs per token and memory, then stop.
+        Print all settings, the number of parameters, FLOPs per token and memory; do not train.
     resume
         Resume from the newest intact checkpoint in --out.
     force
-        Replace an earlier run in --out.
+        Replace the contents of --out.
     """
     start = time.perf_counter()
     recipe, data, out, branch = (None if path is None else Path(path) for path in (recipe, data, out, branch))
     if resume and out is None:
-        raise InputError("--resume needs --out with the folder of the run")
+        raise InputError("--resume needs --out, the folder of the run to resume")
     _check_flags(recipe, resume, budget, branch, decay)
     limit = None if budget is None else Budget.parse(budget)
     earlier = out if resume else None if branch is None else branch.parent.parent
@@ -125,9 +128,9 @@ def run_pretraining(
     start: float | None = None,
     prints: bool = True,
 ) -> PretrainResult | StoppedRun:
-    """Pre-train by resolved settings; leave the model, its log, page and result in `out`.
+    """Pre-train with complete settings; write the model, its log, the report and the result to `out`.
 
-    A budget of time counts from `start`, a moment of `time.perf_counter`. One of many runs prints no summary.
+    A time budget counts from `start`, a value of `time.perf_counter`. `prints` is False for one of several runs.
     """
     start = time.perf_counter() if start is None else start
     if not resume:  # a resumed run reads its own checkpoints, not the branch
@@ -159,10 +162,10 @@ def run_pretraining(
 def _check_flags(recipe: Path | None, resume: bool, budget: str | None, branch: Path | None, decay: str | None) -> None:
     """Raise InputError if flags contradict each other."""
     if (branch is None) != (decay is None):
-        raise InputError("--branch and --decay belong together: where a run is left, and how long its rate then falls")
+        raise InputError("--branch and --decay must be given together: the checkpoint and the length of the decay")
     for flag, is_given in (("RECIPE", recipe is not None), ("--budget", budget is not None), ("--resume", resume)):
         if branch is not None and is_given:
-            raise InputError(f"--branch goes on with its run's recipe and --decay says how long; leave {flag} out")
+            raise InputError(f"--branch uses the recipe of its run and the length given by --decay; omit {flag}")
     if branch is not None:
         branch_step(branch)
 
@@ -170,8 +173,8 @@ def _check_flags(recipe: Path | None, resume: bool, budget: str | None, branch: 
 def plain_settings(
     recipe: str | Path | None, data: Path | None, run: Path | None, assignments: list[str], seed: int | None
 ) -> Plain:
-    """Return the settings as plain data: the recipe (or that of the run to resume), then the flags."""
-    plain = merge_settings(_given(recipe, run), override({}, assignments))
+    """Return the settings as plain data: the recipe, or the recipe of the run to resume, with the flags applied."""
+    plain = merge_settings(_base_settings(recipe, run), override({}, assignments))
     if data is not None:
         plain["data"] = str(data)
     if seed is not None:
@@ -179,22 +182,22 @@ def plain_settings(
     return plain
 
 
-def _given(recipe: str | Path | None, run: Path | None) -> Plain:
-    """Return the recipe by its name or file, or else that of the run to resume."""
-    recorded = read_recipe_file(None, run)
+def _base_settings(recipe: str | Path | None, run: Path | None) -> Plain:
+    """Return the recipe by its name or file, or else the recipe of the run to resume."""
+    stored = read_recipe_file(None, run)
     if recipe is not None:
-        # WORLD_SIZE is how accelerate and torchrun tell each process of the others
+        # accelerate and torchrun set WORLD_SIZE to the number of processes
         return read_recipe(recipe, processes=int(os.environ.get("WORLD_SIZE", "1")))
-    if recorded is None:
-        raise InputError("no recipe is given: give a name such as bert-base:paper, or a .toml file")
-    return recorded
+    if stored is None:
+        raise InputError("no recipe is given; give a name such as bert-base:paper, or a .toml file")
+    return stored
 
 
 def _apply_budget(settings: PretrainSettings, budget: Budget, run: Path | None) -> PretrainSettings:
-    """Return the settings with the steps of a budget of tokens or operations, or of the run to resume."""
+    """Set run.steps from a budget in tokens or FLOPs, or from the run to resume; a time budget is applied later."""
     if run is not None:
-        given = read_recipe_file(None, run)
-        steps = 0 if given is None else given["run"]["steps"]
+        stored = read_recipe_file(None, run)
+        steps = 0 if stored is None else stored["run"]["steps"]
     elif budget.kind == "seconds":
         return settings
     else:
@@ -203,7 +206,7 @@ def _apply_budget(settings: PretrainSettings, budget: Budget, run: Path | None) 
 
 
 def _measure_budget(settings: PretrainSettings, trainer: Trainer, budget: Budget, start: float) -> PretrainSettings:
-    """Return the settings with the steps of the budget, measured where it is a time; print them."""
+    """Set run.steps from a time budget by measuring the speed; print the steps of any budget."""
     text = f"budget {budget.text}:"
     if budget.kind == "seconds":
         pace = measure_pace(trainer, budget.amount)
@@ -239,7 +242,7 @@ def _print_result(result: PretrainResult, out: Path) -> None:
         if "replaced_recall" in result.held_out:
             owner = " of the generator"
             recall, precision = result.held_out["replaced_recall"], result.held_out["replaced_precision"]
-            print_plain(f"held out: recall of replaced tokens {recall:.1%}, precision {precision:.1%}")
+            print_plain(f"held-out replaced-token detection: recall {recall:.1%}, precision {precision:.1%}")
         loss = result.held_out[f"{result.token_term}_loss"]
         print_plain(f"held-out loss{owner} {loss:.3f} (unigram level {result.unigram_level:.3f})")
     print_plain(f"written to {out}: model.safetensors, {REPORT}, {RESULT}")
@@ -254,7 +257,7 @@ def write_report(
     attention: Explorer | None = None,
     commands: tuple[str, ...] = (),
 ) -> None:
-    """Writes the page of a finished run (its log.jsonl, result.json, recipe.toml and config.json)."""
+    """Write the page of a finished run from its log.jsonl, result.json, recipe.toml and config.json."""
     rows = read_log(run / LOG)
     metrics = json.loads((run / RESULT).read_text(encoding="utf-8"))
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))["model"]
@@ -276,7 +279,7 @@ def write_report(
 
 
 def _named(row: Plain, term: str) -> Plain:
-    """A log row under the page's names: its loss is that of the predicted tokens, comparable with the unigram level."""
+    """Return a log row with the page's names; "loss" is the token loss, comparable with the unigram level."""
     return {**row, "loss": row[f"{term}_loss"], "masked_accuracy": row[f"{term}_accuracy"]}
 
 
@@ -286,7 +289,7 @@ def _predicted(term: str) -> str:
 
 
 def _facts(config: Plain, metrics: Plain) -> dict[str, str]:
-    """The run in a few lines."""
+    """Return the facts about the run shown on the page."""
     encoder = config["encoder"]
     facts = {
         "network": f"{config['family']}, {len(encoder['layers'])} layers of width {encoder['width']}",
@@ -313,7 +316,7 @@ def _facts(config: Plain, metrics: Plain) -> dict[str, str]:
 
 
 def _generator_facts(config: Plain, metrics: Plain) -> dict[str, str]:
-    """The generator in two lines, if there is one."""
+    """Return the facts about the generator, if there is one."""
     if config.get("generator") is None:
         return {}
     encoder, sharing = config["generator"]["model"]["encoder"], config["generator"]["sharing"].replace("_", "-")

@@ -1,4 +1,4 @@
-"""Typed results of runs: the console, the page and result.json read the same object."""
+"""Typed results of runs, which console output, reports and result.json are made from."""
 
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -10,12 +10,12 @@ from bertsmith.toml import to_toml
 
 
 def spread() -> Any:
-    """Declare a field whose own fields (or items) stand at the top level of result.json."""
+    """Declare a field whose items are written at the top level of result.json."""
     return field(metadata={"spread": True})
 
 
 def to_json(value: object) -> Any:
-    """Return a value as JSON-ready data; fields of records that are None are left out unless they are "nullable"."""
+    """Return a value as JSON-ready data; dataclass fields that are None are omitted unless marked "nullable"."""
     if isinstance(value, Record):
         return value.plain()
     if isinstance(value, Result):
@@ -31,18 +31,18 @@ def to_json(value: object) -> Any:
 
 def _fields_to_json(value: Any) -> dict[str, Any]:
     plain: dict[str, Any] = {}
-    for own in fields(value):
-        inner = None if own.metadata.get("hidden") else to_json(getattr(value, own.name))
-        if own.metadata.get("spread"):
+    for entry in fields(value):
+        inner = None if entry.metadata.get("hidden") else to_json(getattr(value, entry.name))
+        if entry.metadata.get("spread"):
             plain |= inner or {}
-        elif inner is not None or (own.metadata.get("nullable") and not own.metadata.get("hidden")):
-            plain[own.name] = inner
+        elif inner is not None or (entry.metadata.get("nullable") and not entry.metadata.get("hidden")):
+            plain[entry.name] = inner
     return plain
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Result of a run. `result["score"]` reads a value by its name in result.json."""
+    """Result of a run. `result["score"]` returns a value by its key in result.json."""
 
     is_finished: bool = True
 
@@ -64,30 +64,30 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class OneShotResult(Result):
-    """Result of a run that cannot be resumed: result.json is written at its end and does not say is_finished."""
+    """Result of a run that cannot be resumed; result.json has no is_finished."""
 
     is_finished: bool = field(default=True, metadata={"hidden": True})
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoppedRun(Result):
-    """A run that was asked to stop before its end; `--resume` continues it."""
+    """A run that was interrupted; `--resume` continues it."""
 
     is_finished: bool = False
     steps: int
     stage: str | None = None
-    """The stage or run it stopped in, where there are several."""
+    """Name of the interrupted stage or run, if there are several."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(OneShotResult):
-    """Settings and costs of a run that was not started (`--explain`)."""
+    """Settings and costs of a run, printed by `--explain`."""
 
     facts: dict[str, str] = spread()
 
 
 def print_explanation(settings: Record, facts: dict[str, str]) -> Explanation:
-    """Print all settings with their help, then the facts."""
+    """Print all settings with their help texts, then the facts."""
     console = Console()
     console.print(to_toml(settings.plain(), settings.help()), highlight=False, markup=False, soft_wrap=True)
     for name, value in facts.items():
@@ -96,5 +96,5 @@ def print_explanation(settings: Record, facts: dict[str, str]) -> Explanation:
 
 
 def print_plain(text: str, style: str | None = None) -> None:
-    """Print one line as it is, without markup, highlighting or wrapping."""
+    """Print a line without markup, highlighting or wrapping."""
     Console().print(text, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Several runs of one fine-tuning: every seed with every learning rate; the folder gets the model of the best run."""
+"""Fine-tune with several seeds and learning rates, and keep the best model."""
 
 import json
 import shutil
@@ -39,13 +39,13 @@ from bertsmith.training.run_config import device_type
 SEARCH = "search.json"
 MODEL_FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", TASK_FILE)
 NOTE = (
-    "score is the mean over the seeds at the best learning rate; that rate and the best run, whose model this folder "
-    "holds, were chosen on dev, so the best run's score flatters it"
+    "score is the mean over seeds at the best learning rate. This rate and the best run, whose model is saved here, "
+    "were chosen on dev, so the score of the best run is optimistic"
 )
 
 
 class SearchPlan(Record):
-    """The runs: every seed with every learning rate."""
+    """Seeds and learning rates; every combination is one run."""
 
     seeds: tuple[int, ...] = Field(min_length=1)
     learning_rates: tuple[float, ...] = Field(min_length=1)
@@ -62,7 +62,7 @@ class SearchPlan(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Scores of several runs; the deviation is that of a sample (0 for a single run)."""
+    """Distribution of the scores of several runs; `std` is the sample standard deviation (0 for a single run)."""
 
     runs: int
     mean: float | None = None
@@ -87,7 +87,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """One run of a search; a failed one has no score."""
+    """One run of a search; a failed run has no score."""
 
     seed: int
     learning_rate: float
@@ -96,12 +96,12 @@ class RunSummary:
     steps: int | None = None
     is_degenerate: bool | None = None
     failed: str | None = None
-    """Why it failed."""
+    """Error message of a failed run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BestRun:
-    """The run whose model the folder holds."""
+    """The run whose model is saved in the output folder."""
 
     run: str
     score: float
@@ -120,7 +120,7 @@ class FailedRun(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult(PredictingResult):
-    """Result of several runs; the score is the mean over the seeds at the best learning rate."""
+    """Result of a search; the score is the mean over seeds at the best learning rate."""
 
     metric: str
     score: float
@@ -140,7 +140,7 @@ class SearchResult(PredictingResult):
 def find_search(
     seeds: int | None, rates: Sequence[float] | None, settings: AnySettings, earlier: Path | None
 ) -> SearchPlan | None:
-    """Return the search that the flags request, or that the folder to resume holds; None for a single run."""
+    """Return the search set by the flags or stored in the folder to resume; None for a single run."""
     stored = None
     if earlier is not None and (earlier / SEARCH).is_file():
         stored = SearchPlan.parse(
@@ -148,20 +148,18 @@ def find_search(
         )
     if seeds is None and not rates:
         return stored
-    for name, given in (("--seeds", [] if seeds is None else [seeds]), ("--learning-rates", rates or [])):
-        if any(value <= 0 for value in given):
-            raise InputError(f"{name} is {min(given)}; allowed: above 0")
+    for name, values in (("--seeds", [] if seeds is None else [seeds]), ("--learning-rates", rates or [])):
+        if any(value <= 0 for value in values):
+            raise InputError(f"{name} is {min(values)}; allowed: above 0")
     if rates and len(set(rates)) < len(rates):
-        raise InputError(f"--learning-rates are {', '.join(map(str, rates))}; each may be given once")
+        raise InputError(f"--learning-rates are {', '.join(map(str, rates))}; each may be given only once")
     first = settings.run.seed if stored is None else stored.seeds[0]
     search = SearchPlan(
         seeds=tuple(range(first, first + (seeds or 1))),
         learning_rates=tuple(rates or [settings.optimizer.learning_rate]),
     )
     if earlier is not None and search != stored:
-        raise InputError(
-            f"--resume: {str(earlier)!r} was not begun with these seeds and learning rates; leave them out"
-        )
+        raise InputError(f"--resume: {str(earlier)!r} was started with other seeds or learning rates; omit these flags")
     return search
 
 
@@ -176,12 +174,12 @@ def run_search(
     resume: bool,
     force: bool,
 ) -> SearchResult | StoppedRun:
-    """Run every seed with every learning rate, one after the other; keep the model of the best."""
+    """Fine-tune with every seed and learning rate in turn; keep the best model."""
     if out is None:
-        raise InputError("--out is not given: --seeds and --learning-rates keep every run in a folder there")
+        raise InputError("--out is not given; --seeds and --learning-rates write every run to a folder in it")
     if PartialState(cpu=device == "cpu" or None).num_processes > 1:
         raise InputError(
-            "--seeds and --learning-rates run in one process; with several, give --seed and run them singly"
+            "--seeds and --learning-rates run in one process; with several processes, start one run per --seed"
         )
     if resume:
         _check_resume(out, settings)
@@ -210,12 +208,12 @@ def run_search(
         _remove_worse_models(out, list(runs))
     summary = _summarise(search, out)
     best = summary.best.run
-    # everything but result and recipe of the best run; the recipe is replaced whole, because --resume reads it
+    # the recipe is replaced atomically, because --resume reads it
     others = shutil.ignore_patterns(RESULT, RECIPE, "checkpoints")
     shutil.copytree(out / best, out, dirs_exist_ok=True, ignore=others)
     shutil.copyfile(out / best / RECIPE, out / f".{RECIPE}").replace(out / RECIPE)
     write_result(out, summary.to_json())
-    _remove_model(out / best)  # last: until all else is written, this is the only copy
+    _remove_model(out / best)  # last, because it is the only copy until everything else is written
     _print_result(summary, out)
     predictor = Predictor.load(out, device=device_type(device))
     _write_page(_with(settings, *runs[best]), predictor, tables, summary, out)
@@ -223,7 +221,7 @@ def run_search(
 
 
 def _check_resume(out: Path, settings: AnySettings) -> None:
-    """Raise InputError if all runs are finished or the search was started with other settings."""
+    """Raise InputError if all runs are finished or the search was started with different settings."""
     if finished_result(out) is not None:
         raise InputError(f"the runs in {str(out)!r} are finished; there is nothing to resume")
     earlier = type(settings).parse(read_toml(out / RECIPE), source=str(out / RECIPE))
@@ -246,7 +244,7 @@ def _run_one(
     resume: bool,
     prints_data: bool,
 ) -> FinetuneResult | StoppedRun | FailedRun:
-    """Carry out one run; a run whose loss becomes NaN is a result, too."""
+    """Fine-tune once; a NaN loss gives a FailedRun instead of an error."""
     try:
         return run_finetuning(
             settings,
@@ -270,13 +268,13 @@ def _run_one(
 
 
 def _scores(out: Path, runs: Sequence[str]) -> dict[str, float]:
-    """Return the score of every run that has one."""
-    found = {name: finished_result(out / name) for name in runs}
-    return {name: result["score"] for name, result in found.items() if result is not None and "score" in result}
+    """Return the scores of all finished runs that did not fail."""
+    results = {name: finished_result(out / name) for name in runs}
+    return {name: result["score"] for name, result in results.items() if result is not None and "score" in result}
 
 
 def _remove_worse_models(out: Path, runs: Sequence[str]) -> None:
-    """Remove the models of all runs but the best so far."""
+    """Delete the models of all runs except the best one so far."""
     scores = _scores(out, runs)
     best = max(scores, key=lambda name: scores[name], default=None)
     for name in scores:
@@ -290,18 +288,18 @@ def _remove_model(folder: Path) -> None:
 
 
 def _summarise(search: SearchPlan, out: Path) -> SearchResult:
-    """Return the result of all runs, read from their folders."""
+    """Summarise all runs from their folders."""
     runs = search.runs()
     scores = _scores(out, list(runs))
     if not scores:
-        raise InputError(f"none of the runs in {str(out)!r} came to an end with a score; try lower learning rates")
+        raise InputError(f"all runs in {str(out)!r} failed; try lower learning rates")
     best = max(scores, key=lambda name: scores[name])
     results = {name: finished_result(out / name) or {} for name in runs}
     by_rate = {
-        rate: Spread.of([scores[name] for name, (_, own) in runs.items() if own == rate and name in scores])
+        rate: Spread.of([scores[name] for name, (_, run_rate) in runs.items() if run_rate == rate and name in scores])
         for rate in search.learning_rates
     }
-    complete = [rate for rate, own in by_rate.items() if own.runs == len(search.seeds)]
+    complete = [rate for rate, spread in by_rate.items() if spread.runs == len(search.seeds)]
     rate = max(complete or by_rate, key=lambda rate: by_rate[rate].mean or 0.0 if by_rate[rate].runs else float("-inf"))
     chosen = by_rate[rate]
     assert chosen.mean is not None
@@ -316,9 +314,9 @@ def _summarise(search: SearchPlan, out: Path) -> SearchResult:
         max=chosen.max or 0.0,
         best=BestRun(run=best, score=scores[best], seed=runs[best][0], learning_rate=runs[best][1]),
         note=NOTE,
-        learning_rates={f"{rate:g}": own for rate, own in by_rate.items()},
-        runs={name: _summarise_run(own, *runs[name]) for name, own in results.items()},
-        steps=sum(own.get("steps", 0) for own in results.values()),
+        learning_rates={f"{rate:g}": spread for rate, spread in by_rate.items()},
+        runs={name: _summarise_run(result, *runs[name]) for name, result in results.items()},
+        steps=sum(result.get("steps", 0) for result in results.values()),
     )
 
 
@@ -328,7 +326,7 @@ def _summarise_run(result: dict[str, Any], seed: int, rate: float) -> RunSummary
 
 
 def _write_page(settings: AnySettings, predictor: Predictor, tables: Tables, result: SearchResult, out: Path) -> None:
-    """Write report.html: the answers of the best model on dev, and all runs."""
+    """Write report.html with the predictions of the best model on dev and the scores of all runs."""
     examples = predictor.task.examples(tables.dev)
     answers = predictor.answers(examples)
     best = read_finetune_result(out / result.best.run)
@@ -347,9 +345,9 @@ def _write_page(settings: AnySettings, predictor: Predictor, tables: Tables, res
 
 def _print_result(result: SearchResult, out: Path) -> None:
     table = Table("learning rate", "runs", "mean", "± sd", "min", "median", "max", title=f"dev: {result.metric}")
-    for rate, own in result.learning_rates.items():
-        values = (own.mean, own.std, own.min, own.median, own.max)
-        table.add_row(rate, str(own.runs), *("–" if value is None else f"{value:.2f}" for value in values))
+    for rate, spread in result.learning_rates.items():
+        values = (spread.mean, spread.std, spread.min, spread.median, spread.max)
+        table.add_row(rate, str(spread.runs), *("–" if value is None else f"{value:.2f}" for value in values))
     Console().print(table)
     degenerate = [f"{name} ({run.score:.2f})" for name, run in result.runs.items() if run.is_degenerate]
     if degenerate:
@@ -359,6 +357,6 @@ def _print_result(result: SearchResult, out: Path) -> None:
             print_plain(f"{name} failed: {run.failed}", style="yellow")
     best = result.best
     print_plain(
-        f"{result.metric} {result.score:.2f} on average at a learning rate of {result.learning_rate:g}; "
-        f"best {best.score:.2f} ({best.run}), chosen on dev, is the model in {out}; report.html there tells more"
+        f"mean {result.metric} {result.score:.2f} at learning rate {result.learning_rate:g}; the best model, "
+        f"{best.run} with {best.score:.2f}, chosen on dev, is written to {out}, see report.html"
     )

@@ -1,4 +1,4 @@
-"""Serve models over HTTP until a signal."""
+"""`bertsmith serve`: serve models over HTTP."""
 
 import os
 from collections.abc import Sequence
@@ -42,53 +42,55 @@ def serve(
     drain: int = 40,
     drain_delay: float = 0.0,
 ) -> None:
-    """Serve models over HTTP: vectors, predictions, rankings, masks (docs/how-to/serving.md).
+    """Serve models over HTTP: embeddings, predictions, rankings and mask filling.
 
-    SIGTERM or Ctrl-C shut it down after all accepted requests are answered; a second signal stops it at once.
+    SIGTERM or Ctrl-C starts a graceful shutdown: accepted requests are answered first. A second signal stops the server
+    immediately.
 
     Parameters
     ----------
     folders
-        Bundled models (small), model folders or artefacts made from them, each as folder or name=folder; requests
-        choose a model by name, which is the folder's by default, and get the first one if they name none.
+        Bundled models (small), model folders or artefacts, each as FOLDER or NAME=FOLDER. Requests select a model by
+        name, which is the folder name by default; requests without a name use the first model.
     host
-        The address to listen on; by default reachable from this machine only.
+        Address to listen on; the default accepts connections from this machine only.
     port
-        The port; 0 takes a free one.
+        Port to listen on; 0 selects a free port.
     device
-        Where to compute; "auto" uses a GPU if there is one.
+        Device to run on; "auto" uses a GPU if one is available.
     threads
-        Threads of one matrix product; by default 1, or more on machines with more than eight cores.
+        CPU threads per matrix product; 1 by default, more on machines with more than eight cores.
     workers
-        Batches of a model that are computed at the same time; on a CPU by default one per core.
+        Number of batches of a model computed in parallel; one per core by default on a CPU.
     elastic
-        Let elastic models answer with smaller sizes under load; on if --floor is given.
+        Let elastic models use smaller sizes under load; on if --floor is given.
     floor
-        The share of the whole model's score that a smaller size must keep; 0.95 if only --elastic is given.
+        Minimum score of a smaller size, as a share of the score of the whole model; 0.95 by default with --elastic.
     truncate
-        Truncate texts that are too long unless a request says otherwise; by default they are rejected.
+        Truncate texts that are too long; by default they are rejected. A request can override this.
     key_file
-        A file with the key that clients must send as `Authorization: Bearer …`; or set BERTSMITH_KEY.
+        File with the key that clients must send as `Authorization: Bearer …`; or set BERTSMITH_KEY.
     timeout
-        Seconds after which a request without an answer fails.
+        Timeout of a request in seconds.
     max_body
-        Maximum bytes of a request.
+        Maximum size of a request in bytes.
     max_texts
-        Maximum texts of a request.
+        Maximum texts per request.
     max_tokens
-        Maximum tokens of a request.
+        Maximum tokens per request.
     max_requests
-        Maximum concurrent requests; further ones get status 429.
+        Maximum concurrent requests; further requests get status 429.
     queue_tokens
         Maximum tokens in the queue of a model; further requests get status 429.
     queue_sequences
         Maximum sequences in the queue of a model.
     batch_tokens
-        Maximum tokens of a batch; by default 1024 on a CPU and 16384 on a GPU.
+        Maximum tokens per batch; 1024 on a CPU and 16384 on a GPU by default.
     drain
-        Seconds after the signal in which all accepted requests must be answered.
+        Seconds that a graceful shutdown may take.
     drain_delay
-        Seconds after the signal in which requests are still accepted, so that a load balancer can see /health first.
+        Seconds after the signal during which requests are still accepted, so that a load balancer can notice that
+        /health fails.
     """
     _check_packages()
     from bertsmith.serving.http.app import make_app  # needs the optional packages
@@ -102,17 +104,17 @@ def serve(
     queue = {"waiting_tokens": queue_tokens, "waiting_sequences": queue_sequences}
     scheduler_limits = SchedulerLimits.parse({**batches, **queue}, "serve")
     if elastic is False and floor is not None:
-        raise InputError(f"--no-elastic and --floor {floor:g} are given; a floor is for elastic models")
+        raise InputError(f"--no-elastic and --floor {floor:g} are both given; --floor is only for elastic serving")
     floor = _DEFAULT_FLOOR if elastic and floor is None else floor
     named = _name_folders([folders] if isinstance(folders, str | Path) else folders)
-    listener = bind_socket(settings.host, settings.port)  # before the models are loaded, which takes longer
+    listener = bind_socket(settings.host, settings.port)  # fail before loading models, which takes longer
     try:
         served = [
             ServedModel.open(folder, name=name, device=device, threads=threads, floor=floor)
             for name, folder in named.items()
         ]
         if elastic and all(len(one.schedule) == 1 for one in served):
-            raise InputError(f"--elastic is given and no model has a smaller size that keeps {floor:g} of its score")
+            raise InputError(f"--elastic is given, but no model has a smaller size that keeps {floor:g} of its score")
         schedulers = {one.name: Scheduler(one, scheduler_limits) for one in served}
         for scheduler in schedulers.values():
             scheduler.start()
@@ -131,27 +133,27 @@ def _check_packages() -> None:
 
 
 def _name_folders(folders: list[str]) -> dict[str, Path]:
-    """Return the folders by the names of their models."""
+    """Return the folders by model name."""
     named: dict[str, Path] = {}
-    for given in map(model_text, folders):
-        before, equals, after = given.partition("=")
-        has_name = bool(equals) and not Path(given).exists()
-        folder = model_folder(after if has_name else given)
+    for argument in map(model_text, folders):
+        before, equals, after = argument.partition("=")
+        has_name = bool(equals) and not Path(argument).exists()
+        folder = model_folder(after if has_name else argument)
         name = before if has_name else folder.resolve().name
         if not name or not name.isprintable() or "/" in name:
             raise InputError(
                 f"the name of a model is {name!r}; allowed: printable characters without /, as in name=folder"
             )
         if name in named:
-            raise InputError(f"two models are called {name!r}; give them names, as in one={folder} two=…")
+            raise InputError(f"two models are called {name!r}; name them, as in one={folder} two=…")
         named[name] = folder
     if not named:
-        raise InputError("no folder is given; serve needs at least one")
+        raise InputError("no folder is given; give at least one")
     return named
 
 
 def _read_key(file: Path | None) -> str | None:
-    """Return the key that clients must send, from a file or from the environment."""
+    """Return the API key from the file or the environment; None if neither is set."""
     source = KEY_VARIABLE if file is None else f"--key-file {str(file)!r}"
     if file is None:
         key = os.environ.get(KEY_VARIABLE)
@@ -164,20 +166,20 @@ def _read_key(file: Path | None) -> str | None:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise InputError(f"{source} cannot be read: {reason}") from None
     if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise InputError(f"{source} holds no key; allowed: printable ASCII characters without spaces")
+        raise InputError(f"{source} is not a valid key; allowed: printable ASCII characters without spaces")
     return key
 
 
 def _print_models(url: str, models: Sequence[ServedModel], settings: ServeSettings) -> None:
-    """Print the URL and what each model supports."""
+    """Print the URL, and for each model its operations, maximum length and sizes."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"Listening on {url} (documentation at {url}/docs)")
     for served in models:
         task = "" if served.task is None else served.task.kind
-        names = {"task": task, "vectors": "vectors", "fill_mask": "masks"}
-        operations = ", ".join(names[one] for one in sorted(served.operations))
+        names = {"task": task, "vectors": "embeddings", "fill_mask": "mask filling"}
+        operations = ", ".join(names[operation] for operation in sorted(served.operations))
         sizes = "one size" if len(served.schedule) == 1 else f"{len(served.schedule)} sizes"
         family, length = served.runner.config.family, served.encoding.length
         console.print(f"  {served.name}: {family}; {operations}; up to {length} tokens; {sizes}")
     if settings.key is None and not settings.host.startswith(_LOOPBACK):
-        console.print("  No key is set, so every client is accepted (--key-file, BERTSMITH_KEY)")
+        console.print("  Warning: no key is set, so every client is accepted; set --key-file or BERTSMITH_KEY")

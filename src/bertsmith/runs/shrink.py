@@ -1,4 +1,4 @@
-"""`bertsmith shrink`: a fine-tuned model → one that is smaller, or that can be cut to any size."""
+"""`bertsmith shrink`: make a fine-tuned model elastic, prune it, add early exits or cut its vocabulary."""
 
 import json
 import shutil
@@ -83,62 +83,63 @@ def shrink(
     resume: bool = False,
     force: bool = False,
 ) -> ShrinkResult | Result:
-    """Make a fine-tuned model elastic, so that it works at every width and depth (DynaBERT), or make it smaller.
+    """Make a fine-tuned model smaller or elastic.
 
-    Elastic: heads and neurons are ordered by importance; then sub-networks of all widths, and of all widths and depths,
-    learn from the fine-tuned model. bertsmith.load(OUT, subnet=...) and bertsmith fit extract any of them. Prune: the
-    least important heads and neurons are removed, and the model is trained to recover. Exits: small heads on lower
-    layers answer the inputs they are certain of. Vocabulary: it is cut to the pieces that the training texts use.
+    elastic (DynaBERT): sort heads and neurons by importance, then train sub-networks of several widths and depths by
+    distillation from the fine-tuned model; bertsmith.load(OUT, subnet=...) and bertsmith fit extract any of them.
+    prune: remove the least important heads and neurons, and train the rest to recover. exits: add classifiers to lower
+    layers, which answer inputs they are confident about. vocabulary: remove tokens that the training texts do not use.
 
     Parameters
     ----------
     model
-        The folder of a fine-tuned model; bertsmith finetune makes one of a bundled model.
+        Folder of a fine-tuned model, as written by bertsmith finetune.
     data
-        Its data: a folder with train.jsonl and dev.jsonl (or .csv, .tsv, .parquet), one such file, or a name on the
-        hub.
+        Data it was fine-tuned on: a folder with train.jsonl and dev.jsonl (or .csv, .tsv, .parquet), a single such
+        file, or a data set on the hub.
     out
-        The folder to write: the model, recipe.toml, result.json, and elastic.json with all sub-networks, or pruned.json
-        with the units that were kept.
+        Output folder: the model, recipe.toml, result.json; and elastic.json with the scores and costs of all
+        sub-networks, or pruned.json with the remaining heads and neurons.
     method
-        "elastic" (the default), "prune", "exits" or "vocabulary".
+        elastic (the default), prune, exits or vocabulary.
     recipe
-        A TOML file with the settings. With --resume the run's own recipe is used.
+        TOML file with the settings. --resume uses the recipe of the run.
     widths
-        Shares of heads and neurons, such as 1 0.75 0.5 0.25 (grid.widths).
+        With --method elastic: shares of heads and neurons, for example 1 0.75 0.5 0.25 (grid.widths).
     depths
-        Shares of layers, such as 1 0.75 0.5 (grid.depths).
+        With --method elastic: shares of layers, for example 1 0.75 0.5 (grid.depths).
     keep
-        With --method prune: the share of heads and of neurons to keep (prune.keep).
+        With --method prune: share of heads and neurons to keep, for example 0.5 (prune.keep).
     tokens
-        With --method vocabulary: maximum number of tokens to keep (vocabulary.tokens); default: all that are used.
+        With --method vocabulary: maximum number of tokens to keep (vocabulary.tokens); all tokens in the training
+        texts by default.
     rank
-        With --method vocabulary: the rank of a factorised token table (vocabulary.rank).
+        With --method vocabulary: rank of a factorised token embedding (vocabulary.rank).
     tolerance
-        With --method exits: points of the dev score that early exits may cost (leave.tolerance).
+        With --method exits: maximum loss of dev score, in points (leave.tolerance).
     epochs
-        Epochs of every stage (run.epochs).
+        Epochs per stage (run.epochs).
     learning_rate
-        The highest learning rate (optimizer.learning_rate); that of the fine-tuning if not given.
+        Peak learning rate (optimizer.learning_rate); the rate of the fine-tuning by default.
     batch
-        Examples of a step (batch.examples).
+        Examples per optimiser step (batch.examples).
     augment
-        A bundled model (small) or the folder of a masked language model: the sub-networks also learn from copies of the
-        training rows in which it replaces words (augmentation.model).
+        With --method elastic: a bundled model (small) or the folder of a masked language model that augments the
+        training rows by replacing words (augmentation.model).
     column
-        A column of the task, such as label=stars; may be given several times.
+        Column for a role of the task, for example label=stars; repeatable.
     set
-        One setting over the recipe, such as grid.sample=2; may be given several times.
+        Override a setting of the recipe, for example grid.sample=2; repeatable.
     seed
-        Seed of data order, dropout and sampling (run.seed).
+        Random seed of data order, dropout and sampling (run.seed).
     device
-        Where to compute; "auto" takes a GPU if there is one.
+        Device to run on; "auto" uses a GPU if one is available.
     explain
-        Print the resolved settings and their costs, then stop.
+        Print all settings and the costs of the run; do not train.
     resume
         Resume an interrupted run in --out.
     force
-        Replace an earlier run in --out.
+        Replace the contents of --out.
     """
     out = Path(out)
     plain = dict(read_recipe_file(None if recipe is None else Path(recipe), out if resume else None) or {})
@@ -146,11 +147,11 @@ def shrink(
     if model is not None:
         plain["model"] = replace_source(plain.get("model"), model_text(model))
     if "model" not in plain:
-        raise InputError("MODEL is not given and no recipe names one; give the folder of a fine-tuned model")
+        raise InputError("MODEL is not given, and no recipe sets it; give the folder of a fine-tuned model")
     chosen = plain.setdefault("method", "elastic")
     if chosen not in METHODS:
         raise InputError(f"--method is {chosen!r}; {nearest(str(chosen), METHODS)}")
-    own = {
+    method_flags = {
         "widths": ("elastic", widths),
         "depths": ("elastic", depths),
         "augment": ("elastic", augment),
@@ -159,9 +160,9 @@ def shrink(
         "tokens": ("vocabulary", tokens),
         "rank": ("vocabulary", rank),
     }
-    for name, (home, value) in own.items():
-        if value is not None and chosen != home:
-            raise InputError(f"--{name} is given with --method {chosen}; allowed: with --method {home}")
+    for name, (flag_method, value) in method_flags.items():
+        if value is not None and chosen != flag_method:
+            raise InputError(f"--{name} is given with --method {chosen}; allowed: with --method {flag_method}")
     flags = {
         "grid.widths": widths,
         "grid.depths": depths,
@@ -175,14 +176,14 @@ def shrink(
         "run.seed": seed,
         "augmentation.model": None if augment is None else json.dumps(model_text(augment)),
     }
-    given = [f"{path}={value}" for path, value in flags.items() if value is not None]
-    plain = override(plain, [*(set or []), *given])
+    assignments = [f"{path}={value}" for path, value in flags.items() if value is not None]
+    plain = override(plain, [*(set or []), *assignments])
     columns, source = column or [], str(recipe or "settings")
     run: Plain = {"device": device, "explain": explain, "resume": resume, "force": force}
     if chosen == "prune":
         return run_prune(*read_settings(PruneSettings, plain, columns, source=source), out, **run)
     if chosen == "exits":
-        # fresh heads alone need a higher rate than a trained encoder
+        # new heads on a frozen encoder need a higher rate than the fine-tuning used
         inherits = plain.get("encoder") == "joint"
         return run_exits(*read_settings(ExitSettings, plain, columns, source=source, inherits=inherits), out, **run)
     if chosen == "vocabulary":
@@ -201,7 +202,7 @@ def run_elastic(
     resume: bool = False,
     force: bool = False,
 ) -> ElasticResult | Result:
-    """Make a model elastic; leave it with the record of its sub-networks, page and result in `out`."""
+    """Make a model elastic; write it with the metadata of its sub-networks, report and result to `out`."""
     check_head(settings)
     augmenter, task = Augmenter.open(settings.task, settings.augmentation), settings.task
     if explain:
@@ -215,8 +216,8 @@ def run_elastic(
         folder.claim()
         augmented = context.train
         if augmenter is not None:
-            rows_of_both = task.examples(augmenter.augment(tables.train, out, used))
-            augmented = encode_split(settings, context.model, rows_of_both)
+            all_examples = task.examples(augmenter.augment(tables.train, out, used))  # original and augmented rows
+            augmented = encode_split(settings, context.model, all_examples)
         if folder.is_main:
             _print_notices(tables)
         try:
@@ -255,8 +256,8 @@ def run_prune(
     resume: bool = False,
     force: bool = False,
 ) -> PruneResult | Result:
-    """Prune a model; leave it with the record of its units and its result in `out`."""
-    selector = make_selector(settings, load_fine_tuned(settings))  # an impossible share raises before anything else
+    """Prune a model; write it with the list of remaining units and its result to `out`."""
+    selector = make_selector(settings, load_fine_tuned(settings))  # raises if the share is impossible
     if explain:
         return print_explanation(settings, explain_prune(settings, selector, len(tables.train)))
     used = device_type(device)
@@ -293,7 +294,7 @@ def run_exits(
     resume: bool = False,
     force: bool = False,
 ) -> ExitResult | Result:
-    """Add early exits to a model; leave it with the chosen rule and its result in `out`."""
+    """Add early exits to a model; write it with the chosen exit rule and its result to `out`."""
     answer_kind(settings.task)
     model = with_exits(freeze_random_features(settings.model.load()), settings)
     if explain:
@@ -338,9 +339,9 @@ def run_vocabulary(
     resume: bool = False,
     force: bool = False,
 ) -> VocabularyResult | Result:
-    """Cut the vocabulary of a model; leave it with its result in `out`."""
+    """Cut the vocabulary of a model; write it with its result to `out`."""
     if resume:
-        raise InputError("--resume is given with --method vocabulary, which takes seconds; leave it out")
+        raise InputError("--resume is not supported with --method vocabulary, which takes seconds; omit it")
     if explain:
         texts = list(settings.task.texts(settings.task.examples(tables.train)))
         return print_explanation(settings, {"training texts": f"{len(texts):,}"})

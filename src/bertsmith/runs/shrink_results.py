@@ -1,4 +1,4 @@
-"""Typed results of the four shrink methods, and their views: console and page."""
+"""Typed results of the four shrink methods, with their console output and report."""
 
 import json
 import shlex
@@ -36,17 +36,19 @@ from bertsmith.toml import to_toml
 from bertsmith.training.log import read_log
 from bertsmith.training.summary import TrainingSummary
 
-SIDE_BY_SIDE = 4  # depths up to which a score and its share fit side by side in 80 columns
-GOOD_SHARE = 0.95  # of the teacher's score
+MAX_INLINE_DEPTHS = 4
+"""With more depths, score and share do not fit on one line of 80 columns."""
+GOOD_SHARE = 0.95
+"""Share of the teacher's score that a recommended sub-network must keep."""
 
 
 @dataclass(frozen=True)
 class RowCounts:
-    """Numbers of training rows."""
+    """Number of training examples."""
 
     train: int
-    taught: int
-    """With augmented rows."""
+    with_augmented: int
+    """Including augmented rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class ElasticResult(Result):
     teacher_score: float
     grid: tuple[SubnetworkMetadata, ...]
     length: int
-    """Tokens of the sequences that costs are given for."""
+    """Sequence length that the costs were computed for, in tokens."""
     order: str
     rows: RowCounts
     seed: int
@@ -72,7 +74,7 @@ class ElasticResult(Result):
         """Return the result of a run from the metadata of its model."""
         return cls(
             metric=metadata.metric,
-            score=fmean(own.score for own in metadata.grid),
+            score=fmean(subnetwork.score for subnetwork in metadata.grid),
             teacher_score=metadata.teacher_score,
             grid=metadata.grid,
             length=metadata.length,
@@ -91,7 +93,7 @@ class PruneResult(Result):
     score: float
     teacher_score: float
     cut_score: float
-    """Score after the last cut, before any recovery."""
+    """Score after the last cut, before training."""
     metrics: dict[str, float] = spread()
     sizes: PrunedSizes = spread()
     heads: tuple[int, ...]
@@ -141,16 +143,16 @@ class VocabularyResult(Result):
 
 
 def print_elastic(metadata: ElasticMetadata, out: Path, data: str | None = None) -> None:
-    """Print the scores of all sub-networks, the costs of the largest and the smallest, and the next command."""
+    """Print the scores of all sub-networks, the costs of the largest and smallest, and the next command."""
 
     def cell(subnetwork: SubnetworkMetadata | None) -> str:
         if subnetwork is None:
             return "–"
         share = retained_share(metadata, subnetwork.score)
-        between = " " if len(depths(metadata)) <= SIDE_BY_SIDE else "\n"
+        between = " " if len(depths(metadata)) <= MAX_INLINE_DEPTHS else "\n"
         return f"{subnetwork.score:.2f}" + ("" if share is None else f"{between}{share:6.1%}")
 
-    title = f"dev: {metadata.metric}; the fine-tuned model has {metadata.teacher_score:.2f}"
+    title = f"dev: {metadata.metric}; fine-tuned model: {metadata.teacher_score:.2f}"
     table = Table("width", title=title)
     for depth in depths(metadata):
         table.add_column(f"depth {depth:g}", justify="right")
@@ -158,12 +160,12 @@ def print_elastic(metadata: ElasticMetadata, out: Path, data: str | None = None)
         table.add_row(f"{width:g}", *(cell(subnetwork_at(metadata, width, depth)) for depth in depths(metadata)))
     Console().print(table)
     ends = {"largest": largest(metadata), "smallest": smallest(metadata)}
-    for name, own in ends.items() if len(metadata.grid) > 1 else ():
+    for name, subnetwork in ends.items() if len(metadata.grid) > 1 else ():
         print_plain(
-            f"{name}: {own.parameters / 1e6:.2f} M parameters, {own.flops / 1e9:.3g} GFLOP, "
-            f"{own.latency_ms:.2f} ms for {metadata.length} tokens"
+            f"{name}: {subnetwork.parameters / 1e6:.2f} M parameters, {subnetwork.flops / 1e9:.3g} GFLOP, "
+            f"{subnetwork.latency_ms:.2f} ms for {metadata.length} tokens"
         )
-    print_plain(f"written to {out}: see report.html. To fit a budget: {fit_command(metadata, out, data)}")
+    print_plain(f"written to {out}, see report.html; to fit a budget, run: {fit_command(metadata, out, data)}")
 
 
 def fit_command(metadata: ElasticMetadata, out: Path, data: str | None = None) -> str:
@@ -175,9 +177,9 @@ def fit_command(metadata: ElasticMetadata, out: Path, data: str | None = None) -
 
 
 def load_line(metadata: ElasticMetadata, out: Path) -> str:
-    """Return the line of Python that loads the cheapest sub-network that is still good, or the smallest."""
-    own = cheapest_with(metadata, GOOD_SHARE) or smallest(metadata)
-    subnet = f"bertsmith.Subnet(width={own.width:g}, depth={own.depth:g}"
+    """Return Python code that loads the cheapest sub-network with GOOD_SHARE of the score, or else the smallest."""
+    subnetwork = cheapest_with(metadata, GOOD_SHARE) or smallest(metadata)
+    subnet = f"bertsmith.Subnet(width={subnetwork.width:g}, depth={subnetwork.depth:g}"
     rule = "" if metadata.depth_rule == "keep_last" else f', depth_rule="{metadata.depth_rule}"'
     return f"bertsmith.load({json.dumps(str(out), ensure_ascii=False)}, subnet={subnet}{rule}))"
 
@@ -185,7 +187,7 @@ def load_line(metadata: ElasticMetadata, out: Path) -> str:
 def write_elastic_report(
     settings: ElasticSettings, elastic: ElasticModel, out: Path, texts: Iterable[str] = ()
 ) -> None:
-    """Write report.html; attention is shown on the first of the texts that is not empty."""
+    """Write report.html; attention maps are computed on the first non-empty text."""
     metadata, run = elastic.metadata, settings.run
     task = settings.task.kind + (f" ({settings.task.name})" if settings.task.name else "")
     text = next((text for text in texts if text.strip()), None)
@@ -197,9 +199,9 @@ def write_elastic_report(
         "Order of units": settings.order,
         "Depth rule": metadata.depth_rule,
         "Learning rate": f"{settings.optimizer.learning_rate:g}",
-        "Epochs of a stage": f"{run.epochs:g}",
-        "Examples a step": f"{settings.batch.examples}",
-        "Scored on": f"up to {settings.importance.examples:,} training examples",
+        "Epochs per stage": f"{run.epochs:g}",
+        "Examples per step": f"{settings.batch.examples}",
+        "Importance from": f"up to {settings.importance.examples:,} training examples",
         "Seed": f"{run.seed}",
         "Time": format_duration(elastic.seconds),
     }
@@ -219,20 +221,20 @@ def write_elastic_report(
 
 
 def print_pruned(result: PruneResult, metadata: PruningMetadata, out: Path) -> None:
-    """Print scores and sizes before and after."""
+    """Print scores and sizes before and after pruning."""
     heads, neurons, sizes = sum(result.heads), sum(result.neurons), result.sizes
-    print_plain(f"dev: {result.metric} {result.score:.2f}; unpruned {result.teacher_score:.2f}")
+    print_plain(f"dev: {result.metric} {result.score:.2f} (unpruned: {result.teacher_score:.2f})")
     print_plain(
         f"heads {heads} of {sum(metadata.heads_before)}, neurons {neurons:,} of {sum(metadata.neurons_before):,}; "
         f"parameters {sizes.parameters:,} of {sizes.parameters_before:,}; "
-        f"operations {sizes.flops / sizes.flops_before:.1%}"
+        f"FLOPs {sizes.flops / sizes.flops_before:.1%}"
     )
-    print_plain(f"written to {out}: an ordinary model; pruned.json lists the heads and neurons that were kept")
+    print_plain(f"written to {out}; pruned.json lists the remaining heads and neurons")
 
 
 def print_exits(measure: str, chosen: ChosenExits, out: Path) -> None:
-    """Print the table of thresholds with the chosen one marked."""
-    title = f"dev: {chosen.metric}; all {chosen.layers} layers have {chosen.full_score:.2f}"
+    """Print the table of thresholds and the chosen one."""
+    title = f"dev: {chosen.metric}; all {chosen.layers} layers: {chosen.full_score:.2f}"
     table = Table(measure, "score", "layers", "GFLOP", "saved", "", title=title)
     for index, row in enumerate(chosen.table):
         table.add_row(
@@ -244,16 +246,17 @@ def print_exits(measure: str, chosen: ChosenExits, out: Path) -> None:
             "chosen" if index == chosen.chosen_index else "",
         )
     Console().print(table)
-    outcome = "no threshold saves anything within the tolerance, so all layers are computed"
+    outcome = "no threshold saves computation within the tolerance, so early exits are disabled"
     if chosen.rule is not None:
-        outcome = f"{chosen.score:.2f} with {chosen.mean_layers:.2f} layers on average"
-    print_plain(f"{outcome}; written to {out}: bertsmith evaluate uses it, benchmarks/exits.py measures the speed")
+        outcome = f"{chosen.metric} {chosen.score:.2f} with {chosen.mean_layers:.2f} layers on average"
+    print_plain(f"{outcome}; written to {out}")
 
 
 def print_vocabulary(result: VocabularyResult, out: Path) -> None:
-    """Print scores and sizes before and after."""
+    """Print scores and sizes before and after the cut."""
     cut = result.cut
     print_plain(
-        f"dev: {result.metric} {result.score:.2f} (before: {result.score_before:.2f}) with {cut.tokens_after:,} of "
-        f"{cut.tokens_before:,} tokens, {cut.megabytes_after:.1f} of {cut.megabytes_before:.1f} MB; written to {out}"
+        f"dev: {result.metric} {result.score:.2f} (before: {result.score_before:.2f}); vocabulary "
+        f"{cut.tokens_before:,} → {cut.tokens_after:,} tokens, size {cut.megabytes_before:.1f} → "
+        f"{cut.megabytes_after:.1f} MB; written to {out}"
     )

@@ -1,4 +1,4 @@
-"""`bertsmith tokenizer`: learn a vocabulary from text files, or add tokens to one."""
+"""`bertsmith tokenizer`: learn a vocabulary from text files, or add tokens to an existing one."""
 
 import time
 from collections.abc import Iterator
@@ -20,23 +20,23 @@ from bertsmith.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A new token, the tokens it was split into before, and how many it saves in the text."""
+    """A new token, its former split into subwords, and the number of tokens it saves in the text."""
 
-    piece: str
-    parts: tuple[str, ...]
+    token: str
+    subwords: tuple[str, ...]
     tokens_saved: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtensionSummary:
-    """The effect of added tokens on the text."""
+    """The effect of the added tokens on the text."""
 
     tokens_added: int
     words: int
     tokens_per_word_before: float
     tokens_per_word_after: float
     words_unchanged: float
-    """Share of words that are split as before."""
+    """Share of words whose split does not change."""
     best: tuple[AddedToken, ...]
 
     @classmethod
@@ -78,37 +78,39 @@ def tokenizer(
     field: str = "text",
     force: bool = False,
 ) -> TokenizerResult:
-    """Learn a tokenizer from text, or add pieces to one with --extend, and write it as tokenizer.json.
+    """Learn a tokenizer from text files, or add tokens to an existing one with --extend.
+
+    The result is written as tokenizer.json, which Hugging Face tokenizers can read.
 
     Parameters
     ----------
     data
-        Text files or folders of them: .txt, .jsonl (also .gz, .xz, .zst) or .parquet.
+        Text files or folders: .txt, .jsonl (also .gz, .xz, .zst) or .parquet.
     out
-        Folder for tokenizer.json and result.json.
+        Output folder for tokenizer.json and result.json.
     kind
-        wordpiece (BERT; the default), bytes (byte-level BPE, no unknown words) or unigram (sentencepiece style).
+        wordpiece (as in BERT; the default), bytes (byte-level BPE, no unknown tokens) or unigram (as in SentencePiece).
     vocabulary
-        Pieces to learn, special tokens included; 30522 by default.
+        Vocabulary size, including special tokens; 30522 by default.
     lowercase
-        Treat upper and lower case as the same, which is the default.
+        Lowercase the text; on by default.
     extend
-        A bundled model (small), or a model or tokenizer folder, whose tokenizer keeps all its pieces and gets new
-        ones for this text.
+        Extend this tokenizer: a bundled model (small), or a model or tokenizer folder. Its tokens keep their ids, and
+        new tokens learned from the text are added.
     tokens
-        With --extend: number of new tokens; 1000 by default.
+        With --extend: number of tokens to add; 1000 by default.
     field
-        The field or column that holds the text in .jsonl and .parquet files.
+        Field or column with the text in .jsonl and .parquet files.
     force
-        Replace the content of an output folder that an earlier command left.
+        Replace the contents of --out.
     """
     out = Path(out)
     files = find_files([data] if isinstance(data, str | Path) else data)
     if extend is None and tokens is not None:
-        raise InputError(f"--tokens is {tokens} without --extend; --vocabulary is the size of a new tokenizer")
+        raise InputError(f"--tokens is {tokens} without --extend; set the size of a new tokenizer with --vocabulary")
     for name, value in (("kind", kind), ("vocabulary", vocabulary), ("lowercase", lowercase)):
         if extend is not None and value is not None:
-            raise InputError(f"--{name} is {value!r} with --extend, which keeps that of {str(extend)!r}; leave it out")
+            raise InputError(f"--{name} is {value!r}, but --extend keeps the {name} of {str(extend)!r}; omit --{name}")
     extended = None if extend is None else model_folder(extend)
     base = None if extended is None else Tokenizer.load(extended)
     inputs = [*files, *([] if extended is None else [extended])]
@@ -116,30 +118,30 @@ def tokenizer(
     console, start, count = Console(), time.perf_counter(), _TextCount()
     documents = _count_documents(files, field, count)
     extension = None
-    wanted = 30522 if vocabulary is None else vocabulary
+    requested = 30522 if vocabulary is None else vocabulary
     if base is not None:
-        wanted = 1000 if tokens is None else tokens
-        with console.status("looking for words that are split too much"):
-            extension = extend_tokenizer(base, documents, wanted)
-        made = extension.tokenizer
+        requested = 1000 if tokens is None else tokens
+        with console.status("learning new tokens"):
+            extension = extend_tokenizer(base, documents, requested)
+        new = extension.tokenizer
     else:
         kind, lowercase = kind or "wordpiece", lowercase is not False
-        made = learn_tokenizer(documents, kind, wanted, lowercase=lowercase, progress=console.is_terminal)
+        new = learn_tokenizer(documents, kind, requested, lowercase=lowercase, progress=console.is_terminal)
     claim(out, force, *inputs)
-    made.save(out)
+    new.save(out)
     result = TokenizerResult(
         kind=kind,
         lowercase=lowercase,
         extension=None if extension is None else ExtensionSummary.of(extension),
-        vocabulary=made.size,
+        vocabulary=new.size,
         documents=count.documents,
         megabytes=round(count.text_bytes / 1e6, 3),
         seconds=round(time.perf_counter() - start, 3),
-        hash=made.hash,
+        hash=new.hash,
     )
     write_result(out, result.to_json())
     if result.extension is not None:
-        _print_extension(result, result.extension, out, wanted)
+        _print_extension(result, result.extension, out, requested)
         return result
     console.print(
         f"[bold]{kind}[/bold] tokenizer with {result.vocabulary:,} tokens from {result.documents:,} documents "
@@ -147,8 +149,8 @@ def tokenizer(
         highlight=False,
         soft_wrap=True,
     )
-    if made.size < wanted:
-        print_plain(f"the text is too short to fill a vocabulary of {wanted:,} tokens")
+    if new.size < requested:
+        print_plain(f"the text is too short for the requested vocabulary of {requested:,} tokens")
     return result
 
 
@@ -166,17 +168,17 @@ def _count_documents(files: list[Path], field: str, count: _TextCount) -> Iterat
         yield document
 
 
-def _print_extension(result: TokenizerResult, extension: ExtensionSummary, out: Path, wanted: int) -> None:
+def _print_extension(result: TokenizerResult, extension: ExtensionSummary, out: Path, requested: int) -> None:
     before, after = extension.tokens_per_word_before, extension.tokens_per_word_after
     lines = [
         f"{extension.tokens_added:,} tokens added, {result.vocabulary:,} in all, from {result.documents:,} documents "
         f"({result.megabytes:,} MB) in {result.seconds} s",
         f"tokens per word {before} → {after} ({after / before - 1:+.1%}); "
-        f"{extension.words_unchanged:.1%} of the words are split as before",
-        "saving most:",
-        *(f"  {gain.piece}  {gain.tokens_saved:,} tokens ({' '.join(gain.parts)})" for gain in extension.best),
+        f"the split of {extension.words_unchanged:.1%} of the words is unchanged",
+        "tokens that save most:",
+        *(f"  {gain.token}  {gain.tokens_saved:,} tokens ({' '.join(gain.subwords)})" for gain in extension.best),
         str(out / "tokenizer.json"),
     ]
-    if extension.tokens_added < wanted:
-        lines.append(f"the text offers no further tokens; {wanted:,} were requested")
+    if extension.tokens_added < requested:
+        lines.append(f"{requested:,} tokens were requested, but the text contains no further candidates")
     print_plain("\n".join(lines))

@@ -208,7 +208,7 @@ def test_incompatible_flags_raise(trained: Path, tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="--precision is 'int8_static' and no --data is given"):
         export_model(trained, out=out, to="onnx", precision="int8_static")
-    with pytest.raises(InputError, match="--data is 'x' with --to hf, which reads none"):
+    with pytest.raises(InputError, match="--data is 'x', but --to hf uses no data"):
         export_model(trained, out=out, data="x")
     with pytest.raises(InputError, match="head is 'masked_tokens' with to = 'hf'"):
         export_model(trained, out=out, head="masked_tokens")
@@ -221,13 +221,13 @@ def test_artefacts_are_not_exported_again(exported: dict[str, Path], trained: Pa
     from bertsmith.runs.exchange import export_model
 
     with pytest.raises(
-        InputError, match=r"is an ONNX folder already, in int8: bertsmith\.runtime\.load and bertsmith pre"
+        InputError, match=r"is already an ONNX folder \(int8\), which bertsmith\.runtime\.load and bertsmith pre"
     ):
         export_model(exported["int8"], out=tmp_path / "out", to="onnx")
     codes, model = tmp_path / "codes", bertsmith.load(trained)
     codes.mkdir()
     write_artefact(model, codes, Artefact(engine="torch", precision="int8"))
-    with pytest.raises(InputError, match="holds int8 codes for PyTorch instead of weights"):
+    with pytest.raises(InputError, match="contains int8 weights for PyTorch, which cannot be exported"):
         export_model(codes, out=tmp_path / "out", to="onnx")
     assert not (tmp_path / "out").exists()
     plain = tmp_path / "plain"

@@ -76,7 +76,7 @@ def test_recipes_are_trained_for_equal_tokens_and_resumed(
     }
     untouched = out / "replaced" / "seed-1" / "model.safetensors"
     assert untouched.stat().st_mtime_ns == times[untouched]
-    with pytest.raises(InputError, match=r"seeds is 3 but the comparison in .* began with 2"):
+    with pytest.raises(InputError, match=r"seeds is 3, but the comparison in .* was started with 2"):
         compare(recipes, corpus_folder, out, seeds=3, resume=True)
 
 
@@ -114,14 +114,14 @@ def test_several_processes_are_refused(
     recipes: list[str], corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="compare is started on 2 processes; allowed: 1"):
+    with pytest.raises(InputError, match="compare runs in 1 process, but 2 were started"):
         compare(recipes, corpus_folder, tmp_path / "out")
 
 
 def test_names_must_tell_recipes_apart(recipes: list[str], corpus_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="give at least two to compare"):
+    with pytest.raises(InputError, match="at least two recipes are required"):
         compare(recipes[:1], corpus_folder, tmp_path / "out")
-    with pytest.raises(InputError, match="two recipes are called 'masked'"):
+    with pytest.raises(InputError, match="two recipes have the name 'masked'"):
         compare([recipes[0], recipes[0]], corpus_folder, tmp_path / "out")
 
 
@@ -137,6 +137,6 @@ def test_runs_say_one_line_each(
 def test_a_corpus_that_holds_nothing_out_is_refused(recipes: list[str], texts: Path, tmp_path: Path) -> None:
     bertsmith.tokenizer([texts], out=tmp_path / "tokenizer", vocabulary=160)
     bertsmith.corpus([texts], tokenizer=tmp_path / "tokenizer", out=tmp_path / "corpus", held_out=0.0, workers=1)
-    with pytest.raises(InputError, match="holds no text out to compare by"):
+    with pytest.raises(InputError, match="has no held-out split"):
         compare(recipes, tmp_path / "corpus", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -99,7 +99,7 @@ def test_a_model_given_in_python_stays_as_it_is(run: Path, tmp_path: Path) -> No
     # the same as from the folder it lies in
     folder = bertsmith.finetune(str(run), train=ROWS, epochs=1, set=["sequences.length=16"], device="cpu")
     assert folder["training_loss"] == made["training_loss"]
-    with pytest.raises(InputError, match=r"model.overrides is given with a model in Python"):
+    with pytest.raises(InputError, match=r"model.overrides is set, but the model is a Python object"):
         bertsmith.finetune(model, train=ROWS, set=["model.overrides.dropout=0.2"], device="cpu")
 
 

@@ -105,7 +105,7 @@ def test_printed_answers_are_short() -> None:
 def test_choices_are_asked_by_a_file(tmp_path: Path) -> None:
     rows = [{"context": text, "choices": ["good", "bad"], "label": int(label == "bad")} for text, label in ROWS]
     bertsmith.finetune("bert-tiny", train=rows, out=tmp_path / "run", set=SMALL, device="cpu")
-    with pytest.raises(InputError, match=r"this task reads context, choices; give them as --data"):
+    with pytest.raises(InputError, match=r"this task needs the columns context, choices; pass --data"):
         bertsmith.predict(tmp_path / "run", text=["the day"], out=tmp_path / "answers")
 
 

@@ -117,9 +117,12 @@ def test_files_of_the_tasks_own_scorer(single: Path, tmp_path: Path, monkeypatch
     [
         (["predict", "SINGLE"], "give either --data with a file or --text with a text"),
         (["predict", "SINGLE", "--text", "a", "--data", "x.txt"], "give either --data"),
-        (["predict", "SINGLE", "--text", "a", "--pair", "b"], "--pair is given and this task reads one text, 'text'"),
+        (["predict", "SINGLE", "--text", "a", "--pair", "b"], "--pair is given, but this task reads one text, 'text'"),
         (["predict", "PAIRED", "--text", "a"], "--text is given 1 times and --pair 0 times"),
-        (["predict", "PAIRED", "--data", "lines.txt"], "has one text a line and this task reads question, answer"),
+        (
+            ["predict", "PAIRED", "--data", "lines.txt"],
+            "has one text per line, but this task reads question, answer",
+        ),
         (["predict", "SINGLE", "--data", "absent.txt"], "'absent.txt' does not exist"),
         (["predict", "SINGLE", "--data", "absent.csv"], "'absent.csv' does not exist"),
         (["predict", "SINGLE", "--data", "empty.txt"], "'empty.txt' has no lines"),
@@ -184,7 +187,7 @@ def test_a_file_without_dev_is_divided_and_told_of(tmp_path: Path, capsys: pytes
     assert told["train"]["rows"] + told["dev"]["rows"] == 40
     assert told["dev"] == {"rows": 4, "labels": {"no": 2, "yes": 2}}
     said = " ".join(capsys.readouterr().err.split())
-    assert "there is no dev part: 4 rows are held out of 41, with each label's share" in said
+    assert "there is no dev split: 4 rows are held out of 41, with each label's share" in said
     assert all(" ".join(notice.split()) in said for notice in told["notices"])
     assert result.predict([""])[0] in ("no", "yes")
     assert bertsmith.evaluate(tmp_path / "run", data=str(tmp_path / "mine.csv"), out=tmp_path / "e")["examples"] == 41

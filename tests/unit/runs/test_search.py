@@ -85,9 +85,9 @@ def test_a_search_goes_on(searched: Path, data: Path, tmp_path: Path, monkeypatc
         tune(data, out, *LONGER, seeds=2, learning_rates=[1e-9, 1e-2])
     assert len(list(out.rglob("model.safetensors"))) == 1
     begun.append("")
-    with pytest.raises(InputError, match="was not begun with these seeds"):
+    with pytest.raises(InputError, match="was started with other seeds or learning rates"):
         bertsmith.finetune(out=out, resume=True, seeds=3, device="cpu")
-    with pytest.raises(InputError, match=r"--resume: run.epochs is 9.0 but the run began with 6.0"):
+    with pytest.raises(InputError, match=r"--resume: run.epochs is 9.0, but the run was started with 6.0"):
         bertsmith.finetune(out=out, resume=True, epochs=9, device="cpu")
     made = bertsmith.finetune(out=out, resume=True, device="cpu")
     assert begun[4:] == ["lr-0.01-seed-0", "lr-0.01-seed-1"]
@@ -162,7 +162,7 @@ def test_mean_and_spread() -> None:
     [
         ({"seeds": 0}, "--seeds is 0; allowed: above 0"),
         ({"learning_rates": [1e-3, -1.0]}, "--learning-rates is -1.0; allowed: above 0"),
-        ({"learning_rates": [1e-3, 1e-3]}, "each may be given once"),
+        ({"learning_rates": [1e-3, 1e-3]}, "each may be given only once"),
     ],
 )
 def test_what_is_refused(more: dict, sentence: str, data: Path, tmp_path: Path) -> None:

@@ -62,4 +62,6 @@ def test_serves_until_a_signal(
     assert answers == [401, 200]
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"Listening on http://127.0.0.1:{port}")
-    assert said[1:] == [f"  {name}: bert; masks, vectors; up to 16 tokens; one size" for name in ("mine", "two")]
+    assert said[1:] == [
+        f"  {name}: bert; mask filling, embeddings; up to 16 tokens; one size" for name in ("mine", "two")
+    ]

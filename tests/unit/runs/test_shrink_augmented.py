@@ -64,12 +64,12 @@ def test_all_stages_but_labels_learn_from_new_rows(home: Path, tmp_path: Path, m
     assert not {row["text"] for row in new} & {row["text"] for row in rows}
     whole = len(rows) + len(new)
     assert learned == {"width": (whole, whole), "depth": (whole, whole), "labels": (len(rows), len(rows))}
-    assert metrics["rows"] == {"train": len(rows), "taught": whole}
+    assert metrics["rows"] == {"train": len(rows), "with_augmented": whole}
 
 
 def test_without_a_model_there_are_no_new_rows(home: Path, tmp_path: Path) -> None:
     metrics = shrunk(home, tmp_path / "out", 'stages=["width"]', augment=None)
-    assert metrics["rows"]["train"] == metrics["rows"]["taught"] == 64
+    assert metrics["rows"]["train"] == metrics["rows"]["with_augmented"] == 64
     assert not (tmp_path / "out/augmented").exists()
 
 

@@ -111,7 +111,7 @@ def test_command_writes_a_fine_tuning_folder(tmp_path: Path) -> None:
         ({"kinds": ["same=0"]}, "--kinds is 'same=0'; allowed after =: how many of a document"),
         ({"min_words": 9, "max_words": 8}, "min_words is 9 and max_words is 8"),
         ({"documents": 0}, "--documents is 0; allowed: 1 or more"),
-        ({"min_words": 30, "kinds": ["same"]}, "2 documents have no sentence of 30 to 40 words"),
+        ({"min_words": 30, "kinds": ["same"]}, "none of the 2 documents has a sentence of 30 to 40 words"),
     ],
 )
 def test_invalid_settings_of_pairs_raise(settings: dict[str, object], sentence: str, tmp_path: Path) -> None:

@@ -60,10 +60,10 @@ def test_what_cannot_be_branched(long: Path, corpus_folder: Path, tmp_path: Path
         assert not (tmp_path / "new").exists()
 
     at = {step: long / "checkpoints" / f"step-{step:08d}" for step in (5, 10, 20)}
-    refused("--branch and --decay belong together", branch=at[10])
-    refused("--branch and --decay belong together", recipe=RECIPE, decay="5")
-    refused("leave RECIPE out", recipe=RECIPE, branch=at[10], decay="5")
-    refused("leave --budget out", branch=at[10], decay="5", budget="10min")
+    refused("--branch and --decay must be given together", branch=at[10])
+    refused("--branch and --decay must be given together", recipe=RECIPE, decay="5")
+    refused("omit RECIPE", recipe=RECIPE, branch=at[10], decay="5")
+    refused("omit --budget", branch=at[10], decay="5", budget="10min")
     refused("is no checkpoint of a run", branch=tmp_path, decay="5")
     refused("not on the level part of the schedule; allowed: steps 2 to 15", branch=at[20], decay="5")
     refused("the batch grows until step 8, and the branch ends at 6", branch=at[5], decay="1")

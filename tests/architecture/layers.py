@@ -1,4 +1,4 @@
-"""The layers of the code base, from the lowest to the highest: a folder imports only from itself and from those above.
+"""The layers of the code base, from lowest to highest: a folder imports only from itself and from earlier entries.
 
 `python tests/architecture/layers.py` writes the table into README.md (the map) and CONTRIBUTING.md (the import order).
 """

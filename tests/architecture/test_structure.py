@@ -1,4 +1,4 @@
-"""The shape of the code base: import direction, no re-exports, a reference for every op, light imports."""
+"""Structure of the code base: import direction, no re-exports, a reference for every op, lazy imports."""
 
 import ast
 import subprocess
@@ -25,12 +25,12 @@ def _folder(path: Path) -> str:
 
 
 def _imports(tree: ast.AST) -> list[ast.ImportFrom]:
-    """Return the imports of our own modules, also those inside functions."""
+    """Return all imports of bertsmith modules, including those inside functions."""
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     return [node for node in nodes if (node.module or "").startswith("bertsmith.")]
 
 
-def test_imports_go_one_way() -> None:
+def test_imports_follow_the_layer_order() -> None:
     wrong = [
         f"{path.relative_to(SOURCE)} imports {node.module}"
         for path, tree in TREES.items()
@@ -62,7 +62,7 @@ def test_names_are_imported_from_the_module_that_defines_them() -> None:
         for alias in node.names
     }
     wrong = [
-        f"{module} takes {alias.name} from {node.module}"
+        f"{module} imports {alias.name} from {node.module}"
         for module, tree in modules.items()
         for node in _imports(tree)
         for alias in node.names
@@ -71,7 +71,7 @@ def test_names_are_imported_from_the_module_that_defines_them() -> None:
     assert wrong == []
 
 
-def test_a_class_name_stands_for_one_thing() -> None:
+def test_public_class_names_are_unique() -> None:
     names = [node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)]
     public = Counter(name for name in names if not name.startswith("_"))
     assert [name for name, count in public.items() if count > 1] == []
@@ -84,8 +84,8 @@ def test_unit_tests_mirror_the_source() -> None:
     assert [str(path) for path in folders if path.name != "__pycache__" and not (SOURCE / path).is_dir()] == []
 
 
-def test_our_own_modules_are_imported_at_the_top() -> None:
-    """Only the kernels of ops/ are imported inside functions: Triton is optional."""
+def test_bertsmith_modules_are_imported_at_the_top() -> None:
+    """Exception: ops/ imports kernels inside functions, because Triton is optional."""
     inside = [
         f"{path.relative_to(SOURCE)}: {inner.module}"
         for path, tree in TREES.items()
@@ -109,7 +109,7 @@ def test_every_op_has_a_reference() -> None:
     assert [folder.name for folder in folders if not (folder / "reference.py").exists()] == []
 
 
-def test_architectures_stay_readable() -> None:
+def test_preset_functions_are_short_and_used() -> None:
     tree = ast.parse((SOURCE / "models" / "presets.py").read_text(encoding="utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     used = {architecture.__name__ for architecture, _ in PRESETS.values()}
@@ -119,13 +119,13 @@ def test_architectures_stay_readable() -> None:
         assert function.end_lineno - function.lineno < 15, function.name
 
 
-def test_import_is_light() -> None:
+def test_import_does_not_load_torch() -> None:
     code = "import sys, bertsmith; print(*[m for m in ('torch', 'transformers', 'accelerate') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 
-def test_loading_imports_only_what_it_uses() -> None:
-    """DTensor and varlen attention import sympy and torch.compile: a first load takes three times as long with them."""
+def test_load_does_not_import_heavy_modules() -> None:
+    """DTensor and varlen attention import sympy and torch.compile, which makes the first load three times slower."""
     heavy = ("torch.distributed.tensor", "torch.nn.attention.varlen")
     code = (
         f"import sys, bertsmith; bertsmith.load; print(*[name for name in {heavy} if name in sys.modules]); "
@@ -135,18 +135,18 @@ def test_loading_imports_only_what_it_uses() -> None:
     assert done.stdout == "\nFalse\n"
 
 
-def test_public_names_exist_and_are_explained() -> None:
+def test_public_names_exist_and_have_docstrings() -> None:
     for name in bertsmith.__all__:
         assert getattr(bertsmith, name).__doc__, name
     assert set(bertsmith.__all__) == set(bertsmith._MODULES)
 
 
 def _records(kind: type[Record]) -> list[type[Record]]:
-    return [kind, *(found for child in kind.__subclasses__() for found in _records(child))]
+    return [kind, *(record for child in kind.__subclasses__() for record in _records(child))]
 
 
-def test_none_is_only_ever_a_default() -> None:
-    """TOML cannot say None, so a field that may be None and defaults to something else could not be written."""
+def test_optional_settings_default_to_none() -> None:
+    """TOML has no null, so None could not be written for an optional field with another default."""
     import bertsmith.cli
     import bertsmith.training.pretraining  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""What the tests of disturbed and divided runs share."""
+"""Shared fixtures of tests that interrupt runs or use several processes."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from helpers_training import RECIPE
 
 @pytest.fixture(scope="session")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of the recipe they run."""
+    """File of the pre-training recipe."""
     path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
     path.write_text(RECIPE)
     return path

@@ -1,4 +1,4 @@
-"""A tiny elastic training as a command, for tests that interrupt it."""
+"""A tiny elastic training, as a function and as a command, for tests that interrupt it."""
 
 import json
 import sys
@@ -15,11 +15,11 @@ from bertsmith.text.learn import learn_tokenizer
 
 SMALL = ["grid.widths=[1.0, 0.5]", "grid.depths=[1.0, 0.5]", "batch.examples=8", "run.epochs=1", "run.log_every=1"]
 SMALL += ["run.evaluations=2", "importance.examples=16", "optimizer.learning_rate=1e-3"]
-STEPS = 5  # of each stage
+STEPS = 5  # per stage
 
 
 def write_folders(folder: Path, dropout: float = 0.1) -> tuple[Path, Path]:
-    """A model as a fine-tuning would leave it, and the data of its task: 37 rows to learn from, 16 in dev."""
+    """Write a model with task.json, as after fine-tuning, and its data: 37 training rows, 16 dev rows."""
     data = write_task(folder / "data", train=37)
     tokenizer = learn_tokenizer([text for text, _ in ROWS], "wordpiece", 120, progress=False)
     sizes = {"width": 16, "heads": 2, "layers": 2, "max_length": 32, "init_std": 0.3, "dropout": dropout}
@@ -34,14 +34,14 @@ def write_folders(folder: Path, dropout: float = 0.1) -> tuple[Path, Path]:
     return folder / "model", data
 
 
-def shrunk(folders: tuple[Path, Path], out: Path, *changes: str, **more: Any) -> dict[str, Any]:
-    """The figures of an elastic training."""
+def run_shrink(folders: tuple[Path, Path], out: Path, *changes: str, **more: Any) -> dict[str, Any]:
+    """Run an elastic training and return its result."""
     model, data = folders
     return bertsmith.shrink(model, data=str(data), out=out, set=[*SMALL, *changes], device="cpu", **more)
 
 
-def shrinking(folders: tuple[Path, Path] | None, out: Path, *changes: str) -> list[str]:
-    """The same as a command; without folders, one that goes on."""
+def shrink_command(folders: tuple[Path, Path] | None, out: Path, *changes: str) -> list[str]:
+    """Return the command line of the same run; without folders, the command that resumes it."""
     words = [sys.executable, "-m", "bertsmith", "shrink", "--out", str(out), "--device", "cpu"]
     if folders is None:
         return [*words, "--resume"]
@@ -50,19 +50,19 @@ def shrinking(folders: tuple[Path, Path] | None, out: Path, *changes: str) -> li
 
 
 def metrics(path: Path) -> dict[str, Any]:
-    """A result or a record without what depends on the machine."""
+    """Return a JSON file without values that depend on the machine."""
     plain = json.loads(path.read_text())
     plain["grid"] = [{name: value for name, value in row.items() if name != "latency_ms"} for row in plain["grid"]]
     return {name: value for name, value in plain.items() if name != "seconds"}
 
 
-def assert_same(out: Path, straight: Path, stages: tuple[str, ...] = ("width", "depth")) -> None:
-    """The same weights, bit by bit, the same figures and logs, and nothing left of the way there."""
+def assert_same(out: Path, uninterrupted: Path, stages: tuple[str, ...] = ("width", "depth")) -> None:
+    """Assert bitwise equal weights, equal metrics and logs, and no leftover files."""
     for name in ("model.safetensors", "task.json", "config.json"):
-        assert (out / name).read_bytes() == (straight / name).read_bytes(), name
+        assert (out / name).read_bytes() == (uninterrupted / name).read_bytes(), name
     for name in ("result.json", "elastic.json"):
-        assert metrics(out / name) == metrics(straight / name), name
+        assert metrics(out / name) == metrics(uninterrupted / name), name
     for stage in stages:
-        assert losses(out / stage) == losses(straight / stage)
+        assert losses(out / stage) == losses(uninterrupted / stage)
         assert sorted(path.name for path in (out / stage).iterdir()) == ["log.jsonl"]
-    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in straight.iterdir())
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in uninterrupted.iterdir())

@@ -1,4 +1,4 @@
-"""A tiny pre-training run as a command, for tests that interrupt it."""
+"""A tiny pre-training command, for tests that interrupt it."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Bad input: one sentence on standard error, exit code 2, no traceback, nothing lost or half-written."""
+"""Bad input prints one sentence to standard error, exits with code 2 and changes no files."""
 
 import json
 import re
@@ -56,22 +56,24 @@ def model_folder(tmp_path: Path) -> Path:
         (["inspect", "m", "--out", "X"], "--text"),
     ],
 )
-def test_commands_complain_in_one_sentence(
+def test_bad_arguments_print_one_sentence(
     words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main(words)
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("bertsmith: ")
-    assert sentence in said
-    assert "Traceback" not in said
-    assert len(said.strip().splitlines()) == 1
+    assert exit_info.value.code == 2
+    output = capsys.readouterr().err
+    assert output.startswith("bertsmith: ")
+    assert sentence in output
+    assert "Traceback" not in output
+    assert len(output.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_output_is_never_overwritten_unasked(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_output_is_overwritten_only_with_force(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     out = tmp_path / "out"
     main(["export", str(model_folder), "--out", str(out)])
     before = {path.name: path.read_bytes() for path in out.iterdir()}
@@ -88,7 +90,7 @@ def test_output_is_never_overwritten_unasked(model_folder: Path, tmp_path: Path,
     assert (foreign / "thesis.txt").read_text() == "years of work"
 
 
-def test_inputs_survive_force(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_force_does_not_delete_inputs(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     main(["import", str(model_folder), "--out", str(tmp_path / "ours")])
     folder = tmp_path / "ours"
     before = sorted(path.name for path in folder.iterdir())
@@ -99,7 +101,7 @@ def test_inputs_survive_force(model_folder: Path, tmp_path: Path, capsys: pytest
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-def test_force_keeps_the_old_until_the_new_is_sure(texts: Path, tmp_path: Path) -> None:
+def test_force_keeps_old_output_if_the_command_fails(texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "tokenizer"
     main(["tokenizer", str(texts), "--out", str(out), "--vocabulary", "160"])
     before = (out / "tokenizer.json").read_bytes()
@@ -108,7 +110,7 @@ def test_force_keeps_the_old_until_the_new_is_sure(texts: Path, tmp_path: Path) 
     assert (out / "tokenizer.json").read_bytes() == before
 
 
-def test_saving_destroys_nothing(model_folder: Path, tmp_path: Path) -> None:
+def test_save_does_not_overwrite_other_files(model_folder: Path, tmp_path: Path) -> None:
     model = bertsmith.load(model_folder)
     with pytest.raises(InputError, match="is not empty"):
         bertsmith.save(model, model_folder)
@@ -133,7 +135,7 @@ def test_saving_destroys_nothing(model_folder: Path, tmp_path: Path) -> None:
         (["run.track=['trackio']"], "run.track names 'trackio', which is not installed"),
     ],
 )
-def test_settings_that_cannot_work_leave_no_folder(
+def test_invalid_settings_create_no_folder(
     changes: list[str], sentence: str, corpus_folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
@@ -141,14 +143,14 @@ def test_settings_that_cannot_work_leave_no_folder(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_named_device_must_be_there(corpus_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_missing_device_raises(corpus_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="this machine has no GPU"):
         bertsmith.pretrain(RECIPE, data=corpus_folder, out=tmp_path / "run", device="cuda")
 
 
 @pytest.mark.parametrize("change", [{"hidden_size": "16"}, {"num_attention_heads": 3}, {"hidden_act": {}}])
-def test_strange_hugging_face_configs_are_named(change: dict, model_folder: Path, tmp_path: Path) -> None:
+def test_invalid_hugging_face_config_raises(change: dict, model_folder: Path, tmp_path: Path) -> None:
     bertsmith.export(bertsmith.load(model_folder), tmp_path / "hf")
     path = tmp_path / "hf" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -156,22 +158,22 @@ def test_strange_hugging_face_configs_are_named(change: dict, model_folder: Path
         bertsmith.load(tmp_path / "hf")
 
 
-def damaged(folder: Path, name: str, tmp_path: Path) -> Path:
+def copy_folder(folder: Path, name: str, tmp_path: Path) -> Path:
     copy = tmp_path / name
     shutil.copytree(folder, copy)
     return copy
 
 
-def test_damaged_model_folders_are_refused(model_folder: Path, tmp_path: Path) -> None:
+def test_damaged_model_folder_raises(model_folder: Path, tmp_path: Path) -> None:
     weights = "model.safetensors"
 
-    truncated = damaged(model_folder, "truncated", tmp_path)
+    truncated = copy_folder(model_folder, "truncated", tmp_path)
     content = (truncated / weights).read_bytes()
     (truncated / weights).write_bytes(content[: len(content) // 2])
     with pytest.raises(InputError, match="is not a whole safetensors file"):
         bertsmith.load(truncated)
 
-    lacking = damaged(model_folder, "lacking", tmp_path)
+    lacking = copy_folder(model_folder, "lacking", tmp_path)
     tensors = load_file(lacking / weights)
     del tensors["encoder.embedding.token_table"]
     save_file(tensors, lacking / weights)
@@ -180,36 +182,36 @@ def test_damaged_model_folders_are_refused(model_folder: Path, tmp_path: Path) -
     ):
         bertsmith.load(lacking)
 
-    foreign = damaged(model_folder, "foreign", tmp_path)
+    foreign = copy_folder(model_folder, "foreign", tmp_path)
     save_file({**load_file(model_folder / weights), "surprise": torch.ones(2)}, foreign / weights)
     with pytest.raises(InputError, match="has 1 tensors this model does not know, the first is 'surprise'"):
         bertsmith.load(foreign)
 
-    mismatching = damaged(model_folder, "mismatching", tmp_path)
+    mismatching = copy_folder(model_folder, "mismatching", tmp_path)
     data = json.loads((mismatching / "config.json").read_text())
     data["model"]["encoder"]["vocabulary"] = 41
     (mismatching / "config.json").write_text(json.dumps(data))
     with pytest.raises(InputError, match=r"has shape \(40.*the config asks for \(41"):
         bertsmith.load(mismatching)
 
-    misspelt = damaged(model_folder, "misspelt", tmp_path)
+    misspelt = copy_folder(model_folder, "misspelt", tmp_path)
     data["model"]["encoder"]["widht"] = 16
     (misspelt / "config.json").write_text(json.dumps(data))
     with pytest.raises(InputError, match="widht is not a known setting; did you mean 'width'"):
         bertsmith.load(misspelt)
 
-    newer = damaged(model_folder, "newer", tmp_path)
+    newer = copy_folder(model_folder, "newer", tmp_path)
     (newer / "config.json").write_text(json.dumps({"bertsmith": 99}))
     with pytest.raises(InputError, match="has format 99; this version reads 1"):
         bertsmith.load(newer)
 
-    broken = damaged(model_folder, "broken", tmp_path)
+    broken = copy_folder(model_folder, "broken", tmp_path)
     (broken / "config.json").write_text("{")
     with pytest.raises(InputError, match="is not valid JSON"):
         bertsmith.load(broken)
 
 
-def test_pickles_are_never_opened(tmp_path: Path) -> None:
+def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple:
             return (tmp_path.joinpath("sprung").write_text, ("x",))
@@ -224,7 +226,7 @@ def test_pickles_are_never_opened(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_foreign_hugging_face_folders_are_refused(tmp_path: Path) -> None:
+def test_unsupported_hugging_face_folder_raises(tmp_path: Path) -> None:
     from transformers import BertConfig, BertModel, ElectraConfig, ElectraForMultipleChoice
 
     tiny = {
@@ -239,7 +241,7 @@ def test_foreign_hugging_face_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="model_type is 'gpt2'; allowed: albert, bert, "):
         bertsmith.load(tmp_path / "gpt")
 
-    # a head of theirs that none of ours has the form of: one of its two dropouts has another share
+    # no Bertsmith head has this form: the rates of its two dropouts differ
     ElectraForMultipleChoice(ElectraConfig(**tiny)).save_pretrained(tmp_path / "classifier")
     with pytest.raises(
         InputError, match=r"the first is 'classifier.bias'; leave them out with ignore=\('classifier',\)"
@@ -254,14 +256,14 @@ def test_foreign_hugging_face_folders_are_refused(tmp_path: Path) -> None:
         bertsmith.load(tmp_path / "decoder")
 
 
-def test_a_cut_model_says_why_it_has_no_twin(model_folder: Path, tmp_path: Path) -> None:
+def test_export_error_explains_why_a_cut_model_is_not_native(model_folder: Path, tmp_path: Path) -> None:
     small = bertsmith.load(model_folder, subnet=bertsmith.Subnet(width=0.5))
     with pytest.raises(InputError, match="cannot be exported as a Hugging Face bert: its heads do not fill its width"):
         bertsmith.export(small, tmp_path / "out", native="always")
     assert not (tmp_path / "out").exists()
 
 
-def test_model_calls_complain_clearly(model_folder: Path) -> None:
+def test_invalid_model_inputs_raise(model_folder: Path) -> None:
     model = bertsmith.load(model_folder)
     with pytest.raises(InputError, match="may have 9 tokens; this model takes at most 8"):
         model(torch.zeros(1, 9, dtype=torch.long))

@@ -1,4 +1,4 @@
-"""Folders a run cannot go on from: one sentence each, and nothing is written."""
+"""Continued pre-training from an unsuitable folder prints one sentence and writes nothing."""
 
 import json
 import re
@@ -19,7 +19,7 @@ SIZE = {"width": 16, "layers": 1, "heads": 2, "max_length": 32}
 SMALL = "\n[sequences]\nlength = 32\nmicro_tokens = 256\n[batch]\ntokens = 256\n[run]\nsteps = 2\n"
 
 
-def saved(folder: Path, preset: str, tokenizer: Tokenizer | None, seed: int = 0, **changes: Any) -> Path:
+def save_model(folder: Path, preset: str, tokenizer: Tokenizer | None, seed: int = 0, **changes: Any) -> Path:
     size = {"vocabulary": 160 if tokenizer is None else tokenizer.size, **SIZE, **changes}
     model = bertsmith.build(bertsmith.preset(preset, **size), seed=seed)
     model.tokenizer = tokenizer
@@ -29,19 +29,19 @@ def saved(folder: Path, preset: str, tokenizer: Tokenizer | None, seed: int = 0,
 
 @pytest.fixture(scope="module")
 def home(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of many kinds, all but the first of no use with the corpus."""
-    home, own = tmp_path_factory.mktemp("folders"), Tokenizer.load(corpus_folder)
-    saved(home / "good", "bert-tiny", own)
+    """Model folders; only the first is usable with the corpus."""
+    home, tokenizer = tmp_path_factory.mktemp("folders"), Tokenizer.load(corpus_folder)
+    save_model(home / "good", "bert-tiny", tokenizer)
     other = learn_tokenizer(["seven lanterns by the river, a broken clock"] * 9, "wordpiece", 90, progress=False)
-    saved(home / "other-words", "bert-tiny", other)
-    cased = json.loads(json.dumps(own.content))
+    save_model(home / "other-words", "bert-tiny", other)
+    cased = json.loads(json.dumps(tokenizer.content))
     cased["normalizer"]["lowercase"] = False
-    saved(home / "cased", "bert-tiny", Tokenizer.from_json(json.dumps(cased)))
-    saved(home / "few-rows", "bert-tiny", None, vocabulary=50)
-    saved(home / "wide", "electra-small", own, embedding_width=16)
-    saved(home / "guesser", "bert-tiny", own, seed=1)
-    saved(home / "narrow-guesser", "bert-tiny", own, width=8)
-    saved(home / "translator", "transformer-tiny", own, layers=1, neurons=16)
+    save_model(home / "cased", "bert-tiny", Tokenizer.from_json(json.dumps(cased)))
+    save_model(home / "few-rows", "bert-tiny", None, vocabulary=50)
+    save_model(home / "wide", "electra-small", tokenizer, embedding_width=16)
+    save_model(home / "guesser", "bert-tiny", tokenizer, seed=1)
+    save_model(home / "narrow-guesser", "bert-tiny", tokenizer, width=8)
+    save_model(home / "translator", "transformer-tiny", tokenizer, layers=1, neurons=16)
     return home
 
 
@@ -85,7 +85,7 @@ def home(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_one_sentence_and_no_folder(
+def test_unsuitable_folder_prints_one_sentence(
     model: str,
     more: str,
     sentence: str,
@@ -99,30 +99,30 @@ def test_one_sentence_and_no_folder(
     words = ["pretrain", str(recipe), "--data", str(corpus_folder), "--out", str(tmp_path / "run"), "--device", "cpu"]
     for change in more.format(home=home).split():
         words += ["--set", change]
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main(words)
-    assert ended.value.code == 2
-    said = capsys.readouterr().err.strip()
-    assert sentence.format(home=home) in said
-    assert len(said.splitlines()) == 1
+    assert exit_info.value.code == 2
+    output = capsys.readouterr().err.strip()
+    assert sentence.format(home=home) in output
+    assert len(output.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folders_generator_keeps_its_sharing(home: Path, corpus_folder: Path, tmp_path: Path) -> None:
+def test_sharing_of_a_stored_generator_cannot_change(home: Path, corpus_folder: Path, tmp_path: Path) -> None:
     plain = {"model": {"folder": str(home / "wide")}, "objective": {"kind": "replaced_tokens"}}
-    own = Tokenizer.load(corpus_folder)
+    tokenizer = Tokenizer.load(corpus_folder)
     sequences = {"length": 32, "micro_tokens": 256}
     settings = PretrainSettings.parse({**plain, "generator": {"sharing": "none"}, "sequences": sequences})
-    model, _ = settings.start(own)
-    model.tokenizer = own
+    model, _ = settings.start(tokenizer)
+    model.tokenizer = tokenizer
     bertsmith.save(model, tmp_path / "pair")
     plain["model"]["folder"] = str(tmp_path / "pair")
     again = PretrainSettings.parse({**plain, "generator": {"sharing": "full"}, "sequences": sequences})
     with pytest.raises(InputError, match=re.escape("generator.sharing is 'full' and the generator in")):
-        again.start(own)
+        again.start(tokenizer)
 
 
-def test_the_folder_survives_force(home: Path, corpus_folder: Path, tmp_path: Path) -> None:
+def test_force_does_not_delete_the_model_folder(home: Path, corpus_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(home / "good", folder)
     (folder / ".bertsmith").touch()
@@ -133,9 +133,12 @@ def test_the_folder_survives_force(home: Path, corpus_folder: Path, tmp_path: Pa
     assert (folder / "model.safetensors").exists()
 
 
-def test_a_folder_without_tokenizer_is_taken_on_trust(corpus_folder: Path, tmp_path: Path) -> None:
-    own = Tokenizer.load(corpus_folder)
-    folder = saved(tmp_path / "bare", "bert-tiny", None, vocabulary=own.size + 7)
+def test_folder_without_tokenizer_gives_a_notice(corpus_folder: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(corpus_folder)
+    folder = save_model(tmp_path / "bare", "bert-tiny", None, vocabulary=tokenizer.size + 7)
     sequences = {"length": 32, "micro_tokens": 256}
-    _, notices = PretrainSettings.parse({"model": {"folder": str(folder)}, "sequences": sequences}).start(own)
-    assert notices[0] == f"{str(folder)!r} holds no tokenizer: the corpus's {own.size} tokens are taken to be its own"
+    _, notices = PretrainSettings.parse({"model": {"folder": str(folder)}, "sequences": sequences}).start(tokenizer)
+    assert (
+        notices[0]
+        == f"{str(folder)!r} holds no tokenizer: the corpus's {tokenizer.size} tokens are taken to be its own"
+    )

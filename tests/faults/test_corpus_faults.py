@@ -1,4 +1,4 @@
-"""A corpus build survives being killed, and damaged or foreign folders are refused."""
+"""A killed corpus build can be resumed, and damaged or incompatible folders raise."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory):
-    """The folder of a build nobody disturbed, by one worker."""
+    """Folder of an uninterrupted build with one worker."""
     out = tmp_path_factory.mktemp("whole") / "out"
     build_corpus([data / "data.jsonl"], Tokenizer.load(data), out, workers=1, **SETTINGS)
     return out
@@ -67,7 +67,7 @@ def start(data: Path, out: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("blocks", [1, 12])
-def test_killed_build_continues_to_the_same_folder(data, whole, tmp_path, blocks):
+def test_killed_build_resumes_to_the_same_folder(data, whole, tmp_path, blocks):
     out = tmp_path / "out"
     process = start(data, out)
     limit = time.monotonic() + 60
@@ -78,20 +78,20 @@ def test_killed_build_continues_to_the_same_folder(data, whole, tmp_path, blocks
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (out / MANIFEST).exists(), "the build ended before it could be killed"
-    # only shards in the journal count as finished; the last line may be half of one
+    # only shards in the journal count as finished; its last line may be incomplete
     entries = [json.loads(line) for line in (out / JOURNAL).read_text().split("\n")[1:-1]]
     assert len(entries) >= blocks
     files = [out / entry["train"]["file"] for entry in entries]
     finished = {file: file.stat().st_mtime_ns for file in files}
     with pytest.raises(InputError, match="is half-built"):
         TokenCorpus(out)
-    # what a kill in the middle of writing leaves behind
+    # leftovers of a kill during a write
     with (out / JOURNAL).open("a") as journal:
         journal.write('{"block": 3, "tra')
     (out / ".train-000099.shard.1234").write_bytes(b"half")
     build_corpus([data / "data.jsonl"], Tokenizer.load(data), out, workers=2, **SETTINGS)
     assert content(out) == content(whole)
-    assert {file: file.stat().st_mtime_ns for file in files} == finished, "a finished shard was made again"
+    assert {file: file.stat().st_mtime_ns for file in files} == finished, "a finished shard was written again"
 
 
 def test_number_of_workers_does_not_matter(data, whole, tmp_path):
@@ -99,14 +99,14 @@ def test_number_of_workers_does_not_matter(data, whole, tmp_path):
     assert content(tmp_path / "out") == content(whole)
 
 
-def test_finished_folder_is_returned_as_it_is(data, whole):
+def test_finished_folder_is_returned_unchanged(data, whole):
     before = content(whole)
     manifest = build_corpus([data / "data.jsonl"], Tokenizer.load(data), whole, workers=1, **SETTINGS)
     assert manifest.splits["train"].documents + manifest.splits["held_out"].documents == 20_000
     assert content(whole) == before
 
 
-def test_another_tokenizer_or_setting_is_refused(data, whole, tmp_path):
+def test_resuming_with_another_tokenizer_or_setting_raises(data, whole, tmp_path):
     other = learn_tokenizer(SENTENCES, "wordpiece", 90, progress=False)
     with pytest.raises(InputError, match="holds a corpus with another tokenizer_hash"):
         build_corpus([data / "data.jsonl"], other, whole, workers=1, **SETTINGS)
@@ -118,25 +118,25 @@ def test_another_tokenizer_or_setting_is_refused(data, whole, tmp_path):
         build_corpus([data / "data.jsonl"], Tokenizer.load(data), out, seed=5, **SETTINGS)
 
 
-@pytest.mark.parametrize("part", ["train", "held_out"])
-def test_damaged_shards_are_refused(whole, tmp_path, part):
+@pytest.mark.parametrize("split", ["train", "held_out"])
+def test_damaged_shard_raises(whole, tmp_path, split):
     out = tmp_path / "out"
     shutil.copytree(whole, out)
-    shard = sorted(out.glob(f"{part}-*.shard"))[1]
+    shard = sorted(out.glob(f"{split}-*.shard"))[1]
     healthy = shard.read_bytes()
     shard.write_bytes(healthy[:-1] + bytes([healthy[-1] ^ 1]))
     with pytest.raises(InputError, match=rf"{shard.name}' is damaged"):
-        TokenCorpus(out, part).verify()
+        TokenCorpus(out, split).verify()
     shard.write_bytes(healthy[:-2])
     with pytest.raises(InputError, match=rf"{shard.name}' has {len(healthy) - 2} bytes instead of {len(healthy)}"):
-        TokenCorpus(out, part)
+        TokenCorpus(out, split)
     shard.unlink()
     with pytest.raises(InputError, match=rf"{shard.name}' is missing"):
-        TokenCorpus(out, part)
+        TokenCorpus(out, split)
 
 
-def shards(folder: Path, part: str) -> list[Path]:
-    return sorted(folder.glob(f"{part}-*.shard"))
+def shards(folder: Path, split: str) -> list[Path]:
+    return sorted(folder.glob(f"{split}-*.shard"))
 
 
 def rewrite_manifest(folder: Path, **changes: object) -> None:
@@ -161,30 +161,30 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("sentence", FAULTS)
-def test_training_on_a_damaged_corpus_says_so_and_writes_nothing(corpus_folder, tmp_path, capsys, sentence):
+def test_training_on_a_damaged_corpus_raises_and_writes_nothing(corpus_folder, tmp_path, capsys, sentence):
     folder, out, recipe = tmp_path / "corpus", tmp_path / "out", tmp_path / "recipe.toml"
     shutil.copytree(corpus_folder, folder)
     recipe.write_text(RECIPE)
     FAULTS[sentence](folder)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main(["pretrain", str(recipe), "--data", str(folder), "--out", str(out), "--device", "cpu"])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert said.startswith("bertsmith: ")
-    assert sentence in said
-    assert len(said.strip().splitlines()) == 1
+    output = capsys.readouterr().err
+    assert exit_info.value.code == 2
+    assert output.startswith("bertsmith: ")
+    assert sentence in output
+    assert len(output.strip().splitlines()) == 1
     assert not out.exists()
 
 
-def test_broken_row_is_named_and_leaves_no_process(data, tmp_path, monkeypatch):
+def test_invalid_row_is_reported_and_stops_all_workers(data, tmp_path, monkeypatch):
     started = []
     popen = subprocess.Popen
 
-    def noted(*arguments, **settings):
+    def recorded_popen(*arguments, **settings):
         started.append(popen(*arguments, **settings))
         return started[-1]
 
-    monkeypatch.setattr(subprocess, "Popen", noted)
+    monkeypatch.setattr(subprocess, "Popen", recorded_popen)
     file = tmp_path / "data.jsonl"
     file.write_text((data / "data.jsonl").read_text() + "{broken\n")
     with pytest.raises(InputError, match="line 20001 is not valid JSON"):
@@ -206,7 +206,7 @@ def test_workers_never_import_torch():
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
 
 
-def test_commands_leave_their_figures_and_protect_folders(tmp_path, capsys):
+def test_commands_write_results_and_protect_folders(tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(SENTENCES))
     vocabulary, out = tmp_path / "tokenizer", tmp_path / "corpus"

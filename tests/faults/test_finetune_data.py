@@ -1,4 +1,4 @@
-"""Bad data for fine-tuning: one sentence on standard error, exit code 2, nothing written; odd data: a notice."""
+"""Bad data prints one sentence, exits with code 2 and writes nothing; unusual data gives a notice."""
 
 import json
 from pathlib import Path
@@ -60,33 +60,33 @@ def lines(*rows: Any) -> str:
         ({"train.jsonl": lines(GOOD[0], GOOD[0])}, [], "has one label only, '0'"),
     ],
 )
-def test_bad_data_is_one_sentence(
+def test_bad_data_prints_one_sentence(
     files: dict[str, str], flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
     for name, content in files.items():
         (data / name).write_text(content, encoding="utf-8")
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         main(["finetune", "bert-tiny", "--data", str(data), "--out", str(out), "--device", "cpu", *flags])
-    said = capsys.readouterr()
-    assert stopped.value.code == 2
-    assert sentence in said.err
-    assert said.err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert exit_info.value.code == 2
+    assert sentence in error
+    assert error.count("\n") == 1
     assert not out.exists()
 
 
 @pytest.mark.parametrize(("model", "data"), [("bert-tiny", "nowhere"), ("bert-tiny", "x.csv"), ("bert-tinny", "x.csv")])
-def test_names_of_nothing(model: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit) as stopped:
+def test_missing_model_or_data_raises(model: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as exit_info:
         main(["finetune", model, "--data", data, "--out", str(tmp_path / "out")])
-    assert stopped.value.code == 2
-    said = capsys.readouterr().err
-    assert f"MODEL is {model!r}" in said if model == "bert-tinny" else f"--data {data!r} does not exist" in said
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert f"MODEL is {model!r}" in error if model == "bert-tinny" else f"--data {data!r} does not exist" in error
     assert not (tmp_path / "out").exists()
 
 
-def test_dev_alone_is_refused_in_python() -> None:
+def test_dev_without_train_raises() -> None:
     with pytest.raises(InputError, match=r"dev is given without train"):
         bertsmith.finetune("bert-tiny", dev=[("a", 1)])
 
@@ -99,39 +99,41 @@ def read(train: list[dict[str, Any]], dev: list[dict[str, Any]], **task: Any) ->
 
 
 class TestNotices:
-    def test_counts_come_first_after_what_was_known(self) -> None:
+    def test_counts_follow_earlier_notices(self) -> None:
         data = read(GOOD, [{"text": "new", "label": 1}])
         assert data.notices == ("first of all", "train: 6 rows (0: 3, 1: 3); dev: 1 row (1: 1)")
         assert data.counts["train"] == {"rows": 6, "labels": {"0": 3, "1": 3}}
 
-    def test_rare_labels_are_named_until_they_are_weighed(self) -> None:
+    def test_rare_labels_give_a_notice_without_class_weights(self) -> None:
         train = [{"text": str(index), "label": "odd" if index == 0 else "usual"} for index in range(7)]
         dev = [{"text": "new", "label": "odd"}]
-        (said,) = [text for text in read(train, dev).notices if "class_weights" in text]
-        assert said.startswith("85.7 % of train is labelled 'usual', 6.0 times as often as 'odd'")
+        (notice,) = [text for text in read(train, dev).notices if "class_weights" in text]
+        assert notice.startswith("85.7 % of train is labelled 'usual', 6.0 times as often as 'odd'")
         assert not [text for text in read(train, dev, class_weights="balanced").notices if "class_weights" in text]
         assert not [text for text in read(train[:6], dev).notices if "class_weights" in text]
 
-    def test_empty_texts_leave_training_and_stay_in_dev(self) -> None:
+    def test_empty_texts_are_dropped_from_train_and_kept_in_dev(self) -> None:
         empty = {"text": " \u200b", "label": 0}
         data = read([*GOOD, empty], [empty, GOOD[0]])
         assert (len(data.train), len(data.dev)) == (6, 2)
         assert "train: 1 row has no text (train row 6); left out of training" in data.notices
         assert "dev: 1 row has no text (dev row 0); kept, so that every row has an answer" in data.notices
 
-    def test_rows_of_dev_that_were_trained_on(self) -> None:
-        said = read(GOOD, [{"text": "new", "label": 1}, GOOD[1], GOOD[2]]).notices
-        assert "2 rows of dev stand in train, too (the first: dev row 1), so the score on dev may be too good" in said
+    def test_dev_rows_in_train_give_a_notice(self) -> None:
+        notices = read(GOOD, [{"text": "new", "label": 1}, GOOD[1], GOOD[2]]).notices
+        assert (
+            "2 rows of dev stand in train, too (the first: dev row 1), so the score on dev may be too good" in notices
+        )
 
-    def test_answers_that_contradict_each_other(self) -> None:
-        said = read([*GOOD, {"text": "word 0", "label": 1}, GOOD[0]], [{"text": "new", "label": 1}]).notices
-        assert "train: 1 input stands there several times with different answers (the first: train row 6)" in said
+    def test_contradicting_labels_give_a_notice(self) -> None:
+        notices = read([*GOOD, {"text": "word 0", "label": 1}, GOOD[0]], [{"text": "new", "label": 1}]).notices
+        assert "train: 1 input stands there several times with different answers (the first: train row 6)" in notices
 
-    def test_labels_that_no_row_has(self) -> None:
-        said = read(GOOD, [{"text": "new", "label": 1}], labels=("0", "1", "2")).notices
-        assert "train has no row with the label 2" in said
+    def test_unused_label_gives_a_notice(self) -> None:
+        notices = read(GOOD, [{"text": "new", "label": 1}], labels=("0", "1", "2")).notices
+        assert "train has no row with the label 2" in notices
 
-    def test_cut_sequences_are_those_that_lose_tokens(self) -> None:
+    def test_truncated_sequences_are_counted(self) -> None:
         from bertsmith.tasks.base import Encoding
         from bertsmith.tasks.notices import length_notices
         from bertsmith.text.learn import learn_tokenizer
@@ -149,8 +151,8 @@ class TestNotices:
             assert features.cut == 1
             assert features.whole_lengths is not None
             assert features.whole_lengths.tolist() == [1 + special, 3 + special, 4 + special, 6 + special]
-            said, facts = length_notices({"train": features}, 4 + special)
-            assert said == [
+            notices, facts = length_notices({"train": features}, 4 + special)
+            assert notices == [
                 f"train: 1 of 4 sequences are cut to sequences.length {4 + special}; {6 + special} would hold 99 %"
             ]
             assert facts == {"train": {"cut": 1, "length_for_99_percent": 6 + special}}

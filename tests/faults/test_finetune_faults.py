@@ -1,4 +1,4 @@
-"""Fine-tuning that is killed, asked to stop, out of disk or divided among processes ends as an undisturbed run does."""
+"""Fine-tuning that is killed, stopped, out of disk space or run in two processes ends like an uninterrupted run."""
 
 import errno
 import json
@@ -14,9 +14,9 @@ from random import Random
 import pytest
 from accelerate import PartialState
 from choosing import slow_unless
-from helpers_finetuning import RECIPE, STEPS, metrics, tuning, write_task
+from helpers_finetuning import RECIPE, STEPS, finetune_command, metrics, write_task
 from helpers_training import losses, run
-from killing import Killed, killed
+from killing import Killed, kill_at
 
 import bertsmith
 from bertsmith.checkpoint.files import read_tensors
@@ -44,15 +44,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def straight(recipe: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing disturbed."""
-    out = tmp_path_factory.mktemp("straight") / "run"
+def uninterrupted(recipe: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of an uninterrupted run."""
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
     bertsmith.finetune(recipe=recipe, data=data, out=out, device="cpu")
     return out
 
 
-def slowed() -> dict[str, str]:
-    """An environment in which each step waits a little, so that a signal meets the run in the middle."""
+def slow_environment() -> dict[str, str]:
+    """Return an environment in which steps are slow, so that a signal arrives during the run."""
     paths = [str(Path(__file__).parent / "slow"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
@@ -70,66 +70,68 @@ def wait_for_step(out: Path, step: int, process: subprocess.Popen) -> None:
         time.sleep(0.01)
 
 
-def assert_same(out: Path, straight: Path) -> None:
-    assert losses(out) == losses(straight)
-    assert metrics(out) == metrics(straight)
+def assert_same(out: Path, uninterrupted: Path) -> None:
+    assert losses(out) == losses(uninterrupted)
+    assert metrics(out) == metrics(uninterrupted)
     for name in ("model.safetensors", "dev.predictions.jsonl", "task.json"):
-        assert (out / name).read_bytes() == (straight / name).read_bytes(), name
+        assert (out / name).read_bytes() == (uninterrupted / name).read_bytes(), name
     assert not (out / "checkpoints").exists()
 
 
 @pytest.mark.slow
-def test_killed_again_and_again(recipe: Path, data: Path, straight: Path, tmp_path: Path) -> None:
-    """kill -9 at random moments, each time a little further on, until nothing is left to do."""
+def test_killed_repeatedly_and_resumed(recipe: Path, data: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    """kill -9 at two random steps, then resume to the end."""
     out, draws = tmp_path / "run", Random(5)
-    words = tuning(recipe, data, out)
+    words = finetune_command(recipe, data, out)
     for step in (draws.randint(1, 8), draws.randint(12, STEPS - 4)):
-        process = subprocess.Popen(words, env=slowed(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(words, env=slow_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for_step(out, step, process)
         time.sleep(draws.random() * 0.1)
         process.kill()
         process.wait()
         assert not (out / "result.json").exists()
-        words = tuning(None, None, out, "--resume")
+        words = finetune_command(None, None, out, "--resume")
     bertsmith.finetune(out=out, resume=True, device="cpu")
-    assert_same(out, straight)
+    assert_same(out, uninterrupted)
 
 
-@pytest.mark.slow  # pre-training is asked to stop in every run of the tests
-def test_asked_to_stop(recipe: Path, data: Path, straight: Path, tmp_path: Path) -> None:
+@pytest.mark.slow  # the default tests stop a pre-training
+def test_sigterm_saves_a_checkpoint(recipe: Path, data: Path, uninterrupted: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = subprocess.Popen(tuning(recipe, data, out), env=slowed(), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        finetune_command(recipe, data, out), env=slow_environment(), stderr=subprocess.PIPE, text=True
+    )
     wait_for_step(out, 6, process)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
-    assert "go on with --resume" in said
+    _, output = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "go on with --resume" in output
     assert not (out / "result.json").exists()
     bertsmith.finetune(out=out, resume=True, device="cpu")
-    assert_same(out, straight)
+    assert_same(out, uninterrupted)
 
 
 MOMENTS = {
     "before the first step": (Trainer, "_step", 1, True),
     "between evaluation and checkpoint": (Evaluator, "__call__", 3, False),
     "while a checkpoint is written": (checkpoint, "write_tensors", 3, True),
-    "after a checkpoint, before old ones go": (checkpoint, "_prune", 3, True),
-    "after old checkpoints went": (checkpoint, "_prune", 4, False),
-    "before the best weights are taken": (trainer, "load_weights", 1, True),
+    "after a checkpoint, before old ones are deleted": (checkpoint, "_prune", 3, True),
+    "after old checkpoints are deleted": (checkpoint, "_prune", 4, False),
+    "before the best weights are loaded": (trainer, "load_weights", 1, True),
     "before the result": (run_folder, "write_result", 1, True),
 }
 
 
-QUICK = ("while a checkpoint is written", "before the best weights are taken", "before the result")
+QUICK = ("while a checkpoint is written", "before the best weights are loaded", "before the result")
 
 
 @pytest.mark.parametrize("moment", slow_unless(QUICK, MOMENTS))
-def test_killed_at_any_moment(moment: str, recipe: Path, data: Path, straight: Path, tmp_path: Path) -> None:
-    """The best checkpoint so far is whole whenever the run ends, and the end is the same."""
+def test_killed_at_any_moment(moment: str, recipe: Path, data: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    """The best checkpoint so far is always intact, and the resumed run gives the same result."""
     owner, name, after, before_it = MOMENTS[moment]
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        killed(patch, owner, name, after=after, before_it=before_it)
+        kill_at(patch, owner, name, after=after, before_it=before_it)
         with pytest.raises(Killed):
             bertsmith.finetune(recipe=recipe, data=data, out=out, device="cpu")
     newest, _ = find_checkpoint(out / "checkpoints")
@@ -137,35 +139,35 @@ def test_killed_at_any_moment(moment: str, recipe: Path, data: Path, straight: P
         best = json.loads((newest / "progress.json").read_text())["best_step"]
         checkpoint.check_whole(out / "checkpoints" / f"step-{best:08d}")
     bertsmith.finetune(out=out, resume=True, device="cpu")
-    assert_same(out, straight)
+    assert_same(out, uninterrupted)
 
 
-def test_killed_after_the_result(recipe: Path, data: Path, straight: Path, tmp_path: Path) -> None:
-    """All is there but the tidying up: the run is finished, and says so."""
+def test_run_killed_after_the_result_is_finished(recipe: Path, data: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    """Only the clean-up is missing, so there is nothing to resume."""
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        killed(patch, run_folder, "write_result", after=1, before_it=False)
+        kill_at(patch, run_folder, "write_result", after=1, before_it=False)
         with pytest.raises(Killed):
             bertsmith.finetune(recipe=recipe, data=data, out=out, device="cpu")
-    assert metrics(out) == metrics(straight)
+    assert metrics(out) == metrics(uninterrupted)
     with pytest.raises(InputError, match="nothing to resume"):
         bertsmith.finetune(out=out, resume=True, device="cpu")
 
 
-def test_an_early_stop_is_resumed_as_one(recipe: Path, data: Path, tmp_path: Path) -> None:
-    """Patience that ran out stays run out: the run is killed after its last checkpoint and adds no step."""
+def test_early_stopping_is_kept_on_resume(recipe: Path, data: Path, tmp_path: Path) -> None:
+    """A run killed after early stopping adds no step when it is resumed."""
     changes = ["run.patience=1", "optimizer.learning_rate=1e-9"]
     bertsmith.finetune(recipe=recipe, data=data, out=tmp_path / "a", set=changes, device="cpu")
     assert metrics(tmp_path / "a")["steps"] < STEPS
     with pytest.MonkeyPatch.context() as patch:
-        killed(patch, trainer, "load_weights", after=1, before_it=True)
+        kill_at(patch, trainer, "load_weights", after=1, before_it=True)
         with pytest.raises(Killed):
             bertsmith.finetune(recipe=recipe, data=data, out=tmp_path / "b", set=changes, device="cpu")
     bertsmith.finetune(out=tmp_path / "b", resume=True, device="cpu")
     assert_same(tmp_path / "b", tmp_path / "a")
 
 
-def test_a_full_disk(recipe: Path, data: Path, straight: Path, tmp_path: Path) -> None:
+def test_full_disk_keeps_the_last_checkpoint(recipe: Path, data: Path, uninterrupted: Path, tmp_path: Path) -> None:
     out, real = tmp_path / "run", checkpoint.write_tensors
 
     def write(path: Path, *arguments: object) -> None:
@@ -178,32 +180,32 @@ def test_a_full_disk(recipe: Path, data: Path, straight: Path, tmp_path: Path) -
         with pytest.raises(InputError, match=r"No space left on device; checkpoint step-00000004 is kept"):
             bertsmith.finetune(recipe=recipe, data=data, out=out, device="cpu")
     bertsmith.finetune(out=out, resume=True, device="cpu")
-    assert_same(out, straight)
+    assert_same(out, uninterrupted)
 
 
-def test_what_resume_refuses(recipe: Path, data: Path, straight: Path, tmp_path: Path) -> None:
-    out, own = tmp_path / "run", tmp_path / "reviews"
-    shutil.copytree(data, own)
+def test_resume_rejects_other_settings_and_data(recipe: Path, data: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    out, copy = tmp_path / "run", tmp_path / "reviews"
+    shutil.copytree(data, copy)
     with pytest.MonkeyPatch.context() as patch:
-        killed(patch, Trainer, "_step", after=10, before_it=True)
+        kill_at(patch, Trainer, "_step", after=10, before_it=True)
         with pytest.raises(Killed):
-            bertsmith.finetune(recipe=recipe, data=own, out=out, device="cpu")
+            bertsmith.finetune(recipe=recipe, data=copy, out=out, device="cpu")
     with pytest.raises(
         InputError, match=r"--resume: optimizer.learning_rate is 0.5, but the run was started with 0.001"
     ):
         bertsmith.finetune(out=out, resume=True, learning_rate=0.5, device="cpu")
     with pytest.raises(InputError, match="is finished"):
-        bertsmith.finetune(out=straight, resume=True, device="cpu")
+        bertsmith.finetune(out=uninterrupted, resume=True, device="cpu")
     with pytest.raises(InputError, match="contains no run to resume"):
         bertsmith.finetune(out=tmp_path, resume=True, device="cpu")
-    lines = (own / "train.jsonl").read_text().splitlines(keepends=True)
-    (own / "train.jsonl").write_text("".join([*lines[1:], lines[0]]))
+    lines = (copy / "train.jsonl").read_text().splitlines(keepends=True)
+    (copy / "train.jsonl").write_text("".join([*lines[1:], lines[0]]))
     with pytest.raises(InputError, match="was made with another corpus"):
         bertsmith.finetune(out=out, resume=True, device="cpu")
 
 
-def assert_like(out: Path, expected: Path) -> None:
-    """The same evaluations and weights to within rounding: sums over processes have another order."""
+def assert_close(out: Path, expected: Path) -> None:
+    """Assert equal evaluations and weights up to rounding: sums over processes are in another order."""
     ours, theirs = losses(out), losses(expected)
     assert [row[:2] for row in ours] == [row[:2] for row in theirs]
     assert [row[2] for row in ours] == pytest.approx([row[2] for row in theirs], abs=1e-5)
@@ -215,23 +217,23 @@ def assert_like(out: Path, expected: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_equal_one(recipe: Path, tmp_path: Path) -> None:
-    """With a last batch of an epoch that is not full, and without dropout, whose draws belong to a micro-batch."""
+    """Includes an incomplete last batch; without dropout, because its random numbers depend on the micro-batch."""
     data = write_task(tmp_path / "reviews", train=53)
     out, one = tmp_path / "two", tmp_path / "one"
     changes = ["model.overrides.dropout=0.0", "run.epochs=2"]
     bertsmith.finetune(recipe=recipe, data=data, out=one, set=changes, device="cpu")
     flags = [word for change in changes for word in ("--set", change)]
-    run([*LAUNCH, str(CONFIGS / "cpu-two-processes.yaml"), *tuning(recipe, data, out, *flags)[1:]])
+    run([*LAUNCH, str(CONFIGS / "cpu-two-processes.yaml"), *finetune_command(recipe, data, out, *flags)[1:]])
     assert metrics(out)["processes"] == 2
-    assert_like(out, one)
-    # two micro-batches in one process are the same run, with dropout, too
+    assert_close(out, one)
+    # two micro-batches in one process give the same run, even with dropout
     assert "micro_examples = 4" in (out / "recipe.toml").read_text()
 
 
-def test_sharded_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsdp_raises_in_fine_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "2")
-    assert finetuning.processes_of("cpu") == 1  # one process alone has nothing to share
+    assert finetuning.processes_of("cpu") == 1  # a single process is not sharded
     monkeypatch.setitem(PartialState._shared_state, "num_processes", 2)
     with pytest.raises(InputError, match=r"asks for sharded weights \(FSDP\); allowed in fine-tuning: whole copies"):
         finetuning.processes_of("cpu")

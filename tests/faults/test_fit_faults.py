@@ -1,4 +1,4 @@
-"""`bertsmith fit` as a command: wrong input, what it leaves, being killed, budgets that nothing keeps."""
+"""`bertsmith fit` as a command: bad input, output files, resuming after a kill, impossible budgets."""
 
 import json
 import os
@@ -32,10 +32,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fit")
     (folder / "recipe.toml").write_text(RECIPE)
-    longer = ["run.epochs=10", "optimizer.learning_rate=3e-3"]
+    changes = ["run.epochs=10", "optimizer.learning_rate=3e-3"]
     recipe = folder / "recipe.toml"
-    found = bertsmith.finetune(recipe=recipe, data=data, out=folder / "model", device="cpu", set=longer)
-    assert found["score"] > 60
+    result = bertsmith.finetune(recipe=recipe, data=data, out=folder / "model", device="cpu", set=changes)
+    assert result["score"] > 60
     return folder / "model"
 
 
@@ -44,38 +44,38 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def made_up(folders: Sequence[Path], conditions: Conditions, runs: int, seconds: float) -> Timing:
-    """A millisecond for every layer."""
-    found = []
+def fake_measurement(folders: Sequence[Path], conditions: Conditions, runs: int, seconds: float) -> Timing:
+    """Return one millisecond per layer."""
+    latencies = []
     for folder in folders:
         layers = len(json.loads((folder / "config.json").read_text())["model"]["encoder"]["layers"])
         metrics = {"p50": layers, "p95": layers + 0.1, "mean": layers, "runs": runs}
-        found.append({load.name: metrics for load in conditions.workloads})
-    return Timing(found, 300.0, 10.0)
+        latencies.append({load.name: metrics for load in conditions.workloads})
+    return Timing(latencies, 300.0, 10.0)
 
 
 @pytest.fixture
-def _made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "in_fresh_process", made_up)
+def _fake_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "in_fresh_process", fake_measurement)
 
 
 def command(model: Path, data: Path, out: Path, *more: str) -> list[str]:
     return ["fit", str(model), "--data", str(data), "--out", str(out), *QUICK, *more]
 
 
-@pytest.mark.usefixtures("_made_up_times")
-def test_of_equal_scores_the_fastest_wins(model: Path, data: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_fake_times")
+def test_fastest_of_equal_scores_is_chosen(model: Path, data: Path, tmp_path: Path) -> None:
     main(command(model, data, tmp_path / "out", "--latency-ms", "100"))
     rows = [json.loads(line) for line in (tmp_path / "out" / "candidates.jsonl").read_text().splitlines()]
     (chosen,) = [row for row in rows if row["is_chosen"]]
     best = max(row["float32_score"] for row in rows)
     assert chosen["score"] == best
-    # the others are estimated, so that the last percent cannot be told
+    # latencies of the others are estimates with an error of some per cent
     assert chosen["latency_ms"] < 1.06 * min(row["latency_ms"] for row in rows if row["float32_score"] == best)
 
 
-@pytest.mark.usefixtures("_made_up_times")
-def test_what_is_left_is_ready_to_serve(model: Path, data: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_fake_times")
+def test_output_folder_is_ready_to_serve(model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     main(command(model, data, out, "--latency-ms", "1.5", "--size-mb", "60"))
     names = {path.name for path in out.iterdir()}
@@ -93,17 +93,17 @@ def test_what_is_left_is_ready_to_serve(model: Path, data: Path, tmp_path: Path)
     assert answers[0] in ("good", "bad")
 
 
-@pytest.mark.usefixtures("_made_up_times")
-def test_a_budget_that_nothing_keeps(
+@pytest.mark.usefixtures("_fake_times")
+def test_impossible_budget_exits_with_1(
     model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main(command(model, data, out, "--latency-ms", "0.5"))
-    assert ended.value.code == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "no candidate meets p95 ≤ 0.5 ms at 8 tokens; the nearest is" in said
-    assert "latency 1.1 ms instead of 0.5 ms (120% over)" in said
+    assert exit_info.value.code == 1
+    output = " ".join(capsys.readouterr().out.split())
+    assert "no candidate meets p95 ≤ 0.5 ms at 8 tokens; the nearest is" in output
+    assert "latency 1.1 ms instead of 0.5 ms (120% over)" in output
     names = {path.name for path in out.iterdir()}
     assert names == {
         ".bertsmith",
@@ -115,9 +115,9 @@ def test_a_budget_that_nothing_keeps(
     }
 
 
-@pytest.mark.usefixtures("_made_up_times")
-def test_going_on_with_another_budget(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--resume takes the search's own settings, and an artefact that no longer fits does not stay."""
+@pytest.mark.usefixtures("_fake_times")
+def test_resume_with_another_budget(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--resume uses the settings of the search, and removes an artefact that no longer meets the budget."""
     out = tmp_path / "out"
     settings: dict[str, Any] = {"engine": ["torch"], "precision": ["float32"], "subnets": "even", "length": [8]}
     first = bertsmith.fit(model, data=data, out=out, latency_ms=1.5, **settings)
@@ -132,7 +132,7 @@ def test_going_on_with_another_budget(model: Path, data: Path, tmp_path: Path, m
     assert again["measurements"] == 0
     elsewhere = bertsmith.fit(model, data=data, out=tmp_path / "other", latency_ms=1.5, **settings)
     assert elsewhere["measurements"] == 0
-    monkeypatch.setattr(measure, "in_fresh_process", made_up)
+    monkeypatch.setattr(measure, "in_fresh_process", fake_measurement)
     assert not bertsmith.fit(out=out, resume=True, latency_ms=0.5)["fits"]
     assert not (out / "artefact.json").exists()
     fresh = bertsmith.fit(model, data=data, out=out, latency_ms=1.5, fresh=True, force=True, **settings)
@@ -153,19 +153,19 @@ def test_going_on_with_another_budget(model: Path, data: Path, tmp_path: Path, m
         (["--size-mb", "3", "--resume"], "contains no run to resume"),
     ],
 )
-def test_wrong_input_ends_in_one_sentence(
+def test_bad_fit_arguments_print_one_sentence(
     model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], sentence: str
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main(["fit", str(model), "--data", str(data), "--out", str(tmp_path / "out"), *more])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert len(said.splitlines()) == 1
+    assert exit_info.value.code == 2
+    output = capsys.readouterr().err
+    assert sentence in output
+    assert len(output.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_must_be_fine_tuned(data: Path, tmp_path: Path) -> None:
+def test_model_without_task_raises(data: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"MODEL is .* not a folder"):
         bertsmith.fit(tmp_path / "missing", data=data, out=tmp_path / "out", latency_ms=3)
     (tmp_path / "bare").mkdir()
@@ -175,34 +175,34 @@ def test_a_model_must_be_fine_tuned(data: Path, tmp_path: Path) -> None:
         bertsmith.fit(data=data, out=tmp_path / "out", latency_ms=3)
 
 
-def test_explain_lists_what_would_be_measured(
+def test_explain_lists_the_planned_measurements(
     model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(command(model, data, tmp_path / "out", "--latency-ms", "3", "--explain"))
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in ("latency_ms = 3.0", "torch float32", "width 0.5", "fresh processes", "8: 8 tokens"):
-        assert words in said
+        assert words in output
     assert not (tmp_path / "out").exists()
 
 
 KILLED = """
 import sys, time
-from test_fit_faults import made_up
+from test_fit_faults import fake_measurement
 from bertsmith.cli import main
 from bertsmith.shrinking.fit import measure
 
 def slow(*arguments):
     time.sleep(0.2)
-    return made_up(*arguments)
+    return fake_measurement(*arguments)
 
 measure.in_fresh_process = slow
 main(sys.argv[1:])
 """
 
 
-@pytest.mark.usefixtures("_made_up_times")
+@pytest.mark.usefixtures("_fake_times")
 def test_killed_and_resumed(model: Path, data: Path, tmp_path: Path) -> None:
-    """A search that is killed in the middle goes on with all that it had measured."""
+    """A resumed search reuses all measurements of the killed one."""
     out = tmp_path / "out"
     words = command(model, data, out, "--latency-ms", "1.5")
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,4 +1,4 @@
-"""Two processes against one: whole copies (DDP) and shares of the weights (FSDP2), for every kind of network."""
+"""Two processes give the same result as one, replicated (DDP) and sharded (FSDP2), for every kind of network."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from choosing import slow_unless
 from helpers_training import command, run
-from launched import carry_out
+from launched import run_case
 
 import bertsmith
 from bertsmith.checkpoint.files import read_tensors
@@ -17,7 +17,7 @@ from bertsmith.training import sharding
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "accelerate"
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
-# two micro-batches for each process and step, an odd number of held-out ones
+# two micro-batches per process and step, an odd number of held-out micro-batches
 SHORT = ["batch.tokens=1024", "run.steps=4", "run.checkpoint_every=2", "run.evaluate_every=4"]
 REPLACED = ['objective={kind="replaced_tokens"}', "generator.width=0.5"]
 
@@ -46,32 +46,32 @@ CASES = {
     "random-features": network("performer-base"),
     "layer-drop": network("bert-tiny", ",layer_drop=0.5"),
 }
-COPIES = ["bert", "layer-drop", "gradient-disentangled", "two-optimizers", "random-features"]  # with DDP, too
+COPIES = ["bert", "layer-drop", "gradient-disentangled", "two-optimizers", "random-features"]  # also with DDP
 QUICK = ["bert"]
 
 
 @pytest.fixture(scope="module")
 def quick_runs(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return all_ways(QUICK, recipe, corpus_folder, tmp_path_factory.mktemp("quick"))
+    return run_cases(QUICK, recipe, corpus_folder, tmp_path_factory.mktemp("quick"))
 
 
 @pytest.fixture(scope="module")
 def other_runs(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return all_ways(sorted(CASES.keys() - QUICK), recipe, corpus_folder, tmp_path_factory.mktemp("others"))
+    return run_cases(sorted(CASES.keys() - QUICK), recipe, corpus_folder, tmp_path_factory.mktemp("others"))
 
 
 @pytest.fixture
 def runs(name: str, request: pytest.FixtureRequest) -> Path:
-    """The folder with the runs of a case."""
+    """Folder with the runs of a case."""
     folder: Path = request.getfixturevalue("quick_runs" if name in QUICK else "other_runs")
     return folder
 
 
-def all_ways(names: list[str], recipe: Path, corpus_folder: Path, folder: Path) -> Path:
-    """The folder with cases run by one process, by two with copies, and by two with shares."""
+def run_cases(names: list[str], recipe: Path, corpus_folder: Path, folder: Path) -> Path:
+    """Run cases in one process, in two with DDP and in two with FSDP2; return their folder."""
     chosen = {name: CASES[name] for name in names}
     for name, changes in chosen.items():
-        carry_out({"out": folder / f"{name}-one", "changes": [*SHORT, *changes]}, recipe, corpus_folder)
+        run_case({"out": folder / f"{name}-one", "changes": [*SHORT, *changes]}, recipe, corpus_folder)
     launched = [
         {"out": str(folder / f"{name}-{kind}"), "changes": [*SHORT, *changes], "is_sharded": kind == "sharded"}
         for kind in ("copies", "sharded")
@@ -86,14 +86,14 @@ def all_ways(names: list[str], recipe: Path, corpus_folder: Path, folder: Path) 
 
 
 def rows(out: Path) -> list[dict]:
-    """The log without what depends on the machine and, with several processes, is estimated (the tokens)."""
-    unlike = ("seconds", "tokens_per_second", "data_wait", "tokens", "flops")
+    """Read the log without values that depend on the machine or, with several processes, are estimated (tokens)."""
+    excluded = ("seconds", "tokens_per_second", "data_wait", "tokens", "flops")
     lines = (out / "log.jsonl").read_text().splitlines()
-    return [{name: value for name, value in json.loads(line).items() if name not in unlike} for line in lines]
+    return [{name: value for name, value in json.loads(line).items() if name not in excluded} for line in lines]
 
 
-def assert_like(out: Path, expected: Path) -> None:
-    """The same log and the same weights to within rounding: sums over processes have another order."""
+def assert_close(out: Path, expected: Path) -> None:
+    """Assert equal logs and weights up to rounding: sums over processes are in another order."""
     assert [set(row) for row in rows(out)] == [set(row) for row in rows(expected)]
     for row, other in zip(rows(out), rows(expected), strict=True):
         assert row == pytest.approx(other, abs=1e-5), row["step"]
@@ -104,23 +104,23 @@ def assert_like(out: Path, expected: Path) -> None:
 
 
 @pytest.mark.parametrize("name", slow_unless(QUICK, COPIES))
-def test_two_copies_equal_one(name: str, runs: Path) -> None:
+def test_ddp_equals_one_process(name: str, runs: Path) -> None:
     assert json.loads((runs / f"{name}-copies" / "share.json").read_text())["share"] == 1
-    assert_like(runs / f"{name}-copies", runs / f"{name}-one")
+    assert_close(runs / f"{name}-copies", runs / f"{name}-one")
 
 
 @pytest.mark.parametrize("name", slow_unless(QUICK, CASES))
-def test_two_shares_equal_one(name: str, runs: Path) -> None:
+def test_fsdp_equals_one_process(name: str, runs: Path) -> None:
     out = runs / f"{name}-sharded"
     assert json.loads((out / "result.json").read_text())["processes"] == 2
     assert json.loads((out / "share.json").read_text())["share"] == pytest.approx(0.5, abs=0.02)
-    assert_like(out, runs / f"{name}-one")
+    assert_close(out, runs / f"{name}-one")
     assert bertsmith.load(out).encode(["the smith weighs nothing at all"]).isfinite().all()
 
 
 @pytest.mark.parametrize("name", slow_unless(QUICK, ["bert", "gradient-disentangled"]))
-def test_a_run_of_two_goes_on_with_one(name: str, runs: Path, tmp_path: Path) -> None:
-    """From the checkpoint in the middle of a sharded run, whose files are those of one process."""
+def test_sharded_run_resumes_in_one_process(name: str, runs: Path, tmp_path: Path) -> None:
+    """A sharded run writes the same checkpoint files as one process."""
     files = [
         sorted(path.name for path in (runs / f"{name}-{kind}" / "checkpoints" / "step-00000002").iterdir())
         for kind in ("one", "sharded")
@@ -131,40 +131,40 @@ def test_a_run_of_two_goes_on_with_one(name: str, runs: Path, tmp_path: Path) ->
     shutil.rmtree(out / "checkpoints" / "step-00000004")
     (out / "result.json").unlink()
     bertsmith.pretrain(out=out, resume=True, device="cpu")
-    assert_like(out, runs / f"{name}-one")
+    assert_close(out, runs / f"{name}-one")
 
 
 @pytest.mark.slow
-def test_the_command_with_copies(recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path) -> None:
-    """`accelerate launch -m bertsmith`, from the first step."""
+def test_ddp_command_equals_one_process(recipe: Path, corpus_folder: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    """`accelerate launch -m bertsmith`."""
     out = tmp_path / "run"
     run([*LAUNCH, str(CONFIGS / "cpu-two-processes.yaml"), *command(recipe, corpus_folder, out)[1:]])
     assert json.loads((out / "result.json").read_text())["processes"] == 2
-    assert_like(out, straight)
+    assert_close(out, uninterrupted)
 
 
 @pytest.mark.slow
-def test_a_run_of_one_goes_on_with_two(straight: Path, tmp_path: Path) -> None:
-    """`accelerate launch -m bertsmith --resume`: what one process began, two with shares bring to its end."""
+def test_run_of_one_process_resumes_sharded(uninterrupted: Path, tmp_path: Path) -> None:
+    """`accelerate launch -m bertsmith --resume`: two FSDP2 processes finish a run that one process started."""
     out = tmp_path / "run"
-    shutil.copytree(straight, out)
+    shutil.copytree(uninterrupted, out)
     shutil.rmtree(out / "checkpoints" / "step-00000020")
     (out / "result.json").unlink()
     run([*LAUNCH, str(CONFIGS / "cpu-two-processes-fsdp2.yaml"), *command(None, None, out, "--resume")[1:]])
     assert json.loads((out / "result.json").read_text())["processes"] == 2
-    assert_like(out, straight)
+    assert_close(out, uninterrupted)
 
 
 @pytest.fixture(scope="module")
-def straight(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 20 steps by one process."""
-    out = tmp_path_factory.mktemp("straight") / "run"
+def uninterrupted(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 20 steps in one process."""
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
     bertsmith.pretrain(recipe, data=corpus_folder, out=out, device="cpu")
     return out
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_config_is_one_of_accelerate(path: Path) -> None:
+def test_configs_are_valid_for_accelerate(path: Path) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
@@ -172,7 +172,7 @@ def test_every_config_is_one_of_accelerate(path: Path) -> None:
     assert config.num_processes >= 2 * config.num_machines
     arguments = launch_command_parser().parse_args(["--config_file", str(path), "-m", "bertsmith"])
     arguments, _, _ = _validate_launch_command(arguments)
-    # both kinds are started by accelerate's launcher of several processes
+    # accelerate starts several processes for both kinds
     assert arguments.multi_gpu != arguments.use_fsdp
     assert arguments.use_fsdp == ("fsdp2" in path.stem)
     if arguments.use_fsdp:
@@ -188,7 +188,9 @@ def test_every_config_is_one_of_accelerate(path: Path) -> None:
         ("FSDP_ACTIVATION_CHECKPOINTING", "true", "fsdp_activation_checkpointing: true; allowed: false"),
     ],
 )
-def test_what_is_not_done_is_refused(variable: str, value: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_fsdp_options_raise(
+    variable: str, value: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FSDP_VERSION", "2")
     monkeypatch.setenv(variable, value)
     assert not sharding.is_asked_for()

@@ -1,4 +1,4 @@
-"""Gates, a cut and what follows it on two processes: trainings one after the other, and the same model as by one."""
+"""Pruning with L0 gates in two processes gives the same model as in one."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ SETTINGS = ["prune.by=l0", "run.epochs=1.0", "batch.examples=8", "batch.micro_ex
 
 
 @pytest.mark.slow
-def test_two_processes_prune_as_one(tmp_path: Path) -> None:
+def test_pruning_in_two_processes_equals_one(tmp_path: Path) -> None:
     data, recipe = write_task(tmp_path / "data"), tmp_path / "recipe.toml"
     recipe.write_text(RECIPE)
     bertsmith.finetune(recipe=recipe, data=data, out=tmp_path / "model", epochs=1, device="cpu")

@@ -1,4 +1,4 @@
-"""A full disk, folders that cannot be written, a corpus that vanishes: one sentence each, and what was whole stays."""
+"""A full disk, a folder that cannot be written and a missing shard raise InputError; intact checkpoints stay."""
 
 import errno
 import json
@@ -28,22 +28,22 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def full(*_: object, **__: object) -> None:
+def raise_disk_full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def full_in_the_library(*_: object, **__: object) -> None:
+def raise_disk_full_in_safetensors(*_: object, **__: object) -> None:
     raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 
-@pytest.mark.parametrize("refuse", [full, full_in_the_library])
-def test_a_full_disk_at_a_checkpoint(
-    refuse: object, recipe: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fail", [raise_disk_full, raise_disk_full_in_safetensors])
+def test_full_disk_during_a_checkpoint(
+    fail: object, recipe: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, real = tmp_path / "run", checkpoint.write_tensors
 
     def write(path: Path, *arguments: object) -> None:
-        (refuse if "step-00000010" in str(path) else real)(path, *arguments)
+        (fail if "step-00000010" in str(path) else real)(path, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write_tensors", write)
@@ -55,24 +55,24 @@ def test_a_full_disk_at_a_checkpoint(
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000005"]
     assert find_checkpoint(out / "checkpoints") == (out / "checkpoints" / "step-00000005", [])
     assert not (out / "result.json").exists()
-    # with room again, the run goes on
+    # the run can be resumed once there is space
     assert bertsmith.pretrain(out=out, resume=True, device="cpu")["is_finished"]
 
 
-def test_a_full_disk_at_the_log_and_at_the_end(
+def test_full_disk_during_logging_and_at_the_end(
     recipe: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, real = tmp_path / "run", RunLog.write
 
     def write(self: RunLog, row: dict) -> None:
-        (full if row["step"] == 8 else real)(self, row)
+        (raise_disk_full if row["step"] == 8 else real)(self, row)
 
     with monkeypatch.context() as patch:
         patch.setattr(RunLog, "write", write)
         with pytest.raises(InputError, match=r"No space left on device; checkpoint step-00000005 is kept"):
             bertsmith.pretrain(recipe, data=corpus_folder, out=out, device="cpu")
     with monkeypatch.context() as patch:
-        patch.setattr("bertsmith.checkpoint.store.write_tensors", full_in_the_library)
+        patch.setattr("bertsmith.checkpoint.store.write_tensors", raise_disk_full_in_safetensors)
         patch.setattr(checkpoint, "save_checkpoint", lambda *_, **__: None)
         patch.setattr("bertsmith.training.trainer.save_checkpoint", lambda *_, **__: None)
         with pytest.raises(InputError, match=r"No space left on device .*; checkpoint step-00000005 is kept"):
@@ -82,7 +82,7 @@ def test_a_full_disk_at_the_log_and_at_the_end(
     assert steps == sorted(steps)
 
 
-def test_a_folder_that_cannot_be_written(
+def test_unwritable_output_folder_raises(
     recipe: Path, corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
@@ -94,31 +94,31 @@ def test_a_folder_that_cannot_be_written(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_shard_that_vanishes(
+def test_missing_shard_raises(
     workers: int, recipe: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shard that is not open is opened when it is needed; reading processes tell of it, too."""
+    """Shards are opened on demand; errors of data-loader workers are reported as well."""
     monkeypatch.setattr(shards, "_SHARDS_OPEN", 1)
     real = TokenCorpus._open
 
-    def vanish(self: TokenCorpus, index: int, document: int = 0) -> object:
+    def open_missing(self: TokenCorpus, index: int, document: int = 0) -> object:
         if (out / "checkpoints" / "step-00000005").exists() and index not in self._opened:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "shard-1")
         return real(self, index, document)
 
     out = tmp_path / "run"
     if workers:
-        # what a reading process hands on: the whole report of its error as one text
-        def hand_on(self: TokenCorpus, *arguments: object) -> object:
+        # a data-loader worker passes on the whole traceback as one string
+        def open_in_worker(self: TokenCorpus, *arguments: object) -> object:
             try:
-                return vanish(self, *arguments)
+                return open_missing(self, *arguments)
             except FileNotFoundError as error:
                 text = f"Caught FileNotFoundError in DataLoader worker process 0.\nTraceback …\n  a line\n{error!r}\n"
                 raise FileNotFoundError(text) from None
 
-        monkeypatch.setattr(TokenCorpus, "_open", hand_on)
+        monkeypatch.setattr(TokenCorpus, "_open", open_in_worker)
     else:
-        monkeypatch.setattr(TokenCorpus, "_open", vanish)
+        monkeypatch.setattr(TokenCorpus, "_open", open_missing)
     with pytest.raises(InputError) as caught:
         bertsmith.pretrain(recipe, data=corpus_folder, out=out, device="cpu")
     assert "No such file or directory" in str(caught.value)
@@ -126,7 +126,7 @@ def test_a_shard_that_vanishes(
     assert "\n" not in str(caught.value)
 
 
-def test_asked_to_stop_while_measuring(
+def test_sigterm_while_measuring_the_budget_raises(
     recipe: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Trainer.rehearse

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def _served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process of a service and its address."""
+    """Start a server; yield its process and URL."""
     command = [sys.executable, "-m", "bertsmith", "serve", *arguments, "--port", "0", "--threads", "1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     process = subprocess.Popen(
@@ -57,7 +57,7 @@ def _served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 class _Clients:
-    """Clients that ask one after the other and keep the answers, until nothing is there to ask any more."""
+    """Client threads that send requests in a loop and check the responses until the server is gone."""
 
     def __init__(self, url: str, vectors: np.ndarray) -> None:
         self.url, self.vectors = url, vectors
@@ -78,7 +78,7 @@ class _Clients:
             try:
                 answer = client.post("/embed", json={"inputs": [TEXTS[index] for index in chosen], "normalize": False})
             except httpx.ConnectError:
-                break  # the service takes nothing any more
+                break  # the server accepts no connections any more
             except httpx.HTTPError as error:
                 self.counts["lost"] += 1
                 self.wrong.append(repr(error))
@@ -107,7 +107,7 @@ def test_signal_under_load_loses_no_request(folder: Path) -> None:
         clients.end()
     assert clients.wrong == []
     assert set(clients.counts) == {"200"}
-    assert clients.counts["200"] > before >= 40  # what was under way was answered
+    assert clients.counts["200"] > before >= 40  # requests in flight were answered
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_signal_under_load_loses_no_request_ten_times(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_second_signal_stops_at_once(folder: Path) -> None:
+def test_second_signal_stops_immediately(folder: Path) -> None:
     with _served(str(folder), "--drain-delay", "0.5") as (process, url):
         address = urlsplit(url)
         with socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=10) as line:
@@ -136,10 +136,10 @@ def test_second_signal_stops_at_once(folder: Path) -> None:
                 time.sleep(0.02)
             draining = httpx.get(f"{url}/health")
             assert (draining.status_code, draining.json()) == (503, {"status": "draining"})
-            late = httpx.post(f"{url}/embed", json={"inputs": TEXTS})  # still taken, for who has not seen it yet
+            late = httpx.post(f"{url}/embed", json={"inputs": TEXTS})  # still accepted during the delay
             assert (late.status_code, late.headers["Connection"]) == (200, "close")
             time.sleep(1.2)
-            assert process.poll() is None  # it waits for the body, which does not come
+            assert process.poll() is None  # it waits for the rest of the body
             process.send_signal(signal.SIGTERM)
             began = time.monotonic()
             assert process.wait(10) == 128 + signal.SIGTERM
@@ -179,10 +179,10 @@ def test_invalid_arguments_are_reported(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         names = {"folder": folder, "empty": tmp_path / "empty", "blank": tmp_path / "blank"}
         port = taken.getsockname()[1]
-        given = [argument.format(**names, taken=port) for argument in arguments]
-        with pytest.raises(SystemExit) as ended:
-            main(["serve", *given, *([] if "--port" in given else ["--port", "0"])])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert len(said.splitlines()) == 1
+        flags = [argument.format(**names, taken=port) for argument in arguments]
+        with pytest.raises(SystemExit) as exit_info:
+            main(["serve", *flags, *([] if "--port" in flags else ["--port", "0"])])
+    assert exit_info.value.code == 2
+    output = capsys.readouterr().err
+    assert sentence in output
+    assert len(output.splitlines()) == 1

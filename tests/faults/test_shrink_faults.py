@@ -1,4 +1,4 @@
-"""Elastic training that is killed, asked to stop or divided among processes ends as an undisturbed run does."""
+"""Elastic training that is killed, stopped or run in two processes ends like an uninterrupted run."""
 
 import errno
 import os
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from choosing import slow_unless
-from helpers_shrinking import STEPS, assert_same, metrics, shrinking, shrunk, write_folders
+from helpers_shrinking import STEPS, assert_same, metrics, run_shrink, shrink_command, write_folders
 from helpers_training import losses, run
-from killing import Killed, killed
+from killing import Killed, kill_at
 
 import bertsmith
 from bertsmith.checkpoint.files import read_tensors
@@ -36,18 +36,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 @pytest.fixture(scope="module")
-def straight(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing disturbed."""
-    out = tmp_path_factory.mktemp("straight") / "run"
-    shrunk(folders, out)
+def uninterrupted(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of an uninterrupted run."""
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    run_shrink(folders, out)
     return out
 
 
 MOMENTS = {
-    "in the importance": (context, "importance", 1, False),
+    "after the importance scores": (context, "importance", 1, False),
     "while the rewired model is written": (elastic, "write_model", 1, False),
     "in the width stage": (Trainer, "_step", 4, False),
-    "before checkpoints of the width stage go": (shutil, "rmtree", 5, True),
+    "before checkpoints of the width stage are deleted": (shutil, "rmtree", 5, True),
     "between the stages": (elastic, "make_stage", 2, True),
     "in the depth stage": (Trainer, "_step", 8, False),
     "before the result": (folder, "write_result", 1, True),
@@ -58,20 +58,20 @@ QUICK = ("in the width stage", "between the stages", "before the result")
 
 
 @pytest.mark.parametrize("moment", slow_unless(QUICK, MOMENTS))
-def test_killed_at_any_moment(moment: str, folders: Folders, straight: Path, tmp_path: Path) -> None:
+def test_killed_at_any_moment(moment: str, folders: Folders, uninterrupted: Path, tmp_path: Path) -> None:
     owner, name, after, before_it = MOMENTS[moment]
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        killed(patch, owner, name, after=after, before_it=before_it)
+        kill_at(patch, owner, name, after=after, before_it=before_it)
         with pytest.raises(Killed):
-            shrunk(folders, out)
+            run_shrink(folders, out)
     assert not (out / "result.json").exists()
     bertsmith.shrink(out=out, resume=True, device="cpu")
-    assert_same(out, straight)
+    assert_same(out, uninterrupted)
 
 
-def slowed() -> dict[str, str]:
-    """An environment in which each step waits a little, so that a signal meets the run in the middle."""
+def slow_environment() -> dict[str, str]:
+    """Return an environment in which steps are slow, so that a signal arrives during the run."""
     paths = [str(Path(__file__).parent / "slow"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
@@ -85,55 +85,55 @@ def wait_for_step(stage: Path, step: int, process: subprocess.Popen) -> None:
 
 
 @pytest.mark.slow
-def test_killed_from_outside(folders: Folders, straight: Path, tmp_path: Path) -> None:
-    """kill -9 in the middle of the first stage."""
+def test_kill_signal_and_resume(folders: Folders, uninterrupted: Path, tmp_path: Path) -> None:
+    """kill -9 during the first stage."""
     out = tmp_path / "run"
-    process = subprocess.Popen(shrinking(folders, out), env=slowed(), stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(shrink_command(folders, out), env=slow_environment(), stdout=subprocess.DEVNULL)
     wait_for_step(out / "width", 2, process)
     process.kill()
     process.wait()
     assert not (out / "width" / "model").exists()
     bertsmith.shrink(out=out, resume=True, device="cpu")
-    assert_same(out, straight)
+    assert_same(out, uninterrupted)
 
 
 @pytest.mark.parametrize(("step", "stage"), [(2, "width"), (STEPS + 3, "depth")])
-def test_asked_to_stop(
-    step: int, stage: str, folders: Folders, straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_sigterm_saves_and_starts_no_further_stage(
+    step: int, stage: str, folders: Folders, uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGTERM: all is saved after the step, and no later stage begins."""
+    """SIGTERM saves a checkpoint after the current step."""
     out, real, calls = tmp_path / "run", Trainer._step, []
 
-    def asked(*arguments: Any) -> None:
+    def step_with_signal(*arguments: Any) -> None:
         calls.append(step)
         if len(calls) == step:
             os.kill(os.getpid(), signal.SIGTERM)
         real(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_step", asked)
-        stopped = shrunk(folders, out)
+        patch.setattr(Trainer, "_step", step_with_signal)
+        stopped = run_shrink(folders, out)
     assert (stopped["is_finished"], stopped["stage"]) == (False, stage)
     assert len(calls) == step
     assert "go on with --resume" in capsys.readouterr().err
     assert not (out / "result.json").exists()
     bertsmith.shrink(out=out, resume=True, device="cpu")
-    assert_same(out, straight)
+    assert_same(out, uninterrupted)
 
 
-def test_killed_after_the_result(folders: Folders, straight: Path, tmp_path: Path) -> None:
-    """All is there but the tidying up: the run is finished, and says so."""
+def test_shrink_killed_after_the_result_is_finished(folders: Folders, uninterrupted: Path, tmp_path: Path) -> None:
+    """Only the clean-up is missing, so there is nothing to resume."""
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        killed(patch, folder, "write_result", after=1, before_it=False)
+        kill_at(patch, folder, "write_result", after=1, before_it=False)
         with pytest.raises(Killed):
-            shrunk(folders, out)
-    assert metrics(out / "result.json") == metrics(straight / "result.json")
+            run_shrink(folders, out)
+    assert metrics(out / "result.json") == metrics(uninterrupted / "result.json")
     with pytest.raises(InputError, match="is finished; there is nothing to resume"):
         bertsmith.shrink(out=out, resume=True, device="cpu")
 
 
-def test_a_full_disk(folders: Folders, straight: Path, tmp_path: Path) -> None:
+def test_full_disk_keeps_the_last_checkpoint(folders: Folders, uninterrupted: Path, tmp_path: Path) -> None:
     out, real = tmp_path / "run", checkpoint.write_tensors
 
     def write(path: Path, *arguments: object) -> None:
@@ -144,37 +144,38 @@ def test_a_full_disk(folders: Folders, straight: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "write_tensors", write)
         with pytest.raises(InputError, match=r"run'? had to stop: No space left .* step-0000000. is kept"):
-            shrunk(folders, out)
+            run_shrink(folders, out)
     bertsmith.shrink(out=out, resume=True, device="cpu")
-    assert_same(out, straight)
+    assert_same(out, uninterrupted)
 
 
-def test_what_resume_refuses(folders: Folders, straight: Path, tmp_path: Path) -> None:
+def test_resume_rejects_other_settings(folders: Folders, uninterrupted: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        killed(patch, Trainer, "_step", after=2, before_it=True)
+        kill_at(patch, Trainer, "_step", after=2, before_it=True)
         with pytest.raises(Killed):
-            shrunk(folders, out)
+            run_shrink(folders, out)
     with pytest.raises(
         InputError, match=r"--resume: grid.widths is \[1.0, 0.25\], but the run was started with \[1.0, 0.5\]"
     ):
         bertsmith.shrink(out=out, resume=True, widths=[1.0, 0.25], device="cpu")
     with pytest.raises(InputError, match="is finished; there is nothing to resume"):
-        bertsmith.shrink(out=straight, resume=True, device="cpu")
+        bertsmith.shrink(out=uninterrupted, resume=True, device="cpu")
     with pytest.raises(InputError, match="contains no run to resume"):
         bertsmith.shrink(out=tmp_path, resume=True, device="cpu")
 
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    """Without dropout, whose draws belong to a micro-batch, and with a last batch that is not full.
+    """Includes an incomplete last batch; without dropout, because its random numbers depend on the micro-batch.
 
-    At full width a student begins as its teacher: its gradients are rounding, which Adam would make whole steps of.
+    At full width the student equals its teacher, so gradients are rounding noise; a large epsilon keeps Adam from
+    amplifying it.
     """
     folders = write_folders(tmp_path, dropout=0.0)
     one, two = tmp_path / "one", tmp_path / "two"
-    shrunk(folders, one, "optimizer.epsilon=1e-2")
-    words = shrinking(folders, two, "optimizer.epsilon=1e-2")
+    run_shrink(folders, one, "optimizer.epsilon=1e-2")
+    words = shrink_command(folders, two, "optimizer.epsilon=1e-2")
     run([*LAUNCH, str(CONFIGS / "cpu-two-processes.yaml"), *words[1:]])
     for stage in ("width", "depth"):
         ours, theirs = losses(two / stage), losses(one / stage)

@@ -1,4 +1,4 @@
-"""Interrupted, killed and damaged runs."""
+"""Interrupted, killed and damaged pre-training runs."""
 
 import json
 import os
@@ -17,9 +17,9 @@ from bertsmith.training.checkpoint import find_checkpoint
 
 
 @pytest.fixture(scope="module")
-def straight(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 20 steps that nothing disturbed."""
-    out = tmp_path_factory.mktemp("straight") / "run"
+def uninterrupted(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of an uninterrupted run of 20 steps."""
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
     run(command(recipe, corpus_folder, out))
     return out
 
@@ -38,9 +38,9 @@ def wait_for_checkpoint(out: Path, name: str, process: subprocess.Popen) -> None
 
 @pytest.fixture(scope="module")
 def killed(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that got kill -9 once it had written its checkpoint of step 10; tests take copies."""
+    """Folder of a run that was killed after its checkpoint of step 10; tests work on copies."""
     out = tmp_path_factory.mktemp("killed") / "run"
-    process = subprocess.Popen(command(recipe, corpus_folder, out), env=slowed(), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command(recipe, corpus_folder, out), env=slow_environment(), stderr=subprocess.DEVNULL)
     wait_for_checkpoint(out, "step-00000010", process)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -48,60 +48,60 @@ def killed(recipe: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathF
     return out
 
 
-def refused(words: list[str], capsys: pytest.CaptureFixture) -> str:
-    """What a command that ends with an error says."""
-    with pytest.raises(SystemExit) as ended:
+def error_output(words: list[str], capsys: pytest.CaptureFixture) -> str:
+    """Run a command that fails and return its error output."""
+    with pytest.raises(SystemExit) as exit_info:
         main(words[3:])
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     return capsys.readouterr().err
 
 
-def slowed() -> dict[str, str]:
-    """An environment in which each step waits a little, so that a signal meets the run in the middle."""
+def slow_environment() -> dict[str, str]:
+    """Return an environment in which steps are slow, so that a signal arrives during the run."""
     paths = [str(Path(__file__).parent / "slow"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def assert_same(out: Path, straight: Path) -> None:
-    assert losses(out) == losses(straight)
-    assert (out / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
+def assert_same(out: Path, uninterrupted: Path) -> None:
+    assert losses(out) == losses(uninterrupted)
+    assert (out / "model.safetensors").read_bytes() == (uninterrupted / "model.safetensors").read_bytes()
 
 
-def test_killed_and_resumed_is_bitwise_the_same(killed: Path, straight: Path, tmp_path: Path) -> None:
+def test_resume_after_kill_is_bitwise_equal(killed: Path, uninterrupted: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(killed, out)
     run(command(None, None, out, "--resume"))
-    assert_same(out, straight)
+    assert_same(out, uninterrupted)
     steps = {path.name for path in (out / "checkpoints").iterdir()}
     assert len(steps) <= 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_asked_to_stop_saves_and_ends_well(
-    number: signal.Signals, recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
+def test_signal_saves_a_checkpoint_and_exits_with_0(
+    number: signal.Signals, recipe: Path, corpus_folder: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    # Ctrl-C goes to the whole group, reading processes included; SIGTERM to the main process
+    # Ctrl-C is sent to the whole process group, including data-loader workers; SIGTERM to the main process
     words = command(recipe, corpus_folder, out, *(["--set", "run.workers=2"] if number == signal.SIGINT else []))
-    process = subprocess.Popen(words, env=slowed(), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(words, env=slow_environment(), stderr=subprocess.PIPE, text=True, start_new_session=True)
     wait_for_checkpoint(out, "step-00000005", process)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
-    assert "go on with --resume" in said
+    _, output = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "go on with --resume" in output
     newest, _ = find_checkpoint(out / "checkpoints")
     assert newest is not None
     assert 5 < json.loads((newest / "progress.json").read_text())["step"] < 20
     bertsmith.pretrain(out=out, resume=True, device="cpu")
-    assert_same(out, straight)
+    assert_same(out, uninterrupted)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "seal"])
-def test_a_torn_checkpoint_is_passed_over(
-    damage: str, killed: Path, straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+def test_damaged_checkpoint_is_skipped(
+    damage: str, killed: Path, uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out = tmp_path / "run"
     shutil.copytree(killed, out)
@@ -125,24 +125,24 @@ def test_a_torn_checkpoint_is_passed_over(
     if damage == "truncate":
         main(command(None, None, out, "--resume")[3:])
         assert "is not whole" in capsys.readouterr().err
-        assert_same(out, straight)
+        assert_same(out, uninterrupted)
 
 
-@pytest.mark.slow  # processes of its own; test_plan.py compares their batches
-def test_reading_processes_do_not_change_the_run(
-    recipe: Path, corpus_folder: Path, straight: Path, tmp_path: Path
+@pytest.mark.slow  # starts processes; test_plan.py compares their batches
+def test_data_loader_workers_do_not_change_the_run(
+    recipe: Path, corpus_folder: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     bertsmith.pretrain(recipe, data=corpus_folder, out=out, set=["run.workers=2"], device="cpu")
-    assert_same(out, straight)
+    assert_same(out, uninterrupted)
 
 
-def test_resume_refuses_what_it_cannot_continue(
-    corpus_folder: Path, straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+def test_resume_rejects_another_corpus_and_damaged_checkpoints(
+    corpus_folder: Path, uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """All checkpoints torn, or another corpus in the old one's place: a sentence, and the log is left alone."""
+    """The error leaves the log unchanged."""
     out = tmp_path / "run"
-    shutil.copytree(straight, out)
+    shutil.copytree(uninterrupted, out)
     (out / "result.json").unlink()
     corpus = tmp_path / "corpus"
     shutil.copytree(corpus_folder, corpus)
@@ -150,23 +150,23 @@ def test_resume_refuses_what_it_cannot_continue(
     manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 0 '))
     text = (out / "recipe.toml").read_text().replace(str(corpus_folder), str(corpus))
     (out / "recipe.toml").write_text(text)
-    assert "was made with another corpus" in refused(command(None, None, out, "--resume"), capsys)
-    (out / "recipe.toml").write_text((straight / "recipe.toml").read_text())
+    assert "was made with another corpus" in error_output(command(None, None, out, "--resume"), capsys)
+    (out / "recipe.toml").write_text((uninterrupted / "recipe.toml").read_text())
     for seal in out.glob("checkpoints/*/seal.json"):
         seal.unlink()
-    assert "has no whole checkpoint" in refused(command(None, None, out, "--resume"), capsys)
-    assert losses(out) == losses(straight)
+    assert "has no whole checkpoint" in error_output(command(None, None, out, "--resume"), capsys)
+    assert losses(out) == losses(uninterrupted)
 
 
-def test_resume_refuses_other_settings_and_finished_runs(
-    recipe: Path, corpus_folder: Path, straight: Path, killed: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+def test_resume_rejects_other_settings_and_finished_runs(
+    recipe: Path, corpus_folder: Path, uninterrupted: Path, killed: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    said = refused(command(None, None, straight, "--resume"), capsys)
-    assert "is finished (20 steps); there is nothing to resume" in said
+    output = error_output(command(None, None, uninterrupted, "--resume"), capsys)
+    assert "is finished (20 steps); there is nothing to resume" in output
     out = tmp_path / "run"
     shutil.copytree(killed, out)
     words = command(recipe, corpus_folder, out, "--resume", "--set", "optimizer.learning_rate=1e-4")
-    # as a command of its own: what the shell sees
+    # as a process, to check its exit code and output
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 2
     assert "optimizer.learning_rate is 0.0001, but the run was started with 0.0005" in done.stderr

@@ -1,4 +1,4 @@
-"""Small pre-training runs in this process, and how they are interrupted and compared."""
+"""Run, interrupt and compare small pre-trainings in this process."""
 
 import json
 from pathlib import Path
@@ -19,23 +19,23 @@ def run(corpus: Path, out: Path, *changes: str, **more: object) -> dict:
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, corpus: Path, out: Path, at: int, *changes: str) -> None:
-    """A run that is broken off before a step, without a chance to save, and gone on with."""
+    """Interrupt a run before step `at`, without saving, and resume it."""
     real = Trainer._step
 
-    def until(self: Trainer, *arguments: object) -> None:
+    def step_or_interrupt(self: Trainer, *arguments: object) -> None:
         if self.progress.step == at:
             raise KeyboardInterrupt
         real(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_step", until)
+        patch.setattr(Trainer, "_step", step_or_interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(corpus, out, *changes)
     bertsmith.pretrain(out=out, resume=True, device="cpu")
 
 
 def rows(out: Path, after: int = 0) -> list[dict]:
-    """The log without what depends on the clock; after a step, without notices, which tell a trouble once a run."""
+    """Read the log without timings; with `after`, only later steps, without notices, which are logged once per run."""
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return [
         {name: row[name] for name in row if name not in TIMES}

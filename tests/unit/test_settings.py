@@ -1,13 +1,15 @@
-"""Strict settings: round trips, overrides, and one clear sentence for each kind of mistake."""
+"""Strict settings: round trips, overrides, and a clear error for each kind of mistake."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 
+from bertsmith.cli import main
 from bertsmith.errors import InputError
 from bertsmith.models.config import EncoderConfig, ModelConfig
 from bertsmith.models.published import preset
-from bertsmith.settings import ByKind, Record
+from bertsmith.settings import RENAMED, ByKind, Record
 from bertsmith.toml import override, read_toml, to_toml
 
 
@@ -30,7 +32,7 @@ class Drawing(Record):
     shapes: tuple[Annotated[Shape, ByKind({"square": Square, "circle": Circle})], ...] = ()
 
 
-def test_kinds_are_chosen_and_round_trip() -> None:
+def test_records_by_kind_round_trip() -> None:
     drawing = Drawing.parse({"shapes": [{"kind": "circle", "radius": 2}, {"kind": "square", "side": 3, "repeat": 2}]})
     assert drawing.shapes == (Circle(radius=2.0), Square(side=3), Square(side=3))
     assert Drawing.parse(drawing.plain()) == drawing
@@ -48,7 +50,7 @@ def test_kinds_are_chosen_and_round_trip() -> None:
         ({"shapes": [{"kind": "square", "repeat": 0}]}, "repeat is 0; allowed: a positive integer"),
     ],
 )
-def test_mistakes_are_named(data: dict, sentence: str) -> None:
+def test_invalid_settings_raise(data: dict, sentence: str) -> None:
     with pytest.raises(InputError) as error:
         Drawing.parse(data, source="file")
     assert str(error.value).removeprefix("file: ") == sentence
@@ -59,7 +61,7 @@ def test_records_are_frozen() -> None:
         Square().side = 4  # type: ignore[misc]
 
 
-def test_what_is_changed_is_checked() -> None:
+def test_changed_validates_the_record() -> None:
     encoder = preset("bert-tiny").encoder
     assert encoder.changed(width=256, init_std=1.0) == EncoderConfig.parse(
         {**encoder.plain(), "width": 256, "init_std": 1.0}
@@ -70,6 +72,62 @@ def test_what_is_changed_is_checked() -> None:
         encoder.changed(widht=256)
     with pytest.raises(InputError, match=r"^init_std is 0: input should be greater than 0"):
         encoder.changed(init_std=0)
+
+
+OLD_KEYS = {
+    "objective.masking.longest_ngram=2": "objective.masking.max_ngram",
+    "objective.masking.most=20": "objective.masking.max_predictions",
+    "model.overrides.longest=64": "max_length",
+    "model.overrides.deviation=0.02": "init_std",
+}
+
+
+@pytest.mark.parametrize(("assignment", "new_key"), OLD_KEYS.items())
+def test_error_for_renamed_setting_gives_the_new_name(
+    assignment: str, new_key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old_key = assignment.partition("=")[0]
+    plain = {"model": {"preset": "bert-tiny"}, "objective": {"kind": "masked_lm"}}
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(to_toml(override(plain, [assignment])), encoding="utf-8")
+    for words in ([str(recipe)], ["bert-tiny", "--set", assignment]):
+        with pytest.raises(SystemExit) as exit_info:
+            main(["pretrain", *words, "--explain"])
+        assert exit_info.value.code == 2
+        expected = f"{old_key.removeprefix('model.overrides.')} is not a known setting; it was renamed to {new_key}"
+        assert expected in capsys.readouterr().err
+
+
+def test_new_names_of_renamed_settings_exist() -> None:
+    import bertsmith.runs.fit
+    import bertsmith.runs.pretrain
+    import bertsmith.runs.shrink  # noqa: F401
+
+    fields = {name for record in _subclasses(Record) for name in record.model_fields}
+    assert {name for names in RENAMED.values() for name in names} <= fields
+
+
+def _subclasses(record: type[Record]) -> list[type[Record]]:
+    return [record, *(child for subclass in record.__subclasses__() for child in _subclasses(subclass))]
+
+
+@pytest.mark.parametrize(
+    ("words", "new_flag"),
+    [
+        (["fit", "model", "--out", "out", "--part", "dev"], "--split"),
+        (["predict", "model", "--out", "out", "--part=dev"], "--split"),
+        (["tokenizer", "texts", "--out", "out", "--pieces", "8"], "--tokens"),
+        (["shrink", "model", "--out", "out", "--pieces", "8"], "--tokens"),
+        (["pairs", "texts", "--out", "out", "--longest", "8"], "--max-words"),
+    ],
+)
+def test_error_for_renamed_flag_gives_the_new_flag(
+    words: list[str], new_flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(words)
+    assert exit_info.value.code == 2
+    assert f"it was renamed to {new_flag}" in capsys.readouterr().err
 
 
 def test_overrides() -> None:
@@ -89,7 +147,7 @@ def test_toml_round_trip(name: str, tmp_path) -> None:
     assert ModelConfig.parse(read_toml(path)) == config
 
 
-def test_broken_toml(tmp_path) -> None:
+def test_invalid_toml_raises(tmp_path) -> None:
     path = tmp_path / "broken.toml"
     path.write_text("a = = 1")
     with pytest.raises(InputError, match="not valid TOML"):
@@ -109,7 +167,7 @@ def test_help_texts_become_comments(tmp_path) -> None:
     assert MaskingConfig.parse(read_toml(path)["masking"]) == config
 
 
-def test_any_text_survives_toml(tmp_path) -> None:
+def test_strings_round_trip_through_toml(tmp_path) -> None:
     path = tmp_path / "recipe.toml"
     data = {"data": '/tmp/\U0001f600 \x7f "quoted" \n', "run": {"steps": 3}}
     path.write_text(to_toml(data), encoding="utf-8")

@@ -110,7 +110,7 @@ def tokenizer(
         raise InputError(f"--tokens is {tokens} without --extend; set the size of a new tokenizer with --vocabulary")
     for name, value in (("kind", kind), ("vocabulary", vocabulary), ("lowercase", lowercase)):
         if extend is not None and value is not None:
-            raise InputError(f"--{name} is {value!r}, but --extend keeps the {name} of {str(extend)!r}; omit --{name}")
+            raise InputError(f"--{name} is {value!r} with --extend, which does not change the {name}; omit --{name}")
     extended = None if extend is None else model_folder(extend)
     base = None if extended is None else Tokenizer.load(extended)
     inputs = [*files, *([] if extended is None else [extended])]

@@ -1,4 +1,4 @@
-"""Read by Python at start where a test put this folder on the path: makes each optimiser step wait a little."""
+"""Imported by Python at start-up if this folder is on the path: slows down every optimiser step."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A tiny model in the place of the bundled one, in a working directory that has a folder of the same name."""
+"""Replace the bundled model by a tiny one, in a working directory with a folder of the same name."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from bertsmith.text.support_desk import messages
 
 
 @pytest.fixture(scope="session")
-def tiny_box(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a pre-norm ConvBERT with a generator of half its width, in half precision."""
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a pre-norm ConvBERT with a generator of half its width, in half precision."""
     tokenizer = learn_tokenizer(messages(), "wordpiece", 300, lowercase=True, progress=False)
     sizes = {"width": 32, "embedding_width": 16, "layers": 2, "heads": 4, "max_length": 64}
     config = bertsmith.preset("convbert-small", vocabulary=tokenizer.size, placement="pre", **sizes)
@@ -26,9 +26,9 @@ def tiny_box(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def boxed(tiny_box: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the tiny model, which "small" means; the working directory has another "small"."""
-    monkeypatch.setitem(bundled.FOLDERS, "small", tiny_box)
+def tiny_bundled(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of the tiny model that "small" refers to; the working directory has another folder "small"."""
+    monkeypatch.setitem(bundled.FOLDERS, "small", tiny_folder)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small").mkdir()
-    return tiny_box
+    return tiny_folder

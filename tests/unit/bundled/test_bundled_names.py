@@ -1,4 +1,4 @@
-"""A bundled name stands wherever a model does, means the same everywhere, and is what recipes keep."""
+"""Bundled names are accepted wherever a model is, and recipes store them."""
 
 import json
 import subprocess
@@ -26,40 +26,40 @@ TUNING = ["sequences.length=16", "batch.examples=4", "run.epochs=2", "run.log_ev
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder with eight rows to learn from and in dev."""
+    """A folder with the same eight rows in train and dev."""
     folder = tmp_path / "data"
     folder.mkdir()
     lines = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in ROWS)
-    for part in ("train", "dev"):
-        (folder / f"{part}.jsonl").write_text(lines, encoding="utf-8")
+    for split in ("train", "dev"):
+        (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
     return folder
 
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
-    """A file of texts."""
+    """A text file with 60 messages."""
     file = tmp_path / "desk.txt"
     file.write_text("\n\n".join(f"Order {i} has not come. Where is my parcel, please?" for i in range(60)))
     return file
 
 
-def test_a_text_is_a_name_and_a_path_a_folder(boxed: Path) -> None:
-    assert model_folder("small") == boxed
+def test_string_is_a_bundled_name_and_path_is_a_folder(tiny_bundled: Path) -> None:
+    assert model_folder("small") == tiny_bundled
     assert model_folder("./small") == model_folder(Path("small")) == Path("small")
-    for given in ("small", "./small", Path("small"), Path("runs/small")):
-        assert model_folder(model_text(given)) == model_folder(given)
+    for name in ("small", "./small", Path("small"), Path("runs/small")):
+        assert model_folder(model_text(name)) == model_folder(name)
     assert bertsmith.load("small").generator is not None
-    for given in ("./small", Path("small")):
+    for folder in ("./small", Path("small")):
         with pytest.raises(InputError, match=r"config\.json' does not exist"):
-            bertsmith.load(given)
+            bertsmith.load(folder)
 
 
-def test_names_are_known_without_pytorch() -> None:
+def test_bundled_names_do_not_import_pytorch() -> None:
     code = "import sys, bertsmith.bundled; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_is_not_there_is_told_beside_what_is(boxed: Path, data: Path) -> None:
+def test_error_for_missing_model_suggests_bundled_models(tiny_bundled: Path, data: Path) -> None:
     with pytest.raises(InputError, match="'smal' does not exist; did you mean the bundled model 'small'"):
         bertsmith.load("smal")
     with pytest.raises(InputError, match="'runs/sst2' does not exist; bundled models: small"):
@@ -86,7 +86,7 @@ def test_what_is_not_there_is_told_beside_what_is(boxed: Path, data: Path) -> No
     ],
     ids=lambda command: command[0],
 )
-def test_commands_know_the_name(boxed: Path, desk: Path, command: list[str]) -> None:
+def test_commands_accept_the_bundled_name(tiny_bundled: Path, desk: Path, command: list[str]) -> None:
     main([*command, "--out", "out"])
     assert Path("out/result.json").is_file()
     assert [path.name for path in Path("small").iterdir()] == []
@@ -94,38 +94,40 @@ def test_commands_know_the_name(boxed: Path, desk: Path, command: list[str]) -> 
         main([*("./small" if word == "small" else word for word in command), "--out", "other"])
 
 
-def test_it_is_served_by_its_name(boxed: Path) -> None:
+def test_bundled_model_is_served_under_its_name(tiny_bundled: Path) -> None:
     served = ServedModel.open("small", device="cpu", threads=1)
     assert served.name == "small"
     assert served.operations == {"vectors", "fill_mask"}
 
 
-def test_a_fine_tuning_keeps_the_name_and_goes_on(boxed: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fine_tuning_stores_the_name_and_resumes(
+    tiny_bundled: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run: dict[str, Any] = {"data": str(data), "set": TUNING, "device": "cpu"}
-    bertsmith.finetune("small", out=Path("straight"), **run)
-    assert read_toml(Path("straight/recipe.toml"))["model"]["folder"] == "small"
+    bertsmith.finetune("small", out=Path("uninterrupted"), **run)
+    assert read_toml(Path("uninterrupted/recipe.toml"))["model"]["folder"] == "small"
     real = Trainer._step
 
-    def until(self: Trainer, *arguments: object) -> None:
+    def step_or_interrupt(self: Trainer, *arguments: object) -> None:
         if self.progress.step == 3:
             raise KeyboardInterrupt
         real(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_step", until)
+        patch.setattr(Trainer, "_step", step_or_interrupt)
         with pytest.raises(KeyboardInterrupt):
-            bertsmith.finetune("small", out=Path("broken"), **run)
-    bertsmith.finetune(out=Path("broken"), resume=True, device="cpu")
-    assert Path("broken/model.safetensors").read_bytes() == Path("straight/model.safetensors").read_bytes()
-    # a folder of the bundled name is an ordinary folder to write to, and to read from when it is called a folder
+            bertsmith.finetune("small", out=Path("resumed"), **run)
+    bertsmith.finetune(out=Path("resumed"), resume=True, device="cpu")
+    assert Path("resumed/model.safetensors").read_bytes() == Path("uninterrupted/model.safetensors").read_bytes()
+    # an output folder with the bundled name is an ordinary folder; ./small or a Path reads it
     bertsmith.finetune("small", out=Path("small"), **run)
     assert bertsmith.Predictor.load("./small").predict(["the sad day"])[0] in ("good", "bad")
     bertsmith.finetune(Path("small"), out=Path("further"), **run)
     assert read_toml(Path("further/recipe.toml"))["model"]["folder"] == "./small"
 
 
-def test_pre_training_goes_on_with_generator_and_head(boxed: Path, desk: Path) -> None:
-    """Nothing is fresh: what the run begins with is what the folder holds, its generator counted in."""
+def test_continued_pretraining_keeps_generator_and_head(tiny_bundled: Path, desk: Path) -> None:
+    """No weights are newly initialised: the run starts with all weights of the folder, including the generator."""
     bertsmith.corpus([desk], tokenizer="small", out=Path("corpus"), workers=1)
     plain = {
         "data": "corpus",
@@ -136,14 +138,14 @@ def test_pre_training_goes_on_with_generator_and_head(boxed: Path, desk: Path) -
         "run": {"steps": 2},
     }
     settings = PretrainSettings.parse(plain)
-    assert settings.inputs == (Path("corpus"), boxed)
+    assert settings.inputs == (Path("corpus"), tiny_bundled)
     loaded = bertsmith.load("small")
     model, notices = settings.start(loaded.require_tokenizer())
     assert notices == []
-    begun, kept = model.state_dict(), loaded.state_dict()
-    assert begun.keys() == kept.keys()
-    assert all(torch.equal(begun[name], kept[name]) for name in kept)
-    assert any(name.startswith("generator.") for name in begun)
+    initial, stored = model.state_dict(), loaded.state_dict()
+    assert initial.keys() == stored.keys()
+    assert all(torch.equal(initial[name], stored[name]) for name in stored)
+    assert any(name.startswith("generator.") for name in initial)
     Path("recipe.toml").write_text(
         '[model]\nfolder = "small"\n[objective]\nkind = "replaced_tokens"\n[sequences]\nlength = 32\n'
         "micro_tokens = 64\n[batch]\ntokens = 64\n[run]\nsteps = 2\n"
@@ -155,8 +157,8 @@ def test_pre_training_goes_on_with_generator_and_head(boxed: Path, desk: Path) -
     assert bertsmith.load("./run").fill_mask("where is my [MASK]?")
 
 
-def test_it_teaches(boxed: Path, data: Path) -> None:
-    """A student of a general distillation; a task it does not know, and says so."""
+def test_bundled_model_can_be_a_teacher(tiny_bundled: Path, data: Path) -> None:
+    """It is a teacher for general distillation, but not for a task, because it was not fine-tuned."""
     config = GeneralDistillationConfig(teacher="small", terms=(CosineTerm(),))
     assert config.teacher_config == bertsmith.load("small").config
     with pytest.raises(InputError, match=r"distillation\.teacher 'small' was not fine-tuned for a task"):

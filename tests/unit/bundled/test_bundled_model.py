@@ -1,4 +1,4 @@
-"""The model in the box as it is shipped: its files, what they hold, and that it does what its page says."""
+"""The bundled model: its files and their content, embeddings, mask filling and sub-networks."""
 
 import tomllib
 from fnmatch import fnmatch
@@ -15,7 +15,7 @@ from bertsmith.toml import read_toml
 from bertsmith.training.pretraining import PretrainSettings
 
 FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "recipe.toml"}
-LIMIT = 30_000_000  # bytes
+MAX_BYTES = 30_000_000
 TEXTS = ["A man is playing a guitar.", "Someone plays the guitar.", "The committee rejected the new tax law."]
 
 
@@ -30,32 +30,32 @@ def model(folder: Path) -> Model:
     return bertsmith.load("small")
 
 
-def test_the_wheel_takes_all_of_it(folder: Path) -> None:
+def test_package_data_includes_all_files(folder: Path) -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))
     globs = project["tool"]["setuptools"]["package-data"]["bertsmith.bundled"]
-    for one in FOLDERS.values():
-        paths = [path for path in one.rglob("*") if path.is_file()]
-        missed = [path for path in paths if not any(fnmatch(f"{one.name}/{path.name}", glob) for glob in globs)]
-        assert missed == [path for path in paths if path.parent != one] == []
+    for bundled in FOLDERS.values():
+        paths = [path for path in bundled.rglob("*") if path.is_file()]
+        missed = [path for path in paths if not any(fnmatch(f"{bundled.name}/{path.name}", glob) for glob in globs)]
+        assert missed == [path for path in paths if path.parent != bundled] == []
     assert {path.name for path in folder.iterdir()} == FILES
 
 
-def test_it_is_small_and_in_half_precision(folder: Path) -> None:
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= LIMIT
+def test_weights_are_small_and_in_half_precision(folder: Path) -> None:
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= MAX_BYTES
     tensors = read_tensors(folder / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
-def test_card_and_recipe_are_there(folder: Path) -> None:
+def test_model_card_and_recipe_exist(folder: Path) -> None:
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert all(word in card.lower() for word in ("corpus", "licen", "limits", "seed"))
     settings = PretrainSettings.parse(read_toml(folder / "recipe.toml"), source="recipe.toml")
-    # told so that anyone can run it: a corpus is given on the command line
+    # the recipe must run on any machine: --data gives the corpus
     assert settings.data is None or not Path(settings.data).is_absolute()
 
 
-def test_tokenizer_generator_and_heads_fit(model: Model) -> None:
+def test_tokenizer_generator_and_heads_are_consistent(model: Model) -> None:
     tokenizer = model.require_tokenizer()
     rows = model.config.encoder.vocabulary
     assert tokenizer.size <= rows < tokenizer.size + 128
@@ -67,31 +67,31 @@ def test_tokenizer_generator_and_heads_fit(model: Model) -> None:
     assert model.config.encoder.embedding.max_length >= 512
 
 
-def test_texts_become_vectors_that_tell_them_apart(model: Model) -> None:
+def test_similar_texts_have_similar_embeddings(model: Model) -> None:
     vectors = torch.nn.functional.normalize(model.encode(TEXTS))
     assert vectors.shape[0] == 3
     assert vectors.isfinite().all()
-    alike = vectors @ vectors.T
-    assert alike[0, 1] > max(alike[0, 2], alike[1, 2])
+    similarity = vectors @ vectors.T
+    assert similarity[0, 1] > max(similarity[0, 2], similarity[1, 2])
 
 
 def test_masks_are_filled_with_words(model: Model) -> None:
     (best,) = model.fill_mask("He was born in the [MASK] of 1950.")
     assert len(best) == 5
-    assert best[0][1] > 0.02  # weights that learned nothing give every piece alike
-    assert not {piece for piece, _ in best} & {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
+    assert best[0][1] > 0.02  # untrained weights give all tokens similar probabilities
+    assert not {token for token, _ in best} & {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
 
 
-def test_loading_changes_no_bit(folder: Path, model: Model, tmp_path: Path) -> None:
+def test_loading_and_saving_is_bit_exact(folder: Path, model: Model, tmp_path: Path) -> None:
     again = bertsmith.load("small")
     assert torch.equal(again.encode(TEXTS), model.encode(TEXTS))
     bertsmith.save(again, tmp_path / "copy", precision="float16")
-    kept, copied = (read_tensors(one / "model.safetensors") for one in (folder, tmp_path / "copy"))
-    assert kept.keys() == copied.keys()
-    assert all(torch.equal(kept[name], copied[name]) for name in kept)
+    original, copied = (read_tensors(path / "model.safetensors") for path in (folder, tmp_path / "copy"))
+    assert original.keys() == copied.keys()
+    assert all(torch.equal(original[name], copied[name]) for name in original)
 
 
-def test_sub_networks_come_out_of_it(model: Model) -> None:
+def test_sub_network_can_be_extracted(model: Model) -> None:
     half = bertsmith.Subnet(width=0.5, depth=0.5)
     small = bertsmith.load("small", subnet=half)
     assert len(small.config.encoder.layers) == len(model.config.encoder.layers) // 2

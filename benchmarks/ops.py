@@ -156,9 +156,9 @@ def _remark(tuned: Tuned, arguments: dict[str, Any]) -> str:
 
 
 def _words(arguments: dict[str, Any]) -> str:
-    cut = arguments["cut"]
-    words = f"{cut.rows} rows, {cut.columns} columns, {cut.warps} warps, {cut.stages} stages"
-    return words + "".join(f", {name} {value}" for name, value in arguments.items() if name != "cut")
+    tiling = arguments["tiling"]
+    words = f"{tiling.rows} rows, {tiling.columns} columns, {tiling.warps} warps, {tiling.stages} stages"
+    return words + "".join(f", {name} {value}" for name, value in arguments.items() if name != "tiling")
 
 
 def _line(error: Exception) -> str:

@@ -113,16 +113,16 @@ def _tuned(op: Callable[..., Tensor], tensors: list[Tensor], table: Table, now: 
     """Forward and backward of the whole op with one entry of a table of tiles changed for the time of a call."""
     train, position = training(partial(op, backend="triton"), tensors), _place(tensors[0])
 
-    def launch(cut: Tile) -> tuple[Tensor | None, ...]:
+    def launch(tiling: Tile) -> tuple[Tensor | None, ...]:
         before = dict(table)
-        table[position] = cut
+        table[position] = tiling
         try:
             return train()
         finally:
             table.clear()
             table.update(before)
 
-    return Tuned(launch, [{"cut": cut} for cut in dict.fromkeys([now, *tries])], now={"cut": now})
+    return Tuned(launch, [{"tiling": tiling} for tiling in dict.fromkeys([now, *tries])], now={"tiling": now})
 
 
 def _place(states: Tensor) -> tuple[int, int]:

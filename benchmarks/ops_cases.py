@@ -13,7 +13,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops import conv
 from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs
 from bertsmith.ops.dispatch import Implementations
-from bertsmith.ops.kernel_support import SequenceRows, Tile, by_row
+from bertsmith.ops.kernel_support import SequenceRows, Tile, to_rows
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ def _light_conv_kernels(value: Tensor, scores: Tensor, layout: SequenceLayout) -
     from bertsmith.ops.conv import light_kernels as light
 
     rows, columns = SequenceRows.of(layout, value.device), _columns(value.shape[-1])
-    value, scores = by_row(value, layout), by_row(scores, layout)
+    value, scores = to_rows(value, layout), to_rows(scores, layout)
     settings = (rows, None, 0, scores.shape[-1] // 2, 0.0, False)
     mixed, normaliser = light.forward(value, scores, *settings)
     tries = [
-        {"cut": Tile(size // columns, columns, warps)}
+        {"tiling": Tile(size // columns, columns, warps)}
         for size, warps in ((512, 1), (1024, 1), (1024, 2), (1024, 4), (2048, 2), (2048, 4), (2048, 8), (4096, 8))
     ]
     return {
@@ -105,9 +105,9 @@ def _depthwise_kernels(hidden: Tensor, kernel: Tensor, layout: SequenceLayout) -
     from bertsmith.ops.conv import depthwise_kernels as kernels
 
     sequences, kernel_size = SequenceRows.of(layout, hidden.device), kernel.shape[1]
-    hidden = by_row(hidden, layout)
+    hidden = to_rows(hidden, layout)
     tries = [
-        {"cut": Tile(rows, columns, warps)}
+        {"tiling": Tile(rows, columns, warps)}
         for rows, columns, warps in (
             (16, 64, 2),
             (16, 64, 4),
@@ -120,7 +120,7 @@ def _depthwise_kernels(hidden: Tensor, kernel: Tensor, layout: SequenceLayout) -
         )
     ]
     sums = [
-        {"cut": Tile(rows, columns, warps), "most_shares": shares}
+        {"tiling": Tile(rows, columns, warps), "max_shares": shares}
         for rows, columns, warps in ((1, 256, 4), (2, 256, 4), (2, 256, 8), (4, 128, 4))
         for shares in (61, 127, 251)
     ]

@@ -17,7 +17,7 @@ from bertsmith.layers.mixers.dynamic_conv import DynamicConvConfig
 from bertsmith.layers.mixers.favor import FavorConfig
 from bertsmith.layers.mixers.full import FullConfig
 from bertsmith.layers.mixers.span_conv import SpanConvConfig
-from bertsmith.layers.positions import RelativeConfig, turns_by_place
+from bertsmith.layers.positions import RelativeConfig, token_rotations
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.models.build import build
 from bertsmith.models.config import ModelConfig
@@ -101,8 +101,8 @@ def forward_context(
     with torch.no_grad():
         table.table.copy_(torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
     tokens = torch.empty(layout.batch if layout.starts is None else int(layout.starts[-1]))
-    turns = turns_by_place(ROTARIES, tokens, layout)
-    return ForwardContext(layout, cut, relative_positions=table(), turns=turns, memory=memory)
+    rotations = token_rotations(ROTARIES, tokens, layout)
+    return ForwardContext(layout, cut, relative_positions=table(), rotations=rotations, memory=memory)
 
 
 def tiny_model(name: str, seed: int = 0, layers: int = TINY["layers"]) -> Model:

@@ -147,7 +147,7 @@ def test_what_cannot_be_causal_is_said() -> None:
     model = build(full.changed(heads=(MaskDecoderConfig(max_length=16),)), seed=0)
     with pytest.raises(InputError, match=r"a causal mask_decoder needs a last mixer .*; this one is 'full'"):
         model.config.causal()
-    with pytest.raises(InputError, match="is_causal is True and the keys have a layout of their own"):
+    with pytest.raises(InputError, match="is_causal is True, but key_layout differs from the queries' layout"):
         model.run(
             EncoderInputs(torch.zeros(3).long(), packed_layout([3]), is_causal=True),
             Want(masked_positions=torch.arange(3)),

@@ -73,9 +73,9 @@ def test_every_op_folder_has_a_case() -> None:
 def test_what_queries_cannot_look_at_is_said(name: str) -> None:
     one, two = SequenceLayout.full(1, 6), SequenceLayout.full(2, 3)
     op, (query, key, value) = ATTENDING[name], inputs((2, 3))
-    with pytest.raises(InputError, match="2 sequences of queries cannot look at 1 sequences of keys"):
+    with pytest.raises(InputError, match="2 sequences of queries cannot attend to 1 sequences of keys"):
         op(query, key.view(1, 6, 3, 8), value.view(1, 6, 3, 8), layout=two, key_layout=one)
-    with pytest.raises(InputError, match="is_causal is True and the keys have a layout of their own"):
+    with pytest.raises(InputError, match="is_causal is True, but key_layout differs from the queries' layout"):
         op(query, key, value, layout=two, key_layout=SequenceLayout.full(2, 3), is_causal=True)
 
 

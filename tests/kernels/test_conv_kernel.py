@@ -89,7 +89,7 @@ def test_more_channels_than_a_tile_and_more_tokens_than_programs() -> None:
     from bertsmith.ops.kernel_support import SequenceRows
 
     rows, gradient = SequenceRows.of(layout, hidden.device), numbers(48, 300)
-    many, one = (kernel_gradient(gradient, hidden, 5, rows, 2, most_shares=shares) for shares in (127, 1))
+    many, one = (kernel_gradient(gradient, hidden, 5, rows, 2, max_shares=shares) for shares in (127, 1))
     torch.testing.assert_close(many, one, rtol=1e-5, atol=1e-4)
 
 
@@ -238,14 +238,14 @@ def test_gradients_repeat_to_the_bit() -> None:
 
 def test_what_it_cannot_compute_is_said() -> None:
     layout, value = packed_layout([5]).to(DEVICE), numbers(5, 2, 16)
-    with pytest.raises(InputError, match="float64 and the kernel takes float16"):
+    with pytest.raises(InputError, match="float64, but the kernel supports float16"):
         light_conv(value.double(), numbers(2, 3), layout, backend="triton")
-    with pytest.raises(InputError, match="there are 33 taps and the kernel takes 31 at most"):
+    with pytest.raises(InputError, match="the kernel size is 33, but this backend supports at most 31"):
         light_conv(value, numbers(2, 33), layout, backend="triton")
-    with pytest.raises(InputError, match="the head width is 2000 and the kernel takes 1024 at most"):
+    with pytest.raises(InputError, match="the head width is 2000, but this backend supports at most 1024"):
         light_conv(numbers(5, 1, 2000), numbers(1, 3), layout, backend="triton")
     inputs = LightConvInputs(value, numbers(2, 3), layout)
-    assert fused.wanted(inputs) == value.is_cuda
+    assert fused.preferred(inputs) == value.is_cuda
     assert (choose(BACKENDS, "auto", inputs) is BACKENDS["triton"]) == value.is_cuda
 
 

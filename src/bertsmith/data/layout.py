@@ -12,23 +12,23 @@ from torch import Tensor
 from bertsmith.errors import InputError
 
 
-def spread(tokens: Tensor, positions: Tensor, rows: int) -> Tensor:
-    """As many rows as asked for, each token at its place, 0 elsewhere.
+def scatter_rows(tokens: Tensor, positions: Tensor, rows: int) -> Tensor:
+    """Write tokens to distinct rows of a tensor of zeros.
 
-    Shape: tokens (tokens, …), places (tokens,), int64, no two the same; (rows, …).
+    Shape: tokens (tokens, …), positions (tokens,), int64; the result (rows, …).
     """
-    return _Spread.apply(tokens, positions, rows)
+    return _ScatterRows.apply(tokens, positions, rows)
 
 
-def gathered(rows: Tensor, positions: Tensor) -> Tensor:
-    """The rows at some places, of which no two are the same: what `spread` put there.
+def gather_rows(rows: Tensor, positions: Tensor) -> Tensor:
+    """Read distinct rows, the inverse of `scatter_rows`.
 
-    Shape: rows (rows, …), places (tokens,), int64; (tokens, …).
+    Shape: rows (rows, …), positions (tokens,), int64; the result (tokens, …).
     """
-    return _Gathered.apply(rows, positions)
+    return _GatherRows.apply(rows, positions)
 
 
-class _Spread(torch.autograd.Function):
+class _ScatterRows(torch.autograd.Function):
     @staticmethod
     def forward(tokens: Tensor, positions: Tensor, rows: int) -> Tensor:
         return tokens.new_zeros(rows, *tokens.shape[1:]).index_copy(0, positions, tokens)
@@ -40,10 +40,10 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (positions,) = ctx.saved_tensors
-        return gathered(gradient, positions), None, None
+        return gather_rows(gradient, positions), None, None
 
 
-class _Gathered(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(rows: Tensor, positions: Tensor) -> Tensor:
         return rows.index_select(0, positions)
@@ -57,7 +57,7 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (positions,) = ctx.saved_tensors
-        return spread(gradient, positions, ctx.rows), None
+        return scatter_rows(gradient, positions, ctx.rows), None
 
 
 _NEAR = 0.75  # of a group's longest: what is shorter begins the next group
@@ -242,7 +242,7 @@ class SequenceLayout:
         if self.are_rows:
             return hidden.unflatten(0, (self.batch, self.max_length)), SequenceLayout.full(self.batch, self.max_length)
         is_token = torch.arange(self.max_length, device=hidden.device) < self.lengths()[:, None]
-        rows = spread(hidden, self._padded_positions(hidden), self.batch * self.max_length)
+        rows = scatter_rows(hidden, self._padded_positions(hidden), self.batch * self.max_length)
         return rows.unflatten(0, (self.batch, self.max_length)), SequenceLayout.padded(is_token)
 
     def unpad(self, rows: Tensor, like: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ class SequenceLayout:
             return rows
         if self.are_rows:
             return rows.flatten(0, 1)
-        return gathered(rows.flatten(0, 1), self._padded_positions(like))
+        return gather_rows(rows.flatten(0, 1), self._padded_positions(like))
 
     def chosen(self, sequences: Tensor) -> tuple["SequenceLayout", Tensor]:
         """The layout of some sequences alone, and where their tokens stand among the first axis of what lies here.

@@ -132,7 +132,7 @@ class ActivationProduct(nn.Module):
             raise InputError("precision is 'int8_static' and the model rounds no activations; allowed: int8_weights")
         if is_measured and self.bits > _BITS:
             raise InputError(f"quantisation.activation_bits is {self.bits}; allowed with int8_static: up to {_BITS}")
-        uses = [] if ranges is None else [ranges.known(use) for use in range(ranges.limits.shape[0])]
+        uses = [] if ranges is None else [ranges.effective_limits(use) for use in range(ranges.limits.shape[0])]
         self.register_buffer("limits", torch.cat(uses).detach().float() if is_measured else None)
 
     def forward(self, hidden: Tensor, weights: Tensor, use: int = 0) -> Tensor:

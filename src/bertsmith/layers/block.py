@@ -18,7 +18,7 @@ from bertsmith.layers.linear import ElasticLinear, GroupedLinear
 from bertsmith.layers.mixers import Mixer
 from bertsmith.layers.mixers.base import State
 from bertsmith.layers.subnet import LayerCut
-from bertsmith.ops.conv import odd_kernel_size, reach, shifted
+from bertsmith.ops.conv import kernel_extent, odd_kernel_size, shift
 from bertsmith.settings import Record
 
 
@@ -43,9 +43,9 @@ class BranchConfig(Record):
 
 
 class ConvolutionBranch(nn.Module):
-    """norm(layer(x) + activation(dropout(convolution(x)))), x being what enters the layer.
+    """norm(layer(x) + activation(dropout(convolution(x)))) for the input x of a layer.
 
-    The middle tap is the token itself; causal, the last one is, and the weights stay as they are.
+    The middle tap reads the token itself; in a causal branch the last tap does. Both have the same weights.
     """
 
     def __init__(
@@ -58,22 +58,23 @@ class ConvolutionBranch(nn.Module):
         self.dropout = TokenDropout(dropout)
         self.norm = Norm(width, epsilon)
 
-    def forward(self, entered: Tensor, left: Tensor, context: ForwardContext) -> Tensor:
+    def forward(self, layer_input: Tensor, layer_output: Tensor, context: ForwardContext) -> Tensor:
         """Add the convolution of the layer's input to its output.
 
-        Shape: entered, left (…, width), the hidden states before and after the layer.
+        Shape: layer_input, layer_output (…, width).
         """
-        before, _ = reach(self.kernel_size, self.is_causal or context.is_causal)
-        span = torch.cat([shifted(entered, tap - before, context.layout) for tap in range(self.kernel_size)], dim=-1)
-        added = self.dropout(linear(span, self.weight, self.bias), context.layout)  # (…, taps · width) -> (…, width)
-        return self.norm(left + ACTIVATIONS[self.activation](added))
+        before, _ = kernel_extent(self.kernel_size, self.is_causal or context.is_causal)
+        span = torch.cat([shift(layer_input, tap - before, context.layout) for tap in range(self.kernel_size)], dim=-1)
+        convolved = linear(span, self.weight, self.bias)  # (…, kernel_size · width) -> (…, width)
+        convolved = self.dropout(convolved, context.layout)
+        return self.norm(layer_output + ACTIVATIONS[self.activation](convolved))
 
 
-Part = TypeVar("Part", bound=nn.Module)
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class Block(nn.Module):
-    """mixer → (cross mixer →) feed-forward, normalised after each residual sum (post-norm) or before each part.
+    """mixer → (cross mixer →) feed-forward, normalised after each residual sum (post-norm) or before each sub-layer.
 
     The last mixer attends to the context's memory: in a decoder the cross mixer, elsewhere the only mixer.
     """
@@ -111,52 +112,54 @@ class Block(nn.Module):
         return [*(mixer.output for mixer in mixers), self.feedforward.contract]
 
     @property
-    def crossing(self) -> tuple[Mixer, Norm] | None:
+    def cross_sublayer(self) -> tuple[Mixer, Norm] | None:
         """The cross mixer of a decoder and its norm, or None."""
         return None if self.cross is None or self.cross_norm is None else (self.cross, self.cross_norm)
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
-        entered, own, crossing = hidden, self._own_context(context), self.crossing
-        hidden = self._added(hidden, self.mixer, self.mixer_norm, own)
-        if crossing is not None:
-            hidden = self._added(hidden, *crossing, self._cross_context(context))
-        hidden = self._added(hidden, self.feedforward, self.feedforward_norm, context)
+        layer_input, mixer_context, cross = hidden, self._mixer_context(context), self.cross_sublayer
+        hidden = self._apply_sublayer(hidden, self.mixer, self.mixer_norm, mixer_context)
+        if cross is not None:
+            hidden = self._apply_sublayer(hidden, *cross, self._cross_context(context))
+        hidden = self._apply_sublayer(hidden, self.feedforward, self.feedforward_norm, context)
         # queries that attend to a memory are not neighbours of each other
-        if self.branch is None or own.memory is not None:
+        if self.branch is None or mixer_context.memory is not None:
             return hidden
-        return self.branch(entered, hidden, context)
+        return self.branch(layer_input, hidden, context)
 
     def start(self, context: ForwardContext) -> tuple[State, State]:
         """Return the decoding states of the two mixers before the first token."""
-        return self.mixer.start(self._own_context(context)), () if self.cross is None else self.cross.start(context)
+        return self.mixer.start(self._mixer_context(context)), () if self.cross is None else self.cross.start(context)
 
     def step(
         self, hidden: Tensor, states: tuple[State, State], context: ForwardContext
     ) -> tuple[Tensor, tuple[State, State]]:
-        """Return the hidden state of one more token of each sequence, (batch, width), and the mixers' next states."""
+        """Return the hidden states of the next token of each sequence, (batch, width), and the new decoding states."""
         if self.branch is not None:
             raise InputError(
-                "a layer with a branch keeps no tokens between steps; allowed in steps: layers without one"
+                "a layer with a convolution branch cannot decode step by step; allowed: layers without a branch"
             )
-        (state, cross_state), crossing = states, self.crossing
-        mixed, state = self.mixer.step(self._entering(hidden, self.mixer_norm), state, self._own_context(context))
-        hidden = self._joined(hidden, mixed, self.mixer_norm, context)
-        if crossing is not None:
-            cross, norm = crossing
-            mixed, cross_state = cross.step(self._entering(hidden, norm), cross_state, context)
-            hidden = self._joined(hidden, mixed, norm, context)
-        return self._added(hidden, self.feedforward, self.feedforward_norm, context), (state, cross_state)
+        (state, cross_state), cross = states, self.cross_sublayer
+        mixed, state = self.mixer.step(
+            self._sublayer_input(hidden, self.mixer_norm), state, self._mixer_context(context)
+        )
+        hidden = self._add_residual(hidden, mixed, self.mixer_norm, context)
+        if cross is not None:
+            cross_mixer, norm = cross
+            mixed, cross_state = cross_mixer.step(self._sublayer_input(hidden, norm), cross_state, context)
+            hidden = self._add_residual(hidden, mixed, norm, context)
+        return self._apply_sublayer(hidden, self.feedforward, self.feedforward_norm, context), (state, cross_state)
 
     def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:
         """Return the mixer's maps for the input of this block; names of a cross mixer's maps begin with "cross_"."""
-        own, crossing = self._own_context(context), self.crossing
-        maps = self.mixer.maps(self._entering(hidden, self.mixer_norm), own)
-        if crossing is None:
+        mixer_context, cross = self._mixer_context(context), self.cross_sublayer
+        maps = self.mixer.maps(self._sublayer_input(hidden, self.mixer_norm), mixer_context)
+        if cross is None:
             return maps
-        mixer, norm = crossing
-        hidden = self._added(hidden, self.mixer, self.mixer_norm, own)
-        crossed = mixer.maps(self._entering(hidden, norm), self._cross_context(context))
-        return {**maps, **{f"cross_{name}": shares for name, shares in crossed.items()}}
+        cross_mixer, norm = cross
+        hidden = self._apply_sublayer(hidden, self.mixer, self.mixer_norm, mixer_context)
+        cross_maps = cross_mixer.maps(self._sublayer_input(hidden, norm), self._cross_context(context))
+        return {**maps, **{f"cross_{name}": weights for name, weights in cross_maps.items()}}
 
     def mixer_input(self, hidden: Tensor) -> Tensor:
         """Return the input of the mixer for the input of this block: normalised first in a pre-norm block."""
@@ -164,33 +167,33 @@ class Block(nn.Module):
 
     def projections(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mixer's query, key and value for the input of this block, each (…, heads, head width)."""
-        return self.mixer.projections(self._entering(hidden, self.mixer_norm), self._own_context(context))
+        return self.mixer.projections(self._sublayer_input(hidden, self.mixer_norm), self._mixer_context(context))
 
     def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
-        """Return the mixer's attention scores for the input of this block, (batch, heads, longest, longest)."""
-        return self.mixer.scores(self._entering(hidden, self.mixer_norm), self._own_context(context))
+        """Return the mixer's attention scores for the input of this block, (batch, heads, max_length, max_length)."""
+        return self.mixer.scores(self._sublayer_input(hidden, self.mixer_norm), self._mixer_context(context))
 
     def orders(self, heads: Tensor, neurons: Tensor) -> dict[Mixer | FeedForward, Tensor]:
         """Return the order of units of each sub-layer for these orders of heads and neurons."""
         orders: dict[Mixer | FeedForward, Tensor] = {self.mixer: heads, self.feedforward: neurons}
         return orders if self.cross is None else {**orders, self.cross: heads}
 
-    def extract(self, cut: LayerCut, made: dict[nn.Module, nn.Module]) -> "Block":
-        """Return a block of its own with the first units only.
+    def extract(self, cut: LayerCut, extracted: dict[nn.Module, nn.Module]) -> "Block":
+        """Return a new block with the first units only.
 
-        `made` maps modules to their extracted copies and is added to: a module that several layers share is extracted
-        once. Layers with different cuts must not share it.
+        `extracted` maps modules to their extracted copies and is updated: a module that several layers share is
+        extracted once. Layers with different cuts must not share this dictionary.
         """
 
-        def once(part: Part, make: Callable[[Part], Part]) -> Part:
-            if part not in made:
-                made[part] = make(part)
-            return made[part]  # type: ignore[return-value]
+        def once(module: Module, extract: Callable[[Module], Module]) -> Module:
+            if module not in extracted:
+                extracted[module] = extract(module)
+            return extracted[module]  # type: ignore[return-value]
 
-        crossing, branch = self.crossing, self.branch
-        if crossing is not None:
-            cross, norm = crossing
-            crossing = once(cross, lambda mixer: mixer.extract(cut)), once(norm, copy.deepcopy)
+        cross, branch = self.cross_sublayer, self.branch
+        if cross is not None:
+            cross_mixer, norm = cross
+            cross = once(cross_mixer, lambda mixer: mixer.extract(cut)), once(norm, copy.deepcopy)
         return Block(
             once(self.mixer, lambda mixer: mixer.extract(cut)),
             once(self.feedforward, lambda feedforward: feedforward.extract(cut)),
@@ -198,11 +201,11 @@ class Block(nn.Module):
             once(self.feedforward_norm, copy.deepcopy),
             dropout=self.dropout.rate,
             is_pre_norm=self.is_pre_norm,
-            cross=crossing,
+            cross=cross,
             branch=None if branch is None else once(branch, copy.deepcopy),
         )
 
-    def _own_context(self, context: ForwardContext) -> ForwardContext:
+    def _mixer_context(self, context: ForwardContext) -> ForwardContext:
         """Return the context of the mixer: without the memory, if a cross mixer attends to it."""
         return context if self.cross is None else context.with_memory(None)
 
@@ -210,15 +213,17 @@ class Block(nn.Module):
         """Return the context of the cross mixer, which sees the whole memory even if its own sequence is causal."""
         return replace(context, is_causal=False) if context.is_causal else context
 
-    def _added(self, hidden: Tensor, part: Mixer | FeedForward, norm: nn.Module, context: ForwardContext) -> Tensor:
+    def _apply_sublayer(
+        self, hidden: Tensor, sublayer: Mixer | FeedForward, norm: nn.Module, context: ForwardContext
+    ) -> Tensor:
         """Return the residual sum of the hidden states and a sub-layer's output."""
-        return self._joined(hidden, part(self._entering(hidden, norm), context), norm, context)
+        return self._add_residual(hidden, sublayer(self._sublayer_input(hidden, norm), context), norm, context)
 
-    def _entering(self, hidden: Tensor, norm: nn.Module) -> Tensor:
+    def _sublayer_input(self, hidden: Tensor, norm: nn.Module) -> Tensor:
         """Return the input of a sub-layer, normalised first in a pre-norm block."""
         return norm(hidden) if self.is_pre_norm else hidden
 
-    def _joined(self, hidden: Tensor, news: Tensor, norm: nn.Module, context: ForwardContext) -> Tensor:
-        """Return the residual sum after a sub-layer, normalised in a post-norm block."""
-        summed = hidden + self.dropout(news, context.layout)
+    def _add_residual(self, hidden: Tensor, output: Tensor, norm: nn.Module, context: ForwardContext) -> Tensor:
+        """Add a sub-layer's output to the hidden states; normalise the sum in a post-norm block."""
+        summed = hidden + self.dropout(output, context.layout)
         return summed if self.is_pre_norm else norm(summed)

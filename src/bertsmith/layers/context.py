@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.elementwise import LayerGates
-from bertsmith.layers.positions import Rotary, Turns
+from bertsmith.layers.positions import Rotary, Rotation
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops.disentangled.positions import RelativePositions
 
@@ -37,12 +37,12 @@ class ForwardContext:
     """Requested implementation; ops without one of this name use "auto" (ops/dispatch.py)."""
     relative_positions: RelativePositions | None = None
     """The encoder's relative position table and its indices, for mixers that read it."""
-    turns: Mapping[Rotary, Turns] = field(default_factory=dict)
-    """Rotation of every token, for mixers with rotary positions."""
+    rotations: Mapping[Rotary, Rotation] = field(default_factory=dict)
+    """Rotary embedding of every token, for mixers that use one."""
     memory: Memory | None = None
     """Keys and values that the queries attend to; None for their own sequence."""
     is_causal: bool = False
-    """Makes every mixer causal, whatever its config says."""
+    """Make every mixer causal, even if its config is not."""
 
     @property
     def keep_heads(self) -> int | None:

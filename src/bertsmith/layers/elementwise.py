@@ -1,4 +1,4 @@
-"""Point-wise functions and norms that a config can name."""
+"""Activations, dropout, gates and norms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class TokenDropout(nn.Module):
-    """Dropout whose draws on a CPU do not depend on how sequences lie: packed and padded runs stay the same run."""
+    """Dropout whose random numbers on a CPU do not depend on the layout: packed and padded batches get the same."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -42,37 +42,37 @@ class TokenDropout(nn.Module):
 
 @dataclass(frozen=True)
 class LayerGates:
-    """What the units of one layer are multiplied by; None for nothing. All of them are listed, cut away or not.
+    """Factors of the units of one layer; None for no gates. Units that a sub-network leaves out have a gate, too.
 
     Shape: heads (heads,), neurons and inner (neurons,).
     """
 
     heads: Tensor | None = None
-    """On what each head hands to the mixer's output projection."""
+    """Factors of the heads' outputs, before the mixer's output projection."""
     neurons: Tensor | None = None
-    """On each neuron's activation."""
+    """Factors of the neurons' activations."""
     inner: Tensor | None = None
-    """On what enters each neuron's activation."""
+    """Factors of the neurons' pre-activations."""
 
 
 def first_units(gate: Tensor, keep: int | None, groups: int = 1) -> Tensor:
-    """The gates of the units that are kept: the first of every group."""
+    """Return the gates of the first units of every group, `keep` in total."""
     if keep is None or keep == len(gate):
         return gate
     return gate.unflatten(0, (groups, -1))[:, : keep // groups].flatten()  # (units,) -> (groups, units / groups)
 
 
 NormKind = Literal["layer", "rms"]
-"""By mean and deviation (Ba et al. 2016), or by the root of the mean square alone (Zhang & Sennrich 2019)."""
+"""LayerNorm (Ba et al. 2016) or RMSNorm (Zhang & Sennrich 2019)."""
 
 
 class NormConfig(Record):
-    """Where the normalisation of a block stands, its kind and its epsilon."""
+    """Placement, kind and epsilon of the norms of a block."""
 
     placement: Literal["post", "pre"] = "post"
     """After the residual sum (BERT), or before mixer and feed-forward."""
     kind: NormKind = "layer"
-    """By mean and deviation, or by the root of the mean square alone, which is a little cheaper."""
+    """LayerNorm, or RMSNorm, which is slightly cheaper."""
     epsilon: float = Field(default=1e-12, gt=0)
     has_bias: bool = True
 
@@ -83,8 +83,8 @@ class NormConfig(Record):
 class Norm(nn.Module):
     """Normalisation over the last axis.
 
-    Under autocast PyTorch would run it in float32 and hand float32 to the next layer, which doubles the traffic of the
-    residual stream; here input and output stay in the autocast dtype. The statistics are float32 in the kernel.
+    Under autocast PyTorch would run it in float32 and return float32, which doubles the memory traffic of the residual
+    stream; here input and output stay in the autocast dtype. The kernel computes the statistics in float32.
     """
 
     def __init__(self, width: int, epsilon: float, kind: NormKind = "layer", *, has_bias: bool = True) -> None:

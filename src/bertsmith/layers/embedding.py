@@ -1,4 +1,4 @@
-"""Token ids → vectors: token, position and type tables, norm, dropout, and the widening of a factorised table."""
+"""Embedding of token ids: token, position and type tables, norm, dropout, and the projection of a factorised table."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -22,27 +22,27 @@ class EmbeddingConfig(Record):
     width: int | None = Field(default=None, gt=0)
     """Width of the tables; if it differs from the encoder's, a linear layer follows (factorised embedding)."""
     positions: Literal["learned", "sinusoid", "sinusoid_halves", "none"] = "learned"
-    """What is added for the place of a token; "none" leaves places to the mixers. Sines and cosines alternate in
-    "sinusoid" and stand in two halves in "sinusoid_halves"."""
+    """Absolute position embedding; "none" leaves positions to the mixers. Sines and cosines alternate in "sinusoid" and
+    form two halves in "sinusoid_halves"."""
     max_length: int = Field(default=512, gt=0)
-    """The most tokens a text is given, and, where positions are added, the most that a sequence may have."""
+    """Texts are truncated to this many tokens; with absolute positions no sequence may be longer."""
     types: int = Field(default=2, ge=0)
     """Number of token types (segments); 0 for none."""
     is_scaled: bool = False
     """Multiply token vectors by √width, as the Transformer does."""
     rank: int | None = Field(default=None, gt=0)
-    """Keep the token table as a product of two, (vocabulary, rank) · (rank, width), and nothing else of the embedding;
-    `factorise` makes such a model of a trained one."""
+    """Factorise the token table, and only that table: (vocabulary, rank) · (rank, width). `factorise` turns a trained
+    model into such a model."""
     table: Literal["own", "given", "difference"] = "own"
-    """Where the token vectors come from: a table of its own; the encoder's, for a decoder; or the generator's, to which
-    its own is added, for an encoder in training whose generator must not learn from it (models/generator.py)."""
+    """Source of the token vectors: an own table; a table passed to `forward`, as a decoder gets its encoder's; or the
+    generator's table, detached, plus an own difference (gradient-disentangled sharing, models/generator.py)."""
     has_norm: bool = True
     norm: NormKind = "layer"
-    """The kind of the norm."""
+    """LayerNorm or RMSNorm."""
     epsilon: float = Field(default=1e-12, gt=0)
-    """Of the norm."""
+    """Epsilon of the norm."""
     has_bias: bool = True
-    """Of the norm and of the layer that widens."""
+    """Biases in the norm and in the projection to the encoder's width."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
 
     def build(self, vocabulary: int, width: int) -> "Embedding":
@@ -50,19 +50,19 @@ class EmbeddingConfig(Record):
 
 
 Perturbation = Callable[[Tensor], Tensor]
-"""Replaces the sum of the vectors before it is normalised, in adversarial training."""
+"""Maps the summed vectors to perturbed ones before the norm, for adversarial training."""
 
 
 class TokenRows(nn.Module):
-    """How token vectors come out of their table: as they are. It has no weights; others round them or keep codes."""
+    """Look-up of token vectors. It has no weights; quantised models replace it."""
 
     def forward(self, tokens: Tensor, table: Tensor | None) -> Tensor:
-        """The vectors of tokens: (…,) -> (…, columns)."""
+        """Return the vectors of tokens: (…,) -> (…, columns)."""
         return embedding(tokens, self.whole(table))
 
     def whole(self, table: Tensor | None) -> Tensor:
-        """The vectors of all tokens, (vocabulary, columns)."""
-        assert table is not None, "an embedding without a table of its own must be given one"
+        """Return the vectors of all tokens, (vocabulary, columns)."""
+        assert table is not None, "an embedding without its own table needs the argument table"
         return table
 
 
@@ -94,7 +94,7 @@ class Embedding(nn.Module):
         table: Tensor | None = None,
         perturb: Perturbation | None = None,
     ) -> Tensor:
-        """The first states; `table` holds the token vectors where the embedding has none, or a difference, of its own.
+        """Embed tokens; `table` is required if the embedding has no token table of its own, or only a difference.
 
         Shape: tokens and types (batch, length) or (tokens,); the result has one more axis, the encoder's width.
         """
@@ -128,16 +128,16 @@ class Embedding(nn.Module):
             vectors = vectors + (self.type_table[0] if types is None else embedding(types, self.type_table))
         return vectors
 
-    def _vectors(self, tokens: Tensor, given: Tensor | None) -> Tensor:
+    def _vectors(self, tokens: Tensor, table: Tensor | None) -> Tensor:
         if self.is_difference:
-            assert given is not None, "an embedding that is a difference must be given the table it is added to"
+            assert table is not None, "an embedding that is a difference needs the table it is added to"
             assert self.token_table is not None
-            return embedding(tokens, given.detach()) + embedding(tokens, self.token_table)
-        return self.rows(tokens, self.token_table if given is None else given)
+            return embedding(tokens, table.detach()) + embedding(tokens, self.token_table)
+        return self.rows(tokens, self.token_table if table is None else table)
 
     @torch.no_grad()
     def initialise(self, init_std: float, generator: torch.Generator | None) -> None:
-        """A difference begins with nothing."""
+        """Set a difference to zero."""
         if self.is_difference and self.token_table is not None:
             self.token_table.zero_()
 

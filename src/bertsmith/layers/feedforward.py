@@ -1,4 +1,4 @@
-"""The point-wise half of a block."""
+"""The position-wise feed-forward network of a block."""
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -11,25 +11,25 @@ from bertsmith.settings import Record
 
 
 class FeedForwardConfig(Record):
-    """Two linear layers with an activation between them, or, gated, with a product between them."""
+    """Two linear layers with an activation, or a gated linear unit, between them."""
 
     neurons: int = Field(gt=0)
     activation: Activation = "gelu"
     groups: int = Field(default=1, gt=0)
-    """Blocks of the width and of the neurons that speak only to each other; ConvBERT's medium-small has 2."""
+    """Groups of both linear layers, as in a grouped convolution; ConvBERT medium-small has 2."""
     is_gated: bool = False
-    """Give each neuron a second linear form of the input, by which its activation is multiplied: GeGLU with gelu,
-    SwiGLU with silu (Shazeer 2020). Two thirds of the neurons have the weights of an ungated feed-forward then."""
+    """Multiply each activation by a second linear function of the input: GeGLU with gelu, SwiGLU with silu (Shazeer
+    2020). With two thirds of the neurons it has as many weights as an ungated feed-forward."""
     has_bias: bool = True
-    """Of both layers."""
+    """Biases in both layers."""
 
     def check(self, width: int) -> None:
-        """Raises ValueError if width or neurons do not divide into the groups, or groups cannot be as asked."""
+        """Raise ValueError if groups do not divide width and neurons, or do not fit the other settings."""
         for name, count in (("width", width), ("neurons", self.neurons)):
             if count % self.groups:
                 raise ValueError(f"{name} {count} is not a multiple of groups {self.groups}")
         if self.groups > 1 and (self.is_gated or not self.has_bias):
-            raise ValueError(f"groups is {self.groups}; allowed with is_gated or without biases: 1")
+            raise ValueError(f"groups is {self.groups}; allowed with is_gated or without has_bias: 1")
 
     def build(self, width: int) -> "FeedForward":
         return FeedForward(
@@ -37,7 +37,7 @@ class FeedForwardConfig(Record):
         )
 
     def cut(self, cut: LayerCut) -> "FeedForwardConfig":
-        """The config of the extracted part."""
+        """Return the config of the extracted feed-forward."""
         return self.model_copy(update={"neurons": cut.neurons})
 
     def flops(self, width: int) -> int:
@@ -46,9 +46,9 @@ class FeedForwardConfig(Record):
 
 
 class FeedForward(nn.Module):
-    """width → neurons → width; each neuron is a unit that can be left out.
+    """width → neurons → width; each neuron is a unit that can be removed.
 
-    Gated, the first layer gives two parts, what is activated and what it is multiplied by, with all neurons in each.
+    If it is gated, the output of the first layer has two parts with all neurons each: pre-activations and factors.
     """
 
     expand: ElasticLinear | GroupedLinear
@@ -83,19 +83,19 @@ class FeedForward(nn.Module):
         return self.contract(self._gated(inner, gates.neurons), WeightSlice(keep_in=context.keep_neurons))
 
     def _gated(self, inner: Tensor, gate: Tensor | None) -> Tensor:
-        """What neurons hold, times their gates: (…, neurons kept)."""
+        """Multiply the kept neurons, (…, neurons), by their gates."""
         return inner if gate is None else inner * first_units(gate, inner.shape[-1], self.groups).to(inner.dtype)
 
     def reorder(self, neurons: Tensor) -> None:
-        """Puts the neurons in the given order, most important first; the output does not change.
+        """Sort the neurons in place by the given order, most important first; the output does not change.
 
-        Neurons never leave their group: each group's own take the order they have among all.
+        Neurons stay in their group: each group is sorted by the rank of its neurons in the order.
         """
         self.expand.reorder(units_out=neurons)
         self.contract.reorder(units_in=neurons)
 
     def extract(self, cut: LayerCut) -> "FeedForward":
-        """A part of its own with the first neurons only."""
+        """Return a new feed-forward with the first neurons only."""
         small = FeedForward(
             self.expand.inputs,
             cut.neurons,

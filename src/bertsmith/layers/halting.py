@@ -1,9 +1,8 @@
-"""Positions that decide themselves when they have been worked on enough (Graves 2016, per position).
+"""Adaptive computation time per position (Graves 2016).
 
-A position enters step n with a chance p(n) = σ(w · h + b) to come to rest. Its chances are added up; the step N in
-which the sum reaches the threshold, or else the last step, is its last one and gets what the steps before left over,
-the remainder R = 1 - p(1) - … - p(N - 1). The output is the mixture of the states after each step, weighted p(1), …,
-p(N - 1), R.
+Before step n a position has the halting probability p(n) = σ(w · h + b). It halts after step N, the first step in which
+the cumulative probability reaches the threshold, or the last step. The weight of step N is the remainder
+R = 1 - p(1) - … - p(N - 1). The output is the sum of the hidden states after each step, weighted p(1), …, p(N - 1), R.
 """
 
 from dataclasses import dataclass
@@ -17,14 +16,14 @@ from bertsmith.settings import Record
 
 
 class HaltingConfig(Record):
-    """When a position comes to rest, and what a step costs."""
+    """Halting threshold and ponder cost."""
 
     threshold: float = Field(default=0.99, gt=0, lt=1)
-    """The sum of chances at which a position comes to rest."""
+    """Cumulative halting probability at which a position halts."""
     cost: float = Field(default=0.01, ge=0)
     """Weight of the mean of N + R, the ponder cost, in the loss."""
     bias: float = 1.0
-    """What b starts from; at 1 a fresh network comes to rest after about two steps."""
+    """Initial value of b; with 1, positions of an untrained network halt after about two steps."""
 
     def build(self, width: int) -> "Halting":
         return Halting(width, self.threshold, self.bias)
@@ -32,31 +31,32 @@ class HaltingConfig(Record):
 
 @dataclass(frozen=True)
 class Pondering:
-    """How far each position has come.
+    """State of adaptive computation time.
 
-    Shape: mixture (…, width); the others (…), one number for every position.
+    Shape: mixture (…, width); the others (…), one number per position.
     """
 
     mixture: Tensor
-    """The weighted states so far."""
+    """Weighted sum of hidden states so far."""
     spent: Tensor
-    """The sum of the weights so far; 1 at rest."""
+    """Sum of weights so far; 1 for halted positions."""
     steps: Tensor
-    """Steps taken: N at rest."""
+    """Steps taken so far; N for halted positions."""
     remainder: Tensor
-    """R at rest, 0 before."""
+    """R for halted positions, 0 for others."""
     is_running: Tensor
-    most: int = 0
-    """Steps done so far."""
+    """True for positions that have not halted."""
+    steps_run: int = 0
+    """Number of steps computed so far."""
 
     @property
     def cost(self) -> Tensor:
-        """N + R; its gradient is that of R, which shrinks as the chances grow."""
+        """N + R; only R has a gradient, and it decreases as the halting probabilities grow."""
         return self.steps + self.remainder
 
 
 class Halting(nn.Module):
-    """Keeps count of the chances; nothing is written to the module, and shapes never depend on who is at rest."""
+    """Halting probabilities and their accumulation; shapes never depend on which positions have halted."""
 
     def __init__(self, width: int, threshold: float, bias: float) -> None:
         super().__init__()
@@ -64,31 +64,31 @@ class Halting(nn.Module):
         self.chance = ElasticLinear(width, 1)
 
     def initialise(self, init_std: float, generator: torch.Generator | None) -> None:
-        """Sets the bias, which is not 0 at first."""
+        """Set the bias to its initial value, which is not 0."""
         assert self.chance.bias is not None
         nn.init.constant_(self.chance.bias, self.first_bias)
 
     def start(self, hidden: Tensor) -> Pondering:
-        """Every position before its first step."""
-        # at least float32: half precision cannot tell 0.99 from 1
+        """Return the state before the first step."""
+        # at least float32: half precision is too coarse near 1
         zeros = torch.zeros_like(hidden[..., 0], dtype=torch.promote_types(hidden.dtype, torch.float32))
         return Pondering(torch.zeros_like(hidden, dtype=zeros.dtype), zeros, zeros, zeros, torch.ones_like(zeros) > 0)
 
-    def forward(self, entering: Tensor, left: Tensor, before: Pondering, *, is_last: bool) -> Pondering:
-        """The count after one more step.
+    def forward(self, step_input: Tensor, step_output: Tensor, before: Pondering, *, is_last: bool) -> Pondering:
+        """Return the state after one more step.
 
-        Shape: entering, left (…, width), the states before and after the step.
+        Shape: step_input, step_output (…, width).
         """
-        chance = self.chance(entering).squeeze(-1).to(before.spent.dtype).sigmoid()
+        probability = self.chance(step_input).squeeze(-1).to(before.spent.dtype).sigmoid()
         rest = 1 - before.spent
-        is_full = torch.ones_like(before.is_running) if is_last else before.spent + chance >= self.threshold
+        is_full = torch.ones_like(before.is_running) if is_last else before.spent + probability >= self.threshold
         halts = before.is_running & is_full
-        weight = torch.where(halts, rest, chance) * before.is_running
+        weight = torch.where(halts, rest, probability) * before.is_running
         return Pondering(
-            mixture=before.mixture + weight[..., None] * left,
+            mixture=before.mixture + weight[..., None] * step_output,
             spent=before.spent + weight,
             steps=before.steps + before.is_running,
             remainder=torch.where(halts, rest, before.remainder),
             is_running=before.is_running & ~halts,
-            most=before.most + 1,
+            steps_run=before.steps_run + 1,
         )

@@ -1,4 +1,4 @@
-"""Linear layers whose rows and columns come in units (heads, neurons): a prefix of the units is a smaller layer."""
+"""Linear layers whose rows and columns are grouped into units (heads, neurons): the first units are a smaller layer."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,14 +13,14 @@ from bertsmith.layers.weight_cache import PackedWeight
 
 @dataclass(frozen=True)
 class WeightSlice:
-    """The units of a linear layer that one call uses; by default all."""
+    """The units of a linear layer that one call uses; all by default."""
 
     keep_in: int | None = None
     """Number of first input units; None for all."""
     keep_out: int | None = None
     """Number of first output units; None for all."""
     parts: slice | None = None
-    """Which of several stacked projections to compute; None for all."""
+    """The stacked projections to compute; None for all."""
     gate: Tensor | None = None
     """Factors of the input units, (units_in,); None for 1."""
 
@@ -29,7 +29,7 @@ ALL_UNITS = WeightSlice()
 
 
 class LinearLayer(nn.Module):
-    """A projection of the last axis; all kinds, int8 ones included (engines/int8.py), are called alike."""
+    """Interface of all linear layers, int8 ones included (engines/int8.py)."""
 
     def forward(self, hidden: Tensor, used: WeightSlice = ALL_UNITS) -> Tensor:
         """Project the hidden states by the used units: (…, inputs) -> (…, outputs)."""
@@ -37,12 +37,11 @@ class LinearLayer(nn.Module):
 
 
 class ElasticLinear(LinearLayer):
-    """A linear layer that can work with its first units only.
+    """A linear layer that can compute with its first units only.
 
-    `units_in` and `units_out` say of how many equal units the input and the output consist (None: that side never
-    shrinks). `parts` stacks several projections of the same input, query, key and value for example, in one matrix;
-    each part has all the units. `parts_in` is the same for the input: several stretches that each have all the units.
-    `bias` may say so part by part.
+    `units_in` and `units_out` are the numbers of equal units of the input and the output; None for a side that never
+    shrinks. `parts` stacks several projections of the same input, for example query, key and value, in one matrix; each
+    part has all units. `parts_in` does the same for the input. `bias` is one flag, or one per part.
     """
 
     def __init__(
@@ -93,16 +92,16 @@ class ElasticLinear(LinearLayer):
         return ACTIVATIONS[activation](self(hidden, WeightSlice(keep_out=keep_out)))
 
     def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of the first units; views where the memory allows it."""
+        """Return weight and bias of the first units, as views where possible."""
         weight, bias = self._first(keep_in, keep_out)
         if bias is not None and not all(self.biased):
-            given = iter(bias.chunk(sum(self.biased)))
-            nothing = bias.new_zeros(bias.shape[0] // sum(self.biased))
-            bias = torch.cat([next(given) if has_bias else nothing for has_bias in self.biased])
+            biases = iter(bias.chunk(sum(self.biased)))
+            zeros = bias.new_zeros(bias.shape[0] // sum(self.biased))
+            bias = torch.cat([next(biases) if has_bias else zeros for has_bias in self.biased])
         return weight, bias
 
     def _first(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of the first units, the bias without the parts that have none."""
+        """Return weight and bias of the first units; the bias omits the parts that have no bias."""
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         if keep_out is not None and keep_out != self.units_out:
@@ -114,7 +113,7 @@ class ElasticLinear(LinearLayer):
 
     @torch.no_grad()
     def reorder(self, *, units_in: Tensor | None = None, units_out: Tensor | None = None) -> None:
-        """Puts the units in the given order, in place, so that optimisers keep their parameters."""
+        """Permute the units in place, so that optimisers keep their parameters."""
         if units_in is not None:
             self.weight.copy_(self._by_unit_in(self.weight)[:, :, units_in].flatten(1))
         if units_out is not None:
@@ -124,7 +123,7 @@ class ElasticLinear(LinearLayer):
 
     @torch.no_grad()
     def scale(self, factors: Tensor) -> None:
-        """Multiplies what each unit of the input brings, in place: the same as a gate in every call.
+        """Multiply the weights of each input unit in place: the same as a gate in every call.
 
         Shape: factors (units_in,).
         """
@@ -132,14 +131,14 @@ class ElasticLinear(LinearLayer):
 
     @torch.no_grad()
     def squares(self, side: Literal["in", "out"]) -> Tensor:
-        """The sums of the squares of the weights that belong to each unit of a side, (units,)."""
+        """Return the sum of the squared weights of each unit of a side, (units,)."""
         if side == "out":
             return self._by_unit_out(self.weight).square().sum((0, 2, 3))
         return self._by_unit_in(self.weight).square().sum((0, 1, 3))
 
     @torch.no_grad()
     def extract(self, *, keep_in: int | None = None, keep_out: int | None = None) -> "ElasticLinear":
-        """A layer of its own with only the first units."""
+        """Return a new layer with the first units only."""
         weight, bias = self._first(keep_in, keep_out)
         small = ElasticLinear(
             weight.shape[1],
@@ -170,10 +169,10 @@ class ElasticLinear(LinearLayer):
 
 
 class GroupedLinear(LinearLayer):
-    """`groups` linear layers side by side, which take a 1/groups of the weights and of the operations of one.
+    """A linear layer with a block-diagonal matrix: 1/groups of the weights and operations of a dense one.
 
-    Inputs and outputs fall into contiguous blocks, one of each for every group. Every input and output is a unit; a
-    prefix of n units is the first n / groups of each block.
+    Each group maps one contiguous block of inputs to one block of outputs. Every input and output is a unit; the first
+    n units are the first n / groups of each block.
     """
 
     def __init__(self, inputs: int, outputs: int, groups: int) -> None:
@@ -186,14 +185,14 @@ class GroupedLinear(LinearLayer):
 
     def forward(self, hidden: Tensor, used: WeightSlice = ALL_UNITS) -> Tensor:
         if used.parts is not None or used.gate is not None:
-            raise ValueError("a grouped linear layer has neither stacked parts nor gates")
+            raise ValueError("a grouped linear layer supports neither stacked parts nor gates")
         weight, bias = self.prefix(used.keep_in, used.keep_out)
         blocks = hidden.unflatten(-1, (self.groups, -1))  # (…, inputs) -> (…, groups, inputs / groups)
         mixed = torch.einsum("...gi,gio->...go", blocks, weight)
         return mixed.flatten(-2) + bias.to(mixed.dtype)
 
     def prefix(self, keep_in: int | None, keep_out: int | None) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the first units of every group."""
+        """Return weight and bias of the first units of every group."""
         rows = (self.inputs if keep_in is None else keep_in) // self.groups
         columns = (self.outputs if keep_out is None else keep_out) // self.groups
         bias: Tensor = self.bias
@@ -201,7 +200,7 @@ class GroupedLinear(LinearLayer):
 
     @torch.no_grad()
     def reorder(self, *, units_in: Tensor | None = None, units_out: Tensor | None = None) -> None:
-        """Puts the units of each group in the order they have among the given ones, in place."""
+        """Permute the units of each group in place, by their rank in the given order of all units."""
         if units_in is not None:
             index = self._within_groups(units_in)
             self.weight.copy_(self.weight.take_along_dim(index[:, :, None], 1))
@@ -212,17 +211,17 @@ class GroupedLinear(LinearLayer):
 
     @torch.no_grad()
     def scale(self, factors: Tensor) -> None:
-        """Multiplies what each input brings, in place: the same as a gate in every call. Shape: factors (inputs,)."""
+        """Multiply the weights of each input in place: the same as a gate in every call. Shape: factors (inputs,)."""
         self.weight.mul_(factors.to(self.weight).unflatten(0, (self.groups, -1))[:, :, None])
 
     @torch.no_grad()
     def squares(self, side: Literal["in", "out"]) -> Tensor:
-        """The sums of the squares of the weights that belong to each unit of a side, (units,)."""
+        """Return the sum of the squared weights of each unit of a side, (units,)."""
         return self.weight.square().sum(1 if side == "out" else 2).flatten()
 
     @torch.no_grad()
     def extract(self, *, keep_in: int | None = None, keep_out: int | None = None) -> "GroupedLinear":
-        """A layer of its own with only the first units of every group."""
+        """Return a new layer with the first units of every group only."""
         weight, bias = self.prefix(keep_in, keep_out)
         small = GroupedLinear(weight.shape[1] * self.groups, weight.shape[2] * self.groups, self.groups).to(weight)
         small.weight.copy_(weight)
@@ -233,7 +232,7 @@ class GroupedLinear(LinearLayer):
         return f"inputs={self.inputs}, outputs={self.outputs}, groups={self.groups}"
 
     def _within_groups(self, order: Tensor) -> Tensor:
-        """An order of all units as an order of the units of each group: (groups, units / groups)."""
+        """Split an order of all units into an order of each group's units: (groups, units / groups)."""
         size = len(order) // self.groups
         by_group = (order // size).argsort(stable=True)
         return (order[by_group] % size).unflatten(0, (self.groups, size))

@@ -12,9 +12,9 @@ from bertsmith.settings import Record
 
 @dataclass(frozen=True)
 class LayerCut:
-    """The units one layer keeps: its first `heads` heads and its first `neurons` neurons.
+    """The units that a layer keeps: its first `heads` heads and its first `neurons` neurons.
 
-    Neurons that come in `groups` are kept evenly: the first neurons / groups of each.
+    With `groups`, the first neurons / groups of each group are kept.
     """
 
     heads: int
@@ -23,7 +23,7 @@ class LayerCut:
 
 
 class Subnet(Record):
-    """A smaller network inside a larger one: an even width and depth, or counts layer by layer.
+    """A smaller network inside a larger one: a uniform width and depth, or counts layer by layer.
 
     >>> Subnet(width=0.5, depth=0.5)
     Subnet(width=0.5, depth=0.5, heads=None, neurons=None, layers=None, depth_rule='keep_last')
@@ -32,30 +32,32 @@ class Subnet(Record):
     width: float = Field(default=1.0, gt=0, le=1)
     """Share of heads and of neurons that every layer keeps."""
     depth: float = Field(default=1.0, gt=0, le=1)
-    """Share of layers that are kept, evenly spread."""
+    """Share of layers that are kept, evenly spaced."""
     heads: tuple[int, ...] | None = None
-    """Heads of each kept layer, instead of the even width; neurons follow in proportion unless they are given."""
+    """Heads of each kept layer, instead of `width`; neurons are kept in proportion unless `neurons` is set."""
     neurons: tuple[int, ...] | None = None
-    """Neurons of each kept layer, instead of the even width."""
+    """Neurons of each kept layer, instead of `width`."""
     layers: tuple[int, ...] | None = None
-    """Indices of the kept layers, instead of the even depth."""
+    """Indices of the kept layers, instead of `depth`."""
     depth_rule: Literal["keep_last", "drop_last"] = "keep_last"
-    """Which layers an even depth keeps; "drop_last" is the rule of the released DynaBERT weights."""
+    """Layers that `depth` keeps; "drop_last" is the rule of the released DynaBERT weights."""
 
     def cuts(self, full: Sequence[LayerCut]) -> list[tuple[int, LayerCut]]:
-        """The kept layers in order, each with its index and its cut, for an encoder whose layers have `full` units."""
+        """Return index and cut of each kept layer, in order, for an encoder whose layers have `full` units."""
         kept = self.kept_layers(len(full))
         cuts = []
         for position, index in enumerate(kept):
             units = full[index]
             heads = (
-                _even(units.heads, self.width) if self.heads is None else _listed("heads", self.heads, kept, position)
+                _share(units.heads, self.width)
+                if self.heads is None
+                else _listed_count("heads", self.heads, kept, position)
             )
             # one ratio for both kinds of units, as DynaBERT trains them
             neurons = (
-                _multiple(heads * units.neurons // units.heads, units.groups)
+                _round_down(heads * units.neurons // units.heads, units.groups)
                 if self.neurons is None
-                else _listed("neurons", self.neurons, kept, position)
+                else _listed_count("neurons", self.neurons, kept, position)
             )
             if neurons % units.groups:
                 raise InputError(f"subnet.neurons is {neurons} for layer {index}; allowed: multiples of {units.groups}")
@@ -66,26 +68,26 @@ class Subnet(Record):
         return cuts
 
     def kept_layers(self, layers: int) -> tuple[int, ...]:
-        """The indices of the layers that stay, of `layers` in all (Hou et al. 2020; both published depth rules)."""
+        """Return the indices of the kept layers, of `layers` in total (Hou et al. 2020; both published depth rules)."""
         if self.layers is not None:
             if not self.layers or list(self.layers) != sorted({i for i in self.layers if 0 <= i < layers}):
-                raise InputError(f"subnet.layers is {self.layers}; allowed: rising indices from 0 to {layers - 1}")
+                raise InputError(f"subnet.layers is {self.layers}; allowed: ascending indices from 0 to {layers - 1}")
             return self.layers
-        kept = _even(layers, self.depth)
+        count = _share(layers, self.depth)
         if self.depth_rule == "drop_last":
-            return tuple(i * layers // kept for i in range(kept))
-        return tuple(i * layers // kept - 1 for i in range(1, kept + 1))
+            return tuple(i * layers // count for i in range(count))
+        return tuple(i * layers // count - 1 for i in range(1, count + 1))
 
     @property
     def is_even(self) -> bool:
-        """Whether it is given by a width and a depth alone."""
+        """Whether width and depth alone define it."""
         return self.heads is None and self.neurons is None and self.layers is None
 
     def counterparts(self, layers: int) -> tuple[int, ...]:
-        """For each state on the way through the kept layers, embedding first, the like one among layers + 1 states.
+        """Return, for the embedding and each kept layer, the index of the matching hidden states of the whole model.
 
-        Where the last layer stays, what leaves a kept layer is compared; with "drop_last", as in the released code,
-        what enters it, and the last states with the last.
+        With "keep_last" the outputs of a layer are matched. With "drop_last", as in the released code, the inputs of a
+        kept layer are matched, and the final hidden states with the final ones.
         """
         kept = self.kept_layers(layers)
         if self.layers is None and self.depth_rule == "drop_last":
@@ -94,21 +96,23 @@ class Subnet(Record):
 
 
 def is_even(cuts: Sequence[tuple[int, LayerCut]]) -> bool:
-    """Whether all kept layers keep the same units, so that what they share can stay shared."""
+    """Return whether all kept layers keep the same units, so that shared modules can stay shared."""
     return len({cut for _, cut in cuts}) == 1
 
 
-def _even(units: int, share: float) -> int:
-    """The rounded share of a count, at least one; half rounds up, unlike Python's `round`."""
+def _share(units: int, share: float) -> int:
+    """Return units · share, rounded half up (unlike Python's `round`), at least 1."""
     return max(1, int(units * share + 0.5))
 
 
-def _multiple(count: int, of: int) -> int:
-    """The count rounded down to a multiple, at least the first one."""
-    return max(of, count // of * of)
+def _round_down(count: int, multiple: int) -> int:
+    """Round a count down to a multiple, at least the first one."""
+    return max(multiple, count // multiple * multiple)
 
 
-def _listed(name: str, counts: tuple[int, ...], kept: tuple[int, ...], position: int) -> int:
+def _listed_count(name: str, counts: tuple[int, ...], kept: tuple[int, ...], position: int) -> int:
     if len(counts) != len(kept):
-        raise InputError(f"subnet.{name} lists {len(counts)} layers but {len(kept)} layers are kept")
+        raise InputError(
+            f"subnet.{name} lists {len(counts)} layers but {len(kept)} layers are kept; list one per layer"
+        )
     return counts[position]

@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 @dataclass(frozen=True)
 class _Entry(Generic[Result]):
     aliases: tuple[Tensor, ...]
-    """The sources without their history; they hold the memory, so that its address stays a name for it."""
+    """The detached sources; they keep the memory alive, so that its address stays unique."""
     versions: tuple[int, ...]
     settings: Hashable
     result: Result
@@ -30,7 +30,8 @@ class _Entry(Generic[Result]):
 class WeightCache(nn.Module, Generic[Result]):
     """The last result computed in eval mode without gradients. It has no weights and is never saved.
 
-    PyTorch counts every write to a tensor but those through `.data`; a change of mode or of device forgets as well.
+    A write to a source invalidates the result (PyTorch counts all writes but those through `.data`), and so does a
+    change of mode or device.
     """
 
     def __init__(self) -> None:
@@ -65,17 +66,17 @@ class WeightCache(nn.Module, Generic[Result]):
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy has weights of its own
+        # a copy has its own weights
         return {**self.__dict__, "_entry": None}
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
-    """The dtype autocast computes products in on the tensor's device; None where it is off."""
+    """Return autocast's dtype on the tensor's device; None if autocast is off."""
     device = tensor.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-SMALLEST = 128 * 128
+MIN_PACKED_WEIGHTS = 128 * 128
 """Smallest number of weights for which a packed matrix is faster."""
 
 _FUSED: dict[Activation | None, tuple[str, str]] = {
@@ -86,7 +87,7 @@ _FUSED: dict[Activation | None, tuple[str, str]] = {
     "silu": ("swish", ""),
     "tanh": ("tanh", ""),
 }
-"""oneDNN's names of the activations that it fuses."""
+"""Names of the activations that oneDNN fuses."""
 
 
 class PackedWeight(WeightCache[Tensor]):
@@ -100,7 +101,7 @@ class PackedWeight(WeightCache[Tensor]):
             and not torch.compiler.is_compiling()
             and hidden.dtype == weight.dtype == torch.float32
             and hidden.device.type == weight.device.type == "cpu"
-            and weight.numel() >= SMALLEST
+            and weight.numel() >= MIN_PACKED_WEIGHTS
             and hidden.numel() > 0
             and not weight.is_inference()  # its writes are not counted
             and not torch.is_autocast_enabled("cpu")
@@ -113,7 +114,7 @@ class PackedWeight(WeightCache[Tensor]):
     ) -> Tensor:
         """Return activation(hidden · weightᵀ + bias): (…, inputs) -> (…, outputs)."""
         mkldnn: Any = torch.ops.mkldnn
-        laid_out = self([weight], None, lambda: mkldnn._reorder_linear_weight(weight.detach(), None))
+        packed = self([weight], None, lambda: mkldnn._reorder_linear_weight(weight.detach(), None))
         kind, variant = _FUSED[activation]
-        product: Tensor = mkldnn._linear_pointwise(hidden, laid_out, bias, kind, [], variant)
+        product: Tensor = mkldnn._linear_pointwise(hidden, packed, bias, kind, [], variant)
         return product

@@ -160,7 +160,7 @@ def _block(layer: LayerConfig, width: int, mixing: Block | None = None, feeding:
         mixer, mixer_norm = layer.mixer.build(width), _mixer_norm(layer, width)
         cross = None if layer.cross is None else (layer.cross.build(width), layer.norm.build(width))
     else:
-        mixer, mixer_norm, cross = mixing.mixer, mixing.mixer_norm, mixing.crossing
+        mixer, mixer_norm, cross = mixing.mixer, mixing.mixer_norm, mixing.cross_sublayer
     if feeding is None:
         feedforward, feedforward_norm = layer.feedforward.build(width), layer.norm.build(width)
     else:

@@ -20,7 +20,7 @@ from bertsmith.layers.embedding import Embedding, Perturbation
 from bertsmith.layers.feedforward import FeedForward
 from bertsmith.layers.halting import Pondering
 from bertsmith.layers.mixers import Mixer
-from bertsmith.layers.positions import RelativeTable, turns_by_place
+from bertsmith.layers.positions import RelativeTable, token_rotations
 from bertsmith.layers.subnet import LayerCut, Subnet, is_even
 from bertsmith.ops.dispatch import check_backend
 
@@ -218,9 +218,14 @@ class Encoder(nn.Module):
         mixers = [mixer for block in self._blocks() for mixer in (block.mixer, block.cross) if mixer is not None]
         check_backend((backends for mixer in mixers for backends in mixer.backends), backend)
         relative = None if self.relative is None else self.relative()
-        turns = turns_by_place((mixer.rotary for mixer in mixers), tokens, layout)
+        rotations = token_rotations((mixer.rotary for mixer in mixers), tokens, layout)
         return ForwardContext(
-            layout, backend=backend, relative_positions=relative, turns=turns, memory=memory, is_causal=is_causal
+            layout,
+            backend=backend,
+            relative_positions=relative,
+            rotations=rotations,
+            memory=memory,
+            is_causal=is_causal,
         )
 
     def active_blocks(

@@ -12,7 +12,7 @@ from bertsmith.errors import InputError
 from bertsmith.layers.embedding import TokenRows
 from bertsmith.layers.feedforward import FeedForward
 from bertsmith.layers.linear import ElasticLinear, GroupedLinear
-from bertsmith.layers.mixers.base import Attending
+from bertsmith.layers.mixers.base import QueryKeyValueMixer
 from bertsmith.layers.mixers.kernels import DepthwiseKernel, FixedKernel
 from bertsmith.layers.quantised import (
     QuantisationConfig,
@@ -58,7 +58,7 @@ def make_quantised(model: Model) -> None:
         bits = _bits(config, name)
         if isinstance(part, ElasticLinear) and not is_kernel(parent):
             # queries, keys and values enter products with each other
-            rounds_outputs = isinstance(parent, Attending) and part.units_out is not None
+            rounds_outputs = isinstance(parent, QueryKeyValueMixer) and part.units_out is not None
             return QuantisedLinear(part, config, bits, rounds_outputs=rounds_outputs)
         if isinstance(part, GroupedLinear) and isinstance(parent, FeedForward):
             return QuantisedGroupedLinear(part, config, bits, units=parent.neurons)

@@ -122,5 +122,5 @@ def ponder_sums(output: EncoderOutput, is_real: Tensor | None) -> dict[str, Sums
     if pondering is None or is_real is None:
         raise InputError("a ponder weight was given to the objective or a halting encoder to train, not both")
     cost = torch.where(is_real, pondering.cost, 0).sum()
-    is_early = is_real & (pondering.steps < pondering.most)
+    is_early = is_real & (pondering.steps < pondering.steps_run)
     return {"ponder": Sums(cost, {"halted_early": Share(is_early.sum(), is_real.sum())})}

@@ -1,7 +1,7 @@
 """Choice between the implementations of an op: the first that supports the inputs, or one requested by name.
 
-A model has several ops and one `backend` argument: `check_backend` requires that some op has a backend of this name,
-and `own_backend` returns the name that each op is then called with.
+A model has several ops and one `backend` argument: `check_backend` requires that at least one op has a backend of this
+name, and `resolve_backend` returns the backend of each op.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,12 +18,12 @@ Inputs = TypeVar("Inputs")
 
 @dataclass(frozen=True)
 class Implementation(Generic[Inputs]):
-    """One implementation of an op, and the reason (or None) why it does not support given inputs."""
+    """One implementation of an op. `unsupported` returns why it cannot compute some inputs, or None if it can."""
 
     compute: Callable[[Inputs], Tensor]
     unsupported: Callable[[Inputs], str | None]
-    wanted: Callable[[Inputs], bool] = lambda inputs: True
-    """Whether "auto" may choose it where it is supported; interpreted kernels, for tests, must be requested by name."""
+    preferred: Callable[[Inputs], bool] = lambda inputs: True
+    """Whether "auto" may choose it for supported inputs; kernels in Triton's interpreter must be requested by name."""
 
 
 Implementations = Mapping[str, Implementation[Inputs]]
@@ -31,11 +31,11 @@ Implementations = Mapping[str, Implementation[Inputs]]
 
 
 def choose(backends: Implementations[Inputs], backend: str, inputs: Inputs) -> Implementation[Inputs]:
-    """Return the requested implementation, or for "auto" the first wanted one that supports the inputs."""
+    """Return the requested implementation, or for "auto" the first preferred one that supports the inputs."""
     check_backend([backends], backend)
     if backend == "auto":
         for implementation in backends.values():
-            if implementation.unsupported(inputs) is None and implementation.wanted(inputs):
+            if implementation.unsupported(inputs) is None and implementation.preferred(inputs):
                 return implementation
         reasons = "; ".join(
             f"{name}: {implementation.unsupported(inputs)}" for name, implementation in backends.items()
@@ -56,7 +56,7 @@ def check_backend(ops: Iterable[Implementations[Any]], backend: str) -> None:
         raise InputError(f"backend is {backend!r}; {nearest(backend, names)}")
 
 
-def own_backend(backends: Implementations[Any], backend: str) -> str:
+def resolve_backend(backends: Implementations[Any], backend: str) -> str:
     """Return the backend requested for a whole model if this op has it, else "auto"."""
     return backend if backend in backends else "auto"
 
@@ -64,6 +64,6 @@ def own_backend(backends: Implementations[Any], backend: str) -> str:
 def is_exporting() -> bool:
     """Return whether a graph is being exported for another program.
 
-    PyTorch's own answer is True in code that it compiles as well (2.11), where it would keep kernels away.
+    `torch.compiler.is_exporting` alone is True in compiled code as well (PyTorch 2.11), which would disable kernels.
     """
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()

@@ -1,25 +1,25 @@
-"""Dropout whose draws cost little on a CPU: PyTorch's own draws each number by itself, in one thread."""
+"""Dropout that is fast on a CPU, where PyTorch draws random numbers one by one in a single thread."""
 
 import torch
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 
-_LEVELS = 1 << 16  # 64 drawn bits serve four numbers
+_LEVELS = 1 << 16  # 64 random bits give four numbers
 
 
 def drop(values: Tensor, rate: float) -> Tensor:
-    """The values with a share of them, drawn at random, set to 0 and the others scaled up."""
+    """Set a random share of the values to 0 and scale the others up."""
     if values.device.type != "cpu" or rate == 0.0 or torch.compiler.is_compiling():
         return torch.dropout(values, rate, train=True)
-    is_dropped, scale = drawn(values.shape, rate)
+    is_dropped, scale = draw_mask(values.shape, rate)
     return values * torch.where(is_dropped, 0.0, torch.tensor(scale, dtype=values.dtype))
 
 
 def drop_tokens(hidden: Tensor, rate: float, layout: SequenceLayout) -> Tensor:
-    """The same for what tokens have: on a CPU it draws nothing for pads, so that packed and padded get the same.
+    """Apply dropout to real tokens; on a CPU packed and padded inputs get the same random numbers.
 
-    On a GPU and in compiled code pads are drawn for, too: to count the real tokens would make the device wait.
+    On a GPU and in compiled code padding gets random numbers, too, because counting the real tokens would synchronise.
     Shape: (batch, length, …), or (tokens, …) when packed.
     """
     is_token = layout.is_token
@@ -31,8 +31,8 @@ def drop_tokens(hidden: Tensor, rate: float, layout: SequenceLayout) -> Tensor:
     return hidden * factors
 
 
-def drawn(shape: torch.Size, rate: float) -> tuple[Tensor, float]:
-    """Which numbers on a CPU are dropped, and what the others are multiplied by so that the mean stays."""
+def draw_mask(shape: torch.Size, rate: float) -> tuple[Tensor, float]:
+    """Return a CPU mask that is True for dropped values, and the scale of the others."""
     threshold = round(rate * _LEVELS)
     count = shape.numel()
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
@@ -41,5 +41,5 @@ def drawn(shape: torch.Size, rate: float) -> tuple[Tensor, float]:
 
 
 def fresh_seed(device: torch.device) -> Tensor:
-    """What a kernel's draws follow from: a seed of PyTorch's generator on the device, without a wait: (1,), int32."""
+    """Draw a kernel's seed from PyTorch's generator on the device, without synchronisation: (1,), int32."""
     return torch.randint(0, 2**31 - 1, (1,), dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""Dropout inside kernels: what is kept follows from a seed and a place alone, so a backward pass draws it again."""
+"""Dropout inside kernels: the mask is a function of seed and position, so the backward pass recomputes it."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def mixed_bits(x):
-    """32 well mixed bits of 32 bits: a finaliser of two multiplications (Wellons 2018, "lowbias32")."""
+    """Hash 32 bits (Wellons 2018, "lowbias32")."""
     x = x.to(tl.uint32)
     x ^= x >> 16
     x *= 0x7FEB352D
@@ -18,9 +18,9 @@ def mixed_bits(x):
 
 @triton.jit
 def is_kept(seed, stream, row, column, rate):
-    """True with probability 1 − rate at each (row, column) of one stream; row and column broadcast to the shape.
+    """Return True with probability 1 − rate at each (row, column) of one stream; row and column broadcast.
 
-    A place is hashed by row and by column and then once more together, which costs few operations per number.
+    Rows and columns are hashed separately and then combined by one more hash, so each element costs few operations.
     """
     rows = mixed_bits(row.to(tl.uint32) ^ mixed_bits(seed.to(tl.uint32) + stream.to(tl.uint32) * 0x9E3779B9))
     columns = mixed_bits(column.to(tl.uint32) + 0x85EBCA6B)

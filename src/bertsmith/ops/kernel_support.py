@@ -1,7 +1,7 @@
-"""Triton kernels as PyTorch ops: whether they can run, where sequences lie, tile sizes, registration.
+"""Triton kernels as PyTorch ops: supported inputs, rows of sequences, tile sizes, registration.
 
-Triton comes with PyTorch's builds for CUDA. Its interpreter runs the same kernels on a CPU, slowly, for tests: set
-TRITON_INTERPRET=1 before anything imports Triton.
+Triton comes with PyTorch's CUDA builds. Its interpreter runs the same kernels on a CPU, slowly, for tests: set
+TRITON_INTERPRET=1 before the first import of Triton.
 """
 
 import importlib.util
@@ -21,31 +21,31 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def unsupported(tensor: Tensor) -> str | None:
-    """Why no kernel can take this tensor; None if it can."""
+    """Return why no kernel supports this tensor, or None if kernels do."""
     if not HAS_TRITON:
         return "Triton is not installed"
     if not tensor.is_cuda and not is_interpreting():
-        return f"the tensors are on {tensor.device.type} and the kernel runs on CUDA"
+        return f"the tensors are on {tensor.device.type}, but the kernel requires CUDA"
     if tensor.dtype not in DTYPES:
-        return f"the tensors are {tensor.dtype} and the kernel takes float16, bfloat16 or float32"
+        return f"the tensors are {tensor.dtype}, but the kernel supports float16, bfloat16 and float32"
     return None
 
 
 def is_interpreting() -> bool:
-    """Whether kernels run in Triton's interpreter, on a CPU."""
+    """Return whether kernels run in Triton's interpreter, on a CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def is_wanted(tensor: Tensor) -> bool:
-    """Whether a kernel is the way to go where it can serve: on a GPU; the interpreter is for tests."""
+def is_preferred(tensor: Tensor) -> bool:
+    """Return whether "auto" should use a kernel: on a GPU only, because the interpreter is for tests."""
     return tensor.is_cuda
 
 
 @dataclass(frozen=True)
 class SequenceRows:
-    """Sequence i is rows first[i] : first[i] + length[i] of tensors whose batch and length axes are one.
+    """Sequence i occupies rows first[i] : first[i] + length[i] of tensors whose batch and length axes are merged.
 
-    Up to first[i] + `longest` a padded batch has padding; a packed one has other sequences.
+    The following rows, up to first[i] + max_length, are padding in a padded batch and other sequences in a packed one.
     Shape: first, length (batch,), int32.
     """
 
@@ -55,7 +55,7 @@ class SequenceRows:
     has_padding: bool = False
 
     def empty(self, like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return memory for a result by row; zeros if there is padding, which no kernel writes."""
+        """Return memory for an output; zeros if there is padding, which no kernel writes."""
         return like.new_zeros(shape, dtype=dtype) if self.has_padding else like.new_empty(shape, dtype=dtype)
 
     @classmethod
@@ -69,19 +69,19 @@ class SequenceRows:
         return cls(first, layout.is_token.sum(-1, dtype=torch.int32), layout.max_length, has_padding=True)
 
 
-def by_row(tensor: Tensor, layout: SequenceLayout) -> Tensor:
-    """One axis for all tokens: (batch, length, …) -> (batch · length, …); packed tensors lie so already."""
+def to_rows(tensor: Tensor, layout: SequenceLayout) -> Tensor:
+    """Merge batch and length: (batch, length, …) -> (batch · length, …); packed tensors stay unchanged."""
     return tensor if layout.is_packed else tensor.flatten(0, 1)
 
 
-def as_laid(rows: Tensor, layout: SequenceLayout) -> Tensor:
-    """The inverse of `by_row`."""
+def from_rows(rows: Tensor, layout: SequenceLayout) -> Tensor:
+    """The inverse of `to_rows`."""
     return rows if layout.is_packed else rows.unflatten(0, (layout.batch, layout.max_length))
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel cuts its work: rows and columns of one program's tile, warps of a program, loads under way."""
+    """Launch settings of a kernel: rows and columns of a program's tile, its warps and its pipeline stages."""
 
     rows: int
     columns: int
@@ -90,11 +90,11 @@ class Tile:
 
 
 Tiles = Mapping[tuple[int, int], Tile]
-"""Tuned tiles by (bytes of a number, head width)."""
+"""Tuned tiles by (bytes per element, head width)."""
 
 
 def tile(tuned: Tiles, default: Tile, dtype: torch.dtype, head_width: int) -> Tile:
-    """The tuned tile of a shape, or the default."""
+    """Return the tuned tile of a dtype and head width, or the default."""
     return tuned.get((dtype.itemsize, head_width), default)
 
 
@@ -109,10 +109,10 @@ def register_op(
 ) -> Callable[..., Any]:
     """Register the differentiable op bertsmith::{name} and its gradient bertsmith::{name}_backward, and return the op.
 
-    Arguments of `forward` are tensors (or None) first, then numbers. Its first output is the result; others are read
-    by the backward pass alone. `backward` takes the gradient of the result, the outputs (without the result, unless
+    `forward` takes tensors (or None) first, then numbers. Its first output is the result; the others are for the
+    backward pass only. `backward` takes the gradient of the result, the outputs (without the result, unless
     `saves_result`) and all arguments of `forward`, and returns the gradients of the first tensors. The fake functions
-    return empty tensors of the shapes and dtypes of the outputs, for compilers and exporters.
+    return empty tensors with the shapes and dtypes of the outputs, for compilers and exporters.
     """
     op = torch.library.custom_op(f"bertsmith::{name}", forward, mutates_args=())
     op.register_fake(fake_forward)
@@ -124,7 +124,7 @@ def register_op(
         outputs = (output,) if isinstance(output, Tensor) else output
         ctx.tensors, ctx.numbers = len(tensors), inputs[len(tensors) :]
         ctx.save_for_backward(*(outputs if saves_result else outputs[1:]), *tensors)
-        # no gradients of zeros for the outputs that only the backward pass reads: some are as large as all pairs
+        # do not allocate zero gradients for the other outputs: some have an element per pair of tokens
         ctx.set_materialize_grads(False)
 
     def differentiate(ctx: Any, upstream: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -133,8 +133,8 @@ def register_op(
             return (None,) * arguments
         tensors = ctx.saved_tensors[len(ctx.saved_tensors) - ctx.tensors :]
         gradients = gradient_op(upstream, *ctx.saved_tensors, *ctx.numbers)
-        given = [None if tensor is None else own for tensor, own in zip(tensors, gradients, strict=False)]
-        return *given, *(None,) * (arguments - len(given))
+        returned = [None if tensor is None else grad for tensor, grad in zip(tensors, gradients, strict=False)]
+        return *returned, *(None,) * (arguments - len(returned))
 
     op.register_autograd(differentiate, setup_context=save)
     return op

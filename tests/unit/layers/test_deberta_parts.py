@@ -79,13 +79,13 @@ def test_only_the_parts_that_have_a_bias_get_one() -> None:
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InputError, match="span is 8 and max_distance 5; allowed: >= 2 and >= 6"):
+    with pytest.raises(InputError, match=r"span is 8 and max_distance 5; allowed: .* max_distance of 6 or more"):
         RelativeConfig.parse({"span": 8, "max_distance": 5})
     encoder = bertsmith.preset("deberta-v3-xsmall").encoder.plain()
     del encoder["relative"]
     with pytest.raises(InputError, match="mixer reads relative positions; give relative"):
         EncoderConfig.parse(encoder)
-    with pytest.raises(InputError, match="kernel_size is 4; allowed: odd numbers from 1 up"):
+    with pytest.raises(InputError, match="kernel_size is 4; allowed: odd numbers"):
         BranchConfig.parse({"kernel_size": 4})
 
 

@@ -1,4 +1,4 @@
-"""What the modern network is made of: turns by place, windows, gates, norms by the root mean square, no biases."""
+"""What the modern network is made of: rotations by place, windows, gates, norms by the root mean square, no biases."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ TINY = {"width": 32, "layers": 4, "heads": 2, "vocabulary": 60, "neurons": 48}
 
 def test_turns_are_the_formula() -> None:
     rotary, states = Rotary(50.0, 6), torch.randn(4, 2, 6, dtype=torch.float64)
-    turned = rotary.turns(torch.tensor([0, 1, 7, 300]))(states)
+    turned = rotary.rotations(torch.tensor([0, 1, 7, 300]))(states)
     for token, position in enumerate([0, 1, 7, 300]):
         for pair in range(3):
             # a pair of channels is a complex number, a turn a factor of length 1
@@ -32,25 +32,25 @@ def test_turns_are_the_formula() -> None:
 
 
 def test_products_depend_on_the_distance_only() -> None:
-    turns, query, key = Rotary(10_000.0, 8).turns(torch.arange(600)), torch.randn(1, 8), torch.randn(1, 8)
-    products = (turns(query.expand(600, 1, 8)) * turns(key.expand(600, 1, 8).roll(0))).sum(-1)
+    rotations, query, key = Rotary(10_000.0, 8).rotations(torch.arange(600)), torch.randn(1, 8), torch.randn(1, 8)
+    products = (rotations(query.expand(600, 1, 8)) * rotations(key.expand(600, 1, 8).roll(0))).sum(-1)
     torch.testing.assert_close(products, products[:1].expand(600, 1), rtol=1e-4, atol=1e-4)
-    apart = (turns(query.expand(600, 1, 8))[5:] * turns(key.expand(600, 1, 8))[:-5]).sum(-1)
+    apart = (rotations(query.expand(600, 1, 8))[5:] * rotations(key.expand(600, 1, 8))[:-5]).sum(-1)
     torch.testing.assert_close(apart, apart[:1].expand(595, 1), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(apart[0], products[0], atol=1e-3)
 
 
 def test_turns_keep_their_places_apart_in_half_precision() -> None:
     rotary, states = Rotary(10_000.0, 64), torch.randn(2, 3, 64)
-    exact = rotary.turns(torch.tensor([1000, 1001]))(states)
-    half = rotary.turns(torch.tensor([1000, 1001]))(states.bfloat16())
+    exact = rotary.rotations(torch.tensor([1000, 1001]))(states)
+    half = rotary.rotations(torch.tensor([1000, 1001]))(states.bfloat16())
     assert half.dtype == torch.bfloat16
     assert (half - exact).norm() / exact.norm() < 4e-3
 
 
 def test_turns_are_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, turns = [], Rotary.turns
-    monkeypatch.setattr(Rotary, "turns", lambda self, positions: made.append(self) or turns(self, positions))
+    made, rotations = [], Rotary.rotations
+    monkeypatch.setattr(Rotary, "rotations", lambda self, positions: made.append(self) or rotations(self, positions))
     model = bertsmith.build(preset("modern-small", **TINY), seed=0).eval()
     model(torch.randint(0, 60, (2, 9)))
     assert made == [Rotary(160_000.0, 16), Rotary(10_000.0, 16)]
@@ -130,14 +130,14 @@ def test_a_memory_has_no_places_to_turn_by() -> None:
     mixer = FullConfig(heads=2, rotary=10.0).build(16)
     assert isinstance(mixer.output, ElasticLinear)
     memory = Memory(torch.randn(1, 3, 16), SequenceLayout.full(1, 3))
-    with pytest.raises(InputError, match=r"cannot look at a memory; allowed: .* without rotary and window"):
+    with pytest.raises(InputError, match=r"cannot attend to a memory; allowed: .* without rotary and window"):
         mixer(torch.randn(1, 2, 16), ForwardContext(SequenceLayout.full(1, 2), memory=memory))
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"mixer": {"kind": "full", "heads": 2, "head_width": 5, "rotary": 10.0}}, "head_width is 5 and rotary"),
+        ({"mixer": {"kind": "full", "heads": 2, "head_width": 5, "rotary": 10.0}}, "head_width is 5, but rotary"),
         ({"feedforward": {"neurons": 8, "groups": 2, "is_gated": True}}, "groups is 2; allowed with is_gated or"),
         ({"feedforward": {"neurons": 8, "groups": 2, "has_bias": False}}, "groups is 2; allowed with is_gated or"),
     ],

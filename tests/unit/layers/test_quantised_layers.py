@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from bertsmith.errors import InputError
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
-from bertsmith.layers.quantised import QuantisationConfig, QuantisedLinear, Ranges, WeightRounding, rounded
+from bertsmith.layers.quantised import QuantisationConfig, QuantisedLinear, Ranges, WeightRounding, fake_quantise
 
 
 def by_the_formula(values: list[float], threshold: float, bits: int) -> list[float]:
@@ -32,7 +32,7 @@ def quantised_layer(plain: ElasticLinear, **settings: object) -> QuantisedLinear
 def test_rounding_is_the_formula(bits: int) -> None:
     values = torch.randn(300, dtype=torch.float64)
     expected = by_the_formula(values.tolist(), 1.7, bits)
-    found = rounded(values, torch.tensor(1.7, dtype=torch.float64), bits)
+    found = fake_quantise(values, torch.tensor(1.7, dtype=torch.float64), bits)
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-14, atol=1e-14)
     assert len(found.unique()) <= 2**bits - 1
 
@@ -40,7 +40,7 @@ def test_rounding_is_the_formula(bits: int) -> None:
 def test_the_gradient_goes_straight_through_inside_and_outside_of_the_range() -> None:
     values = torch.tensor([-3.0, -0.4, 0.0, 0.7, 5.0], requires_grad=True)
     weights = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
-    (rounded(values, torch.tensor(1.0), 4) * weights).sum().backward()
+    (fake_quantise(values, torch.tensor(1.0), 4) * weights).sum().backward()
     assert torch.equal(values.grad, weights)
 
 
@@ -89,11 +89,11 @@ def test_every_width_has_a_range_of_its_own() -> None:
     for kept, size in ((None, 1.0), (2, 10.0)):
         made(torch.full((1, 6), size, dtype=torch.float64), WeightSlice(keep_out=kept))
     assert made.entering is not None
-    limits = [made.entering.known(0, kept).item() for kept in (None, 4, 2, 3)]
+    limits = [made.entering.effective_limits(0, kept).item() for kept in (None, 4, 2, 3)]
     assert limits == [1.0, 1.0, 10.0, 1.0]  # 3 was never seen: the whole layer's
     small = made.extract(keep_out=2)
     assert small.entering is not None
-    assert small.entering.known(0).item() == 10.0
+    assert small.entering.effective_limits(0).item() == 10.0
     assert small.entering.limits.shape == (4, 1, 3)
 
 

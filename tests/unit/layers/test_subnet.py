@@ -52,7 +52,7 @@ def test_neurons_in_groups_are_cut_evenly() -> None:
     ("subnet", "match"),
     [
         (Subnet(layers=(3, 1)), "subnet.layers is"),
-        (Subnet(layers=(0, 12)), "allowed: rising indices from 0 to 11"),
+        (Subnet(layers=(0, 12)), "allowed: ascending indices from 0 to 11"),
         (Subnet(heads=(1,)), "lists 1 layers but 12 layers are kept"),
         (Subnet(layers=(0,), heads=(13,)), "subnet.heads is 13 for layer 0; allowed: 1 to 12"),
     ],

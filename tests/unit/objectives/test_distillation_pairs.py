@@ -99,7 +99,7 @@ def test_sentences_of_what_does_not_fit() -> None:
         InputError, match="layer 1 of the student has 2 heads and the teacher's 4; the term 'attention'"
     ):
         mean_of(AttentionTerm(), student, model_of(seed=1, heads=4), "packed")
-    with pytest.raises(InputError, match=r"FavorAttention has no scores of attention; allowed: .*full, disentangled"):
+    with pytest.raises(InputError, match=r"FavorAttention has no attention scores; allowed: .*full, disentangled"):
         mean_of(AttentionTerm(), student, model_of("performer-small", seed=1), "packed")
     with pytest.raises(InputError, match="DynamicConv has no query, key and value"):
         mean_of(RelationTerm(), student, model_of("dynamicconv-base", seed=1), "packed")

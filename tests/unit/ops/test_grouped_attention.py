@@ -103,8 +103,8 @@ def test_is_chosen_for_dropout_on_a_cpu_and_says_why_not_elsewhere() -> None:
     assert choose(BACKENDS, "auto", with_dropout) is BACKENDS["grouped"]
     without = AttentionInputs(*given, layout, layout)
     assert choose(BACKENDS, "auto", without) is BACKENDS["sdpa"]
-    assert BACKENDS["grouped"].unsupported(without) == "there is no dropout, and this backend is for training with it"
+    assert BACKENDS["grouped"].unsupported(without) == "dropout is 0, but this backend is for training with dropout"
     elsewhere = AttentionInputs(*given, layout, other, dropout=0.1)
-    assert BACKENDS["grouped"].unsupported(elsewhere) == "the keys have a layout of their own"
+    assert BACKENDS["grouped"].unsupported(elsewhere) == "key_layout differs from the queries' layout"
     half = AttentionInputs(*(tensor.bfloat16() for tensor in given), layout, layout, dropout=0.1)
-    assert "takes float32 or float64" in str(BACKENDS["grouped"].unsupported(half))
+    assert "supports float32 and float64" in str(BACKENDS["grouped"].unsupported(half))

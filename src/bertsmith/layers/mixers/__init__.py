@@ -1,4 +1,4 @@
-"""The table of mixers: a new kind is one file here and one row below."""
+"""The table of mixers: a new mixer is one file here and one row below."""
 
 from typing import Annotated
 

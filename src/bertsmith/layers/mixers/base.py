@@ -1,4 +1,4 @@
-"""The mixer contract, the one place where families of encoders differ, and the base of mixers with queries and keys."""
+"""The interface of mixers, the one part in which families differ, and the base of mixers with queries and keys."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -20,17 +20,17 @@ from bertsmith.ops.dispatch import Implementations
 from bertsmith.settings import Record
 
 State = tuple[Tensor, ...]
-"""What a causal mixer keeps of the tokens it has seen; the first axis of every tensor is the batch."""
+"""Decoding state of a causal mixer, such as keys and values so far; the first axis of every tensor is the batch."""
 
 
 @dataclass(frozen=True)
 class MapKind:
-    """What the cells of a map hold: weights, which are not negative and sum to at most 1 in a row, or else scores."""
+    """Properties of a map's values; unless they are scores, they are non-negative and rows sum to at most 1."""
 
     is_score: bool = False
-    """Any sign, any size."""
+    """Values may have any sign and size."""
     is_convolution: bool = False
-    """A band of taps: every head has a kernel."""
+    """The map is a band matrix of convolution weights, one kernel per head."""
 
 
 MAP_KINDS: dict[str, MapKind] = {
@@ -42,129 +42,128 @@ MAP_KINDS: dict[str, MapKind] = {
     "content_to_position": MapKind(is_score=True),
     "position_to_content": MapKind(is_score=True),
 }
-"""Every map a mixer may give, by name."""
+"""Every map that a mixer may return, by name."""
 
 
-def grown(state: Sequence[Tensor], news: Sequence[Tensor]) -> State:
-    """The tensors of a state with one more token each: (batch, seen, …) and (batch, …) -> (batch, seen + 1, …)."""
-    # an empty tensor has the weights' dtype, which is not autocast's
-    return tuple(torch.cat([old.to(new), new[:, None]], dim=1) for old, new in zip(state, news, strict=True))
+def append_token(state: Sequence[Tensor], tokens: Sequence[Tensor]) -> State:
+    """Append one token to each tensor of a state: (batch, length, …) and (batch, …) -> (batch, length + 1, …)."""
+    # an empty tensor has the weights' dtype, which may differ from autocast's
+    return tuple(torch.cat([old.to(new), new[:, None]], dim=1) for old, new in zip(state, tokens, strict=True))
 
 
 class Mixer(nn.Module, ABC):
-    """Lets the positions of each sequence exchange what they know. The contract tests run over every kind."""
+    """Exchanges information between the positions of each sequence. The contract tests run over every mixer."""
 
     heads: int
     output: ElasticLinear
-    """The last layer."""
+    """The output projection."""
     backends: tuple[Implementations[Any], ...]
-    """Of every op the mixer uses."""
+    """Backends of every op that the mixer uses."""
     rotary: Rotary | None = None
-    """The kind of turns it reads from the call; None for none."""
+    """The rotary embedding that the mixer reads from the context, if any."""
 
     @abstractmethod
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
-        """The mixed states, in the shape of `hidden`; they look at `call.memory` if there is one.
+        """Mix the hidden states, or let them attend to `context.memory` if there is one; the shape does not change.
 
-        A causal call makes every kind causal; one that cannot be raises InputError.
+        A causal context makes every mixer causal; a mixer that cannot be causal raises InputError.
         """
 
     @abstractmethod
     def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:
-        """How much each position takes from each other one, by a name of MAP_KINDS; rows are receivers.
+        """Return the mixing weights (and scores) by their names in MAP_KINDS; rows are queries, columns are keys.
 
-        Shape: each map (batch, heads, longest, longest of what is looked at).
+        Shape: each map (batch, heads, max_length, max_length of the keys).
         """
 
     def projections(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of the states that come in, for those who compare mixers; each lies as they do.
+        """Return query, key and value of the hidden states, for distillation.
 
-        Shape: (…, heads, head width).
+        Shape: (…, heads, head_width).
         """
         raise InputError(
-            f"{type(self).__name__} has no query, key and value; allowed: mixers of the kinds full, disentangled, "
+            f"{type(self).__name__} has no query, key and value; allowed: mixers of kind full, disentangled, "
             "span_conv and favor"
         )
 
     def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
-        """What the softmax of the map "attention" is taken of; -inf where a position does not look, and at pads.
+        """Return the scores before the softmax of the map "attention"; -inf for masked keys and at padding.
 
-        Shape: (batch, heads, longest, longest of what is looked at).
+        Shape: (batch, heads, max_length, max_length of the keys).
         """
         raise InputError(
-            f"{type(self).__name__} has no scores of attention; allowed: mixers of the kinds full, disentangled and "
-            "span_conv"
+            f"{type(self).__name__} has no attention scores; allowed: mixers of kind full, disentangled and span_conv"
         )
 
     @abstractmethod
     def reorder(self, heads: Tensor) -> None:
-        """Puts the heads in the given order, most important first; the output does not change."""
+        """Sort the heads in place by the given order, most important first; the output does not change."""
 
     @abstractmethod
     def extract(self, cut: LayerCut) -> "Mixer":
-        """A part of its own with the first heads only."""
+        """Return a new mixer with the first heads only."""
 
     def start(self, context: ForwardContext) -> State:
-        """The state before the first token; what can be computed of the memory once is computed here."""
+        """Return the decoding state before the first token, including the projections of a memory."""
         return ()
 
     def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
-        """The mixed states of one more token of each sequence, and the next state: the causal pass, token by token.
+        """Mix the next token of each sequence, as the causal forward pass does, and return the new state, too.
 
         Shape: hidden (batch, width).
         """
-        raise InputError(f"{type(self).__name__} has no step-by-step form; allowed: mixers with is_causal")
+        raise InputError(f"{type(self).__name__} cannot decode step by step; allowed: mixers with is_causal")
 
     def redraw_features(self, step: int, seed: int, number: int) -> None:
-        """The trainer's moment before a step: kinds that draw random features draw them anew when it is time.
+        """Hook called by the trainer before every optimiser step: redraw random features if it is time.
 
-        `number` tells the mixers of a stack apart.
+        `number` is the index of the mixer in its stack.
         """
 
     def refuse_memory(self, context: ForwardContext) -> None:
-        """Raises InputError if the call has a memory, for kinds that cannot look at one."""
+        """Raise InputError if the context has a memory, for mixers that cannot attend to one."""
         if context.memory is not None:
             raise InputError(
-                f"{type(self).__name__} cannot look at a memory; allowed: kinds that read one, as a full mixer "
-                "without rotary and window"
+                f"{type(self).__name__} cannot attend to a memory; allowed: mixers that read one, such as a full "
+                "mixer without rotary and window"
             )
 
 
 class MixerConfig(Record, ABC):
-    """The settings that every kind of mixer has; `kind` is its name in the table."""
+    """The settings that every mixer has; `kind` is its name in the table."""
 
     kind: str
     heads: int = Field(gt=0)
-    """The units of the mixer; of a convolution, groups of channels that share a kernel."""
+    """Attention heads, or groups of channels that share a convolution kernel."""
     head_width: int | None = Field(default=None, gt=0)
-    """Width of one head; None for heads that together fill the encoder's width."""
+    """Width of one head; None for the encoder's width divided by the number of heads."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    """On the shares a token takes of others: probabilities or taps; favor, which has none, drops mixed values."""
+    """Dropout on attention probabilities or convolution weights; favor, which has neither, applies it to its output."""
     is_causal: bool = False
-    """A token takes only from itself and what stands before it."""
+    """Tokens attend only to themselves and to earlier tokens."""
 
     @property
     def reads_memory(self) -> bool:
-        """Whether the mixer can look at states other than those that come in."""
+        """Whether the mixer can attend to a memory."""
         return False
 
     @property
     def reads_positions(self) -> bool:
-        """Whether the encoder must have a table of relative positions."""
+        """Whether the encoder must have a relative position table."""
         return False
 
     def resolved_head_width(self, width: int) -> int:
-        """The width of one head in an encoder of this width; raises ValueError if there is none."""
+        """Return the width of one head in an encoder of this width; raise ValueError if heads do not divide it."""
         if self.head_width is None and width % self.heads:
-            raise ValueError(f"width {width} is not a multiple of heads {self.heads}; give head_width")
+            raise ValueError(f"width {width} is not a multiple of heads {self.heads}; set head_width")
         return self.head_width or width // self.heads
 
     def check(self, width: int) -> None:
-        """Raises ValueError if the mixer cannot stand in an encoder of this width."""
+        """Raise ValueError if the settings do not fit an encoder of this width."""
         self.resolved_head_width(width)
 
     def cut(self, cut: LayerCut, width: int) -> Self:
-        """The config of the extracted part."""
+        """Return the config of the extracted mixer."""
         return self.model_copy(update={"heads": cut.heads, "head_width": self.resolved_head_width(width)})
 
     @abstractmethod
@@ -178,11 +177,11 @@ class MixerConfig(Record, ABC):
 QUERY, KEY, KEY_AND_VALUE = slice(0, 1), slice(1, 2), slice(1, None)
 
 
-class Attending(Mixer):
-    """Query, key and value from one matrix product, what a kind makes of them, then the output projection.
+class QueryKeyValueMixer(Mixer):
+    """Base of mixers that project query, key and value with one matrix product and end with an output projection.
 
-    `biased` says which parts of the product have a bias. Values of another width than the keys have a matrix of their
-    own. A kind makes its `output` after its other parts: fresh weights are drawn in that order.
+    `biased` has one flag per part of the product. Values whose width differs from the keys' have their own matrix.
+    Subclasses create `output` after their other modules, because weights are initialised in that order.
     """
 
     def __init__(
@@ -211,7 +210,7 @@ class Attending(Mixer):
         )
 
     def start(self, context: ForwardContext) -> State:
-        """The keys and values of the memory, or none yet."""
+        """Return the keys and values of the memory, or empty ones."""
         if context.memory is not None:
             return self._parts(context.memory.hidden_states, context, KEY_AND_VALUE)
         new, batch, heads = self.output.weight.new_zeros, context.layout.batch, context.keep_heads or self.heads
@@ -235,32 +234,32 @@ class Attending(Mixer):
         return small
 
     def _project(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
-        """Query, key and value, each (…, heads, head_width); key and value are the memory's if there is one."""
+        """Return query, key and value, each (…, heads, head_width); key and value are the memory's if there is one."""
         if context.memory is None:
             return self._parts(hidden, context)
         return *self._parts(hidden, context, QUERY), *self._parts(context.memory.hidden_states, context, KEY_AND_VALUE)
 
     def _parts(self, hidden_states: Tensor, context: ForwardContext, parts: slice | None = None) -> tuple[Tensor, ...]:
-        """Some of query, key and value, each (…, heads, head_width)."""
+        """Return some of query, key and value, each (…, heads, head_width)."""
         heads = context.keep_heads or self.heads
         projected = self.project(hidden_states, WeightSlice(keep_out=context.keep_heads, parts=parts))
         # (…, parts · heads · head_width) -> parts of (…, heads, head_width)
-        found = projected.unflatten(-1, (-1, heads, self.head_width)).unbind(-3)
+        by_part = projected.unflatten(-1, (-1, heads, self.head_width)).unbind(-3)
         if self.project_value is None or parts == QUERY:
-            return found
+            return by_part
         value = self.project_value(hidden_states, WeightSlice(keep_out=context.keep_heads))
-        return *found, value.unflatten(-1, (heads, self.value_width))
+        return *by_part, value.unflatten(-1, (heads, self.value_width))
 
     def _look_back(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State, SequenceLayout]:
-        """A step's query, the keys and values it looks at (the memory's, or all so far), and how they lie.
+        """Return a step's query, the keys and values it attends to (the memory's, or all so far), and their layout.
 
         Shape: query (batch, 1, heads, head_width).
         """
         if context.memory is not None:
             (query,) = self._parts(hidden, context, QUERY)
             return query[:, None], state, context.memory.layout
-        query, *news = self._project(hidden, context)
-        state = grown(state, news)
+        query, *key_and_value = self._project(hidden, context)
+        state = append_token(state, key_and_value)
         return query[:, None], state, SequenceLayout.full(*state[0].shape[:2])
 
     def _output(self, mixed: Tensor, context: ForwardContext) -> Tensor:
@@ -268,6 +267,6 @@ class Attending(Mixer):
         return self.output(mixed, WeightSlice(keep_in=context.keep_heads, gate=context.head_gate))
 
     def _layers_by_head(self) -> dict[str, ElasticLinear]:
-        """The layers whose outputs are heads."""
-        layers = {name: part for name, part in self.named_children() if isinstance(part, ElasticLinear)}
+        """Return the linear layers whose outputs are divided into heads, by name."""
+        layers = {name: child for name, child in self.named_children() if isinstance(child, ElasticLinear)}
         return {name: layer for name, layer in layers.items() if layer.units_out is not None}

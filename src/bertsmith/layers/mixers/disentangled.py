@@ -1,4 +1,4 @@
-"""Attention whose scores tell content and relative position apart (He et al. 2021, DeBERTa)."""
+"""Disentangled attention (He et al. 2021, DeBERTa): separate scores for content and relative position."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,7 +12,7 @@ from bertsmith.data.layout import SequenceLayout
 from bertsmith.errors import InputError
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
-from bertsmith.layers.mixers.base import KEY, QUERY, Attending, MixerConfig, State
+from bertsmith.layers.mixers.base import KEY, QUERY, MixerConfig, QueryKeyValueMixer, State
 from bertsmith.layers.weight_cache import WeightCache, autocast_dtype
 from bertsmith.ops.disentangled import (
     BACKENDS,
@@ -21,14 +21,14 @@ from bertsmith.ops.disentangled import (
     disentangled_scores,
     disentangled_terms,
 )
-from bertsmith.ops.dispatch import own_backend
+from bertsmith.ops.dispatch import resolve_backend
 
 Pair = tuple[Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
 class PositionTerms:
-    """What relative positions add to the scores."""
+    """Settings of the position terms of the scores."""
 
     content_to_position: bool
     position_to_content: bool
@@ -37,19 +37,19 @@ class PositionTerms:
 
 
 class DisentangledConfig(MixerConfig):
-    """Content looks at content, content at relative position, and relative position at content."""
+    """Scores are content-to-content + content-to-position + position-to-content."""
 
     kind: Literal["disentangled"] = "disentangled"
     content_to_position: bool = True
-    """Score the query's content against the relative position of the key."""
+    """Add the score of the query's content with the key's relative position."""
     position_to_content: bool = True
-    """Score the relative position of the query against the key's content."""
+    """Add the score of the query's relative position with the key's content."""
     shares_projections: bool = True
-    """Positions go through the projections of the content (v2, v3) instead of their own (v1)."""
+    """Project positions with the content's matrices (v2, v3) instead of their own (v1)."""
     has_key_bias: bool = True
-    """v1 has none, neither for the keys of the content nor for those of the positions."""
+    """Biases of the key projections of content and positions; False for v1."""
     position_dropout: float = Field(default=0.1, ge=0, lt=1)
-    """On the relative table, drawn anew in every layer."""
+    """Dropout on the relative table, independent in every layer."""
 
     @property
     def reads_memory(self) -> bool:
@@ -57,7 +57,7 @@ class DisentangledConfig(MixerConfig):
 
     @property
     def reads_positions(self) -> bool:
-        """Whether the encoder must have a relative table."""
+        """Whether the encoder must have a relative position table."""
         return self.content_to_position or self.position_to_content
 
     def build(self, width: int) -> "DisentangledAttention":
@@ -75,13 +75,13 @@ class DisentangledConfig(MixerConfig):
 
     def flops(self, width: int, length: int) -> int:
         inner = self.heads * self.resolved_head_width(width)
-        # content and values for every token; a term of positions for every offset, to either side
+        # content and values for every token; a position term for every offset on either side
         terms = 2 + 2 * (self.content_to_position + self.position_to_content)
         return 2 * 4 * width * inner + 2 * terms * length * inner
 
 
-class DisentangledAttention(Attending):
-    """Query, key and value of the content, key and query of the relative positions, attention, output projection."""
+class DisentangledAttention(QueryKeyValueMixer):
+    """Projections of content and relative positions, disentangled attention, output projection."""
 
     backends = (BACKENDS,)
 
@@ -113,7 +113,7 @@ class DisentangledAttention(Attending):
         return self._mix(query, key, value, context, context.layout, context.key_layout, relative, is_causal=is_causal)
 
     def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:
-        """The probabilities ("attention") and the terms of the scores, apart."""
+        """Return the probabilities ("attention") and each term of the scores."""
         query, key, _ = self._project(hidden, context)
         return disentangled_terms(
             query,
@@ -138,7 +138,7 @@ class DisentangledAttention(Attending):
         )
 
     def start(self, context: ForwardContext) -> State:
-        # queries have places, so a step must know how many came before it
+        # the position of the next query
         position = torch.zeros(context.layout.batch, dtype=torch.long, device=self.output.weight.device)
         return *super().start(context), position
 
@@ -175,20 +175,20 @@ class DisentangledAttention(Attending):
             key_layout=key_layout,
             is_causal=is_causal,
             dropout=self.dropout if self.training else 0.0,
-            backend=own_backend(BACKENDS, context.backend),
+            backend=resolve_backend(BACKENDS, context.backend),
         )
         return self._output(mixed, context)
 
     def _positions(self, context: ForwardContext) -> Pair:
-        """Key and query of every row of the relative table, None for a term that is left out.
+        """Return the projected keys and queries of all rows of the relative table; None for an unused term.
 
-        They depend on weights alone, so they are remembered between calls in eval mode.
+        They depend on weights alone, so they are cached between calls in eval mode.
         Shape: each (rows, heads, head_width).
         """
         if not (self.terms.content_to_position or self.terms.position_to_content):
             return None, None
         if context.relative_positions is None:
-            raise InputError("a disentangled mixer needs a table of relative positions; give encoder.relative")
+            raise InputError("a disentangled mixer needs a relative position table; set encoder.relative")
         vectors = context.relative_positions.vectors
         layers = [layer for layer in (self.project, self.position_key, self.position_query) if layer is not None]
         weights = [parameter for layer in layers for parameter in layer.parameters()]
@@ -198,11 +198,11 @@ class DisentangledAttention(Attending):
     def _project_positions(self, vectors: Tensor, keep: int | None) -> Pair:
         vectors = dropout(vectors, self.terms.dropout, self.training)
 
-        def by_head(own: ElasticLinear | None, part: slice) -> Tensor:
+        def by_head(layer: ElasticLinear | None, part: slice) -> Tensor:
             projected = (
                 self.project(vectors, WeightSlice(keep_out=keep, parts=part))
-                if own is None
-                else own(vectors, WeightSlice(keep_out=keep))
+                if layer is None
+                else layer(vectors, WeightSlice(keep_out=keep))
             )
             return projected.unflatten(-1, (-1, self.head_width))  # (rows, heads · head_width) -> (rows, heads, …)
 

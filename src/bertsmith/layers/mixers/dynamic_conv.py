@@ -1,4 +1,4 @@
-"""Light-weight and dynamic convolution (Wu et al. 2019): a few taps per head instead of attention."""
+"""Lightweight and dynamic convolution (Wu et al. 2019): a short kernel per head instead of attention."""
 
 from typing import Annotated, Literal
 
@@ -8,23 +8,23 @@ from torch.nn.functional import glu
 
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
-from bertsmith.layers.mixers.base import Mixer, MixerConfig, State, grown
+from bertsmith.layers.mixers.base import Mixer, MixerConfig, State, append_token
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops.conv import BACKENDS, DEPTHWISE_BACKENDS, odd_kernel_size
 
 
 class DynamicConvConfig(MixerConfig):
-    """Every token takes from the tokens a few places around it."""
+    """Settings of a lightweight, dynamic or depthwise convolution mixer."""
 
     kind: Literal["dynamic_conv"] = "dynamic_conv"
     kernel_size: Annotated[int, AfterValidator(odd_kernel_size)] = 7
-    """Places a token takes from, its own counted in; odd."""
+    """Kernel size; odd."""
     kernel_from: Literal["token", "fixed", "depthwise"] = "token"
-    """What makes the taps: each token (dynamic convolution), nothing but weights per head (light-weight) or per channel
-    (depthwise)."""
+    """Source of the kernels: predicted from each token (dynamic convolution), or learned weights per head (lightweight)
+    or per channel (depthwise)."""
     is_gated: bool = True
-    """A gated linear unit makes what is convolved, instead of a plain linear layer."""
+    """Project the input of the convolution with a gated linear unit instead of a linear layer."""
 
     def build(self, width: int) -> "DynamicConv":
         kernel = KERNELS[self.kernel_from](
@@ -33,7 +33,7 @@ class DynamicConvConfig(MixerConfig):
             self.kernel_size,
             is_causal=self.is_causal,
             dropout=self.dropout,
-            has_bias=False,  # the paper predicts by a plain product
+            has_bias=False,  # as in the paper
         )
         return DynamicConv(width, self.heads, self.resolved_head_width(width), kernel, is_gated=self.is_gated)
 
@@ -66,7 +66,7 @@ class DynamicConv(Mixer):
         return {self.kernel.map_name: self.kernel.map(self._project(hidden, context), context)}
 
     def start(self, context: ForwardContext) -> State:
-        """The values of the taps − 1 tokens before the first: zeros."""
+        """Return zeros for the kernel_size − 1 tokens before the first."""
         heads = context.keep_heads or self.heads
         before = self.output.weight.new_zeros(context.layout.batch, self.kernel.kernel_size - 1, heads, self.head_width)
         return (before,)
@@ -75,7 +75,7 @@ class DynamicConv(Mixer):
         if not (self.kernel.is_causal or context.is_causal):
             return super().step(hidden, state, context)
         inner = self._project(hidden, context)
-        (window,) = grown(state, [self._by_head(inner)])  # (batch, taps, heads, head_width)
+        (window,) = append_token(state, [self._by_head(inner)])  # (batch, kernel_size, heads, head_width)
         mixed = self.kernel.step(window, inner, context)
         return self._output(mixed, context), (window[:, 1:],)
 
@@ -96,7 +96,7 @@ class DynamicConv(Mixer):
         return small
 
     def _project(self, hidden: Tensor, context: ForwardContext) -> Tensor:
-        """What is convolved: (…, heads · head_width)."""
+        """Return the input of the convolution, (…, heads · head_width)."""
         projected = self.project(hidden, WeightSlice(keep_out=context.keep_heads))
         return glu(projected) if self.is_gated else projected
 

@@ -1,4 +1,4 @@
-"""Attention in linear time by random features, FAVOR+ (Choromanski et al. 2021), with full attention's weights."""
+"""FAVOR+ (Choromanski et al. 2021): linear-time attention by random features, with the weights of full attention."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from torch import Tensor
 from bertsmith.data.random import key as seed_of
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear
-from bertsmith.layers.mixers.base import KEY_AND_VALUE, QUERY, Attending, MixerConfig, State
-from bertsmith.ops.dispatch import own_backend
+from bertsmith.layers.mixers.base import KEY_AND_VALUE, QUERY, MixerConfig, QueryKeyValueMixer, State
+from bertsmith.ops.dispatch import resolve_backend
 from bertsmith.ops.dropout import drop_tokens
 from bertsmith.ops.favor import (
     BACKENDS,
@@ -34,7 +34,7 @@ _CHUNK = 128
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """How queries and keys become features."""
+    """Settings of the random features of queries and keys."""
 
     count: int
     feature_map: str
@@ -43,28 +43,28 @@ class FeatureSettings:
     redraw_every: int
 
     def draw(self, head_width: int, generator: torch.Generator | None) -> Tensor:
-        """A random matrix, (features, head_width)."""
+        """Draw a random matrix, (features, head_width)."""
         constant = FEATURE_MAPS[self.feature_map].has_constant_norms
         return draw(self.count, head_width, generator, is_orthogonal=self.is_orthogonal, has_constant_norms=constant)
 
 
 class FavorConfig(MixerConfig):
-    """Every token looks at every token of its sequence, or of the memory, in time linear in the length."""
+    """Settings of a FAVOR+ mixer, whose cost is linear in the sequence length."""
 
     kind: Literal["favor"] = "favor"
     value_width: int | None = Field(default=None, gt=0)
     """Width of one head's values; None for head_width."""
     features: int = Field(default=256, ge=0)
-    """Rows of the random matrix; 0 for none, where the map reads the coordinates of queries and keys."""
+    """Rows of the random matrix; 0 applies the feature map to queries and keys without a projection."""
     feature_map: FeatureMapName = "softmax"
-    """What stands for the exponential of a product: an estimate of softmax, or a curve such as relu. Those that can be
-    negative (trigonometric, gelu, tanh, cos, identity) are for comparisons: their row sums can come near 0."""
+    """An estimate of the softmax kernel, or an activation such as relu (generalised attention). Maps with negative
+    values (trigonometric, gelu, tanh, cos, identity) are for comparisons: their row sums can approach 0."""
     is_orthogonal: bool = True
-    """The rows of the random matrix are orthogonal by blocks; independent otherwise."""
+    """Draw blocks of orthogonal rows for the random matrix instead of independent rows."""
     redraw_every: int = Field(default=1000, ge=0)
     """Optimiser steps between two draws of the random matrix; 0 for never."""
     epsilon: float | None = Field(default=None, ge=0)
-    """Added to every feature; None for the map's own, 1e-6 beside exponentials and 1e-3 beside curves."""
+    """Added to every feature; None for the default of the map: 1e-6 for softmax estimates, 1e-3 for activations."""
 
     @property
     def reads_memory(self) -> bool:
@@ -100,8 +100,8 @@ class FavorConfig(MixerConfig):
         return self.heads * (2 * 2 * width * (head_width + value_width) + features + products)
 
 
-class FavorAttention(Attending):
-    """Full attention's projections around linear attention; the random matrix is saved with the weights."""
+class FavorAttention(QueryKeyValueMixer):
+    """Projections as in full attention, linear attention between them; the random matrix is saved with the weights."""
 
     backends = (BACKENDS,)
     projection: Tensor
@@ -120,12 +120,12 @@ class FavorAttention(Attending):
         super().__init__(width, heads, head_width, value_width, dropout=dropout, is_causal=is_causal)
         self.output = ElasticLinear(heads * value_width, width, units_in=heads)
         self.features = features
-        # one that works, until `initialise` or a file gives this layer its own
+        # a placeholder until `initialise` or a checkpoint replaces it
         self.register_buffer("projection", features.draw(head_width, torch.Generator().manual_seed(0)).float())
 
     @torch.no_grad()
     def initialise(self, init_std: float, generator: torch.Generator | None) -> None:
-        """The first draw of the random matrix."""
+        """Draw the first random matrix."""
         self.projection.copy_(self.features.draw(self.head_width, generator))
 
     @torch.no_grad()
@@ -133,7 +133,7 @@ class FavorAttention(Attending):
         every = self.features.redraw_every
         if every == 0 or step == 0 or step % every:
             return
-        # a function of the seed alone: all processes draw the same, and so does a run that resumes
+        # depends on seed and step only, so all processes and resumed runs draw the same matrix
         generator = torch.Generator().manual_seed(seed_of(seed, number, step // every))
         self.projection.copy_(self.features.draw(self.head_width, generator))
 
@@ -148,7 +148,7 @@ class FavorAttention(Attending):
             key_layout=context.key_layout,
             is_causal=self.is_causal or context.is_causal,
             chunk=_CHUNK,
-            backend=own_backend(BACKENDS, context.backend),
+            backend=resolve_backend(BACKENDS, context.backend),
         )
         if self.training and self.dropout:
             mixed = drop_tokens(mixed, self.dropout, context.layout)
@@ -156,7 +156,7 @@ class FavorAttention(Attending):
 
     def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:
         query, key, _ = self._project(hidden, context)
-        shares = favor_map(
+        weights = favor_map(
             query,
             key,
             self._random_features(),
@@ -164,7 +164,7 @@ class FavorAttention(Attending):
             key_layout=context.key_layout,
             is_causal=self.is_causal or context.is_causal,
         )
-        return {"attention": shares}
+        return {"attention": weights}
 
     def start(self, context: ForwardContext) -> State:
         if context.memory is not None:
@@ -190,6 +190,6 @@ class FavorAttention(Attending):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = self.projection
         super()._apply(fn, recurse)
-        if self.projection.dtype.itemsize < 4:  # weights in half precision; the features are computed in float32
+        if self.projection.dtype.itemsize < 4:  # weights are cast to half precision; features are computed in float32
             self.projection = before.to(self.projection.device)
         return self

@@ -1,4 +1,4 @@
-"""Multi-head softmax attention (Vaswani et al. 2017): over the own sequence, its past, or a memory."""
+"""Multi-head softmax attention (Vaswani et al. 2017): self-attention, causal self-attention or cross-attention."""
 
 from dataclasses import replace
 from typing import Literal
@@ -10,35 +10,34 @@ from torch import Tensor
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear
-from bertsmith.layers.mixers.base import Attending, MixerConfig, State
+from bertsmith.layers.mixers.base import MixerConfig, QueryKeyValueMixer, State
 from bertsmith.layers.positions import Rotary
 from bertsmith.ops.attention import BACKENDS, attention, attention_map, attention_scores
-from bertsmith.ops.dispatch import own_backend
+from bertsmith.ops.dispatch import resolve_backend
 
 
 class FullConfig(MixerConfig):
-    """Every token looks at every token of its sequence, or of the memory."""
+    """Settings of a softmax attention mixer."""
 
     kind: Literal["full"] = "full"
     value_width: int | None = Field(default=None, gt=0)
     """Width of one head's values; None for head_width."""
     rotary: float | None = Field(default=None, gt=1)
-    """Turn queries and keys by their places, the slowest pair of channels about 1/rotary of a radian per place; 10000
-    as published. None for no turns."""
+    """Base θ of the rotary position embedding; 10000 as published. None for no rotary embedding."""
     window: int | None = Field(default=None, gt=0)
-    """Look no further than this many tokens to each side; None for everywhere."""
+    """Attend to at most this many tokens on each side; None for all tokens."""
     has_bias: bool = True
-    """Of all projections."""
+    """Biases in all projections."""
 
     @property
     def reads_memory(self) -> bool:
-        """Turns and windows are by places in one's own sequence."""
+        """Whether the mixer can attend to a memory: rotary embedding and window need positions in one sequence."""
         return self.rotary is None and self.window is None
 
     def check(self, width: int) -> None:
         head_width = self.resolved_head_width(width)
         if self.rotary is not None and head_width % 2:
-            raise ValueError(f"head_width is {head_width} and rotary is given, which turns pairs; allowed: even")
+            raise ValueError(f"head_width is {head_width}, but rotary rotates pairs of channels; allowed: even widths")
 
     def build(self, width: int) -> "FullAttention":
         head_width = self.resolved_head_width(width)
@@ -58,13 +57,13 @@ class FullConfig(MixerConfig):
     def flops(self, width: int, length: int) -> int:
         head_width = self.resolved_head_width(width)
         inner = self.heads * (head_width + (self.value_width or head_width))  # of query or key, and of value
-        seen = length
+        keys = length
         if self.window is not None:
-            seen = min(length, self.window * (1 if self.is_causal else 2) + 1)
-        return 2 * 2 * width * inner + 2 * seen * inner
+            keys = min(length, self.window * (1 if self.is_causal else 2) + 1)
+        return 2 * 2 * width * inner + 2 * keys * inner
 
 
-class FullAttention(Attending):
+class FullAttention(QueryKeyValueMixer):
     """Query, key and value from one matrix product, attention, then the output projection."""
 
     backends = (BACKENDS,)
@@ -98,17 +97,17 @@ class FullAttention(Attending):
             is_causal=self.is_causal or context.is_causal,
             window=self.window,
             dropout=self.dropout if self.training else 0.0,
-            backend=own_backend(BACKENDS, context.backend),
+            backend=resolve_backend(BACKENDS, context.backend),
         )
         return self._output(mixed, context)
 
     def maps(self, hidden: Tensor, context: ForwardContext) -> dict[str, Tensor]:
         query, key, _ = self._project(hidden, context)
         is_causal = self.is_causal or context.is_causal
-        shares = attention_map(
+        weights = attention_map(
             query, key, context.layout, key_layout=context.key_layout, is_causal=is_causal, window=self.window
         )
-        return {"attention": shares}
+        return {"attention": weights}
 
     def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
         query, key, _ = self._project(hidden, context)
@@ -122,7 +121,7 @@ class FullAttention(Attending):
             return super().step(hidden, state, context)
         if self.rotary is not None:
             position = torch.tensor(state[0].shape[1], device=hidden.device)
-            context = replace(context, turns={self.rotary: self.rotary.turns(position)})
+            context = replace(context, rotations={self.rotary: self.rotary.rotations(position)})
         query, state, key_layout = self._look_back(hidden, state, context)
         key, value = state
         if self.window is not None:
@@ -130,7 +129,7 @@ class FullAttention(Attending):
             key_layout = SequenceLayout.full(*key.shape[:2])
         one = SequenceLayout.full(hidden.shape[0], 1)
         mixed = attention(
-            query, key, value, one, key_layout=key_layout, backend=own_backend(BACKENDS, context.backend)
+            query, key, value, one, key_layout=key_layout, backend=resolve_backend(BACKENDS, context.backend)
         )[:, 0]
         return self._output(mixed, context), state
 
@@ -141,5 +140,5 @@ class FullAttention(Attending):
         query, key, value = super()._project(hidden, context)
         if self.rotary is None:
             return query, key, value
-        turn = context.turns[self.rotary]
-        return turn(query), turn(key), value
+        rotate = context.rotations[self.rotary]
+        return rotate(query), rotate(key), value

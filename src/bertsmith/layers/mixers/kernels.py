@@ -1,4 +1,4 @@
-"""Where a convolution mixer has its taps from: the same for all tokens, or made from a vector of each token."""
+"""Kernels of convolution mixers: learned, the same for all tokens, or predicted from a vector of each token."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -19,14 +19,14 @@ from bertsmith.ops.conv import (
     light_conv_step,
     tap_weights,
 )
-from bertsmith.ops.dispatch import own_backend
+from bertsmith.ops.dispatch import resolve_backend
 
 
 class Kernel(nn.Module, ABC):
-    """The taps of every head, and the convolution by them.
+    """The convolution kernel of every head, and the convolution with it.
 
-    `source` is the vector of each token that its taps may be made from, (…, heads · head_width). `table` has a unit for
-    every head. `dropout` falls on the tap weights; `has_bias` is for kinds that predict.
+    `source` holds the vector of each token that its kernel is predicted from, (…, heads · head_width). `table` has one
+    unit per head. `dropout` is applied to the tap weights; `has_bias` applies to predicted kernels.
     """
 
     map_name: ClassVar[str] = "convolution"
@@ -52,29 +52,29 @@ class Kernel(nn.Module, ABC):
 
     @abstractmethod
     def mix(self, value: Tensor, source: Tensor, context: ForwardContext) -> Tensor:
-        """The values of each token's neighbours, weighted by its taps.
+        """Return the weighted sum of each token's neighbours.
 
-        Shape: value (…, heads, head_width), and so is what comes back.
+        Shape: value and result (…, heads, head_width).
         """
 
     @abstractmethod
     def step(self, window: Tensor, source: Tensor, context: ForwardContext) -> Tensor:
-        """`mix` at the last of (batch, taps, heads, head_width) values: (batch, heads, head_width)."""
+        """Return `mix` at the last token: (batch, kernel_size, heads, head_width) -> (batch, heads, head_width)."""
 
     @abstractmethod
     def weights(self, source: Tensor, context: ForwardContext) -> Tensor:
-        """What each tap counts: (heads, taps), or (…, heads, taps) where tokens differ."""
+        """Return the tap weights: (heads, kernel_size), or (…, heads, kernel_size) where tokens differ."""
 
     def map(self, source: Tensor, context: ForwardContext) -> Tensor:
-        """The taps as a banded matrix, (batch, heads, longest, longest)."""
+        """Return the tap weights as a band matrix, (batch, heads, max_length, max_length)."""
         return kernel_map(self.weights(source, context), context.layout, **self._options(context))
 
     def reorder(self, heads: Tensor) -> None:
-        """Puts the heads in the given order."""
+        """Sort the heads in place by the given order."""
         self.table.reorder(units_in=None if self.table.units_in is None else heads, units_out=heads)
 
     def extract(self, heads: int) -> "Kernel":
-        """A kernel of its own with the first heads only."""
+        """Return a new kernel with the first heads only."""
         small = copy.deepcopy(self)
         small.table = self.table.extract(keep_in=None if self.table.units_in is None else heads, keep_out=heads)
         return small
@@ -84,15 +84,15 @@ class Kernel(nn.Module, ABC):
 
 
 class SoftmaxKernel(Kernel):
-    """Taps that are a softmax over scores, one kernel per head."""
+    """Kernels whose tap weights are a softmax over scores, one kernel per head."""
 
     @abstractmethod
     def scores(self, source: Tensor, context: ForwardContext) -> Tensor:
-        """What the softmax is taken of: (heads, taps) or (…, heads, taps)."""
+        """Return the scores before the softmax: (heads, kernel_size) or (…, heads, kernel_size)."""
 
     def mix(self, value: Tensor, source: Tensor, context: ForwardContext) -> Tensor:
         scores, dropout = self.scores(source, context), self.dropout if self.training else 0.0
-        backend = own_backend(BACKENDS, context.backend)
+        backend = resolve_backend(BACKENDS, context.backend)
         return light_conv(value, scores, context.layout, **self._options(context), dropout=dropout, backend=backend)
 
     def step(self, window: Tensor, source: Tensor, context: ForwardContext) -> Tensor:
@@ -103,7 +103,7 @@ class SoftmaxKernel(Kernel):
 
 
 class FixedKernel(SoftmaxKernel):
-    """The scores are weights: light-weight convolution (Wu et al. 2019, section 3)."""
+    """Learned scores: lightweight convolution (Wu et al. 2019, section 3)."""
 
     def _make_table(self, heads: int, has_bias: bool) -> ElasticLinear:
         return ElasticLinear(self.kernel_size, heads, units_out=heads, bias=False)
@@ -113,7 +113,7 @@ class FixedKernel(SoftmaxKernel):
 
 
 class PredictedKernel(SoftmaxKernel):
-    """The scores are a linear function of the source: dynamic convolution (Wu et al. 2019, section 4)."""
+    """Scores as a linear function of the source: dynamic convolution (Wu et al. 2019, section 4)."""
 
     def _make_table(self, heads: int, has_bias: bool) -> ElasticLinear:
         inner = heads * self.head_width
@@ -121,11 +121,11 @@ class PredictedKernel(SoftmaxKernel):
 
     def scores(self, source: Tensor, context: ForwardContext) -> Tensor:
         scores = self.table(source, WeightSlice(context.keep_heads, context.keep_heads))
-        return scores.unflatten(-1, (-1, self.kernel_size))  # (…, heads · taps) -> (…, heads, taps)
+        return scores.unflatten(-1, (-1, self.kernel_size))  # (…, heads · kernel_size) -> (…, heads, kernel_size)
 
 
 class DepthwiseKernel(Kernel):
-    """Free weights for every channel, without a softmax."""
+    """Learned weights per channel, without a softmax."""
 
     map_name: ClassVar[str] = "depthwise_convolution"
 
@@ -133,12 +133,12 @@ class DepthwiseKernel(Kernel):
         return ElasticLinear(self.kernel_size, heads * self.head_width, units_out=heads, bias=False)
 
     def initialise(self, init_std: float, generator: torch.Generator | None) -> None:
-        """Fresh weights; the model's deviation is for matrices."""
+        """Initialise the kernel; init_std is for matrices only."""
         initialise_depthwise(self.table.weight, generator)
 
     def mix(self, value: Tensor, source: Tensor, context: ForwardContext) -> Tensor:
         kernel = torch.dropout(self._kernel(context), self.dropout, train=self.training)
-        backend = own_backend(DEPTHWISE_BACKENDS, context.backend)
+        backend = resolve_backend(DEPTHWISE_BACKENDS, context.backend)
         mixed = depthwise(value.flatten(-2), kernel, context.layout, **self._options(context), backend=backend)
         return mixed.unflatten(-1, (-1, self.head_width))  # (…, heads · head_width) -> (…, heads, head_width)
 
@@ -147,11 +147,11 @@ class DepthwiseKernel(Kernel):
         return mixed.unflatten(-1, (-1, self.head_width))  # (batch, heads · head_width) -> (batch, heads, head_width)
 
     def weights(self, source: Tensor, context: ForwardContext) -> Tensor:
-        """The mean over the channels of each head: (heads, taps)."""
+        """Return the mean over the channels of each head, (heads, kernel_size)."""
         return self._kernel(context).unflatten(0, (-1, self.head_width)).mean(1)
 
     def _kernel(self, context: ForwardContext) -> Tensor:
-        return self.table.prefix(None, context.keep_heads)[0]  # (heads · head_width, taps)
+        return self.table.prefix(None, context.keep_heads)[0]  # (heads · head_width, kernel_size)
 
 
 KERNELS: dict[str, type[Kernel]] = {
@@ -160,11 +160,11 @@ KERNELS: dict[str, type[Kernel]] = {
     "fixed": FixedKernel,
     "depthwise": DepthwiseKernel,
 }
-"""The kernels by what makes their taps, as `kernel_from` says."""
+"""The kernels by the setting `kernel_from`."""
 
 
 @torch.no_grad()
 def initialise_depthwise(kernel: Tensor, generator: torch.Generator | None) -> None:
-    """Sets a depthwise kernel (channels, taps) to fresh weights, of deviation 1/taps as in ConvBERT's code."""
+    """Initialise a depthwise kernel, (channels, kernel_size), with std 1 / kernel_size as in ConvBERT's code."""
     init_std = 1 / kernel.shape[-1]
     nn.init.trunc_normal_(kernel, std=init_std, a=-2 * init_std, b=2 * init_std, generator=generator)

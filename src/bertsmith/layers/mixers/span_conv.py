@@ -1,6 +1,6 @@
 """ConvBERT's mixed attention (Jiang et al. 2020): attention heads beside as many convolution heads.
 
-docs/papers/convbert.md draws it and says where paper, released code and `transformers` differ.
+docs/papers/convbert.md has a diagram and lists where paper, released code and `transformers` differ.
 """
 
 import copy
@@ -13,32 +13,32 @@ from torch import Tensor, nn
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.layers.context import ForwardContext
 from bertsmith.layers.linear import ElasticLinear, WeightSlice
-from bertsmith.layers.mixers.base import Attending, MixerConfig, State, grown
+from bertsmith.layers.mixers.base import MixerConfig, QueryKeyValueMixer, State, append_token
 from bertsmith.layers.mixers.full import FullAttention
 from bertsmith.layers.mixers.kernels import KERNELS, Kernel, initialise_depthwise
 from bertsmith.layers.subnet import LayerCut
 from bertsmith.ops import conv
 from bertsmith.ops.attention import BACKENDS, attention, attention_map, attention_scores
-from bertsmith.ops.dispatch import own_backend
+from bertsmith.ops.dispatch import resolve_backend
 
 
 class SpanConvConfig(MixerConfig):
-    """Some heads attend to the whole sequence; as many convolve with taps made from the span around a token.
+    """Settings of mixed attention: attention heads, and as many convolution heads with span-based kernels.
 
-    `heads` counts the attention heads; as many convolution heads stand beside them, and both together fill the width
-    unless `head_width` is given. ConvBERT's head ratio γ is data here: H // γ of its H heads.
+    `heads` counts the attention heads only. Both kinds together have the encoder's width unless `head_width` is set.
+    With ConvBERT's head ratio γ, `heads` is H // γ of its H heads.
     """
 
     kind: Literal["span_conv"] = "span_conv"
     kernel_size: Annotated[int, AfterValidator(conv.odd_kernel_size)] = 9
-    """Places a convolution head takes from, the token's own counted in; odd."""
+    """Kernel size of the convolution heads; odd."""
     kernel_from: Literal["span", "token", "fixed", "depthwise", "none"] = "span"
-    """What makes the taps: the span around the token, the token alone (dynamic convolution), nothing but weights per
-    head (light-weight) or per channel (depthwise); "none" leaves the convolution heads out: full attention."""
+    """Source of the kernels: predicted from the span around the token or from the token alone (dynamic convolution), or
+    learned weights per head (lightweight) or per channel (depthwise); "none" removes the convolution heads."""
     shares_value: bool = False
-    """Both kinds of heads take the same values, as in the paper's formulas; the released models have two."""
+    """Use one value projection for both kinds of heads, as in the paper's formulas; the released models have two."""
     legacy_padding: bool = False
-    """Let pads into the convolutions, as the released code and `transformers` do: for comparisons with them only."""
+    """Let padding into the convolutions, as the released code and `transformers` do; only for comparisons with them."""
 
     @property
     def reads_memory(self) -> bool:
@@ -46,7 +46,7 @@ class SpanConvConfig(MixerConfig):
 
     def resolved_head_width(self, width: int) -> int:
         if self.head_width is None and width % (2 * self.heads):
-            raise ValueError(f"width {width} is not a multiple of twice the heads {self.heads}; give head_width")
+            raise ValueError(f"width {width} is not a multiple of twice the heads {self.heads}; set head_width")
         return self.head_width or width // (2 * self.heads)
 
     def build(self, width: int) -> "SpanConv | FullAttention":
@@ -79,35 +79,35 @@ class SpanConvConfig(MixerConfig):
 
 
 class TapSource(nn.Module):
-    """What the taps are made from: the token's query."""
+    """The vectors that kernels are predicted from: the queries."""
 
     def forward(self, query: Tensor, hidden: Tensor, context: ForwardContext) -> Tensor:
-        """The sources: (…, heads, head_width) -> (…, heads · head_width).
+        """Return the source vectors: (…, heads, head_width) -> (…, heads · head_width).
 
-        Shape: hidden (…, width), the states that come in.
+        Shape: hidden (…, width), the input of the mixer.
         """
         return query.flatten(-2)
 
     def start(self, batch: int) -> State:
-        """What is kept of the states before the first token."""
+        """Return the decoding state before the first token."""
         return ()
 
     def step(self, query: Tensor, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
-        """The sources of one more token, (batch, heads · head_width), and the next state."""
+        """Return the source vectors of the next token, (batch, heads · head_width), and the new state."""
         return query.flatten(-2), state
 
     def reorder(self, heads: Tensor) -> None:
-        """Puts the heads in the given order."""
+        """Sort the heads in place by the given order."""
 
     def extract(self, heads: int) -> "TapSource":
-        """A part of its own with the first heads only."""
+        """Return a new module with the first heads only."""
         return copy.deepcopy(self)
 
 
 class SpanKey(TapSource):
-    """The query times a key that knows the span around its token (Jiang et al. 2020, section 3.2).
+    """The query times the span key of its token (Jiang et al. 2020, section 3.2).
 
-    The key is a depthwise convolution of the states, then a linear layer.
+    The span key is a depthwise convolution of the hidden states, followed by a linear layer.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class SpanKey(TapSource):
         self.pointwise = ElasticLinear(width, heads * head_width, units_out=heads)
 
     def initialise(self, init_std: float, generator: torch.Generator | None) -> None:
-        """Fresh weights of the depthwise kernel; the model's deviation is for matrices."""
+        """Initialise the depthwise kernel; init_std is for matrices only."""
         initialise_depthwise(self.depthwise, generator)
 
     def forward(self, query: Tensor, hidden: Tensor, context: ForwardContext) -> Tensor:
@@ -129,7 +129,7 @@ class SpanKey(TapSource):
             self.depthwise,
             context.layout,
             **options,
-            backend=own_backend(conv.DEPTHWISE_BACKENDS, context.backend),
+            backend=resolve_backend(conv.DEPTHWISE_BACKENDS, context.backend),
         )
         return query.flatten(-2) * self.pointwise(spans, WeightSlice(keep_out=context.keep_heads))
 
@@ -138,7 +138,7 @@ class SpanKey(TapSource):
         return (self.depthwise.new_zeros(batch, kernel_size - 1, width),)
 
     def step(self, query: Tensor, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
-        (window,) = grown(state, [hidden])  # (batch, taps, width)
+        (window,) = append_token(state, [hidden])  # (batch, kernel_size, width)
         key = self.pointwise(conv.depthwise_step(window, self.depthwise), WeightSlice(keep_out=context.keep_heads))
         return query.flatten(-2) * key, (window[:, 1:],)
 
@@ -151,8 +151,8 @@ class SpanKey(TapSource):
         return small
 
 
-class SpanConv(Attending):
-    """One matrix product for all projections, attention and convolution side by side, one output projection."""
+class SpanConv(QueryKeyValueMixer):
+    """One product for all projections, attention beside convolution, one output projection."""
 
     backends = (BACKENDS, conv.BACKENDS, conv.DEPTHWISE_BACKENDS)
 
@@ -171,7 +171,7 @@ class SpanConv(Attending):
         biased = (True,) * (4 if has_own_value else 3)
         super().__init__(width, heads, head_width, head_width, dropout=dropout, is_causal=is_causal, biased=biased)
         self.span, self.kernel, self.has_own_value = span, kernel, has_own_value
-        # attention heads stand first, then convolution heads: two stretches of the input, cut alike
+        # the input has two parts with the same units: attention heads, then convolution heads
         self.output = ElasticLinear(2 * heads * head_width, width, units_in=heads, parts_in=2)
 
     def forward(self, hidden: Tensor, context: ForwardContext) -> Tensor:
@@ -184,7 +184,7 @@ class SpanConv(Attending):
             context.layout,
             is_causal=self.is_causal or context.is_causal,
             dropout=self.dropout if self.training else 0.0,
-            backend=own_backend(BACKENDS, context.backend),
+            backend=resolve_backend(BACKENDS, context.backend),
         )
         convolved = self.kernel.mix(convolved, self.span(query, hidden, context), context)
         return self._output(torch.cat([attended, convolved], dim=-2), context)
@@ -198,12 +198,12 @@ class SpanConv(Attending):
         }
 
     def scores(self, hidden: Tensor, context: ForwardContext) -> Tensor:
-        """Those of the attention heads; the others have none."""
+        """Return the scores of the attention heads."""
         query, key, *_ = self._project(hidden, context)
         return attention_scores(query, key, context.layout, is_causal=self.is_causal or context.is_causal)
 
     def start(self, context: ForwardContext) -> State:
-        """No keys and values yet; zeros for the values and states of the taps − 1 tokens before the first."""
+        """Return no keys and values, and zeros for the kernel_size − 1 tokens before the first."""
         key, value = super().start(context)
         batch, _, *by_head = value.shape
         return key, value, value.new_zeros(batch, self.kernel.kernel_size - 1, *by_head), *self.span.start(batch)
@@ -211,11 +211,10 @@ class SpanConv(Attending):
     def step(self, hidden: Tensor, state: State, context: ForwardContext) -> tuple[Tensor, State]:
         if not (self.is_causal or context.is_causal):
             return super().step(hidden, state, context)
-        query, (key, value, window), seen = self._look_back(hidden, state[:3], context)
+        query, (key, value, window), key_layout = self._look_back(hidden, state[:3], context)
         one = SequenceLayout.full(hidden.shape[0], 1)
-        attended = attention(query, key, value, one, key_layout=seen, backend=own_backend(BACKENDS, context.backend))[
-            :, 0
-        ]
+        backend = resolve_backend(BACKENDS, context.backend)
+        attended = attention(query, key, value, one, key_layout=key_layout, backend=backend)[:, 0]
         source, spans = self.span.step(query[:, 0], hidden, state[3:], context)
         convolved = self.kernel.step(window, source, context)
         mixed = self._output(torch.cat([attended, convolved], dim=-2), context)
@@ -232,6 +231,6 @@ class SpanConv(Attending):
         return small
 
     def _project(self, hidden: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
-        """Query, key, value and the convolution's value, each (…, heads, head_width)."""
+        """Return query, key, value and the convolution's value, each (…, heads, head_width)."""
         parts = super()._project(hidden, context)
         return parts if self.has_own_value else (*parts, parts[-1])

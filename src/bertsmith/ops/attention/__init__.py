@@ -28,10 +28,10 @@ def attention(
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    """softmax(QKᵀ/√head_width)V over the real tokens of each query's own sequence, in the layout of `query`.
+    """Return softmax(QKᵀ/√head_width)V over the real tokens of each sequence, in the layout of `query`.
 
-    `key_layout` says how key and value lie where they are not the queries' own sequences; the i-th sequence of queries
-    looks at the i-th sequence of keys. With a `window`, a query looks no further than so many tokens to each side.
+    `key_layout` is the layout of key and value in cross-attention; the i-th sequence of queries attends to the i-th
+    sequence of keys. With a `window`, a query attends to at most that many tokens on each side.
 
     Shape: query, key, value (batch, length, heads, head_width), or (tokens, heads, head_width) when packed.
     """
@@ -50,7 +50,7 @@ def attention_map(
     is_causal: bool = False,
     window: int | None = None,
 ) -> Tensor:
-    """The attention probabilities, (batch, heads, longest, longest key); rows are queries, pads get 0."""
+    """Return the attention probabilities, (batch, heads, queries, keys), 0 at padding."""
     inputs = AttentionInputs(query, key, key, layout, key_layout or layout, is_causal=is_causal, window=window)
     return reference.probabilities(inputs.padded())
 
@@ -64,9 +64,9 @@ def attention_scores(
     is_causal: bool = False,
     window: int | None = None,
 ) -> Tensor:
-    """QKᵀ/√head_width, of which the softmax is taken: (batch, heads, longest, longest key).
+    """Return QKᵀ/√head_width, the scores before the softmax: (batch, heads, queries, keys).
 
-    Rows are queries; -inf where one does not look, and in every row and column of a pad.
+    Masked pairs, and rows and columns of padding, are -inf.
     """
     inputs = AttentionInputs(query, key, key, layout, key_layout or layout, is_causal=is_causal, window=window)
     return reference.scores(inputs.padded())

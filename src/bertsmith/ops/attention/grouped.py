@@ -1,7 +1,7 @@
-"""Attention with dropout on a CPU: sequences of about one length together, so that few pads are paid for.
+"""Attention with dropout on a CPU: sequences of similar length are computed together, with little padding.
 
-PyTorch's fused kernel for the CPU has no dropout, and its plain form spends most of its time on pads and draws. What
-is drawn here depends on the lengths alone, so packed and padded batches get the same.
+PyTorch's fused CPU kernel has no dropout, and its fallback spends most of its time on padding and random numbers. The
+random numbers here depend on the lengths alone, so packed and padded batches get the same.
 """
 
 from collections.abc import Callable
@@ -9,29 +9,29 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bertsmith.data.layout import gathered, spread
+from bertsmith.data.layout import gather_rows, scatter_rows
 from bertsmith.ops.attention.reference import AttentionInputs
-from bertsmith.ops.dropout import drawn
+from bertsmith.ops.dropout import draw_mask
 
-Three = tuple[Tensor, Tensor, Tensor]
+QueryKeyValue = tuple[Tensor, Tensor, Tensor]
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:
     if inputs.query.device.type != "cpu":
-        return f"the tensors are on {inputs.query.device.type} and this backend is for the CPU"
+        return f"the tensors are on {inputs.query.device.type}, but this backend is for the CPU"
     if inputs.query.dtype not in (torch.float32, torch.float64):
-        return f"the tensors are {inputs.query.dtype} and this backend takes float32 or float64"
+        return f"the tensors are {inputs.query.dtype}, but this backend supports float32 and float64"
     if inputs.key_layout is not inputs.layout:
-        return "the keys have a layout of their own"
+        return "key_layout differs from the queries' layout"
     if torch.compiler.is_compiling():
-        return "the lengths decide on the shapes, which compiled code cannot have"
+        return "shapes depend on the lengths, which compiled code does not support"
     if inputs.dropout == 0.0:
-        return "there is no dropout, and this backend is for training with it"
+        return "dropout is 0, but this backend is for training with dropout"
     return None
 
 
 def attention(inputs: AttentionInputs) -> Tensor:
-    """The attention output, in the layout of the query; 0 at pads."""
+    """Return the attention output in the layout of the query; 0 at padding."""
     layout = inputs.layout
     tensors = (inputs.query, inputs.key, inputs.value)
     if layout.is_packed:
@@ -40,31 +40,31 @@ def attention(inputs: AttentionInputs) -> Tensor:
     if layout.is_token is None:
         return _mixed(inputs, tensors, shape, None).unflatten(0, shape)
     positions = layout.is_token.flatten().nonzero().squeeze(1)
-    mixed = _by_groups(inputs, _each(tensors, lambda tensor: gathered(tensor, positions)))
-    return spread(mixed, positions, layout.batch * layout.max_length).unflatten(0, shape)
+    mixed = _by_groups(inputs, _each(tensors, lambda tensor: gather_rows(tensor, positions)))
+    return scatter_rows(mixed, positions, layout.batch * layout.max_length).unflatten(0, shape)
 
 
-def _each(tensors: Three, change: Callable[[Tensor], Tensor]) -> Three:
+def _each(tensors: QueryKeyValue, change: Callable[[Tensor], Tensor]) -> QueryKeyValue:
     query, key, value = tensors
     return change(query), change(key), change(value)
 
 
-def _by_groups(inputs: AttentionInputs, tensors: Three) -> Tensor:
-    """The output for real tokens one after the other, (tokens, heads, value_width)."""
+def _by_groups(inputs: AttentionInputs, tensors: QueryKeyValue) -> Tensor:
+    """Return the output of packed tokens, (tokens, heads, value_width)."""
     groups = inputs.layout.groups
     if len(groups.sizes) == 1 and groups.is_token[0] is None:
-        return _mixed(inputs, tensors, groups.sizes[0], None)  # one length: the tokens lie as rows already
+        return _mixed(inputs, tensors, groups.sizes[0], None)  # equal lengths: packed tokens are rows already
     counts = [sequences * length for sequences, length in groups.sizes]
-    queries, keys, values = (spread(tensor, groups.positions, groups.rows).split(counts) for tensor in tensors)
-    parts = zip(zip(queries, keys, values, strict=True), groups.sizes, groups.is_token, strict=True)
-    mixed = [_mixed(inputs, part, size, is_token) for part, size, is_token in parts]
-    return gathered(torch.cat(mixed), groups.positions)
+    queries, keys, values = (scatter_rows(tensor, groups.positions, groups.rows).split(counts) for tensor in tensors)
+    by_group = zip(zip(queries, keys, values, strict=True), groups.sizes, groups.is_token, strict=True)
+    mixed = [_mixed(inputs, group, size, is_token) for group, size, is_token in by_group]
+    return gather_rows(torch.cat(mixed), groups.positions)
 
 
-def _mixed(inputs: AttentionInputs, tensors: Three, size: tuple[int, int], is_token: Tensor | None) -> Tensor:
-    """The output of so many sequences of one length, pads counted in.
+def _mixed(inputs: AttentionInputs, tensors: QueryKeyValue, size: tuple[int, int], is_token: Tensor | None) -> Tensor:
+    """Return the output of `size` = (sequences, length including padding).
 
-    Shape: query, key, value (sequences · length, heads, …); (sequences · length, heads, value_width).
+    Shape: query, key, value (sequences · length, heads, …); the result (sequences · length, heads, value_width).
     """
     (sequences, length), heads = size, tensors[0].shape[1]
     # (sequences · length, heads, …) -> (sequences · heads, length, …)
@@ -76,7 +76,7 @@ def _mixed(inputs: AttentionInputs, tensors: Three, size: tuple[int, int], is_to
     else:
         bias = bias.repeat_interleave(heads, 0) if bias.shape[0] > 1 else bias
         scores = torch.baddbmm(bias, query, key.mT, alpha=scale)
-    is_dropped, factor = drawn(scores.shape, inputs.dropout)
+    is_dropped, factor = draw_mask(scores.shape, inputs.dropout)
     weights = scores.softmax(-1).masked_fill(is_dropped, 0.0)
     mixed = torch.bmm(weights, value * factor)
     # (sequences · heads, length, …) -> (sequences · length, heads, …)
@@ -84,7 +84,7 @@ def _mixed(inputs: AttentionInputs, tensors: Three, size: tuple[int, int], is_to
 
 
 def _bias(inputs: AttentionInputs, like: Tensor, length: int, is_token: Tensor | None) -> Tensor | None:
-    """What is added to the scores: the least number there is where a query may not look; None where it may anywhere.
+    """Return the additive mask of the scores, with the dtype's minimum at masked pairs; None if no pair is masked.
 
     Shape: (sequences or 1, length or 1, length).
     """

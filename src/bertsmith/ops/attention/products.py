@@ -1,10 +1,10 @@
-"""Attention as two products with a softmax between them: the plain operations that other programs' graphs have."""
+"""Attention as two matrix products and a softmax: basic operations that exported graphs can express."""
 
 import torch
 from torch import Tensor
 
-from bertsmith.ops.attending import through_padding
 from bertsmith.ops.attention.reference import AttentionInputs
+from bertsmith.ops.query_key_value import through_padding
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:
@@ -13,20 +13,20 @@ def unsupported(inputs: AttentionInputs) -> str | None:
 
 @through_padding
 def attention(inputs: AttentionInputs) -> Tensor:
-    """The attention output, in the layout of the query."""
+    """Return the attention output in the layout of the query."""
     # (batch, length, heads, …) -> (batch, heads, length, …)
     query, key, value = (tensor.transpose(1, 2) for tensor in (inputs.query, inputs.key, inputs.value))
     scores = (query * query.shape[-1] ** -0.5) @ key.mT
     allowed = _allowed(inputs)
     if allowed is not None:
-        # a sum and a finite floor: graphs are searched for a sum here, and an empty sequence gives no NaN
+        # a sum, because graph optimisers match a sum here; finite, so that an empty sequence gives no NaN
         scores = scores + torch.where(allowed, scores.new_zeros(()), torch.finfo(scores.dtype).min)
     weights = torch.dropout(scores.softmax(-1), inputs.dropout, train=inputs.dropout > 0)
     return (weights @ value).transpose(1, 2)
 
 
 def _allowed(inputs: AttentionInputs) -> Tensor | None:
-    """Which keys a query may look at, (batch or 1, 1, queries or 1, keys); None for all."""
+    """Return the mask of keys that a query attends to, (batch or 1, 1, queries or 1, keys); None for all."""
     is_token, allowed = inputs.key_layout.is_token, inputs.is_near()
     if inputs.is_causal:
         position = torch.arange(inputs.layout.max_length, device=inputs.query.device)

@@ -3,8 +3,8 @@
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bertsmith.ops.attending import through_padding
 from bertsmith.ops.attention.reference import AttentionInputs
+from bertsmith.ops.query_key_value import through_padding
 
 
 def unsupported(inputs: AttentionInputs) -> str | None:
@@ -13,11 +13,11 @@ def unsupported(inputs: AttentionInputs) -> str | None:
 
 @through_padding
 def attention(inputs: AttentionInputs) -> Tensor:
-    """The attention output, in the layout of the query."""
+    """Return the attention output in the layout of the query."""
     is_token, is_near, is_causal = inputs.key_layout.is_token, inputs.is_near(), inputs.is_causal
     mask = None if is_token is None else is_token[:, None, None, :]
     if is_near is not None:
-        mask = is_near[None, None] if mask is None else mask & is_near  # (batch or 1, 1, longest, longest)
+        mask = is_near[None, None] if mask is None else mask & is_near  # (batch or 1, 1, queries, keys)
     if mask is not None and is_causal:
         mask, is_causal = mask.expand(-1, 1, inputs.layout.max_length, -1).tril(), False
     mixed = scaled_dot_product_attention(

@@ -1,7 +1,7 @@
-"""Depthwise convolution: a program takes a block of a sequence's tokens and some channels.
+"""Depthwise convolution: a program computes a block of a sequence's tokens and some channels.
 
-The gradient of the input is the same convolution the other way round. That of the kernel is a sum over all tokens: each
-program adds up its share in registers and writes it to a place of its own, and the shares are added in order.
+The gradient of the input is the convolution with the flipped kernel. The gradient of the kernel is a sum over all
+tokens: each program accumulates a partial sum in registers, and the partial sums are added in a fixed order.
 """
 
 import torch
@@ -14,12 +14,12 @@ from bertsmith.ops.kernel_support import SequenceRows, Tile, Tiles, tile
 TILES: Tiles = {}
 KERNEL_TILES: Tiles = {}
 SHARES = 257
-"""At most so many programs share the tokens of a kernel's gradient; a prime, so that ragged batches spread evenly."""
+"""Maximum number of partial sums of the kernel's gradient; a prime, so that ragged batches are distributed evenly."""
 CHUNK = 32
-"""Tokens of a sequence that a program of the kernel's gradient takes at a time."""
+"""Tokens of a sequence that a program of the kernel's gradient processes at a time."""
 
 
-@triton.jit(do_not_specialize=["room"])
+@triton.jit(do_not_specialize=["min_rows"])
 def _convolve(
     hidden,
     kernel,
@@ -28,19 +28,19 @@ def _convolve(
     length,
     hidden_token,
     width,
-    room,
+    min_rows,
     KERNEL_SIZE: tl.constexpr,
     BEFORE: tl.constexpr,
     SIGN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """mixed[t] = Σ_j kernel[j] · hidden[t + SIGN · (j − BEFORE)]; the kernel is (taps, width)."""
+    """mixed[t] = Σ_j kernel[j] · hidden[t + SIGN · (j − BEFORE)]; the kernel is (kernel_size, width)."""
     sequence = tl.program_id(2)
     start = tl.load(first + sequence).to(tl.int64)
     count = tl.load(length + sequence)
     begin = tl.program_id(1) * ROWS
-    if begin >= tl.maximum(count, room):
+    if begin >= tl.maximum(count, min_rows):
         return
     position = begin + tl.arange(0, ROWS)
     is_token = position < count
@@ -49,18 +49,18 @@ def _convolve(
 
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for j in tl.static_range(KERNEL_SIZE):
-        there = position + SIGN * (j - BEFORE)
-        is_inside = is_token & (there >= 0) & (there < count)
-        found = tl.load(
-            hidden + ((start + there) * hidden_token)[:, None] + column[None, :],
+        neighbour = position + SIGN * (j - BEFORE)
+        is_inside = is_token & (neighbour >= 0) & (neighbour < count)
+        loaded = tl.load(
+            hidden + ((start + neighbour) * hidden_token)[:, None] + column[None, :],
             mask=is_inside[:, None] & is_column[None, :],
             other=0.0,
         )
         weight = tl.load(kernel + j * width + column, mask=is_column, other=0.0)
-        total += weight.to(tl.float32)[None, :] * found.to(tl.float32)
+        total += weight.to(tl.float32)[None, :] * loaded.to(tl.float32)
 
-    # pads are tokens of nobody: they get the zeros that they have found
-    is_row = position < tl.maximum(count, room)
+    # at padding everything was masked, so it gets zeros
+    is_row = position < tl.maximum(count, min_rows)
     tl.store(
         mixed + ((start + position) * width)[:, None] + column[None, :],
         total.to(mixed.dtype.element_ty),
@@ -90,8 +90,8 @@ def _sum_kernel(
 ):
     """shares[program] = Σ_t gradient[t] · hidden[t + j − BEFORE], over the tokens of the program's chunks.
 
-    A block of tokens is ROWS × GROUPS, a group to a warp, so that sums over the rows stay within a thread; the groups
-    meet once, at the end.
+    A block of tokens is ROWS × GROUPS with one group per warp, so that sums over rows stay within a thread; the groups
+    are added once, at the end.
     """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = (column < width)[None, None, :]
@@ -105,21 +105,21 @@ def _sum_kernel(
         for block in range(begin, tl.minimum(begin + CHUNK, count), ROWS * GROUPS):
             position = block + in_block
             is_token = position < tl.minimum(begin + CHUNK, count)
-            given = tl.load(
+            upstream = tl.load(
                 gradient + ((start + position) * gradient_token)[:, :, None] + column[None, None, :],
                 mask=is_token[:, :, None] & is_column,
                 other=0.0,
             ).to(tl.float32)
             for j in tl.static_range(KERNEL_SIZE):
-                there = position + (j - BEFORE)
-                is_inside = is_token & (there >= 0) & (there < count)
-                found = tl.load(
-                    hidden + ((start + there) * hidden_token)[:, :, None] + column[None, None, :],
+                neighbour = position + (j - BEFORE)
+                is_inside = is_token & (neighbour >= 0) & (neighbour < count)
+                loaded = tl.load(
+                    hidden + ((start + neighbour) * hidden_token)[:, :, None] + column[None, None, :],
                     mask=is_inside[:, :, None] & is_column,
                     other=0.0,
                 )
-                product = tl.sum(given * found.to(tl.float32), 0)
-                # the slot is known when this is compiled, so this is one sum of registers and no choice
+                product = tl.sum(upstream * loaded.to(tl.float32), 0)
+                # the slot is a compile-time constant, so this compiles to one addition without a branch
                 total = tl.where((tap == j)[:, None, None], total + product[None, :, :], total)
     tl.store(
         shares + ((tl.program_id(1) * KERNEL_SIZE + tap) * width)[:, None] + column[None, :],
@@ -132,38 +132,40 @@ def convolve(
     hidden: Tensor,
     kernel: Tensor,
     sequences: SequenceRows,
-    room: int,
+    min_rows: int,
     before: int,
     dtype: torch.dtype,
-    is_turned: bool = False,
-    cut: Tile | None = None,
+    is_flipped: bool = False,
+    tiling: Tile | None = None,
 ) -> Tensor:
-    """The convolved states, (tokens, width), in the given dtype.
+    """Return the convolved hidden states, (tokens, width), in the given dtype.
 
-    `is_turned` takes the neighbours the other way round, for the gradient. Sequences fill at least `room` rows,
-    `sequences.longest` at most; `cut` is a tile to try instead of the tuned one.
-    Shape: hidden (tokens, width), without gaps in the last axis; kernel (width, taps).
+    `is_flipped` flips the kernel, for the gradient. At least `min_rows` rows of every sequence are written; `tiling`
+    replaces the tuned tile.
+    Shape: hidden (tokens, width), last axis contiguous; kernel (width, kernel_size).
     """
     mixed = hidden.new_empty(hidden.shape, dtype=dtype)
     width, kernel_size = kernel.shape
     if hidden.numel() and sequences.max_length:
-        cut = cut or tile(TILES, Tile(rows=16, columns=max(16, _columns(hidden) // 2)), hidden.dtype, width)
-        _convolve[(triton.cdiv(width, cut.columns), triton.cdiv(sequences.max_length, cut.rows), len(sequences.first))](
+        tiling = tiling or tile(TILES, Tile(rows=16, columns=max(16, _columns(hidden) // 2)), hidden.dtype, width)
+        _convolve[
+            (triton.cdiv(width, tiling.columns), triton.cdiv(sequences.max_length, tiling.rows), len(sequences.first))
+        ](
             hidden,
-            kernel.T.contiguous(),  # a few kilobytes; the weights of neighbouring channels are read together
+            kernel.T.contiguous(),  # a few kilobytes; makes reads of neighbouring channels coalesced
             mixed,
             sequences.first,
             sequences.length,
             hidden.stride(0),
             width,
-            room,
+            min_rows,
             KERNEL_SIZE=kernel_size,
             BEFORE=before,
-            SIGN=-1 if is_turned else 1,
-            ROWS=cut.rows,
-            COLUMNS=cut.columns,
-            num_warps=cut.warps,
-            num_stages=cut.stages,
+            SIGN=-1 if is_flipped else 1,
+            ROWS=tiling.rows,
+            COLUMNS=tiling.columns,
+            num_warps=tiling.warps,
+            num_stages=tiling.stages,
         )
     return mixed
 
@@ -174,21 +176,21 @@ def kernel_gradient(
     kernel_size: int,
     sequences: SequenceRows,
     before: int,
-    cut: Tile | None = None,
-    most_shares: int = SHARES,
+    tiling: Tile | None = None,
+    max_shares: int = SHARES,
 ) -> Tensor:
-    """The gradient of the kernel, (width, taps), float32; rows of the tile are those of each warp.
+    """Return the gradient of the kernel, (width, kernel_size), float32; the tile's rows are per warp.
 
-    Shape: gradient and hidden (tokens, width), without gaps in the last axis.
+    Shape: gradient and hidden (tokens, width), last axis contiguous.
     """
     width = hidden.shape[1]
     if not hidden.numel() or not sequences.max_length:
         return hidden.new_zeros(width, kernel_size, dtype=torch.float32)
-    cut = cut or tile(KERNEL_TILES, _default_sum(hidden, kernel_size), hidden.dtype, width)
+    tiling = tiling or tile(KERNEL_TILES, _default_sum(hidden, kernel_size), hidden.dtype, width)
     chunks = triton.cdiv(sequences.max_length, CHUNK)
-    programs = min(most_shares, len(sequences.first) * chunks)
+    programs = min(max_shares, len(sequences.first) * chunks)
     shares = hidden.new_empty(programs, kernel_size, width, dtype=torch.float32)
-    _sum_kernel[(triton.cdiv(width, cut.columns), programs)](
+    _sum_kernel[(triton.cdiv(width, tiling.columns), programs)](
         gradient,
         hidden,
         shares,
@@ -203,20 +205,20 @@ def kernel_gradient(
         TAP_SLOTS=triton.next_power_of_2(kernel_size),
         BEFORE=before,
         CHUNK=CHUNK,
-        ROWS=cut.rows,
-        GROUPS=cut.warps,
-        COLUMNS=cut.columns,
-        num_warps=cut.warps,
-        num_stages=cut.stages,
+        ROWS=tiling.rows,
+        GROUPS=tiling.warps,
+        COLUMNS=tiling.columns,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
     )
     return shares.sum(0).T
 
 
 def _default_sum(hidden: Tensor, kernel_size: int) -> Tile:
-    """Sixteen bytes of channels for each thread, which has a sum for each of them and each tap; half for many taps."""
+    """Return a tile with 16 bytes of channels per thread, which keeps a sum per channel and tap; 8 for many taps."""
     return Tile(rows=1, columns=_columns(hidden) if kernel_size <= 16 else max(16, _columns(hidden) // 2), warps=2)
 
 
 def _columns(hidden: Tensor) -> int:
-    """Channels of a tile: sixteen bytes for each thread of a warp."""
+    """Return the channels of a tile: 16 bytes per thread of a warp."""
     return min(512 // hidden.element_size(), triton.next_power_of_2(hidden.shape[1]))

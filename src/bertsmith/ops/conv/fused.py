@@ -1,94 +1,96 @@
-"""Convolutions by kernels of their own: what moves is what comes in and what goes out, once each."""
+"""Convolutions by fused Triton kernels, which read every input and write every output once."""
 
 import torch
 from torch import Tensor
 
 from bertsmith.data.layout import SequenceLayout
 from bertsmith.ops import kernel_support as support
-from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs, reach
+from bertsmith.ops.conv.reference import DepthwiseInputs, LightConvInputs, kernel_extent
 from bertsmith.ops.dropout import fresh_seed
-from bertsmith.ops.kernel_support import SequenceRows, as_laid, by_row
+from bertsmith.ops.kernel_support import SequenceRows, from_rows, to_rows
 
 MAX_KERNEL_SIZE = 31
-"""The kernels are written out tap by tap when they are compiled; with more of them registers run out."""
-WIDEST_HEAD = 1024
-"""A program of the light convolution holds whole rows of a head."""
+"""The loop over taps is unrolled at compile time; longer kernels spill registers."""
+MAX_HEAD_WIDTH = 1024
+"""A program of `light_conv` holds whole rows of a head."""
 
 
 def unsupported(inputs: DepthwiseInputs | LightConvInputs) -> str | None:
-    taken, kernel_size = _parts(inputs)
-    reason = support.unsupported(taken) or support.unsupported(kernel_size)
+    convolved, weights = _input_and_weights(inputs)
+    reason = support.unsupported(convolved) or support.unsupported(weights)
     if reason is not None:
         return reason
-    if kernel_size.shape[-1] > MAX_KERNEL_SIZE:
-        return f"there are {kernel_size.shape[-1]} taps and the kernel takes {MAX_KERNEL_SIZE} at most"
-    if isinstance(inputs, LightConvInputs) and taken.shape[-1] > WIDEST_HEAD:
-        return f"the head width is {taken.shape[-1]} and the kernel takes {WIDEST_HEAD} at most"
+    if weights.shape[-1] > MAX_KERNEL_SIZE:
+        return f"the kernel size is {weights.shape[-1]}, but this backend supports at most {MAX_KERNEL_SIZE}"
+    if isinstance(inputs, LightConvInputs) and convolved.shape[-1] > MAX_HEAD_WIDTH:
+        return f"the head width is {convolved.shape[-1]}, but this backend supports at most {MAX_HEAD_WIDTH}"
     return None
 
 
-def wanted(inputs: DepthwiseInputs | LightConvInputs) -> bool:
-    return support.is_wanted(_parts(inputs)[0])
+def preferred(inputs: DepthwiseInputs | LightConvInputs) -> bool:
+    return support.is_preferred(_input_and_weights(inputs)[0])
 
 
 def depthwise(inputs: DepthwiseInputs) -> Tensor:
-    """The convolved states, in the shape of `hidden`; 0 at pads.
+    """Return the convolved hidden states; 0 at padding.
 
-    Under autocast they come in its dtype, as from PyTorch's own convolutions: to be rounded later is one more pass.
+    Under autocast they have its dtype, as with PyTorch's convolutions, because rounding later costs one more pass.
     """
-    hidden = _gapless(by_row(inputs.hidden, inputs.layout))
-    spans, room = _positions(inputs, hidden.device)
-    before, _ = reach(inputs.kernel.shape[-1], inputs.is_causal)
+    hidden = _last_axis_contiguous(to_rows(inputs.hidden, inputs.layout))
+    spans, min_rows = _positions(inputs, hidden.device)
+    before, _ = kernel_extent(inputs.kernel.shape[-1], inputs.is_causal)
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    mixed: Tensor = _depthwise(hidden, inputs.kernel, spans.first, spans.length, spans.max_length, room, before, dtype)
-    return as_laid(mixed, inputs.layout)
+    mixed: Tensor = _depthwise(
+        hidden, inputs.kernel, spans.first, spans.length, spans.max_length, min_rows, before, dtype
+    )
+    return from_rows(mixed, inputs.layout)
 
 
 def light_conv(inputs: LightConvInputs) -> Tensor:
-    """The convolved values, in the shape of `value`; 0 at pads."""
-    value = _gapless(by_row(inputs.value, inputs.layout))
+    """Return the convolved values; 0 at padding."""
+    value = _last_axis_contiguous(to_rows(inputs.value, inputs.layout))
     is_shared = inputs.scores.dim() == 2
-    scores = inputs.scores.expand(value.shape[0], -1, -1) if is_shared else by_row(inputs.scores, inputs.layout)
-    spans, room = _positions(inputs, value.device)
-    before, _ = reach(scores.shape[-1], inputs.is_causal)
+    scores = inputs.scores.expand(value.shape[0], -1, -1) if is_shared else to_rows(inputs.scores, inputs.layout)
+    spans, min_rows = _positions(inputs, value.device)
+    before, _ = kernel_extent(scores.shape[-1], inputs.is_causal)
     seed = None
     if inputs.dropout > 0:
         seed = fresh_seed(value.device)
     mixed, _ = _light_conv(
         value,
-        _gapless(scores),
+        _last_axis_contiguous(scores),
         spans.first,
         spans.length,
         seed,
         spans.max_length,
-        room,
+        min_rows,
         before,
         inputs.dropout,
         is_shared,
     )
-    return as_laid(mixed, inputs.layout)
+    return from_rows(mixed, inputs.layout)
 
 
-def _parts(inputs: DepthwiseInputs | LightConvInputs) -> tuple[Tensor, Tensor]:
-    """What is convolved, and what its taps are made of."""
+def _input_and_weights(inputs: DepthwiseInputs | LightConvInputs) -> tuple[Tensor, Tensor]:
+    """Return the tensor to convolve, and the kernel or its scores."""
     if isinstance(inputs, DepthwiseInputs):
         return inputs.hidden, inputs.kernel
     return inputs.value, inputs.scores
 
 
 def _positions(inputs: DepthwiseInputs | LightConvInputs, device: torch.device) -> tuple[SequenceRows, int]:
-    """Where sequences lie, and how many rows each has at least: those beyond its tokens are written as zeros."""
+    """Return the rows of the sequences, and how many rows of each are written; rows after its tokens become zeros."""
     layout = inputs.layout
     if layout.is_packed:
         return SequenceRows.of(layout, device), 0
     if inputs.legacy_padding:
-        layout = SequenceLayout.full(layout.batch, layout.max_length)  # pads are as good as tokens
+        layout = SequenceLayout.full(layout.batch, layout.max_length)  # padding counts as tokens
     return SequenceRows.of(layout, device), layout.max_length
 
 
-def _gapless(tensor: Tensor) -> Tensor:
-    """The tensor itself if the numbers of its last axis are neighbours in memory, else a copy."""
+def _last_axis_contiguous(tensor: Tensor) -> Tensor:
+    """Return the tensor, copied if its last axis is not contiguous."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
@@ -99,7 +101,7 @@ def _light_conv_forward(
     length: Tensor,
     seed: Tensor | None,
     max_length: int,
-    room: int,
+    min_rows: int,
     before: int,
     dropout: float,
     is_shared: bool,
@@ -107,7 +109,7 @@ def _light_conv_forward(
     from bertsmith.ops.conv import light_kernels
 
     rows = SequenceRows(first, length, max_length)
-    return light_kernels.forward(value, scores, rows, seed, room, before, dropout, is_shared)
+    return light_kernels.forward(value, scores, rows, seed, min_rows, before, dropout, is_shared)
 
 
 def _light_conv_backward(
@@ -119,15 +121,15 @@ def _light_conv_backward(
     length: Tensor,
     seed: Tensor | None,
     max_length: int,
-    room: int,
+    min_rows: int,
     before: int,
     dropout: float,
     is_shared: bool,
 ) -> tuple[Tensor, Tensor]:
     from bertsmith.ops.conv import light_kernels
 
-    settings = (SequenceRows(first, length, max_length), seed, room, before, dropout, is_shared)
-    return light_kernels.backward(_gapless(gradient), value, scores, normaliser, *settings)
+    settings = (SequenceRows(first, length, max_length), seed, min_rows, before, dropout, is_shared)
+    return light_kernels.backward(_last_axis_contiguous(gradient), value, scores, normaliser, *settings)
 
 
 def _fake_light_conv(value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
@@ -156,13 +158,13 @@ def _depthwise_forward(
     first: Tensor,
     length: Tensor,
     max_length: int,
-    room: int,
+    min_rows: int,
     before: int,
     dtype: torch.dtype,
 ) -> Tensor:
     from bertsmith.ops.conv.depthwise_kernels import convolve
 
-    return convolve(hidden, kernel, SequenceRows(first, length, max_length), room, before, dtype)
+    return convolve(hidden, kernel, SequenceRows(first, length, max_length), min_rows, before, dtype)
 
 
 def _depthwise_backward(
@@ -172,16 +174,16 @@ def _depthwise_backward(
     first: Tensor,
     length: Tensor,
     max_length: int,
-    room: int,
+    min_rows: int,
     before: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     from bertsmith.ops.conv.depthwise_kernels import convolve, kernel_gradient
 
-    gradient, rows = _gapless(gradient), SequenceRows(first, length, max_length)
-    turned = convolve(gradient, kernel, rows, room, before, hidden.dtype, is_turned=True)
-    summed = kernel_gradient(gradient, hidden, kernel.shape[1], rows, before)
-    return turned, summed.to(kernel.dtype).contiguous()
+    gradient, rows = _last_axis_contiguous(gradient), SequenceRows(first, length, max_length)
+    by_hidden = convolve(gradient, kernel, rows, min_rows, before, hidden.dtype, is_flipped=True)
+    by_kernel = kernel_gradient(gradient, hidden, kernel.shape[1], rows, before)
+    return by_hidden, by_kernel.to(kernel.dtype).contiguous()
 
 
 def _fake_depthwise(
@@ -190,7 +192,7 @@ def _fake_depthwise(
     first: Tensor,
     length: Tensor,
     max_length: int,
-    room: int,
+    min_rows: int,
     before: int,
     dtype: torch.dtype,
 ) -> Tensor:

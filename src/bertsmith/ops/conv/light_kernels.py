@@ -1,8 +1,8 @@
-"""Light convolution in one kernel each way: a program takes a block of a sequence's tokens and one head.
+"""Lightweight convolution with one forward and one backward kernel: a program computes a block of tokens of one head.
 
-Nothing is unfolded: a tap is the block read again, moved by the tap, mostly from the first cache. The softmax over the
-taps is never written. Its logarithmic normaliser is, one float32 per token and head, so that the backward pass has the
-weight of any neighbour as exp(score − normaliser). The backward pass gathers, as the forward pass does: no atomics.
+Nothing is unfolded: each tap reads the block again, shifted, mostly from the L1 cache. The softmax over the taps is
+never stored. Its log normaliser is, one float32 per token and head, so that the backward pass gets the weight of any
+neighbour as exp(score − normaliser). The backward pass gathers as well and needs no atomics.
 """
 
 import torch
@@ -19,12 +19,12 @@ BACKWARD_TILES: Tiles = {(2, 64): Tile(rows=16, columns=64)}
 
 @triton.jit
 def _dropped(weight, seed, head, row, tap, rate, scale, IS_SHARED: tl.constexpr):
-    """The weights after dropout: drawn for each token, or for all tokens that share a kernel at once."""
-    kept = is_kept(tl.load(seed), head, row * (1 - IS_SHARED), tap, rate)
-    return tl.where(kept, weight * scale, 0.0)
+    """Return the weights after dropout; tokens that share a kernel share the mask."""
+    keep = is_kept(tl.load(seed), head, row * (1 - IS_SHARED), tap, rate)
+    return tl.where(keep, weight * scale, 0.0)
 
 
-@triton.jit(do_not_specialize=["room"])
+@triton.jit(do_not_specialize=["min_rows"])
 def _forward(
     value,
     scores,
@@ -38,7 +38,7 @@ def _forward(
     scores_token,
     scores_head,
     heads,
-    room,
+    min_rows,
     rate,
     scale,
     KERNEL_SIZE: tl.constexpr,
@@ -54,7 +54,7 @@ def _forward(
     start = tl.load(first + sequence).to(tl.int64)
     count = tl.load(length + sequence)
     begin = tl.program_id(1) * ROWS
-    if begin >= tl.maximum(count, room):
+    if begin >= tl.maximum(count, min_rows):
         return
     position = begin + tl.arange(0, ROWS)
     is_token = position < count
@@ -71,10 +71,10 @@ def _forward(
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     weights = tl.zeros((ROWS,), tl.float32)
     for j in tl.static_range(KERNEL_SIZE):
-        there = position + (j - BEFORE)
-        is_inside = is_token & (there >= 0) & (there < count)
-        found = tl.load(
-            value_column[None, :] + ((start + there) * value_token)[:, None],
+        neighbour = position + (j - BEFORE)
+        is_inside = is_token & (neighbour >= 0) & (neighbour < count)
+        loaded = tl.load(
+            value_column[None, :] + ((start + neighbour) * value_token)[:, None],
             mask=is_inside[:, None] & is_column[None, :],
             other=0.0,
         )
@@ -82,19 +82,19 @@ def _forward(
         weights += weight
         if HAS_DROPOUT:
             weight = _dropped(weight, seed, head, row, tl.full((ROWS,), j, tl.int32), rate, scale, IS_SHARED)
-        total += weight[:, None] * found.to(tl.float32)
+        total += weight[:, None] * loaded.to(tl.float32)
     total = total / weights[:, None]
     tl.store(normaliser + row * heads + head, top + tl.log(weights), mask=is_token)
 
-    # pads are tokens of nobody: they get the zeros that they have found
-    is_row = position < tl.maximum(count, room)
+    # at padding everything was masked, so it gets zeros
+    is_row = position < tl.maximum(count, min_rows)
     mixed_row = mixed + (row * heads + head) * WIDTH
     tl.store(
         mixed_row[:, None] + column[None, :], total.to(mixed.dtype.element_ty), is_row[:, None] & is_column[None, :]
     )
 
 
-@triton.jit(do_not_specialize=["room"])
+@triton.jit(do_not_specialize=["min_rows"])
 def _backward(
     gradient,
     value,
@@ -112,7 +112,7 @@ def _backward(
     scores_token,
     scores_head,
     heads,
-    room,
+    min_rows,
     rate,
     scale,
     KERNEL_SIZE: tl.constexpr,
@@ -124,16 +124,16 @@ def _backward(
     HAS_DROPOUT: tl.constexpr,
     IS_SHARED: tl.constexpr,
 ):
-    """The gradients of the block's own values and scores, each gathered from the block's neighbours.
+    """Gradients of the block's values and scores, gathered from neighbouring tokens.
 
-    Values: Σ_j w[t − j + BEFORE, j] · gradient[t − j + BEFORE]. Scores: w · (dw − Σ_j w · dw) with the weights'
+    Values: Σ_j w[t − j + BEFORE, j] · gradient[t − j + BEFORE]. Scores: w · (dw − Σ_j w · dw) with
     dw[t, j] = ⟨gradient[t], value[t + j − BEFORE]⟩.
     """
     head, sequence = tl.program_id(0), tl.program_id(2)
     start = tl.load(first + sequence).to(tl.int64)
     count = tl.load(length + sequence)
     begin = tl.program_id(1) * ROWS
-    if begin >= tl.maximum(count, room):
+    if begin >= tl.maximum(count, min_rows):
         return
     position = begin + tl.arange(0, ROWS)
     is_token = position < count
@@ -144,7 +144,7 @@ def _backward(
 
     value_column = value + head * value_head + column
     gradient_column = gradient + head * gradient_head + column
-    own = tl.load(
+    upstream = tl.load(
         gradient_column[None, :] + (row * gradient_token)[:, None],
         mask=is_token[:, None] & is_column[None, :],
         other=0.0,
@@ -152,20 +152,20 @@ def _backward(
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     weight_gradient = tl.zeros((ROWS, TAP_SLOTS), tl.float32)
     for j in tl.static_range(KERNEL_SIZE):
-        there = position + (j - BEFORE)  # whose value the block's tap j takes
-        is_inside = is_token & (there >= 0) & (there < count)
-        found = tl.load(
-            value_column[None, :] + ((start + there) * value_token)[:, None],
+        neighbour = position + (j - BEFORE)  # read by tap j of the block
+        is_inside = is_token & (neighbour >= 0) & (neighbour < count)
+        loaded = tl.load(
+            value_column[None, :] + ((start + neighbour) * value_token)[:, None],
             mask=is_inside[:, None] & is_column[None, :],
             other=0.0,
         )
-        product = tl.sum(own * found.to(tl.float32), 1)
+        product = tl.sum(upstream * loaded.to(tl.float32), 1)
         weight_gradient = tl.where((tap == j)[None, :], product[:, None], weight_gradient)
 
-        taker = position - (j - BEFORE)  # whose tap j takes the block's value
+        taker = position - (j - BEFORE)  # reads the block by its tap j
         is_inside = is_token & (taker >= 0) & (taker < count)
         taker_row = start + taker
-        given = tl.load(
+        taker_upstream = tl.load(
             gradient_column[None, :] + (taker_row * gradient_token)[:, None],
             mask=is_inside[:, None] & is_column[None, :],
             other=0.0,
@@ -175,9 +175,9 @@ def _backward(
         weight = tl.exp(score.to(tl.float32) - norm)
         if HAS_DROPOUT:
             weight = _dropped(weight, seed, head, taker_row, tl.full((ROWS,), j, tl.int32), rate, scale, IS_SHARED)
-        total += weight[:, None] * given.to(tl.float32)
+        total += weight[:, None] * taker_upstream.to(tl.float32)
 
-    is_row = position < tl.maximum(count, room)
+    is_row = position < tl.maximum(count, min_rows)
     value_row = value_gradient + (row * heads + head) * WIDTH
     tl.store(
         value_row[:, None] + column[None, :],
@@ -205,25 +205,25 @@ def forward(
     scores: Tensor,
     sequences: SequenceRows,
     seed: Tensor | None,
-    room: int,
+    min_rows: int,
     before: int,
     dropout: float,
     is_shared: bool,
-    cut: Tile | None = None,
+    tiling: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The convolved values, (tokens, heads, head_width), and the normalisers, (tokens, heads), float32.
+    """Return the convolved values, (tokens, heads, head_width), and the log normalisers, (tokens, heads), float32.
 
-    Sequences fill at least `room` rows, `sequences.longest` at most. Shared kernels (`is_shared`) drop the same taps
-    everywhere; `cut` is a tile to try instead of the tuned one.
-    Shape: value (tokens, heads, head_width), scores (tokens, heads, taps), last axes without gaps.
+    At least `min_rows` rows of every sequence are written. Shared kernels (`is_shared`) drop the same taps at all
+    tokens; `tiling` replaces the tuned tile.
+    Shape: value (tokens, heads, head_width), scores (tokens, heads, kernel_size), last axes contiguous.
     """
     mixed = value.new_empty(value.shape)
     normaliser = value.new_empty(value.shape[:2], dtype=torch.float32)
     heads, width = value.shape[1:]
     kernel_size = scores.shape[-1]
     if value.numel() and sequences.max_length:
-        cut = cut or tile(FORWARD_TILES, _default(value, kernel_size), value.dtype, width)
-        _forward[(heads, triton.cdiv(sequences.max_length, cut.rows), len(sequences.first))](
+        tiling = tiling or tile(FORWARD_TILES, _default(value, kernel_size), value.dtype, width)
+        _forward[(heads, triton.cdiv(sequences.max_length, tiling.rows), len(sequences.first))](
             value,
             scores,
             mixed,
@@ -234,9 +234,9 @@ def forward(
             *value.stride()[:2],
             *scores.stride()[:2],
             heads,
-            room,
+            min_rows,
             *_rates(dropout),
-            **_constants(width, kernel_size, before, cut, dropout, is_shared),
+            **_constants(width, kernel_size, before, tiling, dropout, is_shared),
         )
     return mixed, normaliser
 
@@ -248,20 +248,20 @@ def backward(
     normaliser: Tensor,
     sequences: SequenceRows,
     seed: Tensor | None,
-    room: int,
+    min_rows: int,
     before: int,
     dropout: float,
     is_shared: bool,
-    cut: Tile | None = None,
+    tiling: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of value and scores, of their shapes and dtypes and without gaps."""
+    """Return the gradients of value and scores, contiguous and in their dtypes."""
     value_gradient = value.new_empty(value.shape)
     scores_gradient = scores.new_empty(scores.shape)
     heads, width = value.shape[1:]
     kernel_size = scores.shape[-1]
     if value.numel() and sequences.max_length:
-        cut = cut or tile(BACKWARD_TILES, _default(value, kernel_size), value.dtype, width)
-        _backward[(heads, triton.cdiv(sequences.max_length, cut.rows), len(sequences.first))](
+        tiling = tiling or tile(BACKWARD_TILES, _default(value, kernel_size), value.dtype, width)
+        _backward[(heads, triton.cdiv(sequences.max_length, tiling.rows), len(sequences.first))](
             gradient,
             value,
             scores,
@@ -275,35 +275,37 @@ def backward(
             *value.stride()[:2],
             *scores.stride()[:2],
             heads,
-            room,
+            min_rows,
             *_rates(dropout),
             TAP_SLOTS=triton.next_power_of_2(kernel_size),
-            **_constants(width, kernel_size, before, cut, dropout, is_shared),
+            **_constants(width, kernel_size, before, tiling, dropout, is_shared),
         )
     return value_gradient, scores_gradient
 
 
 def _default(value: Tensor, kernel_size: int) -> Tile:
-    """A tile of 4 KiB of values, or less for many taps: with more the backward pass runs out of registers."""
+    """Return a tile of 4 KiB of values, or less for many taps, because the backward pass would spill registers."""
     columns = triton.next_power_of_2(value.shape[-1])
-    numbers = 4096 // value.element_size() // (1 if kernel_size <= 16 else 2)
-    return Tile(rows=min(64 if kernel_size <= 16 else 16, max(2, numbers // columns)), columns=columns)
+    elements = 4096 // value.element_size() // (1 if kernel_size <= 16 else 2)
+    return Tile(rows=min(64 if kernel_size <= 16 else 16, max(2, elements // columns)), columns=columns)
 
 
 def _rates(dropout: float) -> tuple[float, float]:
-    """The rate, and what the weights that stay are multiplied by."""
+    """Return the dropout rate and the scale of the remaining weights."""
     return dropout, 1 / (1 - dropout) if dropout < 1 else 0.0
 
 
-def _constants(width: int, kernel_size: int, before: int, cut: Tile, dropout: float, is_shared: bool) -> dict[str, int]:
+def _constants(
+    width: int, kernel_size: int, before: int, tiling: Tile, dropout: float, is_shared: bool
+) -> dict[str, int]:
     return {
-        "TAPS": kernel_size,
+        "KERNEL_SIZE": kernel_size,
         "BEFORE": before,
         "WIDTH": width,
         "COLUMNS": triton.next_power_of_2(width),
-        "ROWS": cut.rows,
+        "ROWS": tiling.rows,
         "HAS_DROPOUT": dropout > 0,
         "IS_SHARED": is_shared,
-        "num_warps": cut.warps,
-        "num_stages": cut.stages,
+        "num_warps": tiling.warps,
+        "num_stages": tiling.stages,
     }

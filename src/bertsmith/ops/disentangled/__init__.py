@@ -19,9 +19,9 @@ __all__ = [
 ]
 
 BACKENDS: Implementations[DisentangledInputs] = {
-    "triton": Implementation(fused.disentangled, fused.unsupported, fused.wanted),
-    "blocks": Implementation(blocks.disentangled, blocks.unsupported, blocks.wanted),
-    "grouped": Implementation(grouped.disentangled, grouped.unsupported, grouped.wanted),
+    "triton": Implementation(fused.disentangled, fused.unsupported, fused.preferred),
+    "blocks": Implementation(blocks.disentangled, blocks.unsupported, blocks.preferred),
+    "grouped": Implementation(grouped.disentangled, grouped.unsupported, grouped.preferred),
     "sdpa": Implementation(sdpa.disentangled, sdpa.unsupported),
     "products": Implementation(products.disentangled, products.unsupported),
     "reference": Implementation(reference.disentangled, reference.unsupported),

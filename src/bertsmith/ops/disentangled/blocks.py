@@ -34,7 +34,7 @@ def unsupported(inputs: DisentangledInputs) -> str | None:
     return None
 
 
-def wanted(inputs: DisentangledInputs) -> bool:
+def preferred(inputs: DisentangledInputs) -> bool:
     return inputs.layout.batch == 1 or inputs.layout.max_length >= _SHORT
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from bertsmith.ops import kernel_support as support
 from bertsmith.ops.disentangled.reference import DisentangledInputs
 from bertsmith.ops.dropout import fresh_seed
-from bertsmith.ops.kernel_support import SequenceRows, as_laid, by_row
+from bertsmith.ops.kernel_support import SequenceRows, from_rows, to_rows
 
 HEAD_WIDTHS = (16, 32, 64, 128)
 BAND = 2048  # more columns than the buffer of any relative table in use has
@@ -31,14 +31,14 @@ def unsupported(inputs: DisentangledInputs) -> str | None:
     return None
 
 
-def wanted(inputs: DisentangledInputs) -> bool:
-    return support.is_wanted(inputs.query)
+def preferred(inputs: DisentangledInputs) -> bool:
+    return support.is_preferred(inputs.query)
 
 
 def disentangled(inputs: DisentangledInputs) -> Tensor:
     """The attention output, in the shape and dtype of the query; 0 at pads."""
-    query, dtype = by_row(inputs.query, inputs.layout), inputs.query.dtype
-    key, value = (by_row(states, inputs.key_layout).to(dtype) for states in (inputs.key, inputs.value))
+    query, dtype = to_rows(inputs.query, inputs.layout), inputs.query.dtype
+    key, value = (to_rows(states, inputs.key_layout).to(dtype) for states in (inputs.key, inputs.value))
     spans = SequenceRows.of(inputs.layout, query.device)
     key_spans = spans if inputs.key_layout is inputs.layout else SequenceRows.of(inputs.key_layout, query.device)
     tables = [
@@ -65,7 +65,7 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
         inputs.is_causal,
         inputs.layout.is_token is not None or inputs.key_layout.is_token is not None,
     )
-    return as_laid(mixed, inputs.layout)
+    return from_rows(mixed, inputs.layout)
 
 
 def _by_head(states: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bertsmith.data.layout import SequenceLayout, gathered, spread
+from bertsmith.data.layout import SequenceLayout, gather_rows, scatter_rows
 from bertsmith.ops.disentangled import sdpa
 from bertsmith.ops.disentangled.reference import DisentangledInputs
 
@@ -26,7 +26,7 @@ def unsupported(inputs: DisentangledInputs) -> str | None:
     return None
 
 
-def wanted(inputs: DisentangledInputs) -> bool:
+def preferred(inputs: DisentangledInputs) -> bool:
     return len(inputs.layout.groups.sizes) > 1
 
 
@@ -36,7 +36,7 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
     counts = [sequences * length for sequences, length in groups.sizes]
     tensors = (inputs.query, inputs.key, inputs.value)
     # (tokens, heads, …) -> of each group (sequences · length, heads, …)
-    queries, keys, values = (spread(tensor, groups.positions, groups.rows).split(counts) for tensor in tensors)
+    queries, keys, values = (scatter_rows(tensor, groups.positions, groups.rows).split(counts) for tensor in tensors)
     mixed = []
     for part, size, is_token in zip(
         zip(queries, keys, values, strict=True), groups.sizes, groups.is_token, strict=True
@@ -45,4 +45,4 @@ def disentangled(inputs: DisentangledInputs) -> Tensor:
         query, key, value = (tensor.unflatten(0, size) for tensor in part)
         own = replace(inputs, query=query, key=key, value=value, layout=layout, key_layout=layout)
         mixed.append(sdpa.disentangled(own).flatten(0, 1))
-    return gathered(torch.cat(mixed), groups.positions)
+    return gather_rows(torch.cat(mixed), groups.positions)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from bertsmith.ops.attending import through_padding
 from bertsmith.ops.disentangled.reference import DisentangledInputs
+from bertsmith.ops.query_key_value import through_padding
 
 
 def unsupported(inputs: DisentangledInputs) -> str | None:

@@ -6,12 +6,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from bertsmith.ops.attending import AttendingInputs, through_padding
 from bertsmith.ops.disentangled.positions import RelativePositions
+from bertsmith.ops.query_key_value import QueryKeyValueInputs, through_padding
 
 
 @dataclass(frozen=True, kw_only=True)
-class DisentangledInputs(AttendingInputs):
+class DisentangledInputs(QueryKeyValueInputs):
     """One call of disentangled attention.
 
     Shape: position_key and position_query (rows, heads, head_width).

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 BACKENDS: Implementations[FavorInputs] = {
-    "triton": Implementation(fused.favor, fused.unsupported, fused.wanted),
+    "triton": Implementation(fused.favor, fused.unsupported, fused.preferred),
     "linear": Implementation(linear.favor, linear.unsupported),
     "reference": Implementation(reference.favor, reference.unsupported),
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 from bertsmith.ops import kernel_support as support
 from bertsmith.ops.dispatch import is_exporting
 from bertsmith.ops.favor.reference import FavorInputs
-from bertsmith.ops.kernel_support import SequenceRows, as_laid, by_row
+from bertsmith.ops.kernel_support import SequenceRows, from_rows, to_rows
 
 _HEAD_WIDTHS = (16, 32, 64, 128)
 _MOST_FEATURES = 512
@@ -34,15 +34,15 @@ def unsupported(inputs: FavorInputs) -> str | None:
     return support.unsupported(inputs.query)
 
 
-def wanted(inputs: FavorInputs) -> bool:
-    return support.is_wanted(inputs.query)
+def preferred(inputs: FavorInputs) -> bool:
+    return support.is_preferred(inputs.query)
 
 
 def favor(inputs: FavorInputs) -> Tensor:
     """The mixed values, in the shape of the query; 0 at pads."""
     layout, key_layout, feature_map = inputs.layout, inputs.key_layout, inputs.features.map
-    query = _rows(by_row(inputs.query, layout), inputs.query.dtype)
-    key, value = (_rows(by_row(tensor, key_layout), query.dtype) for tensor in (inputs.key, inputs.value))
+    query = _rows(to_rows(inputs.query, layout), inputs.query.dtype)
+    key, value = (_rows(to_rows(tensor, key_layout), query.dtype) for tensor in (inputs.key, inputs.value))
     rows = SequenceRows.of(layout, query.device)
     key_rows = rows if key_layout is layout else SequenceRows.of(key_layout, query.device)
     # head_width^(-1/4) of the queries and keys is in the matrix, so that they are read as they are
@@ -55,7 +55,7 @@ def favor(inputs: FavorInputs) -> Tensor:
         mixed = _favor_causal(
             query, key, value, matrix, rows.first, rows.length, rows.max_length, rows.has_padding, *sizes, *curve
         )[0]
-        return as_laid(mixed.to(inputs.value.dtype), layout)
+        return from_rows(mixed.to(inputs.value.dtype), layout)
     mixed = _favor(
         query,
         key,
@@ -71,7 +71,7 @@ def favor(inputs: FavorInputs) -> Tensor:
         key_rows.has_padding,
         *curve,
     )[0]
-    return as_laid(mixed.to(inputs.value.dtype), layout)
+    return from_rows(mixed.to(inputs.value.dtype), layout)
 
 
 def _rows(states: Tensor, dtype: torch.dtype) -> Tensor:
@@ -131,7 +131,7 @@ def _fake_forward(
 def _backward(
     upstream: Tensor,
     mixed: Tensor,
-    by_row: Tensor,
+    to_rows: Tensor,
     epsilon_share: Tensor,
     mean: Tensor,
     bias: Tensor,
@@ -160,7 +160,7 @@ def _backward(
     from bertsmith.ops.favor.kernels.reading import Reading, query_gradient
 
     curve, upstream = Curve(is_exponential, norm, epsilon), _rows(upstream, query.dtype)
-    memory, reading = KeyMemory(mean, bias, shift, reach), Reading(mixed, by_row, epsilon_share)
+    memory, reading = KeyMemory(mean, bias, shift, reach), Reading(mixed, to_rows, epsilon_share)
     rows = SequenceRows(first, length, max_length, has_pads)
     key_rows = SequenceRows(key_first, key_length, max_key_length, key_has_pads)
     by_query, by_total = query_gradient(query, upstream, matrix, rows, memory, reading, curve)
@@ -172,7 +172,7 @@ def _backward(
 def _fake_backward(
     upstream: Tensor,
     mixed: Tensor,
-    by_row: Tensor,
+    to_rows: Tensor,
     epsilon_share: Tensor,
     mean: Tensor,
     bias: Tensor,
@@ -206,7 +206,7 @@ def _causal_forward(
     norm: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return mixed, by_row, query_level and the fields of `ChunkStates`."""
+    """Return mixed, to_rows, query_level and the fields of `ChunkStates`."""
     from bertsmith.ops.favor.kernels.causal import chunk_states, read
     from bertsmith.ops.favor.kernels.features import Curve
 
@@ -242,7 +242,7 @@ def _fake_causal_forward(
 def _causal_backward(
     upstream: Tensor,
     mixed: Tensor,
-    by_row: Tensor,
+    to_rows: Tensor,
     query_level: Tensor,
     mean: Tensor,
     size: Tensor,
@@ -272,11 +272,11 @@ def _causal_backward(
     curve, rows = Curve(is_exponential, norm, epsilon), SequenceRows(first, length, max_length, has_pads)
     states, upstream = ChunkStates(mean, size, size_after, own, level, level_before), _rows(upstream, query.dtype)
     by_query, by_total = query_gradient(
-        query, key, value, upstream, mixed, matrix, rows, states, by_row, query_level, curve, chunk
+        query, key, value, upstream, mixed, matrix, rows, states, to_rows, query_level, curve, chunk
     )
-    later = sums_after(query, upstream, matrix, rows, states, by_row, query_level, by_total, curve, chunk)
+    later = sums_after(query, upstream, matrix, rows, states, to_rows, query_level, by_total, curve, chunk)
     by_key, by_value = key_gradient(
-        query, key, value, upstream, matrix, rows, states, *later, by_row, query_level, by_total, curve, chunk
+        query, key, value, upstream, matrix, rows, states, *later, to_rows, query_level, by_total, curve, chunk
     )
     return by_query, by_key, by_value
 
@@ -284,7 +284,7 @@ def _causal_backward(
 def _fake_causal_backward(
     upstream: Tensor,
     mixed: Tensor,
-    by_row: Tensor,
+    to_rows: Tensor,
     query_level: Tensor,
     mean: Tensor,
     size: Tensor,

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bertsmith.ops.attending import through_padding
 from bertsmith.ops.dispatch import is_exporting
 from bertsmith.ops.favor.features import RandomFeatures, SideFeatures, gradient, key_side, query_side, with_ones
 from bertsmith.ops.favor.reference import FavorInputs
+from bertsmith.ops.query_key_value import through_padding
 
 
 def unsupported(inputs: FavorInputs) -> str | None:

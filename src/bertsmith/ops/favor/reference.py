@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from bertsmith.errors import InputError
-from bertsmith.ops.attending import AttendingInputs, through_padding
 from bertsmith.ops.favor.features import RandomFeatures, key_side, query_side
+from bertsmith.ops.query_key_value import QueryKeyValueInputs, through_padding
 
 
 @dataclass(frozen=True, kw_only=True)
-class FavorInputs(AttendingInputs):
+class FavorInputs(QueryKeyValueInputs):
     """One call of linear attention."""
 
     features: RandomFeatures

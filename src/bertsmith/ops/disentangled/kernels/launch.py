@@ -149,7 +149,7 @@ class Launch:
             "WIDTH": self.query.shape[2],
             "HAS_QUERY": has_query,
             "HAS_KEY": has_key,
-            "HAS_PLACES": self.positions is not None,
+            "HAS_POSITIONS": self.positions is not None,
             "HALF": self.buffers[0].half if has_query or has_key else 0,
             "CAUSAL": self.is_causal,
             "DROPS": self.dropout > 0,

@@ -149,13 +149,13 @@ def _table_partial(
 
 
 @triton.jit
-def _first_at_least(slots, wanted, count, STEPS: tl.constexpr):
-    """The place of the first entry of a rising list that is not below the wanted one; the count where all are."""
-    low = wanted * 0
+def _first_at_least(slots, target, count, STEPS: tl.constexpr):
+    """The place of the first entry of a rising list that is not below the target one; the count where all are."""
+    low = target * 0
     high = low + count
     for _ in range(STEPS):
         middle = (low + high) // 2
-        is_below = tl.load(slots + tl.minimum(middle, count - 1)) < wanted
+        is_below = tl.load(slots + tl.minimum(middle, count - 1)) < target
         is_open = low < high
         low = tl.where(is_open & is_below, middle + 1, low)
         high = tl.where(is_open & (is_below == 0), middle, high)
@@ -260,9 +260,9 @@ def table_gradient(
         least, greatest = max(least, 1 - reach), min(greatest, reach - 1)
     offsets = greatest - least + 1
     chunks = triton.cdiv(offsets, tile.columns)
-    wanted = max(1, triton.cdiv(1024, chunks * heads))
-    sequence_splits = min(batch, wanted)
-    block_splits = max(1, min(blocks, triton.cdiv(wanted, sequence_splits)))
+    target = max(1, triton.cdiv(1024, chunks * heads))
+    sequence_splits = min(batch, target)
+    block_splits = max(1, min(blocks, triton.cdiv(target, sequence_splits)))
     splits = sequence_splits * block_splits
     partial = torch.empty(splits, offsets, heads, width, dtype=torch.float32, device=device)
     _table_partial[chunks, heads, splits](

@@ -147,8 +147,8 @@ class RowSplits:
         """
         chosen = fitting(asked or tile(_TUNED, _DEFAULT, states.dtype, states.shape[-1]), padded)
         blocks = padded // chosen.columns
-        wanted = max(1, _PROGRAMS // max(1, sequences * blocks))
-        count = max(1, min(wanted, max_length // _FEWEST_ROWS))
+        target = max(1, _PROGRAMS // max(1, sequences * blocks))
+        count = max(1, min(target, max_length // _FEWEST_ROWS))
         rows = -(-max(1, max_length) // count)
         rows = -(-rows // chosen.rows) * chosen.rows
         return cls(-(-max(1, max_length) // rows), rows, blocks, chosen)

@@ -1,4 +1,4 @@
-"""Shared by all attention ops: the inputs record, its checks, and the detour through padding."""
+"""Inputs that all attention ops share, their checks, and the adapter that pads packed inputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from bertsmith.errors import InputError
 
 
 @dataclass(frozen=True)
-class AttendingInputs:
-    """One call; the i-th sequence of queries looks at the i-th sequence of keys.
+class QueryKeyValueInputs:
+    """Inputs of an attention op; the i-th sequence of queries attends to the i-th sequence of keys.
 
     Shape: query (batch, length, heads, head_width), or (tokens, heads, head_width) when packed; key and value likewise
     in their own layout. The head widths of value and key may differ.
@@ -30,20 +30,20 @@ class AttendingInputs:
         queries, keys = self.layout.batch, self.key_layout.batch
         if queries != keys:
             raise InputError(
-                f"{queries} sequences of queries cannot look at {keys} sequences of keys; allowed: as many"
+                f"{queries} sequences of queries cannot attend to {keys} sequences of keys; allowed: equal numbers"
             )
         if self.is_causal and not self.has_order:
             raise InputError(
-                "is_causal is True and the keys have a layout of their own; allowed: the queries' own keys"
+                "is_causal is True, but key_layout differs from the queries' layout; allowed: self-attention"
             )
 
     @property
     def has_order(self) -> bool:
-        """Whether it is known which keys stand before a query."""
+        """Whether the relative order of queries and keys is known."""
         return self.key_layout is self.layout
 
     def padded(self) -> Self:
-        """The same call in padded rows."""
+        """Return the inputs in padded layout."""
         if not (self.layout.is_packed or self.key_layout.is_packed):
             return self
         query, layout = self.layout.pad(self.query)
@@ -53,14 +53,14 @@ class AttendingInputs:
         return replace(self, query=query, key=key, value=value, layout=layout, key_layout=key_layout)
 
 
-Inputs = TypeVar("Inputs", bound=AttendingInputs)
+Inputs = TypeVar("Inputs", bound=QueryKeyValueInputs)
 
 
 def through_padding(compute: Callable[[Inputs], Tensor]) -> Callable[[Inputs], Tensor]:
-    """Let an implementation for padded rows serve packed inputs as well: pad → compute → unpad."""
+    """Extend an implementation for padded rows to packed inputs: pad → compute → unpad."""
 
     @wraps(compute)
-    def packed_too(inputs: Inputs) -> Tensor:
+    def compute_any_layout(inputs: Inputs) -> Tensor:
         return inputs.layout.unpad(compute(inputs.padded()), inputs.query)
 
-    return packed_too
+    return compute_any_layout
